@@ -1,0 +1,40 @@
+"""Request-reply over ZeroMQ: a Majordomo broker (MDP 0.1 and 0.2), workers, clients.
+
+    Broker     routes requests to services         broker/server.py
+    Worker     serves a service with a function     broker/worker.py
+    Client     one request at a time                broker/client.py
+    Pipeline   many requests in flight              broker/client.py
+
+The protocol's cores, without sockets, are in `broker.core`.
+"""
+
+from broker.client import Client, Pipeline, Reply
+from broker.config import DEFAULT_ENDPOINT, BrokerConfig, ClientConfig, WorkerConfig
+from broker.core.mdp import ErrorReply, error_body, read_error, service_fault
+from broker.errors import BrokerError, EndpointError, RemoteError, TimedOut, UsageError
+from broker.loop import Loop
+from broker.server import Broker, LocalPeer
+from broker.worker import Worker
+
+__all__ = [
+    "DEFAULT_ENDPOINT",
+    "Broker",
+    "BrokerConfig",
+    "BrokerError",
+    "Client",
+    "ClientConfig",
+    "EndpointError",
+    "ErrorReply",
+    "LocalPeer",
+    "Loop",
+    "Pipeline",
+    "RemoteError",
+    "Reply",
+    "TimedOut",
+    "UsageError",
+    "Worker",
+    "WorkerConfig",
+    "error_body",
+    "read_error",
+    "service_fault",
+]

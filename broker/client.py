@@ -1,0 +1,235 @@
+"""Clients: one request at a time (`Client`), or many in flight (`Pipeline`).
+
+Neither is thread-safe: use one per thread, they are cheap. Both send a request again when nobody answers, a
+number of times, and then raise `TimedOut`; an error reply raises `RemoteError`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeVar
+
+import zmq
+
+from broker.config import DEFAULT_ENDPOINT, ClientConfig
+from broker.core.client import ClientSession, Event, EventKind
+from broker.core.mdp import Frames, read_error, service_fault
+from broker.errors import RemoteError, TimedOut, UsageError
+from broker.transport import Dealer
+
+Body = bytes | str
+Self = TypeVar("Self", bound="_Conversation")
+
+
+class _Conversation:
+    """A session, its connection, and the calling thread's time to move messages between them."""
+
+    def __init__(self, endpoint: str, config: ClientConfig, *, correlated: bool) -> None:
+        self.endpoint = endpoint
+        self.config = config
+        self._session = ClientSession(config, correlated=correlated)
+        self._dealer = Dealer(zmq.Context.instance(), endpoint)
+        self._closed = False
+
+    def close(self) -> None:
+        """Close the connection. Requests in flight are forgotten here; the broker may still work on them."""
+        self._closed = True
+        self._dealer.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, service: Body, body: Iterable[Body], timeout: float | None, retries: int | None) -> int:
+        if self._closed:
+            raise UsageError("the client is closed")
+        name = _bytes(service)
+        frames = [_bytes(frame) for frame in body]
+        if fault := service_fault(name):
+            raise UsageError(fault)
+        if not frames:
+            raise UsageError("a request needs at least one body frame")
+        ticket = self._session.request(name, frames, time.monotonic(), timeout=timeout, retries=retries)
+        self._dealer.send(self._session.take_output())
+        return ticket
+
+    def _pump(self, until: float | None) -> bool:
+        """Move messages until something came or a deadline passed; False when `until` has passed."""
+        session, dealer = self._session, self._dealer
+        now = time.monotonic()
+        deadlines = [when for when in (until, session.next_deadline()) if when is not None]
+        wait = None if not deadlines else max(0, int((min(deadlines) - now) * 1000) + 1)
+        if dealer.socket is not None:
+            dealer.socket.poll(wait)
+        now = time.monotonic()
+        while (frames := dealer.receive()) is not None:
+            session.receive(dealer.number, frames, now)
+        session.tick(now)
+        dealer.send(session.take_output())
+        return until is None or now < until
+
+
+class Client(_Conversation):
+    """One request at a time, with any MDP broker.
+
+        with Client("tcp://127.0.0.1:5555") as client:
+            frames = client.call("echo", b"hello")
+
+    `timeout` is what a try may take, in seconds (None: for ever); `retries` how often it is tried again.
+    """
+
+    def __init__(
+        self,
+        endpoint: str = DEFAULT_ENDPOINT,
+        *,
+        timeout: float | None = 2.5,
+        retries: int = 3,
+        version: str = "0.2",
+    ) -> None:
+        super().__init__(endpoint, ClientConfig(timeout, retries, version), correlated=False)
+
+    def call(self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None) -> Frames:
+        """The whole reply: the frames of all its parts. Raises TimedOut or RemoteError."""
+        return [frame for part in self.stream(service, *body, timeout=timeout, retries=retries) for frame in part]
+
+    def stream(
+        self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None
+    ) -> Iterator[Frames]:
+        """The reply part by part, as the parts arrive. The last part is left out when it is empty.
+
+        To stop reading early is fine: the rest is dropped.
+        """
+        ticket = self._start(service, body, timeout, retries)
+        done = False
+        try:
+            while not done:
+                self._pump(None)
+                for event in self._session.take_events():
+                    done = event.kind is not EventKind.PARTIAL
+                    part = _body_of(event, self.endpoint)
+                    if part or not done:
+                        yield part
+        finally:
+            if not done:
+                self._session.cancel(ticket)
+                self._dealer.send(self._session.take_output())
+
+    def present(self, service: Body) -> bool:
+        """Whether a worker of the service is registered now (RFC 8, mmi.service)."""
+        return self.call("mmi.service", service) == [b"200"]
+
+
+class Reply(NamedTuple):
+    """An answer to a request of a `Pipeline`."""
+
+    ticket: int
+    body: Frames
+    final: bool
+    """Whether it is the last part."""
+    error: TimedOut | RemoteError | None = None
+    """Why there is no reply; `final` is true then."""
+
+
+class Pipeline(_Conversation):
+    """Many requests in flight on one connection; replies come in whatever order they are ready.
+
+    Needs a broker that keeps envelope stacks, as RFC 7 and 18 want (this one does; the Guide's do not).
+
+        with Pipeline() as pipeline:
+            for frames in pipeline.map("echo", bodies):
+                ...
+    """
+
+    def __init__(
+        self,
+        endpoint: str = DEFAULT_ENDPOINT,
+        *,
+        timeout: float | None = 2.5,
+        retries: int = 3,
+        version: str = "0.2",
+    ) -> None:
+        super().__init__(endpoint, ClientConfig(timeout, retries, version), correlated=True)
+        self._events: list[Event] = []
+
+    def __len__(self) -> int:
+        """Requests in flight."""
+        return len(self._session)
+
+    def send(self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None) -> int:
+        """Send a request without waiting; its ticket comes back."""
+        return self._start(service, body, timeout, retries)
+
+    def cancel(self, ticket: int) -> None:
+        """Forget a request; its reply will be dropped."""
+        self._session.cancel(ticket)
+
+    def events(self, timeout: float | None = None) -> list[Event]:
+        """All the news there is: waits for some, for `timeout` seconds at most (None: for ever)."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while not (events := self._session.take_events()) and self._pump(until):
+            pass
+        return events or self._session.take_events()
+
+    def receive(self, timeout: float | None = None) -> Reply | None:
+        """The next (part of a) reply, or why there is none; None after `timeout` seconds (None: wait for ever)."""
+        if not self._events:
+            self._events = self.events(timeout)[::-1]
+        if not self._events:
+            return None
+        event = self._events.pop()
+        try:
+            return Reply(event.ticket, _body_of(event, self.endpoint), event.kind is EventKind.FINAL)
+        except (TimedOut, RemoteError) as error:
+            return Reply(event.ticket, [], True, error)
+
+    def map(self, service: Body, bodies: Iterable[Body | Iterable[Body]], *, window: int = 1000) -> Iterator[Frames]:
+        """Send one request per body, at most `window` in flight, and yield the replies in the bodies' order.
+
+        Raises TimedOut or RemoteError for the first request that has no reply.
+        """
+        source = iter(bodies)
+        parts: dict[int, Frames] = {}
+        done: dict[int, None] = {}
+        order: list[int] = []
+        head = 0
+        exhausted = False
+        while not exhausted or head < len(order):
+            while not exhausted and len(order) - head < window:
+                try:
+                    body = next(source)
+                except StopIteration:
+                    exhausted = True
+                    break
+                ticket = self.send(service, *([body] if isinstance(body, (bytes, str)) else body))
+                order.append(ticket)
+                parts[ticket] = []
+            if head == len(order):
+                break
+            reply = self.receive()
+            assert reply is not None
+            if reply.error is not None:
+                raise reply.error
+            parts[reply.ticket] += reply.body
+            if reply.final:
+                done[reply.ticket] = None
+            while head < len(order) and order[head] in done:
+                del done[order[head]]
+                yield parts.pop(order[head])
+                head += 1
+
+
+def _bytes(value: Body) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _body_of(event: Event, endpoint: str) -> Frames:
+    """The body of an event; raises for what is not a reply."""
+    if event.kind is EventKind.GAVE_UP:
+        raise TimedOut(f"no answer from {endpoint}; is a broker there, and does the service have a worker?")
+    error = read_error(event.body) if event.kind is EventKind.FINAL else None
+    if error is not None:
+        raise RemoteError(error.status, error.text, error.detail)
+    return event.body

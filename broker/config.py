@@ -1,0 +1,63 @@
+"""Every setting of broker, workers and clients, with its default and what it means. Times are seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEFAULT_ENDPOINT = "tcp://127.0.0.1:5555"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """What a broker allows and how long it waits."""
+
+    heartbeat_interval: float = 2.5
+    """A worker that was sent nothing for this long gets a HEARTBEAT."""
+    liveness: int = 4
+    """A worker is gone when nothing came from it for this many intervals."""
+    silent_worker_timeout: float = 900.0
+    """The same for a busy worker of a dialect that sends no heartbeats while it works."""
+    request_expiry: float = 60.0
+    """A request that no worker took for this long gets an error reply; 0: it waits for ever."""
+    max_deliveries: int = 3
+    """A request whose workers died this many times gets an error reply instead of another worker."""
+    max_waiting: int = 1_000_000
+    """Requests waiting in all; more are refused."""
+    max_waiting_per_service: int = 100_000
+    """Requests waiting for one service; more are refused."""
+    max_waiting_bytes: int = 1 << 30
+    """Bytes of all waiting bodies; more are refused."""
+    max_body: int = 64 << 20
+    """Bytes of a request's body; larger ones are refused. A frame of twice that, either way, ends its connection."""
+    max_workers: int = 10_000
+    """Registered workers; more are disconnected."""
+    send_queue: int = 100_000
+    """Messages queued for one peer that does not read; more are dropped and counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """How a worker keeps in touch with its broker."""
+
+    heartbeat_interval: float = 2.5
+    """When nothing was sent for this long, a HEARTBEAT goes out."""
+    liveness: int = 4
+    """The broker is gone when nothing came from it for this many intervals."""
+    reconnect_first: float = 1.0
+    """Wait before the first reconnection; each further one in a row waits twice as long."""
+    reconnect_most: float = 32.0
+    """The longest such wait."""
+    versions: tuple[str, ...] = ("0.2", "0.1")
+    """MDP versions to try, one after another, until the broker answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """How long a client waits and how often it tries (the Guide's Lazy Pirate)."""
+
+    timeout: float | None = 2.5
+    """Without any answer for this long, the request is sent again; None: wait for ever."""
+    retries: int = 3
+    """How often a request is sent again before the client gives up."""
+    version: str = "0.2"
+    """MDP version to speak: 0.2, 0.1 or majortomo."""

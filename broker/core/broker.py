@@ -1,0 +1,408 @@
+"""The Majordomo broker without sockets: messages in, messages out.
+
+A client's REQUEST goes to a free worker of its service, or waits until there is one; PARTIAL and FINAL go the
+way back. Whatever dialect either side speaks, each is answered in its own. A worker's life:
+
+    state   READY      PARTIAL   FINAL     HEARTBEAT   DISCONNECT   silence
+    ------  ---------  --------  --------  ----------  -----------  -------
+    none    register   refuse    refuse    refuse      ignore       –
+    idle    refuse     refuse    refuse    keep        remove       expire
+    busy    refuse     forward   finish    keep        remove       expire
+
+`refuse` answers DISCONNECT and forgets the worker, who comes back with READY on a new socket. Whenever a busy
+worker is forgotten, its request goes to the front of the queue, for another worker.
+
+Services can be *integrated* (RFC 7 and 18 allow it): their requests are collected and handed over in batches
+with `take_batches`, and answered with `reply`, at once or later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from itertools import count
+
+from broker.config import BrokerConfig
+from broker.core import mmi
+from broker.core.mdp import (
+    CLIENT_01,
+    CLIENT_02,
+    CLIENT_MAJORTOMO,
+    CLIENT_V01,
+    CLIENT_V02,
+    HEADERS,
+    MAX_STACK,
+    WORKER_DIALECTS,
+    ClientDialect,
+    Command,
+    Frames,
+    Output,
+    Peer,
+    WorkerDialect,
+    error_body,
+    service_fault,
+)
+from broker.core.request import Request
+from broker.core.service import Service, WorkerPeer
+from broker.core.timers import Timers
+
+
+class WorkerState(Enum):
+    """Where a peer stands as a worker."""
+
+    NONE = "none"
+    IDLE = "idle"
+    BUSY = "busy"
+
+
+class BrokerCore:
+    """Routes between clients and workers. `now` is always monotonic seconds."""
+
+    def __init__(self, config: BrokerConfig | None = None, *, now: float = 0.0, about: mmi.About | None = None) -> None:
+        self.config = config or BrokerConfig()
+        self.about = about or mmi.About()
+        self.started = now
+        self.services: dict[bytes, Service] = {}
+        self.workers: dict[Peer, WorkerPeer] = {}
+        self.waiting = 0
+        self.waiting_bytes = 0
+        self.stats: dict[str, int] = dict.fromkeys(mmi.COUNTERS, 0)
+        self._integrated: list[Service] = []
+        self._output: list[Output] = []
+        self._beats: Timers[WorkerPeer] = Timers()
+        self._silences: Timers[WorkerPeer] = Timers()
+        self._tokens = count(1)
+        # Expiry is looked at ten times per expiry time: it is coarse, but costs nothing per request.
+        self._sweep_every = self.config.request_expiry / 10
+        self._next_sweep: float | None = None
+
+    # -- the contract of a core ------------------------------------------------------------------------------
+
+    def receive(self, peer: Peer, frames: Frames, now: float) -> None:
+        """Take a message. One that is not MDP is counted and dropped."""
+        for at, frame in enumerate(frames):
+            if frame in HEADERS:
+                break
+            if at == MAX_STACK:
+                self._malformed(peer, now)
+                return
+        else:
+            self._malformed(peer, now)
+            return
+        if frame == CLIENT_02:
+            command = frames[at + 1] if len(frames) > at + 2 else b""
+            if command == b"\1":
+                self._request(peer, frames[:at], CLIENT_V02, frames[at + 2], frames[at + 3 :], now)
+            elif command == b"\2" and at and frames[at - 1] == b"":
+                self._request(peer, frames[:at], CLIENT_MAJORTOMO, frames[at + 2], frames[at + 3 :], now)
+            else:
+                self._malformed(peer, now)
+        elif frame == CLIENT_01:
+            if at and frames[at - 1] == b"" and len(frames) > at + 1:
+                self._request(peer, frames[:at], CLIENT_V01, frames[at + 1], frames[at + 2 :], now)
+            else:
+                self._malformed(peer, now)
+        else:
+            dialect = WORKER_DIALECTS.get(tuple(frames[: at + 1]))
+            parsed = dialect.parse(frames) if dialect else None
+            if dialect is None or parsed is None:
+                self._malformed(peer, now)
+            else:
+                self._worker_command(peer, dialect, *parsed, now)
+
+    def tick(self, now: float) -> None:
+        """Do what is due: heartbeats, silent workers, requests that waited too long."""
+        interval = self.config.heartbeat_interval
+        for worker in self._silences.due(now):
+            self.stats["workers_expired"] += 1
+            self._send_worker(worker, Command.DISCONNECT, (), now)
+            self._forget(worker, now)
+        for worker in self._beats.due(now):
+            self._output.append((worker.peer, worker.dialect.encode(Command.HEARTBEAT)))
+            self._beats.set(worker, now + interval)
+        if self._next_sweep is not None and now >= self._next_sweep:
+            self._expire_requests(now)
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        times = (self._beats.next(), self._silences.next(), self._next_sweep)
+        return min((time for time in times if time is not None), default=None)
+
+    def take_output(self) -> list[Output]:
+        """What is to be sent, in order."""
+        output, self._output = self._output, []
+        return output
+
+    # -- more that a shell can tell it -----------------------------------------------------------------------
+
+    def lost(self, peer: Peer, now: float) -> None:
+        """The transport knows that the peer is gone: no need to wait for silence."""
+        worker = self.workers.get(peer)
+        if worker is not None:
+            self.stats["workers_expired"] += 1
+            self._forget(worker, now)
+
+    def shut_down(self, now: float) -> None:
+        """Say good-bye to all workers, so that they look for a broker again at once."""
+        for worker in list(self.workers.values()):
+            self._send_worker(worker, Command.DISCONNECT, (), now)
+            self._forget(worker, now)
+
+    # -- integrated services ---------------------------------------------------------------------------------
+
+    def integrate(self, name: bytes) -> None:
+        """Take a service over: from now on its requests come out of `take_batches`."""
+        service = self.services[name] = Service(name, batch=[])
+        self._integrated.append(service)
+
+    def take_batches(self) -> list[tuple[bytes, list[Request]]]:
+        """The requests for integrated services since the last call."""
+        batches = []
+        for service in self._integrated:
+            if service.batch:
+                batches.append((service.name, service.batch))
+                service.batch = []
+        return batches
+
+    def reply(self, request: Request, body: Frames) -> None:
+        """Answer a request of an integrated service, once."""
+        self._output.append((request.peer, request.final(body)))
+
+    # -- clients ---------------------------------------------------------------------------------------------
+
+    def _request(
+        self, peer: Peer, stack: Frames, dialect: ClientDialect, name: bytes, body: Frames, now: float
+    ) -> None:
+        self.stats["requests"] += 1
+        service = self.services.get(name)
+        request = Request(peer, stack, dialect, name, body, now)
+        if not body:
+            self._refuse(request, 400, "a request needs at least one body frame")
+        elif service is not None and service.batch is not None:
+            if sum(map(len, body)) > self.config.max_body:
+                self._refuse_too_large(request)
+            else:
+                service.batch.append(request)
+        elif name.startswith(b"mmi."):
+            self._output.append((peer, request.final(mmi.answer(self, name, body, now))))
+        elif service is not None and service.idle:
+            if sum(map(len, body)) > self.config.max_body:
+                self._refuse_too_large(request)
+            else:
+                self._deliver(service.least_recently_used(), request, now)
+        else:
+            self._wait(request, service, now)
+
+    def _wait(self, request: Request, service: Service | None, now: float) -> None:
+        config = self.config
+        request.size = size = sum(map(len, request.body))
+        if service is None and (fault := service_fault(request.service)):
+            self._refuse(request, 400, fault)
+            return
+        if size > config.max_body:
+            self._refuse_too_large(request)
+            return
+        here = len(service.waiting) if service is not None else 0
+        if here >= config.max_waiting_per_service:
+            self._refuse(request, 503, f"queue full: {here} requests wait for this service; try again later")
+        elif self.waiting >= config.max_waiting:
+            self._refuse(request, 503, f"queue full: {self.waiting} requests wait in all; try again later")
+        elif self.waiting_bytes + size > config.max_waiting_bytes:
+            self._refuse(request, 503, f"queue full: {self.waiting_bytes} bytes wait in all; try again later")
+        else:
+            if service is None:
+                service = self.services[request.service] = Service(request.service)
+            service.waiting.push(request)
+            self._count_waiting(request, now)
+
+    def _count_waiting(self, request: Request, now: float) -> None:
+        self.waiting += 1
+        self.waiting_bytes += request.size
+        if self._next_sweep is None and self._sweep_every > 0:
+            self._next_sweep = now + self._sweep_every
+
+    def _refuse(self, request: Request, status: int, text: str) -> None:
+        self.stats["refused"] += 1
+        self._answer_error(request, status, text)
+
+    def _refuse_too_large(self, request: Request) -> None:
+        size = sum(map(len, request.body))
+        self._refuse(request, 413, f"body has {size} bytes; this broker takes at most {self.config.max_body}")
+
+    def _answer_error(self, request: Request, status: int, text: str) -> None:
+        request.collected.clear()
+        self._output.append((request.peer, request.final(error_body(status, text))))
+
+    def _expire_requests(self, now: float) -> None:
+        expiry = self.config.request_expiry
+        for service in list(self.services.values()):
+            for request in service.waiting.take_older(now - expiry):
+                self.waiting -= 1
+                self.waiting_bytes -= request.size
+                self.stats["requests_expired"] += 1
+                self._answer_error(request, 504, f"no worker took the request within {expiry:g} s")
+            self._drop_unused(service)
+        self._next_sweep = now + self._sweep_every if self.waiting else None
+
+    # -- workers ---------------------------------------------------------------------------------------------
+
+    def _worker_command(self, peer: Peer, dialect: WorkerDialect, command: Command, rest: Frames, now: float) -> None:
+        worker = self.workers.get(peer)
+        if worker is None:
+            state = WorkerState.NONE
+            worker = WorkerPeer(peer, dialect, Service(b""))
+        else:
+            state = WorkerState.BUSY if worker.request else WorkerState.IDLE
+            self._heard(worker, now)
+        action = TRANSITIONS.get((state, command), BrokerCore._unexpected)
+        action(self, worker, rest, now)
+
+    def _register(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
+        name = rest[0] if len(rest) == 1 else b""
+        service = self.services.get(name)
+        if (
+            service_fault(name)
+            or name.startswith(b"mmi.")
+            or (service is not None and service.batch is not None)
+            or len(self.workers) >= self.config.max_workers
+        ):
+            self._unexpected(worker, rest, now)
+            return
+        if service is None:
+            service = self.services[name] = Service(name)
+        worker.service = service
+        service.workers += 1
+        self.workers[worker.peer] = worker
+        self.stats["workers_registered"] += 1
+        # The first heartbeat goes out at once: the worker learns that the broker is there and speaks its version.
+        self._send_worker(worker, Command.HEARTBEAT, (), now)
+        self._heard(worker, now)
+        self._free(worker, now)
+
+    def _forward(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
+        request = worker.request
+        if request is None or rest[:2] != [request.token, b""]:
+            self._invalid(worker, now)
+            return
+        message = request.partial(rest[2:])
+        if message is not None:
+            self._output.append((request.peer, message))
+        elif sum(map(len, request.collected)) > self.config.max_body:
+            worker.request = None
+            self._answer_error(request, 413, f"the PARTIALs of the reply passed {self.config.max_body} bytes")
+            self._invalid(worker, now)
+
+    def _finish(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
+        request = worker.request
+        if request is None or rest[:2] != [request.token, b""]:
+            self._invalid(worker, now)
+            return
+        self.stats["replies"] += 1
+        worker.request = None
+        self._output.append((request.peer, request.final(rest[2:])))
+        self._free(worker, now)
+
+    def _keep(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
+        """A heartbeat: that something came was all it had to say."""
+
+    def _ignore(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
+        """A good-bye from someone who is not here."""
+
+    def _remove(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
+        self.stats["workers_left"] += 1
+        self._forget(worker, now)
+
+    def _unexpected(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
+        self.stats["workers_refused"] += 1
+        self._send_worker(worker, Command.DISCONNECT, (), now)
+        if worker.peer in self.workers:
+            self._forget(worker, now)
+
+    def _invalid(self, worker: WorkerPeer, now: float) -> None:
+        self.stats["malformed"] += 1
+        self._forget(worker, now)
+
+    def _malformed(self, peer: Peer, now: float) -> None:
+        """Not MDP at all. A worker that sends this cannot be trusted with a request (RFC 18: invalid peer)."""
+        self.stats["malformed"] += 1
+        worker = self.workers.get(peer)
+        if worker is not None:
+            self._forget(worker, now)
+
+    def _free(self, worker: WorkerPeer, now: float) -> None:
+        """A worker can take a request: give it the next one, or remember it."""
+        service = worker.service
+        if service.waiting:
+            request = service.waiting.pop()
+            self.waiting -= 1
+            self.waiting_bytes -= request.size
+            self._deliver(worker, request, now)
+        else:
+            service.idle[worker] = None
+
+    def _deliver(self, worker: WorkerPeer, request: Request, now: float) -> None:
+        worker.request = request
+        request.token = b"%016x" % next(self._tokens)
+        request.deliveries += 1
+        request.partials_seen = 0
+        self._send_worker(worker, Command.REQUEST, (request.token, b"", *request.body), now)
+        if worker.dialect.silent_when_busy:
+            self._heard(worker, now)
+
+    def _send_worker(self, worker: WorkerPeer, command: Command, rest: tuple[bytes, ...], now: float) -> None:
+        self._output.append((worker.peer, worker.dialect.encode(command, rest)))
+        if worker.peer in self.workers:
+            self._beats.set(worker, now + self.config.heartbeat_interval)
+
+    def _heard(self, worker: WorkerPeer, now: float) -> None:
+        config = self.config
+        silence = config.heartbeat_interval * config.liveness
+        if worker.request is not None and worker.dialect.silent_when_busy:
+            silence = config.silent_worker_timeout
+        self._silences.set(worker, now + silence)
+
+    def _forget(self, worker: WorkerPeer, now: float) -> None:
+        service, request = worker.service, worker.request
+        del self.workers[worker.peer]
+        self._beats.cancel(worker)
+        self._silences.cancel(worker)
+        service.idle.pop(worker, None)
+        service.workers -= 1
+        worker.request = None
+        if request is not None:
+            self._deliver_again(request, service, now)
+        self._drop_unused(service)
+
+    def _deliver_again(self, request: Request, service: Service, now: float) -> None:
+        if request.deliveries >= self.config.max_deliveries:
+            self.stats["given_up"] += 1
+            text = f"{request.deliveries} workers died or left while they had the request"
+            self._answer_error(request, 500, text)
+            return
+        self.stats["redelivered"] += 1
+        if service.idle:
+            self._deliver(service.least_recently_used(), request, now)
+        else:
+            request.size = sum(map(len, request.body))
+            request.arrived = now  # its waiting begins anew, and so does its expiry
+            service.waiting.push_front(request)
+            self._count_waiting(request, now)
+
+    def _drop_unused(self, service: Service) -> None:
+        if service.unused:
+            self.services.pop(service.name, None)
+
+
+Action = Callable[[BrokerCore, WorkerPeer, Frames, float], None]
+
+TRANSITIONS: dict[tuple[WorkerState, Command], Action] = {
+    (WorkerState.NONE, Command.READY): BrokerCore._register,
+    (WorkerState.NONE, Command.DISCONNECT): BrokerCore._ignore,
+    (WorkerState.IDLE, Command.HEARTBEAT): BrokerCore._keep,
+    (WorkerState.IDLE, Command.DISCONNECT): BrokerCore._remove,
+    (WorkerState.BUSY, Command.PARTIAL): BrokerCore._forward,
+    (WorkerState.BUSY, Command.FINAL): BrokerCore._finish,
+    (WorkerState.BUSY, Command.HEARTBEAT): BrokerCore._keep,
+    (WorkerState.BUSY, Command.DISCONNECT): BrokerCore._remove,
+}
+"""What a worker may say when. A missing key is the protocol error: `refuse` in the table above."""

@@ -1,0 +1,222 @@
+"""A client's side of MDP without sockets: requests out, replies matched, sent again when nobody answers.
+
+This is the Guide's Lazy Pirate for any number of requests at once. Two ways to tell replies apart:
+
+- correlated: an address frame of our own and a `''` go in front of each request and come back with its reply
+  (an envelope stack, which a broker must keep). Any number of requests may be in flight on one connection.
+- not correlated: for brokers that do not keep the stack. One request in flight, and a new connection after
+  each one that failed, so that a late reply cannot be taken for another's.
+
+The correlation frame is the request's number and the try, so parts of an earlier try are told apart as well.
+When a request had no answer in time: if nothing at all came on this connection since it was sent, the
+connection is given up and all that is unanswered is sent again on a new one; else only this one is sent again.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import Enum
+from typing import NamedTuple
+
+from broker.config import ClientConfig
+from broker.core.mdp import (
+    CLIENT_MAJORTOMO,
+    CLIENT_V01,
+    CLIENT_V02,
+    ClientDialect,
+    Frames,
+    Output,
+    Peer,
+)
+from broker.core.timers import Timers
+
+VERSIONS: dict[str, ClientDialect] = {dialect.name: dialect for dialect in (CLIENT_V01, CLIENT_V02, CLIENT_MAJORTOMO)}
+
+_CORRELATION = struct.Struct(">QI")  # number of the request, number of the try
+
+
+class EventKind(Enum):
+    """What became of a request."""
+
+    PARTIAL = "partial"
+    FINAL = "final"
+    GAVE_UP = "gave up"
+
+
+class Event(NamedTuple):
+    """News of a request: a part of its reply, the rest of it, or that there will be none."""
+
+    ticket: int
+    kind: EventKind
+    body: Frames
+
+
+class _Pending:
+    """A request that is not answered yet."""
+
+    __slots__ = ("body", "parts_seen", "parts_told", "retries", "sent_at", "service", "timeout", "tries")
+
+    def __init__(self, service: bytes, body: Frames, timeout: float | None, retries: int) -> None:
+        self.service = service
+        self.body = body
+        self.timeout = timeout
+        self.retries = retries
+        self.tries = 0
+        self.sent_at = 0.0
+        self.parts_told = 0
+        self.parts_seen = 0  # in the present try; those told before are not told twice
+
+
+class ClientSession:
+    """One client of one broker."""
+
+    def __init__(self, config: ClientConfig | None = None, *, correlated: bool = False) -> None:
+        self.config = config or ClientConfig()
+        self.dialect = VERSIONS[self.config.version]
+        self.correlated = correlated
+        self.connection = 1
+        self.unmatched = 0
+        """Replies that belonged to nothing in flight: late ones, or ones from a broker that lost the stack."""
+        self._heard_at = float("-inf")
+        self._next_ticket = 1
+        self._pending: dict[int, _Pending] = {}
+        self._deadlines: Timers[int] = Timers()
+        self._output: list[Output] = []
+        self._events: list[Event] = []
+
+    def __len__(self) -> int:
+        """How many requests are unanswered."""
+        return len(self._pending)
+
+    # -- the contract of a core ------------------------------------------------------------------------------
+
+    def receive(self, peer: Peer, frames: Frames, now: float) -> None:
+        """Take a message from the broker; what fits no request is counted and dropped."""
+        if peer != self.connection:
+            return
+        reply = self.dialect.parse_reply(frames)
+        ticket, attempt = self._ticket_of(reply.stack) if reply else (0, 0)
+        pending = self._pending.get(ticket)
+        if reply is None or pending is None or (reply.service is not None and reply.service != pending.service):
+            self.unmatched += 1
+            return
+        self._heard_at = now
+        if reply.final:
+            del self._pending[ticket]
+            self._deadlines.cancel(ticket)
+            self._events.append(Event(ticket, EventKind.FINAL, reply.body))
+        elif attempt == pending.tries:
+            self._set_deadline(ticket, pending, now)
+            pending.parts_seen += 1
+            if pending.parts_seen > pending.parts_told:
+                pending.parts_told += 1
+                self._events.append(Event(ticket, EventKind.PARTIAL, reply.body))
+
+    def tick(self, now: float) -> None:
+        """Send again what had no answer in time, or give it up."""
+        late: dict[int, _Pending] = {}
+        for ticket in self._deadlines.due(now):
+            pending = self._pending[ticket]
+            pending.retries -= 1
+            if pending.retries >= 0:
+                late[ticket] = pending
+                continue
+            del self._pending[ticket]
+            self._events.append(Event(ticket, EventKind.GAVE_UP, []))
+            if not self.correlated:
+                self._reopen()
+        if late and (not self.correlated or self._heard_at <= min(one.sent_at for one in late.values())):
+            self._resend_all(now)
+        else:
+            for ticket, pending in late.items():
+                self._send(ticket, pending, now)
+
+    def next_deadline(self) -> float | None:
+        """When the next request is due to be sent again."""
+        return self._deadlines.next()
+
+    def take_output(self) -> list[Output]:
+        """Frames for the numbered connections; a new number asks for a new connection."""
+        output, self._output = self._output, []
+        return output
+
+    # -- what a shell does with it ---------------------------------------------------------------------------
+
+    def request(
+        self,
+        service: bytes,
+        body: Frames,
+        now: float,
+        *,
+        timeout: float | None = None,
+        retries: int | None = None,
+    ) -> int:
+        """Send a request; the ticket that its events will carry comes back.
+
+        `timeout` and `retries` stand in for the configuration's when they are given.
+        Raises RuntimeError when the session is not correlated and a request is in flight.
+        """
+        if self._pending and not self.correlated:
+            raise RuntimeError("one request at a time on a session without correlation")
+        ticket = self._next_ticket
+        self._next_ticket += 1
+        pending = self._pending[ticket] = _Pending(
+            service,
+            body,
+            self.config.timeout if timeout is None else timeout,
+            self.config.retries if retries is None else retries,
+        )
+        self._send(ticket, pending, now)
+        return ticket
+
+    def take_events(self) -> list[Event]:
+        """News since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def cancel(self, ticket: int) -> None:
+        """Forget a request; its reply will be dropped."""
+        if self._pending.pop(ticket, None) is not None:
+            self._deadlines.cancel(ticket)
+            if not self.correlated:
+                self._reopen()
+
+    def lost(self, now: float) -> None:
+        """The transport knows that the connection is gone: all that is unanswered is sent again."""
+        self._resend_all(now)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _ticket_of(self, stack: Frames) -> tuple[int, int]:
+        if not self.correlated:
+            ticket = next(iter(self._pending), 0)
+            return ticket, self._pending[ticket].tries if ticket else 0
+        if len(stack) != 2 or len(stack[0]) != _CORRELATION.size:
+            return 0, 0
+        ticket, attempt = _CORRELATION.unpack(stack[0])
+        return ticket, attempt
+
+    def _send(self, ticket: int, pending: _Pending, now: float) -> None:
+        pending.tries += 1
+        pending.parts_seen = 0
+        pending.sent_at = now
+        self._set_deadline(ticket, pending, now)
+        stack: Frames = []
+        if self.correlated:
+            stack = [_CORRELATION.pack(ticket, pending.tries), b""]
+        elif self.dialect.delimited:
+            stack = [b""]
+        self._output.append((self.connection, [*stack, *self.dialect.request, pending.service, *pending.body]))
+
+    def _set_deadline(self, ticket: int, pending: _Pending, now: float) -> None:
+        if pending.timeout is not None:
+            self._deadlines.set(ticket, now + pending.timeout)
+
+    def _reopen(self) -> None:
+        self._output.append((self.connection, None))
+        self.connection += 1
+
+    def _resend_all(self, now: float) -> None:
+        self._reopen()
+        for ticket, pending in self._pending.items():
+            self._send(ticket, pending, now)

@@ -1,0 +1,218 @@
+"""The Majordomo Protocol on the wire: RFC 7 (0.1), RFC 18 (0.2), and the majortomo dialect of 0.2.
+
+`''` is an empty frame and `[…]` an address stack: any number of address frames, as ROUTER–DEALER devices
+put them in front, ending with `''`. The peer's own identity, which a ROUTER socket adds, is not shown.
+
+Client side
+    message             0.1                            0.2                              majortomo
+    REQUEST    c → b    […] '' MDPC01 service body…    […] MDPC02 01 service body…      '' MDPC02 02 service body…
+    PARTIAL    b → c    (none)                         […] MDPC02 02 service body…      '' MDPC02 03 body…
+    FINAL      b → c    […] '' MDPC01 service body…    […] MDPC02 03 service body…      '' MDPC02 04 body…
+
+Worker side
+    message             0.1                            0.2                              majortomo
+    READY      w → b    '' MDPW01 01 service           MDPW02 01 service                '' MDPW02 01 service
+    REQUEST    b → w    '' MDPW01 02 client '' body…   MDPW02 02 client '' body…        '' MDPW02 02 client '' body…
+    PARTIAL    w → b    (none)                         MDPW02 03 client '' body…        '' MDPW02 03 client '' body…
+    FINAL      w → b    '' MDPW01 03 client '' body…   MDPW02 04 client '' body…        '' MDPW02 04 client '' body…
+    HEARTBEAT  both     '' MDPW01 04                   MDPW02 05                        '' MDPW02 05
+    DISCONNECT both     '' MDPW01 05                   MDPW02 06                        '' MDPW02 06
+
+The dialect is found in each message by itself: the header frame tells the version, the command 02 from a
+client (illegal in RFC 18) tells majortomo's client, a `''` before MDPW02 tells its worker.
+
+Error replies
+    MDP has no word for "this went wrong". Here a FINAL (or 0.1 REPLY) whose body is
+        MDPE01  "NNN text"  detail…
+    is an error reply: from a worker whose handler failed, or from a broker that refuses or gives up a request.
+    It crosses any MDP broker, and to a client that does not know it, it is a body with a clear text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+Peer = Hashable
+"""Who is at the other end: a ROUTER identity for a broker, the number of the connection for a session."""
+
+Frames = list[bytes]
+Output = tuple[Peer, Frames | None]
+"""What a core wants done: frames for a peer, or None to close the connection to it."""
+
+CLIENT_01 = b"MDPC01"
+CLIENT_02 = b"MDPC02"
+WORKER_01 = b"MDPW01"
+WORKER_02 = b"MDPW02"
+ERROR = b"MDPE01"
+
+HEADERS = frozenset((CLIENT_01, CLIENT_02, WORKER_01, WORKER_02))
+
+MAX_STACK = 16
+"""Address frames before the header; a message with more is malformed."""
+
+MAX_SERVICE = 255
+"""Bytes in a service name."""
+
+
+class Command(Enum):
+    """What a worker and a broker say to each other, whatever number the dialect gives it."""
+
+    READY = "ready"
+    REQUEST = "request"
+    PARTIAL = "partial"
+    FINAL = "final"
+    HEARTBEAT = "heartbeat"
+    DISCONNECT = "disconnect"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientDialect:
+    """How one version of MDP/Client frames its three messages."""
+
+    name: str
+    delimited: bool
+    """Whether a message without an address stack begins with `''` (0.1: clients may be REQ sockets)."""
+    request: tuple[bytes, ...]
+    partial: tuple[bytes, ...] | None
+    """None: no PARTIAL in this version, the single reply carries the frames of all."""
+    final: tuple[bytes, ...]
+    echoes_service: bool
+    """Whether replies name the service."""
+
+    def parse_reply(self, frames: Frames) -> ReplyMessage | None:
+        """Read PARTIAL or FINAL as a client gets it; None when it is neither."""
+        stack_size = 0
+        if frames and frames[0] != self.final[0]:
+            try:
+                stack_size = frames.index(b"", 0, MAX_STACK + 1) + 1
+            except ValueError:
+                return None
+        stack = frames[:stack_size]
+        head = tuple(frames[stack_size : stack_size + len(self.final)])
+        if head == self.final:
+            final = True
+        elif self.partial is not None and head == self.partial:
+            final = False
+        else:
+            return None
+        at = stack_size + len(head)
+        if not self.echoes_service:
+            return ReplyMessage(stack, final, None, frames[at:])
+        if len(frames) <= at:
+            return None
+        return ReplyMessage(stack, final, frames[at], frames[at + 1 :])
+
+
+class ReplyMessage(NamedTuple):
+    """A PARTIAL or FINAL as it reached a client. `service` is None in dialects that leave it out."""
+
+    stack: Frames
+    final: bool
+    service: bytes | None
+    body: Frames
+
+
+CLIENT_V01 = ClientDialect("0.1", True, (CLIENT_01,), None, (CLIENT_01,), True)
+CLIENT_V02 = ClientDialect("0.2", False, (CLIENT_02, b"\1"), (CLIENT_02, b"\2"), (CLIENT_02, b"\3"), True)
+CLIENT_MAJORTOMO = ClientDialect("majortomo", True, (CLIENT_02, b"\2"), (CLIENT_02, b"\3"), (CLIENT_02, b"\4"), False)
+
+
+class WorkerDialect:
+    """How one version of MDP/Worker frames its commands."""
+
+    __slots__ = ("_codes", "_commands", "_prefix", "name", "silent_when_busy")
+
+    def __init__(
+        self,
+        name: str,
+        prefix: tuple[bytes, ...],
+        codes: dict[Command, bytes],
+        *,
+        silent_when_busy: bool = False,
+    ) -> None:
+        self.name = name
+        self.silent_when_busy = silent_when_busy
+        """Whether its workers send no heartbeats while they work (majortomo's do not)."""
+        self._prefix = prefix
+        self._codes = {command: (*prefix, code) for command, code in codes.items()}
+        self._commands = {code: command for command, code in codes.items()}
+
+    def encode(self, command: Command, rest: Sequence[bytes] = ()) -> Frames:
+        """Frames of a command. A version without PARTIAL raises KeyError for it."""
+        return [*self._codes[command], *rest]
+
+    def has(self, command: Command) -> bool:
+        """Whether this version knows the command."""
+        return command in self._codes
+
+    def parse(self, frames: Frames) -> tuple[Command, Frames] | None:
+        """The command and what follows it, or None when the message is not of this dialect."""
+        at = len(self._prefix)
+        if len(frames) <= at or tuple(frames[:at]) != self._prefix:
+            return None
+        command = self._commands.get(frames[at])
+        return None if command is None else (command, frames[at + 1 :])
+
+
+_CODES_01 = {
+    Command.READY: b"\1",
+    Command.REQUEST: b"\2",
+    Command.FINAL: b"\3",
+    Command.HEARTBEAT: b"\4",
+    Command.DISCONNECT: b"\5",
+}
+_CODES_02 = {
+    Command.READY: b"\1",
+    Command.REQUEST: b"\2",
+    Command.PARTIAL: b"\3",
+    Command.FINAL: b"\4",
+    Command.HEARTBEAT: b"\5",
+    Command.DISCONNECT: b"\6",
+}
+
+WORKER_V01 = WorkerDialect("0.1", (b"", WORKER_01), _CODES_01)
+WORKER_V02 = WorkerDialect("0.2", (WORKER_02,), _CODES_02)
+WORKER_MAJORTOMO = WorkerDialect("majortomo", (b"", WORKER_02), _CODES_02, silent_when_busy=True)
+
+WORKER_DIALECTS: dict[tuple[bytes, ...], WorkerDialect] = {
+    (WORKER_02,): WORKER_V02,
+    (b"", WORKER_01): WORKER_V01,
+    (b"", WORKER_02): WORKER_MAJORTOMO,
+}
+"""By the frames up to and including the header."""
+
+
+class ErrorReply(NamedTuple):
+    """What an error reply says: a status like HTTP's, a text for people, and whatever detail came with it."""
+
+    status: int
+    text: str
+    detail: Frames
+
+
+def error_body(status: int, text: str, *detail: bytes) -> Frames:
+    """The body of an error reply. `status` has three digits."""
+    return [ERROR, b"%03d %s" % (status, text.encode()), *detail]
+
+
+def read_error(body: Sequence[bytes]) -> ErrorReply | None:
+    """The error that a body stands for; None when it is an ordinary body."""
+    if len(body) < 2 or body[0] != ERROR or not body[1][:3].isdigit():
+        return None
+    return ErrorReply(int(body[1][:3]), body[1][4:].decode(errors="replace"), list(body[2:]))
+
+
+def service_fault(name: bytes) -> str | None:
+    """What is wrong with a service name; None when it is fine: printable UTF-8 of 1 to 255 bytes."""
+    if not name:
+        return "service name is empty"
+    if len(name) > MAX_SERVICE:
+        return f"service name has {len(name)} bytes, at most {MAX_SERVICE} are allowed"
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        return "service name is not UTF-8"
+    return None if text.isprintable() else "service name has characters that cannot be printed"

@@ -1,0 +1,110 @@
+"""The Majordomo Management Interface (RFC 8): services that the broker answers itself.
+
+    mmi.service   a service name   → 200 when a worker of it is registered now, else 404; 400 without a name
+    mmi.services  anything         → JSON list: {name, workers, idle, waiting, integrated}
+    mmi.workers   anything         → JSON object: service name → number of registered workers
+    mmi.stats     anything         → JSON object: counters since the start, and what waits now
+    mmi.broker    anything         → JSON object: which broker this is, and its limits
+    mmi.<other>                    → 501
+
+All but the first are more than the RFC asks for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from broker.core.mdp import Frames
+
+if TYPE_CHECKING:
+    from broker.core.broker import BrokerCore
+
+COUNTERS = (
+    "requests",
+    "replies",
+    "refused",
+    "requests_expired",
+    "redelivered",
+    "given_up",
+    "malformed",
+    "unroutable",
+    "workers_registered",
+    "workers_left",
+    "workers_expired",
+    "workers_refused",
+)
+"""The counters of `mmi.stats`."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Which broker this is. `instance` changes with each start."""
+
+    software: str = "titanic"
+    version: str = ""
+    instance: str = ""
+    pid: int = 0
+    endpoints: tuple[str, ...] = ()
+
+
+def answer(core: BrokerCore, name: bytes, body: Frames, now: float) -> Frames:
+    """The body of the reply to a request for an `mmi.` service."""
+    if name == b"mmi.service":
+        return [_presence(core, body[0])]
+    document = _DOCUMENTS.get(name)
+    return [b"501"] if document is None else [json.dumps(document(core, now)).encode()]
+
+
+def _presence(core: BrokerCore, name: bytes) -> bytes:
+    if not name:
+        return b"400"
+    service = core.services.get(name)
+    present = service is not None and (service.workers > 0 or service.batch is not None)
+    return b"200" if present or name in _DOCUMENTS or name == b"mmi.service" else b"404"
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")
+
+
+def _services(core: BrokerCore, now: float) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": _text(service.name),
+            "workers": service.workers,
+            "idle": len(service.idle),
+            "waiting": len(service.waiting),
+            "integrated": service.batch is not None,
+        }
+        for service in core.services.values()
+    ]
+
+
+def _workers(core: BrokerCore, now: float) -> dict[str, int]:
+    return {_text(service.name): service.workers for service in core.services.values() if service.workers}
+
+
+def _stats(core: BrokerCore, now: float) -> dict[str, int]:
+    return {
+        **core.stats,
+        "waiting": core.waiting,
+        "waiting_bytes": core.waiting_bytes,
+        "workers": len(core.workers),
+        "workers_busy": sum(worker.request is not None for worker in core.workers.values()),
+        "services": len(core.services),
+    }
+
+
+def _broker(core: BrokerCore, now: float) -> dict[str, Any]:
+    return {**asdict(core.about), "uptime": round(now - core.started, 3), "limits": asdict(core.config)}
+
+
+_DOCUMENTS: dict[bytes, Callable[[BrokerCore, float], Any]] = {
+    b"mmi.services": _services,
+    b"mmi.workers": _workers,
+    b"mmi.stats": _stats,
+    b"mmi.broker": _broker,
+}

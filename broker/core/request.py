@@ -1,0 +1,65 @@
+"""A client's request while it is with the broker."""
+
+from __future__ import annotations
+
+from broker.core.mdp import ClientDialect, Frames, Peer
+
+
+class Request:
+    """Who asked for what, in which dialect, and how far it has come."""
+
+    __slots__ = (
+        "arrived",
+        "body",
+        "collected",
+        "deliveries",
+        "dialect",
+        "partials_seen",
+        "partials_sent",
+        "peer",
+        "service",
+        "size",
+        "stack",
+        "token",
+    )
+
+    def __init__(
+        self, peer: Peer, stack: Frames, dialect: ClientDialect, service: bytes, body: Frames, arrived: float
+    ) -> None:
+        self.peer = peer
+        self.stack = stack
+        self.dialect = dialect
+        self.service = service
+        self.body = body
+        self.arrived = arrived
+        self.size = 0
+        """Bytes of the body; set while it waits."""
+        self.token = b""
+        """The worker's `client` frame; new at each delivery, so that a reply can be told from a stale one."""
+        self.deliveries = 0
+        self.partials_sent = 0
+        self.partials_seen = 0
+        """PARTIALs of the present delivery. After a worker's death the next one starts over, and those that
+        the client already has are not sent again."""
+        self.collected: Frames = []
+        """For clients whose version has no PARTIAL: the frames so far, to go out with FINAL."""
+
+    def partial(self, body: Frames) -> Frames | None:
+        """The PARTIAL message for the client, or None when there is nothing to send (yet)."""
+        self.partials_seen += 1
+        if self.partials_seen <= self.partials_sent:
+            return None
+        self.partials_sent += 1
+        if self.dialect.partial is None:
+            self.collected += body
+            return None
+        return self._message(self.dialect.partial, body)
+
+    def final(self, body: Frames) -> Frames:
+        """The last message for the client."""
+        return self._message(self.dialect.final, self.collected + body if self.collected else body)
+
+    def _message(self, head: tuple[bytes, ...], body: Frames) -> Frames:
+        if self.dialect.echoes_service:
+            return [*self.stack, *head, self.service, *body]
+        return [*self.stack, *head, *body]

@@ -1,0 +1,69 @@
+"""Many deadlines, most of which are moved to later before they are reached.
+
+A heartbeat deadline moves with every message of its peer. Moving it only writes a dictionary entry; the heap
+is put right when the old, earlier time comes up. So a busy peer costs one heap operation an interval, not one
+a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from heapq import heappop, heappush
+from itertools import count
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Timers(Generic[Key]):
+    """A deadline for each key, in the clock of whoever calls."""
+
+    def __init__(self) -> None:
+        self._when: dict[Key, float] = {}
+        self._queued: dict[Key, tuple[float, int]] = {}  # the one heap entry that counts for a key
+        self._heap: list[tuple[float, int, Key]] = []
+        self._ticket = count()
+
+    def __len__(self) -> int:
+        return len(self._when)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._when
+
+    def set(self, key: Key, when: float) -> None:
+        """Set the deadline of a key, or move it."""
+        self._when[key] = when
+        queued = self._queued.get(key)
+        if queued is None or when < queued[0]:
+            self._push(key, when)
+
+    def cancel(self, key: Key) -> None:
+        """Forget a key; unknown ones are fine."""
+        self._when.pop(key, None)
+        self._queued.pop(key, None)
+
+    def next(self) -> float | None:
+        """The earliest deadline."""
+        heap = self._heap
+        while heap:
+            when, ticket, key = heap[0]
+            if self._queued.get(key) != (when, ticket):
+                heappop(heap)
+            elif (moved := self._when[key]) > when:
+                heappop(heap)
+                self._push(key, moved)
+            else:
+                return when
+        return None
+
+    def due(self, now: float) -> Iterator[Key]:
+        """Take out, one after another, the keys whose deadline has come. Setting keys meanwhile is allowed."""
+        while (when := self.next()) is not None and when <= now:
+            key = heappop(self._heap)[2]
+            del self._when[key], self._queued[key]
+            yield key
+
+    def _push(self, key: Key, when: float) -> None:
+        ticket = next(self._ticket)
+        self._queued[key] = (when, ticket)
+        heappush(self._heap, (when, ticket, key))

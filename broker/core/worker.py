@@ -1,0 +1,213 @@
+"""A worker's side of MDP without sockets: it stays registered, takes one request at a time, gives the reply back.
+
+    state     REQUEST   HEARTBEAT   DISCONNECT   silence     reply given   wait over
+    --------  --------  ----------  -----------  ----------  ------------  ---------
+    away      –         –           –            –           –             connect
+    idle      work      keep        reconnect    reconnect   –             –
+    busy      refuse    keep        reconnect    reconnect   send          –
+
+`refuse` and `reconnect` close the connection and open a new one, with READY, after a back-off. The connections
+are numbered: what still comes from an old one is ignored. A handler that is at work when the connection goes
+is let finish, its reply is dropped (the broker gave the request to somebody else), and only then does the
+worker say READY again: it does one thing at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+from broker.config import WorkerConfig
+from broker.core.backoff import Backoff
+from broker.core.mdp import WORKER_V01, WORKER_V02, Command, Frames, Output, Peer, WorkerDialect
+
+VERSIONS: dict[str, WorkerDialect] = {dialect.name: dialect for dialect in (WORKER_V01, WORKER_V02)}
+
+
+class SessionState(Enum):
+    """Where a worker stands with its broker."""
+
+    AWAY = "away"
+    IDLE = "idle"
+    BUSY = "busy"
+
+
+class Job(NamedTuple):
+    """A request to be handled. `number` is needed to give the reply back."""
+
+    number: int
+    body: Frames
+
+
+class WorkerSession:
+    """One worker of one service."""
+
+    def __init__(self, service: bytes, config: WorkerConfig | None = None, *, now: float) -> None:
+        self.service = service
+        self.config = config or WorkerConfig()
+        self.state = SessionState.AWAY
+        self.connection = 0
+        """Number of the present connection, or of the last one while away."""
+        self.dialect = VERSIONS[self.config.versions[0]]
+        self.dropped_replies = 0
+        self.stopped = False
+        """Whether `leave` is complete: good-bye was said and nothing is in hand."""
+        self._version = 0
+        self._heard_any = False
+        self._backoff = Backoff(self.config.reconnect_first, self.config.reconnect_most)
+        self._wake_at: float | None = now
+        self._send_by = 0.0
+        self._silent_at = 0.0
+        self._client = b""
+        self._partials: Frames = []
+        self._job = 0
+        self._job_connection = 0
+        self._job_running = False
+        self._leaving = False
+        self._output: list[Output] = []
+        self._jobs: list[Job] = []
+
+    # -- the contract of a core ------------------------------------------------------------------------------
+
+    def receive(self, peer: Peer, frames: Frames, now: float) -> None:
+        """Take a message from the broker."""
+        if peer != self.connection or self.state is SessionState.AWAY:
+            return
+        parsed = self.dialect.parse(frames)
+        if parsed is None:
+            self._reconnect([], now)
+            return
+        self._silent_at = now + self.config.heartbeat_interval * self.config.liveness
+        command, rest = parsed
+        if command is not Command.DISCONNECT:
+            self._heard_any = True
+            self._backoff.reset()
+        TRANSITIONS.get((self.state, command), WorkerSession._reconnect)(self, rest, now)
+
+    def tick(self, now: float) -> None:
+        """Connect when the wait is over, notice silence, send heartbeats."""
+        if self.state is SessionState.AWAY:
+            if self._wake_at is not None and now >= self._wake_at and not self._job_running:
+                self._connect(now)
+        elif now >= self._silent_at:
+            self._reconnect([], now)
+        elif now >= self._send_by:
+            self._send(Command.HEARTBEAT, (), now)
+
+    def next_deadline(self) -> float | None:
+        """When `tick` is wanted."""
+        if self.state is SessionState.AWAY:
+            return None if self._job_running else self._wake_at
+        return min(self._send_by, self._silent_at)
+
+    def take_output(self) -> list[Output]:
+        """Frames for the numbered connections; a new number asks for a new connection."""
+        output, self._output = self._output, []
+        return output
+
+    @property
+    def registered(self) -> bool:
+        """Whether the broker has been heard on the present connection."""
+        return self.state is not SessionState.AWAY and self._heard_any
+
+    # -- what a shell does with it ---------------------------------------------------------------------------
+
+    def take_jobs(self) -> list[Job]:
+        """Requests to be handled, one at most."""
+        jobs, self._jobs = self._jobs, []
+        return jobs
+
+    def partial(self, job: int, body: Frames, now: float) -> None:
+        """Send a part of the reply. In a version without PARTIAL it is kept and goes out with the final reply."""
+        if self._owns(job):
+            if self.dialect.has(Command.PARTIAL):
+                self._send(Command.PARTIAL, (self._client, b"", *body), now)
+            else:
+                self._partials += body
+
+    def final(self, job: int, body: Frames, now: float) -> None:
+        """Give the (rest of the) reply; the worker is free again."""
+        if job != self._job or not self._job_running:
+            return
+        delivered = self._owns(job)
+        self._job_running = False
+        if delivered:
+            self._send(Command.FINAL, (self._client, b"", *self._partials, *body), now)
+            self.state = SessionState.IDLE
+            if self._leaving:
+                self._say_goodbye(now)
+        else:
+            self.dropped_replies += 1
+            if self._leaving:
+                self._say_goodbye(now)
+
+    def lost(self, now: float) -> None:
+        """The transport knows that the connection is gone."""
+        if self.state is not SessionState.AWAY:
+            self._reconnect([], now)
+
+    def leave(self, now: float) -> None:
+        """Finish what is in hand, say good-bye, connect no more."""
+        self._leaving = True
+        if not self._job_running:
+            self._say_goodbye(now)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _owns(self, job: int) -> bool:
+        """Whether the reply to this job can still be sent."""
+        return self.state is SessionState.BUSY and job == self._job and self._job_connection == self.connection
+
+    def _connect(self, now: float) -> None:
+        self.connection += 1
+        self.dialect = VERSIONS[self.config.versions[self._version]]
+        self._heard_any = False
+        self._wake_at = None
+        self.state = SessionState.IDLE
+        self._silent_at = now + self.config.heartbeat_interval * self.config.liveness
+        self._send(Command.READY, (self.service,), now)
+
+    def _reconnect(self, rest: Frames, now: float) -> None:
+        """Close; come back on a new connection after a while, in another version if nobody spoke this one."""
+        self._output.append((self.connection, None))
+        self.state = SessionState.AWAY
+        self._jobs.clear()
+        if not self._heard_any:
+            self._version = (self._version + 1) % len(self.config.versions)
+        self._wake_at = None if self._leaving else now + self._backoff.take()
+
+    def _work(self, rest: Frames, now: float) -> None:
+        if len(rest) < 2 or rest[1] != b"":
+            self._reconnect([], now)
+            return
+        self.state = SessionState.BUSY
+        self._client = rest[0]
+        self._partials = []
+        self._job += 1
+        self._job_connection = self.connection
+        self._job_running = True
+        self._jobs.append(Job(self._job, rest[2:]))
+
+    def _keep(self, rest: Frames, now: float) -> None:
+        """A heartbeat: that something came was all it had to say."""
+
+    def _say_goodbye(self, now: float) -> None:
+        if self.state is not SessionState.AWAY:
+            self._send(Command.DISCONNECT, (), now)
+            self._output.append((self.connection, None))
+        self.state = SessionState.AWAY
+        self._wake_at = None
+        self.stopped = True
+
+    def _send(self, command: Command, rest: tuple[bytes, ...], now: float) -> None:
+        self._output.append((self.connection, self.dialect.encode(command, rest)))
+        self._send_by = now + self.config.heartbeat_interval
+
+
+TRANSITIONS: dict[tuple[SessionState, Command], Callable[[WorkerSession, Frames, float], None]] = {
+    (SessionState.IDLE, Command.REQUEST): WorkerSession._work,
+    (SessionState.IDLE, Command.HEARTBEAT): WorkerSession._keep,
+    (SessionState.BUSY, Command.HEARTBEAT): WorkerSession._keep,
+}
+"""What a broker may say when. Anything else, DISCONNECT too, ends the connection."""

@@ -1,0 +1,39 @@
+"""What can go wrong, as exceptions.
+
+BrokerError
+├── UsageError          the caller's mistake: a bad service name, an empty body, a closed client
+├── EndpointError       an endpoint that cannot be bound or connected
+├── TimedOut            nobody answered, after all retries
+└── RemoteError         the other side answered with an error reply (status, text, detail)
+"""
+
+from __future__ import annotations
+
+
+class BrokerError(Exception):
+    """The root of all of this package's exceptions."""
+
+
+class UsageError(BrokerError, ValueError):
+    """The call itself is wrong; trying again will not help."""
+
+
+class EndpointError(BrokerError):
+    """An endpoint cannot be bound or connected."""
+
+
+class TimedOut(BrokerError, TimeoutError):
+    """No answer came in time, after all retries."""
+
+
+class RemoteError(BrokerError):
+    """A worker failed, or the broker refused: an error reply came back.
+
+    `status` is a three-digit number as in HTTP, `text` is for people, `detail` holds further frames.
+    """
+
+    def __init__(self, status: int, text: str, detail: list[bytes] | None = None) -> None:
+        super().__init__(f"{status} {text}")
+        self.status = status
+        self.text = text
+        self.detail = detail or []

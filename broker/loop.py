@@ -1,0 +1,137 @@
+"""The one poll loop: it runs any number of channels in one thread and sleeps exactly to the next deadline.
+
+A channel is a core with its socket or sockets. The loop asks nothing of it but what `Channel` says. Other
+threads reach the loop's thread with `call`; that and `stop` are the only methods they may use.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import zmq
+
+Pollable = zmq.Socket[bytes]
+
+
+class Channel(Protocol):
+    """A core and the sockets it speaks through."""
+
+    def sockets(self) -> Iterable[Pollable]:
+        """What to poll for input. The loop asks again after `changed` was true."""
+
+    def changed(self) -> bool:
+        """Whether `sockets` would answer otherwise than last time it was asked."""
+
+    def drain(self, now: float) -> bool:
+        """Take in what has arrived; whether there may be more."""
+
+    def tick(self, now: float) -> None:
+        """Let the core do what is due."""
+
+    def flush(self, now: float) -> None:
+        """Send what the core has to say, and hand on what it found out."""
+
+    def next_deadline(self) -> float | None:
+        """When `tick` is wanted."""
+
+    def close(self) -> None:
+        """Close the sockets."""
+
+
+class Loop:
+    """Runs channels until `stop`."""
+
+    def __init__(self) -> None:
+        self._channels: list[Channel] = []
+        self._by_socket: dict[Pollable, Channel] = {}
+        self._poller = zmq.Poller()
+        self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._guard = threading.Lock()
+        self._signalled = False  # a wake-up byte is on its way: one is enough
+        self._closed = False  # the pipe is gone, and its number may be somebody else's file by now
+        self._stopping = False
+        self._stale = True
+
+    def add(self, channel: Channel) -> None:
+        """Run a channel, from the loop's thread or before the loop runs."""
+        self._channels.append(channel)
+        self._stale = True
+
+    def call(self, function: Callable[..., None], *args: Any) -> None:
+        """Have a function called in the loop's thread, soon. Any thread may ask."""
+        self._calls.append((function, args))
+        with self._guard:
+            if not self._signalled and not self._closed:
+                self._signalled = True
+                os.write(self._wake_write, b"!")
+
+    def stop(self) -> None:
+        """End `run` after the present round. Any thread may ask."""
+        self.call(self._set_stopping)
+
+    def run(self) -> None:
+        """Run until `stop`, then close all channels."""
+        try:
+            more = False
+            while not self._stopping:
+                more = self._round(more)
+        finally:
+            for channel in self._channels:
+                channel.close()
+            with self._guard:
+                self._closed = True
+                os.close(self._wake_read)
+                os.close(self._wake_write)
+
+    def _set_stopping(self) -> None:
+        self._stopping = True
+
+    def _round(self, more: bool) -> bool:
+        """Poll once, do everything that can be done now; whether input was left over."""
+        if self._stale or any(channel.changed() for channel in self._channels):
+            self._register()
+        ready = self._poller.poll(0 if more else self._timeout())
+        now = time.monotonic()
+        touched: dict[Channel, None] = {}
+        for socket, _ in ready:
+            if isinstance(socket, int):
+                with self._guard:
+                    os.read(self._wake_read, 64)
+                    self._signalled = False
+            else:
+                touched[self._by_socket[socket]] = None
+        more = False
+        for channel in touched:
+            more = channel.drain(now) or more
+        for _ in range(len(self._calls)):
+            function, args = self._calls.popleft()
+            function(*args)
+        for channel in self._channels:
+            deadline = channel.next_deadline()
+            if deadline is not None and deadline <= now:
+                channel.tick(now)
+            channel.flush(now)
+        return more
+
+    def _timeout(self) -> int | None:
+        """Milliseconds to the next deadline, rounded up: waking too early would mean to spin."""
+        deadlines = [when for channel in self._channels if (when := channel.next_deadline()) is not None]
+        if not deadlines:
+            return None
+        return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)
+
+    def _register(self) -> None:
+        self._stale = False
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake_read, zmq.POLLIN)
+        self._by_socket = {}
+        for channel in self._channels:
+            for socket in channel.sockets():
+                self._poller.register(socket, zmq.POLLIN)
+                self._by_socket[socket] = channel

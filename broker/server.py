@@ -1,0 +1,203 @@
+"""The Majordomo broker as a running thing: a ROUTER socket, the core, and the loop around them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import zmq
+
+from broker import transport
+from broker.config import BrokerConfig
+from broker.core.broker import BrokerCore
+from broker.core.mdp import Frames, Output, Peer
+from broker.core.mmi import About
+from broker.core.request import Request
+from broker.loop import Loop
+
+BatchHandler = Callable[[list[Request]], None]
+"""What an integrated service does with the requests that have come; it is called in the broker's thread."""
+
+
+class LocalPeer:
+    """A client in the broker's own process: the same messages as on a socket, without the socket."""
+
+    def __init__(self, broker: Broker, deliver: Callable[[list[Frames]], None]) -> None:
+        self._broker = broker
+        self._deliver = deliver
+        self._inbox: list[Frames] = []
+
+    def send(self, messages: Sequence[Frames]) -> None:
+        """Send messages to the broker. Any thread may."""
+        self._broker.loop.call(self._broker.receive_local, self, messages)
+
+    def put(self, frames: Frames) -> None:
+        """Called by the broker: a message for this peer."""
+        self._inbox.append(frames)
+
+    def flush(self) -> None:
+        """Called by the broker at the end of a round: hand over what came, as one batch."""
+        if self._inbox:
+            inbox, self._inbox = self._inbox, []
+            self._deliver(inbox)
+
+
+class Broker:
+    """A broker for clients and workers of MDP 0.1, 0.2 and the majortomo dialect, on any number of endpoints.
+
+        broker = Broker()
+        broker.bind("tcp://127.0.0.1:5555")
+        broker.run()                            # until another thread calls stop()
+
+    `start` runs it in a thread of its own instead. As a context manager it is started and stopped.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig | None = None,
+        *,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        version: str = "",
+    ) -> None:
+        self.config = config or BrokerConfig()
+        self.loop = Loop()
+        about = About(version=version, instance=secrets.token_hex(8), pid=os.getpid())
+        self.core = BrokerCore(self.config, now=time.monotonic(), about=about)
+        self._socket = transport.bind_router(
+            context or zmq.Context.instance(),
+            max_frame=2 * self.config.max_body,
+            send_queue=self.config.send_queue,
+        )
+        self._handlers: dict[bytes, BatchHandler] = {}
+        self._locals: list[LocalPeer] = []
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self.loop.add(self)
+
+    def bind(self, endpoint: str) -> str:
+        """Listen on one more endpoint, before the broker runs; the endpoint with its real port comes back."""
+        bound = transport.bind(self._socket, endpoint)
+        self.core.about = replace(self.core.about, endpoints=(*self.core.about.endpoints, bound))
+        return bound
+
+    def integrate(self, name: bytes, handler: BatchHandler) -> None:
+        """Answer a service in this process. `handler` must not block; answers go through `reply`."""
+        self.core.integrate(name)
+        self._handlers[name] = handler
+
+    def reply(self, answers: Iterable[tuple[Request, Frames]]) -> None:
+        """Answer requests of integrated services. Any thread may."""
+        self.loop.call(self._reply, answers)
+
+    def connect_local(self, deliver: Callable[[list[Frames]], None]) -> LocalPeer:
+        """A client without a socket. `deliver` gets its replies in batches, in the broker's thread."""
+        peer = LocalPeer(self, deliver)
+        self._locals.append(peer)
+        return peer
+
+    def run(self) -> None:
+        """Serve until `stop`. Workers get a DISCONNECT at the end."""
+        self.loop.run()
+
+    def start(self) -> Broker:
+        """Serve in a thread of its own."""
+        self._thread = threading.Thread(target=self.run, name="broker", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """End `run`; with `start`, wait for the thread. Any other thread may."""
+        self.loop.call(self._shut_down)
+        self.loop.stop()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def __enter__(self) -> Broker:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- called in the loop's thread -------------------------------------------------------------------------
+
+    def receive_local(self, peer: LocalPeer, messages: Sequence[Frames]) -> None:
+        """Take messages of a local peer as if they had come through the socket."""
+        now = time.monotonic()
+        for frames in messages:
+            self.core.receive(peer, frames, now)
+
+    def _reply(self, answers: Iterable[tuple[Request, Frames]]) -> None:
+        for request, body in answers:
+            self.core.reply(request, body)
+
+    def _shut_down(self) -> None:
+        self.core.shut_down(time.monotonic())
+
+    # -- the channel -----------------------------------------------------------------------------------------
+
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """What to poll: the ROUTER."""
+        return [self._socket]
+
+    def changed(self) -> bool:
+        """It is always the same socket."""
+        return False
+
+    def drain(self, now: float) -> bool:
+        """Take what has arrived, up to a limit, so that answers go out in between."""
+        receive, socket, core = transport.receive, self._socket, self.core
+        for _ in range(transport.DRAIN_LIMIT):
+            frames = receive(socket)
+            if frames is None:
+                return False
+            core.receive(frames[0], frames[1:], now)
+        return True
+
+    def tick(self, now: float) -> None:
+        """Heartbeats and expiry."""
+        self.core.tick(now)
+
+    def next_deadline(self) -> float | None:
+        """The core's."""
+        return self.core.next_deadline()
+
+    def flush(self, now: float) -> None:
+        """Hand batches to integrated services and messages to peers, until neither makes more of the other."""
+        core = self.core
+        while True:
+            for name, batch in core.take_batches():
+                self._handlers[name](batch)
+            output = core.take_output()
+            if not output:
+                break
+            self._send(output, now)
+        for local in self._locals:
+            local.flush()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def _send(self, output: list[Output], now: float) -> None:
+        socket, send = self._socket, transport.send
+        for peer, frames in output:
+            if isinstance(peer, LocalPeer):
+                peer.put(frames or [])
+                continue
+            assert isinstance(peer, bytes)
+            assert frames is not None
+            try:
+                send(socket, [peer, *frames])
+            except zmq.ZMQError as error:
+                self._undeliverable(peer, error, now)
+
+    def _undeliverable(self, peer: Peer, error: zmq.ZMQError, now: float) -> None:
+        """The peer is gone, or has not read for too long: its message is dropped and counted."""
+        self.core.stats["unroutable"] += 1
+        if error.errno == zmq.EHOSTUNREACH:
+            self.core.lost(peer, now)

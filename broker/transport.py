@@ -1,0 +1,150 @@
+"""Sockets: the only place that opens them, and the fast way to move frames through them.
+
+`zmq.Socket.recv_multipart` and `send_multipart` cost 5.4 and 5.3 µs for five frames; the backend's own methods,
+used as here, 2.8 and 3.3: an echo ROUTER does 98,000 round trips a second instead of 39,000.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from broker.core.mdp import Frames, Output
+from broker.errors import EndpointError
+
+Socket = zmq.Socket[bytes]
+
+DRAIN_LIMIT = 1000
+"""Messages taken from a socket before anything else gets its turn."""
+
+_LINGER = 2000
+"""Milliseconds that a closed socket may still take to send a good-bye."""
+
+_backend: Any = zmq.backend.Socket
+_recv = _backend.recv
+_send = _backend.send
+_DONTWAIT = int(zmq.DONTWAIT)
+_SNDMORE = int(zmq.SNDMORE)
+
+
+def receive(socket: Socket) -> Frames | None:
+    """One message, or None when there is none. ZMQError when the socket is gone."""
+    try:
+        frame = _recv(socket, _DONTWAIT, False)
+    except zmq.Again:
+        return None
+    frames = [frame.bytes]
+    while frame.more:
+        frame = _recv(socket, 0, False)
+        frames.append(frame.bytes)
+    return frames
+
+
+def send(socket: Socket, frames: Frames) -> None:
+    """One message, all or nothing, without waiting. Raises zmq.Again when the peer's queue is full."""
+    last = len(frames) - 1
+    for frame in frames[:last]:
+        _send(socket, frame, _DONTWAIT | _SNDMORE)
+    _send(socket, frames[last], _DONTWAIT)
+
+
+def bind_router(context: zmq.Context[Socket], *, max_frame: int, send_queue: int) -> Socket:
+    """A ROUTER that says when a peer is gone (EHOSTUNREACH) or does not read (EAGAIN) instead of dropping silently."""
+    socket = context.socket(zmq.ROUTER)
+    socket.linger = _LINGER
+    socket.router_mandatory = True
+    socket.sndhwm = send_queue
+    socket.rcvhwm = DRAIN_LIMIT * 10
+    socket.maxmsgsize = max_frame
+    return socket
+
+
+def bind(socket: Socket, endpoint: str) -> str:
+    """Bind and return the endpoint with the real port; EndpointError says why not."""
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise EndpointError(f"cannot bind {endpoint}: {error.strerror}") from error
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+class Dealer:
+    """The numbered connections of a session: one DEALER socket at a time, a new one for each new number."""
+
+    def __init__(self, context: zmq.Context[Socket], endpoint: str, *, watch: bool = False) -> None:
+        """`watch`: learn from the transport when the connection breaks (`broke` tells)."""
+        self.context = context
+        self.endpoint = endpoint
+        self.number = 0
+        self.socket: Socket | None = None
+        self._watch = watch
+        self._monitor: Socket | None = None
+        self._changed = False
+
+    def send(self, output: Iterable[Output]) -> None:
+        """Do what a session wants done."""
+        for number, frames in output:
+            if frames is None:
+                if number == self.number:
+                    self.close()
+                continue
+            if self.socket is None or number != self.number:
+                self._open(number)
+            assert self.socket is not None
+            try:
+                send(self.socket, frames)
+            except zmq.Again:  # the queue of a broker that does not read is full: the session will send again
+                continue
+
+    def receive(self) -> Frames | None:
+        """One message of the present connection."""
+        return receive(self.socket) if self.socket is not None else None
+
+    def broke(self) -> bool:
+        """Whether the connection that was there is gone (only when watched)."""
+        broken = False
+        while self._monitor is not None and self._monitor.poll(0):
+            broken = recv_monitor_message(self._monitor)["event"] == zmq.EVENT_DISCONNECTED or broken
+        return broken
+
+    def sockets(self) -> list[Socket]:
+        """What to poll."""
+        self._changed = False
+        return [socket for socket in (self.socket, self._monitor) if socket is not None]
+
+    def changed(self) -> bool:
+        """Whether `sockets` has changed since it was asked."""
+        return self._changed
+
+    def close(self) -> None:
+        """Close the present connection; what was sent may still go out."""
+        if self.socket is not None:
+            if self._monitor is not None:
+                self.socket.disable_monitor()
+                self._monitor.close(0)
+                self._monitor = None
+            self.socket.close()
+            self.socket = None
+            self._changed = True
+
+    def _open(self, number: Any) -> None:
+        self.close()
+        socket = self.context.socket(zmq.DEALER)
+        socket.linger = _LINGER
+        socket.sndhwm = socket.rcvhwm = 0
+        # A cut cable or a stopped machine sends no good-bye: let the transport find out.
+        socket.heartbeat_ivl = 5_000
+        socket.heartbeat_timeout = 15_000
+        socket.reconnect_ivl = 100
+        socket.reconnect_ivl_max = 2_000
+        if self._watch:
+            self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        try:
+            socket.connect(self.endpoint)
+        except zmq.ZMQError as error:
+            socket.close(0)
+            raise EndpointError(f"cannot connect to {self.endpoint}: {error.strerror}") from error
+        self.socket, self.number, self._changed = socket, number, True

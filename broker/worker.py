@@ -1,0 +1,196 @@
+"""A worker of a service: calls a function for each request, in a thread beside the heartbeats.
+
+The handler gets the request's body frames and returns the reply: bytes, text, or a list of frames. It may also
+yield: each yielded value is sent at once as a PARTIAL, the generator's return value is the FINAL. An exception
+becomes an error reply (see `broker.core.mdp`) and a line in the log; raise `RemoteError` to choose its status
+and text.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import zmq
+
+from broker.config import DEFAULT_ENDPOINT, WorkerConfig
+from broker.core.mdp import Frames, error_body, service_fault
+from broker.core.worker import Job, SessionState, WorkerSession
+from broker.errors import RemoteError, UsageError
+from broker.loop import Loop
+from broker.transport import Dealer
+
+log = logging.getLogger(__name__)
+
+Reply = bytes | str | Iterable[bytes] | None
+Handler = Callable[[Frames], Reply | Generator[Reply, None, Reply]]
+
+
+class Worker:
+    """Serves one service with `jobs` registered workers, each with one request at a time.
+
+        Worker("echo", lambda frames: frames).run()
+
+    `run` blocks until another thread (or a signal handler) calls `stop`, which lets what is in hand finish.
+    `start` runs it in a thread of its own. As a context manager it is started and stopped.
+    """
+
+    def __init__(
+        self,
+        service: str | bytes,
+        handler: Handler,
+        endpoint: str = DEFAULT_ENDPOINT,
+        *,
+        jobs: int = 1,
+        config: WorkerConfig | None = None,
+    ) -> None:
+        name = service.encode() if isinstance(service, str) else service
+        if fault := service_fault(name):
+            raise UsageError(fault)
+        if jobs < 1:
+            raise UsageError(f"jobs is {jobs}; it must be 1 or more")
+        self.service = name
+        self._handler = handler
+        self._loop = Loop()
+        self._threads = ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="handler")
+        self._thread: threading.Thread | None = None
+        self._channels = [
+            _Channel(self, WorkerSession(name, config, now=time.monotonic()), endpoint) for _ in range(jobs)
+        ]
+        for channel in self._channels:
+            self._loop.add(channel)
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        try:
+            self._loop.run()
+        finally:
+            self._threads.shutdown(wait=False)
+
+    def start(self) -> Worker:
+        """Serve in a thread of its own."""
+        self._thread = threading.Thread(target=self.run, name="worker", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Take no more requests, finish those in hand, say good-bye, end `run`. Any thread may ask."""
+        self._loop.call(self._leave)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+            self._thread = None
+
+    @property
+    def registered(self) -> int:
+        """How many of the workers are connected and have heard from the broker, just now."""
+        return sum(channel.session.registered for channel in self._channels)
+
+    def __enter__(self) -> Worker:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _leave(self) -> None:
+        for channel in self._channels:
+            channel.session.leave(time.monotonic())
+
+    def finished(self) -> None:
+        """Called by a channel that has said good-bye: after the last one the loop ends."""
+        if all(channel.session.stopped for channel in self._channels):
+            self._loop.stop()
+
+    def hand_over(self, channel: _Channel, job: Job) -> None:
+        """Called by a channel: have a request handled in a thread."""
+        self._threads.submit(self._handle, channel, job)
+
+    def _handle(self, channel: _Channel, job: Job) -> None:
+        """Runs in a handler thread."""
+        try:
+            result: Any = self._handler(job.body)
+            if isinstance(result, Generator):
+                result = self._send_parts(channel, job, result)
+            body = _frames(result)
+        except RemoteError as error:
+            body = error_body(error.status, error.text, *error.detail)
+        except Exception as error:
+            log.exception("handler of %s failed", self.service.decode(errors="replace"))
+            body = error_body(500, f"{type(error).__name__}: {error}")
+        self._loop.call(channel.final, job, body)
+
+    def _send_parts(self, channel: _Channel, job: Job, parts: Generator[Reply, None, Reply]) -> Reply:
+        while True:
+            try:
+                part = next(parts)
+            except StopIteration as end:
+                result: Reply = end.value
+                return result
+            self._loop.call(channel.partial, job, _frames(part))
+
+
+class _Channel:
+    """One registered worker: its session and its connection."""
+
+    def __init__(self, worker: Worker, session: WorkerSession, endpoint: str) -> None:
+        self.session = session
+        self._worker = worker
+        self._dealer = Dealer(zmq.Context.instance(), endpoint)
+        self._told = SessionState.AWAY
+
+    def partial(self, job: Job, body: Frames) -> None:
+        self.session.partial(job.number, body, time.monotonic())
+
+    def final(self, job: Job, body: Frames) -> None:
+        self.session.final(job.number, body, time.monotonic())
+
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        return self._dealer.sockets()
+
+    def changed(self) -> bool:
+        return self._dealer.changed()
+
+    def drain(self, now: float) -> bool:
+        while (frames := self._dealer.receive()) is not None:
+            self.session.receive(self._dealer.number, frames, now)
+        return False
+
+    def tick(self, now: float) -> None:
+        self.session.tick(now)
+
+    def next_deadline(self) -> float | None:
+        return self.session.next_deadline()
+
+    def flush(self, now: float) -> None:
+        self._dealer.send(self.session.take_output())
+        for job in self.session.take_jobs():
+            self._worker.hand_over(self, job)
+        self._log_change()
+        if self.session.stopped:
+            self._worker.finished()
+
+    def close(self) -> None:
+        self._dealer.close()
+
+    def _log_change(self) -> None:
+        state = self.session.state
+        if (state is SessionState.AWAY) != (self._told is SessionState.AWAY):
+            self._told = state
+            if state is not SessionState.AWAY:
+                log.debug("connecting to %s", self._dealer.endpoint)
+            elif not self.session.stopped:
+                log.info("no broker at %s; trying again", self._dealer.endpoint)
+
+
+def _frames(value: Any) -> Frames:
+    """What a handler returned, as body frames."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [value.encode()]
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return [bytes(value)]
+    return [frame.encode() if isinstance(frame, str) else bytes(frame) for frame in value]
