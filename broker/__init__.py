@@ -10,10 +10,14 @@ The protocol's cores, without sockets, are in `broker.core`.
 
 from broker.client import Client, Pipeline, Reply
 from broker.config import DEFAULT_ENDPOINT, BrokerConfig, ClientConfig, WorkerConfig
+from broker.core.client import ClientSession, EventKind
 from broker.core.mdp import ErrorReply, error_body, read_error, service_fault
+from broker.core.request import Request
+from broker.core.worker import Job, WorkerSession
 from broker.errors import BrokerError, EndpointError, RemoteError, TimedOut, UsageError
 from broker.loop import Loop
 from broker.server import Broker, LocalPeer
+from broker.transport import Dealer
 from broker.worker import Worker
 
 __all__ = [
@@ -23,17 +27,23 @@ __all__ = [
     "BrokerError",
     "Client",
     "ClientConfig",
+    "ClientSession",
+    "Dealer",
     "EndpointError",
     "ErrorReply",
+    "EventKind",
+    "Job",
     "LocalPeer",
     "Loop",
     "Pipeline",
     "RemoteError",
     "Reply",
+    "Request",
     "TimedOut",
     "UsageError",
     "Worker",
     "WorkerConfig",
+    "WorkerSession",
     "error_body",
     "read_error",
     "service_fault",

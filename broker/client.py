@@ -7,7 +7,9 @@ number of times, and then raise `TimedOut`; an error reply raises `RemoteError`.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import zmq
@@ -15,7 +17,7 @@ import zmq
 from broker.config import DEFAULT_ENDPOINT, ClientConfig
 from broker.core.client import ClientSession, Event, EventKind
 from broker.core.mdp import Frames, read_error, service_fault
-from broker.errors import RemoteError, TimedOut, UsageError
+from broker.errors import EndpointError, RemoteError, TimedOut, UsageError
 from broker.transport import Dealer
 
 Body = bytes | str
@@ -52,12 +54,20 @@ class _Conversation:
             raise UsageError(fault)
         if not frames:
             raise UsageError("a request needs at least one body frame")
+        if len(self._session) and not self._session.correlated:
+            raise UsageError("a request is in flight: read its reply to the end first, or use a Pipeline")
         ticket = self._session.request(name, frames, time.monotonic(), timeout=timeout, retries=retries)
-        self._dealer.send(self._session.take_output())
+        try:
+            self._dealer.send(self._session.take_output())
+        except EndpointError:
+            self._session.cancel(ticket)
+            raise
         return ticket
 
     def _pump(self, until: float | None) -> bool:
         """Move messages until something came or a deadline passed; False when `until` has passed."""
+        if self._closed:
+            raise UsageError("the client is closed")
         session, dealer = self._session, self._dealer
         now = time.monotonic()
         deadlines = [when for when in (until, session.next_deadline()) if when is not None]
@@ -152,7 +162,7 @@ class Pipeline(_Conversation):
         version: str = "0.2",
     ) -> None:
         super().__init__(endpoint, ClientConfig(timeout, retries, version), correlated=True)
-        self._events: list[Event] = []
+        self._events: deque[Event] = deque()
 
     def __len__(self) -> int:
         """Requests in flight."""
@@ -165,21 +175,30 @@ class Pipeline(_Conversation):
     def cancel(self, ticket: int) -> None:
         """Forget a request; its reply will be dropped."""
         self._session.cancel(ticket)
+        self._events = deque(event for event in self._events if event.ticket != ticket)
 
     def events(self, timeout: float | None = None) -> list[Event]:
-        """All the news there is: waits for some, for `timeout` seconds at most (None: for ever)."""
+        """All the news there is: waits for some, for `timeout` seconds at most (None: for ever).
+
+        An empty list means that the time is over, or that no request is in flight.
+        """
         until = None if timeout is None else time.monotonic() + timeout
-        while not (events := self._session.take_events()) and self._pump(until):
-            pass
+        events = [*self._events, *self._session.take_events()]
+        self._events.clear()
+        while not events and len(self._session) and self._pump(until):
+            events = self._session.take_events()
         return events or self._session.take_events()
 
     def receive(self, timeout: float | None = None) -> Reply | None:
-        """The next (part of a) reply, or why there is none; None after `timeout` seconds (None: wait for ever)."""
+        """The next (part of a) reply, or why there is none.
+
+        None after `timeout` seconds (None: wait for ever), or when no request is in flight.
+        """
         if not self._events:
-            self._events = self.events(timeout)[::-1]
+            self._events.extend(self.events(timeout))
         if not self._events:
             return None
-        event = self._events.pop()
+        event = self._events.popleft()
         try:
             return Reply(event.ticket, _body_of(event, self.endpoint), event.kind is EventKind.FINAL)
         except (TimedOut, RemoteError) as error:
@@ -188,41 +207,49 @@ class Pipeline(_Conversation):
     def map(self, service: Body, bodies: Iterable[Body | Iterable[Body]], *, window: int = 1000) -> Iterator[Frames]:
         """Send one request per body, at most `window` in flight, and yield the replies in the bodies' order.
 
-        Raises TimedOut or RemoteError for the first request that has no reply.
+        Raises TimedOut or RemoteError at the first request that has no reply; the later ones are cancelled then.
+        News of other requests is kept for `receive`.
         """
+        if window < 1:
+            raise UsageError(f"window is {window}; it must be 1 or more")
         source = iter(bodies)
+        order: deque[int] = deque()
         parts: dict[int, Frames] = {}
-        done: dict[int, None] = {}
-        order: list[int] = []
-        head = 0
-        exhausted = False
-        while not exhausted or head < len(order):
-            while not exhausted and len(order) - head < window:
-                try:
-                    body = next(source)
-                except StopIteration:
-                    exhausted = True
-                    break
-                ticket = self.send(service, *([body] if isinstance(body, (bytes, str)) else body))
-                order.append(ticket)
-                parts[ticket] = []
-            if head == len(order):
-                break
-            reply = self.receive()
-            assert reply is not None
-            if reply.error is not None:
-                raise reply.error
-            parts[reply.ticket] += reply.body
-            if reply.final:
-                done[reply.ticket] = None
-            while head < len(order) and order[head] in done:
-                del done[order[head]]
-                yield parts.pop(order[head])
-                head += 1
+        ended: dict[int, Event] = {}
+        others: list[Event] = []
+        try:
+            while True:
+                for body in islice(source, window - len(order)):
+                    ticket = self.send(service, *([body] if isinstance(body, (bytes, str)) else body))
+                    order.append(ticket)
+                    parts[ticket] = []
+                if not order:
+                    return
+                if not (events := self.events()):
+                    raise UsageError("somebody else has received replies that belong to this map")
+                for event in events:
+                    if event.ticket not in parts:
+                        others.append(event)
+                    elif event.kind is EventKind.PARTIAL:
+                        parts[event.ticket] += event.body
+                    else:
+                        ended[event.ticket] = event
+                while order and order[0] in ended:
+                    ticket = order.popleft()
+                    last = _body_of(ended.pop(ticket), self.endpoint)
+                    yield parts.pop(ticket) + last
+        finally:
+            for ticket in order:
+                self.cancel(ticket)
+            self._events.extendleft(reversed(others))
 
 
 def _bytes(value: Body) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise UsageError(f"a frame is bytes or text, not {type(value).__name__}")
 
 
 def _body_of(event: Event, endpoint: str) -> Frames:

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from broker.errors import UsageError
+
 DEFAULT_ENDPOINT = "tcp://127.0.0.1:5555"
+
+
+def _check(fine: bool, fault: str) -> None:
+    if not fine:
+        raise UsageError(fault)
+
+
+def _check_heartbeats(interval: float, liveness: int) -> None:
+    _check(interval > 0, f"heartbeat_interval is {interval}; it must be more than 0")
+    _check(liveness > 1, f"liveness is {liveness}; it must be 2 or more, or each heartbeat comes too late")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +38,17 @@ class BrokerConfig:
     max_waiting_per_service: int = 100_000
     """Requests waiting for one service; more are refused."""
     max_waiting_bytes: int = 1 << 30
-    """Bytes of all waiting bodies; more are refused."""
+    """Memory of all waiting requests, roughly; more are refused."""
     max_body: int = 64 << 20
     """Bytes of a request's body; larger ones are refused. A frame of twice that, either way, ends its connection."""
     max_workers: int = 10_000
     """Registered workers; more are disconnected."""
     send_queue: int = 100_000
     """Messages queued for one peer that does not read; more are dropped and counted."""
+
+    def __post_init__(self) -> None:
+        _check_heartbeats(self.heartbeat_interval, self.liveness)
+        _check(self.request_expiry >= 0, f"request_expiry is {self.request_expiry}; it must be 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +66,11 @@ class WorkerConfig:
     versions: tuple[str, ...] = ("0.2", "0.1")
     """MDP versions to try, one after another, until the broker answers."""
 
+    def __post_init__(self) -> None:
+        _check_heartbeats(self.heartbeat_interval, self.liveness)
+        known = {"0.1", "0.2"}
+        _check(bool(self.versions) and known.issuperset(self.versions), f"versions is {self.versions}; known: 0.1, 0.2")
+
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
@@ -61,3 +82,7 @@ class ClientConfig:
     """How often a request is sent again before the client gives up."""
     version: str = "0.2"
     """MDP version to speak: 0.2, 0.1 or majortomo."""
+
+    def __post_init__(self) -> None:
+        known = ("0.2", "0.1", "majortomo")
+        _check(self.version in known, f"version is {self.version!r}; known: {', '.join(known)}")

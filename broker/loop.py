@@ -52,8 +52,9 @@ class Loop:
         self._poller = zmq.Poller()
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()  # a signal handler may come in while its own thread holds it
         self._signalled = False  # a wake-up byte is on its way: one is enough
+        self._running = False  # stays true after the end
         self._closed = False  # the pipe is gone, and its number may be somebody else's file by now
         self._stopping = False
         self._stale = True
@@ -72,22 +73,38 @@ class Loop:
                 os.write(self._wake_write, b"!")
 
     def stop(self) -> None:
-        """End `run` after the present round. Any thread may ask."""
+        """End `run` after the present round, or close what never ran. Any thread may ask."""
         self.call(self._set_stopping)
+        self.close_unless_running()
+
+    def close_unless_running(self) -> None:
+        """Close the channels of a loop that was never run; a later `run` returns at once."""
+        with self._guard:
+            if not self._running:
+                self._close()
 
     def run(self) -> None:
         """Run until `stop`, then close all channels."""
+        with self._guard:
+            if self._closed:
+                return
+            self._running = True
         try:
             more = False
             while not self._stopping:
                 more = self._round(more)
         finally:
-            for channel in self._channels:
-                channel.close()
-            with self._guard:
-                self._closed = True
-                os.close(self._wake_read)
-                os.close(self._wake_write)
+            self._close()
+
+    def _close(self) -> None:
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+        for channel in self._channels:
+            channel.close()
 
     def _set_stopping(self) -> None:
         self._stopping = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import threading
@@ -14,10 +15,12 @@ import zmq
 from broker import transport
 from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore
-from broker.core.mdp import Frames, Output, Peer
+from broker.core.mdp import Frames, Output, Peer, error_body
 from broker.core.mmi import About
 from broker.core.request import Request
 from broker.loop import Loop
+
+log = logging.getLogger(__name__)
 
 BatchHandler = Callable[[list[Request]], None]
 """What an integrated service does with the requests that have come; it is called in the broker's thread."""
@@ -43,7 +46,10 @@ class LocalPeer:
         """Called by the broker at the end of a round: hand over what came, as one batch."""
         if self._inbox:
             inbox, self._inbox = self._inbox, []
-            self._deliver(inbox)
+            try:
+                self._deliver(inbox)
+            except Exception:
+                log.exception("a local peer failed; %d messages for it are lost", len(inbox))
 
 
 class Broker:
@@ -67,7 +73,7 @@ class Broker:
         self.loop = Loop()
         about = About(version=version, instance=secrets.token_hex(8), pid=os.getpid())
         self.core = BrokerCore(self.config, now=time.monotonic(), about=about)
-        self._socket = transport.bind_router(
+        self._socket = transport.open_router(
             context or zmq.Context.instance(),
             max_frame=2 * self.config.max_body,
             send_queue=self.config.send_queue,
@@ -75,7 +81,6 @@ class Broker:
         self._handlers: dict[bytes, BatchHandler] = {}
         self._locals: list[LocalPeer] = []
         self._thread: threading.Thread | None = None
-        self._closed = False
         self.loop.add(self)
 
     def bind(self, endpoint: str) -> str:
@@ -110,12 +115,17 @@ class Broker:
         return self
 
     def stop(self) -> None:
-        """End `run`; with `start`, wait for the thread. Any other thread may."""
+        """End `run`; with `start`, wait for the thread. One that never ran is closed. Any thread may ask."""
         self.loop.call(self._shut_down)
         self.loop.stop()
-        if self._thread is not None:
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
             self._thread = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread that `start` made is running."""
+        return self._thread is not None and self._thread.is_alive()
 
     def __enter__(self) -> Broker:
         return self.start()
@@ -171,7 +181,7 @@ class Broker:
         core = self.core
         while True:
             for name, batch in core.take_batches():
-                self._handlers[name](batch)
+                self._handle(name, batch)
             output = core.take_output()
             if not output:
                 break
@@ -183,6 +193,14 @@ class Broker:
         """Close the socket."""
         self._socket.close()
 
+    def _handle(self, name: bytes, batch: list[Request]) -> None:
+        try:
+            self._handlers[name](batch)
+        except Exception as error:
+            log.exception("integrated service %s failed", name.decode())
+            body = error_body(500, f"{type(error).__name__}: {error}")
+            self._reply((request, body) for request in batch)
+
     def _send(self, output: list[Output], now: float) -> None:
         socket, send = self._socket, transport.send
         for peer, frames in output:
@@ -193,11 +211,10 @@ class Broker:
             assert frames is not None
             try:
                 send(socket, [peer, *frames])
-            except zmq.ZMQError as error:
-                self._undeliverable(peer, error, now)
+            except zmq.ZMQError:
+                self._undeliverable(peer, now)
 
-    def _undeliverable(self, peer: Peer, error: zmq.ZMQError, now: float) -> None:
+    def _undeliverable(self, peer: Peer, now: float) -> None:
         """The peer is gone, or has not read for too long: its message is dropped and counted."""
         self.core.stats["unroutable"] += 1
-        if error.errno == zmq.EHOSTUNREACH:
-            self.core.lost(peer, now)
+        self.core.lost(peer, now)

@@ -51,7 +51,7 @@ def send(socket: Socket, frames: Frames) -> None:
     _send(socket, frames[last], _DONTWAIT)
 
 
-def bind_router(context: zmq.Context[Socket], *, max_frame: int, send_queue: int) -> Socket:
+def open_router(context: zmq.Context[Socket], *, max_frame: int, send_queue: int) -> Socket:
     """A ROUTER that says when a peer is gone (EHOSTUNREACH) or does not read (EAGAIN) instead of dropping silently."""
     socket = context.socket(zmq.ROUTER)
     socket.linger = _LINGER
@@ -59,6 +59,11 @@ def bind_router(context: zmq.Context[Socket], *, max_frame: int, send_queue: int
     socket.sndhwm = send_queue
     socket.rcvhwm = DRAIN_LIMIT * 10
     socket.maxmsgsize = max_frame
+    # Peers whose machine vanished say no good-bye: let the system find out, or their connections stay for ever.
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = 60
+    socket.tcp_keepalive_intvl = 15
+    socket.tcp_keepalive_cnt = 4
     return socket
 
 
@@ -132,7 +137,7 @@ class Dealer:
 
     def _open(self, number: Any) -> None:
         self.close()
-        socket = self.context.socket(zmq.DEALER)
+        socket = self.socket = self.context.socket(zmq.DEALER)
         socket.linger = _LINGER
         socket.sndhwm = socket.rcvhwm = 0
         # A cut cable or a stopped machine sends no good-bye: let the transport find out.
@@ -145,6 +150,6 @@ class Dealer:
         try:
             socket.connect(self.endpoint)
         except zmq.ZMQError as error:
-            socket.close(0)
+            self.close()
             raise EndpointError(f"cannot connect to {self.endpoint}: {error.strerror}") from error
-        self.socket, self.number, self._changed = socket, number, True
+        self.number, self._changed = number, True

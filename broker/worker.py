@@ -56,7 +56,8 @@ class Worker:
         self.service = name
         self._handler = handler
         self._loop = Loop()
-        self._threads = ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="handler")
+        self._handling = threading.local()
+        self._threads = ThreadPoolExecutor(jobs, "handler", lambda: setattr(self._handling, "here", True))
         self._thread: threading.Thread | None = None
         self._channels = [
             _Channel(self, WorkerSession(name, config, now=time.monotonic()), endpoint) for _ in range(jobs)
@@ -72,15 +73,27 @@ class Worker:
             self._threads.shutdown(wait=False)
 
     def start(self) -> Worker:
-        """Serve in a thread of its own."""
+        """Serve in a thread of its own. An endpoint that cannot be right raises EndpointError here, not there."""
+        now = time.monotonic()
+        try:
+            for channel in self._channels:
+                channel.tick(now)
+                channel.flush(now)
+        except BaseException:
+            self._loop.close_unless_running()
+            raise
         self._thread = threading.Thread(target=self.run, name="worker", daemon=True)
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Take no more requests, finish those in hand, say good-bye, end `run`. Any thread may ask."""
+        """Take no more requests, finish those in hand, say good-bye, end `run`.
+
+        Any thread may ask, also the handler: that one does not wait for the end, which waits for it.
+        """
         self._loop.call(self._leave)
-        if self._thread is not None and self._thread is not threading.current_thread():
+        self._loop.close_unless_running()
+        if self._thread is not None and not hasattr(self._handling, "here"):
             self._thread.join()
             self._thread = None
 
@@ -109,18 +122,22 @@ class Worker:
         self._threads.submit(self._handle, channel, job)
 
     def _handle(self, channel: _Channel, job: Job) -> None:
-        """Runs in a handler thread."""
+        """Runs in a handler thread. There is always a reply: without one the worker would never be free again."""
+        try:
+            body = self._answer(channel, job)
+        except BaseException as error:  # SystemExit too: it would end this thread only, and silently
+            log.exception("handler of %s failed", self.service.decode())
+            body = error_body(500, f"{type(error).__name__}: {error}")
+        self._loop.call(channel.final, job, body)
+
+    def _answer(self, channel: _Channel, job: Job) -> Frames:
         try:
             result: Any = self._handler(job.body)
             if isinstance(result, Generator):
                 result = self._send_parts(channel, job, result)
-            body = _frames(result)
         except RemoteError as error:
-            body = error_body(error.status, error.text, *error.detail)
-        except Exception as error:
-            log.exception("handler of %s failed", self.service.decode(errors="replace"))
-            body = error_body(500, f"{type(error).__name__}: {error}")
-        self._loop.call(channel.final, job, body)
+            return error_body(error.status, error.text, *_frames(error.detail))
+        return _frames(result)
 
     def _send_parts(self, channel: _Channel, job: Job, parts: Generator[Reply, None, Reply]) -> Reply:
         while True:
@@ -189,8 +206,14 @@ def _frames(value: Any) -> Frames:
     """What a handler returned, as body frames."""
     if value is None:
         return []
+    if isinstance(value, (str, bytes, bytearray, memoryview)):
+        return [_frame(value)]
+    return [_frame(frame) for frame in value]
+
+
+def _frame(value: Any) -> bytes:
     if isinstance(value, str):
-        return [value.encode()]
+        return value.encode()
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return [bytes(value)]
-    return [frame.encode() if isinstance(frame, str) else bytes(frame) for frame in value]
+        return bytes(value)
+    raise TypeError(f"a frame of a reply is bytes or text, not {type(value).__name__}")

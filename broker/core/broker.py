@@ -42,9 +42,10 @@ from broker.core.mdp import (
     error_body,
     service_fault,
 )
-from broker.core.request import Request
+from broker.core.request import Request, footprint
 from broker.core.service import Service, WorkerPeer
 from broker.core.timers import Timers
+from broker.errors import UsageError
 
 
 class WorkerState(Enum):
@@ -53,6 +54,8 @@ class WorkerState(Enum):
     NONE = "none"
     IDLE = "idle"
     BUSY = "busy"
+
+    __hash__ = object.__hash__  # as for Command: looked up for every message
 
 
 class BrokerCore:
@@ -90,10 +93,10 @@ class BrokerCore:
             self._malformed(peer, now)
             return
         if frame == CLIENT_02:
-            command = frames[at + 1] if len(frames) > at + 2 else b""
-            if command == b"\1":
+            code = frames[at + 1] if len(frames) > at + 2 else b""
+            if code == b"\1":
                 self._request(peer, frames[:at], CLIENT_V02, frames[at + 2], frames[at + 3 :], now)
-            elif command == b"\2" and at and frames[at - 1] == b"":
+            elif code == b"\2" and at and frames[at - 1] == b"":
                 self._request(peer, frames[:at], CLIENT_MAJORTOMO, frames[at + 2], frames[at + 3 :], now)
             else:
                 self._malformed(peer, now)
@@ -104,16 +107,19 @@ class BrokerCore:
                 self._malformed(peer, now)
         else:
             dialect = WORKER_DIALECTS.get(tuple(frames[: at + 1]))
-            parsed = dialect.parse(frames) if dialect else None
-            if dialect is None or parsed is None:
+            command = dialect.commands.get(frames[at + 1]) if dialect and len(frames) > at + 1 else None
+            if dialect is None or command is None:
                 self._malformed(peer, now)
             else:
-                self._worker_command(peer, dialect, *parsed, now)
+                self._worker_command(peer, dialect, command, frames[at + 2 :], now)
 
     def tick(self, now: float) -> None:
         """Do what is due: heartbeats, silent workers, requests that waited too long."""
         interval = self.config.heartbeat_interval
-        for worker in self._silences.due(now):
+        silent = list(self._silences.due(now))
+        for worker in silent:  # first, so that none of them gets what another leaves behind
+            worker.service.idle.pop(worker, None)
+        for worker in silent:
             self.stats["workers_expired"] += 1
             self._send_worker(worker, Command.DISCONNECT, (), now)
             self._forget(worker, now)
@@ -143,8 +149,12 @@ class BrokerCore:
             self._forget(worker, now)
 
     def shut_down(self, now: float) -> None:
-        """Say good-bye to all workers, so that they look for a broker again at once."""
+        """Say good-bye to all workers, so that they look for a broker again at once.
+
+        What they had in hand is nobody's now: its clients ask again, like those of a broker that was killed.
+        """
         for worker in list(self.workers.values()):
+            worker.request = None
             self._send_worker(worker, Command.DISCONNECT, (), now)
             self._forget(worker, now)
 
@@ -152,6 +162,10 @@ class BrokerCore:
 
     def integrate(self, name: bytes) -> None:
         """Take a service over: from now on its requests come out of `take_batches`."""
+        if fault := service_fault(name):
+            raise UsageError(fault)
+        if name in self.services:
+            raise UsageError(f"service {name.decode()} is in use; integrate it once, before there are requests for it")
         service = self.services[name] = Service(name, batch=[])
         self._integrated.append(service)
 
@@ -165,8 +179,10 @@ class BrokerCore:
         return batches
 
     def reply(self, request: Request, body: Frames) -> None:
-        """Answer a request of an integrated service, once."""
-        self._output.append((request.peer, request.final(body)))
+        """Answer a request of an integrated service; all but the first answer are dropped."""
+        if not request.answered:
+            request.answered = True
+            self._output.append((request.peer, request.final(body)))
 
     # -- clients ---------------------------------------------------------------------------------------------
 
@@ -195,11 +211,10 @@ class BrokerCore:
 
     def _wait(self, request: Request, service: Service | None, now: float) -> None:
         config = self.config
-        request.size = size = sum(map(len, request.body))
         if service is None and (fault := service_fault(request.service)):
             self._refuse(request, 400, fault)
             return
-        if size > config.max_body:
+        if sum(map(len, request.body)) > config.max_body:
             self._refuse_too_large(request)
             return
         here = len(service.waiting) if service is not None else 0
@@ -207,7 +222,7 @@ class BrokerCore:
             self._refuse(request, 503, f"queue full: {here} requests wait for this service; try again later")
         elif self.waiting >= config.max_waiting:
             self._refuse(request, 503, f"queue full: {self.waiting} requests wait in all; try again later")
-        elif self.waiting_bytes + size > config.max_waiting_bytes:
+        elif self.waiting_bytes + footprint(request.body) + footprint(request.stack) > config.max_waiting_bytes:
             self._refuse(request, 503, f"queue full: {self.waiting_bytes} bytes wait in all; try again later")
         else:
             if service is None:
@@ -216,6 +231,7 @@ class BrokerCore:
             self._count_waiting(request, now)
 
     def _count_waiting(self, request: Request, now: float) -> None:
+        request.size = footprint(request.body) + footprint(request.stack)
         self.waiting += 1
         self.waiting_bytes += request.size
         if self._next_sweep is None and self._sweep_every > 0:
@@ -287,7 +303,7 @@ class BrokerCore:
         message = request.partial(rest[2:])
         if message is not None:
             self._output.append((request.peer, message))
-        elif sum(map(len, request.collected)) > self.config.max_body:
+        elif request.collected_size > self.config.max_body:
             worker.request = None
             self._answer_error(request, 413, f"the PARTIALs of the reply passed {self.config.max_body} bytes")
             self._invalid(worker, now)
@@ -300,6 +316,8 @@ class BrokerCore:
         self.stats["replies"] += 1
         worker.request = None
         self._output.append((request.peer, request.final(rest[2:])))
+        if worker.dialect.silent_when_busy:
+            self._heard(worker, now)
         self._free(worker, now)
 
     def _keep(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
@@ -383,7 +401,6 @@ class BrokerCore:
         if service.idle:
             self._deliver(service.least_recently_used(), request, now)
         else:
-            request.size = sum(map(len, request.body))
             request.arrived = now  # its waiting begins anew, and so does its expiry
             service.waiting.push_front(request)
             self._count_waiting(request, now)

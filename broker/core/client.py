@@ -10,11 +10,13 @@ This is the Guide's Lazy Pirate for any number of requests at once. Two ways to 
 The correlation frame is the request's number and the try, so parts of an earlier try are told apart as well.
 When a request had no answer in time: if nothing at all came on this connection since it was sent, the
 connection is given up and all that is unanswered is sent again on a new one; else only this one is sent again.
+A connection on which something waits for ever is kept: only `lost` tells that its answer cannot come any more.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from enum import Enum
 from typing import NamedTuple
 
@@ -64,7 +66,7 @@ class _Pending:
         self.tries = 0
         self.sent_at = 0.0
         self.parts_told = 0
-        self.parts_seen = 0  # in the present try; those told before are not told twice
+        self.parts_seen: dict[int, int] = {}  # by try: each starts over, and no part is told twice
 
 
 class ClientSession:
@@ -76,7 +78,7 @@ class ClientSession:
         self.correlated = correlated
         self.connection = 1
         self.unmatched = 0
-        """Replies that belonged to nothing in flight: late ones, or ones from a broker that lost the stack."""
+        """Messages that belonged to nothing in flight: late replies, or ones from a broker that lost the stack."""
         self._heard_at = float("-inf")
         self._next_ticket = 1
         self._pending: dict[int, _Pending] = {}
@@ -94,22 +96,21 @@ class ClientSession:
         """Take a message from the broker; what fits no request is counted and dropped."""
         if peer != self.connection:
             return
+        self._heard_at = now
         reply = self.dialect.parse_reply(frames)
         ticket, attempt = self._ticket_of(reply.stack) if reply else (0, 0)
         pending = self._pending.get(ticket)
-        if reply is None or pending is None or (reply.service is not None and reply.service != pending.service):
+        if reply is None or pending is None or attempt > pending.tries or reply.service not in (None, pending.service):
             self.unmatched += 1
-            return
-        self._heard_at = now
-        if reply.final:
+        elif reply.final:
             del self._pending[ticket]
             self._deadlines.cancel(ticket)
             self._events.append(Event(ticket, EventKind.FINAL, reply.body))
-        elif attempt == pending.tries:
+        else:
             self._set_deadline(ticket, pending, now)
-            pending.parts_seen += 1
-            if pending.parts_seen > pending.parts_told:
-                pending.parts_told += 1
+            seen = pending.parts_seen[attempt] = pending.parts_seen.get(attempt, 0) + 1
+            if seen > pending.parts_told:
+                pending.parts_told = seen
                 self._events.append(Event(ticket, EventKind.PARTIAL, reply.body))
 
     def tick(self, now: float) -> None:
@@ -125,8 +126,8 @@ class ClientSession:
             self._events.append(Event(ticket, EventKind.GAVE_UP, []))
             if not self.correlated:
                 self._reopen()
-        if late and (not self.correlated or self._heard_at <= min(one.sent_at for one in late.values())):
-            self._resend_all(now)
+        if late and self._connection_is_dead(late.values()):
+            self._resend_all(now, min(pending.timeout or 0 for pending in late.values()))
         else:
             for ticket, pending in late.items():
                 self._send(ticket, pending, now)
@@ -175,7 +176,8 @@ class ClientSession:
         return events
 
     def cancel(self, ticket: int) -> None:
-        """Forget a request; its reply will be dropped."""
+        """Forget a request; its reply will be dropped, and what came of it already."""
+        self._events = [event for event in self._events if event.ticket != ticket]
         if self._pending.pop(ticket, None) is not None:
             self._deadlines.cancel(ticket)
             if not self.correlated:
@@ -198,7 +200,6 @@ class ClientSession:
 
     def _send(self, ticket: int, pending: _Pending, now: float) -> None:
         pending.tries += 1
-        pending.parts_seen = 0
         pending.sent_at = now
         self._set_deadline(ticket, pending, now)
         stack: Frames = []
@@ -216,7 +217,18 @@ class ClientSession:
         self._output.append((self.connection, None))
         self.connection += 1
 
-    def _resend_all(self, now: float) -> None:
+    def _connection_is_dead(self, late: Collection[_Pending]) -> bool:
+        if not self.correlated:
+            return True
+        silent = self._heard_at <= min(pending.sent_at for pending in late)
+        return silent and all(pending.timeout is not None for pending in self._pending.values())
+
+    def _resend_all(self, now: float, grace: float = 0.0) -> None:
+        """Send all again on a new connection. Those that are not late yet keep their deadline, but have `grace` at
+        least: so they come to be late together, and not each with a new connection of its own."""
         self._reopen()
         for ticket, pending in self._pending.items():
+            deadline = self._deadlines.get(ticket)
             self._send(ticket, pending, now)
+            if deadline is not None:
+                self._deadlines.set(ticket, max(deadline, now + grace))

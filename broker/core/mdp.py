@@ -67,6 +67,8 @@ class Command(Enum):
     HEARTBEAT = "heartbeat"
     DISCONNECT = "disconnect"
 
+    __hash__ = object.__hash__  # Enum's own is written in Python, and commands are looked up for every message
+
 
 @dataclass(frozen=True, slots=True)
 class ClientDialect:
@@ -123,7 +125,7 @@ CLIENT_MAJORTOMO = ClientDialect("majortomo", True, (CLIENT_02, b"\2"), (CLIENT_
 class WorkerDialect:
     """How one version of MDP/Worker frames its commands."""
 
-    __slots__ = ("_codes", "_commands", "_prefix", "name", "silent_when_busy")
+    __slots__ = ("_codes", "_prefix", "commands", "name", "silent_when_busy")
 
     def __init__(
         self,
@@ -138,7 +140,8 @@ class WorkerDialect:
         """Whether its workers send no heartbeats while they work (majortomo's do not)."""
         self._prefix = prefix
         self._codes = {command: (*prefix, code) for command, code in codes.items()}
-        self._commands = {code: command for command, code in codes.items()}
+        self.commands = {code: command for command, code in codes.items()}
+        """By the frame after the header."""
 
     def encode(self, command: Command, rest: Sequence[bytes] = ()) -> Frames:
         """Frames of a command. A version without PARTIAL raises KeyError for it."""
@@ -153,7 +156,7 @@ class WorkerDialect:
         at = len(self._prefix)
         if len(frames) <= at or tuple(frames[:at]) != self._prefix:
             return None
-        command = self._commands.get(frames[at])
+        command = self.commands.get(frames[at])
         return None if command is None else (command, frames[at + 1 :])
 
 
@@ -194,15 +197,18 @@ class ErrorReply(NamedTuple):
 
 
 def error_body(status: int, text: str, *detail: bytes) -> Frames:
-    """The body of an error reply. `status` has three digits."""
-    return [ERROR, b"%03d %s" % (status, text.encode()), *detail]
+    """The body of an error reply. `status` has three digits; another number becomes 500."""
+    return [ERROR, b"%d %s" % (status if 100 <= status <= 999 else 500, text.encode(errors="replace")), *detail]
 
 
 def read_error(body: Sequence[bytes]) -> ErrorReply | None:
     """The error that a body stands for; None when it is an ordinary body."""
-    if len(body) < 2 or body[0] != ERROR or not body[1][:3].isdigit():
+    if len(body) < 2 or body[0] != ERROR:
         return None
-    return ErrorReply(int(body[1][:3]), body[1][4:].decode(errors="replace"), list(body[2:]))
+    status, _, text = body[1].partition(b" ")
+    if len(status) != 3 or not status.isdigit():
+        return None
+    return ErrorReply(int(status), text.decode(errors="replace"), list(body[2:]))
 
 
 def service_fault(name: bytes) -> str | None:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from broker.core.mdp import ClientDialect, Frames, Peer
 
+_FRAME = 64
+"""Bytes of memory that a frame takes besides its content, roughly."""
+
+
+def footprint(frames: Frames) -> int:
+    """Bytes of memory that frames take, roughly: a million empty ones are not free."""
+    return sum(map(len, frames)) + _FRAME * len(frames)
+
 
 class Request:
     """Who asked for what, in which dialect, and how far it has come."""
 
     __slots__ = (
+        "answered",
         "arrived",
         "body",
         "collected",
+        "collected_size",
         "deliveries",
         "dialect",
         "partials_seen",
@@ -33,7 +43,7 @@ class Request:
         self.body = body
         self.arrived = arrived
         self.size = 0
-        """Bytes of the body; set while it waits."""
+        """Its footprint, address stack included; set while it waits."""
         self.token = b""
         """The worker's `client` frame; new at each delivery, so that a reply can be told from a stale one."""
         self.deliveries = 0
@@ -43,6 +53,9 @@ class Request:
         the client already has are not sent again."""
         self.collected: Frames = []
         """For clients whose version has no PARTIAL: the frames so far, to go out with FINAL."""
+        self.collected_size = 0
+        self.answered = False
+        """Whether an integrated service has answered it."""
 
     def partial(self, body: Frames) -> Frames | None:
         """The PARTIAL message for the client, or None when there is nothing to send (yet)."""
@@ -52,6 +65,7 @@ class Request:
         self.partials_sent += 1
         if self.dialect.partial is None:
             self.collected += body
+            self.collected_size += footprint(body)
             return None
         return self._message(self.dialect.partial, body)
 

@@ -2,13 +2,13 @@
 
 A heartbeat deadline moves with every message of its peer. Moving it only writes a dictionary entry; the heap
 is put right when the old, earlier time comes up. So a busy peer costs one heap operation an interval, not one
-a message.
+a message. Cancelled keys leave their entry behind; when those are the most, the heap is built anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Generic, TypeVar
 
@@ -40,7 +40,13 @@ class Timers(Generic[Key]):
     def cancel(self, key: Key) -> None:
         """Forget a key; unknown ones are fine."""
         self._when.pop(key, None)
-        self._queued.pop(key, None)
+        if self._queued.pop(key, None) is not None and len(self._heap) > 2 * len(self._queued) + 64:
+            self._heap = [(when, ticket, key) for key, (when, ticket) in self._queued.items()]
+            heapify(self._heap)
+
+    def get(self, key: Key) -> float | None:
+        """The deadline of a key."""
+        return self._when.get(key)
 
     def next(self) -> float | None:
         """The earliest deadline."""

@@ -62,7 +62,6 @@ class WorkerSession:
         self._client = b""
         self._partials: Frames = []
         self._job = 0
-        self._job_connection = 0
         self._job_running = False
         self._leaving = False
         self._output: list[Output] = []
@@ -80,8 +79,8 @@ class WorkerSession:
             return
         self._silent_at = now + self.config.heartbeat_interval * self.config.liveness
         command, rest = parsed
+        self._heard_any = True
         if command is not Command.DISCONNECT:
-            self._heard_any = True
             self._backoff.reset()
         TRANSITIONS.get((self.state, command), WorkerSession._reconnect)(self, rest, now)
 
@@ -98,7 +97,7 @@ class WorkerSession:
     def next_deadline(self) -> float | None:
         """When `tick` is wanted."""
         if self.state is SessionState.AWAY:
-            return None if self._job_running else self._wake_at
+            return None if self._job_running else self._wake_at  # it waits for the handler to finish
         return min(self._send_by, self._silent_at)
 
     def take_output(self) -> list[Output]:
@@ -120,7 +119,7 @@ class WorkerSession:
 
     def partial(self, job: int, body: Frames, now: float) -> None:
         """Send a part of the reply. In a version without PARTIAL it is kept and goes out with the final reply."""
-        if self._owns(job):
+        if job == self._job and self.state is SessionState.BUSY:
             if self.dialect.has(Command.PARTIAL):
                 self._send(Command.PARTIAL, (self._client, b"", *body), now)
             else:
@@ -130,17 +129,14 @@ class WorkerSession:
         """Give the (rest of the) reply; the worker is free again."""
         if job != self._job or not self._job_running:
             return
-        delivered = self._owns(job)
         self._job_running = False
-        if delivered:
+        if self.state is SessionState.BUSY:
             self._send(Command.FINAL, (self._client, b"", *self._partials, *body), now)
             self.state = SessionState.IDLE
-            if self._leaving:
-                self._say_goodbye(now)
         else:
             self.dropped_replies += 1
-            if self._leaving:
-                self._say_goodbye(now)
+        if self._leaving:
+            self._say_goodbye(now)
 
     def lost(self, now: float) -> None:
         """The transport knows that the connection is gone."""
@@ -155,10 +151,6 @@ class WorkerSession:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _owns(self, job: int) -> bool:
-        """Whether the reply to this job can still be sent."""
-        return self.state is SessionState.BUSY and job == self._job and self._job_connection == self.connection
-
     def _connect(self, now: float) -> None:
         self.connection += 1
         self.dialect = VERSIONS[self.config.versions[self._version]]
@@ -172,10 +164,14 @@ class WorkerSession:
         """Close; come back on a new connection after a while, in another version if nobody spoke this one."""
         self._output.append((self.connection, None))
         self.state = SessionState.AWAY
-        self._jobs.clear()
+        if self._jobs:  # nobody has begun to work on it
+            self._jobs.clear()
+            self._job_running = False
         if not self._heard_any:
             self._version = (self._version + 1) % len(self.config.versions)
-        self._wake_at = None if self._leaving else now + self._backoff.take()
+        self._wake_at = now + self._backoff.take()
+        if self._leaving and not self._job_running:
+            self._say_goodbye(now)
 
     def _work(self, rest: Frames, now: float) -> None:
         if len(rest) < 2 or rest[1] != b"":
@@ -185,7 +181,6 @@ class WorkerSession:
         self._client = rest[0]
         self._partials = []
         self._job += 1
-        self._job_connection = self.connection
         self._job_running = True
         self._jobs.append(Job(self._job, rest[2:]))
 

@@ -1,0 +1,56 @@
+"""What must be true of a broker's core between any two messages."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from broker.core.broker import BrokerCore
+from broker.core.request import Request
+from broker.core.service import FairQueue
+
+
+def queued(queue: FairQueue) -> list[Request]:
+    """All that waits in a queue, in no order that matters."""
+    return [*queue._front, *(request for own in queue._queues.values() for request in own)]
+
+
+def check(core: BrokerCore) -> None:
+    """Counters equal what they count, a service has free workers or waiting requests, timers belong to somebody."""
+    waiting = []
+    at_work = Counter(worker.service.name for worker in core.workers.values())
+    for name, service in core.services.items():
+        assert service.name == name
+        assert not service.unused, f"{name!r} has neither workers nor requests"
+        assert service.workers == at_work[name]
+        assert not (service.idle and service.waiting), f"{name!r} has free workers while requests wait"
+        held = queued(service.waiting)
+        assert len(service.waiting) == len(held)
+        assert len(service.waiting._turns) == len(set(service.waiting._turns)) == len(service.waiting._queues)
+        waiting += held
+    assert core.waiting == len(waiting)
+    assert core.waiting_bytes == sum(request.size for request in waiting)
+    assert not waiting or not core.config.request_expiry or core._next_sweep is not None
+
+    for peer, worker in core.workers.items():
+        assert worker.peer == peer
+        assert core.services[worker.service.name] is worker.service
+        assert (worker in worker.service.idle) == (worker.request is None), "idle or busy, never both"
+    assert sum(len(service.idle) for service in core.services.values()) <= len(core.workers)
+    in_hand = [worker.request for worker in core.workers.values() if worker.request]
+    assert len({id(request) for request in [*in_hand, *waiting]}) == len(in_hand) + len(waiting)
+
+    registered = set(core.workers.values())
+    assert set(core._beats._when) == set(core._silences._when) == registered
+
+
+def check_empty(core: BrokerCore) -> None:
+    """Everybody has gone and nothing is left of them."""
+    check(core)
+    assert core.services == {}
+    assert core.workers == {}
+    assert (core.waiting, core.waiting_bytes) == (0, 0)
+    for timers in (core._beats, core._silences):
+        assert not timers._when
+        assert not timers._queued
+        assert len(timers._heap) <= 64 + 2
+    assert core.take_output() == []

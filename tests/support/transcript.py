@@ -1,0 +1,108 @@
+"""A broker's core and the peers around it, who say and hear raw frames: tests read as a transcript.
+
+    broker.said("worker", b"MDPW02", b"\\1", b"echo")       a peer sends a message
+    broker.told("worker", b"MDPW02", b"\\5")                the next message for that peer is this one
+    broker.told_nothing("worker")                          there is none
+    broker.later(2.5)                                      the clock moves, and what is due is done
+
+The invariants are checked after each step.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import Any
+from unittest.mock import ANY
+
+from broker.config import BrokerConfig
+from broker.core.broker import BrokerCore
+from support.check import check
+
+CLIENT: Any = ANY
+"""Stands for the client frame of a worker's REQUEST, which is the broker's business."""
+
+
+class Transcript:
+    """One broker, any number of peers, and a clock that only moves when it is told to."""
+
+    def __init__(self, **config: Any) -> None:
+        self.now = 1000.0
+        self.core = BrokerCore(BrokerConfig(**config), now=self.now)
+        self._inboxes: dict[Any, deque[list[bytes]]] = defaultdict(deque)
+
+    def said(self, peer: str, *frames: bytes) -> None:
+        self.core.receive(peer, list(frames), self.now)
+        self.collect()
+
+    def told(self, peer: str, *frames: bytes) -> list[bytes]:
+        """The message, for what `CLIENT` stands for in it."""
+        assert self._inboxes[peer], f"{peer} was told nothing"
+        message = self._inboxes[peer].popleft()
+        assert message == list(frames)
+        return message
+
+    def told_nothing(self, *peers: str) -> None:
+        for peer in peers or list(self._inboxes):
+            assert not self._inboxes[peer], f"{peer} was told {list(self._inboxes[peer])}"
+
+    def heard(self, peer: str) -> list[list[bytes]]:
+        """All messages for a peer that were not looked at yet."""
+        messages = list(self._inboxes[peer])
+        self._inboxes[peer].clear()
+        return messages
+
+    def later(self, seconds: float) -> None:
+        """Move the clock as a loop would: from one deadline to the next."""
+        end = self.now + seconds
+        while (deadline := self.core.next_deadline()) is not None and deadline <= end:
+            assert deadline >= self.now - 1e-6, "a deadline was not met"
+            self.now = max(self.now, deadline)
+            self.core.tick(self.now)
+            self.collect()
+        self.now = end
+
+    def jump(self, seconds: float) -> None:
+        """Move the clock as if the process had stood still: one tick at the end."""
+        self.now += seconds
+        self.core.tick(self.now)
+        self.collect()
+
+    def lost(self, peer: str) -> None:
+        self.core.lost(peer, self.now)
+        self.collect()
+
+    def collect(self) -> None:
+        for peer, frames in self.core.take_output():
+            assert frames is not None
+            assert all(type(frame) is bytes for frame in frames)
+            self._inboxes[peer].append(frames)
+        check(self.core)
+
+    # -- phrases that most tests begin with ------------------------------------------------------------------
+
+    def worker(self, name: str, service: bytes = b"echo") -> None:
+        """A worker of version 0.2 registers."""
+        self.said(name, b"MDPW02", b"\1", service)
+        self.told(name, b"MDPW02", b"\5")
+
+    def request(self, client: str, *body: bytes, service: bytes = b"echo") -> None:
+        """A client of version 0.2 asks."""
+        self.said(client, b"MDPC02", b"\1", service, *body)
+
+    def working(self, worker: str, *body: bytes) -> bytes:
+        """A worker of version 0.2 was given a request; the client frame."""
+        return self.told(worker, b"MDPW02", b"\2", CLIENT, b"", *body)[2]
+
+    def final(self, worker: str, client: bytes, *body: bytes) -> None:
+        """A worker of version 0.2 answers."""
+        self.said(worker, b"MDPW02", b"\4", client, b"", *body)
+
+    def answered(self, client: str, *body: bytes, service: bytes = b"echo") -> None:
+        """A client of version 0.2 has its reply."""
+        self.told(client, b"MDPC02", b"\3", service, *body)
+
+    def failed(self, client: str, status: bytes, service: bytes = b"echo") -> bytes:
+        """A client of version 0.2 has an error reply; its text."""
+        text = self.told(client, b"MDPC02", b"\3", service, b"MDPE01", ANY)[4]
+        assert text[:4] == status + b" ", text
+        return text

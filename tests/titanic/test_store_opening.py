@@ -1,0 +1,212 @@
+"""Opening a store, and everything that can be in the way."""
+
+import os
+import subprocess
+import sys
+
+import lmdb
+import pytest
+
+from titanic.errors import NotAStore, StoreCorrupt, StoreLocked, StoreTooNew, StoreUnwritable
+from titanic.store import NewRequest, Store, check
+
+NOW = 1_795_258_520_106_479
+
+
+def make(path, n=1, size=10):
+    """A store with `n` requests, closed again."""
+    with Store.open(path) as store:
+        with store.write() as txn:
+            uuids = txn.accept_many([NewRequest(b"echo", [bytes(size)])] * n, NOW)
+        assert check(store) == []
+    return uuids
+
+
+def names(path):
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def set_format(path, number):
+    with lmdb.open(str(path), max_dbs=16, map_size=1 << 20) as env:
+        meta = env.open_db(b"meta", create=False)
+        with env.begin(write=True, db=meta) as txn:
+            txn.put(b"format", number.to_bytes(4, "little"))
+
+
+def test_directories_are_created_and_nobody_else_may_read_them(tmp_path):
+    path = tmp_path / "a" / "b"
+    with Store.open(path) as store:
+        assert store.path == path
+        assert check(store) == []
+    assert path.stat().st_mode & 0o777 == 0o750
+    assert (path / "data.mdb").stat().st_mode & 0o007 == 0
+    assert names(path) == ["data.mdb", "lock.mdb", "titanic.lock"]
+
+
+def test_an_empty_directory_becomes_a_store(tmp_path):
+    (tmp_path / "lost+found").mkdir()  # the root of a file system of its own
+    make(tmp_path)
+    assert (tmp_path / "data.mdb").exists()
+
+
+def test_what_an_interrupted_creation_left_is_no_obstacle(tmp_path):
+    (tmp_path / "new.mdb").write_bytes(b"half")
+    (tmp_path / "new.mdb-lock").write_bytes(b"")
+    (tmp_path / "titanic.lock").write_bytes(b"pid 1 since never")
+    make(tmp_path)
+    assert not list(tmp_path.glob("new.mdb*"))
+
+
+def test_a_store_is_closed_once(tmp_path):
+    store = Store.open(tmp_path)
+    store.close()
+    store.close()
+    make(tmp_path)
+
+
+def test_a_path_through_a_file_cannot_be_created(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreUnwritable, match="file/store"):
+        Store.open(tmp_path / "file" / "store")
+
+
+def test_a_file_system_that_takes_no_files_is_unwritable():
+    with pytest.raises(StoreUnwritable, match="/proc/self"):
+        Store.open("/proc/self/titanic-store")
+
+
+def test_a_file_is_not_a_store(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(NotAStore, match="no directory"):
+        Store.open(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_directory_with_other_things_is_not_a_store(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(NotAStore, match="thesis"):
+        Store.open(tmp_path)
+    assert names(tmp_path) == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("database", [None, b"meta", b"theirs"])
+def test_somebody_elses_lmdb_is_not_a_store_and_stays_as_it_was(tmp_path, database):
+    with lmdb.open(str(tmp_path), max_dbs=2) as env:
+        handle = env.open_db(database)
+        with env.begin(write=True, db=handle) as txn:
+            txn.put(b"key", b"value")
+    before = (tmp_path / "data.mdb").read_bytes()
+    with pytest.raises(NotAStore, match="something else"):
+        Store.open(tmp_path)
+    assert (tmp_path / "data.mdb").read_bytes() == before
+    assert names(tmp_path) == ["data.mdb", "lock.mdb"]
+
+
+def test_a_later_format_is_left_alone(tmp_path):
+    make(tmp_path)
+    set_format(tmp_path, 2)
+    before = (tmp_path / "data.mdb").read_bytes()
+    with pytest.raises(StoreTooNew, match="format is 2, known are formats up to 1"):
+        Store.open(tmp_path)
+    assert (tmp_path / "data.mdb").read_bytes() == before
+    set_format(tmp_path, 1)
+    Store.open(tmp_path).close()
+
+
+HOLD = """
+import sys
+from titanic.store import Store
+store = Store.open(sys.argv[1])
+print("open", flush=True)
+input()
+"""
+
+
+def test_a_store_that_is_open_elsewhere_says_where(tmp_path):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with holder:
+        assert holder.stdout.readline() == "open\n"
+        with pytest.raises(StoreLocked, match=rf"pid {holder.pid} since \d{{4}}-") as raised:
+            Store.open(tmp_path)
+        assert raised.value.pid == holder.pid
+        holder.kill()
+    make(tmp_path)  # a lock dies with its holder
+
+
+def test_a_store_is_opened_once_in_a_process(tmp_path):
+    with Store.open(tmp_path):
+        with pytest.raises(StoreLocked) as raised:
+            Store.open(tmp_path)
+        assert raised.value.pid == os.getpid()
+
+
+def test_a_failed_opening_gives_the_lock_back(tmp_path):
+    make(tmp_path)
+    set_format(tmp_path, 9)
+    for _ in range(2):
+        with pytest.raises(StoreTooNew):
+            Store.open(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 100, 4096, 8191, 8192, 3 * 4096, 10 * 4096, -4096, -1])
+def test_a_truncated_file_is_damaged(tmp_path, size):
+    make(tmp_path, n=1000, size=200)
+    data = tmp_path / "data.mdb"
+    whole = data.stat().st_size
+    os.truncate(data, size if size >= 0 else whole + size)
+    with pytest.raises(StoreCorrupt, match=r"data\.mdb is damaged"):
+        Store.open(tmp_path)
+
+
+def test_a_file_may_end_early_if_the_missing_pages_are_free(tmp_path):
+    uuids = make(tmp_path, n=100, size=9000)
+    with Store.open(tmp_path) as store:
+        for uuid in uuids:
+            with store.write() as txn:
+                txn.close(uuid)
+    data = tmp_path / "data.mdb"
+    with lmdb.open(str(tmp_path)) as env:
+        pages = env.info()["last_pgno"] + 1
+    os.truncate(data, data.stat().st_size - 4096)
+    assert data.stat().st_size < pages * 4096
+    with Store.open(tmp_path) as store:
+        assert check(store) == []
+        with store.read() as txn:
+            assert txn.counts().requests == 0
+    make(tmp_path, n=100, size=9000)
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 9000, bytes(16384)])
+def test_a_data_file_of_something_else_is_damaged(tmp_path, content):
+    make(tmp_path)
+    (tmp_path / "data.mdb").write_bytes(content)
+    with pytest.raises(StoreCorrupt):
+        Store.open(tmp_path)
+
+
+def test_the_capacity_can_be_another_one_each_time(tmp_path):
+    make(tmp_path)
+    for capacity in (1 << 20, 1 << 34, 1 << 16):
+        with Store.open(tmp_path, capacity=capacity) as store:
+            assert store.capacity == capacity
+            with store.read() as txn:
+                assert txn.counts().capacity == capacity
+            assert check(store) == []
+
+
+DIE_READING = """
+import os, sys, lmdb
+env = lmdb.open(sys.argv[1], readonly=True, max_dbs=16)
+txn = env.begin()
+os._exit(9)
+"""
+
+
+def test_killed_readers_are_cleared_away(tmp_path):
+    with Store.open(tmp_path) as store:
+        assert subprocess.run([sys.executable, "-c", DIE_READING, tmp_path], check=False).returncode == 9
+        assert store.reader_check() == 1
+        assert store.reader_check() == 0
+        assert check(store) == []

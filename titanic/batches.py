@@ -1,0 +1,62 @@
+"""Threads that work in batches: whatever has gathered while the last batch was worked on is the next one.
+
+This is all there is to group commit. Under load the batches grow by themselves, and a single message waits for
+nobody. There is no timer and no size to tune.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
+
+log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+
+
+class BatchThread(Generic[Item]):
+    """Calls `work` in a thread of its own with all the items that are waiting, at least one."""
+
+    def __init__(self, name: str, work: Callable[[list[Item]], None]) -> None:
+        self._work = work
+        self._queue: SimpleQueue[Item | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def put(self, item: Item) -> None:
+        """Add an item. Any thread may."""
+        self._queue.put(item)
+
+    def stop(self) -> None:
+        """Work off what was put so far, then end."""
+        self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        get, get_nowait = self._queue.get, self._queue.get_nowait
+        while True:
+            item = get()
+            batch: list[Item] = []
+            try:
+                while item is not None:
+                    batch.append(item)
+                    item = get_nowait()
+                stopping = True
+            except Empty:
+                stopping = False
+            if batch:
+                try:
+                    self._work(batch)
+                except Exception:
+                    # Every item answers for its own errors; what comes here is a fault of this program. The thread
+                    # must live on: all others depend on it.
+                    log.exception("the %s thread met an unexpected error", self._thread.name)
+            if stopping:
+                return

@@ -1,0 +1,244 @@
+"""What a program uses to hand requests to Titanic and to come back for the replies.
+
+    with Client() as titanic:
+        uuid = titanic.submit("resize", picture)
+        ...                                         # hours later, maybe in another process
+        thumbnail, = titanic.wait(uuid, timeout=60)
+        titanic.close(uuid)
+
+Not thread-safe: use one per thread, they are cheap.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import broker
+from broker import DEFAULT_ENDPOINT, Pipeline
+from titanic import ids, tsp
+from titanic.errors import InvalidRequest, Refused, RequestError, RequestFailed, TimedOut, TitanicError, UnknownRequest
+
+Body = bytes | str
+Frames = list[bytes]
+
+POLL_FIRST = 0.01
+POLL_MOST = 0.5
+"""Seconds between looks at a reply that is not there yet: the first pause, and the longest."""
+
+
+class Client:
+    """One client of one Titanic. Requests that get no answer are sent again.
+
+    A `submit` whose answer was lost on the way is therefore stored twice: Titanic executes at least once.
+    """
+
+    def __init__(
+        self, endpoint: str = DEFAULT_ENDPOINT, *, timeout: float = 5.0, retries: int = 2, version: str = "0.2"
+    ) -> None:
+        """`timeout` seconds for each of 1 + `retries` tries; `version` of MDP: 0.2, 0.1 or majortomo."""
+        self.endpoint = endpoint
+        self._single = broker.Client(endpoint, timeout=timeout, retries=retries, version=version)
+        self._many: Pipeline | None = None
+        self._settings: dict[str, Any] = {"timeout": timeout, "retries": retries, "version": version}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """Close the connection. What was submitted lives on."""
+        self._single.close()
+        if self._many is not None:
+            self._many.close()
+
+    # -- one request -----------------------------------------------------------------------------------------
+
+    def submit(self, service: Body, *body: Body) -> str:
+        """Have a request executed; its UUID comes back once it is on disk.
+
+        Raises InvalidRequest, Refused (store full, shutting down) or TimedOut (nobody answered).
+        """
+        return _uuid(self._ask(tsp.REQUEST, service, *(body or (b"",))))
+
+    def reply(self, uuid: str) -> Frames | None:
+        """The reply's frames; None while it is pending. The reply stays until the request is closed.
+
+        Raises UnknownRequest (closed, or never accepted) or RequestFailed (it failed for good).
+        """
+        return _reply(uuid, self._ask(tsp.REPLY, uuid))
+
+    def wait(self, uuid: str, timeout: float | None = None) -> Frames:
+        """The reply's frames, as soon as they are there. Raises as `reply`, and TimedOut after `timeout` seconds."""
+        for pause in _pauses(timeout):
+            frames = self.reply(uuid)
+            if frames is not None:
+                return frames
+            time.sleep(pause)
+        raise TimedOut(f"no reply to {uuid} yet", f"waited {timeout:g} s", "ask again later: the request lives on")
+
+    def close(self, *uuids: str) -> None:
+        """Delete requests and their replies. One that is not dispatched yet is cancelled; unknown ones are fine."""
+        for uuid in uuids:
+            _check(self._ask(tsp.CLOSE, uuid))
+
+    # -- many ------------------------------------------------------------------------------------------------
+
+    def submit_many(self, service: Body, bodies: Iterable[Body | Sequence[Body]], *, window: int = 1000) -> list[str]:
+        """Submit one request per body, with `window` on their way at once; the UUIDs in the bodies' order.
+
+        Raises as `submit`. Those that were accepted before the error stay accepted: to know which, submit in
+        smaller parts.
+        """
+        rows = ([service, body] if isinstance(body, (bytes, str)) else [service, *body] for body in bodies)
+        return [_uuid(reply) for reply in self._map(tsp.REQUEST, rows, window)]
+
+    def replies(
+        self, uuids: Iterable[str], timeout: float | None = None, *, window: int = 1000
+    ) -> Iterator[tuple[str, Frames | RequestError | UnknownRequest]]:
+        """Each UUID with its reply, as they come in; with the error for those that will never have one.
+
+        Raises TimedOut after `timeout` seconds when some are still pending.
+        """
+        pending = list(dict.fromkeys(uuids))
+        for pause in _pauses(timeout):
+            still = []
+            for uuid, answer in zip(pending, self._map(tsp.REPLY, pending, window), strict=True):
+                try:
+                    frames = _reply(uuid, answer)
+                except (RequestFailed, UnknownRequest) as error:
+                    yield uuid, error
+                else:
+                    if frames is None:
+                        still.append(uuid)
+                    else:
+                        yield uuid, frames
+            if not still:
+                return
+            # Something came: more will come soon. The pause grows only while nothing moves.
+            pending, moved = still, len(still) < len(pending)
+            time.sleep(POLL_FIRST if moved else pause)
+        raise TimedOut(f"{len(pending)} replies are still pending", f"waited {timeout:g} s", "ask again later")
+
+    def close_many(self, uuids: Iterable[str], *, window: int = 1000) -> None:
+        """Close any number of requests, with `window` on their way at once."""
+        for answer in self._map(tsp.CLOSE, uuids, window):
+            _check(answer)
+
+    # -- looking around --------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """What is stored, what waits per service, what is running, what was done since the start."""
+        document: dict[str, Any] = json.loads(_check(self._ask(tsp.STATS, b"{}"))[0])
+        return document
+
+    def list(
+        self,
+        *,
+        service: str | None = None,
+        state: str | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """A page of what is stored, oldest first, and what to pass as `after` for the next (None: that was all)."""
+        options = {"service": service, "state": state, "after": after, "limit": limit}
+        document = json.loads(_check(self._ask(tsp.LIST, json.dumps(options)))[0])
+        return document["requests"], document["next"]
+
+    def show(self, uuid: str) -> dict[str, Any]:
+        """All that is known of one request. Raises UnknownRequest."""
+        document = json.loads(_check(self._ask(tsp.LIST, json.dumps({"uuid": uuid})))[0])
+        if not document["requests"]:
+            raise _unknown(uuid)
+        row: dict[str, Any] = document["requests"][0]
+        return row
+
+    def call(self, service: Body, *body: Body) -> Frames:
+        """A plain MDP request, nothing stored. Raises broker.RemoteError or TimedOut."""
+        try:
+            return self._single.call(service, *(body or (b"",)))
+        except broker.TimedOut as error:
+            raise _silence(self.endpoint) from error
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _ask(self, service: bytes, *body: Body) -> Frames:
+        try:
+            return self._single.call(service, *body)
+        except broker.BrokerError as error:
+            raise _translate(error, self.endpoint) from error
+
+    def _map(self, service: bytes, bodies: Iterable[Body | Sequence[Body]], window: int) -> Iterator[Frames]:
+        if self._many is None:
+            self._many = Pipeline(self.endpoint, **self._settings)
+        try:
+            yield from self._many.map(service, bodies, window=window)
+        except broker.BrokerError as error:
+            raise _translate(error, self.endpoint) from error
+
+
+def _translate(error: broker.BrokerError, endpoint: str) -> TitanicError:
+    if isinstance(error, broker.TimedOut):
+        return _silence(endpoint)
+    if isinstance(error, broker.UsageError):
+        return InvalidRequest(str(error))
+    if isinstance(error, broker.RemoteError) and error.status < 500:
+        return InvalidRequest(error.text)
+    return Refused(str(error))
+
+
+def _silence(endpoint: str) -> TimedOut:
+    return TimedOut("no answer", f"nobody answered at {endpoint}", "is it running, and is this its endpoint?")
+
+
+def _unknown(uuid: str) -> UnknownRequest:
+    return UnknownRequest(f"unknown UUID {uuid}", "it was closed or never accepted", "")
+
+
+def _check(reply: Frames) -> Frames:
+    """The frames after a 200; the error that anything else stands for."""
+    status = tsp.read_status(reply[0]) if reply else None
+    if status is None:
+        raise Refused("the answer is not one of Titanic's", repr(reply[:1]), "is another service behind this name?")
+    if status.code == 400:
+        raise InvalidRequest(status.text)
+    if status.code != 200:
+        raise Refused(status.text)
+    return reply[1:]
+
+
+def _uuid(reply: Frames) -> str:
+    frames = _check(reply)
+    if len(frames) != 1 or ids.parse(frames[0]) is None:
+        raise Refused("the answer to a submission has no UUID", repr(frames[:2]), "")
+    return frames[0].decode()
+
+
+def _reply(uuid: str, reply: Frames) -> Frames | None:
+    status = tsp.read_status(reply[0]) if reply else None
+    if status is not None and status.code == 300:
+        return None
+    if status is not None and status.code == 400 and ids.parse(uuid.encode()) is not None:
+        raise _unknown(uuid)
+    if status is not None and status.code == 500 and status.text.startswith("failed"):
+        raise RequestFailed(status.text)
+    return _check(reply)
+
+
+def _pauses(timeout: float | None) -> Iterator[float]:
+    """Pauses between looks, growing, until `timeout` seconds have passed; at least one."""
+    until = None if timeout is None else time.monotonic() + timeout
+    pause = POLL_FIRST
+    while True:
+        left = float("inf") if until is None else until - time.monotonic()
+        yield max(0.0, min(pause, left))
+        if left <= 0:
+            return
+        pause = min(pause * 1.5, POLL_MOST)

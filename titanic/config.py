@@ -1,0 +1,45 @@
+"""Every setting of the server, with its default and what it means. Times are seconds, sizes bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from broker import DEFAULT_ENDPOINT, BrokerConfig, WorkerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """How Titanic stores, dispatches and stops."""
+
+    store: Path = Path("titanic-data")
+    """Directory of the store."""
+    capacity: int = 1 << 30
+    """What the store may hold; new requests are refused beyond it."""
+    bind: tuple[str, ...] = (DEFAULT_ENDPOINT,)
+    """Endpoints of the integrated broker."""
+    broker: str | None = None
+    """Endpoint of a broker of its own; None: the broker runs in this process."""
+    lanes: int = 64
+    """With a broker of its own: worker sockets for each of Titanic's services, and the most requests in flight
+    for one service with a broker that does not tell how many workers there are. MDP allows one request at a
+    time on each."""
+    max_attempts: int = 10
+    """A request that failed this many times has failed for good."""
+    retry_first: float = 1.0
+    """Wait after the first failure; each further one waits twice as long, give or take a tenth."""
+    retry_most: float = 300.0
+    """The longest such wait."""
+    attempt_timeout: float = 600.0
+    """With a broker not of this project: without a reply for this long, the attempt has failed. (This project's
+    broker tells when a worker died, so a request may take as long as its worker is alive.)"""
+    presence_first: float = 0.05
+    """Wait before asking again for a service that was absent; doubles up to `presence_most`."""
+    presence_most: float = 1.0
+    """The longest such wait."""
+    grace: float = 10.0
+    """On shutdown: how long requests that are with a worker may still take to bring their reply."""
+    wire: BrokerConfig = field(default_factory=BrokerConfig)
+    """The integrated broker's settings."""
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
+    """The lanes' settings."""

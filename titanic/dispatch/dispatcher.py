@@ -1,0 +1,236 @@
+"""The dispatcher's thread: moves requests between the store, its core and a courier."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import zmq
+
+from broker import Loop
+from titanic.config import ServerConfig
+from titanic.dispatch.core import DispatchCore, Fetch, Finish, Outcome
+from titanic.dispatch.courier import Courier
+from titanic.errors import RecordCorrupt, StoreError
+from titanic.store import Store, WriteTransaction
+from titanic.writer import Writer
+
+log = logging.getLogger(__name__)
+
+FETCH_BYTES = 64 << 20
+"""Bodies that one look into the store brings, at most."""
+
+LONGEST_ALARM = 30.0
+"""Seconds after which the wall clock is looked at again: somebody may have set it."""
+
+
+class Dispatcher:
+    """Runs in a thread of its own, as the last channel of its own loop.
+
+    `connect` makes the courier; it is called in that thread and may block until there is a broker. It returns
+    None when the dispatcher was stopped meanwhile.
+    """
+
+    def __init__(self, config: ServerConfig, store: Store, writer: Writer) -> None:
+        self.core = DispatchCore(config)
+        self.loop = Loop()
+        self.connect: Callable[[], Courier | None] = lambda: None
+        self._store = store
+        self._writer = writer
+        self._courier: Courier | None = None
+        self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
+
+    def start(self) -> None:
+        """Begin with what the store holds."""
+        self._thread.start()
+
+    def wind_down(self) -> None:
+        """Send nothing new; what is in flight may still come back."""
+        self.loop.call(self._set_stopping)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is with a worker or on its way to the disk."""
+        return not self.core.flights
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread is running."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """End the thread. What is in flight will be executed again after the next start."""
+        self.loop.stop()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # -- what the services tell (any thread) -----------------------------------------------------------------
+
+    def arrived(self, services: set[bytes]) -> None:
+        """New requests for these services are on disk."""
+        self.loop.call(self.core.arrived, services)
+
+    def closed(self, uuids: list[bytes]) -> None:
+        """These requests are no longer in the store."""
+        self.loop.call(self.core.closed, uuids)
+
+    def running(self) -> Collection[bytes]:
+        """The requests that are with a worker."""
+        return {uuid for uuid, flight in self.core.flights.copy().items() if not flight.settling}
+
+    def stats(self) -> dict[str, Any]:
+        """Figures for titanic.stats."""
+        return {"running": len(self.core.flights), "dispatch": dict(self.core.counts)}
+
+    # -- the channel -----------------------------------------------------------------------------------------
+
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """None of its own: the courier has them."""
+        return []
+
+    def changed(self) -> bool:
+        """Never."""
+        return False
+
+    def drain(self, now: float) -> bool:
+        """Nothing comes in here."""
+        return False
+
+    def tick(self, now: float) -> None:
+        """All is done in `flush`."""
+
+    def next_deadline(self) -> float | None:
+        """The core's."""
+        return self.core.next_deadline()
+
+    def flush(self, now: float) -> None:
+        """One round: take in results, decide, send."""
+        core, courier = self.core, self._courier
+        if courier is None:
+            return
+        courier.deliver(now)
+        if core.take_alarm(now):
+            self._writer.put(_Promote(self))
+        if questions := core.take_questions(now):
+            courier.ask(questions, now)
+        while fetches := core.take_fetches():
+            self._fetch(fetches, now)
+        if sends := core.take_sends():
+            courier.send(sends, now)
+        if outcomes := core.take_outcomes():
+            self._writer.put(_Outcomes(self, outcomes))
+        courier.push(now)
+
+    def close(self) -> None:
+        """Nothing of its own to close."""
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._courier = self.connect()
+            if self._courier is None:
+                return
+            self.loop.add(self)
+            with self._store.read() as transaction:
+                self.core.arrived(transaction.waiting())
+                self.set_alarm(transaction.next_due())
+            self.loop.run()
+        except Exception:
+            log.exception("the dispatcher met an unexpected error")
+
+    def _set_stopping(self) -> None:
+        self.core.stopping = True
+
+    def set_alarm(self, due_us: int | None) -> None:
+        """Have delayed requests looked at when the first of them is due (µs since the epoch)."""
+        now = time.monotonic()
+        if due_us is None:
+            self.core.set_alarm(None)
+        else:
+            self.core.set_alarm(now + min(LONGEST_ALARM, max(0.0, due_us / 1e6 - time.time())))
+
+    def _fetch(self, fetches: Sequence[Fetch], now: float) -> None:
+        try:
+            with self._store.read() as transaction:
+                for service, after, limit in fetches:
+                    try:
+                        rows = transaction.next_ready(service, after, limit, FETCH_BYTES)
+                    except RecordCorrupt as damage:
+                        log.error("cannot dispatch: %s", damage)
+                        self.core.damaged(service, damage.uuid, str(damage), now)
+                    else:
+                        self.core.fetched(service, rows, now)
+        except StoreError as error:
+            log.error("cannot read what to dispatch: %s", error)
+            for fetch in fetches:
+                self.core.unreadable(fetch.service, now)
+
+
+class _Outcomes:
+    """What became of requests, on its way to the disk."""
+
+    def __init__(self, dispatcher: Dispatcher, outcomes: Sequence[Outcome]) -> None:
+        self._dispatcher = dispatcher
+        self._outcomes = outcomes
+        self._due: int | None = None
+
+    def write(self, transaction: WriteTransaction, now_us: int) -> None:
+        now = time.monotonic()
+        for outcome in self._outcomes:
+            dispatched_at = now_us - int((now - outcome.started) * 1e6)
+            if isinstance(outcome, Finish):
+                transaction.finish(
+                    outcome.uuid,
+                    outcome.status,
+                    outcome.frames,
+                    attempts=outcome.attempts,
+                    dispatched_at=dispatched_at,
+                    finished_at=now_us,
+                    reason=outcome.reason,
+                )
+            else:
+                transaction.postpone(
+                    outcome.uuid,
+                    due=now_us + int(outcome.delay * 1e6),
+                    attempts=outcome.attempts,
+                    dispatched_at=dispatched_at,
+                    reason=outcome.reason,
+                )
+        self._due = transaction.next_due()
+
+    def committed(self) -> None:
+        self._dispatcher.loop.call(self._settle)
+
+    def failed(self, error: StoreError) -> None:
+        self._dispatcher.loop.call(self._dispatcher.core.unsettled, self._outcomes, time.monotonic())
+
+    def _settle(self) -> None:
+        self._dispatcher.core.settled([outcome.uuid for outcome in self._outcomes])
+        self._dispatcher.set_alarm(self._due)
+
+
+class _Promote:
+    """Putting delayed requests that are due back into the queue."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._services: list[bytes] = []
+        self._due: int | None = None
+
+    def write(self, transaction: WriteTransaction, now_us: int) -> None:
+        self._services = [service for service, _ in transaction.promote(now_us)]
+        self._due = transaction.next_due()
+
+    def committed(self) -> None:
+        self._dispatcher.loop.call(self._tell)
+
+    def failed(self, error: StoreError) -> None:
+        self._dispatcher.loop.call(self._dispatcher.set_alarm, time.time_ns() // 1000 + 1_000_000)
+
+    def _tell(self) -> None:
+        self._dispatcher.core.arrived(self._services, rewind=True)
+        self._dispatcher.set_alarm(self._due)

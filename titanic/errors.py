@@ -1,0 +1,123 @@
+"""Everything Titanic raises on purpose, under one root.
+
+    TitanicError
+    ├── CallerError             the call was wrong; repeating it won't help
+    │   ├── InvalidRequest      a service name, priority or size that can't be stored
+    │   └── UnknownRequest      no request has this UUID: closed, or never accepted
+    ├── StoreError              the disk, the directory or the file behind the store
+    │   ├── StoreUnwritable     the directory can't be created or written
+    │   ├── NotAStore           something else lives at that path
+    │   ├── StoreTooNew         written by a later version
+    │   ├── StoreLocked         another process has it open
+    │   ├── StoreCorrupt        the data file is damaged
+    │   ├── RecordCorrupt       one record is damaged, the rest is fine
+    │   ├── StoreFull           no room for a new request; goes away as requests are closed
+    │   └── StoreFailed         the disk failed; nothing of that transaction was kept
+    └── RequestError            what became of a request, told to the one who waits for it
+        ├── RequestFailed       it ended without a reply
+        ├── Refused             it was not accepted
+        └── TimedOut            no answer in the time given; the request lives on
+
+A message says what is wrong, the fact behind it, and what to do, in that order and separated by "; ".
+Exceptions of lmdb and the operating system are turned into these where the store calls them, and stay
+reachable as `__cause__`.
+"""
+
+from __future__ import annotations
+
+
+class TitanicError(Exception):
+    """Root of all. `str()` of it is meant for people."""
+
+    def __init__(self, what: str, fact: str = "", advice: str = "") -> None:
+        super().__init__("; ".join(part for part in (what, fact, advice) if part))
+
+
+class CallerError(TitanicError):
+    """The call can't succeed as it stands."""
+
+
+class InvalidRequest(CallerError):
+    """A request that can't be stored as given."""
+
+
+class UnknownRequest(CallerError):
+    """No request has this UUID."""
+
+
+class StoreError(TitanicError):
+    """The store, or what it stands on, isn't as it must be."""
+
+
+class StoreUnwritable(StoreError):
+    """The store's directory can't be created or written."""
+
+
+class NotAStore(StoreError):
+    """The path holds something that isn't a store; it was left as it was."""
+
+
+class StoreTooNew(StoreError):
+    """The store was written in a later format than this version knows."""
+
+
+class StoreLocked(StoreError):
+    """Another process has the store open. `pid` is its id, None if it couldn't be told."""
+
+    def __init__(self, what: str, fact: str, advice: str, *, pid: int | None) -> None:
+        super().__init__(what, fact, advice)
+        self.pid = pid
+
+
+class StoreCorrupt(StoreError):
+    """The data file is damaged as a whole: truncated, or its pages don't fit together."""
+
+
+class RecordCorrupt(StoreError):
+    """One record fails its checksum. `uuid` and `database` say which; closing the request removes it."""
+
+    def __init__(self, uuid: bytes, database: str, fact: str) -> None:
+        super().__init__(
+            f"the record of {uuid.hex()} in '{database}' is damaged", fact, "close the request to remove it"
+        )
+        self.uuid = uuid
+        self.database = database
+
+
+class StoreFull(StoreError):
+    """No room for new requests.
+
+    `used`, `capacity` and `needed` (of the whole batch) are bytes. `fitting` says how many of the batch's
+    requests, counted from its start, would have fitted.
+    """
+
+    def __init__(self, used: int, capacity: int, needed: int = 0, fitting: int = 0) -> None:
+        super().__init__(
+            "the store is full",
+            f"{used} of {capacity} bytes are used" + (f", {needed} more are needed" if needed else ""),
+            "try again when requests have been closed, or raise the capacity",
+        )
+        self.used = used
+        self.capacity = capacity
+        self.needed = needed
+        self.fitting = fitting
+
+
+class StoreFailed(StoreError):
+    """The disk or the database failed. The transaction was dropped as a whole."""
+
+
+class RequestError(TitanicError):
+    """What became of a request."""
+
+
+class RequestFailed(RequestError):
+    """The request ended without a reply: it failed for good, expired or was cancelled."""
+
+
+class Refused(RequestError):
+    """Titanic did not accept the request."""
+
+
+class TimedOut(RequestError):
+    """No answer in the time given."""

@@ -1,0 +1,149 @@
+"""Titanic as an ordinary MDP worker of some broker: its services behind worker sockets.
+
+MDP gives a worker one request at a time, so each service registers many: its lanes. All that is ready on all
+lanes at the end of a round is one batch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from broker import Dealer, Job, Loop, WorkerConfig, WorkerSession
+from titanic.services import Answers
+from titanic.tsp import Frames
+
+Handle = Callable[[bytes, Sequence["LaneAsk"]], None]
+
+
+class LaneAsk:
+    """A request that came on a lane."""
+
+    __slots__ = ("body", "job", "lane")
+
+    def __init__(self, lane: Lane, job: Job) -> None:
+        self.lane = lane
+        self.job = job.number
+        self.body: Frames = job.body
+
+
+class Lane:
+    """One worker socket, as a channel of a loop."""
+
+    def __init__(self, lanes: Lanes, service: bytes, endpoint: str, config: WorkerConfig) -> None:
+        self.session = WorkerSession(service, config, now=time.monotonic())
+        self._lanes = lanes
+        self._dealer = Dealer(zmq.Context.instance(), endpoint)
+
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        return self._dealer.sockets()
+
+    def changed(self) -> bool:
+        return self._dealer.changed()
+
+    def drain(self, now: float) -> bool:
+        while (frames := self._dealer.receive()) is not None:
+            self.session.receive(self._dealer.number, frames, now)
+        return False
+
+    def tick(self, now: float) -> None:
+        self.session.tick(now)
+
+    def next_deadline(self) -> float | None:
+        return self.session.next_deadline()
+
+    def flush(self, now: float) -> None:
+        self._dealer.send(self.session.take_output())
+        for job in self.session.take_jobs():
+            self._lanes.collect(LaneAsk(self, job))
+
+    def close(self) -> None:
+        self._dealer.close()
+
+
+class Lanes:
+    """All lanes of all services, in one thread. `handle` gets the batches; answers go through `answer`."""
+
+    def __init__(
+        self, endpoint: str, services: Sequence[bytes], handle: Handle, *, count: int, config: WorkerConfig
+    ) -> None:
+        self._handle = handle
+        self._loop = Loop()
+        self._lanes = [Lane(self, service, endpoint, config) for service in services for _ in range(count)]
+        self._batches: dict[bytes, list[LaneAsk]] = {}
+        for lane in self._lanes:
+            self._loop.add(lane)
+        self._loop.add(self)  # the last: its flush comes when all lanes have been looked at
+        self._thread = threading.Thread(target=self._loop.run, name="lanes", daemon=True)
+
+    def start(self) -> None:
+        """Register with the broker, as soon as there is one."""
+        self._thread.start()
+
+    def answer(self, answers: Answers) -> None:
+        """Send answers back. Any thread may."""
+        self._loop.call(self._answer, answers)
+
+    def stop(self) -> None:
+        """Say good-bye and end the thread."""
+        self._loop.call(self._leave)
+        self._loop.stop()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread is running."""
+        return self._thread.is_alive()
+
+    @property
+    def registered(self) -> int:
+        """Lanes that have heard from the broker."""
+        return sum(lane.session.registered for lane in self._lanes)
+
+    def collect(self, ask: LaneAsk) -> None:
+        """Called by a lane: a request has come."""
+        self._batches.setdefault(ask.lane.session.service, []).append(ask)
+
+    def _answer(self, answers: Answers) -> None:
+        now = time.monotonic()
+        for ask, body in answers:
+            ask.lane.session.final(ask.job, body, now)
+
+    def _leave(self) -> None:
+        now = time.monotonic()
+        for lane in self._lanes:
+            lane.session.leave(now)
+
+    # -- the channel that hands over what the lanes collected -------------------------------------------------
+
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """None of its own."""
+        return []
+
+    def changed(self) -> bool:
+        """Never."""
+        return False
+
+    def drain(self, now: float) -> bool:
+        """Nothing comes in here."""
+        return False
+
+    def tick(self, now: float) -> None:
+        """Nothing is ever due here."""
+
+    def next_deadline(self) -> float | None:
+        """Never."""
+        return None
+
+    def flush(self, now: float) -> None:
+        """Hand over the batches."""
+        batches, self._batches = self._batches, {}
+        for service, batch in batches.items():
+            self._handle(service, batch)
+
+    def close(self) -> None:
+        """Nothing of its own to close."""

@@ -1,0 +1,81 @@
+"""The states of a request, and what leads from one to the next.
+
+    accept ──► WAITING ──dispatch──► RUNNING ──succeed──► DONE
+       │        ▲  ▲                  │ │ │
+       │   promote └──────abandon─────┘ │ └────fail─────► FAILED
+       ▼        │                       │
+      DELAYED ──┘ ◄──────postpone───────┘
+       WAITING, DELAYED ──expire──► EXPIRED        WAITING, DELAYED, RUNNING ──cancel──► CANCELLED
+
+RUNNING is known to the dispatcher alone: on disk a running request is still WAITING, so that after a crash it
+waits again without anything having to be put right. The ended states DONE … CANCELLED last until the request
+is closed, which deletes it from any state.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class State(IntEnum):
+    """Where a request is in its life. The numbers are on disk: never use one again for something else."""
+
+    WAITING = 1  # can be dispatched now
+    DELAYED = 2  # not before a given time: asked for by the client, or backing off after a failure
+    RUNNING = 3  # a worker has it
+    DONE = 4
+    FAILED = 5
+    EXPIRED = 6
+    CANCELLED = 7
+
+
+class Status(IntEnum):
+    """How a request ended; the same numbers as the State it is in then."""
+
+    DONE = State.DONE
+    FAILED = State.FAILED
+    EXPIRED = State.EXPIRED
+    CANCELLED = State.CANCELLED
+
+
+class Event(IntEnum):
+    """What can happen to a request."""
+
+    DISPATCH = 1
+    ABANDON = 2  # the worker or Titanic died
+    SUCCEED = 3
+    FAIL = 4  # for good
+    POSTPONE = 5  # failed, to be tried again later
+    PROMOTE = 6  # the delay is over
+    EXPIRE = 7
+    CANCEL = 8
+
+
+# A missing key is the error. A result also counts when it comes late, from an attempt that was given up: the
+# work is done, so nobody needs to do it again.
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (State.WAITING, Event.DISPATCH): State.RUNNING,
+    (State.WAITING, Event.SUCCEED): State.DONE,
+    (State.WAITING, Event.FAIL): State.FAILED,
+    (State.WAITING, Event.POSTPONE): State.DELAYED,
+    (State.WAITING, Event.EXPIRE): State.EXPIRED,
+    (State.WAITING, Event.CANCEL): State.CANCELLED,
+    (State.DELAYED, Event.PROMOTE): State.WAITING,
+    (State.DELAYED, Event.SUCCEED): State.DONE,
+    (State.DELAYED, Event.FAIL): State.FAILED,
+    (State.DELAYED, Event.EXPIRE): State.EXPIRED,
+    (State.DELAYED, Event.CANCEL): State.CANCELLED,
+    (State.RUNNING, Event.ABANDON): State.WAITING,
+    (State.RUNNING, Event.SUCCEED): State.DONE,
+    (State.RUNNING, Event.FAIL): State.FAILED,
+    (State.RUNNING, Event.POSTPONE): State.DELAYED,
+    (State.RUNNING, Event.CANCEL): State.CANCELLED,
+}
+
+ENDING: dict[Status, Event] = {
+    Status.DONE: Event.SUCCEED,
+    Status.FAILED: Event.FAIL,
+    Status.EXPIRED: Event.EXPIRE,
+    Status.CANCELLED: Event.CANCEL,
+}
+"""The event that each status records."""

@@ -1,0 +1,78 @@
+"""The Titanic Service Protocol (RFC 9) and what goes beyond it: bodies of requests and replies.
+
+    service          request body     reply body
+    titanic.request  service body…    200 uuid
+    titanic.reply    uuid             200 body…   300 (pending)   400 (unknown)   500 text (failed for good)
+    titanic.close    uuid             200 (also when it was unknown)
+    titanic.list     JSON options     200 JSON
+    titanic.stats    anything         200 JSON
+
+A status frame is three digits, a space and free text for people. 400: the request is at fault; 500: Titanic is,
+try again later. The text of a 500 begins with a fixed word where it says what became of a request: `failed`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from broker import service_fault
+from titanic import ids
+
+REQUEST = b"titanic.request"
+REPLY = b"titanic.reply"
+CLOSE = b"titanic.close"
+LIST = b"titanic.list"
+STATS = b"titanic.stats"
+
+SERVICES = (REQUEST, REPLY, CLOSE, LIST, STATS)
+
+OK = b"200"
+PENDING = b"300"
+
+Frames = list[bytes]
+
+
+class Status(NamedTuple):
+    """A status frame as a client reads it."""
+
+    code: int
+    text: str
+
+
+def read_status(frame: bytes) -> Status | None:
+    """The status in a reply's first frame; None when it is not one."""
+    if len(frame) < 3 or not frame[:3].isdigit() or frame[3:4] not in (b"", b" "):
+        return None
+    return Status(int(frame[:3]), frame[4:].decode(errors="replace"))
+
+
+def bad_request(text: str) -> Frames:
+    """The body of a 400: it is the request that is at fault."""
+    return [b"400 " + text.encode()]
+
+
+def failure(text: str) -> Frames:
+    """The body of a 500: Titanic could not do it, or the request failed for good."""
+    return [b"500 " + text.encode()]
+
+
+UNKNOWN = bad_request("unknown: no request has this UUID; it was closed or never accepted")
+
+
+def request_fault(body: Frames) -> str | None:
+    """What is wrong with the body of a titanic.request; None when it is fine."""
+    if len(body) < 2:
+        return "a titanic.request is a service name and at least one body frame"
+    if fault := service_fault(body[0]):
+        return fault
+    if body[0].startswith((b"mmi.", b"titanic.")):
+        return "requests for mmi. and titanic. services are answered at once; they cannot be stored"
+    return None
+
+
+def read_uuid(body: Frames) -> bytes | None:
+    """The UUID that a titanic.reply or titanic.close names; None when it is not 32 hexadecimal digits."""
+    return ids.parse(body[0]) if len(body) == 1 else None
+
+
+BAD_UUID = bad_request("bad UUID: it must be 32 hexadecimal digits")
