@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from support.transcript import CLIENT, Transcript
 
 

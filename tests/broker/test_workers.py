@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-from broker.core.mdp import WORKER_MAJORTOMO, WORKER_V01, WORKER_V02, WorkerDialect
 from support.check import check_empty
 from support.transcript import CLIENT, Transcript
+
+from broker.core.mdp import WORKER_MAJORTOMO, WORKER_V01, WORKER_V02, WorkerDialect
 
 HEADS = {"0.1": [b"", b"MDPW01"], "0.2": [b"MDPW02"], "majortomo": [b"", b"MDPW02"]}
 READY, REQUEST = b"\1", b"\2"
@@ -45,7 +45,7 @@ class One:
     def is_gone(self) -> None:
         self.broker.told_nothing("worker")
         assert not self.core.workers
-        self.broker.later(60)
+        self.broker.later(30)
         self.broker.told_nothing("worker")
 
 

@@ -14,9 +14,10 @@ from collections import defaultdict, deque
 from typing import Any
 from unittest.mock import ANY
 
+from support.check import check
+
 from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore
-from support.check import check
 
 CLIENT: Any = ANY
 """Stands for the client frame of a worker's REQUEST, which is the broker's business."""

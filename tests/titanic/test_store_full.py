@@ -171,6 +171,9 @@ def test_accepting_stops_at_the_brim_whatever_the_accounts_say(tmp_path):
         uuids = fill(store)
         assert file_size(store) < 1.5 * (1 << 20)
         assert used(store) < store.capacity / 2
+        with pytest.raises(StoreFull) as raised:
+            accept(store, NewRequest(b"echo", [bytes(1000)]))
+        assert raised.value.used + raised.value.needed > raised.value.capacity  # the message makes sense
         for uuid in uuids[:-10]:
             assert finish(store, uuid)
             close(store, uuid)

@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from titanic.errors import InvalidRequest
+from titanic.errors import InvalidRequest, StoreFailed
+from titanic.ids import IdMaker
 from titanic.store import NewRequest, Outcome, Pending, State, Status, Store, check
 
 NOW = 1_795_258_520_106_479
@@ -257,6 +258,13 @@ def test_a_delayed_request_is_not_postponed_again(store):
         assert txn.next_due() == NOW + SECOND
 
 
+def test_a_request_postponed_to_no_time_is_due_at_once(store):
+    uuid = in_state(store, State.WAITING)
+    assert postpone(store, uuid, 0)
+    assert state(store, uuid) is State.DELAYED
+    assert promote(store, NOW) == [(b"echo", 1)]
+
+
 def test_a_request_can_ask_to_be_delayed(store):
     late, now = accept(
         store, NewRequest(b"echo", [], 9, not_before=NOW + SECOND), NewRequest(b"echo", [], 9, not_before=NOW)
@@ -309,6 +317,14 @@ def test_ids_ascend_after_a_restart_with_the_clock_behind(tmp_path):
         after = accept(store, *[NewRequest(b"echo", [])] * 3, now=NOW - 3600 * SECOND)
         assert [row.uuid for row in queue(store)] == before + after
         assert check(store) == []
+
+
+def test_an_id_out_of_order_is_never_acknowledged(store):
+    accept(store, NewRequest(b"echo", []))
+    store._environment = store._environment._replace(ids=IdMaker(None))
+    with pytest.raises(StoreFailed, match="ids don't ascend"):
+        accept(store, NewRequest(b"echo", []), now=NOW - SECOND)
+    assert counts(store) == (1, 1, 0, 0)
 
 
 def test_a_description_follows_the_request(store):

@@ -194,6 +194,8 @@ def test_the_capacity_can_be_another_one_each_time(tmp_path):
             with store.read() as txn:
                 assert txn.counts().capacity == capacity
             assert check(store) == []
+        with lmdb.open(str(tmp_path), max_dbs=16) as env, env.begin(db=env.open_db(b"meta")) as txn:
+            assert int.from_bytes(txn.get(b"capacity"), "little") == capacity
 
 
 DIE_READING = """

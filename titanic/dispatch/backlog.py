@@ -1,4 +1,4 @@
-"""One service's part of the dispatcher's knowledge."""
+"""What the dispatcher's core knows: of a service that has something to do, and of a request that is being done."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Backlog:
         self.cursor: bytes | None = None
         """Where in the store's queue the last one that was fetched stood; None: fetch from the front."""
         self.in_flight = 0
-        """Requests sent and not answered."""
+        """Requests sent and not answered, or answered with what cannot be written to the disk just now."""
         self.known = 0
-        """Those, and the ones whose outcome is not on disk yet."""
+        """Those, and the ones whose outcome is on its way to the disk."""
         self.room: int | None = None
         """How many may be in flight: as many as there are workers, 0 when there is none; None: not known yet."""
         self.asked = False
@@ -33,6 +33,16 @@ class Backlog:
         return max(0, (self.room or 0) - self.in_flight)
 
     @property
+    def hungry(self) -> bool:
+        """Whether more of its requests are to be fetched now."""
+        return self.waiting and self.free > 0
+
+    @property
+    def curious(self) -> bool:
+        """Whether it waits for (more) workers than are known, and is to be asked for."""
+        return self.waiting and not self.asked and not self.free
+
+    @property
     def idle(self) -> bool:
         """Whether there is nothing to remember."""
         return not self.waiting and not self.known
@@ -41,3 +51,24 @@ class Backlog:
         """Something was put into the queue, perhaps before the cursor."""
         self.waiting = True
         self.cursor = None
+
+
+class Flight:
+    """A request that is being executed, or whose outcome is not on disk yet."""
+
+    __slots__ = ("attempts", "backlog", "closed", "held", "max_attempts", "settling", "size", "started")
+
+    def __init__(self, backlog: Backlog, attempts: int, max_attempts: int, started: float) -> None:
+        self.backlog = backlog
+        self.attempts = attempts
+        self.max_attempts = max_attempts
+        self.started = started
+        self.settling = False
+        """Whether its attempt is over and the outcome on its way to the disk."""
+        self.size = 0
+        """Memory of that outcome, roughly."""
+        self.held = False
+        """Whether the disk did not take the outcome. It keeps its place meanwhile, as if it were still with the
+        worker: a disk that fails must not let results pile up in memory."""
+        self.closed = False
+        """Whether its client closed it. The worker is still at it, so it keeps its place until the reply comes."""

@@ -121,9 +121,9 @@ class _Check(ReadTransaction):
             self._report("meta", None, f"'used' is {used}, the rows come to {self._sum}")
         waiting = self.waiting()
         for service in waiting.keys() | self._ready.keys():
-            stored, actual = waiting.get(service), self._ready.get(service)
-            if stored != actual:
-                self._report("meta", None, f"{stored} for {service!r}, 'ready' has {actual}")
+            counted, actual = waiting.get(service), self._ready.get(service)
+            if counted != actual:
+                self._report("meta", None, f"{counted} for {service!r}, 'ready' has {actual}")
 
     def _rows(
         self, database: lmdb._Database, name: str, *, has_uuid_key: bool = True

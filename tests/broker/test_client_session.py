@@ -1,0 +1,356 @@
+"""A client's side of MDP, against raw frames: retries, correlation, giving up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.config import ClientConfig
+from broker.core.client import ClientSession, Event, EventKind
+
+
+class Asking:
+    """A session, the frames on its connections, and a clock."""
+
+    def __init__(self, *, correlated: bool = False, **config: Any) -> None:
+        self.now = 100.0
+        self.session = ClientSession(ClientConfig(**config), correlated=correlated)
+        self._output: list[tuple[Any, list[bytes] | None]] = []
+
+    def asks(self, *body: bytes, **how: Any) -> int:
+        return self.session.request(b"echo", list(body), self.now, **how)
+
+    def said(self, *frames: bytes) -> None:
+        assert self.next() == (self.session.connection, list(frames))
+
+    def closed(self, connection: int) -> None:
+        assert self.next() == (connection, None)
+
+    def next(self) -> tuple[Any, list[bytes] | None]:
+        self._output += self.session.take_output()
+        assert self._output, "the client said nothing"
+        return self._output.pop(0)
+
+    def sent(self, *, connection: int) -> dict[bytes, bytes]:
+        """The requests of a correlated session that went out just now: correlation frame by body."""
+        self._output += self.session.take_output()
+        requests = {}
+        for number, frames in self._output:
+            assert number == connection
+            assert frames is not None
+            assert frames[1:5] == [b"", b"MDPC02", b"\1", b"echo"]
+            requests[frames[5]] = frames[0]
+        self._output.clear()
+        return requests
+
+    def said_nothing(self) -> None:
+        self._output += self.session.take_output()
+        assert self._output == []
+
+    def told(self, *frames: bytes, connection: int | None = None) -> None:
+        self.session.receive(self.session.connection if connection is None else connection, list(frames), self.now)
+
+    def later(self, seconds: float) -> None:
+        end = self.now + seconds
+        while (deadline := self.session.next_deadline()) is not None and deadline <= end:
+            assert deadline >= self.now - 1e-6
+            self.now = max(self.now, deadline)
+            self.session.tick(self.now)
+        self.now = end
+
+    def learned(self, *news: tuple[int, EventKind, list[bytes]]) -> None:
+        assert self.session.take_events() == [Event(*one) for one in news]
+
+
+FINAL, PARTIAL, GAVE_UP = EventKind.FINAL, EventKind.PARTIAL, EventKind.GAVE_UP
+
+
+# -- on the wire ---------------------------------------------------------------------------------------------
+
+
+def test_version_02() -> None:
+    asking = Asking()
+    ticket = asking.asks(b"hello", b"world")
+    asking.said(b"MDPC02", b"\1", b"echo", b"hello", b"world")
+    asking.told(b"MDPC02", b"\2", b"echo", b"part")
+    asking.told(b"MDPC02", b"\3", b"echo", b"end")
+    asking.learned((ticket, PARTIAL, [b"part"]), (ticket, FINAL, [b"end"]))
+    assert len(asking.session) == 0
+    assert asking.session.next_deadline() is None
+
+
+def test_version_01() -> None:
+    asking = Asking(version="0.1")
+    ticket = asking.asks(b"hello")
+    asking.said(b"", b"MDPC01", b"echo", b"hello")
+    asking.told(b"", b"MDPC01", b"echo", b"a", b"b")
+    asking.learned((ticket, FINAL, [b"a", b"b"]))
+
+
+def test_majortomo() -> None:
+    asking = Asking(version="majortomo")
+    ticket = asking.asks(b"hello")
+    asking.said(b"", b"MDPC02", b"\2", b"echo", b"hello")
+    asking.told(b"", b"MDPC02", b"\3", b"part")
+    asking.told(b"", b"MDPC02", b"\4", b"end")
+    asking.learned((ticket, PARTIAL, [b"part"]), (ticket, FINAL, [b"end"]))
+
+
+@pytest.mark.parametrize("version", ["0.1", "0.2", "majortomo"])
+def test_correlation_is_an_address_frame_that_comes_back(version: str) -> None:
+    asking = Asking(version=version, correlated=True)
+    first, second = asking.asks(b"1"), asking.asks(b"2")
+    replies = []
+    for _ in range(2):
+        _, frames = asking.next()
+        assert frames is not None
+        assert frames[1] == b""
+        head = {"0.1": [b"MDPC01", b"echo"], "0.2": [b"MDPC02", b"\3", b"echo"], "majortomo": [b"MDPC02", b"\4"]}
+        replies.append([frames[0], b"", *head[version], b"re:" + frames[-1]])
+    asking.told(*replies[1])
+    asking.told(*replies[0])
+    asking.learned((second, FINAL, [b"re:2"]), (first, FINAL, [b"re:1"]))
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [b""],
+        [b"MDPC02"],
+        [b"MDPC02", b"\3"],
+        [b"MDPC02", b"\1", b"echo", b"x"],
+        [b"MDPC02", b"\4", b"echo", b"x"],
+        [b"MDPC02", b"\3", b"other service", b"x"],
+        [b"", b"MDPC01", b"echo", b"x"],
+        [b"MDPW02", b"\5"],
+        [b"garbage"] * 20,
+    ],
+    ids=repr,
+)
+def test_what_is_no_reply_is_counted_and_dropped(frames: list[bytes]) -> None:
+    asking = Asking()
+    ticket = asking.asks(b"q")
+    asking.told(*frames)
+    asking.learned()
+    assert asking.session.unmatched == 1
+    asking.told(b"MDPC02", b"\3", b"echo", b"a")
+    asking.learned((ticket, FINAL, [b"a"]))
+    asking.told(b"MDPC02", b"\3", b"echo", b"nobody asked")
+    asking.learned()
+    assert asking.session.unmatched == 2
+
+
+# -- one at a time -------------------------------------------------------------------------------------------
+
+
+def test_each_retry_has_a_new_connection() -> None:
+    asking = Asking(timeout=2, retries=2)
+    ticket = asking.asks(b"q")
+    for number in (1, 2, 3):
+        assert asking.session.connection == number
+        asking.said(b"MDPC02", b"\1", b"echo", b"q")
+        asking.learned()
+        asking.later(2)
+        asking.closed(number)
+    asking.learned((ticket, GAVE_UP, []))
+    assert asking.now == 106
+    asking.said_nothing()
+    assert len(asking.session) == 0
+
+
+def test_a_late_reply_is_not_taken_for_anothers() -> None:
+    asking = Asking(timeout=2, retries=0)
+    asking.asks(b"1")
+    asking.later(2)
+    asking.session.take_events()
+    ticket = asking.asks(b"2")
+    asking.told(b"MDPC02", b"\3", b"echo", b"re:1", connection=1)
+    asking.learned()
+    asking.told(b"MDPC02", b"\3", b"echo", b"re:2")
+    asking.learned((ticket, FINAL, [b"re:2"]))
+
+
+def test_only_one_at_a_time_without_correlation() -> None:
+    asking = Asking()
+    asking.asks(b"1")
+    with pytest.raises(RuntimeError):
+        asking.asks(b"2")
+
+
+def test_parts_push_the_deadline_and_are_told_once() -> None:
+    asking = Asking(timeout=2, retries=1)
+    ticket = asking.asks(b"q")
+    for part in (b"1", b"2", b"3"):
+        asking.later(1.5)
+        asking.told(b"MDPC02", b"\2", b"echo", part)
+        asking.learned((ticket, PARTIAL, [part]))
+    asking.later(2)
+    assert asking.session.connection == 2
+    for part in (b"1", b"2", b"3"):
+        asking.told(b"MDPC02", b"\2", b"echo", part)
+    asking.learned()
+    asking.told(b"MDPC02", b"\2", b"echo", b"4")
+    asking.told(b"MDPC02", b"\3", b"echo", b"5")
+    asking.learned((ticket, PARTIAL, [b"4"]), (ticket, FINAL, [b"5"]))
+
+
+def test_cancelling() -> None:
+    asking = Asking()
+    ticket = asking.asks(b"1")
+    asking.said(b"MDPC02", b"\1", b"echo", b"1")
+    asking.told(b"MDPC02", b"\2", b"echo", b"part")
+    asking.session.cancel(ticket)
+    asking.session.cancel(ticket)
+    asking.closed(1)
+    asking.said_nothing()
+    asking.learned()
+    assert asking.session.next_deadline() is None
+    ticket = asking.asks(b"2")
+    asking.told(b"MDPC02", b"\3", b"echo", b"re:1", connection=1)
+    asking.told(b"MDPC02", b"\3", b"echo", b"re:2")
+    asking.learned((ticket, FINAL, [b"re:2"]))
+
+
+def test_without_timeout_it_waits_for_ever() -> None:
+    asking = Asking(timeout=None)
+    asking.asks(b"q")
+    assert asking.session.next_deadline() is None
+
+
+def test_a_lost_connection_sends_again_at_once() -> None:
+    asking = Asking(timeout=None)
+    ticket = asking.asks(b"q")
+    asking.said(b"MDPC02", b"\1", b"echo", b"q")
+    asking.session.lost(asking.now)
+    asking.closed(1)
+    asking.said(b"MDPC02", b"\1", b"echo", b"q")
+    asking.told(b"MDPC02", b"\3", b"echo", b"a")
+    asking.learned((ticket, FINAL, [b"a"]))
+
+
+# -- many at a time ------------------------------------------------------------------------------------------
+
+
+def test_a_silent_connection_is_given_up_with_all_that_is_on_it() -> None:
+    asking = Asking(correlated=True, timeout=2)
+    asking.asks(b"1")
+    asking.later(1)
+    asking.asks(b"2")
+    old = asking.sent(connection=1)
+    asking.later(1)
+    asking.closed(1)
+    new = asking.sent(connection=2)
+    assert new.keys() == {b"1", b"2"}
+    assert set(new.values()).isdisjoint(old.values())
+
+
+@pytest.mark.parametrize("sign", ["a reply", "a reply nobody waits for", "noise"])
+def test_on_a_live_connection_only_the_late_one_is_sent_again(sign: str) -> None:
+    asking = Asking(correlated=True, timeout=2)
+    first = asking.asks(b"1")
+    asking.later(1)
+    asking.asks(b"2")
+    other = asking.asks(b"3")
+    tags = asking.sent(connection=1)
+    if sign == "a reply nobody waits for":
+        asking.session.cancel(other)
+    asking.told(*([b"noise"] if sign == "noise" else [tags[b"3"], b"", b"MDPC02", b"\3", b"echo", b"re:3"]))
+    asking.later(1)
+    assert asking.sent(connection=1).keys() == {b"1"}
+    asking.told(tags[b"1"], b"", b"MDPC02", b"\3", b"echo", b"re:1")
+    assert Event(first, FINAL, [b"re:1"]) in asking.session.take_events()
+
+
+def test_giving_up_takes_retries_plus_one_timeouts_however_many_are_in_flight() -> None:
+    asking = Asking(correlated=True, timeout=2, retries=3)
+    began, ended = {}, {}
+    for _ in range(300):
+        began[asking.asks(b"q")] = asking.now
+        asking.later(0.05)
+        ended.update(dict.fromkeys((event.ticket for event in asking.session.take_events()), asking.now))
+    while len(asking.session):
+        asking.later(0.05)
+        ended.update(dict.fromkeys((event.ticket for event in asking.session.take_events()), asking.now))
+    waits = [ended[ticket] - began[ticket] for ticket in began]
+    assert min(waits) >= 8
+    assert max(waits) <= 8 + 2 + 0.1
+    assert asking.session.connection < 30  # one for each round, not one for each request
+
+
+def test_a_short_timeout_does_not_make_a_long_one_endless() -> None:
+    asking = Asking(correlated=True, retries=1)
+    patient = asking.asks(b"patient", timeout=10)
+    began = asking.now
+    while not any(event.ticket == patient for event in asking.session.take_events()):
+        asking.asks(b"hasty", timeout=0.5, retries=0)
+        asking.asks(b"hasty", timeout=0.5, retries=1)
+        asking.later(0.3)
+        assert asking.now < began + 25
+    assert asking.now >= began + 20
+
+
+def test_what_waits_for_ever_is_not_sent_twice_because_of_an_impatient_one() -> None:
+    asking = Asking(correlated=True, timeout=None)
+    asking.asks(b"job")
+    asking.asks(b"question", timeout=1, retries=5)
+    asking.sent(connection=1)
+    asking.later(3.5)
+    assert asking.sent(connection=1).keys() == {b"question"}
+    asking.session.lost(asking.now)
+    asking.closed(1)
+    assert asking.sent(connection=2).keys() == {b"job", b"question"}
+
+
+def test_losing_the_connection_again_and_again_does_not_make_it_endless() -> None:
+    asking = Asking(correlated=True, timeout=2, retries=1)
+    ticket = asking.asks(b"q")
+    for _ in range(8):
+        asking.session.lost(asking.now)
+        asking.later(0.51)
+    asking.learned((ticket, GAVE_UP, []))
+
+
+def test_the_reply_to_an_earlier_try_is_taken_with_all_its_parts() -> None:
+    """The request was sent again while the first worker was just slow; its parts must not be missing then."""
+    asking = Asking(correlated=True, timeout=2)
+    ticket = asking.asks(b"q")
+    asking.asks(b"other")
+    tags = asking.sent(connection=1)
+    asking.later(1)
+    asking.told(tags[b"other"], b"", b"MDPC02", b"\3", b"echo", b"x")
+    asking.session.take_events()
+    asking.later(1)
+    again = asking.sent(connection=1)[b"q"]
+    for tag, part in ((tags[b"q"], b"1"), (again, b"1"), (tags[b"q"], b"2"), (again, b"2"), (again, b"3")):
+        asking.told(tag, b"", b"MDPC02", b"\2", b"echo", part)
+    asking.told(tags[b"q"], b"", b"MDPC02", b"\2", b"echo", b"3")
+    asking.told(tags[b"q"], b"", b"MDPC02", b"\3", b"echo", b"4")
+    asking.learned(*((ticket, PARTIAL, [part]) for part in (b"1", b"2", b"3")), (ticket, FINAL, [b"4"]))
+    asking.told(again, b"", b"MDPC02", b"\3", b"echo", b"4")
+    asking.learned()
+    assert asking.session.unmatched == 1
+
+
+def test_a_try_that_never_was() -> None:
+    asking = Asking(correlated=True)
+    asking.asks(b"q")
+    tag = asking.sent(connection=1)[b"q"]
+    asking.told(tag[:-1] + b"\x09", b"", b"MDPC02", b"\2", b"echo", b"part")
+    asking.told(tag[:-1], b"", b"MDPC02", b"\2", b"echo", b"part")
+    asking.told(tag, b"x", b"", b"MDPC02", b"\2", b"echo", b"part")
+    asking.learned()
+    assert asking.session.unmatched == 3
+
+
+def test_cancelling_one_of_many() -> None:
+    asking = Asking(correlated=True)
+    first, second = asking.asks(b"1"), asking.asks(b"2")
+    tags = asking.sent(connection=1)
+    asking.told(tags[b"1"], b"", b"MDPC02", b"\2", b"echo", b"part")
+    asking.session.cancel(first)
+    asking.told(tags[b"1"], b"", b"MDPC02", b"\3", b"echo", b"x")
+    asking.told(tags[b"2"], b"", b"MDPC02", b"\3", b"echo", b"y")
+    asking.said_nothing()
+    asking.learned((second, FINAL, [b"y"]))

@@ -1,0 +1,311 @@
+"""Requests that wait: in which order they go out, how long they may wait, how many, and what a worker's death means."""
+
+from __future__ import annotations
+
+import pytest
+from support.check import check_empty
+from support.transcript import CLIENT, Transcript
+
+
+def orders(broker: Transcript, worker: str, count: int) -> list[bytes]:
+    """Serve `count` requests and note their bodies."""
+    bodies = []
+    for _ in range(count):
+        (message,) = broker.heard(worker)
+        bodies.append(message[4])
+        broker.final(worker, message[2], b"a")
+    return bodies
+
+
+def test_requests_wait_for_a_worker_in_order() -> None:
+    broker = Transcript()
+    for body in (b"1", b"2", b"3"):
+        broker.request("client", body)
+    broker.worker("worker")
+    assert orders(broker, "worker", 3) == [b"1", b"2", b"3"]
+
+
+def test_clients_are_served_in_turn() -> None:
+    broker = Transcript()
+    for number in range(4):
+        broker.request("greedy", b"g%d" % number)
+    broker.request("modest", b"m")
+    broker.request("other", b"o")
+    broker.worker("worker")
+    assert orders(broker, "worker", 6) == [b"g0", b"m", b"o", b"g1", b"g2", b"g3"]
+
+
+def test_services_do_not_wait_for_each_other() -> None:
+    broker = Transcript()
+    broker.request("client", b"1", service=b"absent")
+    broker.worker("worker")
+    broker.request("client", b"2")
+    broker.working("worker", b"2")
+
+
+# -- expiry --------------------------------------------------------------------------------------------------
+
+
+def test_a_request_expires_with_an_error_reply() -> None:
+    broker = Transcript(request_expiry=60)
+    broker.request("client", b"q")
+    broker.later(59.9)
+    broker.told_nothing("client")
+    broker.later(6.2)
+    assert broker.failed("client", b"504") == b"504 no worker took the request within 60 s"
+    check_empty(broker.core)
+    assert broker.core.next_deadline() is None
+
+
+def test_an_error_reply_is_the_same_in_every_version() -> None:
+    broker = Transcript(request_expiry=1)
+    broker.said("old", b"", b"MDPC01", b"echo", b"q")
+    broker.said("tomo", b"", b"MDPC02", b"\2", b"echo", b"q")
+    broker.later(2)
+    text = b"504 no worker took the request within 1 s"
+    broker.told("old", b"", b"MDPC01", b"echo", b"MDPE01", text)
+    broker.told("tomo", b"", b"MDPC02", b"\4", b"MDPE01", text)
+
+
+def test_busy_workers_do_not_keep_requests_from_expiring() -> None:
+    broker = Transcript(request_expiry=60, silent_worker_timeout=900)
+    broker.said("worker", b"", b"MDPW02", b"\1", b"echo")  # majortomo's: silent while it works
+    broker.request("client", b"q1")
+    broker.request("client", b"q2")
+    broker.later(67)
+    broker.failed("client", b"504")
+    assert len(broker.core.workers) == 1
+
+
+def test_only_the_old_ones_expire() -> None:
+    broker = Transcript(request_expiry=60)
+    broker.request("a", b"1")
+    broker.request("b", b"2")
+    broker.later(30)
+    broker.request("a", b"3")
+    broker.later(37)
+    broker.failed("a", b"504")
+    broker.failed("b", b"504")
+    broker.told_nothing("a", "b")
+    broker.worker("worker")
+    assert orders(broker, "worker", 1) == [b"3"]
+
+
+def test_without_expiry_requests_wait_for_ever() -> None:
+    broker = Transcript(request_expiry=0)
+    broker.request("client", b"q")
+    assert broker.core.next_deadline() is None
+    broker.later(1e9)
+    broker.worker("worker")
+    broker.working("worker", b"q")
+
+
+# -- workers that die ----------------------------------------------------------------------------------------
+
+
+def test_a_dead_workers_request_goes_to_the_front() -> None:
+    broker = Transcript()
+    broker.worker("first")
+    broker.request("client", b"1")
+    broker.working("first", b"1")
+    broker.request("client", b"2")
+    broker.lost("first")
+    broker.worker("second")
+    assert orders(broker, "second", 2) == [b"1", b"2"]
+    assert broker.core.stats["redelivered"] == 1
+
+
+def test_a_dead_workers_request_goes_to_a_free_worker_at_once() -> None:
+    broker = Transcript()
+    broker.worker("first")
+    broker.worker("second")
+    broker.request("client", b"1")
+    broker.working("first", b"1")
+    broker.lost("first")
+    broker.working("second", b"1")
+
+
+def test_workers_that_fall_silent_together_do_not_get_each_others_requests() -> None:
+    """After the broker stood still: the one request must not be used up on workers that are about to expire."""
+    broker = Transcript(max_deliveries=3)
+    for name in ("a", "b", "c", "d"):
+        broker.worker(name)
+    broker.request("client", b"q")
+    broker.working("a", b"q")
+    broker.jump(3600)
+    for name in ("a", "b", "c", "d"):
+        broker.told(name, b"MDPW02", b"\6")
+        broker.told_nothing(name)
+    assert broker.core.stats["redelivered"] == 1
+    broker.worker("e")
+    broker.working("e", b"q")
+
+
+def test_a_request_that_kills_its_workers_is_given_up() -> None:
+    broker = Transcript(max_deliveries=3)
+    broker.request("client", b"poison")
+    for name in ("a", "b", "c"):
+        broker.told_nothing("client")
+        broker.worker(name)
+        broker.working(name, b"poison")
+        broker.lost(name)
+    assert broker.failed("client", b"500") == b"500 3 workers died or left while they had the request"
+    check_empty(broker.core)
+    assert broker.core.stats["given_up"] == 1
+
+
+def test_waiting_begins_anew_after_a_death() -> None:
+    broker = Transcript(request_expiry=60)
+    broker.worker("first")
+    broker.request("client", b"q")
+    broker.working("first", b"q")
+    for _ in range(10):
+        broker.later(9)
+        broker.said("first", b"MDPW02", b"\5")
+    broker.lost("first")
+    broker.later(59)
+    broker.told_nothing("client")
+    broker.later(8)
+    broker.failed("client", b"504")
+
+
+def test_parts_are_not_sent_twice() -> None:
+    broker = Transcript()
+    broker.worker("first")
+    broker.request("client", b"q")
+    client = broker.working("first", b"q")
+    for part in (b"1", b"2"):
+        broker.said("first", b"MDPW02", b"\3", client, b"", part)
+        broker.told("client", b"MDPC02", b"\2", b"echo", part)
+    broker.lost("first")
+    broker.worker("second")
+    client = broker.working("second", b"q")
+    for part in (b"1", b"2"):
+        broker.said("second", b"MDPW02", b"\3", client, b"", part)
+    broker.told_nothing("client")
+    broker.said("second", b"MDPW02", b"\3", client, b"", b"3")
+    broker.told("client", b"MDPC02", b"\2", b"echo", b"3")
+    broker.final("second", client, b"4")
+    broker.answered("client", b"4")
+
+
+def test_parts_are_not_joined_twice() -> None:
+    broker = Transcript()
+    broker.said("client", b"", b"MDPC01", b"echo", b"q")
+    for name in ("first", "second"):
+        broker.worker(name)
+        client = broker.working(name, b"q")
+        broker.said(name, b"MDPW02", b"\3", client, b"", b"1")
+        if name == "first":
+            broker.lost(name)
+    broker.final("second", client, b"2")
+    broker.told("client", b"", b"MDPC01", b"echo", b"1", b"2")
+
+
+def test_collected_parts_are_not_in_an_error_reply() -> None:
+    broker = Transcript(max_deliveries=1)
+    broker.worker("worker")
+    broker.said("client", b"", b"MDPC01", b"echo", b"q")
+    client = broker.working("worker", b"q")
+    broker.said("worker", b"MDPW02", b"\3", client, b"", b"1")
+    broker.lost("worker")
+    (reply,) = broker.heard("client")
+    assert reply[:4] == [b"", b"MDPC01", b"echo", b"MDPE01"]
+
+
+# -- bounds --------------------------------------------------------------------------------------------------
+
+
+def test_bound_per_service() -> None:
+    broker = Transcript(max_waiting_per_service=2)
+    for _ in range(3):
+        broker.request("client", b"q")
+    assert b"2 requests wait for this service" in broker.failed("client", b"503")
+    broker.request("client", b"q", service=b"other")
+    broker.told_nothing("client")
+    assert broker.core.stats["refused"] == 1
+
+
+def test_bound_in_all() -> None:
+    broker = Transcript(max_waiting=2)
+    for service in (b"a", b"b", b"c"):
+        broker.request("client", b"q", service=service)
+    broker.failed("client", b"503", service=b"c")
+    assert b"c" not in broker.core.services
+    broker.worker("worker", b"a")
+    broker.request("client", b"q", service=b"c")
+    broker.told_nothing("client")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        [b"MDPC02", b"\1", b"echo", bytes(1000)],
+        [bytes(1000), b"", b"MDPC02", b"\1", b"echo", b"q"],
+        [b"MDPC02", b"\1", b"echo", *[b""] * 1000],
+    ],
+    ids=["body", "stack", "many empty frames"],
+)
+def test_bound_of_memory(message: list[bytes]) -> None:
+    broker = Transcript(max_waiting_bytes=5000)
+    for _ in range(10):
+        broker.said("client", *message)
+    refused = broker.heard("client")
+    assert len(refused) >= 5
+    assert all(b"bytes wait in all" in frame for reply in refused for frame in reply if frame.startswith(b"503"))
+    broker.later(100)
+    assert broker.core.waiting_bytes == 0
+
+
+@pytest.mark.parametrize("served", ["by a worker", "by nobody", "in the broker"])
+def test_a_body_that_is_too_large_is_refused(served: str) -> None:
+    broker = Transcript(max_body=10)
+    if served == "by a worker":
+        broker.worker("worker")
+    elif served == "in the broker":
+        broker.core.integrate(b"echo")
+    broker.request("client", b"12345", b"678901")
+    assert broker.failed("client", b"413") == b"413 body has 11 bytes; this broker takes at most 10"
+    broker.request("client", b"12345", b"67890")
+    broker.told_nothing("client")
+
+
+@pytest.mark.parametrize("part", [bytes(300), b""])
+def test_joined_parts_are_bounded(part: bytes) -> None:
+    broker = Transcript(max_body=1000)
+    broker.worker("worker")
+    broker.said("client", b"", b"MDPC01", b"echo", b"q")
+    client = broker.working("worker", b"q")
+    for _ in range(100):
+        broker.said("worker", b"MDPW02", b"\3", client, b"", part)
+        if broker.heard("client"):
+            break
+    else:
+        pytest.fail("the broker keeps any number of parts")
+    assert (
+        broker.heard("worker")[0] == [b"MDPW02", b"\6"] if not broker.core.workers and broker.heard("worker") else True
+    )
+    check_empty(broker.core)
+
+
+def test_redelivery_is_never_refused() -> None:
+    broker = Transcript(max_waiting=1, max_waiting_per_service=1)
+    broker.worker("worker")
+    broker.request("client", b"1")
+    broker.working("worker", b"1")
+    broker.request("client", b"2")
+    broker.lost("worker")
+    broker.told_nothing("client")
+    broker.worker("second")
+    assert orders(broker, "second", 2) == [b"1", b"2"]
+
+
+def test_a_client_that_vanished_costs_a_reply_only() -> None:
+    broker = Transcript()
+    broker.worker("worker")
+    broker.request("client", b"q")
+    client = broker.told("worker", b"MDPW02", b"\2", CLIENT, b"", b"q")[2]
+    broker.lost("client")
+    broker.final("worker", client, b"a")
+    broker.request("other", b"q")
+    broker.working("worker", b"q")

@@ -1,0 +1,341 @@
+"""A worker's side of MDP, against raw frames."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.config import WorkerConfig
+from broker.core.worker import Job, SessionState, WorkerSession
+
+
+class Work:
+    """A session, the frames on its connections, and a clock."""
+
+    def __init__(self, **config: Any) -> None:
+        self.now = 100.0
+        self.session = WorkerSession(b"echo", WorkerConfig(**config), now=self.now)
+        self.session.tick(self.now)
+        self._output: list[tuple[Any, list[bytes] | None]] = []
+
+    def told(self, *frames: bytes, connection: int | None = None) -> None:
+        self.session.receive(self.session.connection if connection is None else connection, list(frames), self.now)
+
+    def said(self, *frames: bytes) -> None:
+        self._collect()
+        assert self._output, "the worker said nothing"
+        assert self._output.pop(0) == (self.session.connection, list(frames))
+
+    def closed(self, connection: int) -> None:
+        self._collect()
+        assert self._output.pop(0) == (connection, None)
+
+    def said_nothing(self) -> None:
+        self._collect()
+        assert self._output == []
+
+    def later(self, seconds: float) -> None:
+        end = self.now + seconds
+        while (deadline := self.session.next_deadline()) is not None and deadline <= end:
+            assert deadline >= self.now - 1e-6
+            self.now = max(self.now, deadline)
+            self.session.tick(self.now)
+        self.now = end
+
+    def job(self) -> Job:
+        (job,) = self.session.take_jobs()
+        return job
+
+    def final(self, job: Job, *body: bytes) -> None:
+        self.session.final(job.number, list(body), self.now)
+
+    def registers(self) -> None:
+        self.said(b"MDPW02", b"\1", b"echo")
+        self.told(b"MDPW02", b"\5")
+        assert self.session.registered
+
+    def works(self) -> Job:
+        self.told(b"MDPW02", b"\2", b"client", b"", b"q")
+        return self.job()
+
+    def _collect(self) -> None:
+        self._output += self.session.take_output()
+
+
+@pytest.fixture
+def work() -> Work:
+    work = Work()
+    work.registers()
+    return work
+
+
+def test_a_request_and_its_reply(work: Work) -> None:
+    work.told(b"MDPW02", b"\2", b"client", b"", b"hello", b"", b"world")
+    job = work.job()
+    assert job.body == [b"hello", b"", b"world"]
+    work.session.partial(job.number, [b"part"], work.now)
+    work.said(b"MDPW02", b"\3", b"client", b"", b"part")
+    work.final(job, b"end")
+    work.said(b"MDPW02", b"\4", b"client", b"", b"end")
+    work.said_nothing()
+    assert work.session.state is SessionState.IDLE
+
+
+def test_version_01_joins_the_parts() -> None:
+    work = Work(versions=("0.1",))
+    work.said(b"", b"MDPW01", b"\1", b"echo")
+    work.told(b"", b"MDPW01", b"\2", b"client", b"", b"q")
+    job = work.job()
+    work.session.partial(job.number, [b"1", b"2"], work.now)
+    work.said_nothing()
+    work.final(job, b"3")
+    work.said(b"", b"MDPW01", b"\3", b"client", b"", b"1", b"2", b"3")
+    work.told(b"", b"MDPW01", b"\2", b"client", b"", b"q")
+    work.final(work.job(), b"4")
+    work.said(b"", b"MDPW01", b"\3", b"client", b"", b"4")
+    work.later(2.6)
+    work.said(b"", b"MDPW01", b"\4")
+    work.session.leave(work.now)
+    work.said(b"", b"MDPW01", b"\5")
+
+
+def test_heartbeats_while_nothing_else_is_said(work: Work) -> None:
+    work.later(2.4)
+    work.said_nothing()
+    work.later(0.2)
+    work.said(b"MDPW02", b"\5")
+    for _ in range(5):
+        work.later(2)
+        work.final(work.works(), b"a")
+        work.said(b"MDPW02", b"\4", b"client", b"", b"a")
+    work.said_nothing()
+
+
+def test_heartbeats_while_busy(work: Work) -> None:
+    work.works()
+    for _ in range(10):
+        work.later(2.6)
+        work.said(b"MDPW02", b"\5")
+        work.told(b"MDPW02", b"\5")
+    assert work.session.state is SessionState.BUSY
+
+
+def test_silence_ends_the_connection(work: Work) -> None:
+    work.later(9.9)
+    assert work.session.registered
+    for _ in range(3):
+        work.said(b"MDPW02", b"\5")
+    work.later(0.2)
+    work.closed(1)
+    assert not work.session.registered
+    work.later(0.9)
+    assert work.session.connection == 2
+    work.said(b"MDPW02", b"\1", b"echo")
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b"MDPW02", b"\6"],
+        [b"MDPW02", b"\1", b"echo"],
+        [b"MDPW02", b"\3", b"client", b"", b"x"],
+        [b"MDPW02", b"\7"],
+        [b"MDPW02"],
+        [b"", b"MDPW02", b"\5"],
+        [b"", b"MDPW01", b"\4"],
+        [b"MDPC02", b"\3", b"echo", b"x"],
+        [b"MDPW02", b"\2"],
+        [b"MDPW02", b"\2", b"client"],
+        [b"MDPW02", b"\2", b"client", b"x", b"q"],
+        [b"garbage"],
+        [b""],
+        [],
+    ],
+    ids=repr,
+)
+def test_what_a_broker_may_not_say_ends_the_connection(work: Work, frames: list[bytes]) -> None:
+    work.told(*frames)
+    work.closed(1)
+    assert work.session.take_jobs() == []
+    work.later(0.9)
+    work.said_nothing()
+    work.later(0.2)
+    work.said(b"MDPW02", b"\1", b"echo")
+
+
+def test_a_second_request_while_busy_ends_the_connection(work: Work) -> None:
+    job = work.works()
+    work.told(b"MDPW02", b"\2", b"other", b"", b"q")
+    work.closed(1)
+    work.later(5)
+    work.said_nothing()
+    work.final(job, b"too late")
+    work.later(0)
+    work.said(b"MDPW02", b"\1", b"echo")
+    assert work.session.dropped_replies == 1
+
+
+@pytest.mark.parametrize("then", [[b"MDPW02", b"\6"], [b"MDPW02", b"\2", b"other", b"", b"q"], [b"garbage"]])
+def test_a_request_that_nobody_began_is_forgotten_with_its_connection(work: Work, then: list[bytes]) -> None:
+    """REQUEST and DISCONNECT read in one go: no handler will ever say that it has finished."""
+    work.told(b"MDPW02", b"\2", b"client", b"", b"q")
+    work.told(*then)
+    assert work.session.take_jobs() == []
+    work.closed(1)
+    work.later(1.1)
+    work.said(b"MDPW02", b"\1", b"echo")
+
+
+def test_what_comes_from_an_old_connection_is_ignored(work: Work) -> None:
+    work.told(b"MDPW02", b"\6")
+    work.closed(1)
+    work.told(b"MDPW02", b"\2", b"client", b"", b"q", connection=1)
+    work.later(1.1)
+    work.said(b"MDPW02", b"\1", b"echo")
+    work.told(b"MDPW02", b"\2", b"client", b"", b"q", connection=1)
+    assert work.session.take_jobs() == []
+    assert not work.session.registered
+
+
+def test_the_reply_of_a_job_whose_connection_went_is_dropped(work: Work) -> None:
+    job = work.works()
+    work.told(b"MDPW02", b"\6")
+    work.closed(1)
+    work.later(60)
+    work.said_nothing()  # one thing at a time: no READY while the handler works
+    assert work.session.next_deadline() is None
+    work.session.partial(job.number, [b"late part"], work.now)
+    work.final(job, b"late")
+    work.said_nothing()
+    assert work.session.dropped_replies == 1
+    work.later(0)
+    work.said(b"MDPW02", b"\1", b"echo")
+    work.final(job, b"later still")
+    work.said_nothing()
+
+
+def test_a_reply_is_given_once(work: Work) -> None:
+    job = work.works()
+    work.final(job, b"a")
+    work.said(b"MDPW02", b"\4", b"client", b"", b"a")
+    second = work.works()
+    work.final(job, b"again")
+    work.session.partial(job.number, [b"again"], work.now)
+    work.said_nothing()
+    work.final(second, b"b")
+    work.said(b"MDPW02", b"\4", b"client", b"", b"b")
+
+
+# -- coming back ---------------------------------------------------------------------------------------------
+
+
+def test_the_wait_doubles_up_to_the_most() -> None:
+    work = Work(versions=("0.2",))
+    waits = []
+    for number in range(1, 9):
+        work.said(b"MDPW02", b"\1", b"echo")
+        work.told(b"MDPW02", b"\6")
+        work.closed(number)
+        deadline = work.session.next_deadline()
+        assert deadline is not None
+        waits.append(round(deadline - work.now, 6))
+        work.later(waits[-1])
+    assert waits == [1, 2, 4, 8, 16, 32, 32, 32]
+    work.registers()
+    work.told(b"MDPW02", b"\6")
+    work.closed(9)
+    assert work.session.next_deadline() == work.now + 1
+
+
+def test_the_version_changes_until_the_broker_answers() -> None:
+    """Against a broker that ignores 0.2."""
+    work = Work()
+    work.said(b"MDPW02", b"\1", b"echo")
+    work.later(10)
+    for _ in range(3):
+        work.said(b"MDPW02", b"\5")
+    work.closed(1)
+    work.later(1)
+    work.said(b"", b"MDPW01", b"\1", b"echo")
+    work.told(b"", b"MDPW01", b"\4")
+    assert work.session.registered
+    work.told(b"", b"MDPW01", b"\5")
+    work.closed(2)
+    work.later(1)
+    work.said(b"", b"MDPW01", b"\1", b"echo")
+
+
+def test_a_broker_that_answers_disconnect_speaks_the_version() -> None:
+    work = Work()
+    for number in (1, 2, 3):
+        work.said(b"MDPW02", b"\1", b"echo")
+        work.told(b"MDPW02", b"\6")
+        work.closed(number)
+        work.later(8)
+
+
+def test_the_transport_knows_that_the_connection_is_gone(work: Work) -> None:
+    work.session.lost(work.now)
+    work.closed(1)
+    work.session.lost(work.now)
+    work.said_nothing()
+    work.later(1)
+    work.said(b"MDPW02", b"\1", b"echo")
+
+
+# -- leaving -------------------------------------------------------------------------------------------------
+
+
+def test_leaving_while_idle(work: Work) -> None:
+    work.session.leave(work.now)
+    work.said(b"MDPW02", b"\6")
+    work.closed(1)
+    assert work.session.stopped
+    assert work.session.next_deadline() is None
+    work.session.leave(work.now)
+    work.later(1000)
+    work.said_nothing()
+
+
+def test_leaving_while_busy_waits_for_the_reply(work: Work) -> None:
+    job = work.works()
+    work.session.leave(work.now)
+    assert not work.session.stopped
+    work.later(2.6)
+    work.said(b"MDPW02", b"\5")
+    work.final(job, b"a")
+    work.said(b"MDPW02", b"\4", b"client", b"", b"a")
+    work.said(b"MDPW02", b"\6")
+    work.closed(1)
+    assert work.session.stopped
+
+
+def test_leaving_while_away(work: Work) -> None:
+    work.told(b"MDPW02", b"\6")
+    work.closed(1)
+    work.session.leave(work.now)
+    assert work.session.stopped
+    work.later(1000)
+    work.said_nothing()
+
+
+def test_leaving_when_the_connection_goes_before_the_reply(work: Work) -> None:
+    job = work.works()
+    work.session.leave(work.now)
+    work.told(b"MDPW02", b"\6")
+    work.closed(1)
+    work.later(100)
+    assert not work.session.stopped
+    work.final(job, b"late")
+    assert work.session.stopped
+    work.later(100)
+    work.said_nothing()
+
+
+def test_leaving_when_the_connection_goes_before_the_job_began(work: Work) -> None:
+    work.told(b"MDPW02", b"\2", b"client", b"", b"q")
+    work.session.leave(work.now)
+    work.told(b"MDPW02", b"\6")
+    work.closed(1)
+    assert work.session.stopped

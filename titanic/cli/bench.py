@@ -1,0 +1,37 @@
+"""`titanic bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from titanic.cli.options import json_flag, option
+from titanic.cli.output import print_json, print_table
+
+
+@click.command()
+@option("--requests", type=click.IntRange(10), default=20_000, help="Requests per measurement, about.")
+@click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=None,
+    help="Where the store goes; the disk there is what is measured. Default: the temporary folder.",
+)
+@json_flag
+def bench(requests: int, folder: Path | None, as_json: bool) -> None:
+    """Measure this machine: accepted requests, whole lives and plain echoes per second."""
+    from titanic import bench as benchmark  # here: what it imports would slow down every other command's start
+
+    def progress(name: str) -> None:
+        click.echo(f"measuring {name} …", err=True)
+
+    results = benchmark.run(requests, folder, progress)
+    if as_json:
+        print_json({result.name: round(result.per_second, 1) for result in results})
+        return
+    print_table(
+        ("FIGURE", "PER SECOND", "WHAT"),
+        [(result.name, f"{result.per_second:,.0f}", result.what) for result in results],
+        right=("PER SECOND",),
+    )

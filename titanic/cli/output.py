@@ -1,0 +1,87 @@
+"""How results are shown: tables for people, JSON for programs, bodies as they are; and the exit codes.
+
+0  fine     1  refused or failed     2  usage     3  timed out, still pending     4  unknown UUID
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+EXIT_FAILED, EXIT_PENDING, EXIT_UNKNOWN = 1, 3, 4
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout."""
+    click.echo(json.dumps(document, indent=2 if sys.stdout.isatty() else None))
+
+
+def print_body(frames: Sequence[bytes]) -> None:
+    """A body on stdout, byte for byte, its frames one after another. On a terminal it gets a line end."""
+    data = b"".join(frames)
+    stream = sys.stdout.buffer
+    stream.write(data)
+    if stream.isatty() and not data.endswith(b"\n"):
+        stream.write(b"\n")
+    stream.flush()
+
+
+def json_frames(frames: Iterable[bytes]) -> list[Any]:
+    """Frames for JSON: text where it is UTF-8, else an object with `base64`."""
+    return [_json_frame(frame) for frame in frames]
+
+
+def _json_frame(frame: bytes) -> Any:
+    try:
+        return frame.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(frame).decode()}
+
+
+def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+    """A table without frames; columns named in `right` are aligned right."""
+    lines = [list(titles), *map(list, rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(titles))]
+    for number, line in enumerate(lines):
+        cells = [
+            cell.rjust(width) if title in right else cell.ljust(width)
+            for cell, width, title in zip(line, widths, titles, strict=True)
+        ]
+        text = "  ".join(cells).rstrip()
+        click.echo(click.style(text, bold=True) if number == 0 else text)
+
+
+def age(microseconds: int) -> str:
+    """How long ago a time since the epoch was, or how soon it will be, in one unit."""
+    return duration(time.time() - microseconds / 1e6)
+
+
+def duration(seconds: float) -> str:
+    """A time span, short: 250ms, 12s, 5m, 3h, 2d."""
+    size = abs(seconds)
+    for limit, factor, unit in ((1, 1000, "ms"), (120, 1, "s"), (7200, 1 / 60, "m"), (172_800, 1 / 3600, "h")):
+        if size < limit:
+            return f"{seconds * factor:.0f}{unit}"
+    return f"{seconds / 86400:.0f}d"
+
+
+def size(count: float) -> str:
+    """A number of bytes, short: 512 B, 1.5 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def moment(microseconds: int) -> str:
+    """A time since the epoch as local date and time; a dash when there is none."""
+    if not microseconds:
+        return "–"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(microseconds / 1e6))
