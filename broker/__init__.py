@@ -13,6 +13,7 @@ from broker.config import DEFAULT_ENDPOINT, BrokerConfig, ClientConfig, WorkerCo
 from broker.core.client import ClientSession, EventKind
 from broker.core.mdp import ErrorReply, error_body, read_error, service_fault
 from broker.core.request import Request
+from broker.core.timers import Timers
 from broker.core.worker import Job, WorkerSession
 from broker.errors import BrokerError, EndpointError, RemoteError, TimedOut, UsageError
 from broker.loop import Loop
@@ -40,6 +41,7 @@ __all__ = [
     "Reply",
     "Request",
     "TimedOut",
+    "Timers",
     "UsageError",
     "Worker",
     "WorkerConfig",

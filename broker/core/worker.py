@@ -75,6 +75,7 @@ class WorkerSession:
             return
         parsed = self.dialect.parse(frames)
         if parsed is None:
+            self._change_version()
             self._reconnect([], now)
             return
         self._silent_at = now + self.config.heartbeat_interval * self.config.liveness
@@ -90,6 +91,7 @@ class WorkerSession:
             if self._wake_at is not None and now >= self._wake_at and not self._job_running:
                 self._connect(now)
         elif now >= self._silent_at:
+            self._change_version()
             self._reconnect([], now)
         elif now >= self._send_by:
             self._send(Command.HEARTBEAT, (), now)
@@ -160,15 +162,18 @@ class WorkerSession:
         self._silent_at = now + self.config.heartbeat_interval * self.config.liveness
         self._send(Command.READY, (self.service,), now)
 
+    def _change_version(self) -> None:
+        """Try another version next time, unless the broker has spoken this one."""
+        if not self._heard_any:
+            self._version = (self._version + 1) % len(self.config.versions)
+
     def _reconnect(self, rest: Frames, now: float) -> None:
-        """Close; come back on a new connection after a while, in another version if nobody spoke this one."""
+        """Close; come back on a new connection after a while."""
         self._output.append((self.connection, None))
         self.state = SessionState.AWAY
         if self._jobs:  # nobody has begun to work on it
             self._jobs.clear()
             self._job_running = False
-        if not self._heard_any:
-            self._version = (self._version + 1) % len(self.config.versions)
         self._wake_at = now + self._backoff.take()
         if self._leaving and not self._job_running:
             self._say_goodbye(now)

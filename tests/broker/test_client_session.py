@@ -312,9 +312,8 @@ def test_losing_the_connection_again_and_again_does_not_make_it_endless() -> Non
     asking.learned((ticket, GAVE_UP, []))
 
 
-def test_the_reply_to_an_earlier_try_is_taken_with_all_its_parts() -> None:
-    """The request was sent again while the first worker was just slow; its parts must not be missing then."""
-    asking = Asking(correlated=True, timeout=2)
+def sent_again(asking: Asking) -> tuple[int, bytes, bytes]:
+    """A request that was sent twice on one connection, because it was late: its ticket and both its tags."""
     ticket = asking.asks(b"q")
     asking.asks(b"other")
     tags = asking.sent(connection=1)
@@ -322,13 +321,27 @@ def test_the_reply_to_an_earlier_try_is_taken_with_all_its_parts() -> None:
     asking.told(tags[b"other"], b"", b"MDPC02", b"\3", b"echo", b"x")
     asking.session.take_events()
     asking.later(1)
-    again = asking.sent(connection=1)[b"q"]
-    for tag, part in ((tags[b"q"], b"1"), (again, b"1"), (tags[b"q"], b"2"), (again, b"2"), (again, b"3")):
+    return ticket, tags[b"q"], asking.sent(connection=1)[b"q"]
+
+
+def test_the_reply_to_an_earlier_try_has_all_its_parts() -> None:
+    """The first worker was just slow: none of its parts may be missing before its FINAL."""
+    asking = Asking(correlated=True, timeout=2)
+    ticket, first, _ = sent_again(asking)
+    for part in (b"1", b"2"):
+        asking.told(first, b"", b"MDPC02", b"\2", b"echo", part)
+    asking.told(first, b"", b"MDPC02", b"\3", b"echo", b"3")
+    asking.learned((ticket, PARTIAL, [b"1"]), (ticket, PARTIAL, [b"2"]), (ticket, FINAL, [b"3"]))
+
+
+def test_parts_of_two_tries_are_told_once() -> None:
+    asking = Asking(correlated=True, timeout=2)
+    ticket, first, second = sent_again(asking)
+    for tag, part in ((first, b"1"), (second, b"1"), (first, b"2"), (second, b"2"), (second, b"3"), (first, b"3")):
         asking.told(tag, b"", b"MDPC02", b"\2", b"echo", part)
-    asking.told(tags[b"q"], b"", b"MDPC02", b"\2", b"echo", b"3")
-    asking.told(tags[b"q"], b"", b"MDPC02", b"\3", b"echo", b"4")
+    asking.told(first, b"", b"MDPC02", b"\3", b"echo", b"4")
     asking.learned(*((ticket, PARTIAL, [part]) for part in (b"1", b"2", b"3")), (ticket, FINAL, [b"4"]))
-    asking.told(again, b"", b"MDPC02", b"\3", b"echo", b"4")
+    asking.told(second, b"", b"MDPC02", b"\3", b"echo", b"4")
     asking.learned()
     assert asking.session.unmatched == 1
 

@@ -14,7 +14,7 @@ from broker.core.client import ClientSession, EventKind
 from broker.core.mdp import Frames
 from broker.core.worker import WorkerSession
 
-PATIENT = ClientConfig(timeout=2.5, retries=10_000)
+PATIENT = ClientConfig(timeout=10, retries=10_000)
 
 
 def echo(body: Frames) -> list[Frames]:
@@ -33,7 +33,7 @@ def settle(wire: Wire) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_request_is_answered_once_however_bad_the_wire(seed: int) -> None:
-    wire = Wire(BrokerCore(), seed, drop=0.1, duplicate=0.05, delay=0.5)
+    wire = Wire(BrokerCore(), seed, drop=0.02, duplicate=0.02, delay=0.5)
     wire.reorders = seed % 2 == 0
     for number in range(3):
         wire.add_worker(f"worker{number}", WorkerSession(b"echo", now=0), echo)
@@ -42,10 +42,10 @@ def test_every_request_is_answered_once_however_bad_the_wire(seed: int) -> None:
         name = f"client{number}"
         session = ClientSession(PATIENT, correlated=True)
         wire.add_client(name, session)
-        for request in range(20):
+        for request in range(12):
             body = b"%d.%d" % (number, request)
             expected[name, session.request(b"echo", [body], 0)] = b"re:" + body
-    wire.run(lambda: not any(map(len, wire.clients.values())), limit=100_000)
+    wire.run(lambda: not any(map(len, wire.clients.values())), limit=20_000)
     answers = {
         (name, event.ticket): event.body[0]
         for name, events in wire.events.items()
@@ -54,20 +54,20 @@ def test_every_request_is_answered_once_however_bad_the_wire(seed: int) -> None:
     }
     assert answers == expected
     assert sum(map(len, wire.events.values())) == len(expected), "one event for each request"
-    assert wire.dropped > 0
+    assert wire.broken > 0
     settle(wire)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_one_at_a_time(seed: int) -> None:
-    wire = Wire(BrokerCore(), seed, drop=0.1, delay=1)
+    wire = Wire(BrokerCore(), seed, drop=0.05, delay=1)
     for number in range(2):
         wire.add_worker(f"worker{number}", WorkerSession(b"echo", now=0), echo)
     session = ClientSession(PATIENT)
     wire.add_client("client", session)
     for number in range(20):
         ticket = session.request(b"echo", [b"%d" % number], wire.now)
-        wire.run(lambda: not len(session), limit=100_000)
+        wire.run(lambda: not len(session), limit=20_000)
         assert [event[:] for event in wire.events["client"]] == [(ticket, EventKind.FINAL, [b"re:%d" % number])]
         wire.events["client"].clear()
     settle(wire)
@@ -76,18 +76,18 @@ def test_one_at_a_time(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_parts_arrive_complete_and_in_order(seed: int) -> None:
     """Connections break (all that is on its way is lost), messages on one that holds stay in order."""
-    wire = Wire(BrokerCore(), seed, delay=3)
+    wire = Wire(BrokerCore(BrokerConfig(max_deliveries=100, request_expiry=0)), seed, delay=3)
     chance = random.Random(seed)
     parts = [[b"%d" % number] for number in range(6)]
     for number in range(3):
         wire.add_worker(f"worker{number}", WorkerSession(b"count", now=0), lambda _: parts)
-    session = ClientSession(PATIENT, correlated=True)
+    session = ClientSession(ClientConfig(timeout=100, retries=100), correlated=True)
     wire.add_client("client", session)
     tickets = [session.request(b"count", [b"q"], 0) for _ in range(10)]
     for _ in range(20):
         victim = chance.choice(list(wire.workers.values()))
         wire.at(chance.random() * 60, lambda victim=victim: victim.lost(wire.now))  # type: ignore[misc]
-    wire.run(lambda: not len(session), limit=100_000)
+    wire.run(lambda: not len(session), limit=20_000)
     for ticket in tickets:
         told = [event for event in wire.events["client"] if event.ticket == ticket]
         assert [event.body for event in told] == parts

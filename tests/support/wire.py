@@ -1,7 +1,8 @@
 """A fake wire: a broker's core, workers' and clients' sessions, and messages that get lost, late, doubled, reordered.
 
 Time is a number that jumps to whatever comes next, so hours pass in milliseconds, and a seed makes each run the
-same again.
+same again. ZeroMQ loses no message out of the middle of a connection, so neither does this: with a message that is
+dropped its connection goes dead, both ways and without a word, and only a new one helps.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ class Wire:
         self.clients: dict[str, ClientSession] = {}
         self.events: dict[str, list[Event]] = {}
         self.sent = 0
-        self.dropped = 0
         self._handlers: dict[str, Handler] = {}
         self._chance = random.Random(seed)
         self._coming: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._latest: dict[object, float] = {}
+        self._dead: set[object] = set()
         self.reorders = False
 
     def add_worker(self, name: str, session: WorkerSession, handler: Handler) -> None:
@@ -77,28 +78,33 @@ class Wire:
         for name, session in {**self.workers, **self.clients}.items():
             for number, frames in session.take_output():
                 if frames is not None:
-                    self._carry((name, number, "out"), self.broker.receive, (name, number), frames)
+                    self._carry((name, number), "out", self.broker.receive, (name, number), frames)
         for peer, frames in self.broker.take_output():
             name, number = peer  # type: ignore[misc]
             session = self.workers.get(name) or self.clients[name]
             assert frames is not None
-            self._carry((name, number, "in"), session.receive, number, frames)
+            self._carry(peer, "in", session.receive, number, frames)
         for name, worker in self.workers.items():
             for job in worker.take_jobs():
                 self._work(worker, self._handlers[name], job)
         for name, client in self.clients.items():
             self.events[name] += client.take_events()
 
-    def _carry(self, way: object, receive: Callable[..., None], peer: object, frames: Frames) -> None:
+    def _carry(self, connection: object, way: str, receive: Callable[..., None], peer: object, frames: Frames) -> None:
         self.sent += 1
-        if self._chance.random() < self.drop:
-            self.dropped += 1
+        if connection in self._dead or self._chance.random() < self.drop:
+            self._dead.add(connection)
             return
         for _ in range(1 + (self._chance.random() < self.duplicate)):
             when = self.now + self._chance.random() * self.delay
             if not self.reorders:
-                when = self._latest[way] = max(when, self._latest.get(way, 0.0))
+                when = self._latest[connection, way] = max(when, self._latest.get((connection, way), 0.0))
             self.at(when, lambda: receive(peer, list(frames), self.now))
+
+    @property
+    def broken(self) -> int:
+        """Connections that have gone dead."""
+        return len(self._dead)
 
     def _work(self, worker: WorkerSession, handler: Handler, job: Job) -> None:
         *parts, last = handler(job.body)

@@ -1,0 +1,128 @@
+"""Peers that speak something else, or too much, or vanish: nobody else is harmed."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import pytest
+import zmq
+from support.check import check, check_empty
+from support.running import until
+
+from broker import Broker, BrokerConfig, Client, RemoteError, Worker
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    broker = Broker(BrokerConfig(max_body=1000))
+    broker.bind("tcp://127.0.0.1:*")
+    with broker, Worker("echo", lambda frames: frames, address(broker)) as worker:
+        until(lambda: worker.registered)
+        connection = worker._channels[0].session.connection
+        yield broker
+        all_is_well(broker)
+        assert worker._channels[0].session.connection == connection, "the worker had to connect again"
+    check_empty(broker.core)
+
+
+def address(broker: Broker) -> str:
+    return broker.core.about.endpoints[0]
+
+
+def all_is_well(broker: Broker) -> None:
+    with Client(address(broker), timeout=60) as client:
+        for number in range(20):
+            assert client.call("echo", b"%d" % number) == [b"%d" % number]
+    broker.loop.call(check, broker.core)
+
+
+def raw(broker: Broker) -> socket.socket:
+    url = urlsplit(address(broker))
+    assert url.port is not None
+    return socket.create_connection(("127.0.0.1", url.port), timeout=60)
+
+
+@pytest.fixture
+def dealer(broker: Broker) -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context.instance().socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(address(broker))
+        yield dealer
+
+
+def test_a_web_browser(broker: Broker) -> None:
+    with raw(broker) as browser:
+        browser.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        all_is_well(broker)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_noise(broker: Broker, seed: int) -> None:
+    noise = random.Random(seed)
+    starts = [b"", b"\xff\0\0\0\0\0\0\0\1\x7f", b"\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL" + bytes(48)]
+    for start in starts:
+        with raw(broker) as stranger, suppress(ConnectionError):  # the broker may have hung up already
+            stranger.sendall(start)
+            stranger.sendall(noise.randbytes(noise.randrange(200)))
+    all_is_well(broker)
+
+
+@pytest.mark.parametrize("kind", [zmq.PUSH, zmq.SUB, zmq.PAIR, zmq.PUB])
+def test_other_kinds_of_sockets(broker: Broker, kind: int) -> None:
+    with zmq.Context.instance().socket(kind) as other:
+        other.linger = 0
+        other.connect(address(broker))
+        if kind == zmq.SUB:
+            other.subscribe(b"")
+        else:
+            other.send(b"x", zmq.DONTWAIT)
+        all_is_well(broker)
+
+
+def test_zproto(broker: Broker, dealer: zmq.Socket[bytes]) -> None:
+    before = broker.core.stats["malformed"]
+    dealer.send(b"\xaa\xa4\0\1\4MDPC\2\4echo")
+    until(lambda: broker.core.stats["malformed"] > before)
+
+
+def test_a_bad_worker_does_not_get_the_good_ones_registration(broker: Broker, dealer: zmq.Socket[bytes]) -> None:
+    for frames in ([b"MDPW02", b"\1", b"mmi.service"], [b"MDPW02", b"\4", b"x", b"", b"y"]):
+        dealer.send_multipart(frames)
+        assert dealer.recv_multipart() == [b"MDPW02", b"\6"]
+
+
+def test_a_frame_over_the_maximum(broker: Broker, dealer: zmq.Socket[bytes]) -> None:
+    with Client(address(broker)) as client, pytest.raises(RemoteError, match="413"):
+        client.call("echo", bytes(1500))
+    dealer.send_multipart([b"MDPC02", b"\1", b"echo", bytes(3000)])
+    all_is_well(broker)
+
+
+def test_a_client_that_vanishes(broker: Broker) -> None:
+    before = broker.core.stats["replies"]
+    for _ in range(20):
+        with zmq.Context.instance().socket(zmq.DEALER) as dealer:
+            dealer.connect(address(broker))
+            dealer.send_multipart([b"MDPC02", b"\1", b"echo", b"x"])
+    until(lambda: broker.core.stats["replies"] >= before + 20)
+
+
+def test_a_client_that_does_not_read(broker: Broker, dealer: zmq.Socket[bytes]) -> None:
+    dealer.rcvhwm = 1
+    before = broker.core.stats["requests"]
+    for _ in range(2000):
+        dealer.send_multipart([b"MDPC02", b"\1", b"mmi.service", b"echo"])
+    all_is_well(broker)
+    until(lambda: broker.core.stats["requests"] >= before + 2000)
+
+
+def test_a_req_socket_is_a_fine_client(broker: Broker) -> None:
+    with zmq.Context.instance().socket(zmq.REQ) as client:
+        client.connect(address(broker))
+        for head in ([b"MDPC01", b"echo"], [b"MDPC02", b"\1", b"echo"]):
+            client.send_multipart([*head, b"x"])
+            assert client.recv_multipart()[-2:] == [b"echo", b"x"]

@@ -1,0 +1,57 @@
+"""Our worker and client with a broker that knows RFC 7 and nothing else (`support/rfc7_broker.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.running import line, script, until
+
+from broker import Client, RemoteError, TimedOut, Worker, WorkerConfig
+from broker.core.mdp import Frames
+
+QUICK = WorkerConfig(heartbeat_interval=0.1, liveness=5, reconnect_first=0.01, reconnect_most=0.1)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    with script("rfc7_broker.py", "tcp://127.0.0.1:*", "0.1") as broker:
+        yield line(broker)
+
+
+def test_the_worker_finds_out_its_version(endpoint: str) -> None:
+    with (
+        Worker("echo", lambda frames: frames, endpoint, config=QUICK) as worker,
+        Client(endpoint, version="0.1") as client,
+    ):
+        until(lambda: client.present("echo"))
+        assert client.call("echo", b"hello", b"world") == [b"hello", b"world"]
+        until(lambda: worker.registered)
+        assert worker._channels[0].session.dialect.name == "0.1"
+        assert client.call("mmi.other", b"x") == [b"501"]
+
+
+def test_parts_come_in_one_reply_and_errors_cross(endpoint: str) -> None:
+    def count(frames: Frames) -> Iterator[bytes]:
+        if frames == [b"fail"]:
+            raise RemoteError(404, "nothing of that name")
+        yield b"1"
+        return b"2"
+
+    config = WorkerConfig(heartbeat_interval=0.1, liveness=50, versions=("0.1",))
+    with Worker("count", count, endpoint, config=config, jobs=2), Client(endpoint, version="0.1") as client:
+        assert client.call("count", b"x") == [b"1", b"2"]
+        with pytest.raises(RemoteError, match="404 nothing of that name"):
+            client.call("count", b"fail")
+
+
+def test_the_worker_leaves(endpoint: str) -> None:
+    with Client(endpoint, version="0.1") as client:
+        with Worker("echo", lambda frames: frames, endpoint, config=QUICK):
+            until(lambda: client.present("echo"))
+        until(lambda: not client.present("echo"))
+
+
+def test_a_client_of_another_version_gets_nothing(endpoint: str) -> None:
+    with Client(endpoint, timeout=0.05, retries=1) as client, pytest.raises(TimedOut):
+        client.call("mmi.service", b"echo")

@@ -1,0 +1,154 @@
+"""The command line as its users run it: processes, signals, what they print, how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from click.testing import CliRunner
+
+from titanic.cli import main
+
+PATIENCE = 30.0
+Found = TypeVar("Found")
+CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("TITANIC_")}
+
+
+class Ended(NamedTuple):
+    """What a command left behind."""
+
+    code: int
+    out: bytes
+    err: str
+
+    @property
+    def line(self) -> str:
+        """Its only line of output."""
+        (line,) = self.out.decode().splitlines()
+        return line
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def titanic(*arguments: str | bytes | Path, stdin: bytes = b"", **env: str) -> Ended:
+    """Run `titanic …` in a process of its own until it ends."""
+    done = subprocess.run(
+        [sys.executable, "-m", "titanic", *arguments],
+        input=stdin,
+        capture_output=True,
+        env=CLEAN | env,
+        timeout=PATIENCE,
+        check=False,
+    )
+    return _ended(done.returncode, done.stdout, done.stderr)
+
+
+def here(*arguments: str | Path, stdin: bytes = b"", **env: str) -> Ended:
+    """The same in this process, which is quicker."""
+    unset = {key: None for key in os.environ if key.startswith("TITANIC_")}
+    done = CliRunner().invoke(main, [str(one) for one in arguments], input=stdin, env=unset | env, prog_name="titanic")
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return _ended(done.exit_code, done.stdout_bytes, done.stderr.encode())
+
+
+def _ended(code: int, out: bytes, err: bytes) -> Ended:
+    text = err.decode()
+    assert "Traceback" not in text, text
+    return Ended(code, out, text)
+
+
+class Running:
+    """A `titanic …` that goes on; its stderr is in a file."""
+
+    def __init__(self, log: Path, *arguments: str | Path, program: Sequence[str] = (), **env: str) -> None:
+        self.log = log
+        with log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [*(program or (sys.executable, "-m", "titanic")), *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=CLEAN | env,
+                start_new_session=True,
+            )
+
+    def says(self, pattern: str) -> re.Match[str]:
+        """Wait until it has said something."""
+
+        def found() -> re.Match[str] | None:
+            match = re.search(pattern, self.log.read_text())
+            assert match or self.process.poll() is None, f"it ended: {self.log.read_text()}"
+            return match
+
+        return until(found)
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def ends(self) -> int:
+        """Wait for its end; the exit code."""
+        return self.process.wait(PATIENCE)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def until(look: Callable[[], Found | None]) -> Found:
+    """Wait until there is something to be seen."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := look()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+    return found
+
+
+@contextmanager
+def running(log: Path, *arguments: str | Path, **env: str) -> Iterator[Running]:
+    """A command that runs until the block is left."""
+    one = Running(log, *arguments, **env)
+    try:
+        yield one
+    finally:
+        one.kill()
+
+
+@contextmanager
+def serving(folder: Path, *options: str, bind: str = "tcp://127.0.0.1:*") -> Iterator[tuple[Running, str]]:
+    """`titanic serve` on a store in a folder, and where it is to be reached."""
+    with running(folder / "serve.log", "serve", "--bind", bind, "--store", folder / "store", *options) as server:
+        yield server, server.says(r"serving at (\S+);")[1]
+
+
+@contextmanager
+def working(folder: Path, endpoint: str, service: str, *command: str, options: Sequence[str] = ()) -> Iterator[Running]:
+    """`titanic work` on a service."""
+    log = folder / f"work-{service}.log"
+    with running(log, "work", service, "--endpoint", endpoint, *options, "--", *command) as worker:
+        worker.says("working on")
+        yield worker
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+STOPPING = (signal.SIGTERM, signal.SIGINT)

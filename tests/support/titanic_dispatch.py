@@ -1,0 +1,189 @@
+"""The dispatcher's core with a store and workers made of dictionaries, and a clock that is moved.
+
+play = Play(max_attempts=3)
+play.submit("echo", "a", "b")
+play.workers("echo", 1)
+play.go()                       everything that can be done now is done
+play.reply("a", b"A")
+play.sent                       ["a", "b"]
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from broker import error_body
+from titanic import ServerConfig
+from titanic.dispatch.actions import Fetch, Finish, Outcome, Postpone
+from titanic.dispatch.core import DispatchCore
+from titanic.store import ReadyRow
+
+
+class Play:
+    """Requests have names instead of UUIDs. Disk and presence answer at once, unless told to wait."""
+
+    def __init__(self, **config: Any) -> None:
+        self.now = 1000.0
+        self.core = DispatchCore(ServerConfig(**config), seed=1)
+        self.queue: dict[bytes, list[bytes]] = {}
+        self.later: dict[bytes, tuple[float, bytes]] = {}
+        self.attempts: Counter[bytes] = Counter()
+        self.damaged: set[bytes] = set()
+        self.present: Counter[bytes] = Counter()
+        self.running: dict[bytes, bytes] = {}
+        self.sent: list[str] = []
+        self.ended: dict[str, Finish] = {}
+        self.postponed: list[Postpone] = []
+        self.asked: list[str] = []
+        self.fetches = 0
+        self.answers_presence = True
+        self.disk = "works"
+        self.unwritten: list[list[Outcome]] = []
+        self.max_attempts = 0
+
+    # -- the world -------------------------------------------------------------------------------------------
+
+    def submit(self, service: str, *names: str) -> None:
+        self.queue.setdefault(service.encode(), []).extend(name.encode() for name in names)
+        self.core.arrived([service.encode()])
+
+    def workers(self, service: str, count: int) -> None:
+        self.present[service.encode()] = count
+
+    def close(self, *names: str) -> None:
+        for name in names:
+            for queue in self.queue.values():
+                if name.encode() in queue:
+                    queue.remove(name.encode())
+            self.later.pop(name.encode(), None)
+        self.core.closed([name.encode() for name in names])
+
+    def reply(self, name: str, *body: bytes) -> None:
+        del self.running[name.encode()]
+        self.core.replied(name.encode(), list(body), self.now)
+        self.go()
+
+    def fail(self, name: str, status: int = 500, text: str = "no", *detail: bytes) -> None:
+        self.reply(name, *error_body(status, text, *detail))
+
+    def times_out(self, name: str) -> None:
+        del self.running[name.encode()]
+        self.core.timed_out(name.encode(), self.now)
+        self.go()
+
+    def write(self, *, fails: bool = False) -> None:
+        """The disk is done with what it was given."""
+        unwritten, self.unwritten = self.unwritten, []
+        for batch in unwritten:
+            if fails:
+                self.core.unsettled(batch, self.now)
+            else:
+                self._keep(batch)
+        self.go()
+
+    def later_by(self, seconds: float) -> None:
+        """Move the clock, from one deadline to the next."""
+        end = self.now + seconds
+        while (deadline := self.core.next_deadline()) is not None and deadline <= end:
+            self.now = max(self.now, deadline)
+            self.go()
+            following = self.core.next_deadline()
+            assert following is None or following > self.now, "it would spin"
+        self.now = end
+
+    # -- one round -------------------------------------------------------------------------------------------
+
+    def go(self) -> None:
+        """Rounds until nothing more happens."""
+        while self.round():
+            pass
+        self.check()
+
+    def round(self) -> bool:
+        core, busy = self.core, False
+        if core.take_alarm(self.now):
+            self._promote()
+            busy = True
+        for name in core.take_questions(self.now):
+            self.asked.append(name.decode())
+            if self.answers_presence:
+                core.present(name, self.present[name], self.now)
+                busy = True
+        while fetches := core.take_fetches():
+            busy = True
+            for fetch in fetches:
+                self._fetch(fetch)
+        for send in core.take_sends():
+            assert send.uuid not in self.running, "sent twice"
+            self.running[send.uuid] = send.service
+            self.sent.append(send.uuid.decode())
+        for batch in core.take_outcomes(self.now):
+            busy = True
+            if self.disk == "works":
+                self._keep(batch)
+            elif self.disk == "slow":
+                self.unwritten.append(batch)
+            else:
+                core.unsettled(batch, self.now)
+        return busy
+
+    def check(self) -> None:
+        """What is true between any two rounds."""
+        core = self.core
+        known: Counter[bytes] = Counter()
+        in_flight: Counter[bytes] = Counter()
+        for flight in core.flights.values():
+            known[flight.backlog.name] += 1
+            in_flight[flight.backlog.name] += flight.held or not flight.settling
+            assert core.backlogs[flight.backlog.name] is flight.backlog
+        for name, backlog in core.backlogs.items():
+            assert backlog.known == known[name]
+            assert backlog.in_flight == in_flight[name]
+            assert not backlog.idle
+            assert (name in core._hungry) == backlog.hungry
+            assert (name in core._questions) == backlog.curious
+        assert core._hungry.keys() <= core.backlogs.keys()
+        settling = [flight.size for flight in core.flights.values() if flight.settling and not flight.held]
+        assert core._settling_bytes == sum(settling)
+
+    # -- the store -------------------------------------------------------------------------------------------
+
+    def _fetch(self, fetch: Fetch) -> None:
+        self.fetches += 1
+        queue = sorted(self.queue.get(fetch.service, []))
+        rows = [name for name in queue if fetch.after is None or name > fetch.after][: fetch.limit]
+        for at, name in enumerate(rows):
+            if name in self.damaged:
+                if at == 0:
+                    self.core.damaged(fetch.service, name, "damaged", self.now)
+                    return
+                rows = rows[:at]
+                break
+        made = [ReadyRow(name, name, self.attempts[name], [name], self.max_attempts, 0) for name in rows]
+        self.core.fetched(fetch.service, made, self.now)
+
+    def _keep(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            service = next((name for name, queue in self.queue.items() if outcome.uuid in queue), None)
+            if service is not None:
+                self.queue[service].remove(outcome.uuid)
+                if isinstance(outcome, Finish):
+                    self.ended[outcome.uuid.decode()] = outcome
+                else:
+                    self.postponed.append(outcome)
+                    self.attempts[outcome.uuid] = outcome.attempts
+                    self.later[outcome.uuid] = (self.now + outcome.delay, service)
+        self.core.settled([outcome.uuid for outcome in outcomes])
+        self._set_alarm()
+
+    def _promote(self) -> None:
+        due = {name: service for name, (when, service) in self.later.items() if when <= self.now}
+        for name, service in due.items():
+            del self.later[name]
+            self.queue[service].append(name)
+        self.core.arrived(set(due.values()), rewind=True)
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        self.core.set_alarm(min((when for when, _ in self.later.values()), default=None))

@@ -1,0 +1,49 @@
+"""A server or a broker as a process of its own, with settings that suit a test:
+
+    python titanic_node.py serve ENDPOINT STORE       with its broker
+    python titanic_node.py attach ENDPOINT STORE      at the broker that is there
+    python titanic_node.py broker ENDPOINT
+
+SIGTERM stops it as it should be stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from broker import Broker, BrokerConfig, WorkerConfig
+from titanic import Server, ServerConfig
+
+
+def main(mode: str, endpoint: str, store: str = "") -> None:
+    logging.basicConfig(level=logging.INFO)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # threads inherit it
+    wire = BrokerConfig(heartbeat_interval=0.2)
+    node: Server | Broker
+    if mode == "broker":
+        node = Broker(wire)
+        node.bind(endpoint)
+    else:
+        config = ServerConfig(
+            store=Path(store),
+            bind=(endpoint,),
+            broker=endpoint if mode == "attach" else None,
+            lanes=8,
+            retry_first=0.05,
+            retry_most=0.5,
+            max_attempts=1000,
+            grace=1.0,
+            wire=wire,
+            worker=WorkerConfig(heartbeat_interval=0.2, reconnect_first=0.05, reconnect_most=0.2),
+        )
+        node = Server(config)
+    node.start()
+    signal.sigwait({signal.SIGTERM})
+    node.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

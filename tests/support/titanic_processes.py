@@ -1,0 +1,60 @@
+"""Real processes, so that they can really be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+ROOT = Path(__file__).parents[2]
+SUPPORT = Path(__file__).parent
+
+
+class Process:
+    """A process that runs until it is killed or the `with` block ends."""
+
+    def __init__(self, *arguments: str | Path, output: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+        self._output = output
+        with output.open("ab") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, *map(str, arguments)], env=environment, stdout=file, stderr=file
+            )
+        self.pid = self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL: it has no time for anything."""
+        self._end(signal.SIGKILL)
+
+    def terminate(self) -> int:
+        """SIGTERM, and how it ended."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> int:
+        if self.running:
+            self._process.send_signal(number)
+        return self._process.wait(60)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        if error is not None:
+            print(f"--- {self._output}", self._output.read_text()[-3000:], sep="\n")
+
+
+def worker(endpoint: str, service: str, log: Path, mode: str = "echo") -> Process:
+    """A worker (titanic_worker.py)."""
+    script = SUPPORT / "titanic_worker.py"
+    return Process(script, endpoint, service, log, mode, output=log.with_suffix(".out"))

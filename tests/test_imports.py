@@ -1,0 +1,96 @@
+"""Who may import whom. The rules are the architecture: cores know no sockets, the broker knows no Titanic."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import broker
+
+ROOT = Path(__file__).parent.parent
+SHELLS = {f"broker/{name}.py" for name in ("loop", "transport", "server", "client", "worker")}
+
+
+def sources(package: str) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py"))
+
+
+def tree(source: str) -> ast.Module:
+    return ast.parse((ROOT / source).read_text())
+
+
+def imports(source: str) -> Iterator[tuple[str, str | None]]:
+    """Module and, for `from … import`, each name."""
+    for node in ast.walk(tree(source)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{source}: relative imports are not used here"
+            yield from ((node.module or "", alias.name) for alias in node.names)
+
+
+def importers(*packages: str, of: str) -> set[str]:
+    """The files of some packages that import a module or anything below it."""
+    return {
+        source
+        for package in packages
+        for source in sources(package)
+        if any(module.split(".")[0] == of for module, _ in imports(source))
+    }
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert set(sources("broker")) > SHELLS
+    assert sources("titanic")
+
+
+def test_the_broker_knows_no_titanic() -> None:
+    assert importers("broker", of="titanic") == set()
+
+
+def test_only_shells_of_the_broker_know_sockets() -> None:
+    assert importers("broker", of="zmq") == SHELLS
+
+
+def test_the_store_knows_no_sockets() -> None:
+    assert not [source for source in importers("titanic", of="zmq") if source.startswith("titanic/store/")]
+
+
+def test_cores_read_no_clock_and_start_no_thread() -> None:
+    for source in sources("broker/core"):
+        modules = {module.split(".")[0] for module, _ in imports(source)}
+        assert modules.isdisjoint({"time", "threading", "socket", "select", "asyncio", "datetime", "logging"}), source
+        below = {module for module, _ in imports(source) if module.startswith("broker")}
+        assert all(module.startswith("broker.core") or module in {"broker.config", "broker.errors"} for module in below)
+
+
+def test_only_the_store_knows_lmdb() -> None:
+    assert all(source.startswith("titanic/store/") for source in importers("broker", "titanic", of="lmdb"))
+
+
+def test_only_the_command_line_knows_click() -> None:
+    assert all(source.startswith("titanic/cli/") for source in importers("broker", "titanic", of="click"))
+
+
+@pytest.mark.parametrize("source", sources("titanic"))
+def test_titanic_uses_the_brokers_public_names(source: str) -> None:
+    used = {
+        node.attr for node in ast.walk(tree(source)) if isinstance(node, ast.Attribute) and names_broker(node.value)
+    }
+    for module, name in imports(source):
+        if module.split(".")[0] == "broker":
+            assert module == "broker", f"{source} imports {module}; only what `broker` itself exports is public"
+            used |= {name} if name else set()
+    assert used <= set(broker.__all__), f"{source} uses what broker does not export"
+
+
+def names_broker(node: ast.expr) -> bool:
+    """Whether an expression is the module after `import broker`; it may not get another name."""
+    return isinstance(node, ast.Name) and node.id == "broker"
+
+
+def test_all_that_the_broker_exports_is_there() -> None:
+    assert [name for name in broker.__all__ if not hasattr(broker, name)] == []
