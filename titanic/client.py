@@ -20,7 +20,16 @@ from typing import Any, Self
 import broker
 from broker import DEFAULT_ENDPOINT, Pipeline
 from titanic import ids, tsp
-from titanic.errors import InvalidRequest, Refused, RequestError, RequestFailed, TimedOut, TitanicError, UnknownRequest
+from titanic.errors import (
+    CallerError,
+    InvalidRequest,
+    Refused,
+    RequestError,
+    RequestFailed,
+    TimedOut,
+    TitanicError,
+    UnknownRequest,
+)
 
 Body = bytes | str
 Frames = list[bytes]
@@ -28,6 +37,9 @@ Frames = list[bytes]
 POLL_FIRST = 0.01
 POLL_MOST = 0.5
 """Seconds between looks at a reply that is not there yet: the first pause, and the longest."""
+
+LEAST_LOOK = 1.0
+"""Seconds that a look may take, even when less is left of the caller's time: a slow network is not an absent reply."""
 
 
 class Client:
@@ -41,8 +53,9 @@ class Client:
     ) -> None:
         """`timeout` seconds for each of 1 + `retries` tries; `version` of MDP: 0.2, 0.1 or majortomo."""
         self.endpoint = endpoint
-        self._single = broker.Client(endpoint, timeout=timeout, retries=retries, version=version)
         self._many: Pipeline | None = None
+        self._ours: bool | None = None
+        self._single = broker.Client(endpoint, timeout=timeout, retries=retries, version=version)
         self._settings: dict[str, Any] = {"timeout": timeout, "retries": retries, "version": version}
 
     def __enter__(self) -> Self:
@@ -76,12 +89,26 @@ class Client:
         return _reply(uuid, self._ask(tsp.REPLY, uuid))
 
     def wait(self, uuid: str, timeout: float | None = None) -> Frames:
-        """The reply's frames, as soon as they are there. Raises as `reply`, and TimedOut after `timeout` seconds."""
-        for pause in _pauses(timeout):
-            frames = self.reply(uuid)
-            if frames is not None:
-                return frames
-            time.sleep(pause)
+        """The reply's frames, as soon as they are there. Raises as `reply`, and TimedOut after `timeout` seconds.
+
+        With a timeout, a server that is away for some of the time is waited for. Without one, TimedOut is raised
+        when nobody answers at all.
+        """
+        silence: TimedOut | None = None
+        for pause, left in _pauses(timeout):
+            try:
+                frames = _reply(uuid, self._ask(tsp.REPLY, uuid, within=left))
+                silence = None
+            except TimedOut as error:
+                if left is None or left <= LEAST_LOOK:
+                    raise
+                silence = error
+            else:
+                if frames is not None:
+                    return frames
+                time.sleep(pause)
+        if silence is not None:
+            raise silence
         raise TimedOut(f"no reply to {uuid} yet", f"waited {timeout:g} s", "ask again later: the request lives on")
 
     def close(self, *uuids: str) -> None:
@@ -93,12 +120,13 @@ class Client:
 
     def submit_many(self, service: Body, bodies: Iterable[Body | Sequence[Body]], *, window: int = 1000) -> list[str]:
         """Submit one request per body, with `window` on their way at once; the UUIDs in the bodies' order.
+        (With a broker that is not of this project, one at a time.)
 
         Raises as `submit`. Those that were accepted before the error stay accepted: to know which, submit in
         smaller parts.
         """
         rows = ([service, body] if isinstance(body, (bytes, str)) else [service, *body] for body in bodies)
-        return [_uuid(reply) for reply in self._map(tsp.REQUEST, rows, window)]
+        return [_uuid(reply) for reply in self._map(self._pipeline(), tsp.REQUEST, rows, window)]
 
     def replies(
         self, uuids: Iterable[str], timeout: float | None = None, *, window: int = 1000
@@ -108,28 +136,15 @@ class Client:
         Raises TimedOut after `timeout` seconds when some are still pending.
         """
         pending = list(dict.fromkeys(uuids))
-        for pause in _pauses(timeout):
-            still = []
-            for uuid, answer in zip(pending, self._map(tsp.REPLY, pending, window), strict=True):
-                try:
-                    frames = _reply(uuid, answer)
-                except (RequestFailed, UnknownRequest) as error:
-                    yield uuid, error
-                else:
-                    if frames is None:
-                        still.append(uuid)
-                    else:
-                        yield uuid, frames
-            if not still:
-                return
-            # Something came: more will come soon. The pause grows only while nothing moves.
-            pending, moved = still, len(still) < len(pending)
-            time.sleep(POLL_FIRST if moved else pause)
-        raise TimedOut(f"{len(pending)} replies are still pending", f"waited {timeout:g} s", "ask again later")
+        if timeout is None:
+            yield from self._replies(self._pipeline(), pending, timeout, window)
+        else:
+            with Pipeline(self.endpoint, **self._tries(timeout)) as pipeline:
+                yield from self._replies(pipeline, pending, timeout, window)
 
     def close_many(self, uuids: Iterable[str], *, window: int = 1000) -> None:
         """Close any number of requests, with `window` on their way at once."""
-        for answer in self._map(tsp.CLOSE, uuids, window):
+        for answer in self._map(self._pipeline(), tsp.CLOSE, uuids, window):
             _check(answer)
 
     # -- looking around --------------------------------------------------------------------------------------
@@ -161,27 +176,89 @@ class Client:
         return row
 
     def call(self, service: Body, *body: Body) -> Frames:
-        """A plain MDP request, nothing stored. Raises broker.RemoteError or TimedOut."""
+        """A plain MDP request, nothing stored. Raises broker.RemoteError, InvalidRequest or TimedOut."""
         try:
             return self._single.call(service, *(body or (b"",)))
-        except broker.TimedOut as error:
-            raise _silence(self.endpoint) from error
+        except broker.RemoteError:
+            raise
+        except broker.BrokerError as error:
+            raise _translate(error, self.endpoint) from error
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _ask(self, service: bytes, *body: Body) -> Frames:
+    def _ask(self, service: bytes, *body: Body, within: float | None = None) -> Frames:
         try:
-            return self._single.call(service, *body)
+            tries = {} if within is None else self._tries(within)
+            return self._single.call(service, *body, timeout=tries.get("timeout"), retries=tries.get("retries"))
         except broker.BrokerError as error:
             raise _translate(error, self.endpoint) from error
 
-    def _map(self, service: bytes, bodies: Iterable[Body | Sequence[Body]], window: int) -> Iterator[Frames]:
+    def _pipeline(self) -> Pipeline:
         if self._many is None:
             self._many = Pipeline(self.endpoint, **self._settings)
+        return self._many
+
+    def _map(
+        self, pipeline: Pipeline, service: bytes, bodies: Iterable[Body | Sequence[Body]], window: int
+    ) -> Iterator[Frames]:
         try:
-            yield from self._many.map(service, bodies, window=window)
+            if self._is_ours(pipeline):
+                yield from pipeline.map(service, bodies, window=window)
+                return
+            timeout, retries = pipeline.config.timeout, pipeline.config.retries
+            for body in bodies:
+                frames = [body] if isinstance(body, (bytes, str)) else body
+                yield self._single.call(service, *frames, timeout=timeout, retries=retries)
         except broker.BrokerError as error:
             raise _translate(error, self.endpoint) from error
+
+    def _is_ours(self, pipeline: Pipeline) -> bool:
+        """Whether the broker is one of this project. Others need not be able to tell one client's requests apart:
+        with them it goes one at a time."""
+        if self._ours is None:
+            try:
+                timeout, retries = pipeline.config.timeout, pipeline.config.retries
+                reply = self._single.call(b"mmi.broker", b"", timeout=timeout, retries=retries)
+                self._ours = reply[:1] != [] and reply[0].startswith(b"{")
+            except broker.RemoteError:
+                self._ours = False
+        return self._ours
+
+    def _replies(
+        self, pipeline: Pipeline, pending: Sequence[str], timeout: float | None, window: int
+    ) -> Iterator[tuple[str, Frames | RequestError | UnknownRequest]]:
+        silence: TimedOut | None = None
+        for pause, left in _pauses(timeout):
+            began = time.monotonic()
+            still: dict[str, None] = dict.fromkeys(pending)
+            try:
+                answers = self._map(pipeline, tsp.REPLY, pending, window)
+                for uuid, answer in zip(pending, answers, strict=True):
+                    outcome = _outcome(uuid, answer)
+                    if outcome is not None:
+                        del still[uuid]
+                        yield uuid, outcome
+                silence = None
+            except TimedOut as error:
+                if left is None or left <= LEAST_LOOK:
+                    raise
+                silence = error
+            if not still:
+                return
+            # Something came: more will come soon. The pause grows only while nothing moves. Looking at many takes
+            # its time, and the server's, who has better things to do: no more than a third of it.
+            pending, moved = list(still), len(still) < len(pending)
+            pause = max(POLL_FIRST if moved else pause, 2 * (time.monotonic() - began))
+            time.sleep(pause if timeout is None else min(pause, timeout))
+        if silence is not None:
+            raise silence
+        raise TimedOut(f"{len(pending)} replies are still pending", f"waited {timeout:g} s", "ask again later")
+
+    def _tries(self, within: float) -> dict[str, Any]:
+        """How long and how often to try when the answer is wanted within so many seconds."""
+        usual: float = self._settings["timeout"]
+        timeout = min(usual, max(within, LEAST_LOOK))
+        return {**self._settings, "timeout": timeout, "retries": max(0, int(within / timeout) - 1)}
 
 
 def _translate(error: broker.BrokerError, endpoint: str) -> TitanicError:
@@ -189,6 +266,8 @@ def _translate(error: broker.BrokerError, endpoint: str) -> TitanicError:
         return _silence(endpoint)
     if isinstance(error, broker.UsageError):
         return InvalidRequest(str(error))
+    if isinstance(error, broker.EndpointError):
+        return CallerError(str(error), "", "an endpoint is like tcp://127.0.0.1:5555")
     if isinstance(error, broker.RemoteError) and error.status < 500:
         return InvalidRequest(error.text)
     return Refused(str(error))
@@ -227,18 +306,25 @@ def _reply(uuid: str, reply: Frames) -> Frames | None:
         return None
     if status is not None and status.code == 400 and ids.parse(uuid.encode()) is not None:
         raise _unknown(uuid)
-    if status is not None and status.code == 500 and status.text.startswith("failed"):
+    if status is not None and status.code == 500 and status.text.startswith(tsp.ENDED):
         raise RequestFailed(status.text)
     return _check(reply)
 
 
-def _pauses(timeout: float | None) -> Iterator[float]:
-    """Pauses between looks, growing, until `timeout` seconds have passed; at least one."""
+def _outcome(uuid: str, reply: Frames) -> Frames | RequestError | UnknownRequest | None:
+    try:
+        return _reply(uuid, reply)
+    except (RequestFailed, UnknownRequest) as error:
+        return error
+
+
+def _pauses(timeout: float | None) -> Iterator[tuple[float, float | None]]:
+    """Pauses between looks, growing, until `timeout` seconds have passed, and what is left of them; at least one."""
     until = None if timeout is None else time.monotonic() + timeout
     pause = POLL_FIRST
     while True:
-        left = float("inf") if until is None else until - time.monotonic()
-        yield max(0.0, min(pause, left))
-        if left <= 0:
+        left = None if until is None else max(0.0, until - time.monotonic())
+        yield (pause, left) if left is None else (min(pause, left), left)
+        if left == 0.0:
             return
         pause = min(pause * 1.5, POLL_MOST)

@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker import DEFAULT_ENDPOINT, BrokerConfig, WorkerConfig
+from titanic.errors import CallerError
+
+MOST_LANES = 200
+"""ZeroMQ allows 1023 sockets in a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,7 @@ class ServerConfig:
     lanes: int = 64
     """With a broker of its own: worker sockets for each of Titanic's services, and the most requests in flight
     for one service with a broker that does not tell how many workers there are. MDP allows one request at a
-    time on each."""
+    time on each. 64 make up to 900 file descriptors, 200 make 1,700."""
     max_attempts: int = 10
     """A request that failed this many times has failed for good."""
     retry_first: float = 1.0
@@ -43,3 +47,23 @@ class ServerConfig:
     """The integrated broker's settings."""
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     """The lanes' settings."""
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _LIMITS.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                limit = f"at least {least}" if value < least else f"at most {most}"
+                raise CallerError(f"{name} is {value}", f"it must be {limit}")
+
+
+_LIMITS: dict[str, tuple[float, float]] = {
+    "capacity": (1 << 16, 1 << 62),
+    "lanes": (1, MOST_LANES),
+    "max_attempts": (1, 65535),
+    "retry_first": (0, 1e9),
+    "retry_most": (0, 1e9),
+    "attempt_timeout": (0.001, 1e9),
+    "presence_first": (0.001, 3600),  # 0 would be to ask without a pause
+    "presence_most": (0.001, 3600),
+    "grace": (0, 1e6),
+}

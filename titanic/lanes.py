@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import zmq
 
@@ -67,21 +68,26 @@ class Lane:
 class Lanes:
     """All lanes of all services, in one thread. `handle` gets the batches; answers go through `answer`."""
 
-    def __init__(
-        self, endpoint: str, services: Sequence[bytes], handle: Handle, *, count: int, config: WorkerConfig
-    ) -> None:
+    def __init__(self, endpoint: str, services: Mapping[bytes, int], handle: Handle, config: WorkerConfig) -> None:
+        """`services`: how many lanes each has."""
+        self._endpoint = endpoint
+        self._services = services
         self._handle = handle
+        self._config = config
         self._loop = Loop()
-        self._lanes = [Lane(self, service, endpoint, config) for service in services for _ in range(count)]
+        self._lanes: list[Lane] = []
         self._batches: dict[bytes, list[LaneAsk]] = {}
-        for lane in self._lanes:
-            self._loop.add(lane)
-        self._loop.add(self)  # the last: its flush comes when all lanes have been looked at
         self._thread = threading.Thread(target=self._loop.run, name="lanes", daemon=True)
 
     def start(self) -> None:
-        """Register with the broker, as soon as there is one."""
+        """Run, without any lanes yet."""
         self._thread.start()
+
+    def register(self, version: str) -> None:
+        """Register with the broker, which speaks this version of MDP. Any thread may ask."""
+        # Another broker may take its place one day, so the other versions stay, behind this one.
+        versions = sorted(self._config.versions, key=version.__ne__)
+        self._loop.call(self._register, replace(self._config, versions=tuple(versions)))
 
     def answer(self, answers: Answers) -> None:
         """Send answers back. Any thread may."""
@@ -107,6 +113,13 @@ class Lanes:
     def collect(self, ask: LaneAsk) -> None:
         """Called by a lane: a request has come."""
         self._batches.setdefault(ask.lane.session.service, []).append(ask)
+
+    def _register(self, config: WorkerConfig) -> None:
+        for service, count in self._services.items():
+            self._lanes += [Lane(self, service, self._endpoint, config) for _ in range(count)]
+        for lane in self._lanes:
+            self._loop.add(lane)
+        self._loop.add(self)  # the last: its flush comes when all lanes have been looked at
 
     def _answer(self, answers: Answers) -> None:
         now = time.monotonic()

@@ -31,8 +31,12 @@ def answer(transaction: ReadTransaction, body: Frames, running: Callable[[], Col
     if (uuid := options["uuid"]) is not None:
         rows = _described(transaction, [uuid])
     elif options["state"] is State.RUNNING:
-        rows = _described(transaction, sorted(now_running))
-        rows = [row for row in rows if options["service"] in (None, row.service)][: options["limit"]]
+        behind = options["after"] or b""
+        rows = _described(transaction, sorted(uuid for uuid in now_running if uuid > behind))
+        rows = [row for row in rows if options["service"] in (None, row.service)]
+        if len(rows) > options["limit"]:
+            rows = rows[: options["limit"]]
+            following = rows[-1].uuid
     else:
         page = transaction.list(
             service=options["service"], state=options["state"], after=options["after"], limit=options["limit"]
@@ -55,7 +59,7 @@ def _options(body: Frames) -> dict[str, Any]:
     """Read and check the options; ValueError says what is wrong."""
     try:
         given = json.loads(body[0] or b"{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"options are not JSON: {error}") from None
     if not isinstance(given, dict):
         raise ValueError("options are not a JSON object")
@@ -75,7 +79,7 @@ def _options(body: Frames) -> dict[str, Any]:
         except KeyError:
             raise ValueError(f"unknown state {state!r}; there are {', '.join(s.name.lower() for s in State)}") from None
     limit = given.get("limit", 100)
-    if not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
+    if type(limit) is not int or not 1 <= limit <= MAX_LIMIT:
         raise ValueError(f"limit must be a number from 1 to {MAX_LIMIT}")
     options["limit"] = limit
     return options
@@ -84,7 +88,9 @@ def _options(body: Frames) -> dict[str, Any]:
 def _document(row: Description, running: bool) -> dict[str, Any]:
     document = row._asdict()
     document["uuid"] = row.uuid.hex()
-    document["service"] = row.service.decode()
     state = State.RUNNING if running and row.state is State.WAITING else row.state
     document["state"] = state.name.lower()
-    return {key: value.decode() if isinstance(value, bytes) else value for key, value in document.items()}
+    # A damaged record may say anything.
+    return {
+        key: value.decode(errors="replace") if isinstance(value, bytes) else value for key, value in document.items()
+    }

@@ -10,17 +10,17 @@ dispatcher   sends stored requests to their services and hands the replies to th
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import broker
-from broker import Broker, RemoteError
+from broker import Broker
 from titanic import tsp
 from titanic.config import ServerConfig
-from titanic.dispatch.courier import Courier, LaneCourier, LocalCourier, SocketCourier
+from titanic.dispatch.connection import Scout
+from titanic.dispatch.courier import LocalCourier, SocketCourier
 from titanic.dispatch.dispatcher import Dispatcher
+from titanic.dispatch.lane_courier import LaneCourier
 from titanic.lanes import Lanes
 from titanic.services import Answers, Ask, Services
 from titanic.store import Store
@@ -29,6 +29,9 @@ from titanic.writer import Writer
 
 log = logging.getLogger(__name__)
 
+FEW_LANES = 4
+"""For services that are rarely asked."""
+
 
 class Server:
     """A Titanic. `start`, then `stop`; or as a context manager."""
@@ -36,23 +39,30 @@ class Server:
     def __init__(self, config: ServerConfig) -> None:
         """Open the store and bind the endpoints: raises StoreError or broker.EndpointError."""
         self.config = config
-        self._stopping = threading.Event()
         self._broker: Broker | None = None
         self._lanes: Lanes | None = None
+        self._scout: Scout | None = None
         self.endpoints: tuple[str, ...] = ()
         """Where clients reach it, with real ports."""
         self.store = Store.open(config.store, capacity=config.capacity)
+        self._writer = Writer(self.store)
+        self._dispatcher = Dispatcher(config, self.store, self._writer)
         try:
-            self._writer = Writer(self.store)
-            self._dispatcher = Dispatcher(config, self.store, self._writer)
             answer = self._integrate(config) if config.broker is None else self._attach(config, config.broker)
-            self._services = Services(self.store, self._writer, self._dispatcher, answer)
         except BaseException:
-            self.store.close()
+            self._end()
             raise
+        most = config.wire.max_waiting_bytes
+        self._services = Services(self.store, self._writer, self._dispatcher, answer, most_bytes=most)
 
     def start(self) -> Server:
-        """Serve, in threads of its own."""
+        """Serve, in threads of its own. An endpoint that cannot be right raises broker.EndpointError."""
+        try:
+            if self._scout is not None:
+                self._scout.start(time.monotonic())
+        except BaseException:
+            self._end()
+            raise
         self._writer.start()
         self._services.start()
         self._dispatcher.start()
@@ -69,14 +79,15 @@ class Server:
         replies; those that do not make it are executed again after the next start.
         """
         self._services.refusing = "shutting down: try again in a moment"
-        self._stopping.set()
-        self._dispatcher.wind_down()
-        deadline = time.monotonic() + self.config.grace
-        while not self._dispatcher.settled and time.monotonic() < deadline:
-            time.sleep(0.01)
+        self._dispatcher.wind_down(self.config.grace)
         self._dispatcher.stop()
         self._services.stop()
         self._writer.stop()
+        self._end()
+
+    def _end(self) -> None:
+        """Close what is open, once the threads that use the store have ended, or never began."""
+        self._dispatcher.stop()
         if self._broker is not None:
             self._broker.stop()
         if self._lanes is not None:
@@ -112,48 +123,34 @@ class Server:
             loop.call(lambda: courier.receive(messages, time.monotonic()))
 
         courier.peer = here.connect_local(deliver)
-        self._dispatcher.connect = lambda: courier
+        self._dispatcher.use(courier)
         return here.reply
 
     def _attach(self, config: ServerConfig, endpoint: str) -> Callable[[Answers], None]:
         """A worker and client of a broker elsewhere."""
         self.endpoints = (endpoint,)
-        self._lanes = Lanes(
-            endpoint,
-            tsp.SERVICES,
-            self._handle,
-            count=config.lanes,
-            config=config.worker,
-        )
-        self._dispatcher.connect = self._find_broker
+        lanes = {name: min(FEW_LANES, config.lanes) for name in tsp.SERVICES}
+        lanes |= dict.fromkeys((tsp.REQUEST, tsp.REPLY, tsp.CLOSE), config.lanes)
+        self._lanes = Lanes(endpoint, lanes, self._handle, config.worker)
+        self._scout = Scout(endpoint, self._found)
+        self._dispatcher.loop.add(self._scout)
         return self._lanes.answer
 
-    def _find_broker(self) -> Courier | None:
-        """Find out what broker is there, waiting until there is one; None when Titanic is stopped first."""
-        endpoint, dispatcher = self.endpoints[0], self._dispatcher
-        while not self._stopping.is_set():
-            for version in ("0.2", "0.1"):
-                ours = self._is_ours(endpoint, version)
-                if ours is None:
-                    continue
-                log.info("broker at %s speaks MDP %s%s", endpoint, version, "" if ours else ", not of this project")
-                if ours:
-                    return SocketCourier(dispatcher.core, dispatcher.loop, endpoint)
-                return LaneCourier(
-                    dispatcher.core,
-                    dispatcher.loop,
-                    endpoint,
-                    version=version,
-                    room=self.config.lanes,
-                    attempt_timeout=self.config.attempt_timeout,
-                )
-        return None
-
-    @staticmethod
-    def _is_ours(endpoint: str, version: str) -> bool | None:
-        """Whether the broker is of this project; None when none answers in this version of MDP."""
-        with broker.Client(endpoint, timeout=0.5, retries=0, version=version) as client:
-            try:
-                return client.call("mmi.broker", b"")[0].startswith(b"{")
-            except (broker.TimedOut, RemoteError, IndexError):
-                return None
+    def _found(self, version: str, ours: bool) -> None:
+        """Called in the dispatcher's thread: there is a broker."""
+        assert self._lanes is not None
+        self._lanes.register(version)
+        endpoint, dispatcher, config = self.endpoints[0], self._dispatcher, self.config
+        log.info("broker at %s speaks MDP %s%s", endpoint, version, "" if ours else ", not of this project")
+        if ours:
+            dispatcher.use(SocketCourier(dispatcher.core, dispatcher.loop, endpoint))
+        else:
+            courier = LaneCourier(
+                dispatcher.core,
+                dispatcher.loop,
+                endpoint,
+                version=version,
+                room=config.lanes,
+                attempt_timeout=config.attempt_timeout,
+            )
+            dispatcher.use(courier)

@@ -7,6 +7,7 @@ which is all behind `Ask` and `Answer`.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
@@ -16,6 +17,8 @@ from titanic.errors import StoreError, StoreFull
 from titanic.store import NewRequest, Outcome, ReadTransaction, Status, Store, WriteTransaction
 from titanic.tsp import Frames
 from titanic.writer import Writer
+
+log = logging.getLogger(__name__)
 
 
 class Ask(Protocol):
@@ -48,7 +51,10 @@ class Watcher(Protocol):
 class Services:
     """Answers requests for `tsp.SERVICES`."""
 
-    def __init__(self, store: Store, writer: Writer, watcher: Watcher, answer: Answer) -> None:
+    def __init__(
+        self, store: Store, writer: Writer, watcher: Watcher, answer: Answer, *, most_bytes: int = 1 << 30
+    ) -> None:
+        """`most_bytes`: bodies that may wait for the disk; more are refused, or a slow disk would fill the memory."""
         self._store = store
         self._writer = writer
         self._watcher = watcher
@@ -58,12 +64,23 @@ class Services:
         self.stop = self._reader.stop
         self.refusing = ""
         """When not empty, new requests are refused with this text."""
+        self._most_bytes = most_bytes
+        # Two counters, because += is not atomic: each is changed in one thread only.
+        self._bytes_taken = 0
+        self._bytes_written = 0
         self.counts = {"accepted": 0, "refused": 0, "replies_given": 0, "closed": 0}
 
     def handle(self, name: bytes, batch: Sequence[Ask]) -> None:
-        """Take a batch for one of the services; the answers follow. Never blocks."""
+        """Take a batch for one of the services; the answers follow. Never blocks. One thread calls it."""
         if name == tsp.REQUEST:
-            self._writer.put(_Accept(self, batch))
+            size = sum(len(frame) for ask in batch for frame in ask.body)
+            waiting = self._bytes_taken - self._bytes_written
+            if waiting and waiting + size > self._most_bytes:
+                text = f"busy: {waiting} bytes wait for the disk; try again in a moment"
+                self._answer([(ask, tsp.failure(text)) for ask in batch])
+                return
+            self._bytes_taken += size
+            self._writer.put(_Accept(self, batch, size))
         elif name == tsp.CLOSE:
             self._writer.put(_Close(self, batch))
         else:
@@ -76,7 +93,7 @@ class Services:
                 for name, batch in batches:
                     answers += [(ask, self._read_one(transaction, name, ask.body)) for ask in batch]
         except StoreError as error:
-            answers = [(ask, tsp.failure(str(error))) for _, batch in batches for ask in batch]
+            answers = [(ask, tsp.failure(f"not read: {error}")) for _, batch in batches for ask in batch]
         self._answer(answers)
 
     def _read_one(self, transaction: ReadTransaction, name: bytes, body: Frames) -> Frames:
@@ -87,7 +104,10 @@ class Services:
                 return listing.answer(transaction, body, self._watcher.running)
             return [tsp.OK, json.dumps(self._stats(transaction)).encode()]
         except StoreError as error:  # one damaged record is no reason to fail the others
-            return tsp.failure(str(error))
+            return tsp.failure(f"not read: {error}")
+        except Exception as error:  # an ask that is never answered would block its lane for ever
+            log.exception("a fault of this program: could not answer %s", name.decode())
+            return tsp.failure(f"not read: {type(error).__name__}: {error}")
 
     def _reply(self, transaction: ReadTransaction, body: Frames) -> Frames:
         uuid = tsp.read_uuid(body)
@@ -106,7 +126,7 @@ class Services:
     def _stats(self, transaction: ReadTransaction) -> dict[str, Any]:
         return {
             "store": {"path": str(self._store.path), **transaction.counts()._asdict()},
-            "services": {name.decode(): count for name, count in transaction.waiting().items()},
+            "services": {name.decode(errors="replace"): count for name, count in transaction.waiting().items()},
             "since_start": {**self.counts, "commits": self._writer.commits},
             **self._watcher.stats(),
         }
@@ -115,9 +135,10 @@ class Services:
 class _Accept:
     """A batch for titanic.request."""
 
-    def __init__(self, services: Services, asks: Sequence[Ask]) -> None:
+    def __init__(self, services: Services, asks: Sequence[Ask], size: int) -> None:
         self._services = services
         self._asks = asks
+        self._size = size
         self._answers: list[tuple[Any, Frames]] = []
         self._arrived: set[bytes] = set()
         self._accepted = 0
@@ -153,6 +174,7 @@ class _Accept:
         self._answers += [(ask, [tsp.OK, ids.text(uuid)]) for ask, uuid in zip(asks, uuids, strict=True)]
 
     def committed(self) -> None:
+        self._services._bytes_written += self._size
         counts = self._services.counts
         counts["accepted"] += self._accepted
         counts["refused"] += len(self._answers) - self._accepted
@@ -161,6 +183,7 @@ class _Accept:
             self._services._watcher.arrived(self._arrived)
 
     def failed(self, error: StoreError) -> None:
+        self._services._bytes_written += self._size
         self._services.counts["refused"] += len(self._asks)
         self._services._answer([(ask, tsp.failure(f"not stored: {error}")) for ask in self._asks])
 

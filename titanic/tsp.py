@@ -8,7 +8,8 @@
     titanic.stats    anything         200 JSON
 
 A status frame is three digits, a space and free text for people. 400: the request is at fault; 500: Titanic is,
-try again later. The text of a 500 begins with a fixed word where it says what became of a request: `failed`.
+try again later. The text of a 500 begins with a fixed word where it says what became of a request: `failed:`,
+`expired:` or `cancelled:`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ SERVICES = (REQUEST, REPLY, CLOSE, LIST, STATS)
 
 OK = b"200"
 PENDING = b"300"
+
+ENDED = ("failed:", "expired:", "cancelled:")
+"""How the text of a 500 begins that is the answer for good, and no reason to try again later."""
 
 Frames = list[bytes]
 

@@ -11,7 +11,7 @@ import time
 from typing import Protocol
 
 from titanic.batches import BatchThread
-from titanic.errors import StoreError
+from titanic.errors import StoreError, StoreFailed, StoreFull
 from titanic.store import Store, WriteTransaction
 
 log = logging.getLogger(__name__)
@@ -43,19 +43,30 @@ class Writer:
 
     def _commit(self, writes: list[Write]) -> None:
         now_us = time.time_ns() // 1000
+        at_work: Write | None = None
         try:
             with self._store.write() as transaction:
-                for write in writes:
-                    write.write(transaction, now_us)
-        except StoreError as error:
-            if len(writes) > 1:
+                for at_work in writes:
+                    at_work.write(transaction, now_us)
+                at_work = None
+        except Exception as error:
+            if len(writes) > 1 and (at_work is not None or isinstance(error, StoreFull)):
                 # Whose fault was it? One by one, the innocent get through.
                 for write in writes:
                     self._commit([write])
                 return
-            log.error("could not write: %s", error)
-            writes[0].failed(error)
+            failure = self._failure(error)
+            for write in writes:  # it was the disk
+                write.failed(failure)
             return
         self.commits += 1
         for write in writes:
             write.committed()
+
+    @staticmethod
+    def _failure(error: Exception) -> StoreError:
+        if isinstance(error, StoreError):
+            log.error("could not write: %s", error)
+            return error
+        log.error("a fault of this program: could not write", exc_info=error)
+        return StoreFailed("the write failed", f"{type(error).__name__}: {error}", "report this as a bug")

@@ -20,6 +20,11 @@ from titanic.dispatch.core import DispatchCore
 from titanic.store import ReadyRow
 
 
+def names(prefix: str, count: int) -> list[str]:
+    """Names for requests, in the order of their submission."""
+    return [f"{prefix}{number:06}" for number in range(count)]
+
+
 class Play:
     """Requests have names instead of UUIDs. Disk and presence answer at once, unless told to wait."""
 

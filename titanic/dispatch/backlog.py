@@ -6,7 +6,7 @@ from __future__ import annotations
 class Backlog:
     """A service with requests that wait or are in flight."""
 
-    __slots__ = ("ask_at", "asked", "cursor", "in_flight", "known", "name", "pause", "room", "waiting")
+    __slots__ = ("ask_at", "asked", "cursor", "in_flight", "known", "name", "pause", "room", "trouble", "waiting")
 
     def __init__(self, name: bytes) -> None:
         self.name = name
@@ -26,6 +26,8 @@ class Backlog:
         """Its presence is not asked for before this time."""
         self.pause = 0.0
         """How long the present wait for that is, in seconds; it doubles with each one in a row."""
+        self.trouble = 0.0
+        """The same for the waits that follow something wrong, until the service gives an answer again."""
 
     @property
     def free(self) -> int:

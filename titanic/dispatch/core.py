@@ -2,7 +2,8 @@
 
 For each service with waiting requests: is it there, and with how many workers (asked through MMI, the answer
 kept while it is busy, asked again with back-off while it is absent)? Then as many requests are kept in flight
-as it has workers. Services take turns; one that is absent, slow or broken costs the others nothing.
+as it has workers. Services take turns; one that is absent, slow or broken costs the others nothing: it is not
+even looked at before the time has come to ask for it again.
 
 A request in flight ends in one of these ways:
 
@@ -15,79 +16,35 @@ A request in flight ends in one of these ways:
 
 Everything that happened is told by methods, everything to be done is taken with the `take_` methods. What is
 decided about a request counts once it is on disk (`settled`); until then it stays known here, so that it is
-not fetched and sent a second time.
+not fetched and sent a second time. When the disk does not take it (`unsettled`), it is kept and tried again:
+the work is done, and nobody is to do it twice.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
-from broker import read_error
+from broker import Timers, read_error
 from titanic.config import ServerConfig
-from titanic.dispatch.backlog import Backlog
+from titanic.dispatch.actions import Fetch, Finish, Outcome, Postpone, Send
+from titanic.dispatch.backlog import Backlog, Flight
 from titanic.store import ReadyRow, Status
 from titanic.tsp import Frames
 
 NEVER_TAKEN = (400, 413)
 TAKEN_LATER = (503, 504)
 
+REWRITE_FIRST = 1.0
+REWRITE_MOST = 30.0
+"""Seconds until an outcome that the disk did not take is tried again: the first time, and at most."""
 
-class Fetch(NamedTuple):
-    """Read the next requests of a service from the store: answer with `fetched`."""
+SETTLING_MOST = 256 << 20
+"""Memory of outcomes on their way to the disk, roughly, beyond which nothing more is fetched. Workers that are
+faster than the disk must not fill the memory."""
 
-    service: bytes
-    after: bytes | None
-    limit: int
-
-
-class Send(NamedTuple):
-    """Send a request to its service: answer with `replied`."""
-
-    uuid: bytes
-    service: bytes
-    body: Frames
-
-
-class Finish(NamedTuple):
-    """Keep how a request ended: answer with `settled`. `started` is when it was sent, in the core's clock."""
-
-    uuid: bytes
-    status: Status
-    frames: Frames
-    attempts: int
-    reason: str
-    started: float
-
-
-class Postpone(NamedTuple):
-    """Put a request off for `delay` seconds: answer with `settled`."""
-
-    uuid: bytes
-    delay: float
-    attempts: int
-    reason: str
-    started: float
-
-
-Outcome = Finish | Postpone
-
-
-class _Flight:
-    """A request that is being executed, or whose outcome is not on disk yet."""
-
-    __slots__ = ("attempts", "backlog", "closed", "max_attempts", "settling", "started")
-
-    def __init__(self, backlog: Backlog, attempts: int, max_attempts: int, started: float) -> None:
-        self.backlog = backlog
-        self.attempts = attempts
-        self.max_attempts = max_attempts
-        self.started = started
-        self.settling = False
-        """Whether its outcome is on its way to the disk."""
-        self.closed = False
-        """Whether its client closed it. The worker is still at it, so it keeps its place until the reply comes."""
+FOOTPRINT = 500
+"""Bytes of memory that an outcome takes besides its frames, roughly."""
 
 
 class DispatchCore:
@@ -95,14 +52,20 @@ class DispatchCore:
 
     def __init__(self, config: ServerConfig, *, seed: int | None = None) -> None:
         self.config = config
-        self.flights: dict[bytes, _Flight] = {}
+        self.flights: dict[bytes, Flight] = {}
         self.backlogs: dict[bytes, Backlog] = {}
         self.stopping = False
         """While true, nothing new is sent."""
         self.counts = {"dispatched": 0, "succeeded": 0, "failed": 0, "retried": 0, "returned": 0}
         self._random = random.Random(seed)
-        self._outcomes: list[Outcome] = []
+        self._hungry: dict[bytes, Backlog] = {}
+        self._questions: Timers[bytes] = Timers()
         self._sends: list[Send] = []
+        self._outcomes: list[Outcome] = []
+        self._settling_bytes = 0
+        self._rewrites: list[Outcome] = []
+        self._rewrite_at: float | None = None
+        self._rewrite_pause = 0.0
         self._alarm: float | None = None
 
     # -- what happened ---------------------------------------------------------------------------------------
@@ -112,11 +75,12 @@ class DispatchCore:
         for name in services:
             backlog = self.backlogs.get(name)
             if backlog is None:
-                self.backlogs[name] = Backlog(name)
+                backlog = self.backlogs[name] = Backlog(name)
             elif rewind:
                 backlog.rewind()
             else:
                 backlog.waiting = True
+            self._place(backlog)
 
     def present(self, name: bytes, workers: int, now: float) -> None:
         """How many workers a service has now; 0 when it is absent."""
@@ -129,7 +93,9 @@ class DispatchCore:
             backlog.pause = 0.0
             backlog.ask_at = now
         else:
-            self._ask_later(backlog, now)
+            backlog.pause = self._longer(backlog.pause)
+            backlog.ask_at = now + backlog.pause
+        self._place(backlog)
 
     def fetched(self, name: bytes, rows: Sequence[ReadyRow], now: float) -> None:
         """What the store had for a `Fetch`. It may be less than was asked for; nothing means that there is no more."""
@@ -147,6 +113,7 @@ class DispatchCore:
                 self.counts["dispatched"] += 1
             else:
                 break
+        self._place(backlog)
 
     def damaged(self, name: bytes, uuid: bytes, reason: str, now: float) -> None:
         """The store cannot read the request that is next: it fails, so that those behind it get their turn."""
@@ -167,6 +134,8 @@ class DispatchCore:
         if flight is None:
             return
         error = read_error(body)
+        if error is None or error.status not in TAKEN_LATER:
+            flight.backlog.trouble = 0.0
         if error is None:
             flight.attempts += 1
             self._finish(uuid, flight, Status.DONE, body, "")
@@ -185,16 +154,25 @@ class DispatchCore:
 
     def settled(self, uuids: Iterable[bytes]) -> None:
         """The outcomes of these requests are on disk."""
+        self._rewrite_pause = 0.0
         for uuid in uuids:
-            self._forget(uuid)
+            flight = self._forget(uuid)
+            if flight is not None and not flight.held:
+                self._settling_bytes -= flight.size
 
     def unsettled(self, outcomes: Sequence[Outcome], now: float) -> None:
-        """The outcomes could not be written: these requests are still in the queue and will be executed again."""
+        """The outcomes could not be written: try it again after a while."""
         for outcome in outcomes:
-            flight = self._forget(outcome.uuid)
-            if flight is not None:
-                flight.backlog.rewind()
-                self._pause(flight.backlog, now)
+            flight = self.flights[outcome.uuid]
+            if not flight.held:
+                flight.held = True
+                self._settling_bytes -= flight.size
+                flight.backlog.in_flight += 1
+                self._place(flight.backlog)
+        self._rewrites += outcomes
+        if self._rewrite_at is None:
+            self._rewrite_pause = min(REWRITE_MOST, self._rewrite_pause * 2 or REWRITE_FIRST)
+            self._rewrite_at = now + self._rewrite_pause
 
     def closed(self, uuids: Iterable[bytes]) -> None:
         """These requests are gone from the store: a reply that still comes is dropped."""
@@ -211,25 +189,23 @@ class DispatchCore:
 
     def take_questions(self, now: float) -> list[bytes]:
         """Services whose presence is to be asked for: answer with `present`."""
-        questions = []
-        if not self.stopping:
-            for backlog in self._wanting(now):
-                backlog.asked = True
-                questions.append(backlog.name)
-        return questions
-
-    def take_fetches(self) -> list[Fetch]:
-        """What is to be read from the store, services in turn."""
         if self.stopping:
             return []
+        names = list(self._questions.due(now))
+        for name in names:
+            self.backlogs[name].asked = True
+        return names
+
+    def take_fetches(self) -> list[Fetch]:
+        """What is to be read from the store, services in turn: answer each with `fetched`, `damaged` or
+        `unreadable`, then take again, until there are no more."""
+        if self.stopping or self._settling_bytes > SETTLING_MOST:
+            return []
         fetches = []
-        for name, backlog in list(self.backlogs.items()):
-            if backlog.idle:
-                del self.backlogs[name]
-            elif backlog.waiting and backlog.free:
-                # After a rewind the rows that are known already are met again, and passed over.
-                known = backlog.known if backlog.cursor is None else 0
-                fetches.append(Fetch(name, backlog.cursor, backlog.free + known))
+        for name, backlog in self._hungry.items():
+            # After a rewind the rows that are known already are met again, and passed over.
+            known = backlog.known if backlog.cursor is None else 0
+            fetches.append(Fetch(name, backlog.cursor, backlog.free + known))
         return fetches
 
     def take_sends(self) -> list[Send]:
@@ -237,10 +213,17 @@ class DispatchCore:
         sends, self._sends = self._sends, []
         return sends
 
-    def take_outcomes(self) -> list[Outcome]:
-        """What is to be written."""
-        outcomes, self._outcomes = self._outcomes, []
-        return outcomes
+    def take_outcomes(self, now: float) -> list[list[Outcome]]:
+        """What is to be written, each list as one. What failed once is written one by one: it may be that only
+        one of them cannot be."""
+        batches = []
+        if self._outcomes:
+            batches.append(self._outcomes)
+            self._outcomes = []
+        if self._rewrite_at is not None and now >= self._rewrite_at:
+            batches += [[outcome] for outcome in self._rewrites]
+            self._rewrites, self._rewrite_at = [], None
+        return batches
 
     def take_alarm(self, now: float) -> bool:
         """Whether delayed requests are due: look, and set the alarm anew."""
@@ -251,30 +234,33 @@ class DispatchCore:
 
     def next_deadline(self) -> float | None:
         """When something is to be done without anything having happened."""
-        if self.stopping:
-            return None
-        times = [backlog.ask_at for backlog in self.backlogs.values() if self._wants(backlog)]
-        if self._alarm is not None:
-            times.append(self._alarm)
-        return min(times, default=None)
+        times = [self._rewrite_at]
+        if not self.stopping:
+            times += (self._questions.next(), self._alarm)
+        return min((time for time in times if time is not None), default=None)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _wants(backlog: Backlog) -> bool:
-        """Whether it waits for (more) workers than are known."""
-        return backlog.waiting and not backlog.free and not backlog.asked
+    def _place(self, backlog: Backlog) -> None:
+        """Put a backlog that changed where its next step will be looked for."""
+        name = backlog.name
+        if backlog.hungry:
+            self._hungry[name] = backlog
+        else:
+            self._hungry.pop(name, None)
+        if backlog.curious:
+            self._questions.set(name, backlog.ask_at)
+        else:
+            self._questions.cancel(name)
+        if backlog.idle:
+            del self.backlogs[name]
 
-    def _wanting(self, now: float) -> list[Backlog]:
-        return [one for one in self.backlogs.values() if self._wants(one) and now >= one.ask_at]
-
-    def _take_off(self, uuid: bytes, backlog: Backlog, attempts: int, max_attempts: int, now: float) -> _Flight:
+    def _take_off(self, uuid: bytes, backlog: Backlog, attempts: int, max_attempts: int, now: float) -> None:
         backlog.in_flight += 1
         backlog.known += 1
-        flight = self.flights[uuid] = _Flight(backlog, attempts, max_attempts, now)
-        return flight
+        self.flights[uuid] = Flight(backlog, attempts, max_attempts, now)
 
-    def _landing(self, uuid: bytes) -> _Flight | None:
+    def _landing(self, uuid: bytes) -> Flight | None:
         """The flight whose attempt just ended, if anything is still to be done about it."""
         flight = self.flights.get(uuid)
         if flight is None or flight.settling:
@@ -283,25 +269,29 @@ class DispatchCore:
         if flight.closed:
             self._forget(uuid)
             return None
+        self._place(flight.backlog)
         return flight
 
-    def _forget(self, uuid: bytes) -> _Flight | None:
+    def _forget(self, uuid: bytes) -> Flight | None:
         flight = self.flights.pop(uuid, None)
         if flight is not None:
             flight.backlog.known -= 1
+            if flight.held:
+                flight.backlog.in_flight -= 1
+            self._place(flight.backlog)
         return flight
 
     def _pause(self, backlog: Backlog, now: float) -> None:
         """Something is wrong with the service or its queue: send nothing before asking for it anew."""
         backlog.room = None
-        self._ask_later(backlog, now)
+        backlog.trouble = self._longer(backlog.trouble)
+        backlog.ask_at = now + backlog.trouble
+        self._place(backlog)
 
-    def _ask_later(self, backlog: Backlog, now: float) -> None:
-        first, most = self.config.presence_first, self.config.presence_most
-        backlog.pause = min(most, backlog.pause * 2 or first)
-        backlog.ask_at = now + backlog.pause
+    def _longer(self, pause: float) -> float:
+        return min(self.config.presence_most, pause * 2 or self.config.presence_first)
 
-    def _failed(self, uuid: bytes, flight: _Flight, reason: str, detail: Frames) -> None:
+    def _failed(self, uuid: bytes, flight: Flight, reason: str, detail: Frames) -> None:
         flight.attempts += 1
         if flight.attempts >= flight.max_attempts:
             self._finish(uuid, flight, Status.FAILED, detail, reason)
@@ -311,19 +301,22 @@ class DispatchCore:
         delay *= self._random.uniform(0.9, 1.1)  # those that failed together are not tried again together
         self.counts["retried"] += 1
         text = b"\n".join([reason.encode(), *detail]).decode(errors="replace")
-        self._settle(flight, Postpone(uuid, delay, flight.attempts, text, flight.started))
+        self._settle(flight, Postpone(uuid, delay, flight.attempts, text, flight.started), len(text))
 
-    def _finish(self, uuid: bytes, flight: _Flight, status: Status, frames: Frames, reason: str) -> None:
+    def _finish(self, uuid: bytes, flight: Flight, status: Status, frames: Frames, reason: str) -> None:
         self.counts["succeeded" if status is Status.DONE else "failed"] += 1
-        self._settle(flight, Finish(uuid, status, frames, flight.attempts, reason, flight.started))
+        outcome = Finish(uuid, status, frames, flight.attempts, reason, flight.started)
+        self._settle(flight, outcome, sum(map(len, frames)))
 
-    def _settle(self, flight: _Flight, outcome: Outcome) -> None:
+    def _settle(self, flight: Flight, outcome: Outcome, size: int) -> None:
         flight.settling = True
+        flight.size = size + FOOTPRINT
+        self._settling_bytes += flight.size
         self._outcomes.append(outcome)
 
-    def _give_back(self, uuid: bytes, flight: _Flight, now: float) -> None:
-        self._forget(uuid)
+    def _give_back(self, uuid: bytes, flight: Flight, now: float) -> None:
         self.counts["returned"] += 1
         backlog = flight.backlog
-        backlog.rewind()
+        backlog.rewind()  # first: a backlog with something waiting is not forgotten
         self._pause(backlog, now)
+        self._forget(uuid)

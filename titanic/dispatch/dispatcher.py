@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import zmq
 
 from broker import Loop
 from titanic.config import ServerConfig
-from titanic.dispatch.core import DispatchCore, Fetch, Finish, Outcome
+from titanic.dispatch.actions import Fetch, Finish, Outcome
+from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.courier import Courier
 from titanic.errors import RecordCorrupt, StoreError
 from titanic.store import Store, WriteTransaction
@@ -28,33 +29,31 @@ LONGEST_ALARM = 30.0
 
 
 class Dispatcher:
-    """Runs in a thread of its own, as the last channel of its own loop.
-
-    `connect` makes the courier; it is called in that thread and may block until there is a broker. It returns
-    None when the dispatcher was stopped meanwhile.
-    """
+    """Runs in a thread of its own, as a channel of its own loop."""
 
     def __init__(self, config: ServerConfig, store: Store, writer: Writer) -> None:
         self.core = DispatchCore(config)
         self.loop = Loop()
-        self.connect: Callable[[], Courier | None] = lambda: None
         self._store = store
         self._writer = writer
         self._courier: Courier | None = None
+        self._settled = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
+        self.loop.add(self)
+
+    def use(self, courier: Courier) -> None:
+        """Send with this from now on; nothing is sent before. Call it before `start`, or in the loop's thread."""
+        self._courier = courier
 
     def start(self) -> None:
         """Begin with what the store holds."""
         self._thread.start()
 
-    def wind_down(self) -> None:
-        """Send nothing new; what is in flight may still come back."""
+    def wind_down(self, grace: float) -> None:
+        """Send nothing new, and give what is in flight `grace` seconds to come back and to reach the disk."""
         self.loop.call(self._set_stopping)
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing is with a worker or on its way to the disk."""
-        return not self.core.flights
+        if self._thread.is_alive():
+            self._settled.wait(grace)
 
     @property
     def alive(self) -> bool:
@@ -78,8 +77,8 @@ class Dispatcher:
         self.loop.call(self.core.closed, uuids)
 
     def running(self) -> Collection[bytes]:
-        """The requests that are with a worker."""
-        return {uuid for uuid, flight in self.core.flights.copy().items() if not flight.settling}
+        """The requests that are with a worker, or whose outcome is on its way to the disk."""
+        return self.core.flights.copy().keys()
 
     def stats(self) -> dict[str, Any]:
         """Figures for titanic.stats."""
@@ -104,13 +103,22 @@ class Dispatcher:
 
     def next_deadline(self) -> float | None:
         """The core's."""
-        return self.core.next_deadline()
+        return self.core.next_deadline() if self._courier is not None else None
 
     def flush(self, now: float) -> None:
         """One round: take in results, decide, send."""
         core, courier = self.core, self._courier
-        if courier is None:
-            return
+        if courier is not None:
+            self._move(core, courier, now)
+        if core.stopping and not core.flights:
+            self._settled.set()
+
+    def close(self) -> None:
+        """Nothing of its own to close."""
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _move(self, core: DispatchCore, courier: Courier, now: float) -> None:
         courier.deliver(now)
         if core.take_alarm(now):
             self._writer.put(_Promote(self))
@@ -120,27 +128,20 @@ class Dispatcher:
             self._fetch(fetches, now)
         if sends := core.take_sends():
             courier.send(sends, now)
-        if outcomes := core.take_outcomes():
+        for outcomes in core.take_outcomes(now):
             self._writer.put(_Outcomes(self, outcomes))
         courier.push(now)
 
-    def close(self) -> None:
-        """Nothing of its own to close."""
-
-    # -- inside ----------------------------------------------------------------------------------------------
-
     def _run(self) -> None:
         try:
-            self._courier = self.connect()
-            if self._courier is None:
-                return
-            self.loop.add(self)
             with self._store.read() as transaction:
                 self.core.arrived(transaction.waiting())
                 self.set_alarm(transaction.next_due())
             self.loop.run()
         except Exception:
             log.exception("the dispatcher met an unexpected error")
+        finally:
+            self._settled.set()  # nothing more will be
 
     def _set_stopping(self) -> None:
         self.core.stopping = True
@@ -181,7 +182,7 @@ class _Outcomes:
     def write(self, transaction: WriteTransaction, now_us: int) -> None:
         now = time.monotonic()
         for outcome in self._outcomes:
-            dispatched_at = now_us - int((now - outcome.started) * 1e6)
+            dispatched_at = max(0, now_us - int((now - outcome.started) * 1e6))
             if isinstance(outcome, Finish):
                 transaction.finish(
                     outcome.uuid,

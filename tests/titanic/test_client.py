@@ -1,0 +1,251 @@
+"""titanic.Client against a Titanic that is there, that is not, and that comes late."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.titanic_eventually import eventually
+from support.titanic_raw import raw_worker
+from support.titanic_serving import QUICK, config, serving
+
+from broker import Broker, RemoteError, Worker
+from titanic import Client, InvalidRequest, Refused, RequestFailed, Server, TimedOut, UnknownRequest
+from titanic.errors import CallerError
+
+UNKNOWN = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with serving(tmp_path, max_attempts=1) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.endpoints[0]) as client:
+        yield client
+
+
+@pytest.fixture
+def echo(server: Server) -> Iterator[Worker]:
+    def work(frames: list[bytes]) -> list[bytes]:
+        if frames[0] == b"fail":
+            raise RemoteError(500, "as you wish")
+        return frames
+
+    with Worker("echo", work, server.endpoints[0], jobs=2, config=QUICK) as worker:
+        yield worker
+
+
+def free_endpoint() -> str:
+    """Where nobody is. Taken and given back: nobody else gets it soon."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_submit_wait_reply_close(client: Client, echo: Worker) -> None:
+    uuid = client.submit("echo", "text", b"bytes")
+    assert client.wait(uuid, 30) == [b"text", b"bytes"]
+    assert client.wait(uuid) == client.reply(uuid) == client.reply(uuid.upper()) == [b"text", b"bytes"]
+    client.close(uuid)
+    client.close(uuid, UNKNOWN)
+    with pytest.raises(UnknownRequest, match=f"unknown UUID {uuid}; it was closed or never accepted"):
+        client.reply(uuid)
+
+
+def test_no_body_is_one_empty_frame(client: Client, echo: Worker) -> None:
+    assert client.wait(client.submit("echo"), 30) == [b""]
+
+
+def test_many(client: Client, echo: Worker) -> None:
+    bodies: list[bytes | list[bytes]] = [b"%d" % number for number in range(500)]
+    bodies.append([b"two", b"frames"])
+    uuids = client.submit_many("echo", bodies, window=100)
+    assert len(set(uuids)) == 501
+    replies = dict(client.replies([*uuids, *uuids], 60))
+    assert replies == dict(zip(uuids, [*([body] for body in bodies[:500]), [b"two", b"frames"]], strict=True))
+    client.close_many(uuids)
+    assert client.stats()["store"]["requests"] == 0
+    assert client.submit_many("echo", []) == []
+    assert list(client.replies([], 1)) == []
+
+
+def test_replies_tell_errors_with_the_rest(client: Client, echo: Worker) -> None:
+    good, bad = client.submit("echo", "x"), client.submit("echo", "fail")
+    replies = dict(client.replies([good, bad, UNKNOWN], 30))
+    assert replies[good] == [b"x"]
+    assert isinstance(replies[bad], RequestFailed)
+    assert str(replies[bad]) == "failed: as you wish"
+    assert isinstance(replies[UNKNOWN], UnknownRequest)
+
+
+def test_other_things_can_be_done_between_two_replies(client: Client, echo: Worker) -> None:
+    uuids = client.submit_many("echo", [b"x"] * 50)
+    for timeout in (None, 30.0):
+        for uuid, reply in client.replies(uuids, timeout):
+            assert reply == [b"x"]
+            client.close_many([client.submit("absent", "y")])
+            if timeout is not None:
+                client.close(uuid)
+
+
+def test_replies_that_do_not_come_in_time(client: Client, echo: Worker) -> None:
+    uuids = [client.submit("echo", "x"), client.submit("absent", "y")]
+    client.wait(uuids[0], 30)
+    replies = client.replies(uuids, 0.2)
+    assert next(replies) == (uuids[0], [b"x"])
+    with pytest.raises(TimedOut, match=r"1 replies are still pending; waited 0\.2 s"):
+        next(replies)
+
+
+def test_wait_in_vain(client: Client) -> None:
+    uuid = client.submit("absent", "x")
+    with pytest.raises(TimedOut, match=rf"no reply to {uuid} yet; waited 0\.05 s; ask again later"):
+        client.wait(uuid, timeout=0.05)
+    with pytest.raises(TimedOut):
+        client.wait(uuid, timeout=0)
+    assert client.reply(uuid) is None
+
+
+def test_pages_of_a_list(client: Client) -> None:
+    uuids = client.submit_many("a", [b"x"] * 7)
+    uuids += client.submit_many("b", [b"x"])
+    first, after = client.list(limit=5)
+    second, end = client.list(limit=5, after=after)
+    assert [row["uuid"] for row in first + second] == uuids
+    assert end is None
+    assert [row["uuid"] for row in client.list(service="b")[0]] == uuids[-1:]
+    assert client.list(state="done") == ([], None)
+
+
+def test_show(client: Client, echo: Worker) -> None:
+    uuid = client.submit("echo", "12345", "")
+    client.wait(uuid, 30)
+    row = client.show(uuid)
+    assert (row["state"], row["service"], row["attempts"]) == ("done", "echo", 1)
+    assert (row["body_frames"], row["body_bytes"], row["reply_frames"], row["reply_bytes"]) == (2, 5, 2, 5)
+    assert row["submitted_at"] <= row["dispatched_at"] <= row["finished_at"]
+    with pytest.raises(UnknownRequest):
+        client.show(UNKNOWN)
+
+
+def test_what_the_caller_did_wrong(client: Client) -> None:
+    for wrong in (
+        lambda: client.submit("", "x"),
+        lambda: client.submit("mmi.service", "x"),
+        lambda: client.submit("a\nb", "x"),
+        lambda: client.reply("../../etc/passwd"),
+        lambda: client.reply(""),
+        lambda: client.close("x"),
+        lambda: client.show("x"),
+        lambda: client.list(limit=0),
+        lambda: client.list(state="gone"),
+        lambda: client.submit("echo", 7),  # type: ignore[arg-type]
+        lambda: client.call("", "x"),
+        lambda: client.close_many(["x"]),
+    ):
+        with pytest.raises(InvalidRequest):
+            wrong()
+    with pytest.raises(CallerError, match="nonsense"), Client("nonsense") as other:
+        other.stats()
+
+
+def test_call_stores_nothing(client: Client, echo: Worker) -> None:
+    assert client.call("echo", "x") == [b"x"]
+    with pytest.raises(RemoteError, match="as you wish"):
+        client.call("echo", "fail")
+    assert client.stats()["store"]["requests"] == 0
+
+
+def test_a_full_store_is_a_refusal(tmp_path: Path) -> None:
+    with serving(tmp_path, capacity=1 << 20) as server, Client(server.endpoints[0]) as client:
+        with pytest.raises(Refused, match="store full"):
+            client.submit("echo", bytes(2 << 20))
+        with pytest.raises(Refused, match="store full"):
+            client.submit_many("echo", [bytes(100_000)] * 20)
+
+
+def test_a_service_that_is_not_titanic() -> None:
+    broker = Broker()
+    endpoint = broker.bind("tcp://127.0.0.1:*")
+    with (
+        broker,
+        Worker("titanic.request", lambda frames: b"hello?", endpoint, config=QUICK),
+        Client(endpoint) as client,
+        pytest.raises(Refused, match="the answer is not one of Titanic's"),
+    ):
+        client.submit("echo", "x")
+
+
+def test_nobody_answers() -> None:
+    endpoint = free_endpoint()
+    with Client(endpoint, timeout=0.05, retries=1) as client:
+        for ask in (
+            lambda: client.submit("echo", "x"),
+            lambda: client.wait(UNKNOWN),
+            lambda: client.wait(UNKNOWN, 0.1),
+            lambda: client.submit_many("echo", [b"x"]),
+            lambda: list(client.replies([UNKNOWN], 0.1)),
+            client.stats,
+            lambda: client.call("echo", "x"),
+        ):
+            with pytest.raises(TimedOut, match=f"nobody answered at {endpoint}; is it running"):
+                ask()
+
+
+def test_wait_does_not_take_much_longer_than_it_was_told() -> None:
+    with Client(free_endpoint(), timeout=30, retries=30) as client:
+        for wait in (lambda: client.wait(UNKNOWN, 0.2), lambda: list(client.replies([UNKNOWN], 0.2))):
+            began = time.monotonic()
+            with pytest.raises(TimedOut):
+                wait()
+            assert time.monotonic() - began < 20
+
+
+def test_a_server_that_comes_late(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/titanic.ipc"
+    uuids: list[str] = []
+
+    def submit() -> None:
+        with Client(endpoint, timeout=0.2, retries=200) as client:
+            uuids.append(client.submit("echo", "x"))
+            uuids.extend(client.submit_many("echo", [b"y"]))
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    with serving(tmp_path, bind=(endpoint,)):
+        thread.join(60)
+        assert len(uuids) == 2
+
+
+def test_waiting_outlasts_a_server_that_is_away(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/titanic.ipc"
+    settings = config(tmp_path, bind=(endpoint,))
+    server = Server(settings).start()
+    with Client(endpoint, timeout=0.1, retries=0) as client:
+        uuid = client.submit("echo", "x")
+        replies: list[object] = []
+        server.stop()
+
+        def wait() -> None:
+            with Client(endpoint, timeout=0.1, retries=0) as other:
+                replies.append(other.wait(uuid, 60))
+                replies.append(dict(other.replies([uuid], 60)))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        with pytest.raises(TimedOut):
+            client.reply(uuid)
+        with serving(tmp_path, bind=(endpoint,)):
+            eventually(lambda: client.reply(uuid) is None)
+            with raw_worker(endpoint, b"echo") as worker:
+                worker.final(worker.take()[0], b"late")
+                thread.join(60)
+    assert replies == [[b"late"], {uuid: [b"late"]}]

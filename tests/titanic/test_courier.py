@@ -1,0 +1,168 @@
+"""How requests travel: what a broker and its workers may say without harm."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from broker import ClientSession, Loop
+from titanic.dispatch.actions import Send
+from titanic.dispatch.courier import LocalCourier, Parts
+from titanic.dispatch.lane_courier import LaneCourier
+
+NOW = 100.0
+
+
+class Heard:
+    """Writes down what a courier tells."""
+
+    def __init__(self) -> None:
+        self.replies: dict[bytes, list[bytes]] = {}
+        self.presence: dict[bytes, int] = {}
+
+    def replied(self, uuid: bytes, body: list[bytes], now: float) -> None:
+        assert uuid not in self.replies
+        self.replies[uuid] = body
+
+    def timed_out(self, uuid: bytes, now: float) -> None:
+        raise AssertionError
+
+    def present(self, name: bytes, workers: int, now: float) -> None:
+        self.presence[name] = workers
+
+
+class Peer:
+    """The broker's end of a LocalCourier."""
+
+    def __init__(self) -> None:
+        self.sent: list[list[bytes]] = []
+
+    def send(self, messages: list[list[bytes]]) -> None:
+        self.sent += messages
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+def local(heard: Heard) -> tuple[LocalCourier, Peer]:
+    courier, peer = LocalCourier(heard), Peer()
+    courier.peer = peer  # type: ignore[assignment]
+    return courier, peer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [],
+        [b""],
+        [b"501"],
+        [b"MDPE01", b"500 no"],
+        [b"["],
+        [b"[1]"],
+        [b"7"],
+        [b"null"],
+        [b'{"echo": null}'],
+        [b'{"echo": "x"}'],
+        [b'{"echo": []}'],
+        [b"\xff"],
+        [b'{"other": 3}'],
+    ],
+)
+def test_an_answer_about_presence_that_makes_no_sense_means_absent(heard: Heard, answer: list[bytes]) -> None:
+    courier, peer = local(heard)
+    courier.ask([b"echo"], NOW)
+    courier.push(NOW)
+    stack = peer.sent[0][:2]
+    courier.receive([[*stack, b"MDPC02", b"\3", b"mmi.workers", *answer]], NOW)
+    courier.deliver(NOW)
+    assert heard.presence == {b"echo": 0}
+
+
+def test_one_question_is_enough_for_all(heard: Heard) -> None:
+    courier, peer = local(heard)
+    courier.ask([b"a", b"b"], NOW)
+    courier.ask([b"c"], NOW)
+    courier.push(NOW)
+    (question,) = peer.sent
+    answer = json.dumps({"a": 2, "c": 3, "d": 4}).encode()
+    courier.receive([[*question[:2], b"MDPC02", b"\3", b"mmi.workers", answer]], NOW)
+    courier.deliver(NOW)
+    assert heard.presence == {b"a": 2, b"b": 0, b"c": 3}
+
+
+def test_replies_find_their_requests_and_strays_are_dropped(heard: Heard) -> None:
+    courier, peer = local(heard)
+    courier.send([Send(b"1", b"echo", [b"one"]), Send(b"2", b"echo", [b"two"])], NOW)
+    courier.push(NOW)
+    first, second = peer.sent
+    stray = [b"x" * 12, b"", b"MDPC02", b"\3", b"echo", b"stray"]
+    courier.receive([[*second[:2], b"MDPC02", b"\3", b"echo", b"TWO"], stray, [b""], []], NOW)
+    courier.receive([[*first[:2], b"MDPC02", b"\2", b"echo", b"O", b"N"]], NOW)
+    courier.receive([[*second[:2], b"MDPC02", b"\3", b"echo", b"again"]], NOW)
+    courier.receive([[*first[:2], b"MDPC02", b"\3", b"echo", b"E"]], NOW)
+    courier.deliver(NOW)
+    assert heard.replies == {b"1": [b"O", b"N", b"E"], b"2": [b"TWO"]}
+    assert courier._uuids == {}
+
+
+def test_parts_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Parts, "MOST", 1000)
+    parts: Parts[int] = Parts()
+    for _ in range(100):
+        parts.add(1, [bytes(100)])
+        parts.add(2, [b""])
+    assert sum(map(len, parts._frames[1])) == 0
+    assert parts.complete(1, [b"end"]) == [b"MDPE01", b"413 the parts of the reply passed 1000 bytes"]
+    assert parts.complete(2, [b"end"]) == [b""] * 100 + [b"end"]
+    assert parts.complete(3, [b"whole"]) == [b"whole"]
+    assert (parts._frames, parts._sizes) == ({}, {})
+
+
+class Lanes:
+    """A LaneCourier whose connections lead nowhere: only what it counts is looked at."""
+
+    def __init__(self, heard: Heard, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+        self.loop = Loop()
+        monkeypatch.setattr("titanic.dispatch.lane_courier.Connection", NoConnection)
+        self.courier = LaneCourier(heard, self.loop, "inproc://nowhere", version="0.2", room=room, attempt_timeout=9)
+        self._heard = heard
+        self._numbers = iter(range(10_000))
+
+    def fill(self, service: bytes) -> int:
+        """Send as much to a service as it is granted."""
+        granted = self.courier._share(service) - self.courier._in_flight[service]
+        for _ in range(max(0, granted)):
+            self.courier.send([Send(b"%d" % next(self._numbers), service, [b""])], NOW)
+        return self.courier._in_flight[service]
+
+
+class NoConnection:
+    open = True
+
+    def __init__(self, session: ClientSession, endpoint: str, **kwargs: Any) -> None:
+        self.session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def test_the_first_services_do_not_take_all_lanes(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = Lanes(heard, monkeypatch, room=64)
+    granted = [lanes.fill(b"service%d" % number) for number in range(20)]
+    assert granted[0] == 64
+    assert granted == sorted(granted, reverse=True)
+    assert min(granted) >= 1
+    assert sum(granted) <= LaneCourier.MOST
+    lanes.loop.stop()
+
+
+def test_what_finds_no_lane_goes_back(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = Lanes(heard, monkeypatch, room=1)
+    lanes.courier.send([Send(b"%d" % number, b"echo", [b""]) for number in range(6)], NOW)
+    assert heard.replies == {b"4": [b"MDPE01", b"503 no lane is free"], b"5": [b"MDPE01", b"503 no lane is free"]}
+    assert lanes.courier._share(b"other") == 0
+    lanes.loop.stop()

@@ -1,0 +1,214 @@
+"""Titanic without a broker of its own: worker and client of one that runs elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+
+import pytest
+from support.titanic_eventually import eventually
+from support.titanic_processes import SUPPORT, Process
+from support.titanic_processes import worker as worker_process
+from support.titanic_raw import raw_client, raw_worker
+from support.titanic_serving import QUICK, config, serving
+
+from broker import Broker, BrokerConfig, Worker
+from titanic import Client, RequestFailed, Server, UnknownRequest
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[str]:
+    """Where our broker is."""
+    broker = Broker(BrokerConfig(heartbeat_interval=0.5))
+    endpoint = broker.bind("tcp://127.0.0.1:*")
+    with broker:
+        yield endpoint
+
+
+def start_old_broker(endpoint: str, path: Path) -> Process:
+    return Process(SUPPORT / "rfc7_broker.py", endpoint, "0.5", output=path / "broker.out")
+
+
+@pytest.fixture
+def old_broker(tmp_path: Path) -> Iterator[str]:
+    """A broker of MDP 0.1 only, which keeps no envelope stacks and loses the requests of dead workers."""
+    endpoint = f"ipc://{tmp_path}/broker.ipc"
+    with start_old_broker(endpoint, tmp_path):
+        yield endpoint
+
+
+def use_it(client: Client) -> None:
+    uuids = client.submit_many("echo", [b"%d" % number for number in range(200)])
+    assert dict(client.replies(uuids, 60)) == {uuid: [b"%d" % n] for n, uuid in enumerate(uuids)}
+    client.close_many(uuids[1:])
+    assert client.reply(uuids[0]) == [b"0"]
+    with pytest.raises(UnknownRequest):
+        client.reply(uuids[1])
+    assert [row["uuid"] for row in client.list()[0]] == uuids[:1]
+    assert client.stats()["dispatch"]["succeeded"] == 200
+
+
+def test_with_our_broker(tmp_path: Path, endpoint: str) -> None:
+    with (
+        serving(tmp_path, broker=endpoint),
+        Worker("echo", lambda frames: frames, endpoint, jobs=4, config=QUICK),
+        Client(endpoint, timeout=30) as client,
+    ):
+        use_it(client)
+
+
+def test_partials_and_closing_with_our_broker(tmp_path: Path, endpoint: str) -> None:
+    with (
+        serving(tmp_path, broker=endpoint),
+        Client(endpoint, timeout=30) as client,
+        raw_worker(endpoint, b"echo") as worker,
+    ):
+        uuid, closed = client.submit("echo", "x"), client.submit("echo", "y")
+        token, _ = worker.take()
+        client.close(closed)
+        worker.partial(token, b"one", b"")
+        worker.final(token, b"two")
+        assert client.wait(uuid, 30) == [b"one", b"", b"two"]
+        assert not worker.has_request()
+
+
+def test_with_a_broker_of_version_0_1(tmp_path: Path, old_broker: str) -> None:
+    quick = replace(QUICK, versions=("0.1",))
+    with (
+        serving(tmp_path, broker=old_broker),
+        Client(old_broker, timeout=30, version="0.1") as client,
+        Worker("echo", lambda frames: frames, old_broker, jobs=4, config=quick),
+    ):
+        use_it(client)
+
+
+def test_a_broker_that_loses_requests_is_made_up_for_by_the_attempt_timeout(tmp_path: Path, old_broker: str) -> None:
+    log = tmp_path / "executed"
+    with serving(tmp_path, broker=old_broker, attempt_timeout=3.0) as server:
+        with Client(old_broker, timeout=30, version="0.1") as client:
+            uuid = client.submit("echo", "x")
+            with worker_process(old_broker, "echo", log, "hang") as process:
+                eventually(lambda: log.exists() and log.read_text() == "x\n")
+                process.kill()
+            assert client.reply(uuid) is None
+            with worker_process(old_broker, "echo", log, "echo"):
+                assert client.wait(uuid, 60) == [b"done:x"]
+            assert client.show(uuid)["attempts"] >= 2
+        assert server.alive
+
+
+def test_an_attempt_that_takes_too_long_at_last_fails_for_good(tmp_path: Path, old_broker: str) -> None:
+    """Nothing else happens meanwhile: the time itself must wake the dispatcher."""
+    log = tmp_path / "executed"
+    with (
+        serving(tmp_path, broker=old_broker, attempt_timeout=0.1, max_attempts=1, presence_most=0.05),
+        Client(old_broker, timeout=30, version="0.1") as client,
+        worker_process(old_broker, "echo", log, "hang"),
+    ):
+        uuid = client.submit("echo", "x")
+        with pytest.raises(RequestFailed, match="no reply within"):
+            client.wait(uuid, 60)
+
+
+def test_slow_services_leave_lanes_to_the_others(tmp_path: Path, old_broker: str) -> None:
+    """With 4 lanes for each service and 16 in all, five services whose workers hang must not take them all."""
+    with (
+        serving(tmp_path, broker=old_broker, attempt_timeout=1000, presence_most=0.1),
+        Client(old_broker, timeout=30, version="0.1") as client,
+    ):
+        logs = [tmp_path / f"slow{number}" for number in range(5)]
+        for number in range(5):
+            client.submit_many(f"slow{number}", [b"x"] * 10)
+        slow = replace(QUICK, versions=("0.1",))
+        gate = Event()
+        workers = [
+            Worker(log.name, lambda frames: bytes(gate.wait(60)), old_broker, config=slow).start() for log in logs
+        ]
+        try:
+            eventually(lambda: client.stats()["running"] >= 10)
+            with Worker("quick", lambda frames: frames, old_broker, config=slow):
+                for number in range(20):
+                    assert client.wait(client.submit("quick", b"%d" % number), 30) == [b"%d" % number]
+            assert client.stats()["running"] <= 16
+        finally:
+            gate.set()
+            for worker in workers:
+                worker.stop()
+
+
+def test_the_broker_comes_later(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/broker.ipc"
+    with (
+        serving(tmp_path, broker=endpoint),
+        Client(endpoint, timeout=1, retries=60) as client,
+        raw_client(endpoint) as raw,
+    ):
+        raw.send(b"mmi.service", b"titanic.request")
+        broker = Broker(BrokerConfig(heartbeat_interval=0.5))
+        broker.bind(endpoint)
+        with broker, Worker("echo", lambda frames: frames, endpoint, jobs=4, config=QUICK):
+            use_it(client)
+
+
+def start_broker(endpoint: str, path: Path) -> Process:
+    return Process("-m", "titanic", "broker", "--bind", endpoint, output=path / "broker.out")
+
+
+def test_a_broker_that_is_killed_and_started_again(tmp_path: Path) -> None:
+    endpoint, log = f"ipc://{tmp_path}/broker.ipc", tmp_path / "executed"
+    with (
+        serving(tmp_path, broker=endpoint) as server,
+        Client(endpoint, timeout=1, retries=60) as client,
+        worker_process(endpoint, "echo", log),
+    ):
+        with start_broker(endpoint, tmp_path) as broker:
+            uuids = client.submit_many("echo", [b"%d" % number for number in range(100)], window=20)
+            eventually(lambda: log.exists() and log.read_text())
+            broker.kill()
+        with start_broker(endpoint, tmp_path) as broker:
+            more = client.submit_many("echo", [b"%d" % number for number in range(100, 200)], window=20)
+            broker.kill()
+        with start_broker(endpoint, tmp_path):
+            replies = dict(client.replies([*uuids, *more], 60, window=20))
+            assert replies == {uuid: [b"done:%d" % n] for n, uuid in enumerate([*uuids, *more])}
+            assert server.alive
+
+
+def test_an_old_broker_that_is_killed_and_started_again(tmp_path: Path) -> None:
+    endpoint, log = f"ipc://{tmp_path}/broker.ipc", tmp_path / "executed"
+    with (
+        serving(tmp_path, broker=endpoint, attempt_timeout=60),
+        worker_process(endpoint, "hung", log, "hang"),
+        Client(endpoint, timeout=1, retries=60, version="0.1") as client,
+    ):
+        with start_old_broker(endpoint, tmp_path) as broker:
+            uuid = client.submit("hung", "x")
+            eventually(lambda: log.exists() and log.read_text() == "x\n")
+            broker.kill()
+        with start_old_broker(endpoint, tmp_path) as broker, worker_process(endpoint, "hung", log):
+            assert client.wait(uuid, 60) == [b"done:x"]
+            assert client.show(uuid)["attempts"] == 1
+
+
+def test_it_stops_at_once_when_there_is_no_broker(tmp_path: Path) -> None:
+    server = Server(config(tmp_path, broker=f"ipc://{tmp_path}/nobody.ipc", grace=60)).start()
+    began = time.monotonic()
+    server.stop()
+    assert time.monotonic() - began < 20
+    assert not server.alive
+
+
+def test_it_stops_when_the_broker_has_gone(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/broker.ipc"
+    server = Server(config(tmp_path, broker=endpoint, grace=0.2))
+    with start_broker(endpoint, tmp_path) as broker, Client(endpoint, timeout=1, retries=60) as client:
+        server.start()
+        with raw_worker(endpoint, b"echo") as worker:
+            client.submit("echo", "x")
+            worker.take()
+            broker.kill()
+    server.stop()
+    assert not server.alive

@@ -1,0 +1,121 @@
+"""The courier for brokers that need not keep envelope stacks: each request has a connection to itself, a lane.
+
+The number of lanes is limited, and a slow service must not take them all. So a service may use a quarter of
+the lanes that the others leave: the first gets a quarter, and n of them at work get 1/(n + 3) each. There is
+always something left for the next one.
+
+One more connection carries the questions. It also watches for all the others: they go to the same broker, so
+when this one breaks, the broker has died, and what is on the lanes is sent again. Watching every lane by
+itself would take four file descriptors for each instead of two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from broker import ClientConfig, ClientSession, EventKind, Loop, error_body
+from titanic import tsp
+from titanic.dispatch.actions import Send
+from titanic.dispatch.connection import Connection
+from titanic.dispatch.courier import MMI_TIMEOUT, Parts, Results
+from titanic.tsp import Frames
+
+
+class LaneCourier:
+    """To any MDP broker. `room` requests may be in flight for one service: MMI does not tell how many workers
+    it has. Four times as many may be in flight in all, but not more than MOST."""
+
+    MOST = 256
+
+    def __init__(
+        self, results: Results, loop: Loop, endpoint: str, *, version: str, room: int, attempt_timeout: float
+    ) -> None:
+        self._results = results
+        self._loop = loop
+        self._endpoint = endpoint
+        self._room = room
+        self._most = min(4 * room, self.MOST)
+        self._config = ClientConfig(timeout=attempt_timeout, retries=0, version=version)
+        self._made = 0
+        self._free: list[Connection] = []
+        self._busy: dict[Connection, Send] = {}
+        self._in_flight: Counter[bytes] = Counter()
+        self._parts: Parts[Connection] = Parts()
+        asking = ClientSession(ClientConfig(timeout=MMI_TIMEOUT, retries=0, version=version))
+        self._asking = Connection(asking, endpoint, watch=True, lost=self._lost)
+        self._names: deque[bytes] = deque()
+        self._asked = b""
+        loop.add(self._asking)
+
+    def send(self, sends: Sequence[Send], now: float) -> None:
+        for send in sends:
+            lane = self._take_lane()
+            if lane is None:
+                # Others have taken what this service was promised: it goes back, and is told less next time.
+                self._results.replied(send.uuid, error_body(503, "no lane is free"), now)
+            else:
+                self._busy[lane] = send
+                self._in_flight[send.service] += 1
+                lane.session.request(send.service, send.body, now)
+
+    def ask(self, names: Sequence[bytes], now: float) -> None:
+        self._names.extend(names)
+
+    def push(self, now: float) -> None:
+        for lane in self._busy:
+            lane.flush(now)
+        self._asking.flush(now)
+        if not self._names and self._busy and not self._asking.open:
+            self._names.append(tsp.REQUEST)  # only so that the connection is there, to watch
+        if self._names and not len(self._asking.session):
+            self._asked = self._names.popleft()
+            self._asking.session.request(b"mmi.service", [self._asked], now)
+            self._asking.flush(now)
+
+    def deliver(self, now: float) -> None:
+        for _, _, body in self._events(self._asking, now):
+            self._results.present(self._asked, self._share(self._asked) if body == [b"200"] else 0, now)
+        for lane in list(self._busy):
+            for _, kind, body in self._events(lane, now):
+                if kind is EventKind.PARTIAL:
+                    self._parts.add(lane, body)
+                else:
+                    self._end(lane, self._parts.complete(lane, body), kind is EventKind.GAVE_UP, now)
+
+    @staticmethod
+    def _events(connection: Connection, now: float) -> Sequence[tuple[int, EventKind, Frames]]:
+        # The loop ticks lanes that were made later than the dispatcher after it: what they give up in that round
+        # would not be seen before something else happens.
+        connection.tick(now)
+        return connection.session.take_events()
+
+    def _end(self, lane: Connection, body: Frames, gave_up: bool, now: float) -> None:
+        send = self._busy.pop(lane)
+        self._in_flight[send.service] -= 1
+        if not self._in_flight[send.service]:
+            del self._in_flight[send.service]
+        lane.flush(now)  # one that gave up is closed
+        self._free.append(lane)
+        if gave_up:
+            self._results.timed_out(send.uuid, now)
+        else:
+            self._results.replied(send.uuid, body, now)
+
+    def _share(self, service: bytes) -> int:
+        left = self._most - len(self._busy) + self._in_flight[service]
+        return min(self._room, max(left // 4, min(left, 1)))
+
+    def _lost(self, now: float) -> None:
+        for lane in self._busy:
+            lane.session.lost(now)
+
+    def _take_lane(self) -> Connection | None:
+        if self._free:
+            return self._free.pop()
+        if self._made >= self._most:
+            return None
+        self._made += 1
+        lane = Connection(ClientSession(self._config), self._endpoint)
+        self._loop.add(lane)
+        return lane
