@@ -2,50 +2,66 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format types check bench wheel clean
+.DELETE_ON_ERROR:
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+	@echo '  PYTHON=python3.12 chooses another Python, JOBS=4 the number of test processes'
 
-# The virtual environment, made again whenever the project's dependencies change.
-$(VENV)/.installed: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "titanic needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.12"; exit 1; }
-	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
-	  { if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	      apt-get update && apt-get install -y python3-venv && $(PYTHON) -m venv --clear $(VENV); \
-	    else echo "no venv module: install it first (Debian: apt-get install python3-venv)"; exit 1; fi; }
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@touch $@
-
-demo: $(VENV)/.installed ## Real requests surviving absent workers and killed processes, in under a minute
+demo: $(READY) ## Real requests surviving absent workers and killed processes, in under a minute
 	$(BIN)/titanic demo
 
-test: $(VENV)/.installed ## Every test, in parallel
+test: $(READY) ## Every test, in parallel
 	$(BIN)/pytest -n $(JOBS) --dist worksteal tests
 
-lint: $(VENV)/.installed ## Formatting and lint
+lint: $(READY) ## Formatting and lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-format: $(VENV)/.installed ## Put the source into its format
+format: $(READY) ## Put the source into its format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-types: $(VENV)/.installed ## mypy --strict on the packages
+types: $(READY) ## mypy --strict on the packages
 	$(BIN)/mypy
 
 check: lint types test ## All that CI runs
 
-bench: $(VENV)/.installed ## A first look at speed on this machine
+bench: $(READY) ## A first look at speed on this machine
 	$(BIN)/titanic bench
 
-wheel: $(VENV)/.installed ## Build the wheel and the source distribution into dist/
+wheel: $(READY) ## Build the wheel and the source distribution into dist/
 	$(BIN)/python -m build --no-isolation
 
 clean: ## Remove everything that make made
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The virtual environment. It is made anew when the project's dependencies changed, when the folder was moved, when
+# its Python is gone (an upgraded system), and when another one is wanted with PYTHON=….
+WHO := -c 'import sys; print(sys.base_prefix, sys.hexversion)'
+ifneq ($(wildcard $(READY)),)
+  ASK := $(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON))
+  ifneq ($(shell cat $(READY)),$(CURDIR) $(shell $(ASK) $(WHO) 2>/dev/null))
+    .PHONY: $(READY)
+  endif
+endif
+
+$(READY): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "There is no $(PYTHON) here. Titanic needs Python 3.11 or newer; PYTHON=… says which."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Titanic needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  package=$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$package; \
+	  else echo "$(PYTHON) has no venv module. On Debian: apt-get install $$package"; exit 1; fi; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "$(CURDIR) $$($(BIN)/python $(WHO))" >$@

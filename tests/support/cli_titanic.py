@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -104,6 +104,13 @@ class Running:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+    def end(self) -> None:
+        """End it, whatever it is at, and let it end what it runs: the second signal makes it do so at once."""
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+            self.send(number)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(1)
         assert self.process.stdout is not None
         self.process.stdout.close()
 
@@ -118,13 +125,13 @@ def until(look: Callable[[], Found | None]) -> Found:
 
 
 @contextmanager
-def running(log: Path, *arguments: str | Path, **env: str) -> Iterator[Running]:
+def running(log: Path, *arguments: str | Path, program: Sequence[str] = (), **env: str) -> Iterator[Running]:
     """A command that runs until the block is left."""
-    one = Running(log, *arguments, **env)
+    one = Running(log, *arguments, program=program, **env)
     try:
         yield one
     finally:
-        one.kill()
+        one.end()
 
 
 @contextmanager

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import click
 
-from titanic.cli.options import json_flag, option
+from titanic.cli.options import configured, json_flag, option
 from titanic.cli.output import print_json, print_table
 
 
 @click.command()
-@option("--requests", type=click.IntRange(10), default=20_000, help="Requests per measurement, about.")
-@click.option(
+@configured
+@json_flag
+@option(
     "--folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default=None,
     help="Where the store goes; the disk there is what is measured. Default: the temporary folder.",
 )
-@json_flag
+@option("--requests", type=click.IntRange(10), metavar="N", default=20_000, help="Requests per measurement, about.")
 def bench(requests: int, folder: Path | None, as_json: bool) -> None:
-    """Measure this machine: accepted requests, whole lives and plain echoes per second."""
-    from titanic import bench as benchmark  # here: what it imports would slow down every other command's start
+    """Measure this machine: accepted requests, whole lives and plain echoes per second.
 
-    def progress(name: str) -> None:
-        click.echo(f"measuring {name} …", err=True)
+    --json prints {figure: per second}.
+    """
+    from titanic import bench as benchmark  # its name is taken by the command
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it cleans up then, too
+
+    def progress(figure: str) -> None:
+        click.echo(f"measuring {figure} …", err=True)
 
     results = benchmark.run(requests, folder, progress)
     if as_json:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
 import click
 
 from titanic.cli.output import EXIT_FAILED
+from titanic.demo import Demo
 
 
 @click.command()
@@ -19,7 +21,6 @@ def demo(folder: Path) -> None:
     starts it again, starts workers, kills one of them, and checks every reply. Exits with 0 only when all are
     right. Everything runs on this machine, in a temporary folder.
     """
-    from titanic.demo import Demo  # here: what it imports would slow down every other command's start
-
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it cleans up then, too
     if not Demo(folder).run():
         sys.exit(EXIT_FAILED)

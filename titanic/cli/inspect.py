@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import click
 
+import broker
+from titanic import tsp
 from titanic.cli.options import endpoint, json_flag, option
 from titanic.cli.options import uuid as uuid_type
-from titanic.cli.output import age, duration, moment, print_json, print_table, size
+from titanic.cli.output import age, as_text, duration, moment, print_json, print_table, size, until
 from titanic.client import Client
+from titanic.errors import TimedOut
 
 STATES = ("waiting", "delayed", "running", "done", "failed")
 
 
 @click.command()
-@json_flag
 @endpoint
+@json_flag
 def status(as_json: bool, endpoint: str, timeout: float, mdp: str) -> None:
-    """What is stored, what waits for whom, how many workers are there."""
+    """What is stored, what waits for whom, how many workers are there.
+
+    --json prints {store, services: {name: waiting}, workers: {name: count}, running, since_start, dispatch}.
+    """
     with Client(endpoint, timeout=timeout, version=mdp) as client:
         document = client.stats()
         document["workers"] = _workers(client)
@@ -38,15 +43,15 @@ def status(as_json: bool, endpoint: str, timeout: float, mdp: str) -> None:
         f" {document['dispatch']['succeeded']} succeeded, {document['dispatch']['failed']} failed,"
         f" {done['closed']} closed"
     )
-    workers = document["workers"] or {}
-    names = sorted({*document["services"], *workers})
-    if names:
+    workers = document["workers"]
+    names = {*document["services"], *(workers or ())}
+    rows = [
+        (name, str(document["services"].get(name, 0)), "?" if workers is None else str(workers.get(name, 0)))
+        for name in sorted(names)
+        if not name.startswith("titanic.")
+    ]
+    if rows:
         click.echo()
-        rows = [
-            (name, str(document["services"].get(name, 0)), str(workers.get(name, 0)) if workers is not None else "?")
-            for name in names
-            if not name.startswith("titanic.")
-        ]
         print_table(("SERVICE", "WAITING", "WORKERS"), rows, right=("WAITING", "WORKERS"))
 
 
@@ -54,21 +59,31 @@ def _workers(client: Client) -> dict[str, int] | None:
     """Workers per service; None when the broker does not tell."""
     try:
         document: dict[str, int] = json.loads(client.call("mmi.workers")[0])
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, broker.RemoteError, TimedOut):
         return None
     return document if isinstance(document, dict) else None
 
 
 @click.command()
-@option("--service", default=None, help="Only requests for this service.")
-@option("--state", type=click.Choice(STATES), default=None, help="Only requests in this state.")
-@option("--limit", type=click.IntRange(1), default=50, help="How many at most.")
-@json_flag
 @endpoint
+@json_flag
+@option(
+    "--limit",
+    envvar="TITANIC_LS_LIMIT",  # TITANIC_LIMIT is that of `titanic work`, in seconds
+    type=click.IntRange(1),
+    metavar="N",
+    default=50,
+    help="How many at most.",
+)
+@option("--state", type=click.Choice(STATES), default=None, help="Only requests in this state.")
+@option("--service", metavar="SERVICE", default=None, help="Only requests for this service.")
 def ls(
     service: str | None, state: str | None, limit: int, as_json: bool, endpoint: str, timeout: float, mdp: str
 ) -> None:
-    """List stored requests, oldest first."""
+    """List stored requests, oldest first.
+
+    --json prints a list of what `titanic show --json` prints.
+    """
     rows: list[dict[str, Any]] = []
     after: str | None = None
     with Client(endpoint, timeout=timeout, version=mdp) as client:
@@ -97,17 +112,23 @@ def ls(
         right=("AGE", "ATTEMPTS", "BODY", "REPLY"),
     )
     if after is not None:
-        click.echo(f"({limit} shown, there are more: --limit)", err=True)
+        click.echo(f"({len(rows)} shown, there may be more: --limit)", err=True)
 
 
 @click.command()
 @click.argument("uuid", type=uuid_type, metavar="UUID")
-@json_flag
 @endpoint
+@json_flag
 def show(uuid: str, as_json: bool, endpoint: str, timeout: float, mdp: str) -> None:
-    """All that is known of one request, its bodies aside."""
+    """All that is known of one request, its bodies aside.
+
+    --json prints one object; times are microseconds since 1970, 0 for never. Its `reason` is why the request failed,
+    the last time or for good, with what the worker said.
+    """
     with Client(endpoint, timeout=timeout, version=mdp) as client:
         row = client.show(uuid)
+        if row["state"] == "failed":  # what the worker said at the last attempt is the reply
+            row["reason"] = as_text([row["reason"].encode(), *client.call(tsp.REPLY, uuid)[1:]])
     if as_json:
         print_json(row)
         return
@@ -122,10 +143,10 @@ def show(uuid: str, as_json: bool, endpoint: str, timeout: float, mdp: str) -> N
     if row["dispatched_at"]:
         lines.append(("last sent", moment(row["dispatched_at"])))
     if row["due"]:
-        lines.append(("tried again", f"{moment(row['due'])} (in {duration(-_since(row['due']))})"))
+        lines.append(("tried again", f"{moment(row['due'])} (in {until(row['due'])})"))
     if row["finished_at"]:
-        took = (row["finished_at"] - row["dispatched_at"]) / 1e6
-        lines.append(("ended", f"{moment(row['finished_at'])} (took {duration(took)})"))
+        took = f" (took {duration(_seconds(row))})" if row["dispatched_at"] else ""
+        lines.append(("ended", moment(row["finished_at"]) + took))
     if row["state"] in ("done", "failed"):
         lines.append(("reply", f"{row['reply_frames']} frame(s), {size(row['reply_bytes'])}"))
     if row["reason"]:
@@ -137,5 +158,7 @@ def show(uuid: str, as_json: bool, endpoint: str, timeout: float, mdp: str) -> N
             click.echo(f"{'':<12} {line}")
 
 
-def _since(microseconds: int) -> float:
-    return time.time() - microseconds / 1e6
+def _seconds(row: dict[str, Any]) -> float:
+    """How long the last attempt took; clocks can be set back meanwhile."""
+    span: float = (row["finished_at"] - row["dispatched_at"]) / 1e6
+    return max(0.0, span)

@@ -1,76 +1,101 @@
-"""The group that all commands belong to, and what an error becomes: a line on stderr and an exit code."""
+"""The group that all commands belong to, and what an error becomes: a line on stderr and an exit code.
+
+A command's module is imported when the command is wanted: `titanic submit` does not wait for what `serve` needs.
+"""
 
 from __future__ import annotations
 
+import errno
 import sys
+from importlib import import_module
 from typing import Any
 
 import click
 
 import broker
-from titanic.cli import bench, demo, inspect, queue, serve, store, work
-from titanic.cli.output import EXIT_FAILED, EXIT_PENDING, EXIT_UNKNOWN
+from titanic.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PENDING, EXIT_UNKNOWN, say
 from titanic.errors import TimedOut, TitanicError, UnknownRequest
 from titanic.version import __version__
 
+COMMANDS = {
+    "serve": ("serve", "Run the persistent queue."),
+    "broker": ("serve", "Run a Majordomo broker alone."),
+    "submit": ("queue", "Store a request and print its UUID."),
+    "reply": ("queue", "Print the reply to a request."),
+    "close": ("queue", "Delete requests and their replies."),
+    "call": ("queue", "Send a plain request, nothing stored."),
+    "work": ("work", "Serve a service with any command."),
+    "status": ("inspect", "What is stored, who waits, who works."),
+    "ls": ("inspect", "List stored requests."),
+    "show": ("inspect", "All about one request."),
+    "check": ("store", "Check a store that no server has open."),
+    "bench": ("bench", "Measure the speed of this machine."),
+    "demo": ("demo", "See what it is for, in under a minute."),
+}
+"""Each command's module, and its line in the help. The function is called like the command."""
+
 
 class Titanic(click.Group):
-    """Turns the exceptions of this project into messages and exit codes, and keeps the commands in reading order."""
+    """Finds the commands; turns the exceptions of this project into messages and exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which they were added."""
-        return list(self.commands)
+        """In reading order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import it."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"titanic.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, "broker_command" if cmd_name == "broker" else cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List them without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         try:
             return super().invoke(ctx)
         except (TimedOut, broker.TimedOut) as error:
-            _say(error)
+            say(error)
             sys.exit(EXIT_PENDING)
         except UnknownRequest as error:
-            _say(error)
+            say(error)
             sys.exit(EXIT_UNKNOWN)
         except (TitanicError, broker.BrokerError) as error:
-            _say(error)
+            say(error)
             sys.exit(EXIT_FAILED)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader of our output has seen enough: click ends quietly
+                raise
+            say(error)
+            sys.exit(EXIT_FAILED)
+        except KeyboardInterrupt:
+            sys.exit(EXIT_INTERRUPTED)
 
 
-def _say(error: Exception) -> None:
-    click.echo(f"titanic: {error}", err=True)
-
-
-@click.group(cls=Titanic, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Titanic, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="titanic")
 def main() -> None:
     """Titanic, a persistent request queue: submit, go away, come back for the reply.
 
     \b
     A first walk:
-      titanic serve &                              the queue, storing in ./titanic-data
-      titanic submit upper hello                   prints the request's UUID
-      titanic work upper -- tr a-z A-Z &           somebody who does the work
-      titanic reply UUID --wait 5                  prints HELLO
-      titanic close UUID                           deletes request and reply
+      titanic serve &                       the queue, storing in ./titanic-data
+      titanic submit upper hello            prints the request's UUID
+      titanic work upper -- tr a-z A-Z &    somebody who does the work
+      titanic reply UUID --wait 5           prints HELLO
+      titanic close UUID                    deletes request and reply
 
     Every option can also be given as an environment variable, TITANIC_ and its name in capitals, and in a TOML
-    file named by --config or TITANIC_CONFIG.
+    file named by --config or TITANIC_CONFIG: keys at its top for all commands, tables like [serve] for one.
+
+    \b
+    Exit codes:
+      0  fine                               3  timed out, or still pending
+      1  refused or failed                  4  unknown UUID
+      2  wrong usage                      130  interrupted
     """
-
-
-for command in (
-    serve.serve,
-    serve.broker_command,
-    queue.submit,
-    queue.reply,
-    queue.close,
-    queue.call,
-    work.work,
-    inspect.status,
-    inspect.ls,
-    inspect.show,
-    store.check,
-    bench.bench,
-    demo.demo,
-):
-    main.add_command(command)

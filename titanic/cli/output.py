@@ -1,6 +1,6 @@
 """How results are shown: tables for people, JSON for programs, bodies as they are; and the exit codes.
 
-0  fine     1  refused or failed     2  usage     3  timed out, still pending     4  unknown UUID
+0  fine     1  refused or failed     2  usage     3  timed out, still pending     4  unknown UUID     130  Ctrl-C
 """
 
 from __future__ import annotations
@@ -14,7 +14,19 @@ from typing import Any
 
 import click
 
-EXIT_FAILED, EXIT_PENDING, EXIT_UNKNOWN = 1, 3, 4
+EXIT_FAILED, EXIT_PENDING, EXIT_UNKNOWN, EXIT_INTERRUPTED = 1, 3, 4, 130
+
+
+def say(message: object, detail: Sequence[bytes] = ()) -> None:
+    """A line for people on stderr, and below it what a worker had to say."""
+    click.echo(f"titanic: {message}", err=True)
+    if text := as_text(detail):
+        click.echo(text, err=True)
+
+
+def as_text(frames: Iterable[bytes]) -> str:
+    """Frames as lines of text, whatever they hold."""
+    return "\n".join(frame.decode(errors="replace").strip("\n") for frame in frames).strip("\n")
 
 
 def print_json(document: Any) -> None:
@@ -58,15 +70,19 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: 
 
 
 def age(microseconds: int) -> str:
-    """How long ago a time since the epoch was, or how soon it will be, in one unit."""
-    return duration(time.time() - microseconds / 1e6)
+    """How long ago a time since the epoch was."""
+    return duration(max(0.0, time.time() - microseconds / 1e6))
+
+
+def until(microseconds: int) -> str:
+    """How soon a time since the epoch will be."""
+    return duration(max(0.0, microseconds / 1e6 - time.time()))
 
 
 def duration(seconds: float) -> str:
     """A time span, short: 250ms, 12s, 5m, 3h, 2d."""
-    size = abs(seconds)
     for limit, factor, unit in ((1, 1000, "ms"), (120, 1, "s"), (7200, 1 / 60, "m"), (172_800, 1 / 3600, "h")):
-        if size < limit:
+        if seconds < limit:
             return f"{seconds * factor:.0f}{unit}"
     return f"{seconds / 86400:.0f}d"
 

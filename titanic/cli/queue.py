@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
+from itertools import islice
 from typing import BinaryIO
 
 import click
 
-from titanic.cli.options import endpoint, json_flag, option
+import broker
+from titanic import tsp
+from titanic.cli.options import endpoint, json_flag, option, seconds
 from titanic.cli.options import uuid as uuid_type
-from titanic.cli.output import EXIT_PENDING, json_frames, print_body, print_json
+from titanic.cli.output import (
+    EXIT_FAILED,
+    EXIT_PENDING,
+    EXIT_UNKNOWN,
+    json_frames,
+    print_body,
+    print_json,
+    say,
+)
 from titanic.client import Client
+from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
+from titanic.tsp import Frames
+
+PART = 1000
+"""Lines that are submitted at once; then their UUIDs are printed."""
+
+body_argument = click.argument("body", nargs=-1, type=os.fsencode)
+stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="The body is what comes on standard input.")
 
 
 @click.command()
 @click.argument("service")
-@click.argument("body", nargs=-1)
-@click.option("--stdin", "from_stdin", is_flag=True, help="The body is what comes on standard input.")
-@click.option("--lines", type=click.File("rb"), metavar="FILE", help="One request per line of FILE (- for stdin).")
-@option("--wait", type=click.FloatRange(0), default=None, metavar="S", help="Wait for the reply and print it too.")
-@json_flag
+@body_argument
 @endpoint
+@json_flag
+@seconds("--wait", least=0, default=None, help="Wait for the reply and print it too.")
+@option("--lines", type=click.File("rb"), metavar="FILE", help="One request per line of FILE (- for stdin).")
+@stdin_flag
 def submit(
     service: str,
-    body: tuple[str, ...],
+    body: tuple[bytes, ...],
     from_stdin: bool,
     lines: BinaryIO | None,
     wait: float | None,
@@ -34,7 +55,10 @@ def submit(
 ) -> None:
     """Store a request for SERVICE and print its UUID. Each BODY is a frame.
 
-    When the UUID is printed, the request is on disk: it will be executed, whatever dies.
+    When the UUID is printed, the request is on disk: it will be executed, whatever dies. With --wait the reply
+    follows; exit codes are those of `titanic reply` then.
+
+    --json prints {uuid}, with --lines {uuids}, with --wait what `titanic reply --json` prints.
     """
     if (bool(body) + from_stdin + (lines is not None)) > 1:
         raise click.UsageError("BODY, --stdin and --lines exclude each other")
@@ -42,41 +66,78 @@ def submit(
         raise click.UsageError("--wait takes one request, --lines submits many")
     with Client(endpoint, timeout=timeout, version=mdp) as client:
         if lines is not None:
-            uuids = client.submit_many(service, (line.rstrip(b"\r\n") for line in lines))
-            if as_json:
-                print_json({"uuids": uuids})
-            elif uuids:
-                click.echo("\n".join(uuids))
+            _submit_lines(client, service, lines, as_json)
             return
-        frames = [sys.stdin.buffer.read()] if from_stdin else [frame.encode() for frame in body]
-        uuid = client.submit(service, *frames)
+        uuid = client.submit(service, *(_stdin() if from_stdin else body))
         if not as_json:
             click.echo(uuid)
-            sys.stdout.flush()
-        reply = client.wait(uuid, wait) if wait is not None else None
+        if wait is not None:
+            _print_outcome(client, uuid, wait, as_json)
+        elif as_json:
+            print_json({"uuid": uuid})
+
+
+def _submit_lines(client: Client, service: str, lines: BinaryIO, as_json: bool) -> None:
+    """What was accepted is printed also when the next part is refused: without its UUID it would be lost."""
+    uuids: list[str] = []
+    bodies: Iterator[bytes] = (line.removesuffix(b"\n").removesuffix(b"\r") for line in lines)
+    try:
+        while part := client.submit_many(service, islice(bodies, PART)):
+            uuids += part
+            if not as_json:
+                click.echo("\n".join(part))
+    finally:
         if as_json:
-            print_json({"uuid": uuid} if reply is None else {"uuid": uuid, "body": json_frames(reply)})
-        elif reply is not None:
-            print_body(reply)
+            print_json({"uuids": uuids})
+
+
+def _stdin() -> tuple[bytes]:
+    if sys.stdin is None:
+        raise click.UsageError("there is no standard input")
+    return (sys.stdin.buffer.read(),)
 
 
 @click.command()
 @click.argument("uuid", type=uuid_type, metavar="UUID")
-@option("--wait", type=click.FloatRange(0), default=None, metavar="S", help="Wait up to S seconds for the reply.")
-@json_flag
 @endpoint
+@json_flag
+@seconds("--wait", least=0, default=None, help="Wait up to S seconds for the reply.")
 def reply(uuid: str, wait: float | None, as_json: bool, endpoint: str, timeout: float, mdp: str) -> None:
     """Print the reply to the request with this UUID. It stays until the request is closed.
 
-    Exits with 3 while it is pending, 4 when the UUID is unknown, 1 when the request failed for good.
+    Exits with 3 while it is pending, 4 when the UUID is unknown, 1 when the request failed for good; what its
+    worker said then is on standard error.
+
+    --json prints {uuid, state, body, error}. state: done, pending, failed or unknown; body: the frames of the reply
+    or of the failure, each as text, or as {base64} where it is not UTF-8.
     """
     with Client(endpoint, timeout=timeout, version=mdp) as client:
-        frames = client.wait(uuid, wait) if wait else client.reply(uuid)
+        _print_outcome(client, uuid, wait, as_json)
+
+
+def _print_outcome(client: Client, uuid: str, wait: float | None, as_json: bool) -> None:
+    """Print what became of a request; exit unless it was done."""
+    frames: Frames = []
+    problem: TitanicError | None = None
+    state, code = "done", 0
+    try:
+        answer = client.wait(uuid, wait) if wait else client.reply(uuid)
+        if answer is None:
+            raise TimedOut("pending", "the request has not been executed yet")
+        frames = answer
+    except TimedOut as error:
+        state, code, problem = "pending", EXIT_PENDING, error
+    except UnknownRequest as error:
+        state, code, problem = "unknown", EXIT_UNKNOWN, error
+    except RequestFailed as error:
+        state, code, problem = "failed", EXIT_FAILED, error
+        frames = client.call(tsp.REPLY, uuid)[1:]
     if as_json:
-        print_json({"uuid": uuid, "state": "pending" if frames is None else "done", "body": json_frames(frames or [])})
-    if frames is None:
-        click.echo("titanic: pending; the request has not been executed yet", err=True)
-        sys.exit(EXIT_PENDING)
+        error_text = None if problem is None else str(problem)
+        print_json({"uuid": uuid, "state": state, "body": json_frames(frames), "error": error_text})
+    if problem is not None:
+        say(problem, frames)
+        sys.exit(code)
     if not as_json:
         print_body(frames)
 
@@ -92,23 +153,32 @@ def close(uuid: tuple[str, ...], endpoint: str, timeout: float, mdp: str) -> Non
 
 @click.command()
 @click.argument("service")
-@click.argument("body", nargs=-1)
-@click.option("--stdin", "from_stdin", is_flag=True, help="The body is what comes on standard input.")
-@json_flag
+@body_argument
 @endpoint
+@json_flag
+@stdin_flag
 def call(
-    service: str, body: tuple[str, ...], from_stdin: bool, as_json: bool, endpoint: str, timeout: float, mdp: str
+    service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool, endpoint: str, timeout: float, mdp: str
 ) -> None:
     """Send a plain MDP request to SERVICE and print the reply. Nothing is stored.
 
-    `titanic call mmi.services x` and the other mmi. services tell what the broker knows.
+    `titanic call mmi.services` and the other mmi. services tell what the broker knows. When there is no answer in
+    time, the request is sent again, twice: give --timeout to what takes longer.
+
+    --json prints {body, error}, as `titanic reply` does.
     """
     if body and from_stdin:
         raise click.UsageError("BODY and --stdin exclude each other")
-    frames = [sys.stdin.buffer.read()] if from_stdin else [frame.encode() for frame in body]
-    with Client(endpoint, timeout=timeout, version=mdp) as client:
-        result = client.call(service, *frames)
+    with broker.Client(endpoint, timeout=timeout, retries=2, version=mdp) as client:
+        frames = _stdin() if from_stdin else body or (b"",)
+        try:
+            result = client.call(service, *frames)
+        except broker.RemoteError as error:
+            if as_json:
+                print_json({"body": json_frames(error.detail), "error": str(error)})
+            say(error, error.detail)
+            sys.exit(EXIT_FAILED)
     if as_json:
-        print_json({"body": json_frames(result)})
+        print_json({"body": json_frames(result), "error": None})
     else:
         print_body(result)

@@ -15,13 +15,19 @@ from titanic.store import check as check_store
 
 
 @click.command()
-@option("--store", type=click.Path(path_type=Path), default=ServerConfig().store, help="Directory of the store.")
-@json_flag
 @configured
+@json_flag
+@option(
+    "--store",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    default=ServerConfig().store,
+    help="Directory of the store.",
+)
 def check(store: Path, as_json: bool) -> None:
     """Check a store that no server has open: every record, every reference, every count.
 
-    Exits with 1 when anything is wrong.
+    Exits with 1 when anything is wrong. --json prints {requests, replies, problems: [{where, what}]}.
     """
     if not (store / "data.mdb").exists():
         raise click.UsageError(f"there is no store at {store}")
@@ -30,7 +36,13 @@ def check(store: Path, as_json: bool) -> None:
         with opened.read() as transaction:
             counts = transaction.counts()
     if as_json:
-        print_json({"problems": [{"where": problem.where, "what": problem.what} for problem in problems]})
+        print_json(
+            {
+                "requests": counts.requests,
+                "replies": counts.replies,
+                "problems": [problem._asdict() for problem in problems],
+            }
+        )
     else:
         for problem in problems:
             click.echo(f"{problem.where}: {problem.what}")

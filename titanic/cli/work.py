@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
-from types import FrameType
 
 import click
 
 from broker import DEFAULT_ENDPOINT, RemoteError, Worker, WorkerConfig
-from titanic.cli.options import configured, option
+from titanic.cli.options import configured, option, seconds
+from titanic.cli.output import as_text
+from titanic.cli.running import log_to_stderr, on_signal, say
 from titanic.tsp import Frames
 
 log = logging.getLogger("titanic.work")
@@ -22,33 +23,26 @@ log = logging.getLogger("titanic.work")
 STDERR_KEPT = 4096
 """Bytes of a failed command's stderr that go into the error reply: its end, where the message is."""
 
+LAST_WORDS = 1.0
+"""Seconds that the pipes of a killed command may stay open: something it started may have left its group."""
+
 
 class CommandHandler:
     """Runs a command for each request: the body on its stdin, its stdout is the reply."""
 
-    def __init__(self, service: str, command: tuple[str, ...], limit: float | None) -> None:
+    def __init__(self, command: tuple[str, ...], limit: float | None) -> None:
         self._command = command
         self._limit = limit
-        self._environment = {**os.environ, "TITANIC_SERVICE": service}
         self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()  # between them, a command that was just started could be missed by kill_all
 
     def __call__(self, body: Frames) -> bytes:
         """The reply. Raises RemoteError when the command fails or takes too long."""
-        with subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=self._environment,
-            start_new_session=True,  # so that it can be ended with all that it started
-        ) as process:
-            self._running.add(process)
+        with self._start() as process:
             try:
                 output, errors = process.communicate(b"".join(body), timeout=self._limit)
             except subprocess.TimeoutExpired:
-                self._kill(process)
-                errors = process.communicate()[1]
-                raise self._failure(f"the command took longer than {self._limit:g} s", errors) from None
+                raise self._failure(f"the command took longer than {self._limit:g} s", self._end(process)) from None
             finally:
                 self._running.discard(process)
         if process.returncode < 0:
@@ -58,32 +52,51 @@ class CommandHandler:
         return output
 
     def kill_all(self) -> None:
-        """End all commands that run, with all that they started."""
+        """End all commands that run, with all that they started; no other is started any more."""
+        self._lock.acquire()  # for ever
         for process in list(self._running):
             self._kill(process)
 
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._lock:
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # so that it can be ended with all that it started
+            )
+            self._running.add(process)
+            return process
+
+    def _end(self, process: subprocess.Popen[bytes]) -> bytes:
+        """Kill a command; what it had written to stderr."""
+        self._kill(process)
+        try:
+            return process.communicate(timeout=LAST_WORDS)[1]
+        except subprocess.TimeoutExpired as error:
+            return error.stderr or b""
+
     @staticmethod
     def _kill(process: subprocess.Popen[bytes]) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
 
     @staticmethod
     def _failure(text: str, errors: bytes) -> RemoteError:
         kept = errors[-STDERR_KEPT:]
-        log.warning("%s%s", text, f": {kept.decode(errors='replace').strip()}" if kept.strip() else "")
+        log.warning("%s%s", text, f": {said}" if (said := as_text([kept])) else "")
         return RemoteError(500, text, [kept])
 
 
 @click.command()
 @click.argument("service")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@option("--jobs", "-j", type=click.IntRange(1, 500), default=1, help="Requests to work on at the same time.")
-@option("--limit", type=click.FloatRange(0.001), default=None, metavar="S", help="End a command that takes longer.")
-@option("--heartbeat", type=click.FloatRange(0.01), default=2.5, metavar="S", help="Seconds between heartbeats.")
-@option("--endpoint", default=DEFAULT_ENDPOINT, help="Where the broker is.")
 @configured
+@option("--endpoint", metavar="ENDPOINT", default=DEFAULT_ENDPOINT, help="Where the broker is.")
+@seconds("--heartbeat", least=0.01, default=2.5, help="Between heartbeats.")
+@seconds("--limit", least=0.001, default=None, help="End a command that takes longer.")
+@option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests to work on at a time.")
 def work(
     service: str, command: tuple[str, ...], jobs: int, limit: float | None, heartbeat: float, endpoint: str
 ) -> None:
@@ -99,20 +112,11 @@ def work(
     Example:
       titanic work upper --jobs 4 -- tr a-z A-Z
     """
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr("info")
     if shutil.which(command[0]) is None:
         raise click.UsageError(f"command not found: {command[0]}")
-    handler = CommandHandler(service, command, limit)
+    handler = CommandHandler(command, limit)
     worker = Worker(service, handler, endpoint, jobs=jobs, config=WorkerConfig(heartbeat_interval=heartbeat))
-    stopping = threading.Event()
-
-    def on_signal(number: int, _: FrameType | None) -> None:
-        if stopping.is_set():
-            handler.kill_all()
-            os._exit(128 + number)
-        stopping.set()
-        worker.stop()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
+    on_signal(worker.stop, handler.kill_all)
+    say(f"working on {service} for the broker at {endpoint}")
     worker.run()

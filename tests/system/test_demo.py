@@ -1,0 +1,160 @@
+"""`titanic demo` and `titanic bench`: what they prove, and that they leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from support.cli_titanic import STOPPING, here, running, titanic, until
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Twenty files, some of them strange."""
+    folder = tmp_path / "files [red]"
+    folder.mkdir()
+    for number in range(18):
+        (folder / f"file-{number}").write_bytes(os.urandom(number * 100))
+    (folder / "[bold]a long name that would be wrapped on a narrow screen, and has brackets in it").touch()
+    (folder / "ünï\ncode").write_bytes(b"\xff")
+    (folder / ".hidden").touch()
+    (folder / "nowhere").symlink_to("/no/such/file")
+    os.mkfifo(folder / "pipe")
+    return folder
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    return folder
+
+
+def mentioning(text: Path) -> list[str]:
+    """Processes with this path in their command line."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(text) in command and int(process.name) != os.getpid():
+            found.append(command)
+    return found
+
+
+def test_all_is_well(files: Path, temporary: Path) -> None:
+    done = titanic("demo", files, TMPDIR=str(temporary), TITANIC_ENDPOINT="nonsense", COLUMNS="40")
+    text = done.out.decode()
+    assert done.code == 0, text
+    assert "20 requests acknowledged, 20 replies right, 0 wrong, 0 lost; all closed, 0 left; " in text
+    assert len(re.findall(r"kill -9 \d+: ", text)) == 2
+    assert all(re.match(r" *\d+\.\d s  |\(", line) for line in text.splitlines()), "no line was wrapped"
+    assert list(temporary.iterdir()) == []
+    assert mentioning(temporary) == []
+
+
+LIES = {
+    "a wrong reply": "cat >/dev/null; echo 0000000000000000000000000000000000000000000000000000000000000000  -",
+    "no answer at all": "cat >/dev/null",
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_wrong_reply_fails_it(files: Path, temporary: Path, lie: str) -> None:
+    bin_ = temporary.parent / "bin"
+    bin_.mkdir()
+    (bin_ / "sha256sum").write_text(f"#!/bin/sh\n{LIES[lie]}\n")
+    (bin_ / "sha256sum").chmod(0o755)
+    done = titanic("demo", files, TMPDIR=str(temporary), PATH=f"{bin_}{os.pathsep}{os.environ['PATH']}")
+    text = done.out.decode()
+    assert done.code == 1
+    assert "20 requests acknowledged, 0 replies right, 20 wrong, 0 lost" in text
+    assert text.count("a wrong reply for ") == 20
+    (logs,) = temporary.iterdir()
+    assert f"the logs are in {logs}\n" in text
+    assert (logs / "serve-1.log").read_text().startswith("titanic ")
+    assert mentioning(temporary) == []
+
+
+FORGETFUL = """
+import titanic.demo
+really = titanic.demo._submit
+forged = {"0" * 31 + "1": titanic.demo.Sample(__import__("pathlib").Path("forged"), b"")}
+titanic.demo._submit = lambda client, samples: forged | really(client, samples)
+from titanic.cli import main
+main()
+"""
+
+
+def test_a_lost_request_fails_it(files: Path, temporary: Path) -> None:
+    """A UUID that was acknowledged, as far as the demonstration knows, is not in the store."""
+    with running(
+        temporary.parent / "log", "demo", files, program=(sys.executable, "-c", FORGETFUL), TMPDIR=str(temporary)
+    ) as one:
+        assert one.ends() == 1
+        assert one.process.stdout is not None
+        text = one.process.stdout.read().decode()
+        assert "21 requests acknowledged, 20 replies right, 0 wrong, 1 lost" in text
+        assert "no reply for forged" in text
+
+
+def test_nothing_to_show(temporary: Path) -> None:
+    (temporary / "empty").mkdir()
+    done = titanic("demo", temporary / "empty", TMPDIR=str(temporary))
+    assert done.code == 1
+    assert "there is no file below" in done.out.decode()
+    assert [path.name for path in temporary.iterdir()] == ["empty"]
+    assert here("demo", temporary / "absent").code == 2
+
+
+@pytest.mark.parametrize(
+    ("stage", "number"),
+    [
+        ("which has no worker", signal.SIGINT),
+        ("the server is gone", signal.SIGTERM),
+        ("slowed down", signal.SIGINT),
+        ("with a request in its hands", signal.SIGTERM),
+    ],
+)
+def test_interrupted_it_leaves_nothing_behind(files: Path, temporary: Path, stage: str, number: int) -> None:
+    with running(temporary.parent / "log", "demo", files, TMPDIR=str(temporary), PYTHONUNBUFFERED="1") as one:
+        assert one.process.stdout is not None
+        assert any(stage in line.decode() for line in one.process.stdout)
+        one.send(number)
+        assert one.ends() == 130
+        assert one.log.read_text() == ""
+        assert list(temporary.iterdir()) == []
+        until(lambda: not mentioning(temporary))
+
+
+# -- bench ---------------------------------------------------------------------------------------------------------
+
+
+def test_bench(temporary: Path) -> None:
+    figures = ["disk", "accept", "accept-one", "life", "echo"]
+    done = titanic("bench", "--requests", "50", "--json", "--folder", temporary, TITANIC_BROKER="nonsense")
+    assert done.code == 0, done.err
+    assert list(done.json) == figures
+    assert all(per_second > 0 for per_second in done.json.values())
+    assert done.err.splitlines() == [f"measuring {figure} …" for figure in figures]
+    assert list(temporary.iterdir()) == []
+    assert mentioning(temporary) == []
+    table = titanic("bench", "--requests", "10", "--folder", temporary).out.decode().splitlines()
+    assert [line.split()[0] for line in table] == ["FIGURE", *figures]
+    assert here("bench", "--requests", "1").code == 2
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_bench_interrupted(temporary: Path, number: int) -> None:
+    with running(temporary.parent / "log", "bench", "--requests", "1000000", "--folder", temporary) as one:
+        one.says("measuring accept …")
+        one.send(number)
+        assert one.ends() == 130
+        assert "Traceback" not in one.log.read_text()
+        assert list(temporary.iterdir()) == []
+        assert mentioning(temporary) == []

@@ -1,0 +1,50 @@
+"""What is in the wheel."""
+
+from __future__ import annotations
+
+import email
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from titanic.version import __version__
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
+    folder = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), str(ROOT)]
+    done = subprocess.run(build, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = folder.iterdir()
+    assert file.name == f"titanic_queue-{__version__}-py3-none-any.whl"
+    return ZipFile(file)
+
+
+def test_its_packages(wheel: ZipFile) -> None:
+    info = f"titanic_queue-{__version__}.dist-info"
+    assert {name.split("/")[0] for name in wheel.namelist()} == {"titanic", "broker", info}
+    assert {"titanic/py.typed", "broker/py.typed", f"{info}/licenses/LICENSE"} <= set(wheel.namelist())
+
+
+def test_all_modules_are_in(wheel: ZipFile) -> None:
+    sources = {str(path.relative_to(ROOT)) for name in ("titanic", "broker") for path in (ROOT / name).rglob("*.py")}
+    assert {name for name in wheel.namelist() if name.endswith(".py")} == sources
+
+
+def test_its_metadata(wheel: ZipFile) -> None:
+    info = f"titanic_queue-{__version__}.dist-info"
+    metadata = email.message_from_bytes(wheel.read(f"{info}/METADATA"))
+    assert metadata["Name"] == "titanic-queue"
+    assert metadata["Version"] == __version__
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["License-Expression"] == "MIT"
+    needed = {line.split(">")[0] for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line}
+    assert needed == {"pyzmq", "lmdb", "uuid6", "click", "rich"}
+    assert wheel.read(f"{info}/entry_points.txt").decode() == "[console_scripts]\ntitanic = titanic.cli:main\n"
+    wheel.close()

@@ -1,0 +1,105 @@
+"""`titanic status`, `ls`, `show` and `check`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.cli_titanic import here, serving, until, working
+
+pytestmark = pytest.mark.usefixtures("workers")
+
+
+@pytest.fixture
+def at(endpoint: str) -> tuple[str, str]:
+    return ("--endpoint", endpoint)
+
+
+def rows(text: bytes) -> dict[str, list[str]]:
+    """The lines of a table or of `show`, by their first word."""
+    return {line.split()[0]: re.split(" {2,}", line.strip())[1:] for line in text.decode().splitlines() if line.strip()}
+
+
+def test_status(at: tuple[str, str]) -> None:
+    here("submit", "status-test", "--lines", "-", *at, stdin=b"1\n2\n3\n")
+    done = here("status", *at)
+    assert done.code == 0
+    assert rows(done.out)["status-test"] == ["3", "0"]
+    assert rows(done.out)["echo"] == ["0", "1"]
+    document = here("status", "--json", *at).json
+    assert document["services"]["status-test"] == 3
+    assert document["workers"]["echo"] == 1
+    assert document["store"]["requests"] >= 3
+
+
+def test_ls(at: tuple[str, str]) -> None:
+    uuids = here("submit", "ls-test", "--lines", "-", *at, stdin=b"1\n22\n333\n").out.decode().split()
+    listed = rows(here("ls", "--service", "ls-test", *at).out)
+    assert list(listed) == ["UUID", *uuids]
+    assert [listed[uuid][1] for uuid in uuids] == ["waiting"] * 3
+    assert [listed[uuid][4] for uuid in uuids] == ["1 B", "2 B", "3 B"]
+    few = here("ls", "--service", "ls-test", "--limit", "2", *at)
+    assert list(rows(few.out)) == ["UUID", *uuids[:2]]
+    assert "--limit" in few.err
+    document = here("ls", "--service", "ls-test", "--json", *at).json
+    assert [row["uuid"] for row in document] == uuids
+    assert here("ls", "--service", "ls-test", "--state", "done", "--json", *at).json == []
+    assert here("ls", TITANIC_LIMIT="0.5", TITANIC_LS_LIMIT="1", TITANIC_ENDPOINT=at[1]).code == 0
+
+
+def test_show(at: tuple[str, str]) -> None:
+    uuid = here("submit", "echo", "a", "bc", "--wait", "20", *at).out.decode().split()[0]
+    shown = rows(here("show", uuid, *at).out)
+    assert shown["uuid"] == [uuid]
+    assert shown["state"] == ["done"]
+    assert shown["body"] == shown["reply"] == ["2 frame(s), 3 B"]
+    document = here("show", uuid, "--json", *at).json
+    assert (document["state"], document["attempts"], document["reply_bytes"]) == ("done", 1, 3)
+
+
+def test_show_tells_what_the_worker_said_when_it_failed_for_good(at: tuple[str, str]) -> None:
+    uuid = here("submit", "fail", "x", "--wait", "20", *at).line
+    text = here("show", uuid, *at).out.decode()
+    assert re.search(r"state +failed\n", text)
+    assert re.search(r"attempts +2\n", text)
+    assert re.search(r"last error +no way\n +said the worker\n$", text)
+    assert here("show", uuid, "--json", *at).json["reason"] == "no way\nsaid the worker"
+
+
+def test_show_tells_what_a_command_said_while_it_is_tried_again(tmp_path: Path) -> None:
+    script = "echo oh no >&2; echo not this; exit 3"
+    with serving(tmp_path, "--retry-first", "1000") as (_, endpoint):
+        uuid = here("submit", "no", "x", "--endpoint", endpoint).line
+        with working(tmp_path, endpoint, "no", "sh", "-c", script) as worker:
+            worker.says("WARNING titanic.work: the command exited with 3: oh no\n")
+            until(lambda: here("ls", "--state", "delayed", "--endpoint", endpoint, "--json").json)
+            shown = here("show", uuid, "--endpoint", endpoint).out.decode()
+        assert re.search(r"tried again +\S+ \S+ \(in \S+\)\n", shown)
+        assert re.search(r"last error +the command exited with 3\n +oh no\n$", shown)
+
+
+# -- check ---------------------------------------------------------------------------------------------------------
+
+
+def test_check(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    assert here("check", "--store", store).code == 2
+    assert not store.exists()
+    with serving(tmp_path) as (server, endpoint):
+        uuid = here("submit", "s", "a body of iron", "--endpoint", endpoint).line
+        locked = here("check", "--store", store)
+        assert locked.code == 1
+        assert f"pid {server.process.pid}" in locked.err
+    assert here("check", "--store", store) == (0, f"{store}: 1 requests, 0 replies: no problems\n".encode(), "")
+    assert here("check", "--json", TITANIC_STORE=str(store)).json == {"requests": 1, "replies": 0, "problems": []}
+
+    data = store / "data.mdb"
+    data.write_bytes(data.read_bytes().replace(b"body of iron", b"body of rust"))
+    damaged = here("check", "--store", store)
+    assert damaged.code == 1
+    assert uuid in damaged.out.decode()
+    assert damaged.out.endswith(b": 1 problem(s)\n")
+    document = here("check", "--store", store, "--json")
+    assert document.code == 1
+    assert [uuid in problem["where"] for problem in document.json["problems"]] == [True]

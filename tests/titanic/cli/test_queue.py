@@ -1,0 +1,228 @@
+"""`titanic submit`, `reply`, `close` and `call` against a running server."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.cli_titanic import CLEAN, Ended, here, running, titanic
+
+pytestmark = pytest.mark.usefixtures("workers")
+
+
+@pytest.fixture
+def at(endpoint: str) -> tuple[str, str]:
+    return ("--endpoint", endpoint)
+
+
+def silent_endpoint(listener: socket.socket) -> str:
+    """Somebody listens there, and never answers."""
+    listener.listen()
+    return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [b"", b"\x00\xff\xfe\n\r\n", "čaj ☕".encode(), b"x" * 3_000_000])
+def test_a_body_comes_back_byte_for_byte(at: tuple[str, str], body: bytes) -> None:
+    done = here("submit", "echo", "--stdin", "--wait", "20", *at, stdin=body)
+    uuid, _, reply = done.out.partition(b"\n")
+    assert (done.code, reply) == (0, body)
+    assert here("reply", uuid.decode(), *at).out == body
+
+
+def test_each_body_argument_is_a_frame(at: tuple[str, str]) -> None:
+    assert here("submit", "bars", "a", "", "ö", "--wait", "20", *at).out.endswith("\na||ö".encode())
+    assert here("call", "bars", "a", "b", *at).out == b"a|b"
+
+
+def test_arguments_that_are_not_utf8_arrive_as_they_are(at: tuple[str, str]) -> None:
+    assert titanic("call", "echo", b"\xff\xfe", *at) == (0, b"\xff\xfe", "")
+
+
+def test_no_body_is_an_empty_one(at: tuple[str, str]) -> None:
+    uuid = here("submit", "echo", *at).line
+    assert here("reply", uuid, "--wait", "20", *at) == (0, b"", "")
+
+
+def test_frames_are_json_strings_or_base64(at: tuple[str, str]) -> None:
+    done = here("call", "echo", "--stdin", "--json", *at, stdin=b"\xff\xfe")
+    assert done.json == {"body": [{"base64": "//4="}], "error": None}
+    assert here("call", "echo", "é", "", "--json", *at).json == {"body": ["é", ""], "error": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "bodies"),
+    [
+        (b"", []),
+        (b"\n", [b""]),
+        (b"one\ntwo\n", [b"one", b"two"]),
+        (b"one\r\ntwo\r\n", [b"one", b"two"]),
+        (b"one\n\nno end", [b"one", b"", b"no end"]),
+        (b"\xff\x00\n", [b"\xff\x00"]),
+    ],
+)
+def test_a_line_is_a_request(at: tuple[str, str], tmp_path: Path, text: bytes, bodies: list[bytes]) -> None:
+    (tmp_path / "lines").write_bytes(text)
+    uuids = here("submit", "echo", "--lines", tmp_path / "lines", *at).out.decode().split()
+    assert [here("reply", uuid, "--wait", "20", *at).out for uuid in uuids] == bodies
+
+
+def test_lines_come_from_standard_input_too(at: tuple[str, str]) -> None:
+    text = b"".join(b"%d\n" % number for number in range(2500))  # in several parts
+    uuids = here("submit", "parked", "--lines", "-", "--json", *at, stdin=text).json["uuids"]
+    assert len(set(uuids)) == 2500
+    assert here("close", *uuids[:3], *at).code == 0
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_what_was_accepted_before_a_failure_is_told(
+    at: tuple[str, str], tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """A body that is too large is refused and ends it; UUIDs of the parts before are printed all the same."""
+    (tmp_path / "lines").write_bytes(b"x\n" * 1000 + b"y" * (9 << 20) + b"\n")
+    done = here("submit", "parked", "--lines", tmp_path / "lines", *flags, *at)
+    assert done.code == 1, done.err
+    assert "at most 8388608" in done.err
+    assert len(re.findall(rb"[0-9a-f]{32}", done.out)) == 1000
+
+
+# -- what becomes of a request -------------------------------------------------------------------------------------
+
+
+def test_pending(at: tuple[str, str]) -> None:
+    uuid = here("submit", "absent", "x", *at).line
+    assert re.fullmatch("[0-9a-f]{32}", uuid)
+    for flags in ((), ("--wait", "0"), ("--wait", "0.05")):
+        done = here("reply", uuid, *flags, *at)
+        assert (done.code, done.out) == (3, b"")
+        document = here("reply", uuid, "--json", *flags, *at)
+        assert (document.code, document.json["state"], document.json["body"]) == (3, "pending", [])
+
+
+def test_submit_that_waits_in_vain_still_tells_the_uuid(at: tuple[str, str]) -> None:
+    done = here("submit", "absent", "x", "--wait", "0.05", *at)
+    assert done.code == 3
+    assert re.fullmatch("[0-9a-f]{32}", done.line)
+    document = here("submit", "absent", "x", "--wait", "0.05", "--json", *at)
+    assert (document.code, document.json["state"], len(document.json["uuid"])) == (3, "pending", 32)
+
+
+def test_failed_for_good(at: tuple[str, str]) -> None:
+    """What the worker said is there, on stderr and as JSON."""
+    done = here("submit", "fail", "x", "--wait", "20", *at)
+    uuid = done.line
+    assert (done.code, done.err) == (1, "titanic: failed: no way\nsaid the worker\n")
+    assert here("reply", uuid, *at) == (1, b"", done.err)
+    assert here("reply", uuid, "--json", *at).json == {
+        "uuid": uuid,
+        "state": "failed",
+        "body": ["said the worker\n"],
+        "error": "failed: no way",
+    }
+
+
+def test_unknown_and_closed(at: tuple[str, str]) -> None:
+    uuid = here("submit", "absent", "x", *at).line
+    assert here("close", uuid, uuid.upper(), "0" * 32, *at) == (0, b"", "")
+    assert here("reply", uuid, *at).code == 4
+    assert here("show", uuid, *at).code == 4
+    document = here("reply", uuid, "--json", "--wait", "5", *at)
+    assert (document.code, document.json["state"]) == (4, "unknown")
+
+
+def test_plain_requests_that_fail(at: tuple[str, str]) -> None:
+    assert here("call", "fail", "x", *at) == (1, b"", "titanic: 500 no way\nsaid the worker\n")
+    assert here("call", "fail", "x", "--json", *at).json == {"body": ["said the worker\n"], "error": "500 no way"}
+    absent = here("call", "absent", "x", "--timeout", "0.01", *at)
+    assert absent.code == 3
+    assert "does the service have a worker?" in absent.err
+
+
+@pytest.mark.parametrize("service", ["", "two\nlines", "mmi.service", "x" * 256])
+def test_a_service_that_cannot_be_is_refused(at: tuple[str, str], service: str) -> None:
+    done = here("submit", service, "x", *at)
+    assert (done.code, done.out) == (1, b"")
+    assert done.err.startswith("titanic: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("reply", "short"),
+        ("reply", "01a1fdd4-0f82-747e-a223-cfe554e7afbc"),
+        ("reply", "x" * 32),
+        ("close",),
+        ("submit",),
+        ("submit", "s", "x", "--stdin"),
+        ("submit", "s", "--stdin", "--lines", "-"),
+        ("submit", "s", "--lines", "/no/such/file"),
+        ("submit", "s", "--lines", "-", "--wait", "1"),
+        ("submit", "s", "--wait", "nan"),
+        ("submit", "s", "--wait", "-1"),
+        ("submit", "s", "--timeout", "inf"),
+        ("submit", "s", "--timeout", "0"),
+        ("submit", "s", "--mdp", "3"),
+        ("call", "s", "x", "--stdin"),
+        ("nothing",),
+    ],
+)
+def test_wrong_usage(arguments: tuple[str, ...]) -> None:
+    done = here(*arguments)
+    assert (done.code, done.out) == (2, b"")
+    assert "Error: " in done.err
+
+
+# -- nobody there --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [("submit", "s"), ("reply", "0" * 32), ("close", "0" * 32), ("status",), ("ls",)])
+def test_nobody_answers(command: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = silent_endpoint(listener)
+        done = here(*command, "--endpoint", endpoint, "--timeout", "0.01")
+    assert (done.code, done.out) == (3, b"")
+    assert f"nobody answered at {endpoint}" in done.err
+
+
+def test_an_endpoint_that_cannot_be() -> None:
+    done = here("submit", "s", "--endpoint", "nonsense")
+    assert (done.code, done.out) == (1, b"")
+    assert "nonsense" in done.err
+
+
+def test_interrupted_while_waiting(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        running(tmp_path / "log", "reply", "0" * 32, "--wait", "60", "--endpoint", silent_endpoint(listener)) as one,
+    ):
+        listener.accept()[0].close()
+        one.send(signal.SIGINT)
+        assert one.ends() == 130
+        assert one.log.read_text() == ""
+
+
+def test_a_reader_that_goes_away(tmp_path: Path, at: tuple[str, str]) -> None:
+    """`titanic ls | head -1`"""
+    here("submit", "absent", "--lines", "-", *at, stdin=b"x\n" * 2000)
+    with running(tmp_path / "log", "ls", "--limit", "2000", *at) as one:
+        assert one.process.stdout is not None
+        assert one.process.stdout.read(10)
+        one.process.stdout.close()
+        one.ends()
+        assert one.log.read_text() == ""
+
+
+def test_output_that_cannot_be_written(at: tuple[str, str]) -> None:
+    command = [sys.executable, "-m", "titanic", "submit", "absent", "x", *at]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=CLEAN, timeout=30, check=False)
+    ended = Ended(done.returncode, b"", done.stderr.decode())
+    assert ended.code == 1
+    assert ended.err == "titanic: [Errno 28] No space left on device\n"

@@ -1,0 +1,125 @@
+"""`titanic serve` and `titanic broker`: how they stop, and what keeps them from starting."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import struct
+from pathlib import Path
+
+import lmdb
+import pytest
+from support.cli_titanic import STOPPING, here, running, serving, titanic, until, working
+
+from titanic.client import Client
+from titanic.errors import Refused, TimedOut
+
+ANY = "tcp://127.0.0.1:*"
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_signal_ends_it_while_traffic_flows(tmp_path: Path, number: int) -> None:
+    """What was acknowledged until then is there afterwards."""
+    with serving(tmp_path) as (server, endpoint), Client(endpoint, timeout=0.2, retries=0) as client:
+        acknowledged = [client.submit("s", "x") for _ in range(10)]
+        server.send(number)
+        try:
+            while True:
+                acknowledged.append(client.submit("s", "x"))
+        except (Refused, TimedOut):
+            pass
+        assert server.ends() == 0
+        assert server.log.read_text().endswith("stopping\n")
+    with serving(tmp_path) as (_, endpoint), Client(endpoint) as client:
+        assert all(client.reply(uuid) is None for uuid in acknowledged)
+    assert here("check", "--store", tmp_path / "store").code == 0
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_the_second_signal_ends_it_at_once(tmp_path: Path, number: int) -> None:
+    """Even while a worker has a request."""
+    with (
+        serving(tmp_path, "--grace", "1000") as (server, endpoint),
+        working(tmp_path, endpoint, "slow", "sh", "-c", f"touch {tmp_path}/busy; sleep 600") as worker,
+    ):
+        here("submit", "slow", "x", "--endpoint", endpoint)
+        until((tmp_path / "busy").exists)
+        server.send(number)
+        server.says("stopping")
+        server.send(number)
+        assert server.ends() == 128 + number
+        worker.send(signal.SIGTERM)
+        worker.says("stopping")
+        worker.send(signal.SIGTERM)
+        worker.ends()
+    assert here("check", "--store", tmp_path / "store").code == 0
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_broker_stops_too(tmp_path: Path, number: int) -> None:
+    with running(tmp_path / "log", "broker", "--bind", ANY) as broker:
+        endpoint = broker.says(r"broker at (\S+)\n")[1]
+        assert here("call", "mmi.services", "--endpoint", endpoint).code == 0
+        broker.send(number)
+        assert broker.ends() == 0
+
+
+def test_the_port_is_free_again_right_after_a_kill(tmp_path: Path) -> None:
+    with serving(tmp_path) as (server, endpoint):
+        uuid = here("submit", "s", "x", "--endpoint", endpoint).line
+        server.kill()
+    with serving(tmp_path, bind=endpoint):
+        assert here("reply", uuid, "--endpoint", endpoint).code == 3
+
+
+# -- what keeps it from starting -----------------------------------------------------------------------------------
+
+
+def refusal(store: Path, bind: str = ANY) -> str:
+    """What `titanic serve` says when it cannot."""
+    done = titanic("serve", "--bind", bind, "--store", store)
+    assert (done.code, done.out) == (1, b"")
+    assert len(done.err.splitlines()) == 1
+    return done.err
+
+
+def test_the_store_is_in_use(tmp_path: Path) -> None:
+    with serving(tmp_path) as (server, endpoint):
+        assert f"pid {server.process.pid}" in refusal(tmp_path / "store")
+        assert here("status", "--endpoint", endpoint).code == 0
+
+
+def test_the_address_is_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        expected = f"titanic: cannot bind {endpoint}: Address already in use"
+        assert expected in refusal(tmp_path / "store", endpoint)
+        broker = titanic("broker", "--bind", endpoint)
+        assert broker.code == 1
+        assert expected in broker.err
+
+
+@pytest.mark.parametrize("bind", ["nonsense", "tcp://127.0.0.1", "carrier://pigeon"])
+def test_the_address_cannot_be(tmp_path: Path, bind: str) -> None:
+    assert f"cannot bind {bind}: " in refusal(tmp_path / "store", bind)
+
+
+def test_the_store_cannot_be_there(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "is not a store" in refusal(tmp_path / "file")
+    assert "can't be created" in refusal(tmp_path / "file" / "store")
+    (tmp_path / "notes.txt").touch()
+    assert "is not a store" in refusal(tmp_path)
+
+
+def test_the_store_is_of_a_later_version(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with serving(tmp_path):
+        pass
+    with lmdb.open(str(store), max_dbs=16) as environment:
+        meta = environment.open_db(b"meta", create=False)
+        with environment.begin(write=True, db=meta) as transaction:
+            transaction.put(b"format", struct.pack("<I", 999))
+    for said in (refusal(store), titanic("check", "--store", store).err):
+        assert "was written by a later version" in said
+        assert "upgrade this Titanic" in said

@@ -1,0 +1,163 @@
+"""`titanic work`: commands that fail, hang, flood, do not listen, and the end of it all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.cli_titanic import STOPPING, Running, alive, here, running, titanic, until, working
+
+
+@pytest.fixture
+def outcome(endpoint: str, tmp_path: Path) -> Callable[..., tuple[int, bytes, str]]:
+    """What a request becomes that a command works on."""
+
+    def run(*command: str, body: bytes = b"x", options: tuple[str, ...] = ()) -> tuple[int, bytes, str]:
+        with working(tmp_path, endpoint, tmp_path.name, *command, options=options):
+            done = here("submit", tmp_path.name, "--stdin", "--wait", "25", "--endpoint", endpoint, stdin=body)
+        return done.code, done.out.partition(b"\n")[2], done.err
+
+    return run
+
+
+Outcome = Callable[..., tuple[int, bytes, str]]
+
+
+def test_the_body_is_its_input_and_its_output_the_reply(outcome: Outcome) -> None:
+    body = bytes(range(256)) * 1000
+    assert outcome("cat", body=body) == (0, body, "")
+
+
+def test_what_it_writes_to_stderr_is_no_failure(outcome: Outcome) -> None:
+    assert outcome("sh", "-c", "cat; echo careful >&2") == (0, b"x", "")
+
+
+def test_exit_code(outcome: Outcome) -> None:
+    said = "titanic: failed: the command exited with 7\noh no\n"
+    assert outcome("sh", "-c", "echo lost; echo oh no >&2; exit 7") == (1, b"", said)
+
+
+def test_killed_by_a_signal(outcome: Outcome) -> None:
+    said = "titanic: failed: the command was ended by signal 9\n"
+    assert outcome("sh", "-c", "kill -9 $$") == (1, b"", said)
+
+
+def test_it_need_not_read(outcome: Outcome) -> None:
+    assert outcome("true", body=b"x" * 3_000_000) == (0, b"", "")
+
+
+def test_a_flood_of_output(outcome: Outcome) -> None:
+    code, out, _ = outcome("head", "-c", "5000000", "/dev/zero")
+    assert (code, len(out)) == (0, 5_000_000)
+
+
+def test_of_a_flood_on_stderr_the_end_is_kept(outcome: Outcome) -> None:
+    code, _, err = outcome("sh", "-c", "head -c 1000000 /dev/zero | tr '\\0' a >&2; echo the end >&2; exit 1")
+    assert code == 1
+    assert len(err) < 5000
+    assert err.endswith("aaaathe end\n")
+
+
+def test_a_limit_ends_all_that_it_started(outcome: Outcome, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    code, _, err = outcome(
+        "sh", "-c", f"sleep 600 & echo $$ $! >{pids}; echo so far >&2; wait", options=("--limit", ".3")
+    )
+    assert (code, err) == (1, "titanic: failed: the command took longer than 0.3 s\nso far\n")
+    until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
+
+
+def test_a_limit_holds_also_when_something_escapes_and_keeps_the_pipes_open(endpoint: str, tmp_path: Path) -> None:
+    escaped = tmp_path / "pid"
+    program = f"import os, time; os.setsid(); open({str(escaped)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    script = f'{sys.executable} -c "{program}" & wait'
+    with working(tmp_path, endpoint, "escape", "sh", "-c", script, options=("--limit", "1")):
+        done = here("call", "escape", "x", "--endpoint", endpoint, "--timeout", "20")
+        os.kill(int(escaped.read_text()), signal.SIGKILL)
+    assert (done.code, done.err) == (1, "titanic: 500 the command took longer than 1 s\n")
+
+
+def test_jobs_run_at_the_same_time(endpoint: str, tmp_path: Path) -> None:
+    """Each waits until all have begun: one after another they would never end."""
+    script = f"mktemp {tmp_path}/job-XXXXXX; while [ $(ls {tmp_path}/job-* | wc -l) -lt 3 ]; do sleep 0.01; done"
+    with working(tmp_path, endpoint, "three", "sh", "-c", script, options=("--jobs", "3")):
+        uuids = here("submit", "three", "--lines", "-", "--endpoint", endpoint, stdin=b"1\n2\n3\n").out.decode().split()
+        assert [here("reply", uuid, "--wait", "25", "--endpoint", endpoint).code for uuid in uuids] == [0] * 3
+
+
+def test_options_of_the_command_need_no_dashes_before_it(endpoint: str, tmp_path: Path) -> None:
+    with working(tmp_path, endpoint, "cut", "cut", "-c", "1-2"):
+        assert here("call", "cut", "abc", "--endpoint", endpoint, "--timeout", "20").out == b"ab\n"
+
+
+def test_command_not_found(endpoint: str) -> None:
+    done = titanic("work", "s", "--endpoint", endpoint, "--", "no-such-command-anywhere", "-x")
+    assert done.code == 2
+    assert "command not found: no-such-command-anywhere" in done.err
+    assert here("work", "s").code == 2
+    assert here("work", "", "--", "cat").code == 1
+    assert here("work", "s", "--endpoint", "nonsense", "--", "cat").code == 1
+
+
+# -- the end -------------------------------------------------------------------------------------------------------
+
+
+class Held:
+    """A worker with a request in its hands, held until it is let go."""
+
+    def __init__(self, endpoint: str, folder: Path) -> None:
+        self.service = folder.name
+        self.pids, self.go = folder / "pids", folder / "go"
+        script = f"sleep 600 & echo $$ $! >{self.pids}; while ! [ -e {self.go} ]; do sleep 0.01; done; kill $!; cat"
+        self.at = ("--endpoint", endpoint)
+        self.worker = Running(folder / "log", "work", self.service, *self.at, "--", "sh", "-c", script)
+        self.uuid = here("submit", self.service, "done", *self.at).line
+        until(lambda: self.pids.exists() and len(self.pids.read_text().split()) == 2)
+
+    def has_ended(self) -> bool:
+        return not any(alive(int(pid)) for pid in self.pids.read_text().split())
+
+    def end(self) -> None:
+        """Whatever the test came to."""
+        self.worker.end()
+        self.go.touch()  # ends the command, which ends what it started
+        until(self.has_ended)
+
+
+@pytest.fixture
+def held(endpoint: str, tmp_path: Path) -> Iterator[Held]:
+    one = Held(endpoint, tmp_path)
+    yield one
+    one.end()
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_signal_lets_the_job_in_hand_finish(held: Held, number: int) -> None:
+    later = here("submit", held.service, "later", *held.at).line
+    held.worker.send(number)
+    held.go.touch()
+    assert held.worker.ends() == 0
+    assert here("reply", held.uuid, "--wait", "20", *held.at).out == b"done"
+    assert here("reply", later, *held.at).code == 3, "nothing new was begun"
+    assert held.has_ended()
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_the_second_signal_ends_it_and_the_command_at_once(held: Held, number: int) -> None:
+    held.worker.send(number)
+    held.worker.says("stopping")
+    held.worker.send(number)
+    assert held.worker.ends() == 128 + number
+    until(held.has_ended)
+
+
+def test_a_signal_ends_a_worker_that_has_nothing_to_do(tmp_path: Path) -> None:
+    """Also one that has no broker."""
+    with running(tmp_path / "log", "work", "s", "--endpoint", f"ipc://{tmp_path}/b", "--", "cat") as worker:
+        worker.says("working on s")
+        worker.send(signal.SIGTERM)
+        assert worker.ends() == 0

@@ -1,0 +1,76 @@
+"""Processes that end with the one that started them, for the demonstration and the benchmark."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from titanic.errors import TitanicError
+
+Process = subprocess.Popen[bytes]
+
+
+class Children:
+    """Starts Python processes and ends them. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._processes: list[Process] = []
+        self._lock = threading.Lock()
+        self._over = False
+
+    def start(self, log: Path, *arguments: str) -> Process:
+        """Run `python …`, stdout and stderr into a file.
+
+        It has a session of its own, so that Ctrl-C does not reach it, and none of the variables that set options.
+        """
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("TITANIC_")}
+        with uninterrupted(), self._lock:
+            if self._over:  # the folder of the log may be gone, too
+                raise TitanicError("no process is started any more")
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    [sys.executable, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=environment,
+                    start_new_session=True,
+                )
+            self._processes.append(process)
+            return process
+
+    def end(self) -> None:
+        """End all, the last one first, with all that they started: what a second signal makes a command do."""
+        with self._lock:
+            self._over = True
+        for process in reversed(self._processes):
+            for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+                process.send_signal(number)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(1)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait: a process would be forgotten between its start and its being noted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
