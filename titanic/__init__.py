@@ -7,8 +7,9 @@
 Errors are in `titanic.errors`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from titanic.client import Client
-from titanic.config import ServerConfig
 from titanic.errors import (
     InvalidRequest,
     Refused,
@@ -18,8 +19,11 @@ from titanic.errors import (
     TitanicError,
     UnknownRequest,
 )
-from titanic.server import Server
 from titanic.version import __version__
+
+if TYPE_CHECKING:
+    from titanic.config import ServerConfig
+    from titanic.server import Server
 
 __all__ = [
     "Client",
@@ -34,3 +38,16 @@ __all__ = [
     "UnknownRequest",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The server's names, on demand: a client need not wait for all that a server imports."""
+    if name == "Server":
+        from titanic.server import Server
+
+        return Server
+    if name == "ServerConfig":
+        from titanic.config import ServerConfig
+
+        return ServerConfig
+    raise AttributeError(f"module 'titanic' has no attribute {name!r}")
