@@ -75,9 +75,7 @@ class Accept:
         else:
             self._accept(transaction, good, now_us)
 
-    def _accept(
-        self, transaction: WriteTransaction, asks: Sequence[tuple[Ask, list[NewRequest]]], now_us: int
-    ) -> None:
+    def _accept(self, transaction: WriteTransaction, asks: Sequence[tuple[Ask, list[NewRequest]]], now_us: int) -> None:
         requests = [request for _, each in asks for request in each]
         if not requests:
             return

@@ -17,7 +17,7 @@ from typing import Any
 from titanic import ids, tsp
 from titanic.asks import Answer, Ask, Watcher
 from titanic.errors import StoreError
-from titanic.store import DEFAULT_PRIORITY, State, WriteTransaction
+from titanic.store import State, WriteTransaction
 from titanic.tsp import Frames
 
 MOST = 1000
@@ -36,7 +36,7 @@ class Administer:
 
     def _begin(self) -> None:
         self._answers: list[tuple[Any, Frames]] = []
-        self._arrived: dict[bytes, int] = {}
+        self._returned: set[bytes] = set()
         self._closed: list[bytes] = []
 
     def write(self, transaction: WriteTransaction, now_us: int) -> None:
@@ -71,7 +71,7 @@ class Administer:
         row = transaction.describe(uuid)
         if row is None or not transaction.retry(uuid, now_us):
             return False
-        self._arrived[row.service] = max(self._arrived.get(row.service, 0), row.priority, DEFAULT_PRIORITY)
+        self._returned.add(row.service)
         return True
 
     def _purge(self, transaction: WriteTransaction, uuid: bytes, now_us: int) -> bool:
@@ -83,8 +83,8 @@ class Administer:
     def committed(self) -> None:
         if self._closed:
             self._watcher.closed(self._closed)
-        if self._arrived:
-            self._watcher.arrived(dict.fromkeys(self._arrived, 10))  # old ones: they may stand anywhere in the queue
+        if self._returned:
+            self._watcher.returned(self._returned)
         self._answer(self._answers)
 
     def failed(self, error: StoreError) -> None:

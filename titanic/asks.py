@@ -25,6 +25,9 @@ class Watcher(Protocol):
     def arrived(self, services: Mapping[bytes, int]) -> None:
         """These services have new requests to be dispatched, the highest priority of which is given."""
 
+    def returned(self, services: Collection[bytes]) -> None:
+        """These services have requests again that were there before."""
+
     def look_at_clock(self) -> None:
         """Something with a time of its own was stored: see when it is due."""
 

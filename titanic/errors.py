@@ -135,7 +135,14 @@ class RequestError(TitanicError):
 
 
 class RequestFailed(RequestError):
-    """The request ended without a reply: it failed for good, expired or was cancelled."""
+    """The request ended without a reply: it failed for good, expired or was cancelled.
+
+    `detail` is what the worker sent with its failure, a command's stderr for example.
+    """
+
+    def __init__(self, what: str, fact: str = "", advice: str = "", *, detail: list[bytes] | None = None) -> None:
+        super().__init__(what, fact, advice)
+        self.detail = detail or []
 
 
 class Refused(RequestError):

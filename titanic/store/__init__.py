@@ -6,6 +6,7 @@ from titanic.store.outcome import Outcome, Pending
 from titanic.store.read import ReadTransaction
 from titanic.store.request import DEFAULT_PRIORITY, NewRequest, Request
 from titanic.store.room import MIN_CAPACITY
+from titanic.store.schema import priority_in
 from titanic.store.state import ENDING, TRANSITIONS, Event, State, Status
 from titanic.store.store import DEFAULT_CAPACITY, Store
 from titanic.store.views import (
@@ -53,4 +54,5 @@ __all__ = [
     "Trimmed",
     "WriteTransaction",
     "check",
+    "priority_in",
 ]

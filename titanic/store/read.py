@@ -103,7 +103,8 @@ class ReadTransaction(Ring):
                     break
                 raise
             expires_at = 0 if past and past.endless else found.expires_at
-            rows.append(ReadyRow(key, uuid, past.attempts if past else 0, found.body, found.max_attempts, expires_at))
+            attempts = past.attempts if past else 0
+            rows.append(ReadyRow(key, uuid, attempts, found.body, found.max_attempts, expires_at, found.options))
         return rows
 
     def next_due(self, policy: Retention | None = None, skip: Collection[bytes] = ()) -> int | None:

@@ -18,6 +18,7 @@ class ReadyRow(NamedTuple):
     body: list[bytes]
     max_attempts: int
     expires_at: int
+    options: bytes
 
 
 class Closed(NamedTuple):
