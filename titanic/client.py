@@ -15,7 +15,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 import broker
 from broker import DEFAULT_ENDPOINT, Pipeline
@@ -38,14 +38,32 @@ POLL_FIRST = 0.01
 POLL_MOST = 0.5
 """Seconds between looks at a reply that is not there yet: the first pause, and the longest."""
 
+WAIT_MOST = 30.0
+"""Seconds that one question for a reply waits on the server; a longer wait asks again."""
+
 LEAST_LOOK = 1.0
 """Seconds that a look may take, even when less is left of the caller's time: a slow network is not an absent reply."""
+
+
+class SubmitOptions(TypedDict, total=False):
+    """What `submit` can be told; see there."""
+
+    key: str
+    key_for: float
+    ttl: float
+    delay: float
+    priority: int
+    max_attempts: int
+    limit: float
+    retry_first: float
+    retry_most: float
 
 
 class Client:
     """One client of one Titanic. Requests that get no answer are sent again.
 
-    A `submit` whose answer was lost on the way is therefore stored twice: Titanic executes at least once.
+    A `submit` whose answer was lost on the way is therefore stored twice, unless it has a key: the same key gets the
+    same UUID.
     """
 
     def __init__(
@@ -74,12 +92,20 @@ class Client:
 
     # -- one request -----------------------------------------------------------------------------------------
 
-    def submit(self, service: Body, *body: Body) -> str:
+    def submit(self, service: Body, *body: Body, **options: Unpack[SubmitOptions]) -> str:
         """Have a request executed; its UUID comes back once it is on disk.
+
+        Options (seconds are real numbers): `key`, the same one gets the same UUID and is executed once (`key_for`
+        seconds long, default a day); `ttl`, expire when no worker has begun after so long; `delay`, execute not
+        before; `priority` 0 to 9; `max_attempts`; `limit`, what an attempt may take; `retry_first` and `retry_most`,
+        the pauses between attempts.
 
         Raises InvalidRequest, Refused (store full, shutting down) or TimedOut (nobody answered).
         """
-        return _uuid(self._ask(tsp.REQUEST, service, *(body or (b"",))))
+        frames = body or (b"",)
+        if not options:
+            return _uuids(self._ask(tsp.REQUEST, service, *frames), 1)[0]
+        return _uuids(self._ask(tsp.SUBMIT, json.dumps(options), service, *frames), 1)[0]
 
     def reply(self, uuid: str) -> Frames | None:
         """The reply's frames; None while it is pending. The reply stays until the request is closed.
@@ -94,21 +120,20 @@ class Client:
         With a timeout, a server that is away for some of the time is waited for. Without one, TimedOut is raised
         when nobody answers at all.
         """
-        silence: TimedOut | None = None
-        for pause, left in _pauses(timeout):
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            ask = WAIT_MOST if left is None else min(left, WAIT_MOST)
             try:
-                frames = _reply(uuid, self._ask(tsp.REPLY, uuid, within=left))
-                silence = None
-            except TimedOut as error:
+                frames = _reply(uuid, self._ask(tsp.WAIT, b"%g" % ask, uuid, waiting=ask, within=left))
+            except TimedOut:
                 if left is None or left <= LEAST_LOOK:
                     raise
-                silence = error
-            else:
-                if frames is not None:
-                    return frames
-                time.sleep(pause)
-        if silence is not None:
-            raise silence
+                continue
+            if frames is not None:
+                return frames
+            if left is not None and left <= ask:
+                break
         raise TimedOut(f"no reply to {uuid} yet", f"waited {timeout:g} s", "ask again later: the request lives on")
 
     def close(self, *uuids: str) -> None:
@@ -118,6 +143,24 @@ class Client:
 
     # -- many ------------------------------------------------------------------------------------------------
 
+    def submit_batch(
+        self,
+        service: Body,
+        bodies: Sequence[Body],
+        *,
+        keys: Sequence[str] | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> list[str]:
+        """Submit one request per body in a single message; all are accepted, or none. The UUIDs in their order.
+
+        This is the fastest way for many small requests. `keys` has one for each body; the other options, those of
+        `submit`, are for all. Raises as `submit`.
+        """
+        if not bodies:
+            return []
+        more: dict[str, Any] = {"many": True} if keys is None else {"many": True, "keys": [*keys]}
+        return _uuids(self._ask(tsp.SUBMIT, json.dumps({**options, **more}), service, *bodies), len(bodies))
+
     def submit_many(self, service: Body, bodies: Iterable[Body | Sequence[Body]], *, window: int = 1000) -> list[str]:
         """Submit one request per body, with `window` on their way at once; the UUIDs in the bodies' order.
         (With a broker that is not of this project, one at a time.)
@@ -126,7 +169,7 @@ class Client:
         smaller parts.
         """
         rows = ([service, body] if isinstance(body, (bytes, str)) else [service, *body] for body in bodies)
-        return [_uuid(reply) for reply in self._map(self._pipeline(), tsp.REQUEST, rows, window)]
+        return [_uuids(reply, 1)[0] for reply in self._map(self._pipeline(), tsp.REQUEST, rows, window)]
 
     def replies(
         self, uuids: Iterable[str], timeout: float | None = None, *, window: int = 1000
@@ -146,6 +189,18 @@ class Client:
         """Close any number of requests, with `window` on their way at once."""
         for answer in self._map(self._pipeline(), tsp.CLOSE, uuids, window):
             _check(answer)
+
+    def retry(self, *uuids: str) -> int:
+        """Give requests that failed or expired another life; how many there were. Others are left alone."""
+        return self._administer({"do": "retry", "uuids": uuids})
+
+    def retry_all(self, *, service: str | None = None, older_than: float | None = None) -> int:
+        """The same for all of a service, or of all, submitted more than `older_than` seconds ago."""
+        return self._administer({"do": "retry", "service": service, "older_than": older_than})
+
+    def purge(self, state: str, *, service: str | None = None, older_than: float | None = None) -> int:
+        """Close all requests in a state, of a service, submitted more than `older_than` seconds ago; how many."""
+        return self._administer({"do": "purge", "state": state, "service": service, "older_than": older_than})
 
     # -- looking around --------------------------------------------------------------------------------------
 
@@ -186,12 +241,22 @@ class Client:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _ask(self, service: bytes, *body: Body, within: float | None = None) -> Frames:
+    def _ask(self, service: bytes, *body: Body, waiting: float = 0.0, within: float | None = None) -> Frames:
+        """Ask Titanic. `waiting`: seconds for which it may keep us waiting on purpose; `within`: what we have."""
+        tries = self._settings if within is None else self._tries(within)
         try:
-            tries = {} if within is None else self._tries(within)
-            return self._single.call(service, *body, timeout=tries.get("timeout"), retries=tries.get("retries"))
+            return self._single.call(service, *body, timeout=tries["timeout"] + waiting, retries=tries["retries"])
         except broker.BrokerError as error:
             raise _translate(error, self.endpoint) from error
+
+    def _administer(self, options: dict[str, Any]) -> int:
+        done: int = 0
+        while True:
+            document = json.loads(_check(self._ask(tsp.ADMIN, json.dumps(options)))[0])
+            done += int(document["done"])
+            if document["next"] is None:
+                return done
+            options["after"] = document["next"]
 
     def _pipeline(self) -> Pipeline:
         if self._many is None:
@@ -293,11 +358,12 @@ def _check(reply: Frames) -> Frames:
     return reply[1:]
 
 
-def _uuid(reply: Frames) -> str:
+def _uuids(reply: Frames, count: int) -> list[str]:
     frames = _check(reply)
-    if len(frames) != 1 or ids.parse(frames[0]) is None:
-        raise Refused("the answer to a submission has no UUID", repr(frames[:2]), "")
-    return frames[0].decode()
+    lines = frames[0].split(b"\n") if len(frames) == 1 else []
+    if len(lines) != count or any(ids.parse(line) is None for line in lines):
+        raise Refused(f"the answer to a submission is not {count} UUID(s)", repr(frames[:2])[:200], "")
+    return [line.decode() for line in lines]
 
 
 def _reply(uuid: str, reply: Frames) -> Frames | None:
@@ -307,7 +373,7 @@ def _reply(uuid: str, reply: Frames) -> Frames | None:
     if status is not None and status.code == 400 and ids.parse(uuid.encode()) is not None:
         raise _unknown(uuid)
     if status is not None and status.code == 500 and status.text.startswith(tsp.ENDED):
-        raise RequestFailed(status.text)
+        raise RequestFailed(status.text, detail=reply[1:])
     return _check(reply)
 
 

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker import DEFAULT_ENDPOINT, BrokerConfig, WorkerConfig
 from titanic.errors import CallerError
+from titanic.store import Retention
 
-MOST_LANES = 200
+MOST_LANES = 150
 """ZeroMQ allows 1023 sockets in a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLimits:
+    """What one service may take; 0: no limit."""
+
+    waiting: int = 0
+    """Requests that have not ended; more are refused."""
+    bytes: int = 0
+    """Bytes of their bodies; more are refused."""
+    running: int = 0
+    """Requests with workers at the same time, however many workers there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +32,19 @@ class ServerConfig:
 
     store: Path = Path("titanic-data")
     """Directory of the store."""
-    capacity: int = 1 << 30
-    """What the store may hold; new requests are refused beyond it."""
+    capacity: int | None = None
+    """What the store's file may grow to; new requests are refused when it is full. None: as before, or 1 GiB."""
+    preallocate: bool = False
+    """Whether the whole capacity is taken from the disk at the start."""
+    closed_body_limit: int = 64 << 10
+    """Closed requests are remembered until their room is needed: with a request and a reply of up to this size."""
+    drop_unarchived: bool = False
+    """What to do when room is needed for which closed requests would have to be forgotten that an archive does not
+    have yet: forget them and count the loss, or refuse new requests."""
+    retention: Retention = field(default_factory=Retention)
+    """How long replies that nobody closes, dead requests and closed ones are kept."""
+    limits: Mapping[bytes, ServiceLimits] = field(default_factory=dict)
+    """Limits of single services, by name."""
     bind: tuple[str, ...] = (DEFAULT_ENDPOINT,)
     """Endpoints of the integrated broker."""
     broker: str | None = None
@@ -27,7 +52,7 @@ class ServerConfig:
     lanes: int = 64
     """With a broker of its own: worker sockets for each of Titanic's services, and the most requests in flight
     for one service with a broker that does not tell how many workers there are. MDP allows one request at a
-    time on each. 64 make up to 900 file descriptors, 200 make 1,700."""
+    time on each. 64 make up to 1,500 file descriptors."""
     max_attempts: int = 10
     """A request that failed this many times has failed for good."""
     retry_first: float = 1.0
@@ -51,7 +76,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         for name, (least, most) in _LIMITS.items():
             value = getattr(self, name)
-            if not least <= value <= most:
+            if value is not None and not least <= value <= most:
                 limit = f"at least {least}" if value < least else f"at most {most}"
                 raise CallerError(f"{name} is {value}", f"it must be {limit}")
 

@@ -3,11 +3,15 @@
     TitanicError
     ├── CallerError             the call was wrong; repeating it won't help
     │   ├── InvalidRequest      a service name, priority or size that can't be stored
+    │   ├── InvalidArchive      an acknowledgement of what was never closed, or of no archive
+    │   ├── CapacityTooSmall    a store of that size would be of no use
     │   └── UnknownRequest      no request has this UUID: closed, or never accepted
     ├── StoreError              the disk, the directory or the file behind the store
     │   ├── StoreUnwritable     the directory can't be created or written
     │   ├── NotAStore           something else lives at that path
     │   ├── StoreTooNew         written by a later version
+    │   ├── StoreTooOld         written by an earlier version, and opened for reading only
+    │   ├── StoreReadOnly       opened for reading only
     │   ├── StoreLocked         another process has it open
     │   ├── StoreCorrupt        the data file is damaged
     │   ├── RecordCorrupt       one record is damaged, the rest is fine
@@ -41,6 +45,14 @@ class InvalidRequest(CallerError):
     """A request that can't be stored as given."""
 
 
+class InvalidArchive(CallerError):
+    """The archive acknowledged requests that were never closed, or isn't registered."""
+
+
+class CapacityTooSmall(CallerError):
+    """The capacity leaves no room to work in."""
+
+
 class UnknownRequest(CallerError):
     """No request has this UUID."""
 
@@ -61,6 +73,14 @@ class StoreTooNew(StoreError):
     """The store was written in a later format than this version knows."""
 
 
+class StoreTooOld(StoreError):
+    """The store is of an earlier format, and can't be converted by somebody who only reads."""
+
+
+class StoreReadOnly(StoreError):
+    """The store was opened for reading only."""
+
+
 class StoreLocked(StoreError):
     """Another process has the store open. `pid` is its id, None if it couldn't be told."""
 
@@ -74,20 +94,23 @@ class StoreCorrupt(StoreError):
 
 
 class RecordCorrupt(StoreError):
-    """One record fails its checksum. `uuid` and `database` say which; closing the request removes it."""
+    """One record fails its checksum. `uuid` and `database` say which; closing the request removes it.
+
+    (In `closed`, `uuid` is the number in the sequence, 8 bytes.)
+    """
 
     def __init__(self, uuid: bytes, database: str, fact: str) -> None:
-        super().__init__(
-            f"the record of {uuid.hex()} in '{database}' is damaged", fact, "close the request to remove it"
-        )
+        advice = "repair the store" if database == "closed" else "close the request to remove it"
+        super().__init__(f"the record of {uuid.hex()} in '{database}' is damaged", fact, advice)
         self.uuid = uuid
         self.database = database
 
 
 class StoreFull(StoreError):
-    """No room for new requests.
+    """No room for new requests, or for a large reply.
 
-    `used`, `capacity` and `needed` (of the whole batch) are bytes. `fitting` says how many of the batch's
+    `used`, `capacity` and `needed` (of the whole batch) are bytes; what is kept back for replies and for closing
+    counts as used. `fitting` says how many of the batch's
     requests, counted from its start, would have fitted.
     """
 
@@ -112,7 +135,14 @@ class RequestError(TitanicError):
 
 
 class RequestFailed(RequestError):
-    """The request ended without a reply: it failed for good, expired or was cancelled."""
+    """The request ended without a reply: it failed for good, expired or was cancelled.
+
+    `detail` is what the worker sent with its failure, a command's stderr for example.
+    """
+
+    def __init__(self, what: str, fact: str = "", advice: str = "", *, detail: list[bytes] | None = None) -> None:
+        super().__init__(what, fact, advice)
+        self.detail = detail or []
 
 
 class Refused(RequestError):

@@ -16,15 +16,17 @@ from functools import partial
 
 from broker import Broker
 from titanic import tsp
+from titanic.asks import Answers, Ask
 from titanic.config import ServerConfig
 from titanic.dispatch.connection import Scout
 from titanic.dispatch.courier import LocalCourier, SocketCourier
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.lane_courier import LaneCourier
 from titanic.lanes import Lanes
-from titanic.services import Answers, Ask, Services
+from titanic.services import Services
 from titanic.store import Store
 from titanic.version import __version__
+from titanic.waiting import Waiters
 from titanic.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -44,7 +46,13 @@ class Server:
         self._scout: Scout | None = None
         self.endpoints: tuple[str, ...] = ()
         """Where clients reach it, with real ports."""
-        self.store = Store.open(config.store, capacity=config.capacity)
+        self.store = Store.open(
+            config.store,
+            capacity=config.capacity,
+            preallocate=config.preallocate,
+            closed_body_limit=config.closed_body_limit,
+            drop_unarchived=config.drop_unarchived,
+        )
         self._writer = Writer(self.store)
         self._dispatcher = Dispatcher(config, self.store, self._writer)
         try:
@@ -53,7 +61,11 @@ class Server:
             self._end()
             raise
         most = config.wire.max_waiting_bytes
-        self._services = Services(self.store, self._writer, self._dispatcher, answer, most_bytes=most)
+        self._services = Services(
+            self.store, self._writer, self._dispatcher, answer, most_bytes=most, limits=config.limits
+        )
+        self._services.use(self._dispatcher)
+        self._dispatcher.serve(Waiters(answer, self._services.look))
 
     def start(self) -> Server:
         """Serve, in threads of its own. An endpoint that cannot be right raises broker.EndpointError."""
@@ -78,7 +90,7 @@ class Server:
         New requests are refused from now on. Requests that a worker has get `grace` seconds to bring their
         replies; those that do not make it are executed again after the next start.
         """
-        self._services.refusing = "shutting down: try again in a moment"
+        self._services.refuse("shutting down: try again in a moment")
         self._dispatcher.wind_down(self.config.grace)
         self._dispatcher.stop()
         self._services.stop()
@@ -130,7 +142,7 @@ class Server:
         """A worker and client of a broker elsewhere."""
         self.endpoints = (endpoint,)
         lanes = {name: min(FEW_LANES, config.lanes) for name in tsp.SERVICES}
-        lanes |= dict.fromkeys((tsp.REQUEST, tsp.REPLY, tsp.CLOSE), config.lanes)
+        lanes |= dict.fromkeys((tsp.REQUEST, tsp.REPLY, tsp.CLOSE, tsp.SUBMIT, tsp.WAIT), config.lanes)
         self._lanes = Lanes(endpoint, lanes, self._handle, config.worker)
         self._scout = Scout(endpoint, self._found)
         self._dispatcher.loop.add(self._scout)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from titanic.store import priority_in
+from titanic.submission import Policy
+
 
 class Backlog:
     """A service with requests that wait or are in flight."""
@@ -49,6 +52,12 @@ class Backlog:
         """Whether there is nothing to remember."""
         return not self.waiting and not self.known
 
+    def added(self, priority: int) -> None:
+        """New requests were put into the queue: behind all others of their priority, the highest of which is given."""
+        self.waiting = True
+        if self.cursor is not None and priority > priority_in(self.cursor):
+            self.cursor = None
+
     def rewind(self) -> None:
         """Something was put into the queue, perhaps before the cursor."""
         self.waiting = True
@@ -58,12 +67,13 @@ class Backlog:
 class Flight:
     """A request that is being executed, or whose outcome is not on disk yet."""
 
-    __slots__ = ("attempts", "backlog", "closed", "held", "max_attempts", "settling", "size", "started")
+    __slots__ = ("attempts", "backlog", "closed", "held", "max_attempts", "policy", "settling", "size", "started")
 
-    def __init__(self, backlog: Backlog, attempts: int, max_attempts: int, started: float) -> None:
+    def __init__(self, backlog: Backlog, attempts: int, max_attempts: int, policy: Policy, started: float) -> None:
         self.backlog = backlog
         self.attempts = attempts
         self.max_attempts = max_attempts
+        self.policy = policy
         self.started = started
         self.settling = False
         """Whether its attempt is over and the outcome on its way to the disk."""

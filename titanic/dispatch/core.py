@@ -11,7 +11,8 @@ A request in flight ends in one of these ways:
     an error reply of a worker              → Postpone (back-off), or Finish failed at the last attempt
     400 or 413, the broker will never take it → Finish failed
     503 or 504, the broker refuses or gave up → back to the queue, its service pauses; not an attempt
-    no reply in time (lanes only)           → as an error reply
+    no reply in time                        → as an error reply; a reply that still comes is dropped
+    its time to live is over before it is sent → Finish expired
     closed by its client                    → forgotten, a reply that still comes is dropped
 
 Everything that happened is told by methods, everything to be done is taken with the `take_` methods. What is
@@ -23,13 +24,14 @@ the work is done, and nobody is to do it twice.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from broker import Timers, read_error
 from titanic.config import ServerConfig
 from titanic.dispatch.actions import Fetch, Finish, Outcome, Postpone, Send
 from titanic.dispatch.backlog import Backlog, Flight
 from titanic.store import ReadyRow, Status
+from titanic.submission import Policy, read_policy
 from titanic.tsp import Frames
 
 NEVER_TAKEN = (400, 413)
@@ -47,6 +49,10 @@ FOOTPRINT = 500
 """Bytes of memory that an outcome takes besides its frames, roughly."""
 
 
+_NO_POLICY = Policy()
+_COUNTED_AS = {Status.DONE: "succeeded", Status.FAILED: "failed", Status.EXPIRED: "expired"}
+
+
 class DispatchCore:
     """Decides; `now` is monotonic seconds."""
 
@@ -56,11 +62,13 @@ class DispatchCore:
         self.backlogs: dict[bytes, Backlog] = {}
         self.stopping = False
         """While true, nothing new is sent."""
-        self.counts = {"dispatched": 0, "succeeded": 0, "failed": 0, "retried": 0, "returned": 0}
+        self.counts = {"dispatched": 0, "succeeded": 0, "failed": 0, "expired": 0, "retried": 0, "returned": 0}
         self._random = random.Random(seed)
         self._hungry: dict[bytes, Backlog] = {}
         self._questions: Timers[bytes] = Timers()
+        self._limits: Timers[bytes] = Timers()
         self._sends: list[Send] = []
+        self._cancels: list[bytes] = []
         self._outcomes: list[Outcome] = []
         self._settling_bytes = 0
         self._rewrites: list[Outcome] = []
@@ -70,16 +78,18 @@ class DispatchCore:
 
     # -- what happened ---------------------------------------------------------------------------------------
 
-    def arrived(self, services: Iterable[bytes], *, rewind: bool = False) -> None:
-        """These services have new requests in the store: at the end of the queue, or (`rewind`) anywhere in it."""
+    def arrived(self, services: Mapping[bytes, int]) -> None:
+        """These services have new requests in the store, the highest priority of which is given."""
+        for name, priority in services.items():
+            backlog = self._backlog(name)
+            backlog.added(priority)
+            self._place(backlog)
+
+    def returned(self, services: Iterable[bytes]) -> None:
+        """These services have requests again that were there before: anywhere in the queue."""
         for name in services:
-            backlog = self.backlogs.get(name)
-            if backlog is None:
-                backlog = self.backlogs[name] = Backlog(name)
-            elif rewind:
-                backlog.rewind()
-            else:
-                backlog.waiting = True
+            backlog = self._backlog(name)
+            backlog.rewind()
             self._place(backlog)
 
     def present(self, name: bytes, workers: int, now: float) -> None:
@@ -88,7 +98,8 @@ class DispatchCore:
         if backlog is None:
             return
         backlog.asked = False
-        backlog.room = workers
+        limits = self.config.limits.get(name)
+        backlog.room = min(workers, limits.running) if limits is not None and limits.running else workers
         if workers > backlog.in_flight:
             backlog.pause = 0.0
             backlog.ask_at = now
@@ -97,8 +108,11 @@ class DispatchCore:
             backlog.ask_at = now + backlog.pause
         self._place(backlog)
 
-    def fetched(self, name: bytes, rows: Sequence[ReadyRow], now: float) -> None:
-        """What the store had for a `Fetch`. It may be less than was asked for; nothing means that there is no more."""
+    def fetched(self, name: bytes, rows: Sequence[ReadyRow], now: float, wall_us: int = 0) -> None:
+        """What the store had for a `Fetch`. It may be less than was asked for; nothing means that there is no more.
+
+        `wall_us` is the time of day, which the end of a request's time to live is compared with.
+        """
         backlog = self.backlogs.get(name)
         if backlog is None:
             return
@@ -108,9 +122,7 @@ class DispatchCore:
                 backlog.cursor = row.key
             elif backlog.free and not self.stopping:
                 backlog.cursor = row.key
-                self._take_off(row.uuid, backlog, row.attempts, row.max_attempts or self.config.max_attempts, now)
-                self._sends.append(Send(row.uuid, name, row.body))
-                self.counts["dispatched"] += 1
+                self._begin(row, backlog, now, expired=0 < row.expires_at <= wall_us)
             else:
                 break
         self._place(backlog)
@@ -118,7 +130,7 @@ class DispatchCore:
     def damaged(self, name: bytes, uuid: bytes, reason: str, now: float) -> None:
         """The store cannot read the request that is next: it fails, so that those behind it get their turn."""
         if uuid not in self.flights and (backlog := self.backlogs.get(name)) is not None:
-            self._take_off(uuid, backlog, 0, 0, now)
+            self._take_off(uuid, backlog, 0, 0, Policy(), now)
             if (flight := self._landing(uuid)) is not None:
                 self._finish(uuid, flight, Status.FAILED, [], reason)
         self.unreadable(name, now)
@@ -151,6 +163,14 @@ class DispatchCore:
         flight = self._landing(uuid)
         if flight is not None:
             self._failed(uuid, flight, f"no reply within {self.config.attempt_timeout:g} s", [])
+
+    def tick(self, now: float) -> None:
+        """Attempts that take longer than their limit have failed, whatever their worker is still doing."""
+        for uuid in self._limits.due(now):
+            flight = self._landing(uuid)
+            if flight is not None:
+                self._cancels.append(uuid)
+                self._failed(uuid, flight, f"no reply within its limit of {flight.policy.limit:g} s", [])
 
     def settled(self, uuids: Iterable[bytes]) -> None:
         """The outcomes of these requests are on disk."""
@@ -213,6 +233,11 @@ class DispatchCore:
         sends, self._sends = self._sends, []
         return sends
 
+    def take_cancels(self) -> list[bytes]:
+        """Requests whose reply is not wanted any more."""
+        cancels, self._cancels = self._cancels, []
+        return cancels
+
     def take_outcomes(self, now: float) -> list[list[Outcome]]:
         """What is to be written, each list as one. What failed once is written one by one: it may be that only
         one of them cannot be."""
@@ -234,7 +259,7 @@ class DispatchCore:
 
     def next_deadline(self) -> float | None:
         """When something is to be done without anything having happened."""
-        times = [self._rewrite_at]
+        times = [self._rewrite_at, self._limits.next()]
         if not self.stopping:
             times += (self._questions.next(), self._alarm)
         return min((time for time in times if time is not None), default=None)
@@ -255,10 +280,31 @@ class DispatchCore:
         if backlog.idle:
             del self.backlogs[name]
 
-    def _take_off(self, uuid: bytes, backlog: Backlog, attempts: int, max_attempts: int, now: float) -> None:
+    def _backlog(self, name: bytes) -> Backlog:
+        backlog = self.backlogs.get(name)
+        if backlog is None:
+            backlog = self.backlogs[name] = Backlog(name)
+        return backlog
+
+    def _begin(self, row: ReadyRow, backlog: Backlog, now: float, *, expired: bool) -> None:
+        policy = read_policy(row.options) if row.options else _NO_POLICY
+        max_attempts = row.max_attempts or self.config.max_attempts
+        self._take_off(row.uuid, backlog, row.attempts, max_attempts, policy, now)
+        if expired and (flight := self._landing(row.uuid)) is not None:
+            reason = f"not done in time, after {row.attempts} attempts"
+            self._finish(row.uuid, flight, Status.EXPIRED, [], reason)
+            return
+        if policy.limit:
+            self._limits.set(row.uuid, now + policy.limit)
+        self._sends.append(Send(row.uuid, backlog.name, row.body))
+        self.counts["dispatched"] += 1
+
+    def _take_off(
+        self, uuid: bytes, backlog: Backlog, attempts: int, max_attempts: int, policy: Policy, now: float
+    ) -> None:
         backlog.in_flight += 1
         backlog.known += 1
-        self.flights[uuid] = Flight(backlog, attempts, max_attempts, now)
+        self.flights[uuid] = Flight(backlog, attempts, max_attempts, policy, now)
 
     def _landing(self, uuid: bytes) -> Flight | None:
         """The flight whose attempt just ended, if anything is still to be done about it."""
@@ -266,6 +312,8 @@ class DispatchCore:
         if flight is None or flight.settling:
             return None
         flight.backlog.in_flight -= 1
+        if flight.policy.limit:
+            self._limits.cancel(uuid)
         if flight.closed:
             self._forget(uuid)
             return None
@@ -296,15 +344,16 @@ class DispatchCore:
         if flight.attempts >= flight.max_attempts:
             self._finish(uuid, flight, Status.FAILED, detail, reason)
             return
-        config = self.config
-        delay = min(config.retry_most, config.retry_first * 2.0 ** min(flight.attempts - 1, 60))
+        first = flight.policy.retry_first or self.config.retry_first
+        most = flight.policy.retry_most or max(first, self.config.retry_most)
+        delay = min(most, first * 2.0 ** min(flight.attempts - 1, 60))
         delay *= self._random.uniform(0.9, 1.1)  # those that failed together are not tried again together
         self.counts["retried"] += 1
         text = b"\n".join([reason.encode(), *detail]).decode(errors="replace")
         self._settle(flight, Postpone(uuid, delay, flight.attempts, text, flight.started), len(text))
 
     def _finish(self, uuid: bytes, flight: Flight, status: Status, frames: Frames, reason: str) -> None:
-        self.counts["succeeded" if status is Status.DONE else "failed"] += 1
+        self.counts[_COUNTED_AS[status]] += 1
         outcome = Finish(uuid, status, frames, flight.attempts, reason, flight.started)
         self._settle(flight, outcome, sum(map(len, frames)))
 

@@ -43,6 +43,9 @@ class Courier(Protocol):
     def send(self, sends: Sequence[Send], now: float) -> None:
         """Send requests."""
 
+    def cancel(self, uuid: bytes) -> None:
+        """Forget a request: its reply is not wanted any more."""
+
     def ask(self, names: Sequence[bytes], now: float) -> None:
         """Ask for the presence of services."""
 
@@ -96,6 +99,14 @@ class _Correlated:
     def send(self, sends: Sequence[Send], now: float) -> None:
         for uuid, service, body in sends:
             self._uuids[self.session.request(service, body, now)] = uuid
+
+    def cancel(self, uuid: bytes) -> None:
+        for ticket, each in self._uuids.items():
+            if each == uuid:
+                self.session.cancel(ticket)
+                self._parts.complete(ticket, [])
+                del self._uuids[ticket]
+                return
 
     def ask(self, names: Sequence[bytes], now: float) -> None:
         self._names.update(names)

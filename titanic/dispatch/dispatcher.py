@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import zmq
 
 from broker import Loop
+from titanic.asks import Answers, Ask
 from titanic.config import ServerConfig
 from titanic.dispatch.actions import Fetch, Finish, Outcome
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.courier import Courier
 from titanic.errors import RecordCorrupt, StoreError
-from titanic.store import Store, WriteTransaction
+from titanic.store import DEFAULT_PRIORITY, ReadTransaction, Store, WriteTransaction
+from titanic.waiting import Waiters
 from titanic.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -24,6 +26,10 @@ log = logging.getLogger(__name__)
 FETCH_BYTES = 64 << 20
 """Bodies that one look into the store brings, at most."""
 
+STEP = 500
+"""Requests that one look at the clock does something about, of each kind, at most: a trickle, not a pause."""
+
+SHORTEST_ALARM = 0.02
 LONGEST_ALARM = 30.0
 """Seconds after which the wall clock is looked at again: somebody may have set it."""
 
@@ -32,8 +38,10 @@ class Dispatcher:
     """Runs in a thread of its own, as a channel of its own loop."""
 
     def __init__(self, config: ServerConfig, store: Store, writer: Writer) -> None:
+        self.config = config
         self.core = DispatchCore(config)
         self.loop = Loop()
+        self.waiters: Waiters
         self._store = store
         self._writer = writer
         self._courier: Courier | None = None
@@ -44,6 +52,10 @@ class Dispatcher:
     def use(self, courier: Courier) -> None:
         """Send with this from now on; nothing is sent before. Call it before `start`, or in the loop's thread."""
         self._courier = courier
+
+    def serve(self, waiters: Waiters) -> None:
+        """Tell these what happens to requests. Call it before `start`."""
+        self.waiters = waiters
 
     def start(self) -> None:
         """Begin with what the store holds."""
@@ -68,13 +80,29 @@ class Dispatcher:
 
     # -- what the services tell (any thread) -----------------------------------------------------------------
 
-    def arrived(self, services: set[bytes]) -> None:
-        """New requests for these services are on disk."""
+    def arrived(self, services: Mapping[bytes, int]) -> None:
+        """New requests for these services are on disk, with these priorities at most."""
         self.loop.call(self.core.arrived, services)
 
-    def closed(self, uuids: list[bytes]) -> None:
+    def returned(self, services: Collection[bytes]) -> None:
+        """Old requests for these services are in the queue again."""
+        self.loop.call(self.core.returned, services)
+
+    def look_at_clock(self) -> None:
+        """Something is on disk that has a time of its own."""
+        self.loop.call(self._look_at_clock)
+
+    def closed(self, uuids: Sequence[bytes]) -> None:
         """These requests are no longer in the store."""
-        self.loop.call(self.core.closed, uuids)
+        self.loop.call(self._closed, uuids)
+
+    def wait(self, asks: Sequence[Ask]) -> None:
+        """Somebody waits for replies."""
+        self.loop.call(lambda: self.waiters.add(asks, time.monotonic()))
+
+    def found(self, answers: Answers) -> None:
+        """What the store says of replies that somebody waits for."""
+        self.loop.call(lambda: self.waiters.found(answers))
 
     def running(self) -> Collection[bytes]:
         """The requests that are with a worker, or whose outcome is on its way to the disk."""
@@ -82,7 +110,11 @@ class Dispatcher:
 
     def stats(self) -> dict[str, Any]:
         """Figures for titanic.stats."""
-        return {"running": len(self.core.flights), "dispatch": dict(self.core.counts)}
+        return {
+            "running": len(self.core.flights),
+            "waiting_clients": len(self.waiters),
+            "dispatch": dict(self.core.counts),
+        }
 
     # -- the channel -----------------------------------------------------------------------------------------
 
@@ -99,11 +131,14 @@ class Dispatcher:
         return False
 
     def tick(self, now: float) -> None:
-        """All is done in `flush`."""
+        """Attempts and clients whose time is over."""
+        self.core.tick(now)
+        self.waiters.tick(now)
 
     def next_deadline(self) -> float | None:
-        """The core's."""
-        return self.core.next_deadline() if self._courier is not None else None
+        """The core's, or that of a client who waits."""
+        times = (self.core.next_deadline() if self._courier is not None else None, self.waiters.next_deadline())
+        return min((time for time in times if time is not None), default=None)
 
     def flush(self, now: float) -> None:
         """One round: take in results, decide, send."""
@@ -121,13 +156,15 @@ class Dispatcher:
     def _move(self, core: DispatchCore, courier: Courier, now: float) -> None:
         courier.deliver(now)
         if core.take_alarm(now):
-            self._writer.put(_Promote(self))
+            self._writer.put(_Keep(self))
         if questions := core.take_questions(now):
             courier.ask(questions, now)
         while fetches := core.take_fetches():
             self._fetch(fetches, now)
         if sends := core.take_sends():
             courier.send(sends, now)
+        for uuid in core.take_cancels():
+            courier.cancel(uuid)
         for outcomes in core.take_outcomes(now):
             self._writer.put(_Outcomes(self, outcomes))
         courier.push(now)
@@ -135,8 +172,8 @@ class Dispatcher:
     def _run(self) -> None:
         try:
             with self._store.read() as transaction:
-                self.core.arrived(transaction.waiting())
-                self.set_alarm(transaction.next_due())
+                self.core.arrived(dict.fromkeys(transaction.waiting(), DEFAULT_PRIORITY))
+                self.set_alarm(self.next_due(transaction))
             self.loop.run()
         except Exception:
             log.exception("the dispatcher met an unexpected error")
@@ -146,13 +183,29 @@ class Dispatcher:
     def _set_stopping(self) -> None:
         self.core.stopping = True
 
+    def _closed(self, uuids: Sequence[bytes]) -> None:
+        self.core.closed(uuids)
+        self.waiters.wake(uuids)
+
+    def _look_at_clock(self) -> None:
+        try:
+            with self._store.read() as transaction:
+                self.set_alarm(self.next_due(transaction))
+        except StoreError as error:
+            log.error("cannot read what is due: %s", error)
+            self.set_alarm(time.time_ns() // 1000 + 1_000_000)
+
+    def next_due(self, transaction: ReadTransaction) -> int | None:
+        """When there is something for `_Keep` to do. Any thread may ask."""
+        return transaction.next_due(self.config.retention, skip=self.core.flights)
+
     def set_alarm(self, due_us: int | None) -> None:
-        """Have delayed requests looked at when the first of them is due (µs since the epoch)."""
+        """Have what has a time of its own looked at when the first of it is due (µs since the epoch)."""
         now = time.monotonic()
         if due_us is None:
             self.core.set_alarm(None)
         else:
-            self.core.set_alarm(now + min(LONGEST_ALARM, max(0.0, due_us / 1e6 - time.time())))
+            self.core.set_alarm(now + min(LONGEST_ALARM, max(SHORTEST_ALARM, due_us / 1e6 - time.time())))
 
     def _fetch(self, fetches: Sequence[Fetch], now: float) -> None:
         try:
@@ -164,7 +217,7 @@ class Dispatcher:
                         log.error("cannot dispatch: %s", damage)
                         self.core.damaged(service, damage.uuid, str(damage), now)
                     else:
-                        self.core.fetched(service, rows, now)
+                        self.core.fetched(service, rows, now, time.time_ns() // 1000)
         except StoreError as error:
             log.error("cannot read what to dispatch: %s", error)
             for fetch in fetches:
@@ -201,7 +254,7 @@ class _Outcomes:
                     dispatched_at=dispatched_at,
                     reason=outcome.reason,
                 )
-        self._due = transaction.next_due()
+        self._due = self._dispatcher.next_due(transaction)
 
     def committed(self) -> None:
         self._dispatcher.loop.call(self._settle)
@@ -210,21 +263,27 @@ class _Outcomes:
         self._dispatcher.loop.call(self._dispatcher.core.unsettled, self._outcomes, time.monotonic())
 
     def _settle(self) -> None:
-        self._dispatcher.core.settled([outcome.uuid for outcome in self._outcomes])
+        uuids = [outcome.uuid for outcome in self._outcomes]
+        self._dispatcher.core.settled(uuids)
+        self._dispatcher.waiters.wake(uuids)
         self._dispatcher.set_alarm(self._due)
 
 
-class _Promote:
-    """Putting delayed requests that are due back into the queue."""
+class _Keep:
+    """Keeping time: what was delayed goes back into the queue, what is too old expires, what is old enough goes."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._services: list[bytes] = []
+        self._expired: list[bytes] = []
         self._due: int | None = None
 
     def write(self, transaction: WriteTransaction, now_us: int) -> None:
-        self._services = [service for service, _ in transaction.promote(now_us)]
-        self._due = transaction.next_due()
+        self._services = [service for service, _ in transaction.promote(now_us, STEP)]
+        running = self._dispatcher.core.flights
+        self._expired = [uuid for uuid, _ in transaction.expire(now_us, STEP, skip=running)]
+        transaction.trim(now_us, self._dispatcher.config.retention, STEP)
+        self._due = self._dispatcher.next_due(transaction)
 
     def committed(self) -> None:
         self._dispatcher.loop.call(self._tell)
@@ -233,5 +292,8 @@ class _Promote:
         self._dispatcher.loop.call(self._dispatcher.set_alarm, time.time_ns() // 1000 + 1_000_000)
 
     def _tell(self) -> None:
-        self._dispatcher.core.arrived(self._services, rewind=True)
-        self._dispatcher.set_alarm(self._due)
+        dispatcher = self._dispatcher
+        dispatcher.core.returned(self._services)
+        dispatcher.core.counts["expired"] += len(self._expired)
+        dispatcher.waiters.wake(self._expired)
+        dispatcher.set_alarm(self._due)

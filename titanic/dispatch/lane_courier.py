@@ -40,6 +40,7 @@ class LaneCourier:
         self._made = 0
         self._free: list[Connection] = []
         self._busy: dict[Connection, Send] = {}
+        self._tickets: dict[Connection, int] = {}
         self._in_flight: Counter[bytes] = Counter()
         self._parts: Parts[Connection] = Parts()
         asking = ClientSession(ClientConfig(timeout=MMI_TIMEOUT, retries=0, version=version))
@@ -57,7 +58,15 @@ class LaneCourier:
             else:
                 self._busy[lane] = send
                 self._in_flight[send.service] += 1
-                lane.session.request(send.service, send.body, now)
+                self._tickets[lane] = lane.session.request(send.service, send.body, now)
+
+    def cancel(self, uuid: bytes) -> None:
+        for lane, send in self._busy.items():
+            if send.uuid == uuid:
+                lane.session.cancel(self._tickets[lane])
+                self._parts.complete(lane, [])
+                self._leave(lane)
+                return
 
     def ask(self, names: Sequence[bytes], now: float) -> None:
         self._names.extend(names)
@@ -91,16 +100,21 @@ class LaneCourier:
         return connection.session.take_events()
 
     def _end(self, lane: Connection, body: Frames, gave_up: bool, now: float) -> None:
-        send = self._busy.pop(lane)
-        self._in_flight[send.service] -= 1
-        if not self._in_flight[send.service]:
-            del self._in_flight[send.service]
+        send = self._leave(lane)
         lane.flush(now)  # one that gave up is closed
-        self._free.append(lane)
         if gave_up:
             self._results.timed_out(send.uuid, now)
         else:
             self._results.replied(send.uuid, body, now)
+
+    def _leave(self, lane: Connection) -> Send:
+        """The lane is free again."""
+        send = self._busy.pop(lane)
+        self._in_flight[send.service] -= 1
+        if not self._in_flight[send.service]:
+            del self._in_flight[send.service]
+        self._free.append(lane)
+        return send
 
     def _share(self, service: bytes) -> int:
         left = self._most - len(self._busy) + self._in_flight[service]

@@ -1,23 +1,44 @@
 """The store of Titanic: requests and replies that outlive the process. Start reading at store.py."""
 
 from titanic.store.check import Problem, check
+from titanic.store.closed import ClosedRequest
 from titanic.store.outcome import Outcome, Pending
 from titanic.store.read import ReadTransaction
 from titanic.store.request import DEFAULT_PRIORITY, NewRequest, Request
+from titanic.store.room import MIN_CAPACITY
+from titanic.store.schema import priority_in
 from titanic.store.state import ENDING, TRANSITIONS, Event, State, Status
 from titanic.store.store import DEFAULT_CAPACITY, Store
-from titanic.store.views import Closed, Counts, Description, Page, ReadyRow
+from titanic.store.views import (
+    DAY,
+    Accepted,
+    Archive,
+    Closed,
+    Counts,
+    Description,
+    Load,
+    Page,
+    ReadyRow,
+    Retention,
+    Trimmed,
+)
 from titanic.store.write import WriteTransaction
 
 __all__ = [
+    "DAY",
     "DEFAULT_CAPACITY",
     "DEFAULT_PRIORITY",
     "ENDING",
+    "MIN_CAPACITY",
     "TRANSITIONS",
+    "Accepted",
+    "Archive",
     "Closed",
+    "ClosedRequest",
     "Counts",
     "Description",
     "Event",
+    "Load",
     "NewRequest",
     "Outcome",
     "Page",
@@ -26,9 +47,12 @@ __all__ = [
     "ReadTransaction",
     "ReadyRow",
     "Request",
+    "Retention",
     "State",
     "Status",
     "Store",
+    "Trimmed",
     "WriteTransaction",
     "check",
+    "priority_in",
 ]

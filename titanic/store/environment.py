@@ -7,14 +7,46 @@ from typing import NamedTuple
 import lmdb
 
 from titanic.ids import IdMaker
+from titanic.store.room import Room
 from titanic.store.schema import Databases
 
 
+class Settings(NamedTuple):
+    """How the store was asked to behave.
+
+    `keep_closed`: whether closed requests are remembered in `closed`. `closed_body_limit`: the largest request and the
+    largest reply that is remembered with its frames, in bytes. `drop_unarchived`: whether entries that the archive has
+    not got yet make way when the store is full.
+    """
+
+    keep_closed: bool = True
+    closed_body_limit: int = 64 << 10
+    drop_unarchived: bool = False
+
+
+class Pace:
+    """What the next write transaction should know of the one before. Only the writer touches it.
+
+    `freed` are the pages that it freed, which can't be used yet. `wanted` are the bytes that were refused for want of
+    room that can be made.
+    """
+
+    def __init__(self) -> None:
+        self.freed = 0
+        self.wanted = 0
+
+
 class Environment(NamedTuple):
-    """`brim` is the size of the file, in bytes, from which nothing more is accepted (opening.py)."""
+    """What a transaction works on."""
 
     env: lmdb.Environment
     databases: Databases
-    capacity: int
-    brim: int
+    room: Room
+    settings: Settings
     ids: IdMaker
+    pace: Pace
+
+    @property
+    def capacity(self) -> int:
+        """In bytes."""
+        return self.room.capacity

@@ -3,15 +3,9 @@
 A new store is made as `new.mdb` and renamed to `data.mdb` when it is complete and synced. So a `data.mdb` is
 always a whole store, and one that isn't was damaged: an interrupted creation can't be mistaken for it.
 
-Capacity, brim and map. The *capacity* bounds what `cost` adds up to, and that follows the real file closely but
-not exactly: a B+tree's pages may be as little as a quarter full when requests are closed here and there, and a
-transaction writes copies of the pages it changes before it frees the old ones two transactions later. Also
-replies are stored even above the capacity. So the *map*, the size that the file can never exceed, is much
-larger; that costs address space, not disk. Between, at the *brim*, accepting stops whatever the accounts say,
-and what is left up to the end of the map is for closing, finishing and postponing.
-
-    0 ........ capacity .................. brim .................... map
-      accepted           replies, gaps          closing, finishing
+The map is the size that the file can never exceed: the capacity (room.py). Only a store that holds more than its
+capacity allows, because that was lowered, keeps the size it has, and gets the room to be emptied on top of what is in
+use; it accepts nothing until its requests fit. Its file doesn't shrink by itself: a backup, restored, is small.
 """
 
 from __future__ import annotations
@@ -21,16 +15,20 @@ from pathlib import Path
 
 import lmdb
 
-from titanic.errors import NotAStore, StoreCorrupt, StoreTooNew, StoreUnwritable
+from titanic.errors import NotAStore, StoreCorrupt, StoreTooNew, StoreTooOld, StoreUnwritable
 from titanic.ids import IdMaker
 from titanic.store import lock
-from titanic.store.environment import Environment
+from titanic.store.environment import Environment, Pace, Settings
+from titanic.store.room import MIN_CAPACITY, divide, reserved
 from titanic.store.schema import CAPACITY_KEY, FORMAT, FORMAT_KEY, PAGE, U32, U64, Databases
+from titanic.store.upgrade import upgrade
+from titanic.store.view import View
 
 DATA = "data.mdb"
 _NEW = "new.mdb"
 _OURS = {DATA, "lock.mdb", lock.FILE, _NEW, f"{_NEW}-lock", "lost+found"}
-_SPARE = 64 << 20
+_READERS = 126
+DEFAULT_CAPACITY = 1 << 30
 
 
 def prepare(directory: Path) -> None:
@@ -56,11 +54,16 @@ def take_lock(directory: Path) -> int:
         raise _unwritable(directory, error) from error
 
 
-def open_environment(directory: Path, capacity: int) -> Environment:
+def open_environment(
+    directory: Path, capacity: int | None, settings: Settings, *, preallocate: bool = False
+) -> Environment:
     """Open the store in a directory that is prepared and locked, creating it if it isn't there.
 
-    Raises StoreUnwritable, StoreCorrupt, NotAStore or StoreTooNew.
+    Without a `capacity` it is what it was, or DEFAULT_CAPACITY. Raises CapacityTooSmall, StoreUnwritable, StoreCorrupt,
+    NotAStore or StoreTooNew.
     """
+    if capacity is not None:
+        divide(capacity)
     data = directory / DATA
     try:
         if not data.exists():
@@ -70,48 +73,66 @@ def open_environment(directory: Path, capacity: int) -> Environment:
         raise _unwritable(directory, error) from error
     if size < 2 * PAGE:
         raise _corrupt(data, f"it has {size} bytes")
-    # A store that is opened with a smaller capacity than it was filled to needs its spare room all the same.
-    brim = max(capacity + capacity // 2, size) + _SPARE
-    try:
-        env = lmdb.open(
-            str(directory),
-            map_size=brim + capacity // 2 + _SPARE,
-            max_dbs=16,
-            max_readers=126,
-            mode=0o640,
-            create=False,
-            subdir=True,
-            sync=True,
-            lock=True,
-        )
-    except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
-        raise _corrupt(data, str(error)) from error
-    except lmdb.Error as error:
-        raise _unwritable(directory, error) from error
+    env = _open(directory, max(capacity or 0, size))
     try:
         _check_length(env, data)
-        databases = _open_databases(env, data)
-        _note_capacity(env, databases, capacity)
-        with env.begin(db=databases.requests) as txn:
-            cursor = txn.cursor()
-            ids = IdMaker(cursor.key() if cursor.last() else None)
+        found, known = _format_and_capacity(env, data)
+        if found < FORMAT:
+            env.close()
+            upgrade(directory, found)
+            env = _open(directory, max(capacity or 0, data.stat().st_size))
+        room = divide(capacity or max(known or DEFAULT_CAPACITY, MIN_CAPACITY))
+        environment = Environment(env, _open_databases(env, data), room, settings, IdMaker(_last_id(env)), Pace())
+        with View(environment) as view:
+            used = view._used()
+        needed = max(room.capacity, data.stat().st_size, used + reserved(room.capacity))
+        env.set_mapsize(needed - needed % PAGE)
+        if known != room.capacity:
+            with env.begin(write=True, db=environment.databases.meta) as txn:
+                txn.put(CAPACITY_KEY, U64.pack(room.capacity))
+        if preallocate:
+            _preallocate(data, room.capacity)
+    except lmdb.Error as error:
+        env.close()
+        raise _corrupt(data, str(error)) from error
+    except OSError as error:
+        env.close()
+        raise _unwritable(directory, error) from error
+    except BaseException:
+        env.close()
+        raise
+    return environment
+
+
+def open_read_only(directory: Path) -> Environment:
+    """Open a store that another process may have open.
+
+    Raises NotAStore, StoreUnwritable, StoreCorrupt, StoreTooNew or StoreTooOld.
+    """
+    data = directory / DATA
+    if not data.is_file():
+        raise NotAStore(f"{directory} is not a store", f"it has no {DATA}", "look for another directory")
+    env = _open(directory, 0, read_only=True)
+    try:
+        _check_length(env, data)
+        found, known = _format_and_capacity(env, data)
+        if found < FORMAT:
+            raise StoreTooOld(
+                f"the store in {directory} was written by an earlier version",
+                f"its format is {found}, read is format {FORMAT}",
+                "open it once for writing",
+            )
+        room = divide(max(known, MIN_CAPACITY))
+        return Environment(env, _open_databases(env, data), room, Settings(), IdMaker(None), Pace())
     except lmdb.Error as error:
         env.close()
         raise _corrupt(data, str(error)) from error
     except BaseException:
         env.close()
         raise
-    return Environment(env, databases, capacity, brim, ids)
 
 
-def _make_directory(directory: Path) -> None:
-    if not directory.parent.exists():
-        _make_directory(directory.parent)
-    directory.mkdir(0o750)
-    _sync_directory(directory.parent)
-
-
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Make the names in a directory last: LMDB syncs its file, but not the directory that it stands in."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -120,18 +141,62 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def _open(directory: Path, map_size: int, *, read_only: bool = False) -> lmdb.Environment:
+    data = directory / DATA
+    try:
+        return lmdb.open(
+            str(directory),
+            map_size=map_size - map_size % PAGE,
+            max_dbs=16,
+            max_readers=_READERS,
+            mode=0o640,
+            create=False,
+            subdir=True,
+            readonly=read_only,
+            sync=True,
+            lock=True,
+        )
+    except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
+        raise _corrupt(data, str(error)) from error
+    except lmdb.Error as error:
+        raise _unwritable(directory, error) from error
+
+
+def _last_id(env: lmdb.Environment) -> bytes | None:
+    with env.begin(db=env.open_db(b"requests", create=False)) as txn:
+        cursor = txn.cursor()
+        return cursor.key() if cursor.last() else None
+
+
+def _preallocate(data: Path, capacity: int) -> None:
+    """Take the disk's room now, so that it can't be missing later."""
+    descriptor = os.open(data, os.O_RDWR)
+    try:
+        os.posix_fallocate(descriptor, 0, capacity)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make_directory(directory: Path) -> None:
+    if not directory.parent.exists():
+        _make_directory(directory.parent)
+    directory.mkdir(0o750)
+    sync_directory(directory.parent)
+
+
 def _create(directory: Path) -> None:
     new = directory / _NEW
     new_lock = directory / f"{_NEW}-lock"
     for leftover in (new, new_lock):
         leftover.unlink(missing_ok=True)
-    with lmdb.open(str(new), subdir=False, map_size=_SPARE, max_dbs=16, mode=0o640) as env:
+    with lmdb.open(str(new), subdir=False, map_size=1 << 20, max_dbs=16, mode=0o640) as env:
         names = {name: env.open_db(name.encode()) for name in Databases._fields}
         with env.begin(write=True, db=names["meta"]) as txn:
             txn.put(FORMAT_KEY, U32.pack(FORMAT))
     new_lock.unlink()
     new.rename(directory / DATA)
-    _sync_directory(directory)
+    sync_directory(directory)
 
 
 def _check_length(env: lmdb.Environment, data: Path) -> None:
@@ -157,15 +222,18 @@ def _check_length(env: lmdb.Environment, data: Path) -> None:
         raise _corrupt(data, fact)
 
 
-def _open_databases(env: lmdb.Environment, data: Path) -> Databases:
-    """Open the databases of a store, or raise NotAStore or StoreTooNew before anything is changed."""
+def _format_and_capacity(env: lmdb.Environment, data: Path) -> tuple[int, int]:
+    """The store's format, and its capacity when it was last open (0: never).
+
+    Raises NotAStore or StoreTooNew, before anything is changed.
+    """
     strange = NotAStore(f"{data} is not a store", "it is an LMDB file of something else", "choose another directory")
     try:
         meta = env.open_db(b"meta", create=False)
     except (lmdb.NotFoundError, lmdb.IncompatibleError) as error:
         raise strange from error
     with env.begin(db=meta) as txn:
-        value = txn.get(FORMAT_KEY)
+        value, capacity = txn.get(FORMAT_KEY), txn.get(CAPACITY_KEY)
     if value is None or len(value) != U32.size:
         raise strange
     (found,) = U32.unpack(value)
@@ -175,19 +243,15 @@ def _open_databases(env: lmdb.Environment, data: Path) -> Databases:
             f"its format is {found}, known are formats up to {FORMAT}",
             "upgrade this Titanic",
         )
+    return found, 0 if capacity is None else U64.unpack(capacity)[0]
+
+
+def _open_databases(env: lmdb.Environment, data: Path) -> Databases:
     try:
         handles = {name: env.open_db(name.encode(), create=False) for name in Databases._fields}
     except lmdb.NotFoundError as error:
         raise _corrupt(data, "one of its databases is missing") from error
     return Databases(**handles)
-
-
-def _note_capacity(env: lmdb.Environment, databases: Databases, capacity: int) -> None:
-    with env.begin(db=databases.meta) as txn:
-        known = txn.get(CAPACITY_KEY)
-    if known != U64.pack(capacity):
-        with env.begin(write=True, db=databases.meta) as txn:
-            txn.put(CAPACITY_KEY, U64.pack(capacity))
 
 
 def _unwritable(directory: Path, error: Exception) -> StoreUnwritable:

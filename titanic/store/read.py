@@ -1,56 +1,42 @@
 """Reading the store: a view of one moment.
 
-A read transaction pins every page that it could still look at, so that the file grows while it is open. Keep it
-short, and don't wait for anything inside.
+A read transaction pins every page that it could still look at, so that freed pages can't be used while it is open.
+Keep it short, and don't wait for anything inside.
 """
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
-import lmdb
+from collections.abc import Collection
 
 from titanic.errors import RecordCorrupt
 from titanic.store import outcome, request, retry
-from titanic.store.environment import Environment
-from titanic.store.failures import translate
 from titanic.store.outcome import Outcome, Pending
+from titanic.store.record import verify
 from titanic.store.request import Request
 from titanic.store.retry import Retry
-from titanic.store.schema import U64, USED_KEY, WAITING_PREFIX, due_of, uuid_of
+from titanic.store.ring import Ring
+from titanic.store.schema import (
+    DEAD,
+    EXPIRY,
+    KEY,
+    LOAD,
+    LOAD_PREFIX,
+    LOST_KEY,
+    REPLIED,
+    U64,
+    due_of,
+    timer_of,
+    uuid_of,
+)
 from titanic.store.state import State
-from titanic.store.views import Counts, Description, Page, ReadyRow
+from titanic.store.views import Counts, Description, Load, Page, ReadyRow, Retention
 
 LOOKED_AT = 10_000
 """Requests that one call of `list` looks at, at most: some 20 ms."""
 
 
-class ReadTransaction:
+class ReadTransaction(Ring):
     """A view of the store as it was when it was entered. Any method may raise RecordCorrupt."""
-
-    # LMDB hands out views of its pages (buffers=True), so that nobody copies a large body to read its header.
-    # They die with the transaction and, in a write transaction, with the next change: copy before either.
-    _txn: lmdb.Transaction[memoryview]
-
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
-        self._db = environment.databases
-
-    def __enter__(self) -> Self:
-        env = self._environment.env
-        try:
-            self._txn = env.begin(buffers=True)
-        except lmdb.Error as error:
-            raise translate(error, env, self._environment.capacity) from error
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._txn.abort()
-        if isinstance(error, lmdb.Error):
-            raise translate(error, self._environment.env, self._environment.capacity) from error
 
     def state(self, uuid: bytes) -> State | None:
         """Where the request is; None when it is unknown. Never RUNNING: the store can't tell."""
@@ -66,14 +52,14 @@ class ReadTransaction:
         """How the request ended, that it hasn't yet, or None when it is unknown."""
         record = self._txn.get(uuid, db=self._db.replies)
         if record is not None:
-            return outcome.decode(uuid, record)
+            return outcome.decode(uuid, record, self._fetch)
         state = self.state(uuid)
         return None if state is None else Pending(state)
 
     def request(self, uuid: bytes) -> Request | None:
         """The request as it was accepted; None when it is unknown."""
         record = self._txn.get(uuid, db=self._db.requests)
-        return None if record is None else request.decode(uuid, record)
+        return None if record is None else request.decode(uuid, record, self._fetch)
 
     def describe(self, uuid: bytes) -> Description | None:
         """All about the request but its frames; None when it is unknown. Body and reply aren't checked."""
@@ -105,39 +91,55 @@ class ReadTransaction:
             try:
                 if record is None:
                     raise RecordCorrupt(uuid, request.DATABASE, "it is missing")
-                size += len(record)
+                verify(uuid, record, request.DATABASE)
+                header = request.decode_header(uuid, record)
+                size += header.size
                 if rows and size > max_bytes:
                     break
-                found = request.decode(uuid, record)
+                found = request.decode_rest(uuid, record, header, self._fetch)
                 past = self._retry(uuid)
             except RecordCorrupt:
                 if rows:
                     break
                 raise
+            expires_at = 0 if past and past.endless else found.expires_at
             attempts = past.attempts if past else 0
-            rows.append(ReadyRow(key, uuid, attempts, found.body, found.max_attempts, found.expires_at))
+            rows.append(ReadyRow(key, uuid, attempts, found.body, found.max_attempts, expires_at, found.options))
         return rows
 
-    def next_due(self) -> int | None:
-        """When the next delayed request becomes ready, in µs since the epoch; None when none is delayed."""
+    def next_due(self, policy: Retention | None = None, skip: Collection[bytes] = ()) -> int | None:
+        """When there is something to do next, in µs since the epoch; None when nothing waits for its time.
+
+        That is promoting and expiring; requests in `skip` don't expire. With a `policy` it is trimming as well.
+        """
         cursor = self._txn.cursor(self._db.later)
-        return due_of(cursor.key()) if cursor.first() else None
+        times = [due_of(cursor.key())] if cursor.first() else []
+        times += self._first_time(EXPIRY, skip)
+        if policy is not None:
+            if policy.reply_retention:
+                times += [time + policy.reply_retention for time in self._first_time(REPLIED)]
+            if policy.dead_retention:
+                times += [time + policy.dead_retention for time in self._first_time(DEAD)]
+            if policy.closed_retention:
+                times += [time + policy.closed_retention for time in self._oldest_closing()]
+            times += self._first_time(KEY)
+            if self._txn.stat(self._db.graves)["entries"]:
+                times.append(0)
+        return min(times, default=None)
 
     def waiting(self) -> dict[bytes, int]:
         """How many requests each service has in the queue. Services without any are absent."""
-        counts: dict[bytes, int] = {}
-        cursor = self._txn.cursor(self._db.meta)
-        if cursor.set_range(WAITING_PREFIX):
-            for view, value in cursor.iternext():
-                key = bytes(view)
-                if not key.startswith(WAITING_PREFIX):
-                    break
-                counts[key[len(WAITING_PREFIX) :]] = U64.unpack(value)[0]
-        return counts
+        return {service: load[0] for service, load in self._loads_by_service().items() if load[0]}
+
+    def load(self, service: bytes) -> Load:
+        """What the service has to do, without counting."""
+        value = self._txn.get(LOAD_PREFIX + service, db=self._db.meta)
+        return Load(0, 0) if value is None else Load(*LOAD.unpack(value)[1:])
 
     def counts(self) -> Counts:
         """Totals, without counting."""
         stat, db = self._txn.stat, self._db
+        lost = self._txn.get(LOST_KEY, db=db.meta)
         return Counts(
             requests=stat(db.requests)["entries"],
             waiting=stat(db.ready)["entries"],
@@ -145,11 +147,32 @@ class ReadTransaction:
             replies=stat(db.replies)["entries"],
             used=self._used(),
             capacity=self._environment.capacity,
+            closed=stat(db.closed)["entries"],
+            lost=0 if lost is None else U64.unpack(lost)[0],
         )
 
-    def _used(self) -> int:
-        value = self._txn.get(USED_KEY, db=self._db.meta)
-        return 0 if value is None else int(U64.unpack(value)[0])
+    def _loads_by_service(self) -> dict[bytes, tuple[int, int, int]]:
+        loads: dict[bytes, tuple[int, int, int]] = {}
+        cursor = self._txn.cursor(self._db.meta)
+        if cursor.set_range(LOAD_PREFIX):
+            for view, value in cursor.iternext():
+                key = bytes(view)
+                if not key.startswith(LOAD_PREFIX):
+                    break
+                loads[key[len(LOAD_PREFIX) :]] = LOAD.unpack(value)
+        return loads
+
+    def _first_time(self, kind: bytes, skip: Collection[bytes] = ()) -> list[int]:
+        """The time of the first timer of this kind, as a list of one, or of none."""
+        cursor = self._txn.cursor(self._db.timers)
+        if cursor.set_range(kind):
+            for view in cursor.iternext(values=False):
+                found, time, subject = timer_of(view)
+                if found != kind:
+                    break
+                if subject not in skip:
+                    return [time]
+        return []
 
     def _retry(self, uuid: bytes) -> Retry | None:
         record = self._txn.get(uuid, db=self._db.retries)
@@ -158,8 +181,14 @@ class ReadTransaction:
     def _describe(self, uuid: bytes, record: memoryview) -> Description:
         header = request.decode_header(uuid, record)
         count = header.frame_count
-        size = len(record) - header.body_at - 4 * count
-        first = Description(uuid, State.WAITING, *header[:7], body_frames=count, body_bytes=size)
+        first = Description(
+            uuid,
+            State.WAITING,
+            *header[:7],
+            body_frames=count,
+            body_bytes=header.body_size - 4 * count,
+            key=header.key,
+        )
         reply = self._txn.get(uuid, db=self._db.replies)
         if reply is not None:
             end = outcome.decode_header(uuid, reply)
@@ -170,13 +199,13 @@ class ReadTransaction:
                 finished_at=end.finished_at,
                 reason=end.reason,
                 reply_frames=end.frame_count,
-                reply_bytes=len(reply) - end.frames_at - 4 * end.frame_count,
+                reply_bytes=end.frames_size - 4 * end.frame_count,
             )
         past = self._retry(uuid)
         if past is not None:
-            state = State.DELAYED if past.due else State.WAITING
             return first._replace(
-                state=state,
+                state=State.DELAYED if past.due else State.WAITING,
+                expires_at=0 if past.endless else first.expires_at,
                 attempts=past.attempts,
                 due=past.due,
                 dispatched_at=past.dispatched_at,
@@ -192,10 +221,23 @@ class ReadTransaction:
         after: bytes | None = None,
         limit: int = 100,
     ) -> Page:
-        """Up to `limit` requests in the order of their ids (oldest first), of one service or state if given.
+        """`select` of one state, or of all."""
+        return self.select(None if state is None else (state,), service=service, after=after, limit=limit)
 
-        Begins behind the request `after`. Looks at LOOKED_AT requests at most; `next` of what it returns is where
-        to go on.
+    def select(
+        self,
+        states: Collection[State] | None = None,
+        *,
+        service: bytes | None = None,
+        older_than: int | None = None,
+        after: bytes | None = None,
+        limit: int = 100,
+    ) -> Page:
+        """Up to `limit` requests in the order of their ids (oldest first), of these states and this service if given.
+
+        `older_than` (µs since the epoch) leaves out those that ended at that time or later or, if they have not ended,
+        were submitted then. Begins behind the request `after`. Looks at LOOKED_AT requests at most; `next` of what it
+        returns is where to go on.
         """
         page = Page()
         cursor = self._txn.cursor(self._db.requests)
@@ -213,6 +255,8 @@ class ReadTransaction:
             looked_at += 1
             last = uuid
             found = self._describe(uuid, record)
-            if service in (None, found.service) and state in (None, found.state):
+            if service not in (None, found.service) or not (states is None or found.state in states):
+                continue
+            if older_than is None or (found.finished_at or found.submitted_at) < older_than:
                 page.append(found)
         return page

@@ -11,7 +11,8 @@ Every record begins alike, little-endian:
 LMDB 0.9 has no checksums on its pages, so a flipped bit would be served as a reply. The key is part of the
 sum so that a whole, valid record under the wrong key is noticed too.
 
-Frames follow each other as a u32 length and the bytes.
+Frames follow each other as a u32 length and the bytes: the *body* of a record. When the record with its body would
+not fit into a row (schema.INLINE), the reference to a blob stands in its place (blob.py).
 
 To change a record: give it the next format number, keep the decoder of the old one, and write only the new.
 Records are never rewritten, so both will be found in a store until the old requests are closed. Only a change
@@ -21,10 +22,20 @@ of the keys, or of what a database means, takes a new store format (`schema.FORM
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from zlib import crc32
 
 from titanic.errors import RecordCorrupt
+from titanic.store.blob import Ref
+
+Place = Callable[[bytes], Ref]
+"""Stores a body as a blob, and says where."""
+
+Fetch = Callable[[Ref], bytes]
+"""Reads a blob. ValueError when it is damaged."""
+
+REASON_MAX = 1000
+"""Bytes of a reason that are kept."""
 
 PREFIX = 4
 """Bytes of a record before its checksum."""
@@ -62,7 +73,20 @@ def join_frames(frames: Sequence[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def split_frames(record: memoryview, offset: int, count: int) -> list[bytes]:
+def cut(reason: str) -> bytes:
+    """A reason as it is stored: at most REASON_MAX bytes of UTF-8, and no half letter at the end."""
+    text = reason.encode(errors="replace")
+    if len(text) > REASON_MAX:
+        text = text[:REASON_MAX].decode(errors="ignore").encode()
+    return text
+
+
+def refuse_blob(ref: Ref) -> bytes:
+    """The `Fetch` of those who have no blobs."""
+    raise ValueError(f"its body is in blob {ref.id}")
+
+
+def split_frames(record: memoryview | bytes, offset: int, count: int) -> list[bytes]:
     """The `count` frames written from `offset` to the record's end. ValueError when they don't fill it."""
     frames: list[bytes] = []
     for _ in range(count):

@@ -3,25 +3,41 @@
     database   key                                        value
     meta       b"format"                                  u32, FORMAT
                b"capacity"                                u64, bytes, as the store was last opened
-               b"used"                                    u64, sum of `cost` over all rows outside meta
-               b"n" + service                             u64, rows of `ready` for it; no row instead of 0
+               b"sequence"                                u64, the last number given out in `closed`
+               b"archive"                                 u8 registered, u64 archived_upto
+               b"lost"                                    u64, closed requests of which no record was kept
+               b"settled"                                 nothing that matters: written to have something to commit
+               b"n" + service                             3 × u64: rows of `ready`; requests that have not ended,
+                                                          and their bytes; no row instead of zeros
     requests   uuid                                       request.py: header and body
     replies    uuid                                       outcome.py: how it ended, and the reply
     ready      service + 00 + (9 - priority) + uuid       nothing: what can be dispatched now
     later      due, u64 µs + uuid                         service + 00 + (9 - priority)
     retries    uuid                                       retry.py: attempts, delay, last error
-    keys       (reserved: idempotency keys)
-    closed     (reserved: the lives of closed requests)
+    keys       idempotency key                            u64 µs, until when it counts + uuid
+    timers     b"E" + expires_at, u64 µs + uuid           nothing: a request that has not ended and can expire
+               b"R" + finished_at, u64 µs + uuid          nothing: a reply (DONE, CANCELLED)
+               b"D" + finished_at, u64 µs + uuid          nothing: a dead request (FAILED, EXPIRED)
+               b"K" + until, u64 µs + idempotency key     nothing: a row of `keys`
+    closed     sequence, u64                              closed.py: the life of a closed request
+    blobs      id, u64 + index, u32                       blob.py: a piece of a body too large for its record
+    graves     id, u64                                    u32 pieces: a blob that is to be deleted, bit by bit
+    aside      what was repaired + its key                the damaged record, for people
 
 Numbers in keys are big-endian, so that they sort; in values little-endian. A service's name has no NUL, so no
 name is the beginning of another's rows, and the longest key is 255 + 2 + 16 bytes (LMDB takes 511). A row of
 `later` holds the beginning of the key that it will have in `ready`: a request becomes ready without being
 looked at.
 
-The counts per service in `meta` are there so that a start needs no scan, however many requests are stored.
+The counts per service in `meta` are there so that a start needs no scan, however many requests are stored, and
+a limit per service none either.
 
-To change a key or the meaning of a database: raise FORMAT and convert the store, in one transaction, when an
-older one is opened. Changes inside a record don't need that (record.py).
+To change a key or the meaning of a database (changes inside a record don't need it, see record.py):
+    1. Pack a store written by the code as it is into tests/titanic/stores/format-N.tar.gz, with all that can be in it.
+    2. Raise FORMAT here, and write down the new keys above.
+    3. Add the step from N to N + 1 to upgrade.py. It runs in one transaction, at opening, after all steps before it:
+       a crash leaves the old store or the new one. Let it touch indexes and counters, not bodies.
+    4. Test that the packed store is opened, found whole by check(), and that all of it is found again.
 """
 
 from __future__ import annotations
@@ -34,22 +50,33 @@ import lmdb
 
 from titanic.ids import SIZE
 
-FORMAT = 1
+FORMAT = 2
 
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")
-_DUE = struct.Struct(">Q")
-DUE_SIZE = _DUE.size
+LOAD = struct.Struct("<QQQ")
+ARCHIVE = struct.Struct("<BQ")
+_TIME = struct.Struct(">Q")
+TIME_SIZE = _TIME.size
 
 FORMAT_KEY = b"format"
 CAPACITY_KEY = b"capacity"
-USED_KEY = b"used"
-WAITING_PREFIX = b"n"
+SEQUENCE_KEY = b"sequence"
+ARCHIVE_KEY = b"archive"
+LOST_KEY = b"lost"
+SETTLED_KEY = b"settled"
+LOAD_PREFIX = b"n"
+
+EXPIRY = b"E"
+REPLIED = b"R"
+DEAD = b"D"
+KEY = b"K"
 
 PAGE = 4096
-_NODE_MAX = 2038  # LMDB moves a value to pages of its own when 8 bytes, key and value together exceed this
-_ROW_OVERHEAD = 32
-_PAGE_HEADER = 16
+NODE_MAX = 2038
+"""LMDB moves a value to pages of its own when 8 bytes, key and value together exceed this."""
+INLINE = NODE_MAX - 8 - SIZE
+"""The largest record that stands in its row; what is larger has its body in a blob."""
 
 
 class Databases(NamedTuple):
@@ -62,7 +89,11 @@ class Databases(NamedTuple):
     later: lmdb._Database
     retries: lmdb._Database
     keys: lmdb._Database
+    timers: lmdb._Database
     closed: lmdb._Database
+    blobs: lmdb._Database
+    graves: lmdb._Database
+    aside: lmdb._Database
 
 
 @lru_cache(maxsize=4096)
@@ -71,35 +102,63 @@ def ready_prefix(service: bytes, priority: int) -> bytes:
     return b"%b\0%c" % (service, 9 - priority)
 
 
+def priority_in(key: bytes) -> int:
+    """The priority in a key of `ready`."""
+    return priority_of(key[:-SIZE])
+
+
 def service_of(prefix: bytes) -> bytes:
     """The service in what `ready_prefix` made."""
     return prefix[:-2]
 
 
+def priority_of(prefix: bytes) -> int:
+    """The priority in what `ready_prefix` made."""
+    return 9 - prefix[-1]
+
+
 def later_key(due: int, uuid: bytes) -> bytes:
     """The key in `later`; `due` in µs since the epoch."""
-    return _DUE.pack(due) + uuid
+    return _TIME.pack(due) + uuid
 
 
 def due_of(key: bytes | memoryview) -> int:
     """The time in a key of `later`, in µs since the epoch."""
-    due: int = _DUE.unpack_from(key)[0]
+    due: int = _TIME.unpack_from(key)[0]
     return due
 
 
 def uuid_of(key: bytes) -> bytes:
-    """The id at the end of a key of `ready` or `later`."""
+    """The id at the end of a key of `ready`, `later` or `timers`."""
     return key[-SIZE:]
 
 
-def cost(key_size: int, value_size: int) -> int:
-    """Bytes of the file that a row is taken to need.
+def timer_key(kind: bytes, time: int, subject: bytes) -> bytes:
+    """The key in `timers`; `time` in µs since the epoch, `subject` a uuid or an idempotency key."""
+    return kind + _TIME.pack(time) + subject
 
-    A row in a page has 10 bytes of its own, and pages are never quite full (rows of `ready` arrive in the
-    middle of the tree and split pages in two): 32 in all. That comes within a few per cent of the real file for
-    small rows. A large value has whole pages to itself.
+
+def timer_of(key: bytes | memoryview) -> tuple[bytes, int, bytes]:
+    """Kind, time and subject in a key of `timers`."""
+    return bytes(key[:1]), _TIME.unpack_from(key, 1)[0], bytes(key[1 + TIME_SIZE :])
+
+
+def closed_key(sequence: int) -> bytes:
+    """The key in `closed`."""
+    return _TIME.pack(sequence)
+
+
+def sequence_of(key: bytes | memoryview) -> int:
+    """The number in a key of `closed`."""
+    sequence: int = _TIME.unpack(key)[0]
+    return sequence
+
+
+def cost(key_size: int, value_size: int) -> int:
+    """Bytes of the file that a row is taken to need until it is there and its pages can be counted.
+
+    A row in a page has 10 bytes of its own. A large one leaves a part of its page empty, a small one up to a
+    sixteenth of its size.
     """
-    if key_size + value_size + 8 <= _NODE_MAX:
-        return key_size + value_size + _ROW_OVERHEAD
-    pages = (value_size + _PAGE_HEADER + PAGE - 1) // PAGE
-    return pages * PAGE + key_size + _ROW_OVERHEAD
+    row = key_size + value_size + 10
+    return row + (row >> 4) if row < 500 else PAGE // (PAGE // (row + 8))

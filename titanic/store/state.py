@@ -6,6 +6,7 @@
        ▼        │                       │
       DELAYED ──┘ ◄──────postpone───────┘
        WAITING, DELAYED ──expire──► EXPIRED        WAITING, DELAYED, RUNNING ──cancel──► CANCELLED
+       FAILED, EXPIRED ──retry──► WAITING
 
 RUNNING is known to the dispatcher alone: on disk a running request is still WAITING, so that after a crash it
 waits again without anything having to be put right. The ended states DONE … CANCELLED last until the request
@@ -49,6 +50,7 @@ class Event(IntEnum):
     PROMOTE = 6  # the delay is over
     EXPIRE = 7
     CANCEL = 8
+    RETRY = 9  # somebody wants it tried again, after all
 
 
 # A missing key is the error. A result also counts when it comes late, from an attempt that was given up: the
@@ -70,6 +72,8 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.RUNNING, Event.FAIL): State.FAILED,
     (State.RUNNING, Event.POSTPONE): State.DELAYED,
     (State.RUNNING, Event.CANCEL): State.CANCELLED,
+    (State.FAILED, Event.RETRY): State.WAITING,
+    (State.EXPIRED, Event.RETRY): State.WAITING,
 }
 
 ENDING: dict[Status, Event] = {

@@ -8,15 +8,20 @@ page of the tree, a megabyte to change a byte, and the file would need room for 
 stored at all: it is in `ready` until it ends. Dispatching costs no write, and after a crash all that ran is found
 waiting again with no log to replay.
 
-    accept_many      requests, ready                                    (or later and retries, when delayed)
+    accept           requests, ready                  (or later and retries, when delayed; keys, when it has a key)
     postpone         ready ► later and retries
     promote          later ► ready
-    finish           ready or later ► replies
-    close            all of it goes
+    finish, expire   ready or later ► replies
+    retry            replies ► ready
+    close            all of it goes ► closed
+
+Beside that stands `timers`, with a row for all that is to happen some time: expiring, being closed because nobody
+else does it, keys being forgotten.
 
 The ids sort by time (ids.py), so requests are appended at the end of their tree and closed, mostly, at its
 beginning. LMDB uses freed pages again: the file stays at its size, like a ring, except that one old request pins
-only its own pages and not all that came after.
+only its own pages and not all that came after. Bodies that are larger than a row are cut into pieces (blob.py), so
+that any free page will do, and the file never exceeds its capacity (room.py).
 
 LMDB writes to free pages only and switches to them when they are synced, by writing the one page that says where the
 trees begin. So a transaction is there as a whole or not at all, and it is there for good when `write` is left. The
@@ -30,51 +35,89 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from titanic.errors import NotAStore
+from titanic.errors import NotAStore, StoreReadOnly
 from titanic.store import lock, opening
-from titanic.store.environment import Environment
+from titanic.store.environment import Environment, Settings
 from titanic.store.read import ReadTransaction
+from titanic.store.room import divide
 from titanic.store.write import WriteTransaction
 
-DEFAULT_CAPACITY = 1 << 30
+DEFAULT_CAPACITY = opening.DEFAULT_CAPACITY
 
 
 class Store:
     """An open store. Threads may share it; a transaction belongs to the thread that began it.
 
-    `path` is its directory, `capacity` is in bytes.
+    `path` is its directory, `capacity` is in bytes. `batch` is how many requests one transaction can change (but not
+    accept) however full the store is, and however far apart they are in it; with more, a full store may have to refuse
+    the transaction as a whole, with StoreFull.
     """
 
-    def __init__(self, path: Path, environment: Environment, lock_descriptor: int) -> None:
+    def __init__(self, path: Path, environment: Environment, lock_descriptor: int | None) -> None:
         self.path = path
         self.capacity = environment.capacity
+        self.batch = environment.room.batch
+        self.read_only = lock_descriptor is None
         self._environment = environment
-        self._lock: int | None = lock_descriptor
+        self._lock = lock_descriptor
+        self._is_open = True
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, capacity: int = DEFAULT_CAPACITY) -> Store:
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        capacity: int | None = None,
+        preallocate: bool = False,
+        keep_closed: bool = True,
+        closed_body_limit: int = 64 << 10,
+        drop_unarchived: bool = False,
+    ) -> Store:
         """Open the store in the directory `path`, and create both if they aren't there.
 
-        `capacity` is in bytes and can be another one each time. Raises StoreUnwritable, NotAStore, StoreLocked,
-        StoreTooNew or StoreCorrupt.
+        `capacity` is what the data file never exceeds, in bytes; None: as it was, or 1 GiB. A higher one than before
+        simply works. With a lower one than the file has, the file keeps its size, and nothing is accepted until what
+        is in it fits. `preallocate` takes the whole capacity from the disk at once.
+
+        `keep_closed`: whether closed requests are remembered in `closed`; without, closing leaves no trace and gives
+        out no number. `closed_body_limit`: the largest request and the largest reply, in bytes, that is remembered
+        with its frames. `drop_unarchived`: what is to be done when entries that an archive hasn't got yet take the
+        room of new requests: drop them and count the loss, or refuse the requests.
+
+        Raises CapacityTooSmall, StoreUnwritable, NotAStore, StoreLocked, StoreTooNew or StoreCorrupt.
         """
         directory = Path(path)
+        settings = Settings(keep_closed, closed_body_limit, drop_unarchived)
+        if capacity is not None:
+            divide(capacity)
         opening.prepare(directory)
         descriptor = opening.take_lock(directory)
         try:
-            return cls(directory, opening.open_environment(directory, capacity), descriptor)
+            environment = opening.open_environment(directory, capacity, settings, preallocate=preallocate)
+            return cls(directory, environment, descriptor)
         except BaseException as error:
             lock.release(descriptor)
             if isinstance(error, NotAStore):
                 lock.remove(directory)  # what isn't ours stays as it was
             raise
 
+    @classmethod
+    def open_read_only(cls, path: str | os.PathLike[str]) -> Store:
+        """Open a store for reading, also while another process has it open (but not this one).
+
+        Raises NotAStore, StoreUnwritable, StoreCorrupt, StoreTooNew or StoreTooOld.
+        """
+        directory = Path(path)
+        return cls(directory, opening.open_read_only(directory), None)
+
     def close(self) -> None:
         """Close the store; its transactions must have ended. Closing again does nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._environment.env.close()
         if self._lock is not None:
-            self._environment.env.close()
             lock.release(self._lock)
-            self._lock = None
 
     def __enter__(self) -> Self:
         return self
@@ -88,8 +131,10 @@ class Store:
         """`with store.write() as txn:` waits for the writer before it, then commits and syncs on leaving.
 
         An exception drops all of its changes. Leaving raises StoreFailed, StoreFull or StoreCorrupt when LMDB can't
-        go on; nothing was changed then.
+        go on; nothing was changed then. Raises StoreReadOnly at once.
         """
+        if self.read_only:
+            raise StoreReadOnly(f"the store in {self.path} can't be changed", "it was opened for reading", "open it")
         return WriteTransaction(self._environment)
 
     def read(self) -> ReadTransaction:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from titanic.store.state import State
 
+DAY = 24 * 3600 * 1_000_000
+
 
 class ReadyRow(NamedTuple):
     """A request that can be dispatched. `key` is its place in the queue, for `next_ready(after=…)`."""
@@ -16,6 +18,7 @@ class ReadyRow(NamedTuple):
     body: list[bytes]
     max_attempts: int
     expires_at: int
+    options: bytes
 
 
 class Closed(NamedTuple):
@@ -26,7 +29,10 @@ class Closed(NamedTuple):
 
 
 class Description(NamedTuple):
-    """All about a request but its frames. A running one is WAITING: the store doesn't know who runs."""
+    """All about a request but its frames. A running one is WAITING: the store doesn't know who runs.
+
+    `expires_at` is 0 also when the request was given another life after its time was over.
+    """
 
     uuid: bytes
     state: State
@@ -46,10 +52,22 @@ class Description(NamedTuple):
     reason: str = ""
     reply_frames: int = 0
     reply_bytes: int = 0
+    key: bytes = b""
+
+
+class Load(NamedTuple):
+    """What a service has to do: its requests that have not ended, delayed ones too, and their bytes."""
+
+    waiting: int
+    bytes: int
 
 
 class Counts(NamedTuple):
-    """Totals. `requests` = waiting + delayed + replies; `replies` counts all that ended, however."""
+    """Totals. `requests` = waiting + delayed + replies; `replies` counts all that ended, however.
+
+    `used` are the bytes of the pages in use, `closed` the closed requests that are remembered, `lost` those that were
+    forgotten for want of room before the archive had them.
+    """
 
     requests: int
     waiting: int
@@ -57,6 +75,43 @@ class Counts(NamedTuple):
     replies: int
     used: int
     capacity: int
+    closed: int = 0
+    lost: int = 0
+
+
+class Archive(NamedTuple):
+    """The archive of closed requests. It has them up to number `archived_upto`; the store has `first` … `last`."""
+
+    registered: bool
+    archived_upto: int
+    first: int
+    last: int
+    lost: int
+
+
+class Accepted(NamedTuple):
+    """An accepted request. Not `new`: its key had come before, and `uuid` is the id given then."""
+
+    uuid: bytes
+    new: bool
+
+
+class Retention(NamedTuple):
+    """How long what nobody closes is kept, in µs; 0 = for ever (`closed_retention`: as long as there is room)."""
+
+    reply_retention: int = 7 * DAY
+    dead_retention: int = 30 * DAY
+    closed_retention: int = 0
+
+
+class Trimmed(NamedTuple):
+    """What a trim did. `more`: its limit was reached, and there may be more to do at once."""
+
+    replies: int
+    dead: int
+    closed: int
+    keys: int
+    more: bool
 
 
 class Page(list[Description]):

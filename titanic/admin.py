@@ -1,0 +1,136 @@
+"""titanic.admin: giving requests that ended badly another life, and removing requests in bulk.
+
+    request body    JSON: {"do": "retry" or "purge", and which: uuids, or service, state, older_than, after}
+    reply body      200 JSON: {"done": how many, "next": what to pass as `after` for the rest, null at the end}
+
+`uuids` is a list of at most 1,000. Without it, those are meant that are in `state` (retry: failed, expired or both;
+purge: any state, it must be given), of `service` and submitted more than `older_than` seconds ago, if given. One
+message looks at a bounded number of requests; ask again with `after` while `next` is not null.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from titanic import ids, tsp
+from titanic.asks import Answer, Ask, Watcher
+from titanic.errors import StoreError
+from titanic.store import State, WriteTransaction
+from titanic.tsp import Frames
+
+MOST = 1000
+KNOWN = {"do", "uuids", "service", "state", "older_than", "after"}
+DEAD = (State.FAILED, State.EXPIRED)
+
+
+class Administer:
+    """A batch of asks, as one `Write`."""
+
+    def __init__(self, answer: Answer, watcher: Watcher, asks: Sequence[Ask]) -> None:
+        self._answer = answer
+        self._watcher = watcher
+        self._asks = asks
+        self._begin()
+
+    def _begin(self) -> None:
+        self._answers: list[tuple[Any, Frames]] = []
+        self._returned: set[bytes] = set()
+        self._closed: list[bytes] = []
+
+    def write(self, transaction: WriteTransaction, now_us: int) -> None:
+        self._begin()
+        for ask in self._asks:
+            try:
+                document = self._obey(transaction, _read(ask.body), now_us)
+                self._answers.append((ask, [tsp.OK, json.dumps(document).encode()]))
+            except ValueError as error:
+                self._answers.append((ask, tsp.bad_request(str(error))))
+
+    def _obey(self, transaction: WriteTransaction, options: dict[str, Any], now_us: int) -> dict[str, Any]:
+        following: bytes | None = None
+        uuids: Collection[bytes]
+        if options["uuids"] is not None:
+            uuids = options["uuids"]
+        else:
+            older = options["older_than"]
+            page = transaction.select(
+                states=options["states"],
+                service=options["service"],
+                older_than=None if older is None else now_us - int(older * 1e6),
+                after=options["after"],
+                limit=MOST,
+            )
+            uuids, following = [row.uuid for row in page], page.next
+        act = self._retry if options["do"] == "retry" else self._purge
+        done = sum(act(transaction, uuid, now_us) for uuid in uuids)
+        return {"done": done, "next": following.hex() if following else None}
+
+    def _retry(self, transaction: WriteTransaction, uuid: bytes, now_us: int) -> bool:
+        row = transaction.describe(uuid)
+        if row is None or not transaction.retry(uuid, now_us):
+            return False
+        self._returned.add(row.service)
+        return True
+
+    def _purge(self, transaction: WriteTransaction, uuid: bytes, now_us: int) -> bool:
+        if transaction.close(uuid, now_us) is None:
+            return False
+        self._closed.append(uuid)
+        return True
+
+    def committed(self) -> None:
+        if self._closed:
+            self._watcher.closed(self._closed)
+        if self._returned:
+            self._watcher.returned(self._returned)
+        self._answer(self._answers)
+
+    def failed(self, error: StoreError) -> None:
+        self._answer([(ask, tsp.failure(f"not done: {error}")) for ask in self._asks])
+
+
+def _read(body: Frames) -> dict[str, Any]:
+    try:
+        given = json.loads(body[0])
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"options are not JSON: {error}") from None
+    if not isinstance(given, dict) or given.get("do") not in ("retry", "purge"):
+        raise ValueError('options must be a JSON object with "do": "retry" or "purge"')
+    if unknown := given.keys() - KNOWN:
+        raise ValueError(f"unknown option {sorted(unknown)[0]!r}; there are {', '.join(sorted(KNOWN))}")
+    options: dict[str, Any] = {"do": given["do"], "uuids": None, "after": None, "service": None}
+    if "uuids" in given:
+        options["uuids"] = _uuids(given["uuids"])
+        return options
+    options["states"] = _states(given)
+    if given.get("after") is not None:
+        (options["after"],) = _uuids([given["after"]])
+    if given.get("service") is not None:
+        options["service"] = str(given["service"]).encode(errors="replace")
+    older = options["older_than"] = given.get("older_than")
+    if older is not None and (isinstance(older, bool) or not isinstance(older, (int, float)) or not 0 <= older < 1e10):
+        raise ValueError("older_than must be a number of seconds")
+    return options
+
+
+def _states(given: Mapping[str, Any]) -> tuple[State, ...]:
+    name = given.get("state")
+    if name is None and given["do"] == "retry":
+        return DEAD
+    states = {state.name.lower(): state for state in State if state is not State.RUNNING}
+    if name not in states:
+        raise ValueError(f"state must be one of {', '.join(states)}")
+    if given["do"] == "retry" and states[name] not in DEAD:
+        raise ValueError("only failed and expired requests can be retried")
+    return (states[name],)
+
+
+def _uuids(given: Any) -> list[bytes]:
+    if not isinstance(given, list) or len(given) > MOST:
+        raise ValueError(f"uuids must be a list of at most {MOST}")
+    uuids = [ids.parse(str(text).encode(errors="replace")) for text in given]
+    if None in uuids:
+        raise ValueError("a UUID must be 32 hexadecimal digits")
+    return [uuid for uuid in uuids if uuid is not None]

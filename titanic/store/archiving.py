@@ -1,0 +1,50 @@
+"""The agreement with an archive: nothing is dropped from the ring before the archive has it."""
+
+from __future__ import annotations
+
+from titanic.errors import InvalidArchive
+from titanic.store.change import Change
+from titanic.store.schema import ARCHIVE, ARCHIVE_KEY
+from titanic.store.views import Archive
+
+
+class Archiving(Change):
+    """The part of a write transaction that an archive talks to."""
+
+    def register_archive(self) -> Archive:
+        """From now on keep all closed requests until they are acknowledged. Registering again changes nothing.
+
+        An archive that comes back after it was unregistered finds `archived_upto` as it left it, unless entries
+        behind it have gone meanwhile: then it begins with the first that is there.
+        """
+        registered, upto = self._archived()
+        if not registered:
+            self._note_archive(True, max(upto, self.closed_range()[0] - 1))
+        return self.archive()
+
+    def unregister_archive(self) -> Archive:
+        """Closed requests need not be kept for the archive any more."""
+        registered, upto = self._archived()
+        if registered:
+            self._note_archive(False, upto)
+        return self.archive()
+
+    def acknowledge_archive(self, upto: int) -> Archive:
+        """The archive has everything up to number `upto`, and safely. A number below an earlier one changes nothing.
+
+        Raises InvalidArchive when no archive is registered or the number was never given out.
+        """
+        registered, before = self._archived()
+        last = self._last_sequence()
+        if not registered:
+            raise InvalidArchive("nothing can be acknowledged", "no archive is registered", "register it first")
+        if upto > last:
+            raise InvalidArchive(
+                f"closed requests up to {upto} can't be acknowledged", f"the last is {last}", "look for another store"
+            )
+        if upto > before:
+            self._note_archive(True, upto)
+        return self.archive()
+
+    def _note_archive(self, registered: bool, upto: int) -> None:
+        self._txn.put(ARCHIVE_KEY, ARCHIVE.pack(registered, upto), db=self._db.meta)

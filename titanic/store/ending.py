@@ -1,0 +1,199 @@
+"""What becomes of requests after they were accepted: delayed, promoted, ended, tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from titanic.errors import RecordCorrupt, StoreCorrupt, StoreFull
+from titanic.ids import SIZE
+from titanic.store import outcome, request, retry
+from titanic.store.blob import Ref, refer
+from titanic.store.change import Change, Place
+from titanic.store.outcome import Outcome
+from titanic.store.retry import Retry
+from titanic.store.room import CHARGE
+from titanic.store.schema import (
+    DEAD,
+    EXPIRY,
+    PAGE,
+    REPLIED,
+    cost,
+    due_of,
+    later_key,
+    ready_prefix,
+    service_of,
+    timer_key,
+    timer_of,
+    uuid_of,
+)
+from titanic.store.state import ENDING, TRANSITIONS, Event, State, Status
+
+_TO_BE_DROPPED = 200
+
+
+def retention_kind(status: Status) -> bytes:
+    """The kind of timer that watches over a request which ended so."""
+    return DEAD if status in (Status.FAILED, Status.EXPIRED) else REPLIED
+
+
+class Ending(Change):
+    """The part of a write transaction that moves requests from state to state."""
+
+    def finish(
+        self,
+        uuid: bytes,
+        status: Status,
+        frames: Sequence[bytes],
+        *,
+        attempts: int,
+        dispatched_at: int,
+        finished_at: int,
+        reason: str = "",
+    ) -> bool:
+        """Store how the request ended. False, and nothing is changed, when it is unknown or has ended before.
+
+        Raises StoreFull, with the transaction still good, when there is no room for these frames: an end without
+        frames always finds room.
+        """
+        place = self._find(uuid)
+        if place is None or (place.state, ENDING[status]) not in TRANSITIONS:
+            return False
+        self._end(uuid, place, Outcome(status, list(frames), reason, attempts, dispatched_at, finished_at))
+        return True
+
+    def postpone(self, uuid: bytes, *, due: int, attempts: int, dispatched_at: int, reason: str) -> bool:
+        """Take a request that failed out of the queue until `due`, in µs since the epoch.
+
+        False, and nothing is changed, when it is unknown, has ended or is delayed already.
+        """
+        place = self._find(uuid)
+        if place is None or (place.state, Event.POSTPONE) not in TRANSITIONS:
+            return False
+        if not place.key:
+            raise StoreCorrupt("the store is damaged", f"{uuid.hex()} is in no queue", "repair it")
+        self._take_out(place)
+        due = max(due, 1)  # 0 would say that it is ready
+        endless = place.past is not None and place.past.endless
+        self._put(self._db.later, later_key(due, uuid), place.prefix)
+        self._put(self._db.retries, uuid, retry.encode(uuid, Retry(attempts, due, dispatched_at, reason, endless)))
+        return True
+
+    def promote(self, now_us: int, limit: int = 1000) -> list[tuple[bytes, int]]:
+        """Put back into the queue what is due, the longest due first, at most `limit` requests.
+
+        Returns the services concerned and how many requests of each.
+        """
+        due: list[tuple[bytes, bytes]] = []
+        for view, value in self._txn.cursor(self._db.later).iternext():
+            if len(due) >= limit or due_of(view) > now_us:
+                break
+            due.append((bytes(view), bytes(value)))
+        promoted: dict[bytes, int] = {}
+        for key, prefix in due:
+            uuid, service = uuid_of(key), service_of(prefix)
+            self._delete(self._db.later, key)
+            self._put(self._db.ready, prefix + uuid, b"")
+            self._count(service, ready=1)
+            self._forget_delay(uuid)
+            promoted[service] = promoted.get(service, 0) + 1
+        return list(promoted.items())
+
+    def expire(self, now_us: int, limit: int = 1000, skip: Collection[bytes] = ()) -> list[tuple[bytes, bytes]]:
+        """End requests whose time is over, at most `limit`, but not those in `skip`: they are running.
+
+        Returns their ids and services.
+        """
+        due: list[tuple[bytes, bytes]] = []
+        cursor = self._txn.cursor(self._db.timers)
+        if cursor.set_range(EXPIRY):
+            for view in cursor.iternext(values=False):
+                kind, time, uuid = timer_of(view)
+                if len(due) >= limit or kind != EXPIRY or time > now_us:
+                    break
+                if uuid not in skip:
+                    due.append((bytes(view), uuid))
+        expired: list[tuple[bytes, bytes]] = []
+        for key, uuid in due:
+            place = self._find(uuid)
+            if place is None:
+                self._delete(self._db.timers, key)
+                continue
+            attempts, dispatched_at = (place.past.attempts, place.past.dispatched_at) if place.past else (0, 0)
+            reason = f"not done in time, after {attempts} attempts"
+            self._end(uuid, place, Outcome(Status.EXPIRED, [], reason, attempts, dispatched_at, now_us))
+            self._delete(self._db.timers, key)
+            expired.append((uuid, place.service or b""))
+        return expired
+
+    def retry(self, uuid: bytes, now_us: int) -> bool:
+        """Let a request that failed or expired wait again, as if it had never been tried. False when it is not such.
+
+        One whose time is over has no end of its time any more.
+        """
+        record, reply = self._txn.get(uuid, db=self._db.requests), self._txn.get(uuid, db=self._db.replies)
+        if record is None or reply is None:
+            return False
+        try:
+            header, end = request.decode_header(uuid, record), outcome.decode_header(uuid, reply)
+        except RecordCorrupt:
+            return False
+        if (State(end.status), Event.RETRY) not in TRANSITIONS:
+            return False
+        self._delete(self._db.timers, timer_key(retention_kind(end.status), end.finished_at, uuid))
+        self._delete(self._db.replies, uuid)
+        self._drop_blob(end.ref)
+        self._put(self._db.ready, ready_prefix(header.service, header.priority) + uuid, b"")
+        self._count(header.service, ready=1, pending=1, size=header.size)
+        if header.expires_at > now_us:
+            self._put(self._db.timers, timer_key(EXPIRY, header.expires_at, uuid), b"")
+        elif header.expires_at:
+            self._put(self._db.retries, uuid, retry.encode(uuid, Retry(0, 0, endless=True)))
+        return True
+
+    def _end(self, uuid: bytes, place: Place, end: Outcome) -> None:
+        bodies: list[tuple[Ref, bytes]] = []
+
+        def place_body(body: bytes) -> Ref:
+            bodies.append((refer(self._new_blob(), body), body))
+            return bodies[0][0]
+
+        record = outcome.encode(uuid, end, place_body)
+        needed = cost(SIZE, len(record)) + sum(ref.pages * PAGE for ref, _ in bodies)
+        if needed > CHARGE:
+            self._make_room_for_reply(needed)
+        self._leave(uuid, place)
+        self._put(self._db.replies, uuid, record)
+        self._put(self._db.timers, timer_key(retention_kind(end.status), end.finished_at, uuid), b"")
+        for ref, body in bodies:
+            self._put_blob(ref, body)
+        self._added += cost(SIZE, len(record)) - CHARGE
+
+    def _leave(self, uuid: bytes, place: Place) -> None:
+        """Delete all that only a request has that has not ended."""
+        self._take_out(place)
+        self._delete(self._db.retries, uuid)
+        header = place.header
+        if header is not None and header.expires_at:
+            self._delete(self._db.timers, timer_key(EXPIRY, header.expires_at, uuid))
+        if place.service is not None:
+            self._count(place.service, pending=-1, size=-header.size if header else 0)
+
+    def _make_room_for_reply(self, needed: int) -> None:
+        room = self._environment.room
+        dropped = 0
+        while not self._fits(needed, room.reply):
+            if dropped >= _TO_BE_DROPPED or not (n := self._drop_oldest(20)):
+                used = room.capacity - room.reply + self._recount()
+                raise StoreFull(used, room.capacity, needed)
+            dropped += n
+
+    def _forget_delay(self, uuid: bytes) -> None:
+        """Note that the request is ready again. If it never failed, there is nothing more to remember."""
+        try:
+            past = self._retry(uuid)
+        except RecordCorrupt:
+            past = None  # better one attempt too many than a request that never runs
+        if past is not None and (past.attempts or past.endless):
+            self._put(self._db.retries, uuid, retry.encode(uuid, past._replace(due=0)))
+        else:
+            self._delete(self._db.retries, uuid)

@@ -1,0 +1,85 @@
+"""Reading `closed`: the ring of closed requests, oldest first.
+
+    archived_upto          first                      last
+          │                  │                          │
+      ────┴── dropped ───────┴─── can be read ──────────┴── numbers to come
+
+Numbers have no gaps. The oldest entries are dropped when their time is over or their room is needed, but not before the
+archive has them, if one is registered (unless the store was told not to care).
+"""
+
+from __future__ import annotations
+
+from titanic.errors import RecordCorrupt
+from titanic.store import closed
+from titanic.store.closed import ClosedRequest
+from titanic.store.schema import ARCHIVE, ARCHIVE_KEY, LOST_KEY, SEQUENCE_KEY, U64, closed_key, sequence_of
+from titanic.store.view import View
+from titanic.store.views import Archive
+
+
+class Ring(View):
+    """The closed requests, as a transaction sees them."""
+
+    def closed(self, after_seq: int, limit: int, max_bytes: int) -> list[ClosedRequest]:
+        """The entries whose numbers are above `after_seq`, in order.
+
+        Ends at `limit` entries or when their frames come to `max_bytes`; one is returned however large it is. A
+        damaged one ends the list before it, and raises RecordCorrupt when it comes first.
+        """
+        entries: list[ClosedRequest] = []
+        cursor = self._txn.cursor(self._db.closed)
+        if not cursor.set_range(closed_key(after_seq + 1)):
+            return entries
+        size = 0
+        for view, record in cursor.iternext():
+            if len(entries) >= limit:
+                break
+            sequence = sequence_of(view)
+            try:
+                header = closed.decode_header(sequence, record)
+                size += len(record) + sum(ref.size for ref in header.refs)
+                if entries and size > max_bytes:
+                    break
+                entries.append(closed.decode(sequence, record, self._fetch))
+            except RecordCorrupt:
+                if entries:
+                    break
+                raise
+        return entries
+
+    def closed_range(self) -> tuple[int, int]:
+        """The first and the last number that can be read; the first is one above the last when there are none."""
+        last = self._last_sequence()
+        cursor = self._txn.cursor(self._db.closed)
+        return (sequence_of(cursor.key()) if cursor.first() else last + 1), last
+
+    def archive(self) -> Archive:
+        """Whether an archive is registered, what it has, and what there is."""
+        registered, upto = self._archived()
+        lost = self._txn.get(LOST_KEY, db=self._db.meta)
+        return Archive(registered, upto, *self.closed_range(), 0 if lost is None else U64.unpack(lost)[0])
+
+    def _archived(self) -> tuple[bool, int]:
+        row = self._txn.get(ARCHIVE_KEY, db=self._db.meta)
+        if row is None:
+            return False, 0
+        registered, upto = ARCHIVE.unpack(row)
+        return bool(registered), upto
+
+    def _last_sequence(self) -> int:
+        row = self._txn.get(SEQUENCE_KEY, db=self._db.meta)
+        return 0 if row is None else int(U64.unpack(row)[0])
+
+    def _oldest_closing(self) -> list[int]:
+        cursor = self._txn.cursor(self._db.closed)
+        if not cursor.first():
+            return []
+        sequence = sequence_of(cursor.key())
+        registered, upto = self._archived()
+        if registered and sequence > upto:
+            return []  # waits for the archive, not for its time
+        try:
+            return [closed.decode_header(sequence, cursor.value()).closed_at]
+        except RecordCorrupt:
+            return [0]

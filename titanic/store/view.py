@@ -1,0 +1,53 @@
+"""What all transactions have in common: they begin, they end, and see the store as it was at one moment."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+import lmdb
+
+from titanic.store import blob
+from titanic.store.blob import Ref
+from titanic.store.environment import Environment
+from titanic.store.failures import translate
+from titanic.store.schema import PAGE
+
+
+class View:
+    """The store at one moment."""
+
+    # LMDB hands out views of its pages (buffers=True), so that nobody copies a large body to read its header.
+    # They die with the transaction and, in a write transaction, with the next change: copy before either.
+    _txn: lmdb.Transaction[memoryview]
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._db = environment.databases
+
+    def __enter__(self) -> Self:
+        env = self._environment.env
+        try:
+            self._txn = env.begin(buffers=True)
+        except lmdb.Error as error:
+            raise translate(error, env, self._environment.capacity) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._txn.abort()
+        if isinstance(error, lmdb.Error):
+            raise translate(error, self._environment.env, self._environment.capacity) from error
+
+    def _used(self) -> int:
+        """Bytes of the pages that are in use."""
+        pages = 0
+        stat = self._txn.stat
+        for database in self._db:
+            found = stat(database)
+            pages += found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]
+        return int(pages * PAGE)
+
+    def _fetch(self, ref: Ref) -> bytes:
+        return blob.read(self._txn, self._db.blobs, ref)

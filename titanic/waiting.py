@@ -1,0 +1,109 @@
+"""titanic.wait: the reply when it is there, without asking again and again.
+
+    request body    seconds uuid
+    reply body      as of titanic.reply; 300 when it is still pending after so many seconds
+
+Lives in the dispatcher's loop, which learns first when a request has ended. The store is looked at by the reader: once
+at the beginning, and again when something happened to the request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from broker import Timers
+from titanic import tsp
+from titanic.asks import Answer, Ask
+from titanic.tsp import Frames
+
+MOST_SECONDS = 3600.0
+MOST_WAITERS = 100_000
+
+
+def read(body: Frames) -> tuple[float, bytes] | None:
+    """The deadline in seconds and the UUID that a titanic.wait names; None when it makes no sense."""
+    uuid = tsp.read_uuid(body[1:])
+    try:
+        seconds = float(body[0])
+    except ValueError:
+        return None
+    return None if uuid is None or not math.isfinite(seconds) or seconds < 0 else (min(seconds, MOST_SECONDS), uuid)
+
+
+BAD_WAIT = tsp.bad_request("a titanic.wait is a number of seconds and a UUID of 32 hexadecimal digits")
+
+
+class Waiters:
+    """Who waits for which reply. All methods are called in the dispatcher's thread."""
+
+    def __init__(self, answer: Answer, look: Callable[[Sequence[Any]], None]) -> None:
+        """`look` has the store looked at for asks; what it finds comes back through `found`."""
+        self._answer = answer
+        self._look = look
+        self._asks: dict[bytes, list[Any]] = {}
+        self._uuids: dict[int, bytes] = {}
+        self._known: dict[int, Ask] = {}
+        self._deadlines: Timers[int] = Timers()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, asks: Sequence[Ask], now: float) -> None:
+        """New asks. Registered first and looked up then, so that nothing is missed in between."""
+        good, refused = [], []
+        for ask in asks:
+            parsed = read(ask.body)
+            if parsed is None:
+                refused.append((ask, BAD_WAIT))
+                continue
+            if len(self._known) >= MOST_WAITERS:
+                refused.append((ask, tsp.failure(f"busy: {MOST_WAITERS} clients wait already")))
+                continue
+            seconds, uuid = parsed
+            self._asks.setdefault(uuid, []).append(ask)
+            self._uuids[id(ask)] = uuid
+            self._known[id(ask)] = ask
+            self._deadlines.set(id(ask), now + seconds)
+            good.append(ask)
+        if refused:
+            self._answer(refused)
+        if good:
+            self._look(good)
+
+    def found(self, answers: Sequence[tuple[Any, Frames]]) -> None:
+        """What the store says. Who is told that it is pending goes on waiting."""
+        ended = [(ask, frames) for ask, frames in answers if frames != [tsp.PENDING] and self._forget(ask)]
+        if ended:
+            self._answer(ended)
+
+    def wake(self, uuids: Iterable[bytes]) -> None:
+        """Something happened to these requests: look again."""
+        asks = [ask for uuid in uuids if uuid in self._asks for ask in self._asks[uuid]]
+        if asks:
+            self._look(asks)
+
+    def tick(self, now: float) -> None:
+        """Answer those whose time is over."""
+        late = [self._known[key] for key in self._deadlines.due(now)]
+        for ask in late:
+            self._forget(ask)
+        if late:
+            self._answer([(ask, [tsp.PENDING]) for ask in late])
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        return self._deadlines.next()
+
+    def _forget(self, ask: Ask) -> bool:
+        uuid = self._uuids.pop(id(ask), None)
+        if uuid is None:
+            return False
+        del self._known[id(ask)]
+        self._deadlines.cancel(id(ask))
+        asks = self._asks[uuid]
+        asks.remove(ask)
+        if not asks:
+            del self._asks[uuid]
+        return True
