@@ -15,7 +15,7 @@ from titanic.cli.output import age, as_text, duration, moment, print_json, print
 from titanic.client import Client
 from titanic.errors import TimedOut
 
-STATES = ("waiting", "delayed", "running", "done", "failed")
+STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
 
 
 @click.command()
@@ -36,11 +36,12 @@ def status(as_json: bool, endpoint: str, timeout: float, mdp: str) -> None:
     click.echo(
         f"store {store['path']}: {store['requests']} requests"
         f" ({store['waiting']} waiting, {store['delayed']} delayed, {store['replies']} ended),"
-        f" {size(store['used'])} of {size(store['capacity'])} used"
+        f" {size(store['used'])} of {size(store['capacity'])} used, {store['closed']} closed remembered"
     )
     click.echo(
         f"running {document['running']}; since the start {done['accepted']} accepted, {done['refused']} refused,"
         f" {document['dispatch']['succeeded']} succeeded, {document['dispatch']['failed']} failed,"
+        f" {document['dispatch']['expired']} expired,"
         f" {done['closed']} closed"
     )
     workers = document["workers"]
@@ -140,10 +141,18 @@ def show(uuid: str, as_json: bool, endpoint: str, timeout: float, mdp: str) -> N
         ("body", f"{row['body_frames']} frame(s), {size(row['body_bytes'])}"),
         ("attempts", str(row["attempts"])),
     ]
+    if row["key"]:
+        lines.append(("key", row["key"]))
+    if row["priority"] != 4:
+        lines.append(("priority", str(row["priority"])))
+    if row["expires_at"] and row["state"] in ("waiting", "delayed", "running"):
+        lines.append(("expires", f"{moment(row['expires_at'])} (in {until(row['expires_at'])})"))
     if row["dispatched_at"]:
         lines.append(("last sent", moment(row["dispatched_at"])))
     if row["due"]:
-        lines.append(("tried again", f"{moment(row['due'])} (in {until(row['due'])})"))
+        lines.append(
+            ("tried again" if row["attempts"] else "not before", f"{moment(row['due'])} (in {until(row['due'])})")
+        )
     if row["finished_at"]:
         took = f" (took {duration(_seconds(row))})" if row["dispatched_at"] else ""
         lines.append(("ended", moment(row["finished_at"]) + took))

@@ -28,7 +28,11 @@ COMMANDS = {
     "status": ("inspect", "What is stored, who waits, who works."),
     "ls": ("inspect", "List stored requests."),
     "show": ("inspect", "All about one request."),
-    "check": ("store", "Check a store that no server has open."),
+    "retry": ("mend", "Give requests that failed another life."),
+    "purge": ("mend", "Close all requests in a state."),
+    "check": ("store", "Check a store, and repair it."),
+    "backup": ("store", "Copy a store, also while it is used."),
+    "restore": ("store", "Make a store from a backup."),
     "bench": ("bench", "Measure the speed of this machine."),
     "demo": ("demo", "See what it is for, in under a minute."),
 }

@@ -61,9 +61,9 @@ def seconds(name: str, *aliases: str, least: float, **settings: Any) -> Callable
     return option(name, *aliases, type=convert, metavar="S", **settings)
 
 
-def size(name: str, **settings: Any) -> Callable[[Function], Function]:
+def size(name: str, *, least: int = LEAST_SIZE, **settings: Any) -> Callable[[Function], Function]:
     """An option that is a number of bytes."""
-    return option(name, type=_size, metavar="SIZE", **settings)
+    return option(name, type=lambda value: read_size(value, least=least), metavar="SIZE", **settings)
 
 
 def endpoint(function: Function) -> Function:
@@ -88,12 +88,12 @@ def uuid(value: str) -> str:
     return value
 
 
-def _size(value: Any) -> int:
+def read_size(value: Any, *, least: int = LEAST_SIZE) -> int:
     """Bytes, written as a number with an optional unit: 500, 64MiB, 1.5GB."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", str(value).lower())
     if match is None or match[2] not in UNITS:
         raise click.BadParameter(f"{value!r} is not a size; write it like 500, 64MiB or 1.5GB")
     count = int(float(match[1]) * UNITS[match[2]])
-    if not LEAST_SIZE <= count <= MOST_SIZE:
-        raise click.BadParameter(f"{value} is not a size from 64KiB to 16TiB")
+    if not least <= count <= MOST_SIZE:
+        raise click.BadParameter(f"{value} is not a size from {least} to 16TiB")
     return count

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from itertools import islice
-from typing import BinaryIO
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO
 
 import click
 
 import broker
-from titanic import tsp
 from titanic.cli.options import endpoint, json_flag, option, seconds
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.output import (
@@ -28,7 +26,8 @@ from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
 from titanic.tsp import Frames
 
 PART = 1000
-"""Lines that are submitted at once; then their UUIDs are printed."""
+PART_BYTES = 8 << 20
+"""Lines, and bytes, that are submitted in one message; then their UUIDs are printed."""
 
 body_argument = click.argument("body", nargs=-1, type=os.fsencode)
 stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="The body is what comes on standard input.")
@@ -40,6 +39,26 @@ stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="The body is wha
 @endpoint
 @json_flag
 @seconds("--wait", least=0, default=None, help="Wait for the reply and print it too.")
+@seconds(
+    "--limit",
+    least=0.001,
+    default=None,
+    envvar="TITANIC_SUBMIT_LIMIT",  # TITANIC_LIMIT is that of `titanic work`
+    help="What an attempt may take; longer is a failure.",
+)
+@option(
+    "--max-attempts",
+    envvar="TITANIC_SUBMIT_MAX_ATTEMPTS",  # TITANIC_MAX_ATTEMPTS is the server's default
+    type=click.IntRange(1, 65535),
+    metavar="N",
+    default=None,
+    help="Failures until it has failed for good.",
+)
+@option("--priority", type=click.IntRange(0, 9), metavar="N", default=None, help="0 to 9, default 4; 9 goes first.")
+@seconds("--delay", least=0, default=None, help="Execute it not before S seconds from now.")
+@seconds("--ttl", least=0.001, default=None, help="Expire it when no worker has begun within S seconds.")
+@seconds("--key-for", least=0.001, default=None, help="How long the key counts; default a day.")
+@option("--key", default=None, help="The same key gets the same UUID, and is executed once.")
 @option("--lines", type=click.File("rb"), metavar="FILE", help="One request per line of FILE (- for stdin).")
 @stdin_flag
 def submit(
@@ -52,11 +71,12 @@ def submit(
     endpoint: str,
     timeout: float,
     mdp: str,
+    **chosen: Any,
 ) -> None:
     """Store a request for SERVICE and print its UUID. Each BODY is a frame.
 
     When the UUID is printed, the request is on disk: it will be executed, whatever dies. With --wait the reply
-    follows; exit codes are those of `titanic reply` then.
+    follows; exit codes are those of `titanic reply` then. The options count for each line of --lines.
 
     --json prints {uuid}, with --lines {uuids}, with --wait what `titanic reply --json` prints.
     """
@@ -64,11 +84,14 @@ def submit(
         raise click.UsageError("BODY, --stdin and --lines exclude each other")
     if lines is not None and wait is not None:
         raise click.UsageError("--wait takes one request, --lines submits many")
+    if lines is not None and chosen["key"] is not None:
+        raise click.UsageError("--key stands for one request, --lines submits many")
+    options: Any = {name: value for name, value in chosen.items() if value is not None}
     with Client(endpoint, timeout=timeout, version=mdp) as client:
         if lines is not None:
-            _submit_lines(client, service, lines, as_json)
+            _submit_lines(client, service, lines, as_json, options)
             return
-        uuid = client.submit(service, *(_stdin() if from_stdin else body))
+        uuid = client.submit(service, *(_stdin() if from_stdin else body), **options)
         if not as_json:
             click.echo(uuid)
         if wait is not None:
@@ -77,18 +100,32 @@ def submit(
             print_json({"uuid": uuid})
 
 
-def _submit_lines(client: Client, service: str, lines: BinaryIO, as_json: bool) -> None:
+def _submit_lines(client: Client, service: str, lines: BinaryIO, as_json: bool, options: Any) -> None:
     """What was accepted is printed also when the next part is refused: without its UUID it would be lost."""
     uuids: list[str] = []
-    bodies: Iterator[bytes] = (line.removesuffix(b"\n").removesuffix(b"\r") for line in lines)
     try:
-        while part := client.submit_many(service, islice(bodies, PART)):
+        for bodies in _parts(line.removesuffix(b"\n").removesuffix(b"\r") for line in lines):
+            part = client.submit_batch(service, bodies, **options)
             uuids += part
             if not as_json:
                 click.echo("\n".join(part))
     finally:
         if as_json:
             print_json({"uuids": uuids})
+
+
+def _parts(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """The bodies in lists that make a message of a reasonable size each."""
+    part: list[bytes] = []
+    size = 0
+    for body in bodies:
+        if part and (len(part) == PART or size + len(body) > PART_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(body)
+        size += len(body)
+    if part:
+        yield part
 
 
 def _stdin() -> tuple[bytes]:
@@ -131,7 +168,7 @@ def _print_outcome(client: Client, uuid: str, wait: float | None, as_json: bool)
         state, code, problem = "unknown", EXIT_UNKNOWN, error
     except RequestFailed as error:
         state, code, problem = "failed", EXIT_FAILED, error
-        frames = client.call(tsp.REPLY, uuid)[1:]
+        frames = error.detail
     if as_json:
         error_text = None if problem is None else str(problem)
         print_json({"uuid": uuid, "state": state, "body": json_frames(frames), "error": error_text})

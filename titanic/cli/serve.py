@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 import click
 
 from broker import DEFAULT_ENDPOINT, Broker, BrokerConfig
-from titanic.cli.options import Function, configured, option, seconds, size
+from titanic.cli.options import Function, configured, option, read_size, seconds, size
 from titanic.cli.output import EXIT_FAILED
 from titanic.cli.running import log_to_stderr, on_signal, say
-from titanic.config import MOST_LANES, ServerConfig
+from titanic.config import MOST_LANES, ServerConfig, ServiceLimits
 from titanic.server import Server
+from titanic.store import Retention
 from titanic.version import __version__
 
 WIRE, SERVER = BrokerConfig(), ServerConfig()
@@ -80,6 +82,23 @@ def take_wire(settings: dict[str, Any]) -> BrokerConfig:
     return BrokerConfig(**{name: settings.pop(name) for name in names})
 
 
+def service_limits(
+    context: click.Context, parameter: click.Parameter, values: Sequence[str]
+) -> Mapping[bytes, ServiceLimits]:
+    """Read `--service-limit` options: NAME:waiting=N,bytes=SIZE,running=N."""
+    limits: dict[bytes, ServiceLimits] = {}
+    for value in values:
+        name, colon, rest = value.rpartition(":")
+        chosen: dict[str, int] = {}
+        for part in rest.split(","):
+            what, _, number = part.partition("=")
+            if not name or not colon or what not in ("waiting", "bytes", "running") or what in chosen:
+                raise click.BadParameter(f"{value!r} is not like NAME:waiting=1000,bytes=64MiB,running=4")
+            chosen[what] = read_size(number, least=1)
+        limits[os.fsencode(name)] = ServiceLimits(**chosen)
+    return limits
+
+
 @click.command()
 @wire_options
 @seconds("--grace", least=0, default=SERVER.grace, help="On shutdown: how long running requests may still take.")
@@ -106,7 +125,26 @@ def take_wire(settings: dict[str, Any]) -> BrokerConfig:
     help="With --broker: sockets per service.",
 )
 @option("--broker", default=None, metavar="ENDPOINT", help="Use the broker that is there instead of an own one.")
-@size("--capacity", default="1GiB", help="What the store may hold.")
+@option(
+    "--service-limit",
+    "limits",
+    multiple=True,
+    metavar="NAME:WHAT=N,…",
+    default=(),
+    callback=service_limits,
+    help="Limits of one service: waiting=N requests, bytes=SIZE of them, running=N at once; may be given repeatedly.",
+)
+@option(
+    "--drop-unarchived", is_flag=True, help="Forget closed requests that an archive does not have, when room is needed."
+)
+@size("--closed-body-limit", least=0, default="64KiB", help="Larger bodies of closed requests are not remembered.")
+@seconds("--keep-closed", least=0, default=0, help="How long closed requests are remembered; 0: while there is room.")
+@seconds("--keep-dead", least=0, default=30 * 86_400, help="How long failed requests are kept; 0: for ever.")
+@seconds(
+    "--keep-replies", least=0, default=7 * 86_400, help="How long replies that nobody closes are kept; 0: for ever."
+)
+@option("--preallocate", is_flag=True, help="Take the whole capacity from the disk at the start.")
+@size("--capacity", default=None, help="What the store may hold; default: as before, or 1GiB.")
 @option(
     "--store",
     type=click.Path(path_type=Path),
@@ -122,7 +160,8 @@ def serve(bind: tuple[str, ...], log_level: str, **settings: Any) -> None:
     """
     log_to_stderr(log_level)
     asked = _watch_signals()
-    server = Server(ServerConfig(bind=bind, wire=take_wire(settings), **settings))
+    retention = Retention(*(int(settings.pop(name) * 1e6) for name in ("keep_replies", "keep_dead", "keep_closed")))
+    server = Server(ServerConfig(bind=bind, wire=take_wire(settings), retention=retention, **settings))
     server.start()
     with server.store.read() as transaction:
         counts = transaction.counts()

@@ -1,4 +1,4 @@
-"""`titanic check`: what works on the store itself, without a server."""
+"""`titanic check`, `backup` and `restore`: what works on the store's files, with or without a server."""
 
 from __future__ import annotations
 
@@ -6,47 +6,125 @@ import sys
 from pathlib import Path
 
 import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from titanic.cli.options import configured, json_flag, option
-from titanic.cli.output import EXIT_FAILED, print_json
+from titanic.cli.output import EXIT_FAILED, print_json, size
 from titanic.config import ServerConfig
+from titanic.errors import StoreLocked
 from titanic.store import Store
+from titanic.store import backup as copy_store
 from titanic.store import check as check_store
+from titanic.store import repair as repair_store
+from titanic.store import restore as restore_store
 
-
-@click.command()
-@configured
-@json_flag
-@option(
+store_option = option(
     "--store",
     type=click.Path(path_type=Path),
     metavar="DIR",
     default=ServerConfig().store,
     help="Directory of the store.",
 )
-def check(store: Path, as_json: bool) -> None:
-    """Check a store that no server has open: every record, every reference, every count.
 
-    Exits with 1 when anything is wrong. --json prints {requests, replies, problems: [{where, what}]}.
+
+@click.command()
+@configured
+@json_flag
+@option("--repair", is_flag=True, help="Put right what can be; no server may have the store open.")
+@store_option
+def check(store: Path, repair: bool, as_json: bool) -> None:
+    """Check a store: every record, every reference, every count. A server may go on using it meanwhile.
+
+    Prints what is wrong, where, and what --repair would do about it. Exits with 1 when anything is wrong, with
+    --repair when anything is left.
+
+    --json prints {requests, replies, problems: [{where, what, repair}], left}.
     """
-    if not (store / "data.mdb").exists():
-        raise click.UsageError(f"there is no store at {store}")
-    with Store.open(store) as opened:
-        problems = check_store(opened)
+    _expect_store(store)
+    with _open(store, write=repair) as opened:
+        problems = repair_store(opened) if repair else check_store(opened)
+        left = len(check_store(opened)) if repair else len(problems)
         with opened.read() as transaction:
             counts = transaction.counts()
     if as_json:
-        print_json(
-            {
-                "requests": counts.requests,
-                "replies": counts.replies,
-                "problems": [problem._asdict() for problem in problems],
-            }
-        )
+        rows = [problem._asdict() for problem in problems]
+        print_json({"requests": counts.requests, "replies": counts.replies, "problems": rows, "left": left})
     else:
         for problem in problems:
-            click.echo(f"{problem.where}: {problem.what}")
+            click.echo(f"{problem.where}: {problem.what}" + (f" → {problem.repair}" if problem.repair else ""))
         verdict = f"{len(problems)} problem(s)" if problems else "no problems"
+        if problems and repair:
+            verdict += f", {left} left after the repair"
         click.echo(f"{store}: {counts.requests} requests, {counts.replies} replies: {verdict}")
-    if problems:
+    if left:
         sys.exit(EXIT_FAILED)
+
+
+@click.command()
+@click.argument("dest", type=click.Path(path_type=Path))
+@configured
+@store_option
+def backup(dest: Path, store: Path) -> None:
+    """Copy the store into the new directory DEST, also while a server uses it: as it is at one moment, compacted.
+
+    The copy is synced and checked before it gets its name: what has the name is good.
+    """
+    _expect_store(store)
+    with _open(store, write=False) as opened, _Bar("copying") as bar:
+        copy_store(opened, dest, bar.tell)
+    click.echo(f"{dest}: {size((dest / 'data.mdb').stat().st_size)}, checked")
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@configured
+@store_option
+def restore(source: Path, store: Path) -> None:
+    """Make a store from the backup SOURCE. There must be none yet; the backup stays as it is."""
+    _expect_store(source)
+    with _Bar("restoring") as bar:
+        restore_store(source, store, bar.tell)
+    click.echo(f"{store}: {size((store / 'data.mdb').stat().st_size)}, checked")
+
+
+def _expect_store(path: Path) -> None:
+    if not (path / "data.mdb").exists():
+        raise click.UsageError(f"there is no store at {path}")
+
+
+def _open(path: Path, *, write: bool) -> Store:
+    """Open the store for writing when nobody else has it, so that one of an older format is brought up to date."""
+    try:
+        return Store.open(path)
+    except StoreLocked:
+        if write:
+            raise
+        return Store.open_read_only(path)
+
+
+class _Bar:
+    """A progress bar on a terminal's stderr, and nothing elsewhere."""
+
+    def __init__(self, what: str) -> None:
+        console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn(what),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=None)
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def tell(self, done: int, total: int) -> None:
+        """So many bytes of so many are copied."""
+        self._progress.update(self._task, completed=done, total=total)

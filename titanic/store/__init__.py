@@ -1,9 +1,11 @@
 """The store of Titanic: requests and replies that outlive the process. Start reading at store.py."""
 
+from titanic.store.backup import Progress, backup, restore
 from titanic.store.check import Problem, check
 from titanic.store.closed import ClosedRequest
 from titanic.store.outcome import Outcome, Pending
 from titanic.store.read import ReadTransaction
+from titanic.store.repair import repair
 from titanic.store.request import DEFAULT_PRIORITY, NewRequest, Request
 from titanic.store.room import MIN_CAPACITY
 from titanic.store.schema import priority_in
@@ -44,6 +46,7 @@ __all__ = [
     "Page",
     "Pending",
     "Problem",
+    "Progress",
     "ReadTransaction",
     "ReadyRow",
     "Request",
@@ -53,6 +56,9 @@ __all__ = [
     "Store",
     "Trimmed",
     "WriteTransaction",
+    "backup",
     "check",
     "priority_in",
+    "repair",
+    "restore",
 ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from titanic.errors import StoreFailed, StoreFull
 from titanic.ids import SIZE
 from titanic.store import idempotency, request, retry
-from titanic.store.blob import Ref, refer
+from titanic.store.blob import REF_SIZE, Ref, refer
 from titanic.store.change import Change
 from titanic.store.idempotency import Holder
 from titanic.store.request import NewRequest
@@ -17,6 +18,7 @@ from titanic.store.schema import EXPIRY, KEY, PAGE, cost, later_key, ready_prefi
 from titanic.store.views import Accepted
 
 _TIMER_COST = 45
+_FIXED_COST = CHARGE + 3 * _TIMER_COST // 2  # its end, its row in `ready`
 _MOST_DROPPED = 1000
 
 
@@ -49,9 +51,13 @@ class Accepting(Change):
         timers: list[tuple[bytes, bytes]] = []
         holders: dict[bytes, Holder] = {}
         blobs: list[tuple[Ref, bytes]] = []
-        sizes: list[int] = []
-        loads: dict[bytes, list[int]] = {}  # by prefix: ready, pending, bytes
+        sizes: list[int] = []  # of the records, 0 for one that isn't stored
+        extras: dict[int, int] = {}  # what some need besides
+        loads: dict[bytes, list[int]] = {}  # the bytes of each, by prefix
+        load: list[int] = []
+        last = b""
         encode = request.encode
+        placed = 0
 
         def place(body: bytes) -> Ref:
             ref = refer(self._new_blob(), body)
@@ -60,46 +66,46 @@ class Accepting(Change):
 
         for n, new in enumerate(requests):
             uuid = uuids[n]
-            size = 0
-            if new.key:
-                request.check_key(new.key, new.key_until)
-                holder = holders.get(new.key) or self._holder(new.key, now_us)
+            service, _, priority, not_before, expires_at, _, _, key, key_until = new
+            extra = 0
+            if key:
+                request.check_key(key, key_until)
+                holder = holders.get(key) or self._holder(key, now_us)
                 if holder is not None:
-                    request.encode(uuid, new, now_us)  # it must be valid all the same
+                    encode(uuid, new, now_us)  # it must be valid all the same
                     uuids[n] = holder.uuid
                     repeated.add(n)
                     sizes.append(0)
                     continue
-                holders[new.key] = Holder(new.key_until, uuid)
-                size += 2 * len(new.key) + 3 * _TIMER_COST
-            placed = len(blobs)
+                holders[key] = Holder(key_until, uuid)
+                extra = 2 * len(key) + 3 * _TIMER_COST
             record = encode(uuid, new, now_us, place)
             records.append((uuid, record))
-            prefix = ready_prefix(new.service, new.priority)
-            load = loads.get(prefix)
-            if load is None:
-                load = loads[prefix] = [0, 0, 0]
-            load[1] += 1
-            load[2] += len(record)
+            prefix = ready_prefix(service, priority)
+            size = len(record)
+            if prefix is not last:
+                load = loads.setdefault(prefix, [])
+                last = prefix
+            load.append(size)
             if len(blobs) > placed:
-                ref = blobs[-1][0]
-                load[2] += ref.size - len(ref.pack())
-                size += ref.pages * PAGE
-            size += cost(SIZE, len(record)) + CHARGE
-            if new.not_before > now_us:
-                delay = retry.encode(uuid, Retry(0, new.not_before))
-                later.append((later_key(new.not_before, uuid), prefix))
+                ref = blobs[placed][0]
+                placed += 1
+                load[-1] += ref.size - REF_SIZE
+                extra += ref.pages * PAGE
+            if not_before > now_us:
+                delay = retry.encode(uuid, Retry(0, not_before))
+                later.append((later_key(not_before, uuid), prefix))
                 retries.append((uuid, delay))
-                size += len(prefix) + len(delay) + 3 * _TIMER_COST
+                extra += len(delay) + 3 * _TIMER_COST
             else:
                 ready.append((prefix + uuid, b""))
-                load[0] += 1
-                size += len(prefix) + _TIMER_COST
-            if new.expires_at:
-                timers.append((timer_key(EXPIRY, new.expires_at, uuid), b""))
-                size += _TIMER_COST
+            if expires_at:
+                timers.append((timer_key(EXPIRY, expires_at, uuid), b""))
+                extra += _TIMER_COST
             sizes.append(size)
-        self._make_room(sizes)
+            if extra:
+                extras[n] = extra
+        self._make_room(sizes, extras)
 
         # Appending skips the search for the place and fills pages to the brim. A key out of order isn't an error to
         # LMDB, it is left out: that would be an acknowledged request that doesn't exist.
@@ -119,7 +125,9 @@ class Accepting(Change):
             self._hold(key, holder)
         self._freed += len(loads) + len(later) + len(timers) + 8
         for prefix, load in loads.items():
-            self._count(service_of(prefix), ready=load[0], pending=load[1], size=load[2])
+            self._count(service_of(prefix), pending=len(load), size=sum(load))
+        for prefix, n in Counter([key[:-SIZE] for key, _ in ready]).items():
+            self._count(service_of(prefix), ready=n)
         return uuids, repeated
 
     def _holder(self, key: bytes, now_us: int) -> Holder | None:
@@ -136,10 +144,15 @@ class Accepting(Change):
         self._put(self._db.keys, key, idempotency.encode(holder))
         self._put(self._db.timers, timer_key(KEY, holder.until, key), b"")
 
-    def _make_room(self, sizes: list[int]) -> None:
-        """Raise StoreFull unless rows of these sizes may be added."""
+    def _make_room(self, sizes: list[int], extras: dict[int, int]) -> None:
+        """Raise StoreFull unless records of these sizes may be added, with what some of them need besides."""
         room, pace = self._environment.room, self._environment.pace
-        needed = sum(sizes)
+        most = 2 * sum(sizes) + sum(extras.values()) + len(sizes) * _FIXED_COST
+        if self._fits(most, room.accept):  # no need to look closer
+            self._added += most
+            return
+        needs = [cost(SIZE, size) + extras.get(n, 0) + _FIXED_COST if size else 0 for n, size in enumerate(sizes)]
+        needed = sum(needs)
         dropped = 0
         while not self._fits(needed, room.accept):
             # What is dropped can be used from the transaction after next on: not more than can be lent till then.
@@ -150,8 +163,8 @@ class Accepting(Change):
             free = room.accept - self._recount()
             used = room.capacity - free
             fitting = 0
-            for size in sizes:
-                free -= size
+            for need in needs:
+                free -= need
                 if free < 0:
                     break
                 fitting += 1

@@ -49,6 +49,7 @@ _IN_BLOB = 1
 _PREFIX = [bytes((_FORMAT, 0, priority, 0)) for priority in range(MAX_PRIORITY + 1)]
 _HEADER = struct.Struct("<BBBBIQQQHHII")
 _REST = struct.Struct("<QQQHHII")  # the header from BODY on
+_MAX_REST = INLINE - BODY
 _pack_rest = _REST.pack
 
 
@@ -140,21 +141,21 @@ def encode(uuid: bytes, request: NewRequest, submitted_at: int, place: Place | N
     check_service(service)
     if not 0 <= priority <= MAX_PRIORITY:
         raise InvalidRequest("no such priority", str(priority), "use 0 to 9")
-    if len(options) > MAX_OPTIONS:
+    if options and len(options) > MAX_OPTIONS:
         raise InvalidRequest("the options are too long", f"{len(options)} bytes", f"use at most {MAX_OPTIONS}")
     prefix = _PREFIX[priority]
     try:
         rest = _pack_rest(submitted_at, not_before, expires_at, max_attempts, len(service), len(options), len(body))
         if key:
-            prefix = prefix[:3] + bytes((len(key),))
+            prefix = bytes((_FORMAT, 0, priority, len(key)))
         frames = join_frames(body)
     except (struct.error, ValueError) as error:
         raise InvalidRequest("a number or size in the request is out of range", str(error)) from error
-    head = b"".join((rest, service, key, options))
-    if place is not None and BODY + len(head) + len(frames) > INLINE:
-        frames = place(frames).pack()
+    rest = b"".join((rest, service, key, options, frames))
+    if len(rest) > _MAX_REST and place is not None:
+        rest = rest[: len(rest) - len(frames)] + place(frames).pack()
         prefix = bytes((_FORMAT, _IN_BLOB, priority, len(key)))
-    return seal(uuid, prefix, head + frames)
+    return seal(uuid, prefix, rest)
 
 
 def decode_header(uuid: bytes, record: memoryview | bytes) -> Header:

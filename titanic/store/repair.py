@@ -1,0 +1,157 @@
+"""Putting a damaged store right, without losing a request that was acknowledged.
+
+Indexes and counters follow from the records, so they are written anew where they are wrong. A record that can't be
+read is kept in `aside`, and what it was the record of ends with a reason: the request has failed, so that whoever asks
+for it is told, and it can be tried again if its record is still good. All happens in one transaction.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import lmdb
+
+from titanic.errors import RecordCorrupt
+from titanic.ids import SIZE
+from titanic.store import blob, closed, outcome, request
+from titanic.store.check import Problem, Remedy, Verb, Walk
+from titanic.store.closed import NO_FRAMES, Life, Part, Where
+from titanic.store.outcome import Outcome
+from titanic.store.request import NewRequest
+from titanic.store.schema import priority_of, sequence_of, service_of
+from titanic.store.state import Status
+from titanic.store.store import Store
+from titanic.store.write import WriteTransaction
+
+UNKNOWN_SERVICE = b"unknown"
+"""The service of a request of which nothing is left that tells."""
+
+_PASSES = 6
+_VERSION_AND_VARIANT = (0x70, 0x80)
+
+
+def repair(store: Store, now_us: int | None = None) -> list[Problem]:
+    """Put right what can be, and return the problems that were found. A check tells what is left.
+
+    `now_us` (wall clock, µs since the epoch; None: ask the clock) is when requests fail that are damaged.
+    """
+    found: list[Problem] = []
+    with store.write() as txn:
+        mender = _Mender(txn, time.time_ns() // 1000 if now_us is None else now_us)
+        for _ in range(_PASSES):  # one remedy can bring the next problem to light
+            walk = Walk(txn)
+            walk.run()
+            found += [problem for problem in walk.problems if problem not in found]
+            if not walk.remedies:
+                break
+            for remedy in walk.remedies:
+                mender.apply(remedy)
+    return found
+
+
+class _Mender:
+    """Applies remedies in a write transaction."""
+
+    def __init__(self, transaction: WriteTransaction, now_us: int) -> None:
+        self._transaction = transaction
+        self._txn = transaction._txn
+        self._db = transaction._db
+        self._now_us = now_us
+        self._verbs: dict[Verb, Callable[[Remedy, lmdb._Database], None]] = {
+            Verb.PUT: self._put,
+            Verb.DELETE: self._delete,
+            Verb.SET_ASIDE: self._set_aside,
+            Verb.FAIL: self._fail,
+            Verb.LOSE_REPLY: self._lose_reply,
+            Verb.LOSE_LIFE: self._lose_life,
+            Verb.BURY: self._bury,
+        }
+
+    def apply(self, remedy: Remedy) -> None:
+        """Do what the remedy says."""
+        self._verbs[remedy.verb](remedy, getattr(self._db, remedy.database))
+
+    def _put(self, remedy: Remedy, database: lmdb._Database) -> None:
+        self._txn.put(remedy.key, remedy.value, db=database)
+
+    def _delete(self, remedy: Remedy, database: lmdb._Database) -> None:
+        self._txn.delete(remedy.key, db=database)
+
+    def _set_aside(self, remedy: Remedy, database: lmdb._Database) -> None:
+        record = self._txn.get(remedy.key, db=database)
+        if record is not None:
+            label = f"{remedy.database} {self._now_us} ".encode() + remedy.key
+            self._txn.put(label[:511], bytes(record), db=self._db.aside)
+            self._txn.delete(remedy.key, db=database)
+
+    def _fail(self, remedy: Remedy, database: lmdb._Database) -> None:
+        """A request that can't be read, or isn't there, becomes a stand-in that has failed."""
+        txn, uuid = self._txn, remedy.key
+        service, priority, submitted_at = self._what_is_known(uuid)
+        self._set_aside(remedy, database)
+        if not _is_id(uuid):
+            return
+        txn.put(uuid, request.encode(uuid, NewRequest(service, [], priority), submitted_at), db=self._db.requests)
+        if txn.get(uuid, db=self._db.replies) is None:
+            self._end(uuid, remedy.value.decode())
+
+    def _what_is_known(self, uuid: bytes) -> tuple[bytes, int, int]:
+        """Service, priority and time of a request that is damaged, from its header or its row in a queue."""
+        record = self._txn.get(uuid, db=self._db.requests)
+        if record is not None:
+            try:
+                header = request.decode_header(uuid, record)
+                request.check_service(header.service)
+                return header.service, header.priority, header.submitted_at
+            except Exception:  # it is damaged: anything can be wrong with it
+                pass
+        prefix = self._transaction._search(uuid, None, None).prefix
+        if prefix:
+            return service_of(prefix), priority_of(prefix), 0
+        return UNKNOWN_SERVICE, request.DEFAULT_PRIORITY, 0
+
+    def _lose_reply(self, remedy: Remedy, database: lmdb._Database) -> None:
+        self._set_aside(remedy, database)
+        if _is_id(remedy.key):
+            self._end(remedy.key, "the reply was damaged")
+
+    def _end(self, uuid: bytes, reason: str) -> None:
+        end = Outcome(Status.FAILED, [], reason, 0, 0, self._now_us)
+        self._txn.put(uuid, outcome.encode(uuid, end), db=self._db.replies)
+
+    def _lose_life(self, remedy: Remedy, database: lmdb._Database) -> None:
+        sequence = sequence_of(remedy.key)
+        uuid, closed_at = bytes(SIZE), 0
+        record = self._txn.get(remedy.key, db=database)
+        if record is not None:
+            try:
+                header = closed.decode_header(sequence, record)
+                uuid, closed_at = header.uuid, header.closed_at
+            except RecordCorrupt:
+                pass
+        self._set_aside(remedy, database)
+        lost = Part(Where.DAMAGED, 0, 0, b"")
+        error = "its record was damaged" if record is not None else "its record was missing"
+        life = Life(Status.FAILED, False, 0, 0, 0, 0, closed_at, uuid, b"", b"", error, 0, lost, NO_FRAMES)
+        self._txn.put(remedy.key, closed.encode(sequence, life), db=database)
+
+    def _bury(self, remedy: Remedy, database: lmdb._Database) -> None:
+        """Delete a blob, whatever pieces it has."""
+        blob_id = blob.id_of(remedy.key)
+        pieces = []
+        cursor = self._txn.cursor(database)
+        if cursor.set_range(blob.key(blob_id, 0)):
+            for view in cursor.iternext(values=False):
+                if blob.id_of(view) != blob_id:
+                    break
+                pieces.append(bytes(view))
+        for key in pieces:
+            self._txn.delete(key, db=database)
+        self._txn.delete(remedy.key, db=self._db.graves)
+
+
+def _is_id(uuid: bytes) -> bool:
+    """Whether this can be the id of a request: new ids must be above all that are in the store."""
+    version, variant = _VERSION_AND_VARIANT
+    return len(uuid) == SIZE and uuid[6] & 0xF0 == version and uuid[8] & 0xC0 == variant and uuid[0] < 0x80
