@@ -24,6 +24,10 @@ Body = bytes | str
 Self = TypeVar("Self", bound="_Conversation")
 
 
+LONGEST_POLL = 1000
+"""Milliseconds. A Ctrl-C that comes just before a poll is only seen when it ends."""
+
+
 class _Conversation:
     """A session, its connection, and the calling thread's time to move messages between them."""
 
@@ -71,9 +75,9 @@ class _Conversation:
         session, dealer = self._session, self._dealer
         now = time.monotonic()
         deadlines = [when for when in (until, session.next_deadline()) if when is not None]
-        wait = None if not deadlines else max(0, int((min(deadlines) - now) * 1000) + 1)
+        wait = LONGEST_POLL if not deadlines else max(0, int((min(deadlines) - now) * 1000) + 1)
         if dealer.socket is not None:
-            dealer.socket.poll(wait)
+            dealer.socket.poll(min(wait, LONGEST_POLL))
         now = time.monotonic()
         while (frames := dealer.receive()) is not None:
             session.receive(dealer.number, frames, now)

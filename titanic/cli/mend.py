@@ -17,7 +17,7 @@ PURGED = tuple(state for state in STATES if state != "running")
 @endpoint
 @seconds("--older-than", least=0, default=None, help="With --all: only those submitted more than S seconds ago.")
 @option("--service", metavar="SERVICE", default=None, help="With --all: only those of this service.")
-@click.option("--all", "everything", is_flag=True, help="All that failed or expired.")
+@option("--all", "everything", is_flag=True, help="All that failed or expired.")
 def retry(
     uuid: tuple[str, ...],
     everything: bool,

@@ -88,18 +88,52 @@ def test_check(tmp_path: Path) -> None:
     assert not store.exists()
     with serving(tmp_path) as (server, endpoint):
         uuid = here("submit", "s", "a body of iron", "--endpoint", endpoint).line
-        locked = here("check", "--store", store)
+        assert here("check", "--store", store).out.endswith(b"1 requests, 0 replies: no problems\n")
+        locked = here("check", "--store", store, "--repair")
         assert locked.code == 1
         assert f"pid {server.process.pid}" in locked.err
     assert here("check", "--store", store) == (0, f"{store}: 1 requests, 0 replies: no problems\n".encode(), "")
-    assert here("check", "--json", TITANIC_STORE=str(store)).json == {"requests": 1, "replies": 0, "problems": []}
+    assert here("check", "--json", TITANIC_STORE=str(store)).json == {
+        "requests": 1,
+        "replies": 0,
+        "problems": [],
+        "left": 0,
+    }
 
     data = store / "data.mdb"
     data.write_bytes(data.read_bytes().replace(b"body of iron", b"body of rust"))
     damaged = here("check", "--store", store)
     assert damaged.code == 1
     assert uuid in damaged.out.decode()
-    assert damaged.out.endswith(b": 1 problem(s)\n")
+    assert damaged.out.endswith(b" problem(s)\n")
     document = here("check", "--store", store, "--json")
     assert document.code == 1
-    assert [uuid in problem["where"] for problem in document.json["problems"]] == [True]
+    assert uuid in document.json["problems"][0]["where"]
+    assert document.json["left"] == len(document.json["problems"])
+
+    repaired = here("check", "--store", store, "--repair")
+    assert repaired.code == 0
+    assert repaired.out.endswith(b", 0 left after the repair\n")
+    with serving(tmp_path) as (_, endpoint):
+        shown = rows(here("show", uuid, "--endpoint", endpoint).out)
+        assert shown["state"] == ["failed"]
+
+
+# -- backup and restore ---------------------------------------------------------------------------------------------
+
+
+def test_a_backup_of_a_store_in_use(tmp_path: Path) -> None:
+    store, copy, again = tmp_path / "store", tmp_path / "copy", tmp_path / "again"
+    with serving(tmp_path) as (_, endpoint):
+        uuids = here("submit", "s", "--lines", "-", "--endpoint", endpoint, stdin=b"1\n2\n3\n").out.decode().split()
+        done = here("backup", copy, "--store", store)
+        assert done.code == 0
+        assert done.out.startswith(f"{copy}: ".encode())
+        here("close", *uuids, "--endpoint", endpoint)
+        assert here("backup", copy, "--store", store).code == 1  # it is there already
+    assert here("restore", copy, "--store", store).code == 1  # so is this
+    assert here("restore", copy, "--store", again).code == 0
+    assert here("check", "--store", again).out == f"{again}: 3 requests, 0 replies: no problems\n".encode()
+    assert here("restore", tmp_path / "nothing", "--store", tmp_path / "new").code == 2
+    assert here("backup", tmp_path / "new", "--store", tmp_path / "nothing").code == 2
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,96 @@
+"""What `titanic submit` can be told, and `titanic retry` and `purge`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.cli_titanic import here, serving, until
+
+pytestmark = pytest.mark.usefixtures("workers")
+
+
+@pytest.fixture
+def at(endpoint: str) -> tuple[str, str]:
+    return ("--endpoint", endpoint)
+
+
+def show(uuid: str, at: tuple[str, str]) -> dict[str, object]:
+    document: dict[str, object] = here("show", uuid, "--json", *at).json
+    return document
+
+
+def test_the_same_key_gets_the_same_uuid(at: tuple[str, str]) -> None:
+    first = here("submit", "absent", "a", "--key", "order 7", *at).line
+    assert here("submit", "absent", "b", "--key", "order 7", *at).line == first
+    assert here("submit", "absent", "a", "--key", "order 8", *at).line != first
+    assert show(first, at)["key"] == "order 7"
+    assert "order 7" in here("show", first, *at).out.decode()
+
+
+def test_a_request_expires(at: tuple[str, str]) -> None:
+    uuid = here("submit", "absent", "x", "--ttl", "0.05", *at).line
+    done = here("reply", uuid, "--wait", "20", *at)
+    assert done.code == 1
+    assert "expired" in done.err
+    assert uuid in here("ls", "--state", "expired", *at).out.decode()
+
+
+def test_a_request_is_delayed(at: tuple[str, str]) -> None:
+    uuid = here("submit", "echo", "x", "--delay", "1000", *at).line
+    shown = here("show", uuid, *at).out.decode()
+    assert "delayed" in shown
+    assert "not before" in shown
+    assert here("submit", "echo", "x", "--delay", "0.05", "--wait", "20", *at).out.endswith(b"\nx")
+
+
+def test_priority_and_attempts(at: tuple[str, str]) -> None:
+    uuid = here("submit", "absent", "x", "--priority", "9", "--max-attempts", "3", *at).line
+    row = show(uuid, at)
+    assert (row["priority"], row["max_attempts"]) == (9, 3)
+    assert here("submit", "absent", "x", "--priority", "10", *at).code == 2
+
+
+def test_options_count_for_each_line(at: tuple[str, str]) -> None:
+    done = here("submit", "absent", "--lines", "-", "--priority", "2", *at, stdin=b"a\nb\n")
+    assert [show(uuid, at)["priority"] for uuid in done.out.decode().split()] == [2, 2]
+    assert here("submit", "absent", "--lines", "-", "--key", "k", *at).code == 2
+
+
+def test_retry(at: tuple[str, str]) -> None:
+    uuid = here("submit", "fail", "x", "--wait", "20", *at).out.decode().split()[0]
+    assert here("retry", uuid, *at) == (0, b"1 to be tried again\n", "")
+    until(lambda: show(uuid, at)["state"] == "failed")
+    assert show(uuid, at)["attempts"] == 2
+    assert here("retry", "--all", "--service", "fail", *at).out == b"1 to be tried again\n"
+    assert here("retry", "0" * 32, *at).out == b"0 to be tried again\n"
+    assert here("retry", *at).code == 2
+    assert here("retry", uuid, "--all", *at).code == 2
+    assert here("retry", "nonsense", *at).code == 2
+
+
+def test_purge(at: tuple[str, str]) -> None:
+    lines = here("submit", "purge-test", "--lines", "-", *at, stdin=b"1\n2\n3\n").out.decode().split()
+    assert here("purge", "--state", "done", "--service", "purge-test", *at).out == b"0 closed\n"
+    assert (
+        here("purge", "--state", "waiting", "--service", "purge-test", "--older-than", "1000", *at).out == b"0 closed\n"
+    )
+    assert here("purge", "--state", "waiting", "--service", "purge-test", *at).out == b"3 closed\n"
+    assert here("reply", lines[0], *at).code == 4
+    assert here("purge", *at).code == 2
+
+
+def test_the_limits_of_a_service(tmp_path: Path) -> None:
+    with serving(tmp_path, "--service-limit", "small:waiting=1,bytes=1KiB") as (_, endpoint):
+        at = ("--endpoint", endpoint)
+        assert here("submit", "small", "x", *at).code == 0
+        full = here("submit", "small", "x", *at)
+        assert full.code == 1
+        assert "service full" in full.err
+        assert here("submit", "other", "x", *at).code == 0
+
+
+@pytest.mark.parametrize("wrong", ["small", "small:", "small:waiting", "small:waiting=x", ":waiting=1", "small:size=1"])
+def test_a_limit_that_makes_no_sense(tmp_path: Path, wrong: str) -> None:
+    assert here("serve", "--store", tmp_path / "store", "--service-limit", wrong).code == 2
+    assert not (tmp_path / "store").exists()
