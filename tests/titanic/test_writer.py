@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from titanic.errors import RecordCorrupt, StoreError, StoreFailed, StoreFull
-from titanic.store import NewRequest, Store, WriteTransaction, check
+from titanic.store import MIN_CAPACITY, NewRequest, Store, WriteTransaction, check
 from titanic.writer import Writer
 
 
@@ -41,7 +41,7 @@ class Put:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store", capacity=8 << 20) as store:
+    with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
         yield store
         assert check(store) == []
 

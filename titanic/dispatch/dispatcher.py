@@ -161,8 +161,8 @@ class Dispatcher:
             courier.ask(questions, now)
         while fetches := core.take_fetches():
             self._fetch(fetches, now)
-        if sends := core.take_sends():
-            courier.send(sends, now)
+            if sends := core.take_sends(time.time_ns() // 1000):
+                courier.send(sends, now)
         for uuid in core.take_cancels():
             courier.cancel(uuid)
         for outcomes in core.take_outcomes(now):
@@ -217,7 +217,7 @@ class Dispatcher:
                         log.error("cannot dispatch: %s", damage)
                         self.core.damaged(service, damage.uuid, str(damage), now)
                     else:
-                        self.core.fetched(service, rows, now, time.time_ns() // 1000)
+                        self.core.fetched(service, rows, now)
         except StoreError as error:
             log.error("cannot read what to dispatch: %s", error)
             for fetch in fetches:
