@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from titanic import tsp
-from titanic.errors import StoreFailed
 from titanic.asks import Answers
+from titanic.errors import StoreFailed
 from titanic.services import Services
 from titanic.store import MIN_CAPACITY, ReadTransaction, Status, Store, WriteTransaction
 from titanic.tsp import Frames

@@ -41,6 +41,9 @@ REWRITE_FIRST = 1.0
 REWRITE_MOST = 30.0
 """Seconds until an outcome that the disk did not take is tried again: the first time, and at most."""
 
+REFUSED_MOST = 10
+"""How often a reply may find no room in the store, some four minutes long, before the request fails for that."""
+
 SETTLING_MOST = 256 << 20
 """Memory of outcomes on their way to the disk, roughly, beyond which nothing more is fetched. Workers that are
 faster than the disk must not fill the memory."""
@@ -177,8 +180,14 @@ class DispatchCore:
             if flight is not None and not flight.held:
                 self._settling_bytes -= flight.size
 
-    def unsettled(self, outcomes: Sequence[Outcome], now: float) -> None:
-        """The outcomes could not be written: try it again after a while."""
+    def unsettled(self, outcomes: Sequence[Outcome], now: float, *, full: bool = False) -> None:
+        """The outcomes could not be written: try it again after a while.
+
+        `full`: because there is no room for their frames. In time they have to do without: what never fits would
+        hold a worker's place for ever.
+        """
+        if full:
+            outcomes = [self._refuse(outcome) for outcome in outcomes]
         for outcome in outcomes:
             flight = self.flights[outcome.uuid]
             if not flight.held:
@@ -363,6 +372,16 @@ class DispatchCore:
         outcome = Finish(uuid, status, frames, flight.attempts, reason, flight.started)
         self._settle(flight, outcome, sum(map(len, frames)))
 
+    def _refuse(self, outcome: Outcome) -> Outcome:
+        flight = self.flights[outcome.uuid]
+        flight.refused += 1
+        if flight.refused <= REFUSED_MOST or not isinstance(outcome, Finish):
+            return outcome
+        reason = f"the store had no room for its reply of {sum(map(len, outcome.frames))} bytes"
+        if outcome.status is not Status.DONE:
+            reason = f"{outcome.reason} ({reason})"
+        return outcome._replace(status=Status.FAILED, frames=[], reason=reason)
+
     def _settle(self, flight: Flight, outcome: Outcome, size: int) -> None:
         flight.settling = True
         flight.size = size + FOOTPRINT
@@ -371,6 +390,8 @@ class DispatchCore:
 
     def _give_back(self, uuid: bytes, flight: Flight, now: float) -> None:
         self.counts["returned"] += 1
+        if flight.expires_at:
+            self._alarm = now  # the end of its time counts again
         backlog = flight.backlog
         backlog.rewind()  # first: a backlog with something waiting is not forgotten
         self._pause(backlog, now)
