@@ -48,6 +48,8 @@ class Waiters:
         self._asks: dict[bytes, dict[int, Ask]] = {}
         self._uuids: dict[int, bytes] = {}
         self._known: dict[int, Ask] = {}
+        self._until: dict[int, float] = {}
+        """When the time is over of those for whom the store was not looked at yet: they get an answer from there."""
         self._deadlines: Timers[int] = Timers()
 
     def __len__(self) -> int:
@@ -71,7 +73,7 @@ class Waiters:
             self._asks.setdefault(uuid, {})[id(ask)] = ask
             self._uuids[id(ask)] = uuid
             self._known[id(ask)] = ask
-            self._deadlines.set(id(ask), now + min(seconds, self.most))
+            self._until[id(ask)] = now + min(seconds, self.most)
             good.append(ask)
         if refused:
             self._answer(refused)
@@ -79,8 +81,14 @@ class Waiters:
             self._look(good)
 
     def found(self, answers: Sequence[tuple[Any, Frames]]) -> None:
-        """What the store says. Who is told that it is pending goes on waiting."""
-        ended = [(ask, frames) for ask, frames in answers if frames != [tsp.PENDING] and self._forget(ask)]
+        """What the store says. Those for whom it is pending go on waiting until their time is over."""
+        ended = []
+        for ask, frames in answers:
+            if frames != [tsp.PENDING]:
+                if self._forget(ask):
+                    ended.append((ask, frames))
+            elif (until := self._until.pop(id(ask), None)) is not None:
+                self._deadlines.set(id(ask), until)
         if ended:
             self._answer(ended)
 
@@ -116,6 +124,7 @@ class Waiters:
         if uuid is None:
             return False
         del self._known[id(ask)]
+        self._until.pop(id(ask), None)
         self._deadlines.cancel(id(ask))
         asks = self._asks[uuid]
         del asks[id(ask)]

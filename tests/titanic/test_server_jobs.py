@@ -260,7 +260,7 @@ def test_a_service_takes_no_more_than_its_limits(server: Server, client: Client)
     with pytest.raises(Refused, match="service full"):
         client.submit_batch("few", ["x", "y"])
     client.submit("small", bytes(600))
-    with pytest.raises(Refused, match="service full: .* bytes wait for small"):
+    with pytest.raises(Refused, match=r"service full: .* bytes wait for small"):
         client.submit("small", bytes(600))
     client.submit("echo", bytes(10_000))
 

@@ -79,10 +79,12 @@ def test_a_wake_between_the_registration_and_the_look_is_not_lost(hall: Hall) ->
 def test_the_time_is_over(hall: Hall) -> None:
     soon, late = Ask(b"1"), Ask(b"2.5")
     hall.waiters.add([late, soon], 10)
+    hall.store_says(b"300")
     assert hall.waiters.next_deadline() == 11
     hall.waiters.tick(11)
     assert hall.answers == {soon: [tsp.PENDING]}
     assert hall.waiters.next_deadline() == 12.5
+    hall.waiters.wake([UUID])
     hall.waiters.tick(12.5)
     hall.store_says(b"200")
     assert hall.answers[late] == [tsp.PENDING]
@@ -92,14 +94,24 @@ def test_a_wait_of_0_seconds_gets_an_answer(hall: Hall) -> None:
     ask = Ask(b"0")
     hall.waiters.add([ask], 10)
     hall.waiters.tick(10)
+    assert hall.answers == {}
+    hall.store_says(b"300")
+    hall.waiters.tick(10)
     assert hall.answers == {ask: [tsp.PENDING]}
+    ended = Ask(b"0")
+    hall.waiters.add([ended], 20)
+    hall.waiters.tick(25)
+    hall.store_says(b"200", b"x")
+    assert hall.answers[ended] == [b"200", b"x"]
 
 
 def test_nobody_waits_longer_than_allowed(hall: Hall) -> None:
     hall.waiters.add([Ask(b"1e9")], 0)
+    hall.store_says(b"300")
     assert hall.waiters.next_deadline() == waiting.MOST_SECONDS
     hall.waiters.most = 2.5
     hall.waiters.add([Ask(b"1e9")], 0)
+    hall.store_says(b"300")
     assert hall.waiters.next_deadline() == 2.5
 
 
@@ -128,7 +140,7 @@ def test_all_are_answered_at_the_end(hall: Hall) -> None:
     hall.waiters.add([after], 0)
     hall.store_says(b"200", b"late")
     hall.waiters.dismiss()
-    assert hall.answers == dict.fromkeys([*before, after], [tsp.PENDING])
+    assert hall.answers == {ask: [tsp.PENDING] for ask in [*before, after]}
 
 
 @pytest.mark.parametrize(
