@@ -106,7 +106,7 @@ class Accept:
             self._repeated += 1
             return
         self._accepted += 1
-        if request.not_before or request.expires_at:
+        if request.not_before or request.expires_at or request.key:
             self._due = True
         if not request.not_before:
             highest = self._arrived.get(request.service, -1)
@@ -128,6 +128,10 @@ class Accept:
     def _refuse(self, ask: Ask, answer: Frames) -> None:
         self._refused += 1
         self._answers.append((ask, answer))
+
+    def parts(self) -> Sequence[Accept]:
+        """None: a request that finds no room is refused one by one, in `write`."""
+        return []
 
     def committed(self) -> None:
         intake = self._intake

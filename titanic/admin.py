@@ -4,8 +4,9 @@
     reply body      200 JSON: {"done": how many, "next": what to pass as `after` for the rest, null at the end}
 
 `uuids` is a list of at most 1,000. Without it, those are meant that are in `state` (retry: failed, expired or both;
-purge: any state, it must be given), of `service` and submitted more than `older_than` seconds ago, if given. One
-message looks at a bounded number of requests; ask again with `after` while `next` is not null.
+purge: any state, it must be given), of `service` and ended more than `older_than` seconds ago (submitted, when they
+have not ended), if given. What a worker has is left to it, unless it is named by its UUID. One message looks at a
+bounded number of requests; ask again with `after` while `next` is not null.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any
 
 from titanic import ids, tsp
 from titanic.asks import Answer, Ask, Watcher
-from titanic.errors import StoreError
+from titanic.errors import StoreError, StoreFull
 from titanic.store import State, WriteTransaction
 from titanic.tsp import Frames
+from titanic.writer import halves
 
 MOST = 1000
 KNOWN = {"do", "uuids", "service", "state", "older_than", "after"}
@@ -28,7 +30,9 @@ DEAD = (State.FAILED, State.EXPIRED)
 class Administer:
     """A batch of asks, as one `Write`."""
 
-    def __init__(self, answer: Answer, watcher: Watcher, asks: Sequence[Ask]) -> None:
+    def __init__(self, answer: Answer, watcher: Watcher, asks: Sequence[Ask], most: int = MOST) -> None:
+        """`most`: how many requests one ask may change."""
+        self._most = most
         self._answer = answer
         self._watcher = watcher
         self._asks = asks
@@ -47,12 +51,22 @@ class Administer:
                 self._answers.append((ask, [tsp.OK, json.dumps(document).encode()]))
             except ValueError as error:
                 self._answers.append((ask, tsp.bad_request(str(error))))
+            except StoreFull as error:
+                self._answers.append((ask, tsp.failure(f"not done, or not all of it: {error}")))
+
+    def parts(self) -> list[Administer]:
+        """Ask by ask, then fewer requests of each."""
+        if len(self._asks) > 1:
+            return [Administer(self._answer, self._watcher, half, self._most) for half in halves(self._asks)]
+        return [Administer(self._answer, self._watcher, self._asks, self._most // 4)] if self._most >= 4 else []
 
     def _obey(self, transaction: WriteTransaction, options: dict[str, Any], now_us: int) -> dict[str, Any]:
         following: bytes | None = None
         uuids: Collection[bytes]
         if options["uuids"] is not None:
             uuids = options["uuids"]
+            if len(uuids) > self._most:
+                raise ValueError(f"the store is so full that only {self._most} requests can be named at a time")
         else:
             older = options["older_than"]
             page = transaction.select(
@@ -60,9 +74,12 @@ class Administer:
                 service=options["service"],
                 older_than=None if older is None else now_us - int(older * 1e6),
                 after=options["after"],
-                limit=MOST,
+                limit=self._most,
             )
             uuids, following = [row.uuid for row in page], page.next
+            if options["do"] == "purge":
+                running = self._watcher.running()
+                uuids = [uuid for uuid in uuids if uuid not in running]
         act = self._retry if options["do"] == "retry" else self._purge
         done = sum(act(transaction, uuid, now_us) for uuid in uuids)
         return {"done": done, "next": following.hex() if following else None}
@@ -93,7 +110,7 @@ class Administer:
 
 def _read(body: Frames) -> dict[str, Any]:
     try:
-        given = json.loads(body[0])
+        given = json.loads(b"".join(body[:1]))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"options are not JSON: {error}") from None
     if not isinstance(given, dict) or given.get("do") not in ("retry", "purge"):
@@ -120,7 +137,7 @@ def _states(given: Mapping[str, Any]) -> tuple[State, ...]:
     if name is None and given["do"] == "retry":
         return DEAD
     states = {state.name.lower(): state for state in State if state is not State.RUNNING}
-    if name not in states:
+    if not isinstance(name, str) or name not in states:
         raise ValueError(f"state must be one of {', '.join(states)}")
     if given["do"] == "retry" and states[name] not in DEAD:
         raise ValueError("only failed and expired requests can be retried")

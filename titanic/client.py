@@ -19,17 +19,9 @@ from typing import Any, Self, TypedDict, Unpack
 
 import broker
 from broker import DEFAULT_ENDPOINT, Pipeline
-from titanic import ids, tsp
-from titanic.errors import (
-    CallerError,
-    InvalidRequest,
-    Refused,
-    RequestError,
-    RequestFailed,
-    TimedOut,
-    TitanicError,
-    UnknownRequest,
-)
+from titanic import admin, tsp
+from titanic.answers import check, read_outcome, read_reply, read_uuids, translate, unknown
+from titanic.errors import RequestError, TimedOut, UnknownRequest
 
 Body = bytes | str
 Frames = list[bytes]
@@ -38,8 +30,9 @@ POLL_FIRST = 0.01
 POLL_MOST = 0.5
 """Seconds between looks at a reply that is not there yet: the first pause, and the longest."""
 
-WAIT_MOST = 30.0
-"""Seconds that one question for a reply waits on the server; a longer wait asks again."""
+WAIT_MOST = 10.0
+"""Seconds that one question for a reply waits on the server; a longer wait asks again. A server that was killed
+meanwhile is noticed only then."""
 
 LEAST_LOOK = 1.0
 """Seconds that a look may take, even when less is left of the caller's time: a slow network is not an absent reply."""
@@ -104,15 +97,15 @@ class Client:
         """
         frames = body or (b"",)
         if not options:
-            return _uuids(self._ask(tsp.REQUEST, service, *frames), 1)[0]
-        return _uuids(self._ask(tsp.SUBMIT, json.dumps(options), service, *frames), 1)[0]
+            return read_uuids(self._ask(tsp.REQUEST, service, *frames), 1)[0]
+        return read_uuids(self._ask(tsp.SUBMIT, json.dumps(options), service, *frames), 1)[0]
 
     def reply(self, uuid: str) -> Frames | None:
         """The reply's frames; None while it is pending. The reply stays until the request is closed.
 
         Raises UnknownRequest (closed, or never accepted) or RequestFailed (it failed for good).
         """
-        return _reply(uuid, self._ask(tsp.REPLY, uuid))
+        return read_reply(uuid, self._ask(tsp.REPLY, uuid))
 
     def wait(self, uuid: str, timeout: float | None = None) -> Frames:
         """The reply's frames, as soon as they are there. Raises as `reply`, and TimedOut after `timeout` seconds.
@@ -124,22 +117,42 @@ class Client:
         while True:
             left = None if until is None else max(0.0, until - time.monotonic())
             ask = WAIT_MOST if left is None else min(left, WAIT_MOST)
-            try:
-                frames = _reply(uuid, self._ask(tsp.WAIT, b"%g" % ask, uuid, waiting=ask, within=left))
-            except TimedOut:
-                if left is None or left <= LEAST_LOOK:
-                    raise
-                continue
+            frames, there = self._look(uuid, left), True
+            if frames is None and ask:
+                began = time.monotonic()
+                frames, there = self._linger(uuid, ask)
+                if frames is None and there and time.monotonic() - began < ask / 2:
+                    time.sleep(min(ask, POLL_MOST))  # it sends us away: it is shutting down
             if frames is not None:
                 return frames
-            if left is not None and left <= ask:
+            if until is not None and time.monotonic() >= until:
                 break
         raise TimedOut(f"no reply to {uuid} yet", f"waited {timeout:g} s", "ask again later: the request lives on")
+
+    def _look(self, uuid: str, left: float | None) -> Frames | None:
+        """The reply; None when there is none yet, or nobody to say so while there is time left."""
+        try:
+            return read_reply(uuid, self._ask(tsp.REPLY, uuid, within=left))
+        except TimedOut:
+            if left is None or left <= LEAST_LOOK:
+                raise
+            return None
+
+    def _linger(self, uuid: str, seconds: float) -> tuple[Frames | None, bool]:
+        """The reply if it comes within so many seconds, and whether there was an answer at all."""
+        patience = self._settings["timeout"] + seconds
+        try:
+            answer = self._single.call(tsp.WAIT, b"%g" % seconds, uuid, timeout=patience, retries=0)
+        except broker.TimedOut:
+            return None, False
+        except broker.BrokerError as error:
+            raise translate(error, self.endpoint) from error
+        return read_reply(uuid, answer), True
 
     def close(self, *uuids: str) -> None:
         """Delete requests and their replies. One that is not dispatched yet is cancelled; unknown ones are fine."""
         for uuid in uuids:
-            _check(self._ask(tsp.CLOSE, uuid))
+            check(self._ask(tsp.CLOSE, uuid))
 
     # -- many ------------------------------------------------------------------------------------------------
 
@@ -159,7 +172,7 @@ class Client:
         if not bodies:
             return []
         more: dict[str, Any] = {"many": True} if keys is None else {"many": True, "keys": [*keys]}
-        return _uuids(self._ask(tsp.SUBMIT, json.dumps({**options, **more}), service, *bodies), len(bodies))
+        return read_uuids(self._ask(tsp.SUBMIT, json.dumps({**options, **more}), service, *bodies), len(bodies))
 
     def submit_many(self, service: Body, bodies: Iterable[Body | Sequence[Body]], *, window: int = 1000) -> list[str]:
         """Submit one request per body, with `window` on their way at once; the UUIDs in the bodies' order.
@@ -169,7 +182,7 @@ class Client:
         smaller parts.
         """
         rows = ([service, body] if isinstance(body, (bytes, str)) else [service, *body] for body in bodies)
-        return [_uuids(reply, 1)[0] for reply in self._map(self._pipeline(), tsp.REQUEST, rows, window)]
+        return [read_uuids(reply, 1)[0] for reply in self._map(self._pipeline(), tsp.REQUEST, rows, window)]
 
     def replies(
         self, uuids: Iterable[str], timeout: float | None = None, *, window: int = 1000
@@ -188,11 +201,14 @@ class Client:
     def close_many(self, uuids: Iterable[str], *, window: int = 1000) -> None:
         """Close any number of requests, with `window` on their way at once."""
         for answer in self._map(self._pipeline(), tsp.CLOSE, uuids, window):
-            _check(answer)
+            check(answer)
 
     def retry(self, *uuids: str) -> int:
         """Give requests that failed or expired another life; how many there were. Others are left alone."""
-        return self._administer({"do": "retry", "uuids": uuids})
+        return sum(
+            self._administer({"do": "retry", "uuids": uuids[at : at + admin.MOST]})
+            for at in range(0, len(uuids), admin.MOST)
+        )
 
     def retry_all(self, *, service: str | None = None, older_than: float | None = None) -> int:
         """The same for all of a service, or of all, submitted more than `older_than` seconds ago."""
@@ -206,7 +222,7 @@ class Client:
 
     def stats(self) -> dict[str, Any]:
         """What is stored, what waits per service, what is running, what was done since the start."""
-        document: dict[str, Any] = json.loads(_check(self._ask(tsp.STATS, b"{}"))[0])
+        document: dict[str, Any] = json.loads(check(self._ask(tsp.STATS, b"{}"))[0])
         return document
 
     def list(
@@ -219,14 +235,14 @@ class Client:
     ) -> tuple[list[dict[str, Any]], str | None]:
         """A page of what is stored, oldest first, and what to pass as `after` for the next (None: that was all)."""
         options = {"service": service, "state": state, "after": after, "limit": limit}
-        document = json.loads(_check(self._ask(tsp.LIST, json.dumps(options)))[0])
+        document = json.loads(check(self._ask(tsp.LIST, json.dumps(options)))[0])
         return document["requests"], document["next"]
 
     def show(self, uuid: str) -> dict[str, Any]:
         """All that is known of one request. Raises UnknownRequest."""
-        document = json.loads(_check(self._ask(tsp.LIST, json.dumps({"uuid": uuid})))[0])
+        document = json.loads(check(self._ask(tsp.LIST, json.dumps({"uuid": uuid})))[0])
         if not document["requests"]:
-            raise _unknown(uuid)
+            raise unknown(uuid)
         row: dict[str, Any] = document["requests"][0]
         return row
 
@@ -237,22 +253,22 @@ class Client:
         except broker.RemoteError:
             raise
         except broker.BrokerError as error:
-            raise _translate(error, self.endpoint) from error
+            raise translate(error, self.endpoint) from error
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _ask(self, service: bytes, *body: Body, waiting: float = 0.0, within: float | None = None) -> Frames:
-        """Ask Titanic. `waiting`: seconds for which it may keep us waiting on purpose; `within`: what we have."""
+    def _ask(self, service: bytes, *body: Body, within: float | None = None) -> Frames:
+        """Ask Titanic. `within`: the seconds that we have."""
         tries = self._settings if within is None else self._tries(within)
         try:
-            return self._single.call(service, *body, timeout=tries["timeout"] + waiting, retries=tries["retries"])
+            return self._single.call(service, *body, timeout=tries["timeout"], retries=tries["retries"])
         except broker.BrokerError as error:
-            raise _translate(error, self.endpoint) from error
+            raise translate(error, self.endpoint) from error
 
     def _administer(self, options: dict[str, Any]) -> int:
         done: int = 0
         while True:
-            document = json.loads(_check(self._ask(tsp.ADMIN, json.dumps(options)))[0])
+            document = json.loads(check(self._ask(tsp.ADMIN, json.dumps(options)))[0])
             done += int(document["done"])
             if document["next"] is None:
                 return done
@@ -275,7 +291,7 @@ class Client:
                 frames = [body] if isinstance(body, (bytes, str)) else body
                 yield self._single.call(service, *frames, timeout=timeout, retries=retries)
         except broker.BrokerError as error:
-            raise _translate(error, self.endpoint) from error
+            raise translate(error, self.endpoint) from error
 
     def _is_ours(self, pipeline: Pipeline) -> bool:
         """Whether the broker is one of this project. Others need not be able to tell one client's requests apart:
@@ -299,7 +315,7 @@ class Client:
             try:
                 answers = self._map(pipeline, tsp.REPLY, pending, window)
                 for uuid, answer in zip(pending, answers, strict=True):
-                    outcome = _outcome(uuid, answer)
+                    outcome = read_outcome(uuid, answer)
                     if outcome is not None:
                         del still[uuid]
                         yield uuid, outcome
@@ -324,64 +340,6 @@ class Client:
         usual: float = self._settings["timeout"]
         timeout = min(usual, max(within, LEAST_LOOK))
         return {**self._settings, "timeout": timeout, "retries": max(0, int(within / timeout) - 1)}
-
-
-def _translate(error: broker.BrokerError, endpoint: str) -> TitanicError:
-    if isinstance(error, broker.TimedOut):
-        return _silence(endpoint)
-    if isinstance(error, broker.UsageError):
-        return InvalidRequest(str(error))
-    if isinstance(error, broker.EndpointError):
-        return CallerError(str(error), "", "an endpoint is like tcp://127.0.0.1:5555")
-    if isinstance(error, broker.RemoteError) and error.status < 500:
-        return InvalidRequest(error.text)
-    return Refused(str(error))
-
-
-def _silence(endpoint: str) -> TimedOut:
-    return TimedOut("no answer", f"nobody answered at {endpoint}", "is it running, and is this its endpoint?")
-
-
-def _unknown(uuid: str) -> UnknownRequest:
-    return UnknownRequest(f"unknown UUID {uuid}", "it was closed or never accepted", "")
-
-
-def _check(reply: Frames) -> Frames:
-    """The frames after a 200; the error that anything else stands for."""
-    status = tsp.read_status(reply[0]) if reply else None
-    if status is None:
-        raise Refused("the answer is not one of Titanic's", repr(reply[:1]), "is another service behind this name?")
-    if status.code == 400:
-        raise InvalidRequest(status.text)
-    if status.code != 200:
-        raise Refused(status.text)
-    return reply[1:]
-
-
-def _uuids(reply: Frames, count: int) -> list[str]:
-    frames = _check(reply)
-    lines = frames[0].split(b"\n") if len(frames) == 1 else []
-    if len(lines) != count or any(ids.parse(line) is None for line in lines):
-        raise Refused(f"the answer to a submission is not {count} UUID(s)", repr(frames[:2])[:200], "")
-    return [line.decode() for line in lines]
-
-
-def _reply(uuid: str, reply: Frames) -> Frames | None:
-    status = tsp.read_status(reply[0]) if reply else None
-    if status is not None and status.code == 300:
-        return None
-    if status is not None and status.code == 400 and ids.parse(uuid.encode()) is not None:
-        raise _unknown(uuid)
-    if status is not None and status.code == 500 and status.text.startswith(tsp.ENDED):
-        raise RequestFailed(status.text, detail=reply[1:])
-    return _check(reply)
-
-
-def _outcome(uuid: str, reply: Frames) -> Frames | RequestError | UnknownRequest | None:
-    try:
-        return _reply(uuid, reply)
-    except (RequestFailed, UnknownRequest) as error:
-        return error
 
 
 def _pauses(timeout: float | None) -> Iterator[tuple[float, float | None]]:

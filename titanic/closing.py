@@ -7,9 +7,10 @@ from typing import Any
 
 from titanic import tsp
 from titanic.asks import Answer, Ask, Watcher
-from titanic.errors import StoreError
+from titanic.errors import StoreError, StoreFull
 from titanic.store import WriteTransaction
 from titanic.tsp import Frames
+from titanic.writer import halves
 
 
 class Close:
@@ -30,9 +31,16 @@ class Close:
             if uuid is None:
                 self._answers.append((ask, tsp.BAD_UUID))
                 continue
-            if transaction.close(uuid, now_us) is not None:
-                self._closed.append(uuid)
+            try:
+                if transaction.close(uuid, now_us) is not None:
+                    self._closed.append(uuid)
+            except StoreFull as error:  # the archive is far behind, and may not miss anything; the others may fit
+                self._answers.append((ask, tsp.failure(f"not closed: {error}")))
+                continue
             self._answers.append((ask, [tsp.OK]))
+
+    def parts(self) -> list[Close]:
+        return [Close(self._answer, self._watcher, self._counts, half) for half in halves(self._asks)]
 
     def committed(self) -> None:
         self._counts["closed"] += len(self._closed)

@@ -1,9 +1,9 @@
 """titanic.list: what is in the store, as JSON, in pages.
 
-Options, a JSON object: `uuid` (that one alone), `service`, `state` (waiting, delayed, running, done, failed),
-`after` (a UUID: the page after it), `limit` (1 to 1000, default 100). The reply is a JSON object: `requests`, a
-list of objects, and `next`, what to pass as `after` for the following page, null at the end. A page looks at a
-bounded number of requests, so it can be short, or empty, and yet have a `next`.
+Options, a JSON object: `uuid` (that one alone), `service`, `state` (waiting, delayed, running, done, failed, expired,
+cancelled), `after` (a UUID: the page after it), `limit` (1 to 1000, default 100). The reply is a JSON object:
+`requests`, a list of objects, and `next`, what to pass as `after` for the following page, null at the end. A page
+looks at a bounded number of requests, so it can be short, or empty, and yet have a `next`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _described(transaction: ReadTransaction, uuids: Collection[bytes]) -> list[D
 def _options(body: Frames) -> dict[str, Any]:
     """Read and check the options; ValueError says what is wrong."""
     try:
-        given = json.loads(body[0] or b"{}")
+        given = json.loads(b"".join(body[:1]) or b"{}")
     except (ValueError, RecursionError) as error:
         raise ValueError(f"options are not JSON: {error}") from None
     if not isinstance(given, dict):

@@ -157,6 +157,8 @@ class Server:
         if ours:
             dispatcher.use(SocketCourier(dispatcher.core, dispatcher.loop, endpoint))
         else:
+            # Such a broker sends no heartbeats to a worker that is busy, which would take it for dead.
+            dispatcher.waiters.most = config.worker.heartbeat_interval
             courier = LaneCourier(
                 dispatcher.core,
                 dispatcher.loop,

@@ -83,7 +83,7 @@ class Services:
         elif name == tsp.ADMIN:
             self._writer.put(Administer(self._answer, self._watcher, batch))
         elif name == tsp.WAIT:
-            self._waiters.wait(batch)
+            self._waits.wait(batch)
         else:
             self._reader.put((name, batch))
 
@@ -93,21 +93,31 @@ class Services:
 
     def use(self, waits: Waits) -> None:
         """Who takes the asks for titanic.wait."""
-        self._waiters = waits
+        self._waits = waits
 
     def _read(self, batches: list[tuple[bytes, Sequence[Ask]]]) -> None:
         answers: list[tuple[Any, Frames]] = []
+        found: list[tuple[Any, Frames]] = []
+        replies: dict[bytes, Frames] = {}  # many may wait for one: it is read once
         try:
             with self._store.read() as transaction:
                 for name, batch in batches:
-                    found = [(ask, self._read_one(transaction, name, ask.body)) for ask in batch]
-                    if name == tsp.WAIT:
-                        self._waiters.found(found)
-                    else:
-                        answers += found
+                    if name != tsp.WAIT:
+                        answers += [(ask, self._read_one(transaction, name, ask.body)) for ask in batch]
+                        continue
+                    for ask in batch:
+                        uuid = ask.body[-1]
+                        if uuid not in replies:
+                            replies[uuid] = self._read_one(transaction, name, ask.body)
+                        found.append((ask, replies[uuid]))
         except StoreError as error:
-            answers = [(ask, tsp.failure(f"not read: {error}")) for _, batch in batches for ask in batch]
-        self._answer(answers)
+            failure = tsp.failure(f"not read: {error}")
+            answers = [(ask, failure) for name, batch in batches if name != tsp.WAIT for ask in batch]
+            found = [(ask, failure) for name, batch in batches if name == tsp.WAIT for ask in batch]
+        if answers:
+            self._answer(answers)
+        if found:
+            self._waits.found(found)
 
     def _read_one(self, transaction: ReadTransaction, name: bytes, body: Frames) -> Frames:
         try:

@@ -23,7 +23,6 @@ A message is accepted as a whole or not at all.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -79,7 +78,7 @@ def parse(body: Frames, now_us: int) -> list[NewRequest]:
 
 
 def _moment(seconds: float | None, now_us: int) -> int:
-    return 0 if seconds is None else now_us + max(1, int(seconds * 1e6))
+    return 0 if not seconds else now_us + max(1, int(seconds * 1e6))
 
 
 def _keys(options: dict[str, Any], count: int) -> list[bytes]:
@@ -118,11 +117,11 @@ def _is_key(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _is_seconds(value: Any) -> bool:
-    return _is_number(value) and 0 < value <= MOST_SECONDS
+    return _is_number(value) and 0 < value <= MOST_SECONDS  # neither NaN nor infinity is
 
 
 def _is_whole(least: int, most: int) -> Callable[[Any], bool]:
@@ -135,7 +134,7 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "keys": ("a list of texts of 1 to 255 bytes", lambda v: isinstance(v, list) and all(map(_is_key, v))),
     "key_for": _SECONDS,
     "ttl": _SECONDS,
-    "delay": ("a number of seconds, 0 or more", lambda v: v == 0 or _is_seconds(v)),
+    "delay": ("a number of seconds, 0 or more", lambda v: _is_number(v) and 0 <= v <= MOST_SECONDS),
     "priority": ("a whole number from 0 to 9", _is_whole(0, 9)),
     "max_attempts": ("a whole number from 1 to 65535", _is_whole(1, 65535)),
     "limit": _SECONDS,

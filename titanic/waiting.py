@@ -27,9 +27,9 @@ def read(body: Frames) -> tuple[float, bytes] | None:
     uuid = tsp.read_uuid(body[1:])
     try:
         seconds = float(body[0])
-    except ValueError:
+    except (ValueError, IndexError):
         return None
-    return None if uuid is None or not math.isfinite(seconds) or seconds < 0 else (min(seconds, MOST_SECONDS), uuid)
+    return None if uuid is None or not math.isfinite(seconds) or seconds < 0 else (seconds, uuid)
 
 
 BAD_WAIT = tsp.bad_request("a titanic.wait is a number of seconds and a UUID of 32 hexadecimal digits")
@@ -42,9 +42,14 @@ class Waiters:
         """`look` has the store looked at for asks; what it finds comes back through `found`."""
         self._answer = answer
         self._look = look
-        self._asks: dict[bytes, list[Any]] = {}
+        self.most = MOST_SECONDS
+        """How long one may wait; who wants to wait longer is told that it is pending, and asks again."""
+        self._dismissing = False
+        self._asks: dict[bytes, dict[int, Ask]] = {}
         self._uuids: dict[int, bytes] = {}
         self._known: dict[int, Ask] = {}
+        self._until: dict[int, float] = {}
+        """When the time is over of those for whom the store was not looked at yet: they get an answer from there."""
         self._deadlines: Timers[int] = Timers()
 
     def __len__(self) -> int:
@@ -52,6 +57,9 @@ class Waiters:
 
     def add(self, asks: Sequence[Ask], now: float) -> None:
         """New asks. Registered first and looked up then, so that nothing is missed in between."""
+        if self._dismissing:
+            self._answer([(ask, [tsp.PENDING]) for ask in asks])
+            return
         good, refused = [], []
         for ask in asks:
             parsed = read(ask.body)
@@ -62,10 +70,10 @@ class Waiters:
                 refused.append((ask, tsp.failure(f"busy: {MOST_WAITERS} clients wait already")))
                 continue
             seconds, uuid = parsed
-            self._asks.setdefault(uuid, []).append(ask)
+            self._asks.setdefault(uuid, {})[id(ask)] = ask
             self._uuids[id(ask)] = uuid
             self._known[id(ask)] = ask
-            self._deadlines.set(id(ask), now + seconds)
+            self._until[id(ask)] = now + min(seconds, self.most)
             good.append(ask)
         if refused:
             self._answer(refused)
@@ -73,14 +81,20 @@ class Waiters:
             self._look(good)
 
     def found(self, answers: Sequence[tuple[Any, Frames]]) -> None:
-        """What the store says. Who is told that it is pending goes on waiting."""
-        ended = [(ask, frames) for ask, frames in answers if frames != [tsp.PENDING] and self._forget(ask)]
+        """What the store says. Those for whom it is pending go on waiting until their time is over."""
+        ended = []
+        for ask, frames in answers:
+            if frames != [tsp.PENDING]:
+                if self._forget(ask):
+                    ended.append((ask, frames))
+            elif (until := self._until.pop(id(ask), None)) is not None:
+                self._deadlines.set(id(ask), until)
         if ended:
             self._answer(ended)
 
     def wake(self, uuids: Iterable[bytes]) -> None:
         """Something happened to these requests: look again."""
-        asks = [ask for uuid in uuids if uuid in self._asks for ask in self._asks[uuid]]
+        asks = [ask for uuid in uuids if uuid in self._asks for ask in self._asks[uuid].values()]
         if asks:
             self._look(asks)
 
@@ -92,6 +106,15 @@ class Waiters:
         if late:
             self._answer([(ask, [tsp.PENDING]) for ask in late])
 
+    def dismiss(self) -> None:
+        """Answer all that wait, and whoever still comes: nothing more will happen."""
+        self._dismissing = True
+        left = list(self._known.values())
+        for ask in left:
+            self._forget(ask)
+        if left:
+            self._answer([(ask, [tsp.PENDING]) for ask in left])
+
     def next_deadline(self) -> float | None:
         """When `tick` has something to do."""
         return self._deadlines.next()
@@ -101,9 +124,10 @@ class Waiters:
         if uuid is None:
             return False
         del self._known[id(ask)]
+        self._until.pop(id(ask), None)
         self._deadlines.cancel(id(ask))
         asks = self._asks[uuid]
-        asks.remove(ask)
+        del asks[id(ask)]
         if not asks:
             del self._asks[uuid]
         return True

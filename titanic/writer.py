@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 from titanic.batches import BatchThread
 from titanic.errors import StoreError, StoreFailed, StoreFull
 from titanic.store import Store, WriteTransaction
 
 log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
 
 
 class Write(Protocol):
@@ -23,11 +26,21 @@ class Write(Protocol):
     def write(self, transaction: WriteTransaction, now_us: int) -> None:
         """Make the changes. A StoreError raised here drops the whole transaction, with everybody's changes."""
 
+    def parts(self) -> Sequence[Write]:
+        """Smaller writes that together make up this one; none when it cannot be divided. In a full store a
+        transaction must not change too much at once, and it is known only at the end what is too much."""
+
     def committed(self) -> None:
         """It is on disk: answer."""
 
     def failed(self, error: StoreError) -> None:
         """Nothing was kept: say so."""
+
+
+def halves(items: Sequence[Item]) -> list[Sequence[Item]]:
+    """Two halves of what can be halved, for `Write.parts`."""
+    middle = len(items) // 2
+    return [items[:middle], items[middle:]] if middle else []
 
 
 class Writer:
@@ -55,13 +68,20 @@ class Writer:
                 for write in writes:
                     self._commit([write])
                 return
+            if isinstance(error, StoreFull) and (parts := writes[0].parts()):
+                for part in parts:
+                    self._commit([part])
+                return
             failure = self._failure(error)
             for write in writes:  # it was the disk
                 write.failed(failure)
             return
         self.commits += 1
         for write in writes:
-            write.committed()
+            try:
+                write.committed()
+            except Exception:  # the others want to know, too
+                log.exception("a fault of this program: could not tell what was committed")
 
     @staticmethod
     def _failure(error: Exception) -> StoreError:

@@ -17,7 +17,9 @@ from broker import error_body
 from titanic import ServerConfig
 from titanic.dispatch.actions import Fetch, Finish, Outcome, Postpone
 from titanic.dispatch.core import DispatchCore
-from titanic.store import ReadyRow
+from titanic.ids import SIZE
+from titanic.store import DEFAULT_PRIORITY, ReadyRow
+from titanic.store.schema import ready_prefix
 
 
 def names(prefix: str, count: int) -> list[str]:
@@ -46,12 +48,20 @@ class Play:
         self.disk = "works"
         self.unwritten: list[list[Outcome]] = []
         self.max_attempts = 0
+        self.options = b""
+        self.priorities: dict[bytes, int] = {}
+        self.expires: dict[bytes, int] = {}
+        self.cancelled: list[str] = []
 
     # -- the world -------------------------------------------------------------------------------------------
 
-    def submit(self, service: str, *names: str) -> None:
-        self.queue.setdefault(service.encode(), []).extend(name.encode() for name in names)
-        self.core.arrived([service.encode()])
+    def submit(self, service: str, *names: str, priority: int = DEFAULT_PRIORITY, expires: float = 0) -> None:
+        """`expires` is a time of `now`: here the wall clock and the other are the same."""
+        for name in names:
+            self.queue.setdefault(service.encode(), []).append(name.encode())
+            self.priorities[name.encode()] = priority
+            self.expires[name.encode()] = int(expires * 1e6)
+        self.core.arrived({service.encode(): priority})
 
     def workers(self, service: str, count: int) -> None:
         self.present[service.encode()] = count
@@ -107,6 +117,7 @@ class Play:
 
     def round(self) -> bool:
         core, busy = self.core, False
+        core.tick(self.now)
         if core.take_alarm(self.now):
             self._promote()
             busy = True
@@ -119,10 +130,13 @@ class Play:
             busy = True
             for fetch in fetches:
                 self._fetch(fetch)
-        for send in core.take_sends():
-            assert send.uuid not in self.running, "sent twice"
-            self.running[send.uuid] = send.service
-            self.sent.append(send.uuid.decode())
+            for send in core.take_sends(int(self.now * 1e6)):
+                assert send.uuid not in self.running, "sent twice"
+                self.running[send.uuid] = send.service
+                self.sent.append(send.uuid.decode())
+        for uuid in core.take_cancels():
+            del self.running[uuid]
+            self.cancelled.append(uuid.decode())
         for batch in core.take_outcomes(self.now):
             busy = True
             if self.disk == "works":
@@ -156,8 +170,9 @@ class Play:
 
     def _fetch(self, fetch: Fetch) -> None:
         self.fetches += 1
-        queue = sorted(self.queue.get(fetch.service, []))
-        rows = [name for name in queue if fetch.after is None or name > fetch.after][: fetch.limit]
+        queue = sorted(self.queue.get(fetch.service, []), key=lambda name: self.key(fetch.service, name))
+        rows = [name for name in queue if fetch.after is None or self.key(fetch.service, name) > fetch.after]
+        del rows[fetch.limit :]
         for at, name in enumerate(rows):
             if name in self.damaged:
                 if at == 0:
@@ -165,8 +180,22 @@ class Play:
                     return
                 rows = rows[:at]
                 break
-        made = [ReadyRow(name, name, self.attempts[name], [name], self.max_attempts, 0) for name in rows]
-        self.core.fetched(fetch.service, made, self.now)
+        self.core.fetched(fetch.service, [self.row(fetch.service, name) for name in rows], self.now)
+
+    def key(self, service: bytes, name: bytes) -> bytes:
+        """Its place in the queue."""
+        return ready_prefix(service, self.priorities.get(name, DEFAULT_PRIORITY)) + name.ljust(SIZE, b"\0")
+
+    def row(self, service: bytes, name: bytes) -> ReadyRow:
+        return ReadyRow(
+            self.key(service, name),
+            name,
+            self.attempts[name],
+            [name],
+            self.max_attempts,
+            self.expires.get(name, 0),
+            self.options,
+        )
 
     def _keep(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
@@ -187,7 +216,7 @@ class Play:
         for name, service in due.items():
             del self.later[name]
             self.queue[service].append(name)
-        self.core.arrived(set(due.values()), rewind=True)
+        self.core.returned(set(due.values()))
         self._set_alarm()
 
     def _set_alarm(self) -> None:

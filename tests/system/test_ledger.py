@@ -29,7 +29,7 @@ CLIENTS = 4
 class Cast:
     """All that may be killed."""
 
-    def __init__(self, path: Path, *, integrated: bool) -> None:
+    def __init__(self, path: Path, *, integrated: bool, second_worker: bool = True) -> None:
         self.path = path
         self.endpoint = f"ipc://{path}/titanic.ipc"
         self.ledger, self.executed = path / "ledger", path / "executed"
@@ -38,6 +38,8 @@ class Cast:
             "worker 1": lambda: worker(self.endpoint, "work", self.executed),
             "worker 2": lambda: worker(self.endpoint, "work", self.executed),
         }
+        if not second_worker:
+            del self.makers["worker 2"]
         if not integrated:
             self.makers["broker"] = lambda: self.node("broker", "broker")
         self.running = {name: make() for name, make in self.makers.items()}
@@ -45,10 +47,10 @@ class Cast:
     def node(self, name: str, mode: str, *arguments: Path) -> Process:
         return Process(SUPPORT / "titanic_node.py", mode, self.endpoint, *arguments, output=self.path / f"{name}.out")
 
-    def submitter(self, number: int, count: int) -> Process:
+    def submitter(self, number: int, count: int, mode: str) -> Process:
         script = SUPPORT / "titanic_submitter.py"
         output = self.path / f"client {number}.out"
-        return Process(script, self.endpoint, self.ledger, f"client{number}", str(count), output=output)
+        return Process(script, self.endpoint, self.ledger, f"client{number}", str(count), mode, output=output)
 
     def kill(self, name: str) -> None:
         assert self.running[name].running, f"{name} has ended by itself"
@@ -73,7 +75,8 @@ def test_what_was_acknowledged_is_executed_and_answered(tmp_path: Path, integrat
     cast = Cast(tmp_path, integrated=integrated)
     with ExitStack() as stack:
         stack.callback(cast.end)
-        clients = [stack.enter_context(cast.submitter(number, requests // CLIENTS)) for number in range(CLIENTS)]
+        each = requests // CLIENTS // 10 * 6  # six calls are ten requests
+        clients = [stack.enter_context(cast.submitter(number, each, "mixed")) for number in range(CLIENTS)]
         # Each is killed at least once, then whoever comes up.
         victims = dice.sample(list(cast.makers), len(cast.makers)) + dice.choices(list(cast.makers), k=kills)
         for moment, victim in zip(moments, victims, strict=False):
@@ -81,8 +84,9 @@ def test_what_was_acknowledged_is_executed_and_answered(tmp_path: Path, integrat
             cast.kill(victim)
         eventually(lambda: not any(client.running for client in clients), 60)
 
-        ledger = dict(line.split() for line in cast.ledger.read_text().splitlines())
-        assert len(ledger) == requests // CLIENTS * CLIENTS
+        lines = [line.split() for line in cast.ledger.read_text().splitlines()]
+        ledger = dict(lines)
+        assert len(ledger) == len(lines) == each // 6 * 10 * CLIENTS
         expected = {uuid: [b"done:" + body.encode()] for uuid, body in ledger.items()}
         with Client(cast.endpoint, timeout=5, retries=12) as client:
             assert dict(client.replies(ledger, 60)) == expected
@@ -93,3 +97,24 @@ def test_what_was_acknowledged_is_executed_and_answered(tmp_path: Path, integrat
         assert check(store) == []
         with store.read() as transaction:
             assert transaction.counts().requests >= len(ledger)
+
+
+def test_one_key_is_one_request_whoever_is_killed(tmp_path: Path) -> None:
+    """8 clients, 1,000 submissions, and a server that is killed again and again; only the worker lives on."""
+    dice = random.Random(SEED)
+    cast = Cast(tmp_path, integrated=True, second_worker=False)
+    with ExitStack() as stack:
+        stack.callback(cast.end)
+        clients = [stack.enter_context(cast.submitter(number, 125, "same")) for number in range(8)]
+        for moment in sorted(dice.randrange(900) for _ in range(5)):
+            eventually(lambda moment=moment: cast.progress() >= moment, 60)  # type: ignore[misc]
+            cast.kill("titanic")
+        eventually(lambda: not any(client.running for client in clients), 60)
+        lines = cast.ledger.read_text().splitlines()
+        assert len(lines) == 1000
+        assert len(set(lines)) == 1
+        with Client(cast.endpoint, timeout=5, retries=12) as client:
+            assert client.wait(lines[0].split()[0], 60) == [b"done:same"]
+        assert cast.running["titanic"].terminate() == 0
+    # The server that sent it may have been killed before the reply was on disk. Then, and only then, it is sent again.
+    assert 1 <= cast.executed.read_text().split().count("same") <= 6

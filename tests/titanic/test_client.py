@@ -16,6 +16,7 @@ from support.titanic_serving import QUICK, config, serving
 from broker import Broker, RemoteError, Worker
 from titanic import Client, InvalidRequest, Refused, RequestFailed, Server, TimedOut, UnknownRequest
 from titanic.errors import CallerError
+from titanic.store import MIN_CAPACITY
 
 UNKNOWN = "0123456789abcdef0123456789abcdef"
 
@@ -165,11 +166,11 @@ def test_call_stores_nothing(client: Client, echo: Worker) -> None:
 
 
 def test_a_full_store_is_a_refusal(tmp_path: Path) -> None:
-    with serving(tmp_path, capacity=1 << 20) as server, Client(server.endpoints[0]) as client:
+    with serving(tmp_path, capacity=MIN_CAPACITY) as server, Client(server.endpoints[0]) as client:
         with pytest.raises(Refused, match="store full"):
-            client.submit("echo", bytes(2 << 20))
+            client.submit("echo", bytes(MIN_CAPACITY))
         with pytest.raises(Refused, match="store full"):
-            client.submit_many("echo", [bytes(100_000)] * 20)
+            client.submit_many("echo", [bytes(MIN_CAPACITY // 16)] * 20)
 
 
 def test_a_service_that_is_not_titanic() -> None:

@@ -191,7 +191,7 @@ def test_a_promotion_during_the_write_of_an_outcome_sends_nothing_twice() -> Non
     play.go()
     play.disk = "slow"
     play.reply("b", b"B")
-    play.core.arrived([b"echo"], rewind=True)
+    play.core.returned([b"echo"])
     play.go()
     assert play.sent == ["a", "b", "c"]
     play.write()

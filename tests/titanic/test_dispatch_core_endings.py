@@ -6,7 +6,7 @@ import pytest
 from support.titanic_dispatch import Play, names
 
 from titanic.dispatch import core as core_module
-from titanic.store import ReadyRow, Status
+from titanic.store import Status
 
 # -- how it ends ----------------------------------------------------------------------------------------------
 
@@ -329,7 +329,7 @@ def test_rows_that_come_when_it_is_too_late_are_not_sent() -> None:
     play.submit("echo", "a")
     play.core.present(b"echo", 1, play.now)
     play.core.stopping = True
-    play.core.fetched(b"echo", [ReadyRow(b"a", b"a", 0, [b""], 0, 0)], play.now)
+    play.core.fetched(b"echo", [play.row(b"echo", b"a")], play.now)
     assert play.core.take_sends() == []
     play.core.fetched(b"unknown", [], play.now)
     play.check()

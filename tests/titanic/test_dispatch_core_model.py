@@ -71,7 +71,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @rule()
     def promoted(self) -> None:
-        self.play.core.arrived([b"a"] if self.play.queue.get(b"a") else [], rewind=True)
+        self.play.core.returned([b"a"] if self.play.queue.get(b"a") else [])
 
     @invariant()
     def no_more_in_flight_than_there_were_workers(self) -> None:

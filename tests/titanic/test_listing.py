@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from titanic import listing
-from titanic.store import NewRequest, Status, Store
+from titanic.store import MIN_CAPACITY, NewRequest, Status, Store
 
 NOW = 1_700_000_000_000_000
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store", capacity=8 << 20) as store:
+    with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
         yield store
 
 

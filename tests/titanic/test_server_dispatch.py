@@ -17,7 +17,7 @@ from support.titanic_serving import QUICK, serving
 from broker import RemoteError, Worker
 from titanic import Client, Refused, RequestFailed, Server, UnknownRequest
 from titanic.errors import StoreFailed
-from titanic.store import WriteTransaction
+from titanic.store import MIN_CAPACITY, WriteTransaction
 
 
 @pytest.fixture
@@ -231,29 +231,32 @@ def test_a_disk_that_fails_for_a_while_costs_no_reply_and_no_second_execution(
 
 
 def test_a_full_store_refuses_but_goes_on_and_accepts_again(tmp_path: Path) -> None:
-    body = bytes(20_000)
-    with serving(tmp_path, capacity=2 << 20) as server, raw_client(server.endpoints[0]) as raw:
+    body = bytes(100_000)
+    with serving(tmp_path, capacity=MIN_CAPACITY) as server, raw_client(server.endpoints[0]) as raw:
         uuids = []
         while (answer := raw.ask(b"titanic.request", b"echo", body))[0] == b"200":
             uuids.append(answer[1])
         assert len(answer) == 1
         assert answer[0].startswith(b"500 store full: ")
-        assert 80 < len(uuids) < 105
+        assert 110 < len(uuids) < 168
         for _ in range(50):
             raw.send(b"titanic.request", b"echo", body)
         assert all(raw.receive()[0].startswith(b"500 store full: ") for _ in range(50))
-        with Worker("echo", lambda frames: frames, server.endpoints[0], config=QUICK), Client(server.endpoints[0]) as c:
-            replies = dict(c.replies([uuid.decode() for uuid in uuids], 60))
-            assert all(reply == [body] for reply in replies.values())
-        assert raw.ask(b"titanic.request", b"echo", b"small")[0].startswith(b"500 store full: ")
+        with (
+            Worker("echo", lambda frames: frames[0][:100], server.endpoints[0], config=QUICK),
+            Client(server.endpoints[0]) as client,
+        ):
+            replies = dict(client.replies([uuid.decode() for uuid in uuids], 60))
+            assert all(reply == [body[:100]] for reply in replies.values())
+        assert raw.ask(b"titanic.request", b"echo", body)[0].startswith(b"500 store full: ")
         for uuid in uuids[:60]:
             assert raw.ask(b"titanic.close", uuid) == [b"200"]
-        assert raw.ask(b"titanic.request", b"echo", b"small")[0] == b"200"
+        assert raw.ask(b"titanic.request", b"echo", body)[0] == b"200"
 
 
 def test_when_it_is_nearly_full_the_small_ones_of_a_batch_get_in(tmp_path: Path) -> None:
-    with serving(tmp_path, capacity=1 << 20) as server, raw_client(server.endpoints[0]) as raw:
+    with serving(tmp_path, capacity=MIN_CAPACITY) as server, raw_client(server.endpoints[0]) as raw:
         for number in range(20):
-            raw.send(b"titanic.request", b"echo", bytes(2 << 20) if number % 2 else b"small")
+            raw.send(b"titanic.request", b"echo", bytes(MIN_CAPACITY) if number % 2 else b"small")
         answers = [raw.receive()[0][:9] for _ in range(20)]
     assert Counter(answers) == {b"200": 10, b"500 store": 10}

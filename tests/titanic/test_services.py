@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from titanic import tsp
+from titanic.asks import Answers
 from titanic.errors import StoreFailed
-from titanic.services import Answers, Services
-from titanic.store import ReadTransaction, Status, Store, WriteTransaction
+from titanic.services import Services
+from titanic.store import MIN_CAPACITY, ReadTransaction, Status, Store, WriteTransaction
 from titanic.tsp import Frames
 from titanic.writer import Writer
 
@@ -38,8 +39,14 @@ class Desk:
             assert ask not in self.answers, "answered twice"
             self.answers[ask] = body
 
-    def arrived(self, services: set[bytes]) -> None:
-        self.told.append(services)
+    def arrived(self, services: Mapping[bytes, int]) -> None:
+        self.told.append(dict(services))
+
+    def returned(self, services: Collection[bytes]) -> None:
+        self.told.append(("returned", set(services)))
+
+    def look_at_clock(self) -> None:
+        self.told.append("clock")
 
     def closed(self, uuids: list[bytes]) -> None:
         self.told.append(uuids)
@@ -76,7 +83,7 @@ class _Flag:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
-    with Store.open(tmp_path / "store", capacity=8 << 20) as store:
+    with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
         desk = Desk(store)
         desk.writer.start()
         desk.services.start()
@@ -92,7 +99,7 @@ def accept(desk: Desk, *names: bytes) -> list[bytes]:
 def test_the_dispatcher_is_told_what_arrived_and_what_was_closed(desk: Desk) -> None:
     first, _, third = accept(desk, b"a", b"b", b"a")
     desk.ask(tsp.CLOSE, [first], [third], [b"0" * 32], [b"bad"])
-    assert desk.told == [{b"a", b"b"}, [bytes.fromhex(first.decode()), bytes.fromhex(third.decode())]]
+    assert desk.told == [{b"a": 4, b"b": 4}, [bytes.fromhex(first.decode()), bytes.fromhex(third.decode())]]
 
 
 def test_a_commit_that_fails_is_a_500_for_all_of_it_and_nothing_is_stored(
@@ -112,7 +119,7 @@ def test_a_commit_that_fails_is_a_500_for_all_of_it_and_nothing_is_stored(
     assert desk.ask(tsp.REPLY, [kept]) == [[b"300"]]
     with desk.store.read() as transaction:
         assert transaction.counts().requests == 1
-    assert desk.told == [{b"a"}]
+    assert desk.told == [{b"a": 4}]
 
 
 def test_one_damaged_reply_fails_no_other(desk: Desk) -> None:
@@ -155,7 +162,7 @@ def test_an_end_without_a_reply_says_how(desk: Desk, status: Status) -> None:
 
 
 def test_more_than_may_wait_for_the_disk_is_refused_at_once(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store", capacity=8 << 20) as store:
+    with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
         desk = Desk(store, most_bytes=10_000)
         first, second, third = Ask(b"a", bytes(20_000)), Ask(b"a", b"x"), Ask(b"a", b"x")
         desk.services.handle(tsp.REQUEST, [first])  # however large: one must be able to get in

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from titanic.errors import RecordCorrupt, StoreError, StoreFailed, StoreFull
-from titanic.store import NewRequest, Store, WriteTransaction, check
-from titanic.writer import Writer
+from titanic.store import MIN_CAPACITY, NewRequest, Store, WriteTransaction, check
+from titanic.writer import Writer, halves
 
 
 class Put:
@@ -30,6 +30,9 @@ class Put:
         if self.error is not None:
             raise self.error
 
+    def parts(self) -> list[Put]:
+        return []
+
     def committed(self) -> None:
         with self.store.read() as transaction:
             assert transaction.request(self.uuid) is not None, "told before it was on disk"
@@ -41,7 +44,7 @@ class Put:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store", capacity=8 << 20) as store:
+    with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
         yield store
         assert check(store) == []
 
@@ -120,3 +123,47 @@ def test_the_sync_is_before_the_answer(store: Store, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(write, "committed", lambda: events.append("told"))
     run(store, [write])
     assert events == ["on disk", "told"]
+
+
+class Pile:
+    """A write of which a full store takes only two items at a time."""
+
+    def __init__(self, items: list[int], heard: list[str]) -> None:
+        self.items = items
+        self.heard = heard
+
+    def write(self, transaction: WriteTransaction, now_us: int) -> None:
+        if len(self.items) > 2:
+            raise StoreFull(1, 1)
+
+    def parts(self) -> list[Pile]:
+        return [Pile(list(half), self.heard) for half in halves(self.items)]
+
+    def committed(self) -> None:
+        self.heard.append(f"committed {self.items}")
+
+    def failed(self, error: StoreError) -> None:
+        self.heard.append(f"failed {self.items}")
+
+
+def test_what_is_too_much_for_a_full_store_is_done_in_parts(store: Store) -> None:
+    heard: list[str] = []
+    writer = Writer(store)
+    writer.put(Pile([1, 2, 3, 4, 5], heard))
+    writer.start()
+    writer.stop()
+    assert heard == ["committed [1, 2]", "committed [3]", "committed [4, 5]"]
+    assert halves([1]) == halves([]) == []
+
+
+def test_one_that_cannot_tell_its_client_keeps_nobody_else_from_it(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Mute(Put):
+        def committed(self) -> None:
+            raise KeyError("oops")
+
+    after = Put(store)
+    run(store, [Mute(store), after])
+    assert after.heard == ["committed"]
+    assert "could not tell" in caplog.text

@@ -67,14 +67,32 @@ class Backlog:
 class Flight:
     """A request that is being executed, or whose outcome is not on disk yet."""
 
-    __slots__ = ("attempts", "backlog", "closed", "held", "max_attempts", "policy", "settling", "size", "started")
+    __slots__ = (
+        "attempts",
+        "backlog",
+        "closed",
+        "expires_at",
+        "held",
+        "max_attempts",
+        "policy",
+        "refused",
+        "settling",
+        "size",
+        "started",
+    )
 
-    def __init__(self, backlog: Backlog, attempts: int, max_attempts: int, policy: Policy, started: float) -> None:
+    def __init__(
+        self, backlog: Backlog, attempts: int, max_attempts: int, policy: Policy, expires_at: int, started: float
+    ) -> None:
         self.backlog = backlog
         self.attempts = attempts
         self.max_attempts = max_attempts
         self.policy = policy
+        self.expires_at = expires_at
+        """The end of its time to live, µs since the epoch; 0: none."""
         self.started = started
+        self.refused = 0
+        """How often its outcome found no room in the store."""
         self.settling = False
         """Whether its attempt is over and the outcome on its way to the disk."""
         self.size = 0

@@ -41,6 +41,9 @@ REWRITE_FIRST = 1.0
 REWRITE_MOST = 30.0
 """Seconds until an outcome that the disk did not take is tried again: the first time, and at most."""
 
+REFUSED_MOST = 10
+"""How often a reply may find no room in the store, some four minutes long, before the request fails for that."""
+
 SETTLING_MOST = 256 << 20
 """Memory of outcomes on their way to the disk, roughly, beyond which nothing more is fetched. Workers that are
 faster than the disk must not fill the memory."""
@@ -100,7 +103,7 @@ class DispatchCore:
         backlog.asked = False
         limits = self.config.limits.get(name)
         backlog.room = min(workers, limits.running) if limits is not None and limits.running else workers
-        if workers > backlog.in_flight:
+        if backlog.room > backlog.in_flight:
             backlog.pause = 0.0
             backlog.ask_at = now
         else:
@@ -108,11 +111,8 @@ class DispatchCore:
             backlog.ask_at = now + backlog.pause
         self._place(backlog)
 
-    def fetched(self, name: bytes, rows: Sequence[ReadyRow], now: float, wall_us: int = 0) -> None:
-        """What the store had for a `Fetch`. It may be less than was asked for; nothing means that there is no more.
-
-        `wall_us` is the time of day, which the end of a request's time to live is compared with.
-        """
+    def fetched(self, name: bytes, rows: Sequence[ReadyRow], now: float) -> None:
+        """What the store had for a `Fetch`. It may be less than was asked for; nothing means that there is no more."""
         backlog = self.backlogs.get(name)
         if backlog is None:
             return
@@ -122,7 +122,7 @@ class DispatchCore:
                 backlog.cursor = row.key
             elif backlog.free and not self.stopping:
                 backlog.cursor = row.key
-                self._begin(row, backlog, now, expired=0 < row.expires_at <= wall_us)
+                self._begin(row, backlog, now)
             else:
                 break
         self._place(backlog)
@@ -130,7 +130,7 @@ class DispatchCore:
     def damaged(self, name: bytes, uuid: bytes, reason: str, now: float) -> None:
         """The store cannot read the request that is next: it fails, so that those behind it get their turn."""
         if uuid not in self.flights and (backlog := self.backlogs.get(name)) is not None:
-            self._take_off(uuid, backlog, 0, 0, Policy(), now)
+            self._take_off(uuid, backlog, Flight(backlog, 0, 0, _NO_POLICY, 0, now))
             if (flight := self._landing(uuid)) is not None:
                 self._finish(uuid, flight, Status.FAILED, [], reason)
         self.unreadable(name, now)
@@ -180,8 +180,14 @@ class DispatchCore:
             if flight is not None and not flight.held:
                 self._settling_bytes -= flight.size
 
-    def unsettled(self, outcomes: Sequence[Outcome], now: float) -> None:
-        """The outcomes could not be written: try it again after a while."""
+    def unsettled(self, outcomes: Sequence[Outcome], now: float, *, full: bool = False) -> None:
+        """The outcomes could not be written: try it again after a while.
+
+        `full`: because there is no room for their frames. In time they have to do without: what never fits would
+        hold a worker's place for ever.
+        """
+        if full:
+            outcomes = [self._refuse(outcome) for outcome in outcomes]
         for outcome in outcomes:
             flight = self.flights[outcome.uuid]
             if not flight.held:
@@ -228,9 +234,19 @@ class DispatchCore:
             fetches.append(Fetch(name, backlog.cursor, backlog.free + known))
         return fetches
 
-    def take_sends(self) -> list[Send]:
-        """Requests to be sent."""
+    def take_sends(self, wall_us: int = 0) -> list[Send]:
+        """Requests to be sent. Take them after each `fetched`.
+
+        `wall_us` is the time of day now. The end of a request's time to live is compared with it here, when the
+        request is known to be in flight already: whoever else looks for what has expired passes it over since then,
+        so nothing is sent whose end is on its way to the disk.
+        """
         sends, self._sends = self._sends, []
+        late = [send for send in sends if 0 < self.flights[send.uuid].expires_at <= wall_us]
+        for send in late:
+            sends.remove(send)
+            self._expired(send.uuid)
+        self.counts["dispatched"] += len(sends)
         return sends
 
     def take_cancels(self) -> list[bytes]:
@@ -286,25 +302,24 @@ class DispatchCore:
             backlog = self.backlogs[name] = Backlog(name)
         return backlog
 
-    def _begin(self, row: ReadyRow, backlog: Backlog, now: float, *, expired: bool) -> None:
+    def _begin(self, row: ReadyRow, backlog: Backlog, now: float) -> None:
         policy = read_policy(row.options) if row.options else _NO_POLICY
         max_attempts = row.max_attempts or self.config.max_attempts
-        self._take_off(row.uuid, backlog, row.attempts, max_attempts, policy, now)
-        if expired and (flight := self._landing(row.uuid)) is not None:
-            reason = f"not done in time, after {row.attempts} attempts"
-            self._finish(row.uuid, flight, Status.EXPIRED, [], reason)
-            return
+        self._take_off(row.uuid, backlog, Flight(backlog, row.attempts, max_attempts, policy, row.expires_at, now))
         if policy.limit:
             self._limits.set(row.uuid, now + policy.limit)
         self._sends.append(Send(row.uuid, backlog.name, row.body))
-        self.counts["dispatched"] += 1
 
-    def _take_off(
-        self, uuid: bytes, backlog: Backlog, attempts: int, max_attempts: int, policy: Policy, now: float
-    ) -> None:
+    def _take_off(self, uuid: bytes, backlog: Backlog, flight: Flight) -> None:
         backlog.in_flight += 1
         backlog.known += 1
-        self.flights[uuid] = Flight(backlog, attempts, max_attempts, policy, now)
+        self.flights[uuid] = flight
+
+    def _expired(self, uuid: bytes) -> None:
+        flight = self._landing(uuid)
+        if flight is not None:
+            reason = f"not done in time, after {flight.attempts} attempts"
+            self._finish(uuid, flight, Status.EXPIRED, [], reason)
 
     def _landing(self, uuid: bytes) -> Flight | None:
         """The flight whose attempt just ended, if anything is still to be done about it."""
@@ -357,6 +372,16 @@ class DispatchCore:
         outcome = Finish(uuid, status, frames, flight.attempts, reason, flight.started)
         self._settle(flight, outcome, sum(map(len, frames)))
 
+    def _refuse(self, outcome: Outcome) -> Outcome:
+        flight = self.flights[outcome.uuid]
+        flight.refused += 1
+        if flight.refused <= REFUSED_MOST or not isinstance(outcome, Finish):
+            return outcome
+        reason = f"the store had no room for its reply of {sum(map(len, outcome.frames))} bytes"
+        if outcome.status is not Status.DONE:
+            reason = f"{outcome.reason} ({reason})"
+        return outcome._replace(status=Status.FAILED, frames=[], reason=reason)
+
     def _settle(self, flight: Flight, outcome: Outcome, size: int) -> None:
         flight.settling = True
         flight.size = size + FOOTPRINT
@@ -365,6 +390,8 @@ class DispatchCore:
 
     def _give_back(self, uuid: bytes, flight: Flight, now: float) -> None:
         self.counts["returned"] += 1
+        if flight.expires_at:
+            self._alarm = now  # the end of its time counts again
         backlog = flight.backlog
         backlog.rewind()  # first: a backlog with something waiting is not forgotten
         self._pause(backlog, now)

@@ -16,10 +16,10 @@ from titanic.config import ServerConfig
 from titanic.dispatch.actions import Fetch, Finish, Outcome
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.courier import Courier
-from titanic.errors import RecordCorrupt, StoreError
+from titanic.errors import RecordCorrupt, StoreError, StoreFull
 from titanic.store import DEFAULT_PRIORITY, ReadTransaction, Store, WriteTransaction
 from titanic.waiting import Waiters
-from titanic.writer import Writer
+from titanic.writer import Write, Writer, halves
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,9 @@ FETCH_BYTES = 64 << 20
 
 STEP = 500
 """Requests that one look at the clock does something about, of each kind, at most: a trickle, not a pause."""
+
+PAUSE_US = 1_000_000
+"""Until what could not be done is tried again."""
 
 SHORTEST_ALARM = 0.02
 LONGEST_ALARM = 30.0
@@ -42,6 +45,8 @@ class Dispatcher:
         self.core = DispatchCore(config)
         self.loop = Loop()
         self.waiters: Waiters
+        """Who wants to know what becomes of requests; set with `serve`."""
+        self._serving = False
         self._store = store
         self._writer = writer
         self._courier: Courier | None = None
@@ -56,6 +61,7 @@ class Dispatcher:
     def serve(self, waiters: Waiters) -> None:
         """Tell these what happens to requests. Call it before `start`."""
         self.waiters = waiters
+        self._serving = True
 
     def start(self) -> None:
         """Begin with what the store holds."""
@@ -74,6 +80,8 @@ class Dispatcher:
 
     def stop(self) -> None:
         """End the thread. What is in flight will be executed again after the next start."""
+        if self._serving:
+            self.loop.call(self.waiters.dismiss)
         self.loop.stop()
         if self._thread.is_alive():
             self._thread.join()
@@ -86,11 +94,11 @@ class Dispatcher:
 
     def returned(self, services: Collection[bytes]) -> None:
         """Old requests for these services are in the queue again."""
-        self.loop.call(self.core.returned, services)
+        self.loop.call(self._returned, services)
 
     def look_at_clock(self) -> None:
         """Something is on disk that has a time of its own."""
-        self.loop.call(self._look_at_clock)
+        self.loop.call(self.look)
 
     def closed(self, uuids: Sequence[bytes]) -> None:
         """These requests are no longer in the store."""
@@ -156,13 +164,13 @@ class Dispatcher:
     def _move(self, core: DispatchCore, courier: Courier, now: float) -> None:
         courier.deliver(now)
         if core.take_alarm(now):
-            self._writer.put(_Keep(self))
+            self._writer.put(_Keep(self, STEP))
         if questions := core.take_questions(now):
             courier.ask(questions, now)
         while fetches := core.take_fetches():
             self._fetch(fetches, now)
-        if sends := core.take_sends():
-            courier.send(sends, now)
+            if sends := core.take_sends(time.time_ns() // 1000):
+                courier.send(sends, now)
         for uuid in core.take_cancels():
             courier.cancel(uuid)
         for outcomes in core.take_outcomes(now):
@@ -183,17 +191,23 @@ class Dispatcher:
     def _set_stopping(self) -> None:
         self.core.stopping = True
 
+    def _returned(self, services: Collection[bytes]) -> None:
+        self.core.returned(services)
+        self.look()  # they may have an end of their time
+
     def _closed(self, uuids: Sequence[bytes]) -> None:
         self.core.closed(uuids)
         self.waiters.wake(uuids)
+        self.look()  # they are remembered for a time, and what was large is removed bit by bit
 
-    def _look_at_clock(self) -> None:
+    def look(self) -> None:
+        """Set the alarm to what the store says now."""
         try:
             with self._store.read() as transaction:
                 self.set_alarm(self.next_due(transaction))
         except StoreError as error:
             log.error("cannot read what is due: %s", error)
-            self.set_alarm(time.time_ns() // 1000 + 1_000_000)
+            self.set_alarm(time.time_ns() // 1000 + PAUSE_US)
 
     def next_due(self, transaction: ReadTransaction) -> int | None:
         """When there is something for `_Keep` to do. Any thread may ask."""
@@ -217,7 +231,7 @@ class Dispatcher:
                         log.error("cannot dispatch: %s", damage)
                         self.core.damaged(service, damage.uuid, str(damage), now)
                     else:
-                        self.core.fetched(service, rows, now, time.time_ns() // 1000)
+                        self.core.fetched(service, rows, now)
         except StoreError as error:
             log.error("cannot read what to dispatch: %s", error)
             for fetch in fetches:
@@ -230,31 +244,41 @@ class _Outcomes:
     def __init__(self, dispatcher: Dispatcher, outcomes: Sequence[Outcome]) -> None:
         self._dispatcher = dispatcher
         self._outcomes = outcomes
-        self._due: int | None = None
+        self._homeless: list[Outcome] = []
 
     def write(self, transaction: WriteTransaction, now_us: int) -> None:
+        self._homeless = []
         now = time.monotonic()
         for outcome in self._outcomes:
-            dispatched_at = max(0, now_us - int((now - outcome.started) * 1e6))
-            if isinstance(outcome, Finish):
-                transaction.finish(
-                    outcome.uuid,
-                    outcome.status,
-                    outcome.frames,
-                    attempts=outcome.attempts,
-                    dispatched_at=dispatched_at,
-                    finished_at=now_us,
-                    reason=outcome.reason,
-                )
-            else:
-                transaction.postpone(
-                    outcome.uuid,
-                    due=now_us + int(outcome.delay * 1e6),
-                    attempts=outcome.attempts,
-                    dispatched_at=dispatched_at,
-                    reason=outcome.reason,
-                )
-        self._due = self._dispatcher.next_due(transaction)
+            try:
+                self._write(transaction, outcome, now_us, max(0, now_us - int((now - outcome.started) * 1e6)))
+            except StoreFull as error:  # the others may fit
+                log.error("no room for the reply to %s: %s", outcome.uuid.hex(), error)
+                self._homeless.append(outcome)
+
+    @staticmethod
+    def _write(transaction: WriteTransaction, outcome: Outcome, now_us: int, dispatched_at: int) -> None:
+        if isinstance(outcome, Finish):
+            transaction.finish(
+                outcome.uuid,
+                outcome.status,
+                outcome.frames,
+                attempts=outcome.attempts,
+                dispatched_at=dispatched_at,
+                finished_at=now_us,
+                reason=outcome.reason,
+            )
+        else:
+            transaction.postpone(
+                outcome.uuid,
+                due=now_us + int(outcome.delay * 1e6),
+                attempts=outcome.attempts,
+                dispatched_at=dispatched_at,
+                reason=outcome.reason,
+            )
+
+    def parts(self) -> list[Write]:
+        return [_Outcomes(self._dispatcher, half) for half in halves(self._outcomes)]
 
     def committed(self) -> None:
         self._dispatcher.loop.call(self._settle)
@@ -263,37 +287,54 @@ class _Outcomes:
         self._dispatcher.loop.call(self._dispatcher.core.unsettled, self._outcomes, time.monotonic())
 
     def _settle(self) -> None:
-        uuids = [outcome.uuid for outcome in self._outcomes]
-        self._dispatcher.core.settled(uuids)
+        homeless = {outcome.uuid for outcome in self._homeless}
+        uuids = [outcome.uuid for outcome in self._outcomes if outcome.uuid not in homeless]
+        core = self._dispatcher.core
+        core.settled(uuids)
+        if homeless:
+            core.unsettled(self._homeless, time.monotonic(), full=True)
         self._dispatcher.waiters.wake(uuids)
-        self._dispatcher.set_alarm(self._due)
+        # Only now: those that were put off are not in flight any more, and the end of their time counts again.
+        self._dispatcher.look()
 
 
 class _Keep:
-    """Keeping time: what was delayed goes back into the queue, what is too old expires, what is old enough goes."""
+    """Keeping time: what was delayed goes back into the queue, what is too old expires, what is old enough goes.
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    `step` is how many requests of each kind are moved at most.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, step: int) -> None:
         self._dispatcher = dispatcher
+        self._step = step
+        self._moved = False
         self._services: list[bytes] = []
         self._expired: list[bytes] = []
         self._due: int | None = None
 
     def write(self, transaction: WriteTransaction, now_us: int) -> None:
-        self._services = [service for service, _ in transaction.promote(now_us, STEP)]
+        self._services = [service for service, _ in transaction.promote(now_us, self._step)]
         running = self._dispatcher.core.flights
-        self._expired = [uuid for uuid, _ in transaction.expire(now_us, STEP, skip=running)]
-        transaction.trim(now_us, self._dispatcher.config.retention, STEP)
+        self._expired = [uuid for uuid, _ in transaction.expire(now_us, self._step, skip=running)]
+        trimmed = transaction.trim(now_us, self._dispatcher.config.retention, self._step)
         self._due = self._dispatcher.next_due(transaction)
+        self._moved = bool(self._services or self._expired or any(trimmed[:4]) or self._due == 0)
+
+    def parts(self) -> list[Write]:
+        return [_Keep(self._dispatcher, self._step // 4)] if self._step >= 4 else []
 
     def committed(self) -> None:
         self._dispatcher.loop.call(self._tell)
 
     def failed(self, error: StoreError) -> None:
-        self._dispatcher.loop.call(self._dispatcher.set_alarm, time.time_ns() // 1000 + 1_000_000)
+        self._dispatcher.loop.call(self._dispatcher.set_alarm, time.time_ns() // 1000 + PAUSE_US)
 
     def _tell(self) -> None:
         dispatcher = self._dispatcher
         dispatcher.core.returned(self._services)
         dispatcher.core.counts["expired"] += len(self._expired)
         dispatcher.waiters.wake(self._expired)
+        if not self._moved and self._due is not None:
+            # What is due cannot be done now: an archive has to catch up first, for example. Don't insist.
+            self._due = max(self._due, time.time_ns() // 1000 + PAUSE_US)
         dispatcher.set_alarm(self._due)

@@ -1,0 +1,223 @@
+"""Time to live, priority, limits: what the dispatcher's core makes of them, without waiting."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.titanic_dispatch import Play, names
+
+from titanic.config import ServiceLimits
+from titanic.dispatch.actions import Finish
+from titanic.dispatch.core import REFUSED_MOST
+from titanic.store import Status
+
+# -- priority -------------------------------------------------------------------------------------------------
+
+
+def test_higher_priorities_go_first_and_within_one_the_oldest() -> None:
+    play = Play()
+    play.submit("echo", "a", priority=0)
+    play.submit("echo", "b", "c", priority=5)
+    play.submit("echo", "d", priority=9)
+    play.workers("echo", 1)
+    play.go()
+    for name in "dbca":
+        play.reply(name, b"")
+    assert play.sent == ["d", "b", "c", "a"]
+
+
+def test_a_high_one_that_comes_while_low_ones_are_done_is_next() -> None:
+    play = Play()
+    play.submit("echo", *names("low", 100), priority=0)
+    play.workers("echo", 1)
+    play.go()
+    for turn in range(10):
+        play.submit("echo", f"high{turn}", priority=9)
+        play.submit("echo", f"other{turn}", priority=0)
+        play.reply(play.sent[-1], b"")
+        assert play.sent[-1] == f"high{turn}"
+        play.reply(play.sent[-1], b"")
+        assert play.sent[-1] == f"low{turn + 1:06}"
+    play.check()
+
+
+def test_one_of_the_same_priority_costs_no_look_at_the_front() -> None:
+    play = Play()
+    play.submit("echo", "a", "b")
+    play.workers("echo", 1)
+    play.go()
+    cursor = play.core.backlogs[b"echo"].cursor
+    assert cursor is not None
+    play.submit("echo", "c", priority=4)
+    play.submit("echo", "d", priority=0)
+    assert play.core.backlogs[b"echo"].cursor == cursor
+    play.submit("echo", "e", priority=5)
+    assert play.core.backlogs[b"echo"].cursor is None
+
+
+# -- time to live ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_too_late_is_not_sent_and_makes_way() -> None:
+    play = Play()
+    play.submit("echo", "a", "b", expires=2000)
+    play.submit("echo", "c", expires=3000)
+    play.submit("echo", "d")
+    play.now = 2000.0
+    play.workers("echo", 1)
+    play.go()
+    assert play.sent == ["c"]
+    assert play.ended["a"][1:5] == (Status.EXPIRED, [], 0, "not done in time, after 0 attempts")
+    assert play.core.counts["expired"] == 2
+    assert play.core.counts["dispatched"] == 1
+
+
+def test_what_runs_does_not_expire() -> None:
+    play = Play()
+    play.submit("echo", "a", expires=2000)
+    play.workers("echo", 1)
+    play.go()
+    play.now = 2001.0
+    play.go()
+    play.reply("a", b"A")
+    assert play.ended["a"].status is Status.DONE
+
+
+def test_one_that_is_too_late_for_its_retry_expires() -> None:
+    play = Play(retry_first=100.0)
+    play.submit("echo", "a", expires=1050)
+    play.workers("echo", 1)
+    play.go()
+    play.fail("a")
+    play.later_by(200)
+    assert play.sent == ["a"]
+    assert play.ended["a"][1:5] == (Status.EXPIRED, [], 1, "not done in time, after 1 attempts")
+
+
+def test_the_time_of_one_that_was_given_back_counts_again() -> None:
+    play = Play()
+    play.submit("echo", "a", expires=2000)
+    play.workers("echo", 1)
+    play.go()
+    assert not play.core.take_alarm(play.now)
+    del play.running[b"a"]
+    play.core.replied(b"a", [b"MDPE01", b"503 no worker"], play.now)
+    assert play.core.take_alarm(play.now), "nobody would look at the clock before something else happened"
+
+
+# -- limits ---------------------------------------------------------------------------------------------------
+
+
+def limited(seconds: float, **more: float) -> bytes:
+    return json.dumps({"limit": seconds, **more}).encode()
+
+
+def test_an_attempt_that_passes_its_limit_has_failed() -> None:
+    play = Play(max_attempts=2, retry_first=1.0)
+    play.options = limited(5)
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    play.later_by(4.9)
+    assert play.cancelled == []
+    play.later_by(0.2)
+    assert play.cancelled == ["a"]
+    assert play.postponed[0].reason == "no reply within its limit of 5 s"
+    play.core.replied(b"a", [b"too late"], play.now)
+    assert play.ended == {}
+    play.later_by(2)
+    assert play.sent == ["a", "a"]
+    play.reply("a", b"in time")
+    assert play.ended["a"].frames == [b"in time"]
+    assert play.core.next_deadline() is None
+
+
+def test_the_last_attempt_too() -> None:
+    play = Play(max_attempts=1)
+    play.options = limited(5)
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    play.later_by(6)
+    assert play.ended["a"].status is Status.FAILED
+    assert play.core.flights == {}
+
+
+def test_a_request_brings_its_own_pauses() -> None:
+    play = Play(max_attempts=10, retry_first=100.0, retry_most=100.0)
+    play.options = json.dumps({"retry_first": 1, "retry_most": 3}).encode()
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    for _ in range(4):
+        play.fail("a")
+        play.later_by(4)
+    for outcome, base in zip(play.postponed, [1, 2, 3, 3], strict=True):
+        assert base * 0.9 <= outcome.delay <= base * 1.1
+
+
+def test_no_more_run_than_the_service_may_and_nobody_asks_without_a_pause() -> None:
+    play = Play(limits={b"echo": ServiceLimits(running=2)}, presence_first=0.1, presence_most=1.0)
+    play.submit("echo", *names("r", 10))
+    play.workers("echo", 8)
+    play.go()
+    assert len(play.running) == 2
+    asked = len(play.asked)
+    play.later_by(100)
+    assert len(play.running) == 2
+    assert len(play.asked) - asked < 120
+    for done in range(8):
+        play.reply(play.sent[done], b"")
+        assert len(play.running) == 2
+
+
+# -- a reply without room -------------------------------------------------------------------------------------
+
+
+def refuse(play: Play) -> None:
+    """The store has no room for what it was given."""
+    batches, play.unwritten = play.unwritten, []
+    for batch in batches:
+        play.core.unsettled(batch, play.now, full=True)
+    play.go()
+
+
+def test_a_reply_that_never_fits_is_a_failure_in_the_end() -> None:
+    play = Play()
+    play.disk = "slow"
+    play.submit("echo", "a", "b")
+    play.workers("echo", 1)
+    play.go()
+    play.reply("a", bytes(1000))
+    for _ in range(REFUSED_MOST):
+        refuse(play)
+        play.later_by(31)
+        ((outcome,),) = play.unwritten[:1]
+        assert isinstance(outcome, Finish)
+        assert outcome.status is Status.DONE
+    refuse(play)
+    play.disk = "works"
+    play.later_by(31)
+    assert play.ended["a"][1:5] == (
+        Status.FAILED,
+        [],
+        1,
+        "the store had no room for its reply of 1000 bytes",
+    )
+
+
+@pytest.mark.parametrize("times", [1, REFUSED_MOST])
+def test_a_reply_that_fits_later_is_kept(times: int) -> None:
+    play = Play()
+    play.disk = "slow"
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    play.reply("a", b"A")
+    for _ in range(times):
+        refuse(play)
+        play.later_by(31)
+    play.write()
+    assert play.ended["a"].frames == [b"A"]
+    assert play.core.flights == {}

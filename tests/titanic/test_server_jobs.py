@@ -1,0 +1,439 @@
+"""Requests with options, waiting and administration: real store, real broker, real sockets."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.titanic_eventually import eventually
+from support.titanic_raw import RawClient, raw_client, raw_worker
+from support.titanic_serving import QUICK, config, serving
+
+from broker import RemoteError, Worker
+from titanic import Client, InvalidRequest, Refused, RequestFailed, Server, UnknownRequest, ids
+from titanic.config import ServiceLimits
+from titanic.store import MIN_CAPACITY, Retention
+
+UNKNOWN = b"0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    limits = {
+        b"few": ServiceLimits(waiting=3),
+        b"small": ServiceLimits(bytes=1000),
+        b"narrow": ServiceLimits(running=2),
+    }
+    with serving(tmp_path, max_attempts=3, limits=limits) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.endpoints[0]) as client:
+        yield client
+
+
+@pytest.fixture
+def raw(server: Server) -> Iterator[RawClient]:
+    with raw_client(server.endpoints[0]) as raw:
+        yield raw
+
+
+# -- the wire -------------------------------------------------------------------------------------------------
+
+
+def test_submit_answers_with_a_uuid_a_line(raw: RawClient) -> None:
+    status, uuid = raw.ask(b"titanic.submit", b"{}", b"echo", b"one", b"two")
+    assert status == b"200"
+    assert ids.parse(uuid) is not None
+    status, uuids = raw.ask(b"titanic.submit", b'{"many": true}', b"echo", b"one", b"two", b"three")
+    assert status == b"200"
+    assert len({ids.parse(line) for line in uuids.split(b"\n")} - {None}) == 3
+    assert raw.ask(b"titanic.reply", uuid) == [b"300"]
+
+
+@pytest.mark.parametrize("service", [b"titanic.submit", b"titanic.wait", b"titanic.admin", b"titanic.list"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        [b""],
+        [b"x", b"y", b"z"],
+        [b"[" * 100_000],
+        [b'{"do": "purge", "state": []}'],
+        [b'{"do": "purge", "state": {}}'],
+        [b'{"do": "purge", "state": "running"}'],
+        [b'{"do": "purge"}'],
+        [b'{"do": "retry", "state": "done"}'],
+        [b'{"do": "retry", "uuids": 7}'],
+        [b'{"do": "retry", "uuids": ["x"]}'],
+        [b'{"do": "retry", "uuids": ["\\ud800"]}'],
+        [b'{"do": "retry", "older_than": "x"}'],
+        [b'{"do": "retry", "older_than": 1e400}'],
+        [b'{"do": "retry", "after": "x"}'],
+        [b'{"do": ["retry"]}'],
+        [b'{"limit": 1' + b"0" * 400 + b"}", b"echo", b"x"],
+        [b'{"ttl": 1' + b"0" * 400 + b"}", b"echo", b"x"],
+        [b'{"key": "\\ud800"}', b"echo", b"x"],
+        [b"5", UNKNOWN, b""],
+        [b"\xff\xff"],
+    ],
+    ids=lambda body: repr(body)[:30],
+)
+def test_what_makes_no_sense_is_refused_and_stops_nobody(
+    server: Server, raw: RawClient, service: bytes, body: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    reply = raw.ask(service, *body)
+    if service == b"titanic.list" and body in ([b""], [b"x", b"y", b"z"]):
+        return
+    assert reply[0][:4] == b"400 ", reply
+    assert raw.ask(b"titanic.wait", b"0", UNKNOWN)[0][:4] == b"400 "
+    assert server.alive
+    assert "fault" not in caplog.text
+
+
+def test_requests_without_any_body_stop_nobody(server: Server, raw: RawClient) -> None:
+    for name in (b"request", b"reply", b"close", b"submit", b"wait", b"admin", b"list", b"stats"):
+        raw.send(b"titanic." + name)
+    assert raw_answers_at_last(raw)
+    assert server.alive
+
+
+def raw_answers_at_last(raw: RawClient) -> bool:
+    raw.send(b"titanic.submit", b"{}", b"echo", b"x")
+    while raw.receive()[0] != b"200":
+        pass
+    return True
+
+
+# -- keys -----------------------------------------------------------------------------------------------------
+
+
+def test_the_same_key_from_many_clients_at_once_is_one_request(server: Server, client: Client) -> None:
+    executed: Counter[bytes] = Counter()
+    uuids: list[str] = []
+
+    def work(frames: list[bytes]) -> bytes:
+        executed[frames[0]] += 1
+        return b"done"
+
+    def submit() -> None:
+        with Client(server.endpoints[0], timeout=30) as other:
+            uuids.extend(other.submit("echo", "x", key="the key") for _ in range(25))
+
+    with Worker("echo", work, server.endpoints[0], jobs=4, config=QUICK):
+        threads = [threading.Thread(target=submit) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(uuids) == 200
+        assert len(set(uuids)) == 1
+        assert client.wait(uuids[0], 30) == [b"done"]
+        client.close(uuids[0])
+        assert client.submit("echo", "x", key="the key") == uuids[0]
+        with pytest.raises(UnknownRequest):
+            client.wait(uuids[0], 30)
+    assert executed == {b"x": 1}
+    counts = client.stats()["since_start"]
+    assert (counts["accepted"], counts["repeated"]) == (1, 200)
+
+
+def test_a_key_outlives_a_restart(tmp_path: Path) -> None:
+    with serving(tmp_path) as server, Client(server.endpoints[0]) as client:
+        uuid = client.submit("echo", "x", key="k")
+        short = client.submit("echo", "x", key="short", key_for=0.001)
+    with serving(tmp_path) as server, Client(server.endpoints[0]) as client:
+        assert client.submit("echo", "x", key="k") == uuid
+        assert client.submit("echo", "x", key="short") != short
+        assert client.show(uuid)["key"] == "k"
+
+
+# -- batches --------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_taken_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    with serving(tmp_path, capacity=MIN_CAPACITY) as server, Client(server.endpoints[0]) as client:
+        assert len(client.submit_batch("echo", [b"x"] * 1000)) == 1000
+        with pytest.raises(Refused, match="store full"):
+            client.submit_batch("echo", [bytes(1 << 20)] * 14)
+        assert client.stats()["store"]["requests"] == 1000
+        uuids = client.submit_batch("echo", ["a", "b", "a"], keys=["1", "2", "1"], priority=9)
+        assert uuids[0] == uuids[2] != uuids[1]
+        assert client.submit_batch("echo", []) == []
+        with pytest.raises(InvalidRequest, match="a list of 2 keys"):
+            client.submit_batch("echo", ["a", "b"], keys=["1"])
+
+
+# -- time to live, delay, priority ----------------------------------------------------------------------------
+
+
+def test_what_nobody_begins_in_time_expires_and_can_be_retried(server: Server, client: Client) -> None:
+    waiting = client.submit("echo", "waiting", ttl=0.05)
+    delayed = client.submit("echo", "delayed", ttl=0.05, delay=1000)
+    for uuid in (waiting, delayed):
+        with pytest.raises(RequestFailed, match="expired: not done in time, after 0 attempts"):
+            client.wait(uuid, 30)
+    assert {row["uuid"] for row in client.list(state="expired")[0]} == {waiting, delayed}
+    assert client.stats()["dispatch"]["expired"] == 2
+    assert client.retry(waiting, UNKNOWN.decode()) == 1
+    assert client.retry_all(service="other") == 0
+    assert client.retry_all(service="echo", older_than=1000) == 0
+    assert client.retry_all() == 1
+    assert client.retry_all() == 0
+    with Worker("echo", lambda frames: frames, server.endpoints[0], config=QUICK):
+        assert client.wait(waiting, 30) == [b"waiting"]
+        assert client.wait(delayed, 30) == [b"delayed"]
+
+
+def test_what_runs_is_not_expired(server: Server, client: Client) -> None:
+    with raw_worker(server.endpoints[0], b"echo") as worker:
+        uuid = client.submit("echo", "x", ttl=5)
+        other = client.submit("other", "y", ttl=0.01)
+        token, _ = worker.take()
+        with server.store.write() as transaction:
+            running = server._dispatcher.core.flights
+            later = transaction.describe(bytes.fromhex(uuid)).expires_at + 1  # type: ignore[union-attr]
+            assert bytes.fromhex(uuid) not in [one for one, _ in transaction.expire(later, skip=running)]
+        with pytest.raises(RequestFailed, match="expired"):
+            client.wait(other, 30)
+        worker.final(token, b"X")
+        assert client.wait(uuid, 30) == [b"X"]
+
+
+def test_a_delay_is_waited_for_also_across_a_restart(tmp_path: Path) -> None:
+    with serving(tmp_path) as server, Client(server.endpoints[0]) as client:
+        uuid, first = client.submit("echo", "x", delay=1), client.submit("echo", "y", delay=1000)
+        assert client.show(uuid)["state"] == "delayed"
+    with (
+        serving(tmp_path) as server,
+        Client(server.endpoints[0]) as client,
+        Worker("echo", lambda frames: frames, server.endpoints[0], config=QUICK),
+    ):
+        assert client.wait(uuid, 30) == [b"x"]
+        row = client.show(uuid)
+        assert row["dispatched_at"] >= row["not_before"] > row["submitted_at"]
+        assert client.show(first)["state"] == "delayed"
+
+
+def test_9_before_0(server: Server, client: Client) -> None:
+    for priority in (0, 4, 9, 0, 9):
+        client.submit("echo", f"{priority}", priority=priority)
+    seen: list[bytes] = []
+    with raw_worker(server.endpoints[0], b"echo") as worker:
+        for _ in range(5):
+            token, body = worker.take()
+            seen += body
+            worker.final(token)
+    assert seen == [b"9", b"9", b"4", b"0", b"0"]
+
+
+# -- limits ---------------------------------------------------------------------------------------------------
+
+
+def test_a_late_reply_is_not_taken_for_that_of_a_later_attempt(server: Server, client: Client) -> None:
+    with raw_worker(server.endpoints[0], b"echo") as slow, raw_worker(server.endpoints[0], b"echo") as quick:
+        uuid = client.submit("echo", "x", limit=0.3, retry_first=0.01, retry_most=0.01, max_attempts=100)
+        workers = {one.socket: one for one in (slow, quick)}
+        first = eventually(lambda: next((one for one in workers.values() if one.socket.poll(1)), None))
+        token, _ = first.take()
+        second = quick if first is slow else slow
+        other, _ = second.take()
+        first.final(token, b"late")
+        second.final(other, b"in time")
+        reply = client.wait(uuid, 30)
+    assert reply in ([b"in time"], [b"late"])
+    assert client.show(uuid)["attempts"] >= 2
+
+
+def test_a_service_takes_no_more_than_its_limits(server: Server, client: Client) -> None:
+    uuids = [client.submit("few", "x", delay=1000 if number else 0) for number in range(3)]
+    with pytest.raises(Refused, match="service full: 3 requests wait for few; its limit is 3"):
+        client.submit("few", "x")
+    client.close(uuids[1])
+    client.submit("few", "x")
+    with pytest.raises(Refused, match="service full"):
+        client.submit_batch("few", ["x", "y"])
+    client.submit("small", bytes(600))
+    with pytest.raises(Refused, match=r"service full: .* bytes wait for small"):
+        client.submit("small", bytes(600))
+    client.submit("echo", bytes(10_000))
+
+
+def test_no_more_run_than_a_service_may(server: Server, client: Client) -> None:
+    lock, gate, entered = threading.Lock(), threading.Event(), threading.Semaphore(0)
+    now = most = 0
+
+    def work(frames: list[bytes]) -> bytes:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        entered.release()
+        gate.wait(30)
+        with lock:
+            now -= 1
+        return b""
+
+    with Worker("narrow", work, server.endpoints[0], jobs=8, config=QUICK):
+        uuids = client.submit_batch("narrow", [b"x"] * 50)
+        for _ in range(2):
+            assert entered.acquire(timeout=30)
+        gate.set()
+        assert len(dict(client.replies(uuids, 60))) == 50
+    assert most == 2
+
+
+# -- waiting --------------------------------------------------------------------------------------------------
+
+
+def test_waiting(server: Server, client: Client, raw: RawClient) -> None:
+    uuid, closed = client.submit("echo", "x"), client.submit("absent", "y")
+    assert raw.ask(b"titanic.wait", b"0", uuid.encode()) == [b"300"]
+    assert raw.ask(b"titanic.wait", b"0.01", uuid.encode()) == [b"300"]
+    assert raw.ask(b"titanic.wait", b"60", UNKNOWN)[0].startswith(b"400 unknown")
+    for _ in range(1000):
+        raw.send(b"titanic.wait", b"60", uuid.encode())
+    with raw_client(server.endpoints[0]) as vanishing, raw_client(server.endpoints[0]) as other:
+        vanishing.send(b"titanic.wait", b"60", uuid.encode())
+        other.send(b"titanic.wait", b"60", closed.encode())
+        eventually(lambda: client.stats()["waiting_clients"] == 1002)
+        vanishing.socket.close(0)
+        client.close(closed)
+        assert other.receive()[0].startswith(b"400 unknown")
+    with Worker("echo", lambda frames: b"here", server.endpoints[0], config=QUICK):
+        assert [raw.receive() for _ in range(1000)] == [[b"200", b"here"]] * 1000
+    assert raw.ask(b"titanic.wait", b"60", uuid.encode()) == [b"200", b"here"]
+    assert client.stats()["waiting_clients"] == 0
+
+
+def test_who_still_waits_at_the_end_gets_an_answer(tmp_path: Path) -> None:
+    server = Server(config(tmp_path)).start()
+    with raw_client(server.endpoints[0]) as raw, Client(server.endpoints[0]) as client:
+        uuid = raw.submit(b"absent", b"x")
+        for _ in range(3):
+            raw.send(b"titanic.wait", b"60", uuid)
+        eventually(lambda: client.stats()["waiting_clients"] == 3)
+        server.stop()
+        assert [raw.receive() for _ in range(3)] == [[b"300"]] * 3
+
+
+def test_a_wait_outlasts_a_restart(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/titanic.ipc"
+    server = Server(config(tmp_path, bind=(endpoint,))).start()
+    replies: list[object] = []
+    with Client(endpoint) as client:
+        uuid = client.submit("echo", "x")
+
+        def wait() -> None:
+            with Client(endpoint, timeout=0.2, retries=0) as other:
+                replies.append(other.wait(uuid, 60))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        eventually(lambda: client.stats()["waiting_clients"] == 1)
+        server.stop()
+        with serving(tmp_path, bind=(endpoint,)), Worker("echo", lambda frames: frames, endpoint, config=QUICK):
+            thread.join(60)
+    assert replies == [[b"x"]]
+
+
+# -- administration -------------------------------------------------------------------------------------------
+
+
+def admin(raw: RawClient, **options: Any) -> dict[str, Any]:
+    status, text = raw.ask(b"titanic.admin", json.dumps(options).encode())
+    assert status == b"200"
+    document: dict[str, Any] = json.loads(text)
+    return document
+
+
+def test_retry_and_purge(server: Server, client: Client, raw: RawClient) -> None:
+    works = threading.Event()
+
+    def work(frames: list[bytes]) -> list[bytes]:
+        if not works.is_set():
+            raise RemoteError(500, "not today", [b"line 7"])
+        return frames
+
+    with Worker("echo", work, server.endpoints[0], jobs=4, config=QUICK):
+        uuids = client.submit_batch("echo", [b"%d" % n for n in range(20)], max_attempts=1)
+        outcomes = dict(client.replies(uuids, 30))
+        failure = outcomes[uuids[0]]
+        assert isinstance(failure, RequestFailed)
+        assert failure.detail == [b"line 7"]
+        assert admin(raw, do="purge", state="failed", service="other") == {"done": 0, "next": None}
+        assert admin(raw, do="purge", uuids=uuids[15:]) == {"done": 5, "next": None}
+        works.set()
+        assert client.retry(uuids[0], uuids[19]) == 1
+        assert client.retry_all(service="echo") == 14
+        assert len([r for _, r in client.replies(uuids[:15], 30) if isinstance(r, list)]) == 15
+    assert client.purge("done", older_than=1000) == 0
+    assert client.purge("done", service="echo") == 15
+    assert client.stats()["store"]["requests"] == 0
+
+
+def test_many_are_purged_in_pages(server: Server, client: Client, raw: RawClient) -> None:
+    uuids = client.submit_batch("absent", [b"x"] * 2500)
+    first = admin(raw, do="purge", state="waiting")
+    assert first == {"done": 1000, "next": uuids[999]}
+    assert client.purge("waiting") == 1500
+
+
+def test_a_purge_leaves_to_a_worker_what_it_has(server: Server, client: Client) -> None:
+    running, waiting = client.submit_batch("echo", ["x", "y"])
+    with raw_worker(server.endpoints[0], b"echo") as worker:
+        token, _ = worker.take()
+        assert client.purge("waiting") == 1
+        worker.final(token, b"X")
+        assert client.wait(running, 30) == [b"X"]
+    with pytest.raises(UnknownRequest):
+        client.reply(waiting)
+
+
+# -- retention ------------------------------------------------------------------------------------------------
+
+
+def test_what_nobody_closes_goes_in_time(tmp_path: Path) -> None:
+    brief = Retention(reply_retention=1000, dead_retention=1000, closed_retention=1000)
+    with serving(tmp_path, retention=brief, max_attempts=1) as server, Client(server.endpoints[0]) as client:
+
+        def work(frames: list[bytes]) -> bytes:
+            if frames[0] == b"fail":
+                raise RemoteError(500, "no")
+            return b""
+
+        with Worker("echo", work, server.endpoints[0], jobs=2, config=QUICK):
+            client.submit_batch("echo", [b"x"] * 500 + [b"fail"] * 500)
+            eventually(lambda: client.stats()["dispatch"]["succeeded"] == 500)
+            eventually(lambda: client.stats()["store"]["requests"] == 0)
+            eventually(lambda: client.stats()["store"]["closed"] == 0)
+            client.close(client.submit("absent", "x"))
+            eventually(lambda: client.stats()["store"]["closed"] == 0)
+
+
+# -- an archive that is behind --------------------------------------------------------------------------------
+
+
+def test_what_is_due_and_cannot_be_done_is_not_insisted_on(tmp_path: Path) -> None:
+    brief = Retention(reply_retention=0, dead_retention=0, closed_retention=1000)
+    with serving(tmp_path, retention=brief) as server, Client(server.endpoints[0]) as client:
+        with server.store.write() as transaction:
+            transaction.register_archive()
+        client.close(client.submit("absent", "x"))
+        turns: list[None] = []
+        keep = server._writer.put
+
+        def put(write: Any) -> None:
+            turns.append(None)
+            keep(write)
+
+        server._dispatcher._writer.put = put  # type: ignore[method-assign]
+        with raw_client(server.endpoints[0]) as raw:
+            assert raw.ask(b"titanic.wait", b"0.5", client.submit("absent", "y").encode()) == [b"300"]
+        assert len(turns) < 10

@@ -1,0 +1,80 @@
+"""What the answers of Titanic, and the silence, mean to its client: frames, or the error that they stand for."""
+
+from __future__ import annotations
+
+import broker
+from titanic import ids, tsp
+from titanic.errors import (
+    CallerError,
+    InvalidRequest,
+    Refused,
+    RequestError,
+    RequestFailed,
+    TimedOut,
+    TitanicError,
+    UnknownRequest,
+)
+from titanic.tsp import Frames
+
+
+def translate(error: broker.BrokerError, endpoint: str) -> TitanicError:
+    """The error of this package that an error of the broker's client is."""
+    if isinstance(error, broker.TimedOut):
+        return _silence(endpoint)
+    if isinstance(error, broker.UsageError):
+        return InvalidRequest(str(error))
+    if isinstance(error, broker.EndpointError):
+        return CallerError(str(error), "", "an endpoint is like tcp://127.0.0.1:5555")
+    if isinstance(error, broker.RemoteError) and error.status < 500:
+        return InvalidRequest(error.text)
+    return Refused(str(error))
+
+
+def _silence(endpoint: str) -> TimedOut:
+    return TimedOut("no answer", f"nobody answered at {endpoint}", "is it running, and is this its endpoint?")
+
+
+def unknown(uuid: str) -> UnknownRequest:
+    """Nobody knows this request."""
+    return UnknownRequest(f"unknown UUID {uuid}", "it was closed or never accepted", "")
+
+
+def check(reply: Frames) -> Frames:
+    """The frames after a 200; the error that anything else stands for."""
+    status = tsp.read_status(reply[0]) if reply else None
+    if status is None:
+        raise Refused("the answer is not one of Titanic's", repr(reply[:1]), "is another service behind this name?")
+    if status.code == 400:
+        raise InvalidRequest(status.text)
+    if status.code != 200:
+        raise Refused(status.text)
+    return reply[1:]
+
+
+def read_uuids(reply: Frames, count: int) -> list[str]:
+    """The UUIDs in the answer to a submission of `count` requests."""
+    frames = check(reply)
+    lines = frames[0].split(b"\n") if len(frames) == 1 else []
+    if len(lines) != count or any(ids.parse(line) is None for line in lines):
+        raise Refused(f"the answer to a submission is not {count} UUID(s)", repr(frames[:2])[:200], "")
+    return [line.decode() for line in lines]
+
+
+def read_reply(uuid: str, reply: Frames) -> Frames | None:
+    """The reply's frames; None when it is pending."""
+    status = tsp.read_status(reply[0]) if reply else None
+    if status is not None and status.code == 300:
+        return None
+    if status is not None and status.code == 400 and ids.parse(uuid.encode()) is not None:
+        raise unknown(uuid)
+    if status is not None and status.code == 500 and status.text.startswith(tsp.ENDED):
+        raise RequestFailed(status.text, detail=reply[1:])
+    return check(reply)
+
+
+def read_outcome(uuid: str, reply: Frames) -> Frames | RequestError | UnknownRequest | None:
+    """The same, with the errors that are for good as values."""
+    try:
+        return read_reply(uuid, reply)
+    except (RequestFailed, UnknownRequest) as error:
+        return error
