@@ -25,6 +25,7 @@ from titanic.store.request import Header
 from titanic.store.retry import Retry
 from titanic.store.room import CHARGE
 from titanic.store.schema import (
+    KEY,
     LOAD,
     LOAD_PREFIX,
     LOST_KEY,
@@ -262,6 +263,14 @@ class Change(ReadTransaction):
             if view[-SIZE:] == uuid:
                 return Place(State.DELAYED, bytes(view), bytes(prefix), header, past)
         return Place(State.WAITING, b"", b"", header, past)
+
+    def _drop_timers(self, uuid: bytes) -> None:
+        """Delete all timers of a request the long way, when its records are too damaged to tell."""
+        timers = self._db.timers
+        cursor = self._txn.cursor(timers)
+        found = [bytes(view) for view in cursor.iternext(values=False) if view[-SIZE:] == uuid and view[:1] != KEY]
+        for key in found:
+            self._delete(timers, key)
 
     def _take_out(self, place: Place) -> None:
         """Delete the row in `ready` or `later`."""
