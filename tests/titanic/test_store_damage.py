@@ -426,13 +426,14 @@ def repaired(path, change):
 
 
 def test_a_damaged_request_fails_with_a_reason_and_is_kept_aside(path):
-    with repaired(path, lambda txn, db, uuids: txn.put(uuids[0], b"\xff" * 60, db=db["requests"]))[0] as store:
-        with store.read() as txn:
-            (row,) = txn.list(state=State.FAILED)
-            assert (row.service, row.reason, row.finished_at) == (b"echo", "the request was damaged", NOW + 5)
-            ((key, value),) = txn._txn.cursor(txn._db.aside).iternext()
-            assert bytes(key) == b"requests %d " % (NOW + 5) + row.uuid
-            assert bytes(value) == b"\xff" * 60
+    store, uuids = repaired(path, lambda txn, db, uuids: txn.put(uuids[0], b"\xff" * 60, db=db["requests"]))
+    with store, store.read() as txn:
+        (row,) = txn.list(state=State.FAILED)
+        assert (row.uuid, row.service, row.reason) == (uuids[0], b"echo", "the request was damaged")
+        assert row.finished_at == NOW + 5
+        ((key, value),) = txn._txn.cursor(txn._db.aside).iternext()
+        assert bytes(key) == b"requests %d " % (NOW + 5) + row.uuid
+        assert bytes(value) == b"\xff" * 60
 
 
 def test_a_request_without_a_row_is_dispatched_after_repair(path):

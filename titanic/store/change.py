@@ -42,7 +42,7 @@ from titanic.store.schema import (
 )
 from titanic.store.state import State
 
-_ROUNDS = 64
+_ROUNDS = 256
 _TRIM_ROWS = 64
 
 
@@ -133,14 +133,9 @@ class Change(ReadTransaction):
             self._txn.put(SETTLED_KEY, b"", db=self._db.meta)
             self._empty_graves()
             return True
-        if not pace.wanted and not self._txn.stat(self._db.graves)["entries"]:
-            return False
-        if self._fits(max(pace.wanted, room.headroom), room.accept):
-            pace.wanted = 0
-            return False
         if self._empty_graves():
             return True
-        if pace.wanted and self._drop_oldest(_TRIM_ROWS):
+        if pace.wanted and not self._fits(pace.wanted, room.accept) and self._drop_oldest(_TRIM_ROWS):
             return True
         pace.wanted = 0
         return False
