@@ -1,11 +1,12 @@
-"""Damage is noticed, named, and can be got rid of; check() sees what reading doesn't."""
+"""Damage is noticed, named, and can be got rid of; check() sees what reading doesn't, and repair() puts it right."""
 
 import lmdb
 import pytest
 
 from titanic.errors import RecordCorrupt
-from titanic.store import NewRequest, Outcome, Status, Store, check
+from titanic.store import NewRequest, Outcome, State, Status, Store, check, repair
 from titanic.store.request import decode_header
+from titanic.store.schema import Databases
 
 NOW = 1_795_258_520_106_479
 BODY = b"a body that can be found in the file " * 3
@@ -17,12 +18,21 @@ def path(tmp_path):
 
 
 def make(path):
-    """A store with a waiting, a delayed and a finished request, in this order, closed."""
+    """A store with a waiting, a delayed and a finished request, in this order, closed.
+
+    The waiting one has an idempotency key and expires, the finished one has a large reply. Three others were closed
+    before: one of them had a large body.
+    """
     with Store.open(path) as store:
         with store.write() as txn:
-            uuids = txn.accept_many([NewRequest(b"echo", [BODY, b"%d" % n]) for n in range(3)], NOW)
+            past = txn.accept_many([NewRequest(b"echo", [bytes(size)]) for size in (10, 10_000, 20)], NOW)
+            for uuid in past:
+                assert txn.close(uuid, NOW + 1)
+            keyed = NewRequest(b"echo", [BODY, b"0"], expires_at=NOW + 50, key=b"key", key_until=NOW + 99)
+            uuids = txn.accept_many([keyed, *[NewRequest(b"echo", [BODY, b"%d" % n]) for n in (1, 2)]], NOW)
             txn.postpone(uuids[1], due=NOW + 1, attempts=1, dispatched_at=NOW, reason="it broke")
-            txn.finish(uuids[2], Status.DONE, [b"the reply"], attempts=1, dispatched_at=NOW, finished_at=NOW)
+            reply = [b"the reply", bytes(9000)]
+            txn.finish(uuids[2], Status.DONE, reply, attempts=1, dispatched_at=NOW, finished_at=NOW)
         assert check(store) == []
     return uuids
 
@@ -41,9 +51,8 @@ def flip_in_file(path, marker, offset=0):
 
 def edit(path, change):
     """Let `change(txn, databases)` do to the store what the store never does."""
-    names = ["meta", "requests", "replies", "ready", "later", "retries"]
     with lmdb.open(str(path), max_dbs=16, map_size=1 << 24) as env:
-        databases = {name: env.open_db(name.encode(), create=False) for name in names}
+        databases = {name: env.open_db(name.encode(), create=False) for name in Databases._fields}
         with env.begin(write=True) as txn:
             change(txn, databases)
 
@@ -63,8 +72,11 @@ def drain(store):
     with store.write() as txn:
         for uuid in [bytes(key) for key in txn._txn.cursor(txn._db.requests).iternext(values=False)]:
             assert txn.close(uuid)
-        assert txn.counts()[:5] == (0, 0, 0, 0, 0)
+        assert txn.counts()[:4] == (0, 0, 0, 0)
         assert txn.waiting() == {}
+    # Left are only blobs that nothing refers to any more, or that were handed on with their damage.
+    assert {problem.where.split()[0] for problem in check(store)} <= {"blobs", "closed"}
+    repair(store, NOW)
     assert check(store) == []
 
 
@@ -83,7 +95,7 @@ def test_a_flipped_bit_in_a_body_is_named(path):
 
 def test_a_flipped_bit_in_a_reply_is_no_wrong_reply(path):
     *_, done = make(path)
-    flip_in_file(path, b"the reply")
+    flip_in_file(path, b"the reply", offset=3)
     with Store.open(path) as store:
         with store.read() as txn, pytest.raises(RecordCorrupt, match=rf"{done.hex()} in 'replies'"):
             txn.reply(done)
@@ -173,6 +185,10 @@ def _drop_request(txn, db, uuids):
     txn.delete(uuids[2], db=db["requests"])
 
 
+def _drop_waiting_request(txn, db, uuids):
+    txn.delete(uuids[0], db=db["requests"])
+
+
 def _queue_a_finished_one(txn, db, uuids):
     txn.put(_ready_key(txn, db, uuids[2]), b"", db=db["ready"])
 
@@ -189,6 +205,11 @@ def _queue_under_another_service(txn, db, uuids):
     key = _ready_key(txn, db, uuids[0])
     txn.delete(key, db=db["ready"])
     txn.put(b"ohce" + key[4:], b"", db=db["ready"])
+
+
+def _delay_under_another_service(txn, db, uuids):
+    key, value = next(txn.cursor(db["later"]).iternext())
+    txn.put(key, b"ohce" + value[4:], db=db["later"])
 
 
 def _fill_a_ready_row(txn, db, uuids):
@@ -211,48 +232,246 @@ def _keep_a_retry_of_a_finished_one(txn, db, uuids):
     txn.put(uuids[2], txn.get(uuids[1], db=db["retries"]), db=db["retries"])
 
 
+def _keep_a_retry_of_nobody(txn, db, uuids):
+    txn.put(bytes(16), txn.get(uuids[1], db=db["retries"]), db=db["retries"])
+
+
+def _spoil_a_retry(txn, db, uuids):
+    txn.put(uuids[1], b"\xff" * 40, db=db["retries"])
+
+
 def _add_a_short_key(txn, db, uuids):
     txn.put(b"short", b"", db=db["replies"])
 
 
-def _miscount_bytes(txn, db, uuids):
-    used = int.from_bytes(txn.get(b"used", db=db["meta"]), "little")
-    txn.put(b"used", (used + 1).to_bytes(8, "little"), db=db["meta"])
-
-
 def _miscount_waiting(txn, db, uuids):
-    txn.put(b"necho", (2).to_bytes(8, "little"), db=db["meta"])
+    txn.put(b"necho", (2).to_bytes(8, "little") * 3, db=db["meta"])
 
 
 def _count_nobody(txn, db, uuids):
-    txn.put(b"nnobody", (0).to_bytes(8, "little"), db=db["meta"])
+    txn.put(b"nnobody", bytes(24), db=db["meta"])
 
 
-@pytest.mark.parametrize(
-    ("change", "found"),
-    [
-        (_drop_ready, "no queue and has no reply"),
-        (_drop_later, "but not in 'later'"),
-        (_drop_retry, "'retries' says 0"),
-        (_drop_reply, "no queue and has no reply"),
-        (_drop_request, "there is no such request"),
-        (_queue_a_finished_one, "it is in replies and ready"),
-        (_queue_a_delayed_one, "it is in ready and later"),
-        (_queue_a_stranger, "there is no such request"),
-        (_queue_under_another_service, "it is filed under"),
-        (_fill_a_ready_row, "the row has a value"),
-        (_move_the_due_time, f"'retries' says {NOW + 1}"),
-        (_swap_records, "its checksum is"),
-        (_keep_a_retry_of_a_finished_one, "the request has ended"),
-        (_add_a_short_key, "the key has a wrong length"),
-        (_miscount_bytes, "'used' is"),
-        (_miscount_waiting, "2 for b'echo', 'ready' has 1"),
-        (_count_nobody, "0 for b'nobody'"),
-    ],
-)
+def _forget_to_count(txn, db, uuids):
+    txn.delete(b"necho", db=db["meta"])
+
+
+def _drop_timer(kind):
+    def drop(txn, db, uuids):
+        cursor = txn.cursor(db["timers"])
+        assert cursor.set_range(kind)
+        assert cursor.key()[:1] == kind
+        txn.delete(cursor.key(), db=db["timers"])
+
+    return drop
+
+
+def _add_timer(kind, subject):
+    def add(txn, db, uuids):
+        txn.put(kind + (NOW + 7).to_bytes(8) + (subject or uuids[0]), b"", db=db["timers"])
+
+    return add
+
+
+def _fill_a_timer(txn, db, uuids):
+    txn.put(next(txn.cursor(db["timers"]).iternext(values=False)), b"x", db=db["timers"])
+
+
+def _shorten_a_key_row(txn, db, uuids):
+    txn.put(b"key", b"short", db=db["keys"])
+
+
+def _take_the_key_of_another(txn, db, uuids):
+    row = txn.get(b"key", db=db["keys"])
+    txn.put(b"other", row, db=db["keys"])
+    txn.put(b"K" + row[:8][::-1] + b"other", b"", db=db["timers"])
+
+
+def _drop_a_closed_one(number):
+    def drop(txn, db, uuids):
+        assert txn.delete(number.to_bytes(8), db=db["closed"])
+
+    return drop
+
+
+def _spoil_a_closed_one(txn, db, uuids):
+    record = bytearray(txn.get((2).to_bytes(8), db=db["closed"]))
+    record[20] ^= 1
+    txn.put((2).to_bytes(8), bytes(record), db=db["closed"])
+
+
+def _misname_a_closed_one(txn, db, uuids):
+    txn.put(b"x", b"", db=db["closed"])
+
+
+def _set_sequence_back(txn, db, uuids):
+    txn.put(b"sequence", (2).to_bytes(8, "little"), db=db["meta"])
+
+
+def _archive_too_much(txn, db, uuids):
+    txn.put(b"archive", b"\1" + (4).to_bytes(8, "little"), db=db["meta"])
+
+
+def _leave_a_blob(txn, db, uuids):
+    txn.put((99).to_bytes(8) + bytes(4), b"x", db=db["blobs"])
+
+
+def _lengthen_a_blob(txn, db, uuids):
+    key = next(txn.cursor(db["blobs"]).iternext(values=False))
+    txn.put(key[:8] + (99).to_bytes(4), b"x", db=db["blobs"])
+
+
+def _drop_a_piece(which):
+    def drop(txn, db, uuids):
+        keys = list(txn.cursor(db["blobs"]).iternext(values=False))
+        assert txn.delete(keys[which], db=db["blobs"])
+
+    return drop
+
+
+def _bury_the_living(txn, db, uuids):
+    key = next(txn.cursor(db["blobs"]).iternext(values=False))
+    txn.put(key[:8], (5).to_bytes(4, "little"), db=db["graves"])
+
+
+def _dig_a_grave_for_nobody(txn, db, uuids):
+    txn.put((99).to_bytes(8), (5).to_bytes(4, "little"), db=db["graves"])
+
+
+DAMAGES = [
+    (_drop_ready, "no queue and has no reply"),
+    (_drop_later, "but not in 'later'"),
+    (_drop_retry, "'retries' says 0"),
+    (_drop_reply, "no queue and has no reply"),
+    (_drop_request, "there is no such request"),
+    (_drop_waiting_request, "there is no such request"),
+    (_queue_a_finished_one, "it is in replies and ready"),
+    (_queue_a_delayed_one, "it is in ready and later"),
+    (_queue_a_stranger, "there is no such request"),
+    (_queue_under_another_service, "it is filed under"),
+    (_delay_under_another_service, "it is filed under"),
+    (_fill_a_ready_row, "the row has a value"),
+    (_move_the_due_time, f"'retries' says {NOW + 1}"),
+    (_swap_records, "its checksum is"),
+    (_keep_a_retry_of_a_finished_one, "the request has ended"),
+    (_keep_a_retry_of_nobody, "there is no such request"),
+    (_spoil_a_retry, "its checksum is"),
+    (_add_a_short_key, "the key has a wrong length"),
+    (_miscount_waiting, "(2, 2, 2) for b'echo', there are 1 ready of 2"),
+    (_count_nobody, "(0, 0, 0) for b'nobody'"),
+    (_forget_to_count, "None for b'echo', there are 1 ready of 2"),
+    (_drop_timer(b"E"), "it would never expire"),
+    (_drop_timer(b"R"), "its retention would never end"),
+    (_drop_timer(b"K"), "it would never be forgotten"),
+    (_add_timer(b"E", bytes(16)), "there is no such request"),
+    (_add_timer(b"E", None), f"the request says {NOW + 50}"),
+    (_add_timer(b"R", None), "there is no such reply"),
+    (_add_timer(b"K", b"key"), "there is no such key"),
+    (_add_timer(b"X", None), "there is no such kind"),
+    (_add_timer(b"", b"x"), "the key has a wrong length"),
+    (_fill_a_timer, "the row has a value"),
+    (_shorten_a_key_row, "the row has 5 bytes"),
+    (_take_the_key_of_another, "has the key b'key'"),
+    (_drop_a_closed_one(2), "2 … 2 are missing"),
+    (_drop_a_closed_one(3), "3 … 3 are missing"),
+    (_spoil_a_closed_one, "its checksum is"),
+    (_misname_a_closed_one, "the key has a wrong length"),
+    (_set_sequence_back, "'sequence' is 2, 'closed' goes up to 3"),
+    (_archive_too_much, "the archive has 4, the last is 3"),
+    (_leave_a_blob, "no record refers to it"),
+    (_lengthen_a_blob, "it has only 5 pieces"),
+    (_drop_a_piece(0), "is damaged"),
+    (_drop_a_piece(-1), "is damaged"),
+    (_bury_the_living, "a record refers to it"),
+    (_dig_a_grave_for_nobody, "it doesn't have 5 pieces"),
+]
+
+
+@pytest.mark.parametrize(("change", "found"), DAMAGES)
 def test_check_sees(path, change, found):
     uuids = make(path)
     edit(path, lambda txn, db: change(txn, db, uuids))
     with Store.open(path) as store:
         problems = check(store)
     assert any(found in problem.what for problem in problems), problems
+
+
+@pytest.mark.parametrize("change", [change for change, _ in DAMAGES])
+def test_repair_puts_right_and_loses_nobody(path, change):
+    uuids = make(path)
+    edit(path, lambda txn, db: change(txn, db, uuids))
+    with Store.open(path) as store:
+        found = check(store)
+        assert any(problem.repair for problem in found)
+        repaired = repair(store, NOW + 5)
+        assert set(found) <= set(repaired)
+        assert check(store) == []
+        assert repair(store, NOW + 6) == []
+        with store.read() as txn:
+            for uuid in uuids:
+                assert txn.state(uuid) is not None
+                assert txn.request(uuid) is not None
+            assert txn.closed_range() == (1, 3)
+            assert [entry.sequence for entry in txn.closed(0, 9, 1 << 20)] == [1, 2, 3]
+        drain(store)
+
+
+def repaired(path, change):
+    """A store that was damaged and repaired, and its requests."""
+    uuids = make(path)
+    edit(path, lambda txn, db: change(txn, db, uuids))
+    store = Store.open(path)
+    repair(store, NOW + 5)
+    return store, uuids
+
+
+def test_a_damaged_request_fails_with_a_reason_and_is_kept_aside(path):
+    store, uuids = repaired(path, lambda txn, db, uuids: txn.put(uuids[0], b"\xff" * 60, db=db["requests"]))
+    with store, store.read() as txn:
+        (row,) = txn.list(state=State.FAILED)
+        assert (row.uuid, row.service, row.reason) == (uuids[0], b"echo", "the request was damaged")
+        assert row.finished_at == NOW + 5
+        ((key, value),) = txn._txn.cursor(txn._db.aside).iternext()
+        assert bytes(key) == b"requests %d " % (NOW + 5) + row.uuid
+        assert bytes(value) == b"\xff" * 60
+
+
+def test_a_request_without_a_row_is_dispatched_after_repair(path):
+    store, uuids = repaired(path, _drop_ready)
+    with store, store.read() as txn:
+        assert [row.uuid for row in txn.next_ready(b"echo", None, 9, 1 << 20)] == uuids[:1]
+        assert txn.waiting() == {b"echo": 1}
+
+
+def test_a_lost_reply_fails_and_can_be_tried_again(path):
+    store, uuids = repaired(path, _drop_a_piece(-1))
+    with store:
+        with store.read() as txn:
+            assert txn.reply(uuids[2]) == Outcome(Status.FAILED, [], "the reply was damaged", 0, 0, NOW + 5)
+        with store.write() as txn:
+            assert txn.retry(uuids[2], NOW + 6)
+        with store.read() as txn:
+            assert [row.uuid for row in txn.next_ready(b"echo", None, 9, 1 << 20)] == [uuids[0], uuids[2]]
+        assert check(store) == []
+
+
+def test_what_is_missing_in_the_ring_says_so(path):
+    with repaired(path, _drop_a_closed_one(2))[0] as store, store.read() as txn:
+        entries = txn.closed(0, 9, 1 << 20)
+        assert [entry.error for entry in entries] == ["", "its record was missing", ""]
+        assert entries[1].request_left_out
+
+
+def test_more_numbers_than_can_be_true_are_left_to_people(path):
+    store, _ = repaired(path, lambda txn, db, uuids: txn.put(b"sequence", (10**9).to_bytes(8, "little"), db=db["meta"]))
+    with store:
+        (problem,) = check(store)
+        assert problem == ("closed", "4 … 1000000000 are missing", "")
+
+
+def test_repairing_a_sound_store_changes_nothing(path):
+    make(path)
+    with Store.open(path) as store:
+        assert repair(store, NOW) == []
+        with store.read() as txn:
+            assert txn._txn.stat(txn._db.aside)["entries"] == 0

@@ -104,12 +104,12 @@ def test_somebody_elses_lmdb_is_not_a_store_and_stays_as_it_was(tmp_path, databa
 
 def test_a_later_format_is_left_alone(tmp_path):
     make(tmp_path)
-    set_format(tmp_path, 2)
+    set_format(tmp_path, 3)
     before = (tmp_path / "data.mdb").read_bytes()
-    with pytest.raises(StoreTooNew, match="format is 2, known are formats up to 1"):
+    with pytest.raises(StoreTooNew, match="format is 3, known are formats up to 2"):
         Store.open(tmp_path)
     assert (tmp_path / "data.mdb").read_bytes() == before
-    set_format(tmp_path, 1)
+    set_format(tmp_path, 2)
     Store.open(tmp_path).close()
 
 
@@ -188,7 +188,7 @@ def test_a_data_file_of_something_else_is_damaged(tmp_path, content):
 
 def test_the_capacity_can_be_another_one_each_time(tmp_path):
     make(tmp_path)
-    for capacity in (1 << 20, 1 << 34, 1 << 16):
+    for capacity in (1 << 26, 1 << 34, 1 << 24, (1 << 24) + 4096):
         with Store.open(tmp_path, capacity=capacity) as store:
             assert store.capacity == capacity
             with store.read() as txn:
@@ -196,6 +196,8 @@ def test_the_capacity_can_be_another_one_each_time(tmp_path):
             assert check(store) == []
         with lmdb.open(str(tmp_path), max_dbs=16) as env, env.begin(db=env.open_db(b"meta")) as txn:
             assert int.from_bytes(txn.get(b"capacity"), "little") == capacity
+        with Store.open(tmp_path) as store:
+            assert store.capacity == capacity
 
 
 DIE_READING = """

@@ -147,6 +147,8 @@ class Accepting(Change):
     def _make_room(self, sizes: list[int], extras: dict[int, int]) -> None:
         """Raise StoreFull unless records of these sizes may be added, with what some of them need besides."""
         room, pace = self._environment.room, self._environment.pace
+        if not any(sizes):
+            return
         most = 2 * sum(sizes) + sum(extras.values()) + len(sizes) * _FIXED_COST
         if self._fits(most, room.accept):  # no need to look closer
             self._added += most

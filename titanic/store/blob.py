@@ -2,11 +2,12 @@
 
 LMDB would put a large value on pages of its own that follow each other. After some time of requests coming and
 going, pages are free here and there, but no longer enough of them in one piece: the file has to grow, or a request
-be refused, with room in plenty. So a large body is cut into pieces, two of which fill a page exactly. Any free page
-will do for them: what is free can be used, down to the last page, and the file can have a size that it never exceeds.
+be refused, with room in plenty. So a large body is cut into equal pieces, of which a page takes two (the largest, that
+fill it exactly) or three. Any free page will do for them: what is free can be used, down to the last page, and the file
+can have a size that it never exceeds.
 
     database blobs, key big-endian
-        id, u64 + index, u32   →   CHUNK bytes of the body, fewer in the last piece
+        id, u64 + index, u32   →   a piece of the body, at most CHUNK bytes
 
 A record refers to its blob in 16 bytes, little-endian, with a checksum over the body. The record's own checksum
 covers the reference. So a closing request hands its body on to its entry in `closed` without anybody reading it.
@@ -72,7 +73,9 @@ def refer(blob_id: int, body: bytes) -> Ref:
 def rows(blob_id: int, body: bytes) -> list[tuple[bytes, memoryview]]:
     """What is to be put into `blobs`."""
     view, pack = memoryview(body), _KEY.pack
-    return [(pack(blob_id, n), view[at : at + CHUNK]) for n, at in enumerate(range(0, len(body), CHUNK))]
+    pieces = -(-len(body) // CHUNK)
+    step = -(-len(body) // pieces)
+    return [(pack(blob_id, n), view[n * step : (n + 1) * step]) for n in range(pieces)]
 
 
 def key(blob_id: int, index: int) -> bytes:

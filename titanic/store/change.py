@@ -25,6 +25,7 @@ from titanic.store.request import Header
 from titanic.store.retry import Retry
 from titanic.store.room import CHARGE
 from titanic.store.schema import (
+    KEY,
     LOAD,
     LOAD_PREFIX,
     LOST_KEY,
@@ -41,7 +42,7 @@ from titanic.store.schema import (
 )
 from titanic.store.state import State
 
-_ROUNDS = 64
+_ROUNDS = 256
 _TRIM_ROWS = 64
 
 
@@ -132,14 +133,9 @@ class Change(ReadTransaction):
             self._txn.put(SETTLED_KEY, b"", db=self._db.meta)
             self._empty_graves()
             return True
-        if not pace.wanted and not self._txn.stat(self._db.graves)["entries"]:
-            return False
-        if self._fits(max(pace.wanted, room.headroom), room.accept):
-            pace.wanted = 0
-            return False
         if self._empty_graves():
             return True
-        if pace.wanted and self._drop_oldest(_TRIM_ROWS):
+        if pace.wanted and not self._fits(pace.wanted, room.accept) and self._drop_oldest(_TRIM_ROWS):
             return True
         pace.wanted = 0
         return False
@@ -262,6 +258,14 @@ class Change(ReadTransaction):
             if view[-SIZE:] == uuid:
                 return Place(State.DELAYED, bytes(view), bytes(prefix), header, past)
         return Place(State.WAITING, b"", b"", header, past)
+
+    def _drop_timers(self, uuid: bytes) -> None:
+        """Delete all timers of a request the long way, when its records are too damaged to tell."""
+        timers = self._db.timers
+        cursor = self._txn.cursor(timers)
+        found = [bytes(view) for view in cursor.iternext(values=False) if view[-SIZE:] == uuid and view[:1] != KEY]
+        for key in found:
+            self._delete(timers, key)
 
     def _take_out(self, place: Place) -> None:
         """Delete the row in `ready` or `later`."""

@@ -135,16 +135,16 @@ class Walk(ReadTransaction):
             try:
                 header = request.decode_header(uuid, record)
                 self._refer("requests", uuid, header.ref)
+                if not ended:
+                    load = self._loads.setdefault(header.service, [0, 0, 0])
+                    load[1] += 1
+                    load[2] += header.size
                 request.decode(uuid, record, self._fetch)
             except RecordCorrupt as error:
                 remedy = Remedy(Verb.FAIL, "requests", uuid, b"the request was damaged")
                 self._report("requests", uuid, str(error), remedy)
                 continue
             self._places(uuid, header, ended)
-            if not ended:
-                load = self._loads.setdefault(header.service, [0, 0, 0])
-                load[1] += 1
-                load[2] += header.size
 
     def _places(self, uuid: bytes, header: Header, ended: bool) -> None:
         """The request is in exactly one of replies, ready and later, and has its timer."""
@@ -382,6 +382,11 @@ class Walk(ReadTransaction):
         for view in self._txn.cursor(self._db.blobs).iternext(values=False):
             blob_id = blob.id_of(view)
             found[blob_id] = found.get(blob_id, 0) + 1
+            ref = self._refs.get(blob_id)
+            key = bytes(view)
+            if ref is not None and key >= blob.key(blob_id, ref.pieces):
+                what = f"it has only {ref.pieces} pieces"
+                self._report("blobs", key, what, Remedy(Verb.DELETE, "blobs", key))
         for view, value in self._txn.cursor(self._db.graves).iternext():
             blob_id, pieces = blob.id_of(view), U32.unpack(value)[0]
             if blob_id in self._refs:
@@ -390,21 +395,15 @@ class Walk(ReadTransaction):
             elif found.pop(blob_id, 0) != pieces:
                 what = f"it doesn't have {pieces} pieces"
                 self._report("graves", bytes(view), what, Remedy(Verb.BURY, "blobs", bytes(view)))
-        for blob_id, pieces in found.items():
-            ref = self._refs.get(blob_id)
+        for blob_id in found.keys() - self._refs.keys():
             key = blob.grave_key(blob_id)
-            if ref is None:
-                self._report("blobs", key, "no record refers to it", Remedy(Verb.BURY, "blobs", key))
-            elif ref.pieces < pieces:
-                what = f"it has {pieces} pieces instead of {ref.pieces}"
-                extra = [Remedy(Verb.DELETE, "blobs", blob.key(blob_id, n)) for n in range(ref.pieces, pieces)]
-                self._report("blobs", key, what, *extra)
+            self._report("blobs", key, "no record refers to it", Remedy(Verb.BURY, "blobs", key))
 
     def _meta(self) -> None:
         counted = self._loads_by_service()
         for service in counted.keys() | self._loads.keys():
             ready, pending, size = self._loads.get(service, (0, 0, 0))
-            if counted.get(service) == (ready, pending, size) or not (service in counted or pending or ready):
+            if counted.get(service) == ((ready, pending, size) if ready or pending else None):
                 continue
             key = LOAD_PREFIX + service
             if pending:

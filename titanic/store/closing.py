@@ -87,6 +87,8 @@ class Closing(Ending):
             self._leave(uuid, place)
         elif end is not None:
             self._delete(db.timers, timer_key(retention_kind(end.status), end.finished_at, uuid))
+        else:
+            self._drop_timers(uuid)
         for row, database in ((record, db.requests), (reply, db.replies)):
             if row is not None:
                 self._delete(database, uuid)

@@ -173,7 +173,9 @@ class Ending(Change):
         self._take_out(place)
         self._delete(self._db.retries, uuid)
         header = place.header
-        if header is not None and header.expires_at:
+        if header is None:
+            self._drop_timers(uuid)
+        elif header.expires_at:
             self._delete(self._db.timers, timer_key(EXPIRY, header.expires_at, uuid))
         if place.service is not None:
             self._count(place.service, pending=-1, size=-header.size if header else 0)
