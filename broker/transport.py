@@ -81,8 +81,14 @@ def bind(socket: Socket, endpoint: str) -> str:
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
-        raise EndpointError(f"cannot bind {endpoint}: {error.strerror}") from error
+        raise EndpointError(f"cannot bind {endpoint}: {error.strerror}; {_advice(error)}") from error
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def _advice(error: zmq.ZMQError) -> str:
+    if error.errno == zmq.EADDRINUSE:
+        return "is another one running? stop it, or choose another endpoint"
+    return "an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"
 
 
 def _monitored_event(monitor: Socket) -> int:
@@ -170,5 +176,5 @@ class Dealer:
             socket.connect(self.endpoint)
         except zmq.ZMQError as error:
             self.close()
-            raise EndpointError(f"cannot connect to {self.endpoint}: {error.strerror}") from error
+            raise EndpointError(f"cannot connect to {self.endpoint}: {error.strerror}; {_advice(error)}") from error
         self.number, self._changed = number, True

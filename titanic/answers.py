@@ -31,7 +31,11 @@ def translate(error: broker.BrokerError, endpoint: str) -> TitanicError:
 
 
 def _silence(endpoint: str) -> TimedOut:
-    return TimedOut("no answer", f"nobody answered at {endpoint}", "is it running, and is this its endpoint?")
+    return TimedOut(
+        "no answer",
+        f"nobody answered at {endpoint}",
+        "is it running, and is this its endpoint? what was asked may still be done when it is there again",
+    )
 
 
 def unknown(uuid: str) -> UnknownRequest:

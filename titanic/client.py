@@ -12,6 +12,7 @@ Not thread-safe: use one per thread, they are cheap.
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
@@ -34,6 +35,12 @@ WAIT_MOST = 10.0
 """Seconds that one question for a reply waits on the server; a longer wait asks again. A server that was killed
 meanwhile is noticed only then."""
 
+OWN_KEY = "~"
+"""How the keys begin that a client makes up."""
+
+KEY_MARGIN = 60.0
+"""Seconds that such a key counts after the last try."""
+
 LEAST_LOOK = 1.0
 """Seconds that a look may take, even when less is left of the caller's time: a slow network is not an absent reply."""
 
@@ -55,8 +62,8 @@ class SubmitOptions(TypedDict, total=False):
 class Client:
     """One client of one Titanic. Requests that get no answer are sent again.
 
-    A `submit` whose answer was lost on the way is therefore stored twice, unless it has a key: the same key gets the
-    same UUID.
+    `submit` has a key for that, its own if it is given none: the request is stored once. `submit_many` and
+    `submit_batch` (without keys) may store twice what they had to send again.
     """
 
     def __init__(
@@ -67,6 +74,7 @@ class Client:
         self._many: Pipeline | None = None
         self._ours: bool | None = None
         self._single = broker.Client(endpoint, timeout=timeout, retries=retries, version=version)
+        self._patience = timeout * (1 + retries)
         self._settings: dict[str, Any] = {"timeout": timeout, "retries": retries, "version": version}
 
     def __enter__(self) -> Self:
@@ -95,10 +103,11 @@ class Client:
 
         Raises InvalidRequest, Refused (store full, shutting down) or TimedOut (nobody answered).
         """
-        frames = body or (b"",)
-        if not options:
-            return read_uuids(self._ask(tsp.REQUEST, service, *frames), 1)[0]
-        return read_uuids(self._ask(tsp.SUBMIT, json.dumps(options), service, *frames), 1)[0]
+        if "key" not in options:
+            # Should the answer be lost, the question is asked again: it must not become two requests.
+            options = {**options, "key": OWN_KEY + secrets.token_hex(16), "key_for": self._patience + KEY_MARGIN}
+        answer = self._ask(tsp.SUBMIT, json.dumps(options), service, *(body or (b"",)))
+        return read_uuids(answer, 1)[0]
 
     def reply(self, uuid: str) -> Frames | None:
         """The reply's frames; None while it is pending. The reply stays until the request is closed.

@@ -12,7 +12,7 @@ from titanic import tsp
 from titanic.cli.options import endpoint, json_flag, option
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.output import age, as_text, duration, moment, print_json, print_table, size, until
-from titanic.client import Client
+from titanic.client import OWN_KEY, Client
 from titanic.errors import TimedOut
 
 STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
@@ -35,11 +35,12 @@ def status(as_json: bool, endpoint: str, timeout: float, mdp: str) -> None:
     store, done = document["store"], document["since_start"]
     click.echo(
         f"store {store['path']}: {store['requests']} requests"
-        f" ({store['waiting']} waiting, {store['delayed']} delayed, {store['replies']} ended),"
+        f" ({max(0, store['waiting'] - document['running'])} waiting, {document['running']} running,"
+        f" {store['delayed']} delayed, {store['replies']} ended),"
         f" {size(store['used'])} of {size(store['capacity'])} used, {store['closed']} closed remembered"
     )
     click.echo(
-        f"running {document['running']}; since the start {done['accepted']} accepted, {done['refused']} refused,"
+        f"since the start {done['accepted']} accepted, {done['refused']} refused,"
         f" {document['dispatch']['succeeded']} succeeded, {document['dispatch']['failed']} failed,"
         f" {document['dispatch']['expired']} expired,"
         f" {done['closed']} closed"
@@ -141,7 +142,7 @@ def show(uuid: str, as_json: bool, endpoint: str, timeout: float, mdp: str) -> N
         ("body", f"{row['body_frames']} frame(s), {size(row['body_bytes'])}"),
         ("attempts", str(row["attempts"])),
     ]
-    if row["key"]:
+    if row["key"] and not row["key"].startswith(OWN_KEY):
         lines.append(("key", row["key"]))
     if row["priority"] != 4:
         lines.append(("priority", str(row["priority"])))

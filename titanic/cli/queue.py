@@ -20,6 +20,7 @@ from titanic.cli.output import (
     print_body,
     print_json,
     say,
+    until,
 )
 from titanic.client import Client
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
@@ -140,7 +141,7 @@ def _stdin() -> tuple[bytes]:
 @json_flag
 @seconds("--wait", least=0, default=None, help="Wait up to S seconds for the reply.")
 def reply(uuid: str, wait: float | None, as_json: bool, endpoint: str, timeout: float, mdp: str) -> None:
-    """Print the reply to the request with this UUID. It stays until the request is closed.
+    """Print the reply to the request with this UUID, byte for byte. It stays until the request is closed.
 
     Exits with 3 while it is pending, 4 when the UUID is unknown, 1 when the request failed for good; what its
     worker said then is on standard error.
@@ -160,7 +161,7 @@ def _print_outcome(client: Client, uuid: str, wait: float | None, as_json: bool)
     try:
         answer = client.wait(uuid, wait) if wait else client.reply(uuid)
         if answer is None:
-            raise TimedOut("pending", "the request has not been executed yet")
+            raise TimedOut("pending", _why_pending(client.show(uuid)))
         frames = answer
     except TimedOut as error:
         state, code, problem = "pending", EXIT_PENDING, error
@@ -177,6 +178,18 @@ def _print_outcome(client: Client, uuid: str, wait: float | None, as_json: bool)
         sys.exit(code)
     if not as_json:
         print_body(frames)
+
+
+def _why_pending(row: dict[str, Any]) -> str:
+    """How far a request without a reply has come."""
+    if row["state"] == "running":
+        return "a worker has it now"
+    if row["attempts"]:
+        when = f"tried again in {until(row['due'])}" if row["due"] else "waiting to be tried again"
+        return f"{row['attempts']} attempt(s) failed, {when}; the last error was: {row['reason'].strip()}"
+    if row["due"]:
+        return f"not to be executed for {until(row['due'])}"
+    return "the request has not been executed yet"
 
 
 @click.command()
@@ -215,7 +228,23 @@ def call(
                 print_json({"body": json_frames(error.detail), "error": str(error)})
             say(error, error.detail)
             sys.exit(EXIT_FAILED)
+        except broker.TimedOut:
+            if _answers(endpoint, mdp):
+                raise TimedOut(
+                    f"no answer from {service}", "the broker is there", "has the service a worker?"
+                ) from None
+            raise
     if as_json:
         print_json({"body": json_frames(result), "error": None})
     else:
         print_body(result)
+
+
+def _answers(endpoint: str, mdp: str) -> bool:
+    """Whether a broker is there at all."""
+    with broker.Client(endpoint, timeout=1.0, retries=0, version=mdp) as client:
+        try:
+            client.present("mmi.service")
+        except broker.BrokerError:
+            return False
+        return True

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from broker import DEFAULT_ENDPOINT, Broker, BrokerConfig
 from titanic.cli.options import Function, configured, option, read_size, seconds, size
@@ -158,6 +159,9 @@ def serve(bind: tuple[str, ...], log_level: str, **settings: Any) -> None:
     Stops on SIGTERM or SIGINT: refuses new requests, finishes what is in hand, exits with 0. A second signal
     ends it at once; nothing is lost then either.
     """
+    chosen = click.get_current_context().get_parameter_source("bind")
+    if settings["broker"] is not None and chosen is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--bind is for the integrated broker; with --broker there is none")
     log_to_stderr(log_level)
     asked = _watch_signals()
     retention = Retention(*(int(settings.pop(name) * 1e6) for name in ("keep_replies", "keep_dead", "keep_closed")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import shutil
@@ -25,6 +26,17 @@ STDERR_KEPT = 4096
 
 LAST_WORDS = 1.0
 """Seconds that the pipes of a killed command may stay open: something it started may have left its group."""
+
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def _die_with_parent() -> None:
+    """Runs in the new process. A worker that is killed cannot end its command, and another worker will soon be
+    given the same request: they would both be at it."""
+    with contextlib.suppress(AttributeError):  # not Linux
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class CommandHandler:
@@ -65,6 +77,7 @@ class CommandHandler:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # so that it can be ended with all that it started
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - it calls one function of libc, which takes no lock
             )
             self._running.add(process)
             return process
@@ -91,7 +104,7 @@ class CommandHandler:
 
 @click.command()
 @click.argument("service")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @configured
 @option("--endpoint", metavar="ENDPOINT", default=DEFAULT_ENDPOINT, help="Where the broker is.")
 @seconds("--heartbeat", least=0.01, default=2.5, help="Between heartbeats.")
@@ -102,7 +115,7 @@ def work(
 ) -> None:
     """Serve SERVICE with a command: COMMAND is run for each request.
 
-    The request's body is its standard input, its standard output becomes the reply. When it exits with anything
+    The request's body, its frames joined, is its standard input; its standard output becomes the reply. When it exits with anything
     but 0, is killed or takes longer than --limit, the attempt has failed: the end of its standard error is kept
     with the request, which is tried again later.
 
