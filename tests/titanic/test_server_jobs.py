@@ -233,6 +233,22 @@ def test_9_before_0(server: Server, client: Client) -> None:
     assert seen == [b"9", b"9", b"4", b"0", b"0"]
 
 
+def test_the_time_to_live_counts_again_after_a_failure_and_after_a_retry(server: Server, client: Client) -> None:
+    def fail(frames: list[bytes]) -> bytes:
+        raise RemoteError(500, "no")
+
+    with Worker("echo", fail, server.endpoints[0], config=QUICK):
+        put_off = client.submit("echo", "x", ttl=2, retry_first=1000, retry_most=1000)
+        failed = client.submit("echo", "x", ttl=2, max_attempts=1)
+        with pytest.raises(RequestFailed, match="failed: no"):
+            client.wait(failed, 30)
+        eventually(lambda: client.show(put_off)["state"] == "delayed")
+    assert client.retry(failed) == 1
+    for uuid in (put_off, failed):
+        with pytest.raises(RequestFailed, match="expired: "):
+            client.wait(uuid, 15)
+
+
 # -- limits ---------------------------------------------------------------------------------------------------
 
 
