@@ -14,6 +14,7 @@ from typing import Any
 
 from titanic import ids, tsp
 from titanic.store import Description, ReadTransaction, State
+from titanic.submission import read_policy
 from titanic.tsp import Frames
 
 MAX_LIMIT = 1000
@@ -90,6 +91,8 @@ def _document(row: Description, running: bool) -> dict[str, Any]:
     document["uuid"] = row.uuid.hex()
     state = State.RUNNING if running and row.state is State.WAITING else row.state
     document["state"] = state.name.lower()
+    policy = read_policy(row.options)
+    document["options"] = {name: value for name, value in policy._asdict().items() if value}
     # A damaged record may say anything.
     return {
         key: value.decode(errors="replace") if isinstance(value, bytes) else value for key, value in document.items()

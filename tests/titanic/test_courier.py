@@ -166,3 +166,47 @@ def test_what_finds_no_lane_goes_back(heard: Heard, monkeypatch: pytest.MonkeyPa
     assert heard.replies == {b"4": [b"MDPE01", b"503 no lane is free"], b"5": [b"MDPE01", b"503 no lane is free"]}
     assert lanes.courier._share(b"other") == 0
     lanes.loop.stop()
+
+
+def test_a_late_reply_to_a_cancelled_request_is_dropped_and_not_taken_for_the_next_ones(heard: Heard) -> None:
+    courier, peer = local(heard)
+    courier.send([Send(b"1", b"echo", [b"first attempt"])], NOW)
+    courier.push(NOW)
+    (first,) = peer.sent
+    courier.receive([[*first[:2], b"MDPC02", b"\2", b"echo", b"part of the first"]], NOW)
+    courier.deliver(NOW)
+    courier.cancel(b"1")
+    courier.cancel(b"1")
+    courier.send([Send(b"1", b"echo", [b"second attempt"])], NOW)
+    courier.push(NOW)
+    second = peer.sent[-1]
+    courier.receive([[*first[:2], b"MDPC02", b"\3", b"echo", b"late"]], NOW)
+    courier.deliver(NOW)
+    assert heard.replies == {}
+    courier.receive([[*second[:2], b"MDPC02", b"\3", b"echo", b"in time"]], NOW)
+    courier.deliver(NOW)
+    assert heard.replies == {b"1": [b"in time"]}
+    assert (courier._uuids, courier._parts._frames) == ({}, {})
+
+
+def test_a_cancelled_lane_is_used_again_on_a_new_connection(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replies carry no number there: on the old connection a late one would pass for the next one's."""
+    lanes = Lanes(heard, monkeypatch, room=1)
+    courier = lanes.courier
+    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
+    (lane,) = courier._busy
+    before = lane.session.connection
+    courier.cancel(b"1")
+    courier.cancel(b"1")
+    assert courier._busy == {}
+    assert courier._in_flight == {}
+    courier.send([Send(b"2", b"echo", [b"y"])], NOW)
+    assert list(courier._busy) == [lane]
+    assert lane.session.connection != before
+    lane.session.receive(before, [b"MDPC02", b"\3", b"echo", b"late"], NOW)
+    courier.deliver(NOW)
+    assert heard.replies == {}
+    lane.session.receive(lane.session.connection, [b"MDPC02", b"\3", b"echo", b"in time"], NOW)
+    courier.deliver(NOW)
+    assert heard.replies == {b"2": [b"in time"]}
+    lanes.loop.stop()

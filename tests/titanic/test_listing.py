@@ -97,3 +97,16 @@ def test_a_damaged_name_is_listed_all_the_same(store: Store) -> None:
         transaction._txn.put(uuid, bytes(record), db=transaction._db.requests)
     rows, _ = page(store)
     assert rows[0]["service"] == "\ufffdbc"
+
+
+def test_expired_ones_keys_and_options(store: Store) -> None:
+    options = b'{"limit": 5, "retry_first": 0.5}'
+    with store.write() as transaction:
+        request = NewRequest(b"a", [b"x"], 9, 0, NOW + 5, 3, options, "größe".encode(), NOW * 2)
+        (uuid,) = transaction.accept_many([request], NOW)
+        transaction.accept_many([NewRequest(b"a", [b"x"], options=b"[")], NOW)
+        assert transaction.expire(NOW + 5) == [(uuid, b"a")]
+    ((row,), _) = page(store, state="expired")
+    assert (row["uuid"], row["state"], row["priority"]) == (uuid.hex(), "expired", 9)
+    assert (row["key"], row["options"]) == ("größe", {"limit": 5, "retry_first": 0.5})
+    assert [row["options"] for row in page(store)[0][1:]] == [{}]

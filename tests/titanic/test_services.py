@@ -12,7 +12,7 @@ import pytest
 
 from titanic import tsp
 from titanic.asks import Answers
-from titanic.errors import StoreFailed
+from titanic.errors import StoreFailed, StoreFull
 from titanic.services import Services
 from titanic.store import MIN_CAPACITY, ReadTransaction, Status, Store, WriteTransaction
 from titanic.tsp import Frames
@@ -182,3 +182,59 @@ def test_stats_are_there_with_names_that_are_not_text(desk: Desk) -> None:
     ((status, document),) = desk.ask(tsp.STATS, [b""])
     assert status == b"200"
     assert json.loads(document)["services"] == {"größe": 1}
+
+
+def test_who_waits_is_told_once_that_the_store_cannot_be_read(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    done = Event()
+
+    class Waits:
+        def wait(self, asks: Any) -> None:
+            told.append(("wait", list(asks)))
+
+        def found(self, answers: Answers) -> None:
+            told.append(("found", list(answers)))
+            done.set()
+
+    desk.services.use(Waits())
+    ask = Ask(b"5", b"0" * 32)
+    desk.services.handle(tsp.WAIT, [ask])
+
+    def failing(self: ReadTransaction) -> None:
+        raise StoreFailed("the disk failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReadTransaction, "__enter__", failing)
+        desk.services.look([ask])
+        assert done.wait(30)
+    assert told == [("wait", [ask]), ("found", [(ask, [b"500 not read: the disk failed"])])]
+    assert desk.answers == {}
+
+
+def test_one_that_cannot_be_closed_keeps_no_other_from_it(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck, free = accept(desk, b"a", b"a")
+    close = WriteTransaction.close
+
+    def full(self: WriteTransaction, uuid: bytes, now_us: int | None = None) -> Any:
+        if uuid.hex().encode() == stuck:
+            raise StoreFull(1, 1)
+        return close(self, uuid, now_us)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WriteTransaction, "close", full)
+        refused, closed = desk.ask(tsp.CLOSE, [stuck], [free])
+        assert refused[0].startswith(b"500 not closed: the store is full")
+        assert closed == [b"200"]
+        ((refused,),) = desk.ask(tsp.ADMIN, [b'{"do": "purge", "state": "waiting"}'])
+        assert refused.startswith(b"500 not done, or not all of it: the store is full")
+    assert desk.ask(tsp.REPLY, [stuck], [free]) == [[b"300"], tsp.UNKNOWN]
+
+
+def test_a_retry_is_told_to_the_dispatcher(desk: Desk) -> None:
+    (uuid,) = accept(desk, b"a")
+    with desk.store.write() as transaction:
+        transaction.finish(bytes.fromhex(uuid.decode()), Status.FAILED, [], attempts=1, dispatched_at=1, finished_at=2)
+    desk.told.clear()
+    ((status, document),) = desk.ask(tsp.ADMIN, [b'{"do": "retry"}'])
+    assert (status, json.loads(document)) == (b"200", {"done": 1, "next": None})
+    assert desk.told == [("returned", {b"a"})]
