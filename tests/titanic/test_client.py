@@ -178,7 +178,7 @@ def test_a_service_that_is_not_titanic() -> None:
     endpoint = broker.bind("tcp://127.0.0.1:*")
     with (
         broker,
-        Worker("titanic.request", lambda frames: b"hello?", endpoint, config=QUICK),
+        Worker("titanic.submit", lambda frames: b"hello?", endpoint, config=QUICK),
         Client(endpoint) as client,
         pytest.raises(Refused, match="the answer is not one of Titanic's"),
     ):

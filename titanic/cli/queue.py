@@ -230,9 +230,8 @@ def call(
             sys.exit(EXIT_FAILED)
         except broker.TimedOut:
             if _answers(endpoint, mdp):
-                raise TimedOut(
-                    f"no answer from {service}", "the broker is there", "has the service a worker?"
-                ) from None
+                advice = "has the service a worker?"
+                raise TimedOut(f"no answer from {service}", "the broker is there", advice) from None
             raise
     if as_json:
         print_json({"body": json_frames(result), "error": None})

@@ -115,9 +115,9 @@ def work(
 ) -> None:
     """Serve SERVICE with a command: COMMAND is run for each request.
 
-    The request's body, its frames joined, is its standard input; its standard output becomes the reply. When it exits with anything
-    but 0, is killed or takes longer than --limit, the attempt has failed: the end of its standard error is kept
-    with the request, which is tried again later.
+    The request's body, its frames joined, is its standard input; its standard output becomes the reply. When it
+    exits with anything but 0, is killed or takes longer than --limit, the attempt has failed: the end of its
+    standard error is kept with the request, which is tried again later.
 
     Stops on SIGTERM or SIGINT when the commands in hand are done; a second signal ends them and itself at once.
 
