@@ -230,7 +230,7 @@ def call(
             sys.exit(EXIT_FAILED)
         except broker.TimedOut:
             if _answers(endpoint, mdp):
-                advice = "has the service a worker?"
+                advice = "does the service have a worker?"
                 raise TimedOut(f"no answer from {service}", "the broker is there", advice) from None
             raise
     if as_json:
