@@ -43,7 +43,7 @@ class BrokerConfig:
     """Bytes of a request's body; larger ones are refused. A frame of twice that, either way, ends its connection."""
     max_workers: int = 10_000
     """Registered workers; more are disconnected."""
-    send_queue: int = 100_000
+    send_queue: int = 10_000
     """Messages queued for one peer that does not read; more are dropped and counted."""
 
     def __post_init__(self) -> None:

@@ -161,8 +161,9 @@ class Broker:
     def drain(self, now: float) -> bool:
         """Take what has arrived, up to a limit, so that answers go out in between."""
         receive, socket, core = transport.receive, self._socket, self.core
+        most = 2 * self.config.max_body
         for _ in range(transport.DRAIN_LIMIT):
-            frames = receive(socket)
+            frames = receive(socket, most)
             if frames is None:
                 return False
             core.receive(frames[0], frames[1:], now)

@@ -21,6 +21,9 @@ Socket = zmq.Socket[bytes]
 DRAIN_LIMIT = 1000
 """Messages taken from a socket before anything else gets its turn."""
 
+MOST_FRAMES = 100_000
+"""Frames of a message."""
+
 _LINGER = 2000
 """Milliseconds that a closed socket may still take to send a good-bye."""
 
@@ -31,16 +34,26 @@ _DONTWAIT = int(zmq.DONTWAIT)
 _SNDMORE = int(zmq.SNDMORE)
 
 
-def receive(socket: Socket) -> Frames | None:
-    """One message, or None when there is none. ZMQError when the socket is gone."""
+def receive(socket: Socket, most_bytes: int = 1 << 62) -> Frames | None:
+    """One message, or None when there is none. ZMQError when the socket is gone.
+
+    Of a message with more than MOST_FRAMES frames or `most_bytes` bytes only the first frame is returned: what is
+    left of it makes no sense, and does not fill the memory.
+    """
     try:
         frame = _recv(socket, _DONTWAIT, False)
     except zmq.Again:
         return None
     frames = [frame.bytes]
+    size = 0
     while frame.more:
         frame = _recv(socket, 0, False)
+        size += len(frame)
         frames.append(frame.bytes)
+        if len(frames) > MOST_FRAMES or size > most_bytes:
+            while frame.more:
+                frame = _recv(socket, 0, False)
+            return frames[:1]
     return frames
 
 

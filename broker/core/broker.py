@@ -30,6 +30,7 @@ from broker.core.mdp import (
     CLIENT_MAJORTOMO,
     CLIENT_V01,
     CLIENT_V02,
+    ERROR,
     HEADERS,
     MAX_STACK,
     WORKER_DIALECTS,
@@ -116,6 +117,12 @@ class BrokerCore:
     def tick(self, now: float) -> None:
         """Do what is due: heartbeats, silent workers, requests that waited too long."""
         interval = self.config.heartbeat_interval
+        due = self.next_deadline()
+        if due is not None and now > due + interval / 2:
+            # Not the workers were silent, we were away: stopped, or busy with something huge. What they said
+            # meanwhile is still to be read.
+            for worker in self.workers.values():
+                self._heard(worker, now)
         silent = list(self._silences.due(now))
         for worker in silent:  # first, so that none of them gets what another leaves behind
             worker.service.idle.pop(worker, None)
@@ -315,7 +322,7 @@ class BrokerCore:
             return
         self.stats["replies"] += 1
         worker.request = None
-        self._output.append((request.peer, request.final(rest[2:])))
+        self._output.append((request.peer, request.final(_as_workers(rest[2:]))))
         if worker.dialect.silent_when_busy:
             self._heard(worker, now)
         self._free(worker, now)
@@ -408,6 +415,13 @@ class BrokerCore:
     def _drop_unused(self, service: Service) -> None:
         if service.unused:
             self.services.pop(service.name, None)
+
+
+def _as_workers(body: Frames) -> Frames:
+    """A worker's reply. 503 and 504 are the broker's words, they say that nobody has tried: a worker's become 500."""
+    if body and body[0] == ERROR and len(body) > 1 and body[1][:3] in (b"503", b"504"):
+        return [ERROR, b"500" + body[1][3:], *body[2:]]
+    return body
 
 
 Action = Callable[[BrokerCore, WorkerPeer, Frames, float], None]

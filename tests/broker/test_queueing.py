@@ -125,17 +125,40 @@ def test_a_dead_workers_request_goes_to_a_free_worker_at_once() -> None:
     broker.working("second", b"1")
 
 
+def test_a_broker_that_stood_still_blames_nobody() -> None:
+    """It was stopped, or busy for long: what its workers said meanwhile is still unread."""
+    broker = Transcript()
+    for name in ("a", "b"):
+        broker.worker(name)
+    broker.request("client", b"q")
+    broker.working("a", b"q")
+    broker.jump(3600)
+    for name in ("a", "b"):
+        broker.told(name, b"MDPW02", b"\5")
+        broker.told_nothing(name)
+    assert broker.core.stats["workers_expired"] == 0
+
+
+def test_503_is_the_brokers_word() -> None:
+    """Nobody has tried, it says. A worker that says so has tried."""
+    broker = Transcript()
+    broker.worker("a")
+    broker.request("client", b"q")
+    token = broker.working("a", b"q")
+    broker.said("a", b"MDPW02", b"\4", token, b"", b"MDPE01", b"503 busy", b"more")
+    broker.told("client", b"MDPC02", b"\3", b"echo", b"MDPE01", b"500 busy", b"more")
+
+
 def test_workers_that_fall_silent_together_do_not_get_each_others_requests() -> None:
-    """After the broker stood still: the one request must not be used up on workers that are about to expire."""
+    """The one request must not be used up on workers that are about to expire."""
     broker = Transcript(max_deliveries=3)
     for name in ("a", "b", "c", "d"):
         broker.worker(name)
     broker.request("client", b"q")
     broker.working("a", b"q")
-    broker.jump(3600)
+    broker.later(20)
     for name in ("a", "b", "c", "d"):
-        broker.told(name, b"MDPW02", b"\6")
-        broker.told_nothing(name)
+        assert broker.heard(name)[-1] == [b"MDPW02", b"\6"]
     assert broker.core.stats["redelivered"] == 1
     broker.worker("e")
     broker.working("e", b"q")

@@ -1,6 +1,5 @@
 """A full store refuses new requests and nothing else, its file never exceeds its capacity, a bad disk loses nothing."""
 
-import os
 import random
 import subprocess
 import sys
@@ -216,7 +215,7 @@ def test_the_file_never_exceeds_the_capacity_and_room_that_is_free_can_be_used(t
     turn_over(tmp_path, CAPACITY, turns=6, keep_closed=keep_closed, seed=7)
 
 
-@pytest.mark.skipif("TITANIC_TORTURE" not in os.environ, reason="takes minutes; set TITANIC_TORTURE=1")
+@pytest.mark.torture
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("keep_closed", [True, False])
 def test_a_store_is_turned_over_fifty_times(tmp_path, keep_closed):

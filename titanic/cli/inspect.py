@@ -11,7 +11,7 @@ import broker
 from titanic import tsp
 from titanic.cli.options import endpoint, json_flag, option
 from titanic.cli.options import uuid as uuid_type
-from titanic.cli.output import age, as_text, duration, moment, print_json, print_table, size, until
+from titanic.cli.output import age, as_text, duration, moment, print_json, print_table, printable, size, until
 from titanic.client import OWN_KEY, Client
 from titanic.errors import TimedOut
 
@@ -143,7 +143,7 @@ def show(uuid: str, as_json: bool, endpoint: str, timeout: float, mdp: str) -> N
         ("attempts", str(row["attempts"])),
     ]
     if row["key"] and not row["key"].startswith(OWN_KEY):
-        lines.append(("key", row["key"]))
+        lines.append(("key", printable(row["key"])))
     if row["priority"] != 4:
         lines.append(("priority", str(row["priority"])))
     if row["expires_at"] and row["state"] in ("waiting", "delayed", "running"):
@@ -160,7 +160,7 @@ def show(uuid: str, as_json: bool, endpoint: str, timeout: float, mdp: str) -> N
     if row["state"] in ("done", "failed"):
         lines.append(("reply", f"{row['reply_frames']} frame(s), {size(row['reply_bytes'])}"))
     if row["reason"]:
-        lines.append(("last error", row["reason"].strip()))
+        lines.append(("last error", printable(row["reason"].strip())))
     for name, value in lines:
         first, *more = value.splitlines() or [""]
         click.echo(f"{name:<12} {first}")

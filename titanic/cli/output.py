@@ -19,14 +19,19 @@ EXIT_FAILED, EXIT_PENDING, EXIT_UNKNOWN, EXIT_INTERRUPTED = 1, 3, 4, 130
 
 def say(message: object, detail: Sequence[bytes] = ()) -> None:
     """A line for people on stderr, and below it what a worker had to say."""
-    click.echo(f"titanic: {message}", err=True)
+    click.echo(f"titanic: {printable(str(message))}", err=True)
     if text := as_text(detail):
         click.echo(text, err=True)
 
 
 def as_text(frames: Iterable[bytes]) -> str:
     """Frames as lines of text, whatever they hold."""
-    return "\n".join(frame.decode(errors="replace").strip("\n") for frame in frames).strip("\n")
+    return printable("\n".join(frame.decode(errors="replace").strip("\n") for frame in frames).strip("\n"))
+
+
+def printable(text: str) -> str:
+    """Text without what a terminal would obey: control characters are shown as what they are."""
+    return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
 
 
 def print_json(document: Any) -> None:
