@@ -207,7 +207,7 @@ class BrokerCore:
             else:
                 service.batch.append(request)
         elif name.startswith(b"mmi."):
-            self._output.append((peer, request.final(mmi.answer(self, name, body, now))))
+            self._output.append((peer, request.final(mmi.answer(self, peer, name, body, now))))
         elif service is not None and service.idle:
             if sum(map(len, body)) > self.config.max_body:
                 self._refuse_too_large(request)
@@ -255,6 +255,20 @@ class BrokerCore:
     def _answer_error(self, request: Request, status: int, text: str) -> None:
         request.collected.clear()
         self._output.append((request.peer, request.final(error_body(status, text))))
+
+    def cancel(self, peer: Peer, name: bytes, mark: bytes) -> bool:
+        """Take a request back that no worker has yet. `mark` is the last address frame that its peer put in front of
+        it. It is answered with 499, so that every request has its answer."""
+        service = self.services.get(name)
+        request = service.waiting.remove(peer, mark) if service is not None else None
+        if service is None or request is None:
+            return False
+        self.waiting -= 1
+        self.waiting_bytes -= request.size
+        self.stats["cancelled"] += 1
+        self._answer_error(request, 499, "cancelled by its client")
+        self._drop_unused(service)
+        return True
 
     def _expire_requests(self, now: float) -> None:
         expiry = self.config.request_expiry

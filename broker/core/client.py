@@ -175,6 +175,14 @@ class ClientSession:
         events, self._events = self._events, []
         return events
 
+    def service(self, ticket: int) -> bytes:
+        """The service that an unanswered request is for."""
+        return self._pending[ticket].service
+
+    def mark(self, ticket: int) -> bytes:
+        """The address frame in front of a correlated request, as `mmi.cancel` wants it."""
+        return _CORRELATION.pack(ticket, self._pending[ticket].tries)
+
     def cancel(self, ticket: int) -> None:
         """Forget a request; its reply will be dropped, and what came of it already."""
         self._events = [event for event in self._events if event.ticket != ticket]

@@ -5,6 +5,8 @@
     mmi.workers   anything         → JSON object: service name → number of registered workers
     mmi.stats     anything         → JSON object: counters since the start, and what waits now
     mmi.broker    anything         → JSON object: which broker this is, and its limits
+    mmi.cancel    service, mark    → 200 when the request was taken back (it is answered with 499), 404 when a worker
+                                     has it already; the mark is the client's address frame in front of the request
     mmi.<other>                    → 501
 
 All but the first are more than the RFC asks for.
@@ -17,10 +19,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from broker.core.mdp import Frames
+from broker.core.mdp import Frames, Peer
 
 if TYPE_CHECKING:
     from broker.core.broker import BrokerCore
+
+_ACTIONS = (b"mmi.service", b"mmi.cancel")
 
 COUNTERS = (
     "requests",
@@ -29,6 +33,7 @@ COUNTERS = (
     "requests_expired",
     "redelivered",
     "given_up",
+    "cancelled",
     "malformed",
     "unroutable",
     "workers_registered",
@@ -50,10 +55,14 @@ class About:
     endpoints: tuple[str, ...] = ()
 
 
-def answer(core: BrokerCore, name: bytes, body: Frames, now: float) -> Frames:
-    """The body of the reply to a request for an `mmi.` service."""
+def answer(core: BrokerCore, peer: Peer, name: bytes, body: Frames, now: float) -> Frames:
+    """The body of the reply to a peer's request for an `mmi.` service."""
     if name == b"mmi.service":
         return [_presence(core, body[0])]
+    if name == b"mmi.cancel":
+        if len(body) != 2:
+            return [b"400"]
+        return [b"200" if core.cancel(peer, *body) else b"404"]
     document = _DOCUMENTS.get(name)
     return [b"501"] if document is None else [json.dumps(document(core, now)).encode()]
 
@@ -63,7 +72,7 @@ def _presence(core: BrokerCore, name: bytes) -> bytes:
         return b"400"
     service = core.services.get(name)
     present = service is not None and (service.workers > 0 or service.batch is not None)
-    return b"200" if present or name in _DOCUMENTS or name == b"mmi.service" else b"404"
+    return b"200" if present or name in _DOCUMENTS or name in _ACTIONS else b"404"
 
 
 def _text(name: bytes) -> str:

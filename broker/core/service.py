@@ -66,6 +66,23 @@ class FairQueue:
         self._length -= 1
         return request
 
+    def remove(self, peer: Peer, mark: bytes) -> Request | None:
+        """Take out a peer's request by the last address frame that the peer put in front of it."""
+        for queue in (self._front, self._queues.get(peer, ())):
+            for request in queue:
+                if request.peer == peer and len(request.stack) >= 2 and request.stack[-2] == mark:
+                    break
+            else:
+                continue
+            assert isinstance(queue, deque)
+            queue.remove(request)
+            if peer in self._queues and not self._queues[peer]:
+                del self._queues[peer]
+                self._turns.remove(peer)
+            self._length -= 1
+            return request
+        return None
+
     def take_older(self, limit: float) -> Iterator[Request]:
         """Take out the requests that arrived at `limit` or before."""
         if self._front:

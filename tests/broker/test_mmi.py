@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from support.check import check
 from support.transcript import Transcript
 
 from broker.core.broker import BrokerCore
@@ -113,3 +114,35 @@ def test_broker() -> None:
     assert (about["version"], about["instance"], about["pid"]) == ("1.2", "abc", 7)
     assert about["endpoints"] == ["tcp://127.0.0.1:5555"]
     assert about["limits"]["max_body"] == 64 << 20
+
+
+def test_a_waiting_request_is_taken_back() -> None:
+    broker = Transcript()
+    mark, other = b"mark", b"other"
+    broker.said("client", other, b"", b"MDPC02", b"\1", b"echo", b"stays")
+    broker.said("client", mark, b"", b"MDPC02", b"\1", b"echo", b"goes")
+    broker.said("stranger", b"MDPC02", b"\1", b"mmi.cancel", b"echo", mark)
+    broker.told("stranger", b"MDPC02", b"\3", b"mmi.cancel", b"404")
+    broker.said("client", b"MDPC02", b"\1", b"mmi.cancel", b"echo", mark)
+    broker.told("client", mark, b"", b"MDPC02", b"\3", b"echo", b"MDPE01", b"499 cancelled by its client")
+    broker.told("client", b"MDPC02", b"\3", b"mmi.cancel", b"200")
+    broker.worker("worker")
+    broker.working("worker", b"stays")
+    check(broker.core)
+
+
+def test_what_a_worker_has_is_not_taken_back() -> None:
+    broker = Transcript()
+    broker.worker("worker")
+    broker.said("client", b"mark", b"", b"MDPC02", b"\1", b"echo", b"q")
+    client = broker.working("worker", b"q")
+    broker.said("client", b"MDPC02", b"\1", b"mmi.cancel", b"echo", b"mark")
+    broker.told("client", b"MDPC02", b"\3", b"mmi.cancel", b"404")
+    broker.final("worker", client, b"a")
+    broker.told("client", b"mark", b"", b"MDPC02", b"\3", b"echo", b"a")
+
+
+def test_a_cancellation_that_makes_no_sense() -> None:
+    broker = Transcript()
+    broker.said("client", b"MDPC02", b"\1", b"mmi.cancel", b"echo")
+    broker.told("client", b"MDPC02", b"\3", b"mmi.cancel", b"400")

@@ -49,6 +49,24 @@ def test_closed_before_dispatch_is_cancelled_and_no_worker_sees_it(server: Serve
             client.reply(uuid)
 
 
+def test_closed_while_it_waits_in_the_broker_no_worker_sees_it(server: Server, client: Client) -> None:
+    """The only worker is busy with a plain request, so the stored one gets as far as the broker's queue."""
+    with raw_worker(server.endpoints[0], b"echo") as worker, raw_client(server.endpoints[0]) as plain:
+        plain.send(b"echo", b"plain")
+        token, body = worker.take()
+        assert body == [b"plain"]
+        stored = client.submit("echo", "stored")
+        eventually(lambda: client.stats()["running"] == 1)
+        client.close(stored)
+        eventually(lambda: client.stats()["running"] == 0)
+        worker.final(token, b"done")
+        last = client.submit("echo", "last")
+        token, body = worker.take()
+        assert body == [b"last"]
+        worker.final(token, b"done")
+        assert client.wait(last, 30) == [b"done"]
+
+
 def test_closed_while_running_drops_the_reply(server: Server, client: Client) -> None:
     first, second = client.submit("echo", "first"), client.submit("echo", "second")
     with raw_worker(server.endpoints[0], b"echo") as worker:

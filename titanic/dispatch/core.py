@@ -71,6 +71,7 @@ class DispatchCore:
         self._questions: Timers[bytes] = Timers()
         self._limits: Timers[bytes] = Timers()
         self._sends: list[Send] = []
+        self._recalls: list[bytes] = []
         self._cancels: list[bytes] = []
         self._outcomes: list[Outcome] = []
         self._settling_bytes = 0
@@ -206,6 +207,8 @@ class DispatchCore:
             flight = self.flights.get(uuid)
             if flight is not None:
                 flight.closed = True
+                if not flight.settling:
+                    self._recalls.append(uuid)
 
     def set_alarm(self, when: float | None) -> None:
         """When the next delayed request is due; None: there is none."""
@@ -248,6 +251,11 @@ class DispatchCore:
             self._expired(send.uuid)
         self.counts["dispatched"] += len(sends)
         return sends
+
+    def take_recalls(self) -> list[bytes]:
+        """Requests to be taken back, if no worker has them yet: answer with `replied`, whatever the reply is."""
+        recalls, self._recalls = self._recalls, []
+        return recalls
 
     def take_cancels(self) -> list[bytes]:
         """Requests whose reply is not wanted any more."""

@@ -43,6 +43,9 @@ class Courier(Protocol):
     def send(self, sends: Sequence[Send], now: float) -> None:
         """Send requests."""
 
+    def recall(self, uuid: bytes, now: float) -> None:
+        """Take a request back from the broker, if it can do that and no worker has it yet. Its reply comes then."""
+
     def cancel(self, uuid: bytes) -> None:
         """Forget a request: its reply is not wanted any more."""
 
@@ -95,18 +98,27 @@ class _Correlated:
         self._parts: Parts[int] = Parts()
         self._names: set[bytes] = set()
         self._question = 0
+        self._recalls: set[int] = set()
 
     def send(self, sends: Sequence[Send], now: float) -> None:
         for uuid, service, body in sends:
             self._uuids[self.session.request(service, body, now)] = uuid
 
+    def recall(self, uuid: bytes, now: float) -> None:
+        ticket = self._ticket(uuid)
+        if ticket:
+            what = [self.session.service(ticket), self.session.mark(ticket)]
+            self._recalls.add(self.session.request(b"mmi.cancel", what, now, timeout=MMI_TIMEOUT, retries=0))
+
     def cancel(self, uuid: bytes) -> None:
-        for ticket, each in self._uuids.items():
-            if each == uuid:
-                self.session.cancel(ticket)
-                self._parts.complete(ticket, [])
-                del self._uuids[ticket]
-                return
+        ticket = self._ticket(uuid)
+        if ticket:
+            self.session.cancel(ticket)
+            self._parts.complete(ticket, [])
+            del self._uuids[ticket]
+
+    def _ticket(self, uuid: bytes) -> int:
+        return next((ticket for ticket, each in self._uuids.items() if each == uuid), 0)
 
     def ask(self, names: Sequence[bytes], now: float) -> None:
         self._names.update(names)
@@ -115,7 +127,9 @@ class _Correlated:
 
     def deliver(self, now: float) -> None:
         for ticket, kind, body in self.session.take_events():
-            if ticket == self._question:
+            if ticket in self._recalls:
+                self._recalls.discard(ticket)  # if it was taken back, its own reply says so
+            elif ticket == self._question:
                 self._question = 0
                 self._tell_presence(body, now)
             elif kind is EventKind.PARTIAL:

@@ -171,7 +171,10 @@ class Dispatcher:
             self._fetch(fetches, now)
             if sends := core.take_sends(time.time_ns() // 1000):
                 courier.send(sends, now)
+        for uuid in core.take_recalls():
+            courier.recall(uuid, now)
         for uuid in core.take_cancels():
+            courier.recall(uuid, now)
             courier.cancel(uuid)
         for outcomes in core.take_outcomes(now):
             self._writer.put(_Outcomes(self, outcomes))

@@ -60,6 +60,9 @@ class LaneCourier:
                 self._in_flight[send.service] += 1
                 self._tickets[lane] = lane.session.request(send.service, send.body, now)
 
+    def recall(self, uuid: bytes, now: float) -> None:
+        """Brokers that are not of this project cannot do that."""
+
     def cancel(self, uuid: bytes) -> None:
         for lane, send in self._busy.items():
             if send.uuid == uuid:
