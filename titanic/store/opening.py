@@ -190,10 +190,12 @@ def _create(directory: Path) -> None:
     new_lock = directory / f"{_NEW}-lock"
     for leftover in (new, new_lock):
         leftover.unlink(missing_ok=True)
-    with lmdb.open(str(new), subdir=False, map_size=1 << 20, max_dbs=16, mode=0o640) as env:
-        names = {name: env.open_db(name.encode()) for name in Databases._fields}
-        with env.begin(write=True, db=names["meta"]) as txn:
-            txn.put(FORMAT_KEY, U32.pack(FORMAT))
+    with (
+        lmdb.open(str(new), subdir=False, map_size=1 << 20, max_dbs=16, mode=0o640) as env,
+        env.begin(write=True) as txn,
+    ):
+        names = {name: env.open_db(name.encode(), txn=txn) for name in Databases._fields}
+        txn.put(FORMAT_KEY, U32.pack(FORMAT), db=names["meta"])
     new_lock.unlink()
     new.rename(directory / DATA)
     sync_directory(directory)

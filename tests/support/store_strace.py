@@ -1,0 +1,169 @@
+"""A store's workload under strace: killed or failed at any system call, and its writes recorded for power cuts.
+
+LMDB writes pages with pwrite64 and (after lseek) writev, makes them last with fdatasync, and then writes the page that
+says where the trees begin through a second descriptor, opened with O_DSYNC, which makes that write last by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from support.store_workload import read_ledger
+
+ROOT = Path(__file__).parents[2]
+CALLS = "pwrite64,pwritev,writev,fdatasync"
+SECTOR = 512
+
+
+class Run(NamedTuple):
+    """What came of a workload: its exit status, strace's log, and the ledger."""
+
+    status: int
+    log: str
+    ledger: list[dict[str, Any]]
+
+
+def run(path: Path, seed: int, steps: int, *options: str) -> Run:
+    """Run the workload on the store `path` under strace with these options."""
+    log, ledger = path.with_suffix(".strace"), path.with_suffix(".ledger")
+    for leftover in (log, ledger):
+        leftover.unlink(missing_ok=True)
+    workload = [sys.executable, "-m", "support.store_workload", path, ledger, str(seed), str(steps)]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    # Stopping at nothing but the traced calls is much faster, but then strace 6 delivers no signals.
+    speed = [] if any("signal=" in option for option in options) else ["--seccomp-bpf"]
+    done = subprocess.run(
+        ["strace", "-f", *speed, "-o", log, *options, *workload],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "strace:" not in done.stderr, done.stderr
+    return Run(done.returncode, log.read_text(), read_ledger(ledger) if ledger.exists() else [])
+
+
+def calls(path: Path, seed: int, steps: int) -> list[tuple[str, int]]:
+    """The calls on the data file that a whole run makes, in order: by name, and which of that name."""
+    done = run(path, seed, steps, "-P", str(path / "data.mdb"), "-e", f"trace={CALLS}")
+    assert done.status == 0, done.log
+    names = re.findall(rf"^\d+ +({CALLS.replace(',', '|')})\(", done.log, re.MULTILINE)
+    count: Counter[str] = Counter()
+    found = []
+    for name in names:
+        count[name] += 1
+        found.append((name, count[name]))
+    return found
+
+
+class Write(NamedTuple):
+    """Bytes written to the data file. `lasts`: through a descriptor that syncs by itself."""
+
+    offset: int
+    data: bytes
+    lasts: bool
+
+
+class Sync(NamedTuple):
+    """All earlier writes last."""
+
+
+class Acknowledged(NamedTuple):
+    """So many lines of the ledger were written."""
+
+    lines: int
+
+
+Recorded = Write | Sync | Acknowledged
+
+_OPENED = re.compile(r'openat\(.*"(?P<path>.*)", (?P<flags>[A-Z_|]+).*\) = (?P<fd>\d+)')
+_CALL = re.compile(r"^\d+ +(?P<name>\w+)\((?P<fd>\d+)(?:, (?P<rest>.*))?\) += (?P<result>\d+)")
+
+
+def record(path: Path, seed: int, steps: int) -> list[Recorded]:
+    """What a run does to the data file, in order, and when it acknowledges."""
+    trace = f"trace={CALLS},openat,close,lseek,write,fsync,ftruncate,msync"
+    done = run(path, seed, steps, "-xx", "-s", str(1 << 24), "-e", trace)
+    assert done.status == 0, done.log[-2000:]
+    data, ledger = str(path / "data.mdb"), str(path.with_suffix(".ledger"))
+    opened: dict[str, tuple[str, bool]] = {}
+    position: dict[str, int] = {}
+    events: list[Recorded] = []
+    lines = 0
+    for line in done.log.splitlines():
+        if match := _OPENED.search(line):
+            name = _bytes(match["path"]).decode(errors="replace")
+            opened[match["fd"]] = name, "O_DSYNC" in match["flags"]
+            continue
+        match = _CALL.match(line)
+        if match is None or match["fd"] not in opened:
+            continue
+        name, lasts = opened[match["fd"]]
+        rest = match["rest"] or ""
+        if match["name"] == "close":
+            del opened[match["fd"]]
+        elif name == ledger and match["name"] == "write":
+            lines += 1
+            events.append(Acknowledged(lines))
+        elif name != data:
+            continue
+        elif match["name"] == "lseek":
+            position[match["fd"]] = int(match["result"])
+        elif match["name"] in ("fdatasync", "fsync"):
+            events.append(Sync())
+        else:
+            chunks = b"".join(_bytes(text) for text in re.findall(r'"([^"]*)"', rest))
+            assert len(chunks) == int(match["result"]), f"not all of it is in the log: {line[:100]}"
+            if match["name"] == "pwrite64":
+                offset = int(rest.rsplit(", ", 1)[1])
+            else:
+                assert match["name"] == "writev", match["name"]
+                offset = position[match["fd"]]
+                position[match["fd"]] += len(chunks)
+            events.append(Write(offset, chunks, lasts))
+    return events
+
+
+def _bytes(text: str) -> bytes:
+    return bytes.fromhex(text.replace("\\x", ""))
+
+
+def power_cut(before: bytes, events: list[Recorded], rng: random.Random) -> tuple[bytes, int]:
+    """The data file after the power failed behind the last of `events`, and the lines of the ledger written till then.
+
+    What was synced is there. Of what came after the last sync, the disk has taken any part: whole writes, or sectors.
+    """
+    image = bytearray(before)
+    last_sync = max((n for n, event in enumerate(events) if isinstance(event, Sync)), default=-1)
+    mood = rng.choice(("none", "all", "writes", "sectors"))
+    lines = 0
+    for n, event in enumerate(events):
+        if isinstance(event, Acknowledged):
+            lines = event.lines
+        elif isinstance(event, Write):
+            finished = n < len(events) - 1
+            if (
+                n < last_sync
+                or (event.lasts and finished)
+                or mood == "all"
+                or (mood == "writes" and rng.random() < 0.5)
+            ):
+                _apply(image, event.offset, event.data)
+            elif mood == "sectors":
+                for at in range(0, len(event.data), SECTOR):
+                    if rng.random() < 0.5:
+                        _apply(image, event.offset + at, event.data[at : at + SECTOR])
+    return bytes(image), lines
+
+
+def _apply(image: bytearray, offset: int, data: bytes) -> None:
+    if len(image) < offset + len(data):
+        image.extend(bytes(offset + len(data) - len(image)))
+    image[offset : offset + len(data)] = data
