@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types check bench wheel clean
+.PHONY: help demo test torture tools lint format types check bench wheel clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -16,8 +16,11 @@ help: ## Show this list
 demo: $(READY) ## Real requests surviving absent workers and killed processes, in under a minute
 	$(BIN)/titanic demo
 
-test: $(READY) ## Every test, in parallel
+test: $(READY) tools ## Every test, in parallel
 	$(BIN)/pytest -n $(JOBS) --dist worksteal tests
+
+torture: $(READY) tools ## The tests' long runs: every crash point, power cuts, full disks, kills; an hour or so
+	TITANIC_TORTURE=1 $(BIN)/pytest -n $(JOBS) --dist worksteal -m torture tests
 
 lint: $(READY) ## Formatting and lint
 	$(BIN)/ruff format --check .
@@ -65,3 +68,10 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@echo "$(CURDIR) $$($(BIN)/python $(WHO))" >$@
+
+# Debian packages that tests use. Without them, and without the right to install them, those tests are skipped.
+tools:
+	@command -v strace >/dev/null || \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq strace; \
+	  else echo "There is no strace here: tests that need it are skipped. On Debian: apt-get install strace"; fi

@@ -20,9 +20,10 @@ from typing import Any, Self, TypedDict, Unpack
 
 import broker
 from broker import DEFAULT_ENDPOINT, Pipeline
-from titanic import admin, tsp
+from titanic import tsp
 from titanic.answers import check, read_outcome, read_reply, read_uuids, translate, unknown
 from titanic.errors import RequestError, TimedOut, UnknownRequest
+from titanic.services import admin
 
 Body = bytes | str
 Frames = list[bytes]

@@ -14,7 +14,7 @@ from dataclasses import replace
 import zmq
 
 from broker import Dealer, Job, Loop, WorkerConfig, WorkerSession
-from titanic.asks import Answers
+from titanic.services.asks import Answers
 from titanic.tsp import Frames
 
 Handle = Callable[[bytes, Sequence["LaneAsk"]], None]

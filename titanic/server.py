@@ -16,17 +16,17 @@ from functools import partial
 
 from broker import Broker
 from titanic import tsp
-from titanic.asks import Answers, Ask
 from titanic.config import ServerConfig
 from titanic.dispatch.connection import Scout
 from titanic.dispatch.courier import LocalCourier, SocketCourier
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.lane_courier import LaneCourier
 from titanic.lanes import Lanes
-from titanic.services import Services
+from titanic.services.asks import Answers, Ask
+from titanic.services.services import Services
+from titanic.services.waiting import Waiters
 from titanic.store import Store
 from titanic.version import __version__
-from titanic.waiting import Waiters
 from titanic.writer import Writer
 
 log = logging.getLogger(__name__)

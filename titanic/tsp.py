@@ -4,10 +4,10 @@
     titanic.request  service body…    200 uuid
     titanic.reply    uuid             200 body…   300 (pending)   400 (unknown)   500 text (failed for good)
     titanic.close    uuid             200 (also when it was unknown)
-    titanic.submit   options service body…   200 uuids    (submission.py)
-    titanic.wait     seconds uuid     as titanic.reply, as soon as there is one    (waiting.py)
-    titanic.admin    JSON options     200 JSON    (admin.py)
-    titanic.list     JSON options     200 JSON    (listing.py)
+    titanic.submit   options service body…   200 uuids    (services/submission.py)
+    titanic.wait     seconds uuid     as titanic.reply, as soon as there is one    (services/waiting.py)
+    titanic.admin    JSON options     200 JSON    (services/admin.py)
+    titanic.list     JSON options     200 JSON    (services/listing.py)
     titanic.stats    anything         200 JSON
 
 A status frame is three digits, a space and free text for people. 400: the request is at fault; 500: Titanic is,

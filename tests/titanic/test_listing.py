@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from titanic import listing
+from titanic.services import listing
 from titanic.store import MIN_CAPACITY, NewRequest, Status, Store
 
 NOW = 1_700_000_000_000_000

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from titanic import tsp
-from titanic.asks import Answers
 from titanic.errors import StoreFailed, StoreFull
-from titanic.services import Services
+from titanic.services.asks import Answers
+from titanic.services.services import Services
 from titanic.store import MIN_CAPACITY, ReadTransaction, Status, Store, WriteTransaction
 from titanic.tsp import Frames
 from titanic.writer import Writer

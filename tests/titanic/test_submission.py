@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from titanic.services.submission import MOST_SECONDS, Policy, parse, read_policy
 from titanic.store import NewRequest
-from titanic.submission import MOST_SECONDS, Policy, parse, read_policy
 
 NOW = 1_700_000_000_000_000
 SECOND = 1_000_000

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from titanic import tsp, waiting
-from titanic.waiting import Waiters, read
+from titanic import tsp
+from titanic.services import waiting
+from titanic.services.waiting import Waiters, read
 
 UUID = bytes(range(16))
 OTHER = bytes(16)

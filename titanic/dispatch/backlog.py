@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from titanic.services.submission import Policy
 from titanic.store import priority_in
-from titanic.submission import Policy
 
 
 class Backlog:

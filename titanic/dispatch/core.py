@@ -30,8 +30,8 @@ from broker import Timers, read_error
 from titanic.config import ServerConfig
 from titanic.dispatch.actions import Fetch, Finish, Outcome, Postpone, Send
 from titanic.dispatch.backlog import Backlog, Flight
+from titanic.services.submission import Policy, read_policy
 from titanic.store import ReadyRow, Status
-from titanic.submission import Policy, read_policy
 from titanic.tsp import Frames
 
 NEVER_TAKEN = (400, 413)

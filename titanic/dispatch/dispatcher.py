@@ -11,14 +11,14 @@ from typing import Any
 import zmq
 
 from broker import Loop
-from titanic.asks import Answers, Ask
 from titanic.config import ServerConfig
 from titanic.dispatch.actions import Fetch, Finish, Outcome
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.courier import Courier
 from titanic.errors import RecordCorrupt, StoreError, StoreFull
+from titanic.services.asks import Answers, Ask
+from titanic.services.waiting import Waiters
 from titanic.store import DEFAULT_PRIORITY, ReadTransaction, Store, WriteTransaction
-from titanic.waiting import Waiters
 from titanic.writer import Write, Writer, halves
 
 log = logging.getLogger(__name__)

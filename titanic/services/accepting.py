@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from titanic import submission, tsp
-from titanic.asks import Answer, Ask, Watcher
+from titanic import tsp
 from titanic.config import ServiceLimits
 from titanic.errors import InvalidRequest, StoreError, StoreFull
+from titanic.services import submission
+from titanic.services.asks import Answer, Ask, Watcher
 from titanic.store import NewRequest, WriteTransaction
 from titanic.tsp import Frames
 

@@ -11,14 +11,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from titanic import listing, tsp
-from titanic.accepting import PARSERS, Accept, Intake
-from titanic.admin import Administer
-from titanic.asks import Answer, Answers, Ask, Watcher
+from titanic import tsp
 from titanic.batches import BatchThread
-from titanic.closing import Close
 from titanic.config import ServiceLimits
 from titanic.errors import StoreError
+from titanic.services import listing
+from titanic.services.accepting import PARSERS, Accept, Intake
+from titanic.services.admin import Administer
+from titanic.services.asks import Answer, Answers, Ask, Watcher
+from titanic.services.closing import Close
 from titanic.store import Outcome, ReadTransaction, Status, Store
 from titanic.tsp import Frames
 from titanic.writer import Writer

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from titanic import ids, tsp
+from titanic.services.submission import read_policy
 from titanic.store import Description, ReadTransaction, State
-from titanic.submission import read_policy
 from titanic.tsp import Frames
 
 MAX_LIMIT = 1000

@@ -16,8 +16,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from titanic import ids, tsp
-from titanic.asks import Answer, Ask, Watcher
 from titanic.errors import StoreError, StoreFull
+from titanic.services.asks import Answer, Ask, Watcher
 from titanic.store import State, WriteTransaction
 from titanic.tsp import Frames
 from titanic.writer import halves

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from titanic import tsp
-from titanic.asks import Answer, Ask, Watcher
 from titanic.errors import StoreError, StoreFull
+from titanic.services.asks import Answer, Ask, Watcher
 from titanic.store import WriteTransaction
 from titanic.tsp import Frames
 from titanic.writer import halves

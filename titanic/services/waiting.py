@@ -15,7 +15,7 @@ from typing import Any
 
 from broker import Timers
 from titanic import tsp
-from titanic.asks import Answer, Ask
+from titanic.services.asks import Answer, Ask
 from titanic.tsp import Frames
 
 MOST_SECONDS = 3600.0

@@ -1,0 +1,1 @@
+"""Titanic's services: what is asked over the wire, and what is done about it. One file has one service."""
