@@ -366,13 +366,39 @@ def test_a_listing_is_read_page_by_page(store):
 
 
 def test_a_listing_looks_at_a_bounded_number_of_requests(store, monkeypatch):
-    monkeypatch.setattr("titanic.store.read.LOOKED_AT", 4)
+    monkeypatch.setattr("titanic.store.selection.LOOKED_AT", 4)
     uuids = accept(store, *[NewRequest(b"many", [])] * 9, NewRequest(b"one", []))
     with store.read() as txn:
         pages = [txn.list(service=b"one")]
         while pages[-1].next:
             pages.append(txn.list(service=b"one", after=pages[-1].next))
     assert [[row.uuid for row in page] for page in pages] == [[], [], [uuids[9]]]
+
+
+def test_a_listing_of_one_state_does_not_look_at_the_others(store, monkeypatch):
+    monkeypatch.setattr("titanic.store.selection.LOOKED_AT", 3)
+    far = NOW + 10**12
+    some = accept(store, *[NewRequest(b"s%d" % (n % 2), [], priority=n % 10) for n in range(20)])
+    late = accept(store, *[NewRequest(b"late", [], not_before=far)] * 2)
+    for n in (4, 11, 17):
+        finish(store, some[n])
+    with store.read() as txn:
+
+        def listed(**what):
+            page = txn.list(**what)
+            uuids = [row.uuid for row in page]
+            while page.next:
+                page = txn.list(after=page.next, **what)
+                assert page, "it looked at others"
+                uuids += [row.uuid for row in page]
+            return uuids
+
+        for limit in (1, 2, 3):
+            assert listed(state=State.DONE, limit=limit) == [some[n] for n in (4, 11, 17)]
+            assert listed(state=State.DELAYED, limit=limit) == late
+            waiting = [some[n] for n in range(1, 20, 2) if n not in (11, 17)]
+            assert listed(state=State.WAITING, service=b"s1", limit=limit) == waiting
+        assert txn.list(state=State.WAITING, service=b"s") == []
 
 
 def test_threads_write_one_after_the_other(store):

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from titanic.errors import RecordCorrupt
-from titanic.store import outcome, request, retry
+from titanic.store import outcome, request
 from titanic.store.outcome import Outcome, Pending
 from titanic.store.record import verify
 from titanic.store.request import Request
-from titanic.store.retry import Retry
-from titanic.store.ring import Ring
 from titanic.store.schema import (
     DEAD,
     EXPIRY,
@@ -28,14 +26,12 @@ from titanic.store.schema import (
     timer_of,
     uuid_of,
 )
+from titanic.store.selection import Selection
 from titanic.store.state import State
-from titanic.store.views import Counts, Description, Load, Page, ReadyRow, Retention
-
-LOOKED_AT = 10_000
-"""Requests that one call of `list` looks at, at most: some 20 ms."""
+from titanic.store.views import Counts, Load, ReadyRow, Retention
 
 
-class ReadTransaction(Ring):
+class ReadTransaction(Selection):
     """A view of the store as it was when it was entered. Any method may raise RecordCorrupt."""
 
     def state(self, uuid: bytes) -> State | None:
@@ -60,11 +56,6 @@ class ReadTransaction(Ring):
         """The request as it was accepted; None when it is unknown."""
         record = self._txn.get(uuid, db=self._db.requests)
         return None if record is None else request.decode(uuid, record, self._fetch)
-
-    def describe(self, uuid: bytes) -> Description | None:
-        """All about the request but its frames; None when it is unknown. Body and reply aren't checked."""
-        record = self._txn.get(uuid, db=self._db.requests)
-        return None if record is None else self._describe(uuid, record)
 
     def next_ready(self, service: bytes, after: bytes | None, limit: int, max_bytes: int) -> list[ReadyRow]:
         """What the service is to do next: oldest first within a priority, higher priorities before.
@@ -173,90 +164,3 @@ class ReadTransaction(Ring):
                 if subject not in skip:
                     return [time]
         return []
-
-    def _retry(self, uuid: bytes) -> Retry | None:
-        record = self._txn.get(uuid, db=self._db.retries)
-        return None if record is None else retry.decode(uuid, record)
-
-    def _describe(self, uuid: bytes, record: memoryview) -> Description:
-        header = request.decode_header(uuid, record)
-        count = header.frame_count
-        first = Description(
-            uuid,
-            State.WAITING,
-            *header[:7],
-            body_frames=count,
-            body_bytes=header.body_size - 4 * count,
-            key=header.key,
-        )
-        reply = self._txn.get(uuid, db=self._db.replies)
-        if reply is not None:
-            end = outcome.decode_header(uuid, reply)
-            return first._replace(
-                state=State(end.status),
-                attempts=end.attempts,
-                dispatched_at=end.dispatched_at,
-                finished_at=end.finished_at,
-                reason=end.reason,
-                reply_frames=end.frame_count,
-                reply_bytes=end.frames_size - 4 * end.frame_count,
-            )
-        past = self._retry(uuid)
-        if past is not None:
-            return first._replace(
-                state=State.DELAYED if past.due else State.WAITING,
-                expires_at=0 if past.endless else first.expires_at,
-                attempts=past.attempts,
-                due=past.due,
-                dispatched_at=past.dispatched_at,
-                reason=past.reason,
-            )
-        return first
-
-    def list(
-        self,
-        *,
-        service: bytes | None = None,
-        state: State | None = None,
-        after: bytes | None = None,
-        limit: int = 100,
-    ) -> Page:
-        """`select` of one state, or of all."""
-        return self.select(None if state is None else (state,), service=service, after=after, limit=limit)
-
-    def select(
-        self,
-        states: Collection[State] | None = None,
-        *,
-        service: bytes | None = None,
-        older_than: int | None = None,
-        after: bytes | None = None,
-        limit: int = 100,
-    ) -> Page:
-        """Up to `limit` requests in the order of their ids (oldest first), of these states and this service if given.
-
-        `older_than` (µs since the epoch) leaves out those that ended at that time or later or, if they have not ended,
-        were submitted then. Begins behind the request `after`. Looks at LOOKED_AT requests at most; `next` of what it
-        returns is where to go on.
-        """
-        page = Page()
-        cursor = self._txn.cursor(self._db.requests)
-        if not cursor.set_range(after or b"\0"):
-            return page
-        looked_at = 0
-        last = after
-        for view, record in cursor.iternext():
-            uuid = bytes(view)
-            if uuid == after:
-                continue
-            if len(page) >= limit or looked_at >= LOOKED_AT:
-                page.next = last
-                break
-            looked_at += 1
-            last = uuid
-            found = self._describe(uuid, record)
-            if service not in (None, found.service) or not (states is None or found.state in states):
-                continue
-            if older_than is None or (found.finished_at or found.submitted_at) < older_than:
-                page.append(found)
-        return page
