@@ -135,23 +135,44 @@ def test_interrupted_it_leaves_nothing_behind(files: Path, temporary: Path, stag
 # -- bench ---------------------------------------------------------------------------------------------------------
 
 
+QUICK = ["disk", "store", "wire", "accept", "accept-one", "accept-batch", "life", "life-one", "echo", "echo-one"]
+
+
 def test_bench(temporary: Path) -> None:
-    figures = ["disk", "accept", "accept-one", "life", "echo"]
     done = titanic("bench", "--requests", "50", "--json", "--folder", temporary, TITANIC_BROKER="nonsense")
     assert done.code == 0, done.err
-    assert list(done.json) == figures
-    assert all(per_second > 0 for per_second in done.json.values())
-    assert done.err.splitlines() == [f"measuring {figure} …" for figure in figures]
+    assert [figure["name"] for figure in done.json] == QUICK
+    assert all(figure["value"] > 0 and figure["unit"] == "/s" for figure in done.json)
+    echo = done.json[-2]
+    assert set(echo["cpu"]) == {"client", "serve", "work"}
+    assert done.err.splitlines() == [f"measuring {name} …" for name in QUICK]
     assert list(temporary.iterdir()) == []
     assert mentioning(temporary) == []
-    table = titanic("bench", "--requests", "10", "--folder", temporary).out.decode().splitlines()
-    assert [line.split()[0] for line in table] == ["FIGURE", *figures]
+    table = titanic("bench", "disk", "apart-accept", "--requests", "10", "--folder", temporary).out.decode()
+    assert [line.split()[0] for line in table.splitlines()] == ["FIGURE", "disk", "apart-accept"]
+
+
+def test_bench_draws(temporary: Path) -> None:
+    picture = temporary / "picture.png"
+    done = titanic("bench", "stored", "latency", "--requests", "20", "--plot", picture, "--folder", temporary, "--json")
+    assert done.code == 0, done.err
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    names = [figure["name"] for figure in done.json]
+    assert {"latency-5%", "latency-80%", "stored-accept-1000", "stored-life-1000"} <= set(names)
+
+
+def test_bench_is_asked_for_what_there_is_not(temporary: Path) -> None:
     assert here("bench", "--requests", "1").code == 2
+    done = here("bench", "nonsense")
+    assert done.code != 0
+    assert "no figure is called 'nonsense'; titanic bench --list shows all" in done.err
+    listed = here("bench", "--list").out.decode().splitlines()
+    assert {line.split()[1] for line in listed[1:]} > set(QUICK)
 
 
 @pytest.mark.parametrize("number", STOPPING)
 def test_bench_interrupted(temporary: Path, number: int) -> None:
-    with running(temporary.parent / "log", "bench", "--requests", "1000000", "--folder", temporary) as one:
+    with running(temporary.parent / "log", "bench", "accept", "--requests", "1000000", "--folder", temporary) as one:
         one.says("measuring accept …")
         one.send(number)
         assert one.ends() == 130

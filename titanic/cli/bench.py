@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -14,31 +15,73 @@ from titanic.cli.output import print_json, print_table
 @click.command()
 @configured
 @json_flag
+@click.argument("figures", nargs=-1, metavar="[FIGURE|GROUP]...")
+@option("--list", "listing", is_flag=True, help="Say what there is to be measured.")
+@option("--all", "everything", is_flag=True, help="Measure all of it; some minutes, and a few GB on disk.")
 @option(
     "--folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default=None,
-    help="Where the store goes; the disk there is what is measured. Default: the temporary folder.",
+    help="Where the stores go; the disk there is what is measured. Default: the temporary folder.",
 )
-@option("--requests", type=click.IntRange(10), metavar="N", default=20_000, help="Requests per measurement, about.")
-def bench(requests: int, folder: Path | None, as_json: bool) -> None:
-    """Measure this machine: accepted requests, whole lives and plain echoes per second.
+@option("--requests", type=click.IntRange(10), metavar="N", default=20_000, help="Requests per figure, about.")
+@option(
+    "--plot",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    default=None,
+    metavar="FILE",
+    help="Draw what is measured of `latency` and `curves` (both, if nothing is chosen). Needs the extra `bench`.",
+)
+def bench(
+    figures: tuple[str, ...],
+    requests: int,
+    folder: Path | None,
+    plot: Path | None,
+    as_json: bool,
+    everything: bool,
+    listing: bool,
+) -> None:
+    """Measure this machine and Titanic on it: accepting, whole lives, plain echoes.
 
-    --json prints {figure: per second}.
+    Without arguments, the most telling figures, in less than a minute. FIGURE and GROUP choose others:
+
+        titanic bench limits accept latency
+
+    CPU is the processor time of a request in each process. --json prints a list of objects.
     """
-    from titanic import bench as benchmark  # its name is taken by the command
+    from titanic.bench import runner  # not before it is wanted: others start faster
+    from titanic.bench.plot import draw, require
+    from titanic.bench.programme import PROGRAMME, Entry, choose
 
+    if listing:
+        print_table(("GROUP", "FIGURE", "WHAT"), [entry[:3] for entry in PROGRAMME])
+        return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it cleans up then, too
+    if plot is not None:
+        require()
+        figures = figures or ("latency", "curves")
+    entries = list(PROGRAMME) if everything else choose(figures)
 
-    def progress(figure: str) -> None:
-        click.echo(f"measuring {figure} …", err=True)
+    def progress(entry: Entry) -> None:
+        click.echo(f"measuring {entry.name} …", err=True)
 
-    results = benchmark.run(requests, folder, progress)
+    found = list(runner.run(entries, requests, folder, progress))
+    if plot is not None:
+        draw(found, plot)
     if as_json:
-        print_json({result.name: round(result.per_second, 1) for result in results})
+        print_json([asdict(figure) for figure in found])
         return
     print_table(
-        ("FIGURE", "PER SECOND", "WHAT"),
-        [(result.name, f"{result.per_second:,.0f}", result.what) for result in results],
-        right=("PER SECOND",),
+        ("FIGURE", "VALUE", "", "CPU, µs", "WHAT"),
+        [
+            (
+                figure.name,
+                f"{figure.value:,.0f}" if figure.value >= 100 else f"{figure.value:.2f}",
+                figure.unit,
+                " ".join(f"{process} {used:.0f}" for process, used in figure.cpu.items()),
+                "; ".join([figure.what, *(f"{label} {value:,.2f}" for label, value in figure.detail.items())]),
+            )
+            for figure in found
+        ],
+        right=("VALUE",),
     )

@@ -1,0 +1,85 @@
+"""What the parts that Titanic is made of can do here, with nothing around them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import zmq
+
+from titanic.children import Children
+from titanic.store import NewRequest, Store
+
+GROUP = 100
+_BODY = [b"x" * 100]
+
+
+def disk(folder: Path, count: int) -> float:
+    """Appends of 4 KiB with fdatasync, one after another, per second."""
+    file, name = tempfile.mkstemp(dir=folder)
+    try:
+        start = time.perf_counter()
+        for _ in range(count):
+            os.write(file, b"x" * 4096)
+            os.fdatasync(file)
+        return count / (time.perf_counter() - start)
+    finally:
+        os.close(file)
+        Path(name).unlink()
+
+
+def store(folder: Path, count: int) -> float:
+    """Requests put into a store in this process, GROUP of them in each synced commit, per second."""
+    with tempfile.TemporaryDirectory(dir=folder) as place, Store.open(Path(place) / "store", capacity=8 << 30) as store:
+        requests = [NewRequest(b"absent", _BODY)] * GROUP
+        start = time.perf_counter()
+        for _ in range(max(1, count // GROUP)):
+            with store.write() as transaction:
+                transaction.accept_many(requests, time.time_ns() // 1000)
+        return max(1, count // GROUP) * GROUP / (time.perf_counter() - start)
+
+
+def wire_one(folder: Path, count: int) -> float:
+    """As `wire`, one message in flight."""
+    return wire(folder, count, 1)
+
+
+def wire(folder: Path, count: int, window: int = 100) -> float:
+    """Messages of five frames from a DEALER to a ROUTER in another process and back, `window` in flight, per second.
+
+    With pyzmq's own methods, as most programs use them.
+    """
+    children = Children()
+    with tempfile.TemporaryDirectory(prefix="w", dir=folder) as place, zmq.Context() as context:
+        endpoint = f"ipc://{place}/b"
+        code = "import sys; from titanic.bench import limits; limits.send_back(sys.argv[1])"
+        children.start(Path(place) / "log", "-c", code, endpoint)
+        try:
+            with context.socket(zmq.DEALER) as dealer:
+                dealer.linger = 0
+                dealer.connect(endpoint)
+                _there_and_back(dealer, 1, 1)
+                start = time.perf_counter()
+                _there_and_back(dealer, count, window)
+                return count / (time.perf_counter() - start)
+        finally:
+            children.end()
+
+
+def _there_and_back(dealer: zmq.Socket[bytes], count: int, window: int) -> None:
+    message = [b"", b"MDPC02", b"\2", b"echo", *_BODY]
+    for number in range(count + window):
+        if number < count:
+            dealer.send_multipart(message)
+        if number >= window:
+            dealer.recv_multipart()
+
+
+def send_back(endpoint: str) -> None:
+    """What the other process runs."""
+    router: zmq.Socket[bytes] = zmq.Context().socket(zmq.ROUTER)
+    router.bind(endpoint)
+    while True:
+        router.send_multipart(router.recv_multipart())

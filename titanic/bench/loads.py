@@ -1,0 +1,121 @@
+"""What clients do to Titanic, so many times."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+
+from broker import EventKind, Pipeline
+from titanic import tsp
+from titanic.bench.stage import PATIENCE, Stage
+from titanic.errors import TitanicError
+from titanic.tsp import Frames
+
+ABSENT = "absent"
+BODY = b"x" * 100
+BATCH = 100
+
+
+def accept(stage: Stage, count: int, *, window: int = 1000, body: bytes = BODY) -> None:
+    """Stored and acknowledged."""
+    stage.client.submit_many(ABSENT, [body] * count, window=window)
+
+
+def accept_one(stage: Stage, count: int) -> None:
+    """Stored and acknowledged, one after another."""
+    for _ in range(count):
+        stage.client.submit(ABSENT, BODY)
+
+
+def accept_batches(stage: Stage, count: int, *, window: int = 10) -> None:
+    """Stored and acknowledged, BATCH of them in a message, `window` messages in flight."""
+    message: list[str | bytes] = [json.dumps({"many": True}), ABSENT, *[BODY] * BATCH]
+    with Pipeline(stage.endpoint, timeout=PATIENCE) as pipeline:
+        _all_fine(pipeline.map(tsp.SUBMIT, [message] * max(1, count // BATCH), window=window))
+
+
+def live(stage: Stage, count: int, *, service: str = "echo") -> None:
+    """From submitting to closing, 1,000 at a time in each step."""
+    uuids = stage.client.submit_many(service, [BODY] * count)
+    for _, reply in stage.client.replies(uuids, timeout=PATIENCE + count / 10):
+        if reply != [BODY]:
+            raise TitanicError("a reply was wrong", repr(reply))
+    stage.client.close_many(uuids)
+
+
+def live_one(stage: Stage, count: int) -> None:
+    """From submitting to closing, one after another."""
+    for _ in range(count):
+        uuid = stage.client.submit("echo", BODY)
+        if stage.client.wait(uuid, PATIENCE) != [BODY]:
+            raise TitanicError("a reply was wrong")
+        stage.client.close(uuid)
+
+
+def live_services(stage: Stage, count: int, services: int) -> None:
+    """As `live`, each request for the next of so many services, whose workers are there."""
+    with Pipeline(stage.endpoint, timeout=PATIENCE) as pipeline:
+        rows = ([b"many%d" % (number % services), BODY] for number in range(count))
+        uuids = [reply[1].decode() for reply in pipeline.map(tsp.REQUEST, rows)]
+    for _, reply in stage.client.replies(uuids, timeout=PATIENCE + count / 10):
+        if reply != [BODY]:
+            raise TitanicError("a reply was wrong", repr(reply))
+    stage.client.close_many(uuids)
+
+
+def echo(stage: Stage, count: int, *, service: str = "echo", window: int = 1000) -> None:
+    """Plain requests, through the broker to the workers and back."""
+    with Pipeline(stage.endpoint, timeout=PATIENCE) as pipeline:
+        if any(reply != [BODY] for reply in pipeline.map(service, [BODY] * count, window=window)):
+            raise TitanicError("a reply was wrong")
+
+
+def accept_by_many(stage: Stage, count: int, *, clients: int) -> None:
+    """Stored and acknowledged, each connection having its share in flight at once, 1,000 in all or one each."""
+    pipelines = [Pipeline(stage.endpoint, timeout=PATIENCE) for _ in range(clients)]
+    try:
+        left, inside = count, max(1, 1000 // clients)
+        while left > 0:
+            for pipeline in pipelines:
+                for _ in range(inside):
+                    pipeline.send(tsp.REQUEST, ABSENT, BODY)
+            for pipeline in pipelines:
+                while len(pipeline):
+                    _all_fine(event.body for event in pipeline.events() if event.kind is EventKind.FINAL)
+            left -= inside * clients
+    finally:
+        for pipeline in pipelines:
+            pipeline.close()
+
+
+def latencies(stage: Stage, rate: float, seconds: float) -> list[float]:
+    """Seconds from when each request was due to be sent until it was acknowledged, at so many a second.
+
+    Counted from the moment at which it should have been sent, not from when it was: a server that stalls must not
+    make the client wait with its questions, or the stall would count once only.
+    """
+    count = max(1, int(rate * seconds))
+    found: list[float] = []
+    with Pipeline(stage.endpoint, timeout=PATIENCE) as pipeline:
+        due: dict[int, float] = {}
+        start = time.perf_counter()
+        sent = 0
+        while len(found) < count:
+            now = time.perf_counter() - start
+            while sent < count and sent / rate <= now:
+                due[pipeline.send(tsp.REQUEST, ABSENT, BODY)] = sent / rate
+                sent += 1
+            pause = max(0.0, sent / rate - (time.perf_counter() - start)) if sent < count else PATIENCE
+            for event in pipeline.events(pause):
+                _all_fine([event.body])
+                found.append(time.perf_counter() - start - due.pop(event.ticket))
+            if not due and sent < count:
+                time.sleep(max(0.0, sent / rate - (time.perf_counter() - start)))
+    return found
+
+
+def _all_fine(replies: Iterable[Frames]) -> None:
+    for reply in replies:
+        if not reply or not reply[0].startswith(tsp.OK):
+            raise TitanicError("a request was not accepted", repr(reply[:1]))

@@ -1,0 +1,197 @@
+"""All figures, by group, and how each is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from statistics import quantiles
+from typing import NamedTuple
+
+from titanic.bench import limits, loads
+from titanic.bench.figure import Figure
+from titanic.bench.stage import Stage
+from titanic.errors import TitanicError
+
+Load = Callable[[Stage, int], None]
+Take = Callable[["Conditions", str, str], Iterator[Figure]]
+
+QUICK = ("disk", "store", "wire", "accept", "accept-one", "accept-batch", "life", "life-one", "echo", "echo-one")
+"""What is measured when nothing is chosen."""
+
+
+class Conditions(NamedTuple):
+    """Under which everything is measured."""
+
+    requests: int
+    folder: Path
+
+
+class Entry(NamedTuple):
+    """A figure of the programme, or a curve of them."""
+
+    group: str
+    name: str
+    what: str
+    take: Take
+
+
+def rate(load: Load, *, share: int = 1, workers: int = 0, apart: bool = False, stored: int = 0) -> Take:
+    """So many a second, on a stage of its own. `share`: of the requests, one in so many is enough.
+    `stored`: so many requests wait for a service that is absent."""
+
+    def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
+        with Stage(conditions.folder, apart=apart) as stage:
+            if workers:
+                stage.work("echo", workers)
+            loads.accept_batches(stage, stored)
+            yield timed(stage, name, what, load, max(10, conditions.requests // share))
+
+    return take
+
+
+def timed(stage: Stage, name: str, what: str, load: Load, count: int) -> Figure:
+    """So many a second, and what each costs every process."""
+    load(stage, max(1, count // 10))
+    before, start = stage.cpu(), stage.now()
+    load(stage, count)
+    elapsed, after = stage.now() - start, stage.cpu()
+    cpu = {process: (used - before.get(process, 0.0)) / count * 1e6 for process, used in after.items()}
+    return Figure(name, what, count / elapsed, cpu=cpu)
+
+
+def limit(measure: Callable[[Path, int], float], *, share: int = 1) -> Take:
+    """What a part of the machine can do, without Titanic."""
+
+    def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
+        yield Figure(name, what, measure(conditions.folder, max(10, conditions.requests // share)))
+
+    return take
+
+
+def restart(stored: int) -> Take:
+    """Seconds from starting a killed server to its first answer, and the memory that it has then."""
+
+    def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
+        with Stage(conditions.folder) as stage:
+            loads.accept_batches(stage, stored)
+            memory = stage.memory()
+            stage.kill()
+            seconds = stage.serve()
+            detail = {} if memory is None else {"MB of memory before": memory / 1e6}
+            yield Figure(name, what, seconds * 1000, "ms", detail=detail)
+
+    return take
+
+
+def latency(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
+    """Percentiles under fixed rates, parts of what it can do at most."""
+    with Stage(conditions.folder) as stage:
+        most = timed(stage, name, what, loads.accept, conditions.requests).value
+        for part in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8):
+            wanted = most * part
+            seconds = max(0.2, min(10.0, conditions.requests / wanted))
+            loads.latencies(stage, wanted, seconds / 10)
+            found = loads.latencies(stage, wanted, seconds)
+            cuts = quantiles(found, n=1000, method="inclusive") if len(found) > 1 else found * 999
+            detail = {label: cuts[at] * 1000 for label, at in (("p50", 499), ("p99", 989), ("p99.9", 998))}
+            detail["offered"] = wanted
+            yield Figure(f"{name}-{part:.0%}", f"{what}, {wanted:,.0f} a second", detail["p50"], "ms", detail=detail)
+
+
+def bodies(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
+    """Bodies from nothing to 10 MiB, as many as come to some 200 MB."""
+    with Stage(conditions.folder) as stage:
+        for size in (0, 100, 1000, 10_000, 100_000, 1 << 20, 10 << 20):
+            count = max(10, min(conditions.requests, conditions.requests * 10_000 // max(1, size)))
+            window = max(2, min(1000, (64 << 20) // max(1, size)))
+            load = partial(loads.accept, window=window, body=bytes(size))
+            figure = timed(stage, f"{name}-{size}", f"{what}, {size:,} bytes each", load, count)
+            figure.detail["MB/s"] = figure.value * size / 1e6
+            yield figure
+
+
+def stored_curve(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
+    """Whole lives while 10^3 to 50 times the requests wait for an absent service."""
+    with Stage(conditions.folder) as stage:
+        stage.work("echo", 10)
+        there = 0
+        for stored in _tens(1000, conditions.requests * 50):
+            loads.accept_batches(stage, stored - there)
+            there = stored
+            for kind, load in (("accept", loads.accept), ("life", loads.live)):
+                label = f"{name}-{kind}-{stored}"
+                yield timed(stage, label, f"{kind}, {stored:,} {what}", load, conditions.requests // 4)
+
+
+def services_curve(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
+    """Whole lives spread over 1 to 1,000 services, each with a worker."""
+    for services in (1, 10, 100, 1000):
+        with Stage(conditions.folder) as stage:
+            stage.work_many(services)
+            load = partial(loads.live_services, services=services)
+            yield timed(stage, f"{name}-{services}", f"life, {services:,} {what}", load, conditions.requests // 4)
+
+
+def clients_curve(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
+    """Accepting from 1 to 2,000 connections, 1,000 requests in flight in all (one each when there are more)."""
+    for clients in (1, 10, 100, 1000, 2000):
+        with Stage(conditions.folder) as stage:
+            load = partial(loads.accept_by_many, clients=clients)
+            yield timed(stage, f"{name}-{clients}", f"accept, {clients:,} {what}", load, conditions.requests)
+
+
+def workers_curve(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
+    """Whole lives with 1 to 256 workers of a service."""
+    for workers in (1, 4, 16, 64, 256):
+        with Stage(conditions.folder) as stage:
+            stage.work("echo", workers)
+            yield timed(stage, f"{name}-{workers}", f"life, {workers:,} {what}", loads.live, conditions.requests // 4)
+
+
+def _tens(first: int, last: int) -> Iterator[int]:
+    while first <= last:
+        yield first
+        first *= 10
+
+
+_E1 = partial(loads.echo, window=1)
+
+PROGRAMME = (
+    Entry("limits", "disk", "writes of 4 KiB, each synced, one after another", limit(limits.disk, share=40)),
+    Entry("limits", "store", "requests put into a store, 100 in each synced commit", limit(limits.store)),
+    Entry("limits", "wire", "messages to a ROUTER and back, 100 in flight, plain pyzmq", limit(limits.wire)),
+    Entry("limits", "wire-one", "the same, one in flight", limit(limits.wire_one, share=4)),
+    Entry("accepting", "accept", "stored and acknowledged, 1,000 in flight", rate(loads.accept)),
+    Entry("accepting", "accept-100", "the same, 100 in flight", rate(partial(loads.accept, window=100))),
+    Entry("accepting", "accept-one", "the same, one after another", rate(loads.accept_one, share=10)),
+    Entry("accepting", "accept-batch", "the same, 100 in a message, 10 in flight", rate(loads.accept_batches)),
+    Entry("lives", "life", "submitted to closed, 10 workers", rate(loads.live, share=4, workers=10)),
+    Entry("lives", "life-one", "the same, one after another", rate(loads.live_one, share=40, workers=10)),
+    Entry("echoes", "echo", "plain requests, 10 workers, 1,000 in flight", rate(loads.echo, workers=10)),
+    Entry("echoes", "echo-1", "the same, 1 worker", rate(loads.echo, workers=1)),
+    Entry("echoes", "echo-one", "the same, 1 worker, one in flight", rate(_E1, share=10, workers=1)),
+    Entry("apart", "apart-accept", "broker and queue apart: as accept", rate(loads.accept, apart=True)),
+    Entry("apart", "apart-accept-one", "as accept-one", rate(loads.accept_one, share=10, apart=True)),
+    Entry("apart", "apart-life", "as life", rate(loads.live, share=4, workers=10, apart=True)),
+    Entry("backlog", "backlog-life", "as life, 100,000 wait", rate(loads.live, share=4, workers=10, stored=100_000)),
+    Entry("large", "large-accept", "as accept, 1,000,000 stored", rate(loads.accept, stored=1_000_000)),
+    Entry("large", "large-life", "as life, 1,000,000 stored", rate(loads.live, share=4, workers=10, stored=1_000_000)),
+    Entry("large", "restart", "killed and started to the first answer, 1,000,000 stored", restart(1_000_000)),
+    Entry("latency", "latency", "acknowledged after", latency),
+    Entry("bodies", "body", "stored and acknowledged", bodies),
+    Entry("curves", "stored", "wait for an absent service", stored_curve),
+    Entry("curves", "services", "services", services_curve),
+    Entry("curves", "clients", "connections", clients_curve),
+    Entry("curves", "workers", "workers", workers_curve),
+)
+
+
+def choose(words: tuple[str, ...]) -> list[Entry]:
+    """The entries with these names or of these groups, in the programme's order; TitanicError for one unknown."""
+    known = {entry.name for entry in PROGRAMME} | {entry.group for entry in PROGRAMME}
+    for word in words:
+        if word not in known:
+            raise TitanicError(f"no figure is called {word!r}", "", "titanic bench --list shows all")
+    wanted = words or QUICK
+    return [entry for entry in PROGRAMME if entry.name in wanted or entry.group in wanted]

@@ -1,0 +1,26 @@
+"""Taking figures one after another, in a folder of their own."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from titanic.bench.figure import Figure
+from titanic.bench.programme import Conditions, Entry
+from titanic.children import uninterrupted
+
+
+def run(
+    entries: Sequence[Entry], requests: int, folder: Path | None, progress: Callable[[Entry], None]
+) -> Iterator[Figure]:
+    """Take the figures with about so many requests each. Stores go below `folder`, nothing is left there."""
+    place = Path(tempfile.mkdtemp(prefix="titanic-", dir=folder))
+    try:
+        for entry in entries:
+            progress(entry)
+            yield from entry.take(Conditions(requests, place), entry.name, entry.what)
+    finally:
+        with uninterrupted():
+            shutil.rmtree(place, ignore_errors=True)

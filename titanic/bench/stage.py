@@ -1,0 +1,133 @@
+"""The processes that are measured."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from broker import Worker
+from titanic.bench.usage import cpu_seconds, memory_bytes
+from titanic.children import Children, Process, uninterrupted
+from titanic.client import Client
+from titanic.errors import TimedOut
+
+PATIENCE = 60.0
+"""Seconds to wait for one answer."""
+
+
+TOGETHER = 250
+"""Services whose workers share a process."""
+
+
+class Stage:
+    """A store of its own with its server, or with a broker and a server, and workers. All ends with the block."""
+
+    def __init__(self, folder: Path | None, *, apart: bool = False) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="s", dir=folder))
+        self.endpoint = f"ipc://{self.folder}/b"
+        self._children = Children()
+        self._processes: dict[str, Process] = {}
+        self._apart = apart
+
+    def __enter__(self) -> Self:
+        try:
+            if self._apart:
+                self._start("broker", "-m", "titanic", "broker", "--bind", self.endpoint)
+            self.serve()
+            self.client = Client(self.endpoint, timeout=PATIENCE)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.client.disconnect()
+        self._end()
+
+    def serve(self) -> float:
+        """Start the server; the seconds until its first answer."""
+        where = "--broker" if self._apart else "--bind"
+        store = str(self.folder / "store")
+        start = time.perf_counter()
+        self._start("serve", "-m", "titanic", "serve", where, self.endpoint, "--store", store, "--capacity", "64GiB")
+        with Client(self.endpoint, timeout=0.1, retries=0) as client:
+            while True:
+                try:
+                    client.stats()
+                    return time.perf_counter() - start
+                except TimedOut:
+                    if time.perf_counter() - start > PATIENCE:
+                        raise
+
+    def kill(self) -> None:
+        """Kill the server."""
+        process = self._processes.pop("serve")
+        process.kill()
+        process.wait()
+
+    def work(self, service: str, jobs: int) -> None:
+        """Start a process with so many workers that send back what they get; return when it works."""
+        name = f"work {service} {jobs}"
+        if name not in self._processes:
+            code = "import sys; from titanic.bench import stage; stage.echo(*sys.argv[1:])"
+            self._start(name, "-c", code, self.endpoint, service, str(jobs))
+            with Client(self.endpoint, timeout=PATIENCE) as client:
+                client.call(service, b"are you there")
+
+    def work_many(self, services: int) -> None:
+        """Start a worker for each of so many services, some in each process; return when all of them work."""
+        code = "import sys; from titanic.bench import stage; stage.echo_many(*sys.argv[1:])"
+        for first in range(0, services, TOGETHER):
+            last = min(services, first + TOGETHER)
+            self._start(f"work {first}", "-c", code, self.endpoint, str(first), str(last))
+        with Client(self.endpoint, timeout=PATIENCE) as client:
+            for number in range(services):
+                client.call(f"many{number}", b"are you there")
+
+    @staticmethod
+    def now() -> float:
+        """Seconds that only go forward."""
+        return time.perf_counter()
+
+    def cpu(self) -> dict[str, float]:
+        """Seconds of processor time until now, by kind of process, this one among them as `client`."""
+        pids = [("client", os.getpid()), *((name.split()[0], one.pid) for name, one in self._processes.items())]
+        used: dict[str, float] = {}
+        for name, pid in pids:
+            if (seconds := cpu_seconds(pid)) is not None:
+                used[name] = used.get(name, 0.0) + seconds
+        return used
+
+    def memory(self) -> int | None:
+        """Bytes of memory that the server has of its own."""
+        return memory_bytes(self._processes["serve"].pid)
+
+    def _start(self, name: str, *arguments: str) -> None:
+        log = self.folder / f"{name}.log"
+        self._processes[name] = self._children.start(log, *arguments)
+
+    def _end(self) -> None:
+        with uninterrupted():
+            self._children.end()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def echo(endpoint: str, service: str, jobs: str) -> None:
+    """What the workers' process runs."""
+    Worker(service, lambda body: body, endpoint, jobs=int(jobs)).run()
+
+
+def echo_many(endpoint: str, first: str, last: str) -> None:
+    """The same with a worker for each of many services."""
+    workers = [Worker(f"many{number}", lambda body: body, endpoint) for number in range(int(first), int(last))]
+    for worker in workers:
+        worker.start()
+    threading.Event().wait()
