@@ -146,7 +146,7 @@ def _open(directory: Path, map_size: int, *, read_only: bool = False) -> lmdb.En
     data = directory / DATA
     try:
         _allocate_lock(directory, read_only)
-        return lmdb.open(
+        env = lmdb.open(
             str(directory),
             map_size=map_size - map_size % PAGE,
             max_dbs=16,
@@ -158,6 +158,8 @@ def _open(directory: Path, map_size: int, *, read_only: bool = False) -> lmdb.En
             sync=True,
             lock=True,
         )
+        env.reader_check()  # killed ones may have all places
+        return env
     except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
         raise _corrupt(data, str(error)) from error
     except (OSError, lmdb.Error) as error:
@@ -167,10 +169,14 @@ def _open(directory: Path, map_size: int, *, read_only: bool = False) -> lmdb.En
 def _allocate_lock(directory: Path, read_only: bool) -> None:
     """Give LMDB's lock file all the room it needs.
 
-    LMDB makes it sparse and maps it: on a full disk, touching it would end the process with SIGBUS.
+    LMDB makes it sparse and maps it: on a full disk, touching it would end the process with SIGBUS. One that has its
+    room isn't opened: closing it would give up the locks that this process may have on it.
     """
+    file = directory / _LOCK
+    if file.exists() and file.stat().st_blocks * 512 >= _LOCK_SIZE:
+        return
     try:
-        descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as error:
         if read_only and error.errno == errno.EROFS:
             return  # there LMDB does without
