@@ -19,7 +19,7 @@ demo: $(READY) ## Real requests surviving absent workers and killed processes, i
 test: $(READY) tools ## Every test, in parallel
 	$(BIN)/pytest -n $(JOBS) --dist worksteal tests
 
-torture: $(READY) tools ## The tests' long runs: every crash point, power cuts, full disks, kills; an hour or so
+torture: $(READY) tools ## The tests' long runs, summed up at the end: every crash point, power cuts, full disks, kills; under an hour
 	TITANIC_TORTURE=1 $(BIN)/pytest -n $(JOBS) --dist worksteal -m torture tests
 
 lint: $(READY) ## Formatting and lint
@@ -71,7 +71,8 @@ $(READY): pyproject.toml
 
 # Debian packages that tests use. Without them, and without the right to install them, those tests are skipped.
 tools:
-	@command -v strace >/dev/null || \
+	@missing=; for tool in strace faketime; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	  [ -z "$$missing" ] || \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq strace; \
-	  else echo "There is no strace here: tests that need it are skipped. On Debian: apt-get install strace"; fi
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing; \
+	  else echo "Missing:$$missing; tests that need them are skipped. On Debian: apt-get install$$missing"; fi

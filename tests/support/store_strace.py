@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,18 @@ CALLS = "pwrite64,pwritev,writev,fdatasync"
 SECTOR = 512
 
 
+KILLED = "+++ killed by SIGKILL +++"
+INJECTED = "(INJECTED)"
+
+
+class Traced(NamedTuple):
+    """What came of a process: its exit status, strace's log, and what it said on stderr."""
+
+    status: int
+    log: str
+    said: str
+
+
 class Run(NamedTuple):
     """What came of a workload: its exit status, strace's log, and the ledger."""
 
@@ -30,24 +43,28 @@ class Run(NamedTuple):
     ledger: list[dict[str, Any]]
 
 
-def run(path: Path, seed: int, steps: int, *options: str) -> Run:
-    """Run the workload on the store `path` under strace with these options."""
-    log, ledger = path.with_suffix(".strace"), path.with_suffix(".ledger")
-    for leftover in (log, ledger):
-        leftover.unlink(missing_ok=True)
-    workload = [sys.executable, "-m", "support.store_workload", path, ledger, str(seed), str(steps)]
+def trace(log: Path, options: Sequence[str | Path], module: str, *arguments: str | Path) -> Traced:
+    """Run a module of `support` under strace with these options."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     # Stopping at nothing but the traced calls is much faster, but then strace 6 delivers no signals.
-    speed = [] if any("signal=" in option for option in options) else ["--seccomp-bpf"]
+    speed = [] if any("signal=" in str(option) for option in options) else ["--seccomp-bpf"]
     done = subprocess.run(
-        ["strace", "-f", *speed, "-o", log, *options, *workload],
+        ["strace", "-f", *speed, "-o", log, *options, sys.executable, "-m", f"support.{module}", *arguments],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert "strace:" not in done.stderr, done.stderr
-    return Run(done.returncode, log.read_text(), read_ledger(ledger) if ledger.exists() else [])
+    return Traced(done.returncode, log.read_text(), done.stderr)
+
+
+def run(path: Path, seed: int, steps: int, *options: str) -> Run:
+    """Run the workload on the store `path` under strace with these options."""
+    ledger = path.with_suffix(".ledger")
+    ledger.unlink(missing_ok=True)
+    done = trace(path.with_suffix(".strace"), options, "store_workload", path, ledger, str(seed), str(steps))
+    return Run(done.status, done.log, read_ledger(ledger) if ledger.exists() else [])
 
 
 def calls(path: Path, seed: int, steps: int) -> list[tuple[str, int]]:
@@ -87,17 +104,24 @@ _OPENED = re.compile(r'openat\(.*"(?P<path>.*)", (?P<flags>[A-Z_|]+).*\) = (?P<f
 _CALL = re.compile(r"^\d+ +(?P<name>\w+)\((?P<fd>\d+)(?:, (?P<rest>.*))?\) += (?P<result>\d+)")
 
 
+RECORDING = ("-xx", "-s", str(1 << 24), "-e", f"trace={CALLS},openat,close,lseek,write,fsync,ftruncate,msync")
+
+
 def record(path: Path, seed: int, steps: int) -> list[Recorded]:
     """What a run does to the data file, in order, and when it acknowledges."""
-    trace = f"trace={CALLS},openat,close,lseek,write,fsync,ftruncate,msync"
-    done = run(path, seed, steps, "-xx", "-s", str(1 << 24), "-e", trace)
+    done = run(path, seed, steps, *RECORDING)
     assert done.status == 0, done.log[-2000:]
+    return read_record(done.log, path)
+
+
+def read_record(log: str, path: Path) -> list[Recorded]:
+    """The same of any log that was made with the options RECORDING."""
     data, ledger = str(path / "data.mdb"), str(path.with_suffix(".ledger"))
     opened: dict[str, tuple[str, bool]] = {}
     position: dict[str, int] = {}
     events: list[Recorded] = []
     lines = 0
-    for line in done.log.splitlines():
+    for line in log.splitlines():
         if match := _OPENED.search(line):
             name = _bytes(match["path"]).decode(errors="replace")
             opened[match["fd"]] = name, "O_DSYNC" in match["flags"]

@@ -19,6 +19,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from support.faults import Lost
+
 from titanic.errors import StoreError
 from titanic.store import NewRequest, Outcome, Retention, Status, Store, check
 
@@ -66,7 +68,12 @@ class Workload:
         for step in range(steps):
             self.now += self.rng.randrange(10)
             act = self.rng.choice(
-                (self.accept, self.accept, self.accept, self.finish, self.finish, self.close, self.postpone, self.tidy)
+                (
+                    *(self.accept,) * 6,
+                    *(self.finish,) * 4,
+                    *(self.close, self.postpone, self.tidy) * 2,
+                    self.retry,
+                )
             )
             act(step)
             if self.failures > 3:
@@ -148,15 +155,26 @@ class Workload:
 
         self.step(step, "postpone", {"uuids": uuids}, change)
 
+    def retry(self, step: int) -> None:
+        uuids = self.pick(self.ended, 5)
+
+        def change(txn: Any) -> list[str]:
+            return [uuid for uuid in uuids if txn.retry(bytes.fromhex(uuid), self.now)]
+
+        if again := self.step(step, "retry", {"uuids": uuids}, change):
+            self.ended = [uuid for uuid in self.ended if uuid not in again]
+            self.waiting += again
+
     def tidy(self, step: int) -> None:
         def change(txn: Any) -> list[str]:
             expired = {uuid.hex() for uuid, _ in txn.expire(self.now, 5)}
-            txn.promote(self.now, 5)
-            txn.trim(self.now, POLICY, 5)
+            promoted = sum(count for _, count in txn.promote(self.now, 5))
+            trimmed = txn.trim(self.now, POLICY, 5)
             left = [uuid for uuid in self.ended if txn.state(bytes.fromhex(uuid)) is not None]
             moved = [uuid for uuid in self.waiting if uuid in expired and txn.state(bytes.fromhex(uuid)) is not None]
             self._next = ([uuid for uuid in self.waiting if uuid not in expired], left + moved)
-            return ["tidied"]
+            happened = {"expired": expired, "promoted": promoted, "trimmed": trimmed.replies + trimmed.dead}
+            return ["tidied", *(name for name, some in happened.items() if some)]
 
         if self.step(step, "tidy", {}, change):
             self.waiting, self.ended = self._next
@@ -202,6 +220,8 @@ def verify(path: Path, lines: list[dict[str, Any]]) -> int:
         for uuid in step.get("uuids", ()):
             if step["act"] in ("finish", "close"):
                 known[uuid][step["act"]] = step.get("status", True)
+            elif step["act"] == "retry" and uuid in line["result"]:
+                known[uuid].pop("finish", None)
     in_doubt = set(doubt.get("uuids", ())) if doubt else set()
 
     with Store.open(path) as store:
@@ -216,10 +236,16 @@ def verify(path: Path, lines: list[dict[str, Any]]) -> int:
             assert len(ring) == len(lives), "nothing is closed twice"
             for uuid, facts in known.items():
                 found, reply = txn.request(bytes.fromhex(uuid)), txn.reply(bytes.fromhex(uuid))
+                if found is None and uuid not in ring:
+                    raise Lost(f"{uuid} was accepted and is nowhere")
                 assert (found is None) == (uuid in ring), f"{uuid} is in one place"
                 content = found.body if found else ring[uuid].request
                 assert digest(content) == digest([body(facts["number"])]), f"{uuid} is as it was accepted"
-                if "finish" in facts:
+                waits = found and not isinstance(reply, Outcome)
+                retried = waits and uuid in in_doubt and doubt is not None and doubt["act"] == "retry"
+                if "finish" in facts and not retried:
+                    if waits:
+                        raise Lost(f"the reply to {uuid} is nowhere")
                     frames = reply.frames if isinstance(reply, Outcome) else ring[uuid].reply
                     assert digest(frames) == digest([body(-facts["number"])]), f"{uuid} has its reply"
                     status = reply.status if isinstance(reply, Outcome) else ring[uuid].status

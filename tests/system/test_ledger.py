@@ -2,7 +2,7 @@
 
 Clients write each acknowledged request to a ledger, outside of all that is tested. Everything but them is killed
 with SIGKILL at random moments and started again. In the end the ledger is compared with what Titanic says.
-TITANIC_LEDGER_REQUESTS makes it longer, TITANIC_LEDGER_SEED different.
+TITANIC_LEDGER_REQUESTS makes it longer, TITANIC_SEED different.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from support.titanic_eventually import eventually
 from support.titanic_processes import SUPPORT, Process, worker
+from support.torture import LONG, SEED, tally
 
 from titanic import Client
 from titanic.store import Store, check
 
-REQUESTS = int(os.environ.get("TITANIC_LEDGER_REQUESTS", "2000"))
-SEED = int(os.environ.get("TITANIC_LEDGER_SEED", "1"))
+REQUESTS = int(os.environ.get("TITANIC_LEDGER_REQUESTS", "20000" if LONG else "2000"))
 REQUESTS_PER_KILL = 100
 CLIENTS = 4
 
@@ -55,6 +55,7 @@ class Cast:
     def kill(self, name: str) -> None:
         assert self.running[name].running, f"{name} has ended by itself"
         self.running[name].kill()
+        tally["processes killed"] += 1
         self.running[name] = self.makers[name]()
 
     def end(self) -> None:
@@ -66,6 +67,7 @@ class Cast:
         return sum(path.read_bytes().count(b"\n") for path in (self.ledger, self.executed) if path.exists())
 
 
+@pytest.mark.torture(short=True)
 @pytest.mark.parametrize("integrated", [True, False], ids=["integrated", "stand-alone"])
 def test_what_was_acknowledged_is_executed_and_answered(tmp_path: Path, integrated: bool) -> None:
     requests = REQUESTS if integrated else REQUESTS // 2
@@ -91,6 +93,7 @@ def test_what_was_acknowledged_is_executed_and_answered(tmp_path: Path, integrat
         with Client(cast.endpoint, timeout=5, retries=12) as client:
             assert dict(client.replies(ledger, 60)) == expected
             assert dict(client.replies(ledger, 60)) == expected, "a reply has changed"
+        tally["acknowledged requests checked"] += len(expected)
         assert set(ledger.values()) <= set(cast.executed.read_text().split())
         assert cast.running["titanic"].terminate() == 0
     with Store.open(tmp_path / "store") as store:

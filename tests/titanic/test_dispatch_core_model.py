@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hypothesis
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.titanic_dispatch import Play
+from support.torture import LONG, SEED, tally
 
 from broker import error_body
 
@@ -81,6 +84,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
+        tally["operations modelled"] += 1
         play = self.play
         somewhere = {name.decode() for queue in play.queue.values() for name in queue}
         somewhere |= {name.decode() for name in play.later} | play.ended.keys()
@@ -103,6 +107,8 @@ class DispatchMachine(RuleBasedStateMachine):
 
 
 DispatchMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=3000 if LONG else 60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
-test_anything_in_any_order = DispatchMachine.TestCase
+if LONG:
+    hypothesis.seed(SEED)(DispatchMachine)
+test_anything_in_any_order = pytest.mark.torture(short=True)(DispatchMachine.TestCase)

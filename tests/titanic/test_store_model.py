@@ -1,13 +1,15 @@
 """Random lives of random requests, beside dicts that say what must be."""
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
+import hypothesis
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
+from support.torture import LONG, SEED, tally
 
 from titanic.errors import StoreFull
 from titanic.store import NewRequest, Outcome, Pending, Retention, State, Status, Store, check
@@ -327,13 +329,16 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_store_is_sound(self):
+        tally["operations modelled"] += 1
         assert check(self.store) == []
         assert (self.path / "data.mdb").stat().st_size <= CAPACITY
 
 
-TestStore = StoreMachine.TestCase
+if LONG:
+    hypothesis.seed(SEED)(StoreMachine)
+TestStore = pytest.mark.torture(short=True)(StoreMachine.TestCase)
 TestStore.settings = settings(
-    max_examples=2000 if "TITANIC_TORTURE" in os.environ else 25,
+    max_examples=1000 if LONG else 25,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

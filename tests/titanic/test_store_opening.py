@@ -51,7 +51,6 @@ def test_an_empty_directory_becomes_a_store(tmp_path):
 
 def test_what_an_interrupted_creation_left_is_no_obstacle(tmp_path):
     (tmp_path / "new.mdb").write_bytes(b"half")
-    (tmp_path / "new.mdb-lock").write_bytes(b"")
     (tmp_path / "titanic.lock").write_bytes(b"pid 1 since never")
     make(tmp_path)
     assert not list(tmp_path.glob("new.mdb*"))

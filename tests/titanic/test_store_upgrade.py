@@ -1,61 +1,24 @@
 """A store of an earlier format is converted when it is opened, wholly or not at all."""
 
-import json
 import shutil
 import subprocess
 import sys
-import tarfile
-from hashlib import sha256
-from pathlib import Path
 
 import lmdb
 import pytest
+from support.store_formats import digest, expect_all, unpack
 
 from titanic.errors import StoreTooOld
-from titanic.store import NewRequest, Outcome, State, Store, check, upgrade
+from titanic.store import NewRequest, State, Store, check, upgrade
 from titanic.store.schema import FORMAT
 
-STORES = Path(__file__).parent / "stores"
 NOW = 1_795_258_520_106_479
 HOUR = 3600 * 1_000_000
-
-
-def unpack(path, number):
-    """The store that the code of format `number` wrote, and what must be found in it."""
-    with tarfile.open(STORES / f"format-{number}.tar.gz") as archive:
-        archive.extractall(path, filter="data")
-    return json.loads((STORES / f"format-{number}.json").read_text())
 
 
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "store"
-
-
-def digest(frames):
-    return sha256(b"\0".join(frames)).hexdigest()
-
-
-def expect_all(store, expected):
-    assert check(store) == []
-    with store.read() as txn:
-        assert {name.decode(): n for name, n in txn.waiting().items()} == expected["waiting"]
-        for row in expected["requests"]:
-            uuid = bytes.fromhex(row["uuid"])
-            if row["state"] is None:
-                assert txn.request(uuid) is None
-                continue
-            found, described, reply = txn.request(uuid), txn.describe(uuid), txn.reply(uuid)
-            assert (found.service.decode(), found.options.decode(), found.key) == (row["service"], row["options"], b"")
-            assert digest(found.body) == row["body_sha256"]
-            assert described.state.name == row["state"]
-            for field in ("priority", "submitted_at", "not_before", "expires_at", "max_attempts"):
-                assert getattr(described, field) == row[field]
-            for field in ("attempts", "due", "dispatched_at", "finished_at", "reason"):
-                assert getattr(described, field) == row[field]
-            if row["reply_sha256"]:
-                assert isinstance(reply, Outcome)
-                assert digest(reply.frames) == row["reply_sha256"]
 
 
 def test_all_is_there_afterwards(path):

@@ -33,6 +33,9 @@ PAUSE_US = 1_000_000
 """Until what could not be done is tried again."""
 
 SHORTEST_ALARM = 0.02
+READERS_EVERY = 5.0
+"""Seconds between looks for readers that were killed: they hold places, and pages that could be used again."""
+
 LONGEST_ALARM = 30.0
 """Seconds after which the wall clock is looked at again: somebody may have set it."""
 
@@ -47,6 +50,7 @@ class Dispatcher:
         self.waiters: Waiters
         """Who wants to know what becomes of requests; set with `serve`."""
         self._serving = False
+        self._readers_at = 0.0
         self._store = store
         self._writer = writer
         self._courier: Courier | None = None
@@ -139,13 +143,20 @@ class Dispatcher:
         return False
 
     def tick(self, now: float) -> None:
-        """Attempts and clients whose time is over."""
+        """Attempts and clients whose time is over, readers that are no more."""
         self.core.tick(now)
         self.waiters.tick(now)
+        if now >= self._readers_at:
+            self._readers_at = now + READERS_EVERY
+            self._forget_readers()
 
     def next_deadline(self) -> float | None:
-        """The core's, or that of a client who waits."""
-        times = (self.core.next_deadline() if self._courier is not None else None, self.waiters.next_deadline())
+        """The core's, or that of a client who waits; soon, because of the readers."""
+        times = (
+            self.core.next_deadline() if self._courier is not None else None,
+            self.waiters.next_deadline(),
+            self._readers_at,
+        )
         return min((time for time in times if time is not None), default=None)
 
     def flush(self, now: float) -> None:
@@ -215,6 +226,13 @@ class Dispatcher:
     def next_due(self, transaction: ReadTransaction) -> int | None:
         """When there is something for `_Keep` to do. Any thread may ask."""
         return transaction.next_due(self.config.retention, skip=self.core.flights)
+
+    def _forget_readers(self) -> None:
+        try:
+            if killed := self._store.reader_check():
+                log.warning("%d readers of the store ended without a word", killed)
+        except StoreError as error:
+            log.error("cannot look for readers: %s", error)
 
     def set_alarm(self, due_us: int | None) -> None:
         """Have what has a time of its own looked at when the first of it is due (µs since the epoch)."""

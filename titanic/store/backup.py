@@ -17,7 +17,7 @@ import lmdb
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreError, StoreUnwritable
 from titanic.store.check import check
-from titanic.store.failures import translate
+from titanic.store.failures import disk_full, is_of_the_system, translate
 from titanic.store.opening import DATA, sync_directory
 from titanic.store.schema import PAGE
 from titanic.store.store import Store
@@ -92,6 +92,8 @@ def _copy(store: Store, directory: Path, progress: Progress | None) -> None:
             progress(data.stat().st_size, total)
     for error in failure:
         if isinstance(error, lmdb.Error):
+            if is_of_the_system(error):
+                raise OSError(disk_full(error, directory) or str(error)) from error
             raise translate(error, env, store.capacity) from error
         raise error
     descriptor = os.open(data, os.O_RDWR)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
+
 import lmdb
 
 from titanic.errors import StoreCorrupt, StoreError, StoreFailed, StoreFull
@@ -17,6 +21,11 @@ _DAMAGE = (
 )
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MOST_AT_ONCE = 64 * PAGE
+"""What LMDB writes in one piece, at most."""
+
+
 def translate(error: lmdb.Error, env: lmdb.Environment, capacity: int) -> StoreError:
     """The exception to raise in place of `error`, which struck a transaction of `env`."""
     if isinstance(error, lmdb.MapFullError):
@@ -25,6 +34,37 @@ def translate(error: lmdb.Error, env: lmdb.Environment, capacity: int) -> StoreE
         return StoreCorrupt(f"the store in {env.path()} is damaged", str(error), "restore it from a backup")
     if isinstance(error, lmdb.ReadersFullError):
         return StoreFailed("the store has too many readers", str(error), "end those that hang")
+    if full := disk_full(error, Path(env.path())):
+        what = f"the disk of the store in {env.path()} is full"
+        return StoreFailed(what, full, "nothing was kept of the transaction; make room")
     return StoreFailed(
         f"the store in {env.path()} failed", str(error), "nothing was kept of the transaction; look at the disk"
     )
+
+
+def is_of_the_system(error: Exception) -> bool:
+    """Whether the disk or the system is at fault and not what is in the file."""
+    return type(error) is lmdb.Error or isinstance(error, (OSError, lmdb.DiskError, lmdb.ReadonlyError, lmdb.LockError))
+
+
+def disk_full(error: Exception, directory: Path) -> str:
+    """What the system says of a disk that is full; nothing when that isn't the reason for `error`.
+
+    A disk that takes a part of what LMDB writes in one piece, and not the rest, is EIO to LMDB. Then it is asked for
+    as much again: in a file without a name, so that nothing is left of it.
+    """
+    if not is_of_the_system(error):
+        return ""
+    if isinstance(error, OSError):
+        return (error.strerror or "") if error.errno in _FULL else ""
+    if isinstance(error, lmdb.DiskError):
+        return os.strerror(errno.ENOSPC)
+    try:
+        descriptor = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, _MOST_AT_ONCE)
+        finally:
+            os.close(descriptor)
+    except OSError as refusal:
+        return disk_full(refusal, directory)
+    return ""

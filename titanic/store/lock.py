@@ -7,6 +7,7 @@ What is written in the file is for people only.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -37,8 +38,9 @@ def acquire(directory: Path) -> int:
         os.close(descriptor)
         raise
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"pid {os.getpid()} since {since}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # a full disk, on which there may yet be a store to be read and emptied
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"pid {os.getpid()} since {since}\n".encode(), 0)
     return descriptor
 
 

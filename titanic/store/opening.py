@@ -10,6 +10,7 @@ use; it accepts nothing until its requests fit. Its file doesn't shrink by itsel
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from titanic.errors import NotAStore, StoreCorrupt, StoreTooNew, StoreTooOld, St
 from titanic.ids import IdMaker
 from titanic.store import lock
 from titanic.store.environment import Environment, Pace, Settings
+from titanic.store.failures import disk_full, is_of_the_system
 from titanic.store.room import MIN_CAPACITY, divide, reserved
 from titanic.store.schema import CAPACITY_KEY, FORMAT, FORMAT_KEY, PAGE, U32, U64, Databases
 from titanic.store.upgrade import upgrade
@@ -26,7 +28,9 @@ from titanic.store.view import View
 
 DATA = "data.mdb"
 _NEW = "new.mdb"
-_OURS = {DATA, "lock.mdb", lock.FILE, _NEW, f"{_NEW}-lock", "lost+found"}
+_LOCK = "lock.mdb"
+_LOCK_SIZE = 2 * PAGE
+_OURS = {DATA, _LOCK, lock.FILE, _NEW, "lost+found"}
 _READERS = 126
 DEFAULT_CAPACITY = 1 << 30
 
@@ -92,12 +96,9 @@ def open_environment(
                 txn.put(CAPACITY_KEY, U64.pack(room.capacity))
         if preallocate:
             _preallocate(data, room.capacity)
-    except lmdb.Error as error:
+    except (OSError, lmdb.Error) as error:
         env.close()
-        raise _corrupt(data, str(error)) from error
-    except OSError as error:
-        env.close()
-        raise _unwritable(directory, error) from error
+        raise (_unwritable(directory, error) if is_of_the_system(error) else _corrupt(data, str(error))) from error
     except BaseException:
         env.close()
         raise
@@ -144,7 +145,8 @@ def sync_directory(directory: Path) -> None:
 def _open(directory: Path, map_size: int, *, read_only: bool = False) -> lmdb.Environment:
     data = directory / DATA
     try:
-        return lmdb.open(
+        _allocate_lock(directory, read_only)
+        env = lmdb.open(
             str(directory),
             map_size=map_size - map_size % PAGE,
             max_dbs=16,
@@ -156,10 +158,33 @@ def _open(directory: Path, map_size: int, *, read_only: bool = False) -> lmdb.En
             sync=True,
             lock=True,
         )
+        env.reader_check()  # killed ones may have all places
+        return env
     except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
         raise _corrupt(data, str(error)) from error
-    except lmdb.Error as error:
+    except (OSError, lmdb.Error) as error:
         raise _unwritable(directory, error) from error
+
+
+def _allocate_lock(directory: Path, read_only: bool) -> None:
+    """Give LMDB's lock file all the room it needs.
+
+    LMDB makes it sparse and maps it: on a full disk, touching it would end the process with SIGBUS. One that has its
+    room isn't opened: closing it would give up the locks that this process may have on it.
+    """
+    file = directory / _LOCK
+    if file.exists() and file.stat().st_blocks * 512 >= _LOCK_SIZE:
+        return
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        if read_only and error.errno == errno.EROFS:
+            return  # there LMDB does without
+        raise
+    try:
+        os.posix_fallocate(descriptor, 0, _LOCK_SIZE)
+    finally:
+        os.close(descriptor)
 
 
 def _last_id(env: lmdb.Environment) -> bytes | None:
@@ -187,17 +212,18 @@ def _make_directory(directory: Path) -> None:
 
 def _create(directory: Path) -> None:
     new = directory / _NEW
-    new_lock = directory / f"{_NEW}-lock"
-    for leftover in (new, new_lock):
-        leftover.unlink(missing_ok=True)
-    with (
-        lmdb.open(str(new), subdir=False, map_size=1 << 20, max_dbs=16, mode=0o640) as env,
-        env.begin(write=True) as txn,
-    ):
-        names = {name: env.open_db(name.encode(), txn=txn) for name in Databases._fields}
-        txn.put(FORMAT_KEY, U32.pack(FORMAT), db=names["meta"])
-    new_lock.unlink()
-    new.rename(directory / DATA)
+    new.unlink(missing_ok=True)
+    try:
+        with (
+            lmdb.open(str(new), subdir=False, map_size=1 << 20, max_dbs=16, mode=0o640, lock=False) as env,
+            env.begin(write=True) as txn,
+        ):
+            names = {name: env.open_db(name.encode(), txn=txn) for name in Databases._fields}
+            txn.put(FORMAT_KEY, U32.pack(FORMAT), db=names["meta"])
+        new.rename(directory / DATA)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
     sync_directory(directory)
 
 
@@ -258,7 +284,9 @@ def _open_databases(env: lmdb.Environment, data: Path) -> Databases:
 
 def _unwritable(directory: Path, error: Exception) -> StoreUnwritable:
     return StoreUnwritable(
-        f"the store's directory {directory} can't be created or written", str(error), "look at its owner and disk"
+        f"the store's directory {directory} can't be created or written",
+        disk_full(error, directory) or str(error),
+        "look at its owner and disk",
     )
 
 

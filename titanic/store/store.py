@@ -35,9 +35,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import lmdb
+
 from titanic.errors import NotAStore, StoreReadOnly
 from titanic.store import lock, opening
 from titanic.store.environment import Environment, Settings
+from titanic.store.failures import translate
 from titanic.store.read import ReadTransaction
 from titanic.store.room import divide
 from titanic.store.write import WriteTransaction
@@ -142,5 +145,12 @@ class Store:
         return ReadTransaction(self._environment)
 
     def reader_check(self) -> int:
-        """Free the places of readers that were killed, and return how many. There are 126 places in all."""
-        return self._environment.env.reader_check()
+        """Free the places of readers that were killed, and return how many. There are 126 places in all.
+
+        It takes microseconds. Until then they pin what they saw: freed pages can't be used.
+        """
+        env = self._environment.env
+        try:
+            return env.reader_check()
+        except lmdb.Error as error:
+            raise translate(error, env, self.capacity) from error

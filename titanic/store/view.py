@@ -28,7 +28,11 @@ class View:
     def __enter__(self) -> Self:
         env = self._environment.env
         try:
-            self._txn = env.begin(buffers=True)
+            try:
+                self._txn = env.begin(buffers=True)
+            except lmdb.ReadersFullError:
+                env.reader_check()  # some may have been killed
+                self._txn = env.begin(buffers=True)
         except lmdb.Error as error:
             raise translate(error, env, self._environment.capacity) from error
         return self
