@@ -258,17 +258,24 @@ class BrokerCore:
 
     def cancel(self, peer: Peer, name: bytes, mark: bytes) -> bool:
         """Take a request back that no worker has yet. `mark` is the last address frame that its peer put in front of
-        it. It is answered with 499, so that every request has its answer."""
+        it. It is answered with 499, so that every request has its answer. One that a worker has stays there, but
+        should that worker die, no other gets it."""
         service = self.services.get(name)
         request = service.waiting.remove(peer, mark) if service is not None else None
         if service is None or request is None:
+            for worker in self.workers.values():
+                if worker.request is not None and worker.request.marked(peer, mark):
+                    worker.request.wanted = False
             return False
         self.waiting -= 1
         self.waiting_bytes -= request.size
-        self.stats["cancelled"] += 1
-        self._answer_error(request, 499, "cancelled by its client")
+        self._answer_cancelled(request)
         self._drop_unused(service)
         return True
+
+    def _answer_cancelled(self, request: Request) -> None:
+        self.stats["cancelled"] += 1
+        self._answer_error(request, 499, "cancelled by its client")
 
     def _expire_requests(self, now: float) -> None:
         expiry = self.config.request_expiry
@@ -413,6 +420,9 @@ class BrokerCore:
         self._drop_unused(service)
 
     def _deliver_again(self, request: Request, service: Service, now: float) -> None:
+        if not request.wanted:
+            self._answer_cancelled(request)
+            return
         if request.deliveries >= self.config.max_deliveries:
             self.stats["given_up"] += 1
             text = f"{request.deliveries} workers died or left while they had the request"
@@ -432,8 +442,9 @@ class BrokerCore:
 
 
 def _as_workers(body: Frames) -> Frames:
-    """A worker's reply. 503 and 504 are the broker's words, they say that nobody has tried: a worker's become 500."""
-    if body and body[0] == ERROR and len(body) > 1 and body[1][:3] in (b"503", b"504"):
+    """A worker's reply. 499, 503 and 504 are the broker's words, they say that nobody is at it: a worker's become
+    500."""
+    if body and body[0] == ERROR and len(body) > 1 and body[1][:3] in (b"499", b"503", b"504"):
         return [ERROR, b"500" + body[1][3:], *body[2:]]
     return body
 

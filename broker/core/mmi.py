@@ -6,7 +6,8 @@
     mmi.stats     anything         → JSON object: counters since the start, and what waits now
     mmi.broker    anything         → JSON object: which broker this is, and its limits
     mmi.cancel    service, mark    → 200 when the request was taken back (it is answered with 499), 404 when a worker
-                                     has it already; the mark is the client's address frame in front of the request
+                                     has it already: then no second worker gets it, should that one die; the mark is
+                                     the client's address frame in front of the request
     mmi.<other>                    → 501
 
 All but the first are more than the RFC asks for.

@@ -31,6 +31,7 @@ class Request:
         "size",
         "stack",
         "token",
+        "wanted",
     )
 
     def __init__(
@@ -56,6 +57,12 @@ class Request:
         self.collected_size = 0
         self.answered = False
         """Whether an integrated service has answered it."""
+        self.wanted = True
+        """Not any more when its client took it back while a worker had it: no second worker gets it."""
+
+    def marked(self, peer: Peer, mark: bytes) -> bool:
+        """Whether it is a peer's, with this last address frame in front of it."""
+        return self.peer == peer and len(self.stack) >= 2 and self.stack[-2] == mark
 
     def partial(self, body: Frames) -> Frames | None:
         """The PARTIAL message for the client, or None when there is nothing to send (yet)."""

@@ -70,7 +70,7 @@ class FairQueue:
         """Take out a peer's request by the last address frame that the peer put in front of it."""
         for queue in (self._front, self._queues.get(peer, ())):
             for request in queue:
-                if request.peer == peer and len(request.stack) >= 2 and request.stack[-2] == mark:
+                if request.marked(peer, mark):
                     break
             else:
                 continue

@@ -142,6 +142,20 @@ def test_what_a_worker_has_is_not_taken_back() -> None:
     broker.told("client", b"mark", b"", b"MDPC02", b"\3", b"echo", b"a")
 
 
+def test_what_a_worker_had_when_it_was_taken_back_goes_to_no_second_one() -> None:
+    broker = Transcript()
+    broker.worker("worker")
+    broker.said("client", b"mark", b"", b"MDPC02", b"\1", b"echo", b"q")
+    broker.working("worker", b"q")
+    broker.worker("second")
+    broker.said("client", b"MDPC02", b"\1", b"mmi.cancel", b"echo", b"mark")
+    broker.told("client", b"MDPC02", b"\3", b"mmi.cancel", b"404")
+    broker.lost("worker")
+    broker.told("client", b"mark", b"", b"MDPC02", b"\3", b"echo", b"MDPE01", b"499 cancelled by its client")
+    broker.told_nothing("second")
+    assert broker.core.stats["cancelled"] == 1
+
+
 def test_a_cancellation_that_makes_no_sense() -> None:
     broker = Transcript()
     broker.said("client", b"MDPC02", b"\1", b"mmi.cancel", b"echo")

@@ -51,7 +51,10 @@ class Play:
         self.options = b""
         self.priorities: dict[bytes, int] = {}
         self.expires: dict[bytes, int] = {}
-        self.cancelled: list[str] = []
+        self.queued: set[bytes] = set()
+        """Those that were sent and that no worker has yet."""
+        self.lingering: list[tuple[bytes, bytes]] = []
+        """What workers have though its attempt was given up, and their services."""
 
     # -- the world -------------------------------------------------------------------------------------------
 
@@ -81,6 +84,13 @@ class Play:
 
     def fail(self, name: str, status: int = 500, text: str = "no", *detail: bytes) -> None:
         self.reply(name, *error_body(status, text, *detail))
+
+    def lets_go(self, name: str) -> None:
+        """The worker of an attempt that was given up is done with it, at last."""
+        lingering = next(one for one in self.lingering if one[0] == name.encode())
+        self.lingering.remove(lingering)
+        self.core.left(lingering[1])
+        self.go()
 
     def times_out(self, name: str) -> None:
         del self.running[name.encode()]
@@ -134,9 +144,14 @@ class Play:
                 assert send.uuid not in self.running, "sent twice"
                 self.running[send.uuid] = send.service
                 self.sent.append(send.uuid.decode())
-        for uuid in core.take_cancels():
-            del self.running[uuid]
-            self.cancelled.append(uuid.decode())
+        for uuid in core.take_recalls():
+            busy = True
+            if uuid in self.queued:
+                self.queued.remove(uuid)
+                del self.running[uuid]
+                core.replied(uuid, error_body(499, "cancelled by its client"), self.now)
+            elif uuid in self.running and core.kept(uuid):
+                self.lingering.append((uuid, self.running.pop(uuid)))
         for batch in core.take_outcomes(self.now):
             busy = True
             if self.disk == "works":
@@ -159,6 +174,7 @@ class Play:
         for name, backlog in core.backlogs.items():
             assert backlog.known == known[name]
             assert backlog.in_flight == in_flight[name]
+            assert backlog.lingering == sum(service == name for _, service in self.lingering)
             assert not backlog.idle
             assert (name in core._hungry) == backlog.hungry
             assert (name in core._questions) == backlog.curious

@@ -66,6 +66,9 @@ class RawWorker:
     def final(self, client: bytes, *body: bytes) -> None:
         self.socket.send_multipart([b"MDPW02", b"\x04", client, b"", *body])
 
+    def leave(self) -> None:
+        self.socket.send_multipart([b"MDPW02", b"\x06"])
+
 
 @contextmanager
 def raw_client(endpoint: str) -> Iterator[RawClient]:

@@ -21,6 +21,8 @@ class Heard:
     def __init__(self) -> None:
         self.replies: dict[bytes, list[bytes]] = {}
         self.presence: dict[bytes, int] = {}
+        self.overdue: set[bytes] = set()
+        self.done: list[bytes] = []
 
     def replied(self, uuid: bytes, body: list[bytes], now: float) -> None:
         assert uuid not in self.replies
@@ -31,6 +33,12 @@ class Heard:
 
     def present(self, name: bytes, workers: int, now: float) -> None:
         self.presence[name] = workers
+
+    def kept(self, uuid: bytes) -> bool:
+        return uuid in self.overdue
+
+    def left(self, name: bytes) -> None:
+        self.done.append(name)
 
 
 class Peer:
@@ -106,7 +114,7 @@ def test_replies_find_their_requests_and_strays_are_dropped(heard: Heard) -> Non
     courier.receive([[*first[:2], b"MDPC02", b"\3", b"echo", b"E"]], NOW)
     courier.deliver(NOW)
     assert heard.replies == {b"1": [b"O", b"N", b"E"], b"2": [b"TWO"]}
-    assert courier._uuids == {}
+    assert courier._sends == {}
 
 
 def test_parts_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,18 +183,47 @@ def test_a_late_reply_to_a_cancelled_request_is_dropped_and_not_taken_for_the_ne
     (first,) = peer.sent
     courier.receive([[*first[:2], b"MDPC02", b"\2", b"echo", b"part of the first"]], NOW)
     courier.deliver(NOW)
-    courier.cancel(b"1")
-    courier.cancel(b"1")
+    heard.overdue = {b"1"}
+    courier.recall(b"1", NOW)
+    courier.push(NOW)
+    question = peer.sent[-1]
+    assert question[2:] == [b"MDPC02", b"\1", b"mmi.cancel", b"echo", first[0]]
+    courier.receive([[*question[:2], b"MDPC02", b"\3", b"mmi.cancel", b"404"]], NOW)
+    courier.deliver(NOW)
+    courier.recall(b"1", NOW)
     courier.send([Send(b"1", b"echo", [b"second attempt"])], NOW)
     courier.push(NOW)
     second = peer.sent[-1]
+    courier.receive([[*first[:2], b"MDPC02", b"\2", b"echo", b"later part"]], NOW)
+    courier.deliver(NOW)
+    assert heard.done == []
     courier.receive([[*first[:2], b"MDPC02", b"\3", b"echo", b"late"]], NOW)
     courier.deliver(NOW)
     assert heard.replies == {}
+    assert heard.done == [b"echo"]
     courier.receive([[*second[:2], b"MDPC02", b"\3", b"echo", b"in time"]], NOW)
     courier.deliver(NOW)
     assert heard.replies == {b"1": [b"in time"]}
-    assert (courier._uuids, courier._parts._frames) == ({}, {})
+    assert (courier._sends, courier._parts._frames, courier._abandoned, courier._recalled) == ({}, {}, {}, set())
+
+
+@pytest.mark.parametrize("reply_first", [True, False])
+def test_a_reply_that_crosses_the_question(heard: Heard, reply_first: bool) -> None:
+    courier, peer = local(heard)
+    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
+    heard.overdue = {b"1"}
+    courier.recall(b"1", NOW)
+    courier.push(NOW)
+    first, question = peer.sent
+    messages = [
+        [*first[:2], b"MDPC02", b"\3", b"echo", b"reply"],
+        [*question[:2], b"MDPC02", b"\3", b"mmi.cancel", b"404"],
+    ]
+    courier.receive(messages if reply_first else reversed(messages), NOW)
+    courier.deliver(NOW)
+    assert heard.replies == ({b"1": [b"reply"]} if reply_first else {})
+    assert heard.done == ([] if reply_first else [b"echo"])
+    assert (courier._sends, courier._recalls, courier._abandoned, courier._recalled) == ({}, {}, {}, set())
 
 
 def test_a_cancelled_lane_is_used_again_on_a_new_connection(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,8 +233,10 @@ def test_a_cancelled_lane_is_used_again_on_a_new_connection(heard: Heard, monkey
     courier.send([Send(b"1", b"echo", [b"x"])], NOW)
     (lane,) = courier._busy
     before = lane.session.connection
-    courier.cancel(b"1")
-    courier.cancel(b"1")
+    heard.overdue = {b"1"}
+    courier.recall(b"1", NOW)
+    courier.recall(b"1", NOW)
+    assert heard.done == [b"echo"]
     assert courier._busy == {}
     assert courier._in_flight == {}
     courier.send([Send(b"2", b"echo", [b"y"])], NOW)

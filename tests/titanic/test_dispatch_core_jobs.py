@@ -120,16 +120,17 @@ def test_an_attempt_that_passes_its_limit_has_failed() -> None:
     play.workers("echo", 1)
     play.go()
     play.later_by(4.9)
-    assert play.cancelled == []
+    assert play.postponed == []
     play.later_by(0.2)
-    assert play.cancelled == ["a"]
     assert play.postponed[0].reason == "no reply within its limit of 5 s"
     play.core.replied(b"a", [b"too late"], play.now)
     assert play.ended == {}
+    play.workers("echo", 2)
     play.later_by(2)
     assert play.sent == ["a", "a"]
     play.reply("a", b"in time")
     assert play.ended["a"].frames == [b"in time"]
+    play.lets_go("a")
     assert play.core.next_deadline() is None
 
 
@@ -142,6 +143,54 @@ def test_the_last_attempt_too() -> None:
     play.later_by(6)
     assert play.ended["a"].status is Status.FAILED
     assert play.core.flights == {}
+
+
+def test_a_worker_that_is_still_at_it_has_no_place_for_the_next() -> None:
+    """Behind a worker that hangs, the limits of all the others would pass without anybody having touched them."""
+    play = Play(max_attempts=1)
+    play.options = limited(5)
+    play.submit("echo", "a", "b")
+    play.workers("echo", 1)
+    play.go()
+    play.later_by(100)
+    assert play.ended.keys() == {"a"}
+    assert play.sent == ["a"]
+    play.lets_go("a")
+    assert play.sent == ["a", "b"]
+    play.reply("b", b"B")
+    assert play.ended["b"].frames == [b"B"]
+    assert play.core.backlogs == {}
+
+
+def test_a_limit_that_passes_before_a_worker_has_it_is_no_attempt() -> None:
+    play = Play(max_attempts=1)
+    play.options = limited(5)
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    play.queued.add(b"a")
+    play.later_by(5)
+    play.workers("echo", 0)
+    play.later_by(50)
+    assert play.sent == ["a"]
+    assert play.ended == {}
+    play.workers("echo", 1)
+    play.later_by(2)
+    play.reply("a", b"A")
+    assert play.ended["a"][1:4] == (Status.DONE, [b"A"], 1)
+
+
+def test_what_is_closed_is_not_looked_at_when_its_limit_passes() -> None:
+    play = Play()
+    play.options = limited(5)
+    play.submit("echo", "a", "b")
+    play.workers("echo", 1)
+    play.go()
+    play.close("a")
+    play.later_by(10)
+    assert play.sent == ["a"]
+    play.reply("a", b"late")
+    assert play.sent == ["a", "b"]
 
 
 def test_a_request_brings_its_own_pauses() -> None:

@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.titanic_dispatch import Play
 from support.torture import LONG, SEED, tally
 
@@ -25,6 +25,10 @@ class DispatchMachine(RuleBasedStateMachine):
         self.accepted: set[str] = set()
         self.closed: set[str] = set()
         self.most: dict[str, int] = {}
+
+    @initialize(options=st.sampled_from([b"", b'{"limit": 3}', b'{"limit": 30}']))
+    def options(self, options: bytes) -> None:
+        self.play.options = options
 
     @rule(service=SERVICES, count=st.integers(1, 4))
     def submit(self, service: str, count: int) -> None:
@@ -50,10 +54,23 @@ class DispatchMachine(RuleBasedStateMachine):
     def worker_answers(self, pick: int, status: int) -> None:
         running = sorted(self.play.running)
         name = running[pick % len(running)].decode()
+        self.play.queued.discard(name.encode())
         if status == -1:
             self.play.times_out(name)
         else:
             self.play.reply(name, *([b"done"] if status == 0 else error_body(status, "no")))
+
+    @precondition(lambda self: self.play.running)
+    @rule(pick=PICK)
+    def worker_died_and_no_other_is_there(self, pick: int) -> None:
+        running = sorted(self.play.running)
+        self.play.queued.add(running[pick % len(running)])
+
+    @precondition(lambda self: self.play.lingering)
+    @rule(pick=PICK)
+    def worker_is_done_with_what_was_given_up(self, pick: int) -> None:
+        name, _ = self.play.lingering[pick % len(self.play.lingering)]
+        self.play.lets_go(name.decode())
 
     @precondition(lambda self: self.accepted)
     @rule(pick=PICK)
@@ -78,7 +95,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_more_in_flight_than_there_were_workers(self) -> None:
-        running = list(self.play.running.values())
+        running = [*self.play.running.values(), *(service for _, service in self.play.lingering)]
         for service, most in self.most.items():
             assert running.count(service.encode()) <= most
 
@@ -95,12 +112,16 @@ class DispatchMachine(RuleBasedStateMachine):
         play = self.play
         play.disk = "works"
         play.write()
+        play.queued.clear()
         for service in ("a", "b"):
             play.workers(service, 2)
+        for name, _ in list(play.lingering):
+            play.lets_go(name.decode())
+        play.options = b""
         for _ in range(10 * len(self.accepted) + 10):
-            play.later_by(40)
             for name in list(play.running):
                 play.reply(name.decode(), b"done")
+            play.later_by(40)
         assert self.accepted - self.closed <= play.ended.keys()
         assert play.core.flights == {}
         assert play.core.backlogs == {}

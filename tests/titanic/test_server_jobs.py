@@ -284,6 +284,31 @@ def test_a_service_takes_no_more_than_its_limits(server: Server, client: Client)
     client.submit("echo", bytes(10_000))
 
 
+def test_what_is_known_already_takes_no_room_in_a_full_service(server: Server, client: Client) -> None:
+    uuids = client.submit_batch("few", ["x", "y"], keys=["x", "y"])
+    uuids += client.submit_batch("few", ["y", "z", "z"], keys=["y", "z", "z"])
+    assert len(set(uuids)) == 3
+    assert client.submit("few", "x", key="x") == uuids[0]
+    assert client.submit_batch("few", ["x", "y", "z"], keys=["x", "y", "z"]) == [*uuids[:2], uuids[3]]
+    with pytest.raises(Refused, match="service full"):
+        client.submit_batch("few", ["x", "new"], keys=["x", "new"])
+    known = client.submit("small", bytes(600), key="small")
+    assert client.submit("small", bytes(600), key="small") == known
+
+
+def test_what_is_known_already_takes_no_room_in_a_full_store(tmp_path: Path) -> None:
+    with serving(tmp_path, capacity=MIN_CAPACITY) as server, Client(server.endpoints[0]) as client:
+        known = client.submit("echo", "x", key="known")
+        large, small = client.submit_batch("echo", [bytes(8 << 20), "y"], keys=["large", "small"])
+        with pytest.raises(Refused, match="store full"):
+            client.submit_many("echo", [bytes(100_000)] * 100)
+        assert client.submit("echo", "x", key="known") == known
+        assert client.submit("echo", bytes(8 << 20), key="large") == large
+        assert client.submit_batch("echo", ["x", "y"], keys=["known", "small"]) == [known, small]
+        with pytest.raises(Refused, match="store full"):
+            client.submit_batch("echo", ["x", bytes(100_000)], keys=["known", "new"])
+
+
 def test_no_more_run_than_a_service_may(server: Server, client: Client) -> None:
     lock, gate, entered = threading.Lock(), threading.Event(), threading.Semaphore(0)
     now = most = 0

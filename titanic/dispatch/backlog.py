@@ -9,7 +9,19 @@ from titanic.store import priority_in
 class Backlog:
     """A service with requests that wait or are in flight."""
 
-    __slots__ = ("ask_at", "asked", "cursor", "in_flight", "known", "name", "pause", "room", "trouble", "waiting")
+    __slots__ = (
+        "ask_at",
+        "asked",
+        "cursor",
+        "in_flight",
+        "known",
+        "lingering",
+        "name",
+        "pause",
+        "room",
+        "trouble",
+        "waiting",
+    )
 
     def __init__(self, name: bytes) -> None:
         self.name = name
@@ -21,6 +33,8 @@ class Backlog:
         """Requests sent and not answered, or answered with what cannot be written to the disk just now."""
         self.known = 0
         """Those, and the ones whose outcome is on its way to the disk."""
+        self.lingering = 0
+        """Workers that are still at an attempt that was given up because it passed its limit."""
         self.room: int | None = None
         """How many may be in flight: as many as there are workers, 0 when there is none; None: not known yet."""
         self.asked = False
@@ -35,7 +49,12 @@ class Backlog:
     @property
     def free(self) -> int:
         """How many more may be sent."""
-        return max(0, (self.room or 0) - self.in_flight)
+        return max(0, (self.room or 0) - self.taken)
+
+    @property
+    def taken(self) -> int:
+        """How many workers it has that can take nothing now."""
+        return self.in_flight + self.lingering
 
     @property
     def hungry(self) -> bool:
@@ -50,7 +69,7 @@ class Backlog:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to remember."""
-        return not self.waiting and not self.known
+        return not self.waiting and not self.known and not self.lingering
 
     def added(self, priority: int) -> None:
         """New requests were put into the queue: behind all others of their priority, the highest of which is given."""
@@ -74,6 +93,7 @@ class Flight:
         "expires_at",
         "held",
         "max_attempts",
+        "overdue",
         "policy",
         "refused",
         "settling",
@@ -102,3 +122,5 @@ class Flight:
         worker: a disk that fails must not let results pile up in memory."""
         self.closed = False
         """Whether its client closed it. The worker is still at it, so it keeps its place until the reply comes."""
+        self.overdue = False
+        """Whether its attempt has passed its limit, and the broker is being asked whether a worker has it at all."""

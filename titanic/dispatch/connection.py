@@ -18,7 +18,7 @@ class Connection:
         self, session: ClientSession, endpoint: str, *, watch: bool = False, lost: Callable[[float], None] | None = None
     ) -> None:
         """`watch`: learn at once when the connection breaks. Then all that is unanswered is sent again on a new
-        one: the broker has died or lost us, and will not answer what it was sent. `lost` is told."""
+        one: the broker has died or lost us, and will not answer what it was sent. `lost` is told before."""
         self.session = session
         self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=watch)
         self._lost = lost
@@ -38,9 +38,9 @@ class Connection:
         while (frames := self._dealer.receive()) is not None:
             self.session.receive(self._dealer.number, frames, now)
         if self._dealer.broke():
-            self.session.lost(now)
             if self._lost is not None:
                 self._lost(now)
+            self.session.lost(now)
         return False
 
     def tick(self, now: float) -> None:

@@ -11,7 +11,9 @@ A request in flight ends in one of these ways:
     an error reply of a worker              → Postpone (back-off), or Finish failed at the last attempt
     400 or 413, the broker will never take it → Finish failed
     503 or 504, the broker refuses or gave up → back to the queue, its service pauses; not an attempt
-    no reply in time                        → as an error reply; a reply that still comes is dropped
+    no reply in time                        → as an error reply; a reply that still comes is dropped, and until then
+                                              its worker has no place for another one
+    no reply in time, and no worker had it  → back to the queue, as with 503
     its time to live is over before it is sent → Finish expired
     closed by its client                    → forgotten, a reply that still comes is dropped
 
@@ -35,7 +37,7 @@ from titanic.store import ReadyRow, Status
 from titanic.tsp import Frames
 
 NEVER_TAKEN = (400, 413)
-TAKEN_LATER = (503, 504)
+TAKEN_LATER = (499, 503, 504)
 
 REWRITE_FIRST = 1.0
 REWRITE_MOST = 30.0
@@ -72,7 +74,6 @@ class DispatchCore:
         self._limits: Timers[bytes] = Timers()
         self._sends: list[Send] = []
         self._recalls: list[bytes] = []
-        self._cancels: list[bytes] = []
         self._outcomes: list[Outcome] = []
         self._settling_bytes = 0
         self._rewrites: list[Outcome] = []
@@ -104,7 +105,7 @@ class DispatchCore:
         backlog.asked = False
         limits = self.config.limits.get(name)
         backlog.room = min(workers, limits.running) if limits is not None and limits.running else workers
-        if backlog.room > backlog.in_flight:
+        if backlog.room > backlog.taken:
             backlog.pause = 0.0
             backlog.ask_at = now
         else:
@@ -166,12 +167,30 @@ class DispatchCore:
             self._failed(uuid, flight, f"no reply within {self.config.attempt_timeout:g} s", [])
 
     def tick(self, now: float) -> None:
-        """Attempts that take longer than their limit have failed, whatever their worker is still doing."""
+        """Attempts that take longer than their limit have failed, whatever their worker is still doing; if a worker
+        has them, which is to be found out now."""
         for uuid in self._limits.due(now):
-            flight = self._landing(uuid)
-            if flight is not None:
-                self._cancels.append(uuid)
-                self._failed(uuid, flight, f"no reply within its limit of {flight.policy.limit:g} s", [])
+            flight = self.flights.get(uuid)
+            if flight is not None and not flight.settling and not flight.closed:
+                flight.overdue = True
+                self._recalls.append(uuid)
+
+    def kept(self, uuid: bytes) -> bool:
+        """A request cannot be taken back: a worker has it, or nobody can say. Whether this attempt is over therefore:
+        then its reply is not wanted any more, `left` is to be told when it comes."""
+        flight = self.flights.get(uuid)
+        if flight is None or flight.settling or flight.closed or not flight.overdue:
+            return False
+        flight.backlog.lingering += 1
+        self._landing(uuid)
+        self._failed(uuid, flight, f"no reply within its limit of {flight.policy.limit:g} s", [])
+        return True
+
+    def left(self, name: bytes) -> None:
+        """A worker of this service is done with an attempt that was given up."""
+        backlog = self.backlogs[name]
+        backlog.lingering -= 1
+        self._place(backlog)
 
     def settled(self, uuids: Iterable[bytes]) -> None:
         """The outcomes of these requests are on disk."""
@@ -253,14 +272,9 @@ class DispatchCore:
         return sends
 
     def take_recalls(self) -> list[bytes]:
-        """Requests to be taken back, if no worker has them yet: answer with `replied`, whatever the reply is."""
+        """Requests to be taken back, if no worker has them yet: answer with `replied`, or first with `kept`."""
         recalls, self._recalls = self._recalls, []
         return recalls
-
-    def take_cancels(self) -> list[bytes]:
-        """Requests whose reply is not wanted any more."""
-        cancels, self._cancels = self._cancels, []
-        return cancels
 
     def take_outcomes(self, now: float) -> list[list[Outcome]]:
         """What is to be written, each list as one. What failed once is written one by one: it may be that only

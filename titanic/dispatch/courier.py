@@ -36,6 +36,12 @@ class Results(Protocol):
     def present(self, name: bytes, workers: int, now: float) -> None:
         """How many workers a service has."""
 
+    def kept(self, uuid: bytes) -> bool:
+        """A request could not be taken back. Whether its reply is not wanted any more."""
+
+    def left(self, name: bytes) -> None:
+        """The reply that was not wanted came, from a worker of this service, or never will."""
+
 
 class Courier(Protocol):
     """Carries requests, questions about presence, and what comes back."""
@@ -45,9 +51,6 @@ class Courier(Protocol):
 
     def recall(self, uuid: bytes, now: float) -> None:
         """Take a request back from the broker, if it can do that and no worker has it yet. Its reply comes then."""
-
-    def cancel(self, uuid: bytes) -> None:
-        """Forget a request: its reply is not wanted any more."""
 
     def ask(self, names: Sequence[bytes], now: float) -> None:
         """Ask for the presence of services."""
@@ -94,31 +97,29 @@ class _Correlated:
     def __init__(self, results: Results) -> None:
         self.session = ClientSession(ClientConfig(timeout=None), correlated=True)
         self._results = results
-        self._uuids: dict[int, bytes] = {}
+        self._sends: dict[int, Send] = {}
+        """What is in flight, by ticket."""
         self._parts: Parts[int] = Parts()
         self._names: set[bytes] = set()
         self._question = 0
-        self._recalls: set[int] = set()
+        self._recalls: dict[int, int] = {}
+        """Tickets of questions to have something back, and the tickets of what is to come back."""
+        self._recalled: set[int] = set()
+        """What was asked back, and is still in flight."""
+        self._abandoned: dict[int, bytes] = {}
+        """Services of what is in flight and not wanted any more, by ticket."""
 
     def send(self, sends: Sequence[Send], now: float) -> None:
-        for uuid, service, body in sends:
-            self._uuids[self.session.request(service, body, now)] = uuid
+        for send in sends:
+            self._sends[self.session.request(send.service, send.body, now)] = send
 
     def recall(self, uuid: bytes, now: float) -> None:
-        ticket = self._ticket(uuid)
+        ticket = next((ticket for ticket, send in self._sends.items() if send.uuid == uuid), 0)
         if ticket:
-            what = [self.session.service(ticket), self.session.mark(ticket)]
-            self._recalls.add(self.session.request(b"mmi.cancel", what, now, timeout=MMI_TIMEOUT, retries=0))
-
-    def cancel(self, uuid: bytes) -> None:
-        ticket = self._ticket(uuid)
-        if ticket:
-            self.session.cancel(ticket)
-            self._parts.complete(ticket, [])
-            del self._uuids[ticket]
-
-    def _ticket(self, uuid: bytes) -> int:
-        return next((ticket for ticket, each in self._uuids.items() if each == uuid), 0)
+            what = [self._sends[ticket].service, self.session.mark(ticket)]
+            question = self.session.request(b"mmi.cancel", what, now, timeout=MMI_TIMEOUT, retries=0)
+            self._recalls[question] = ticket
+            self._recalled.add(ticket)
 
     def ask(self, names: Sequence[bytes], now: float) -> None:
         self._names.update(names)
@@ -128,14 +129,27 @@ class _Correlated:
     def deliver(self, now: float) -> None:
         for ticket, kind, body in self.session.take_events():
             if ticket in self._recalls:
-                self._recalls.discard(ticket)  # if it was taken back, its own reply says so
+                self._kept(self._recalls.pop(ticket))
+            elif ticket in self._abandoned:
+                if kind is not EventKind.PARTIAL:
+                    self._results.left(self._abandoned.pop(ticket))
             elif ticket == self._question:
                 self._question = 0
                 self._tell_presence(body, now)
             elif kind is EventKind.PARTIAL:
                 self._parts.add(ticket, body)
             else:
-                self._results.replied(self._uuids.pop(ticket), self._parts.complete(ticket, body), now)
+                self._recalled.discard(ticket)
+                self._results.replied(self._sends.pop(ticket).uuid, self._parts.complete(ticket, body), now)
+
+    def _kept(self, ticket: int) -> None:
+        """What was asked back and is still here then was not given back."""
+        send = self._sends.get(ticket)
+        if send is not None and self._results.kept(send.uuid):
+            self._abandoned[ticket] = send.service
+            self._recalled.discard(ticket)
+            self._parts.complete(ticket, [])
+            del self._sends[ticket]
 
     def _tell_presence(self, body: Frames, now: float) -> None:
         try:
@@ -170,8 +184,25 @@ class SocketCourier(_Correlated):
 
     def __init__(self, results: Results, loop: Loop, endpoint: str) -> None:
         super().__init__(results)
-        self._connection = Connection(self.session, endpoint, watch=True)
+        self._connection = Connection(self.session, endpoint, watch=True, lost=self._lost)
         loop.add(self._connection)
+
+    def _lost(self, now: float) -> None:
+        """The broker has died: it will not answer, and what is not wanted must not be sent to the next one."""
+        self.deliver(now)
+        for ticket in self._abandoned.keys() | self._recalled:
+            self.session.cancel(ticket)
+        for ticket in self._recalled:
+            self._parts.complete(ticket, [])
+            self._results.replied(self._sends.pop(ticket).uuid, error_body(499, "the broker has died"), now)
+        for service in self._abandoned.values():
+            self._results.left(service)
+        self._recalled.clear()
+        self._abandoned.clear()
+
+    def deliver(self, now: float) -> None:
+        self._connection.tick(now)  # the loop does it after this, and what is given up then would be seen too late
+        super().deliver(now)
 
     def push(self, now: float) -> None:
         self._connection.flush(now)

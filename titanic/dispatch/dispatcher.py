@@ -184,9 +184,6 @@ class Dispatcher:
                 courier.send(sends, now)
         for uuid in core.take_recalls():
             courier.recall(uuid, now)
-        for uuid in core.take_cancels():
-            courier.recall(uuid, now)
-            courier.cancel(uuid)
         for outcomes in core.take_outcomes(now):
             self._writer.put(_Outcomes(self, outcomes))
         courier.push(now)

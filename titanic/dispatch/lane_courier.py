@@ -42,6 +42,8 @@ class LaneCourier:
         self._busy: dict[Connection, Send] = {}
         self._tickets: dict[Connection, int] = {}
         self._in_flight: Counter[bytes] = Counter()
+        self._recalled: set[bytes] = set()
+        """UUIDs of what is in flight and not wanted any more."""
         self._parts: Parts[Connection] = Parts()
         asking = ClientSession(ClientConfig(timeout=MMI_TIMEOUT, retries=0, version=version))
         self._asking = Connection(asking, endpoint, watch=True, lost=self._lost)
@@ -61,15 +63,19 @@ class LaneCourier:
                 self._tickets[lane] = lane.session.request(send.service, send.body, now)
 
     def recall(self, uuid: bytes, now: float) -> None:
-        """Brokers that are not of this project cannot do that."""
+        """Brokers that are not of this project cannot do that, nor tell whether a worker has it."""
+        lane = next((lane for lane, send in self._busy.items() if send.uuid == uuid), None)
+        if lane is None:
+            return
+        if self._results.kept(uuid):
+            self._cancel(lane)
+            self._results.left(self._leave(lane).service)
+        else:
+            self._recalled.add(uuid)
 
-    def cancel(self, uuid: bytes) -> None:
-        for lane, send in self._busy.items():
-            if send.uuid == uuid:
-                lane.session.cancel(self._tickets[lane])
-                self._parts.complete(lane, [])
-                self._leave(lane)
-                return
+    def _cancel(self, lane: Connection) -> None:
+        lane.session.cancel(self._tickets[lane])
+        self._parts.complete(lane, [])
 
     def ask(self, names: Sequence[bytes], now: float) -> None:
         self._names.extend(names)
@@ -116,6 +122,7 @@ class LaneCourier:
         self._in_flight[send.service] -= 1
         if not self._in_flight[send.service]:
             del self._in_flight[send.service]
+        self._recalled.discard(send.uuid)
         self._free.append(lane)
         return send
 
@@ -124,8 +131,13 @@ class LaneCourier:
         return min(self._room, max(left // 4, min(left, 1)))
 
     def _lost(self, now: float) -> None:
-        for lane in self._busy:
-            lane.session.lost(now)
+        for lane, send in list(self._busy.items()):
+            if send.uuid in self._recalled:
+                self._cancel(lane)
+                self._leave(lane)
+                self._results.replied(send.uuid, error_body(499, "the broker has died"), now)
+            else:
+                lane.session.lost(now)
 
     def _take_lane(self) -> Connection | None:
         if self._free:

@@ -81,7 +81,7 @@ class Accept:
         if not requests:
             return
         try:
-            if self._intake.limits and (fault := self._beyond_limit(transaction, requests)):
+            if self._intake.limits and (fault := self._beyond_limit(transaction, requests, now_us)):
                 self._refuse(asks[0][0], tsp.failure(fault))
                 return
             accepted = transaction.accept(requests, now_us)
@@ -113,10 +113,11 @@ class Accept:
             highest = self._arrived.get(request.service, -1)
             self._arrived[request.service] = max(highest, request.priority)
 
-    def _beyond_limit(self, transaction: WriteTransaction, requests: Sequence[NewRequest]) -> str | None:
+    def _beyond_limit(self, transaction: WriteTransaction, requests: Sequence[NewRequest], now_us: int) -> str | None:
         name = requests[0].service
         limits = self._intake.limits.get(name)
-        if limits is None:
+        # Who hands in a request again wants to know its UUID: that takes no room.
+        if limits is None or not (requests := transaction.fresh(requests, now_us)):
             return None
         load = transaction.load(name)
         if limits.waiting and load.waiting + len(requests) > limits.waiting:

@@ -40,6 +40,16 @@ class Accepting(Change):
         uuids, repeated = self._accept(requests, now_us)
         return [Accepted(uuid, n not in repeated) for n, uuid in enumerate(uuids)]
 
+    def fresh(self, requests: Sequence[NewRequest], now_us: int) -> list[NewRequest]:
+        """Those that `accept` would store: their key is not taken."""
+        seen: set[bytes] = set()
+        fresh = []
+        for new in requests:
+            if not new.key or (new.key not in seen and self._holder(new.key, now_us) is None):
+                fresh.append(new)
+            seen.add(new.key)
+        return fresh
+
     def _accept(self, requests: Sequence[NewRequest], now_us: int) -> tuple[list[bytes], set[int]]:
         txn, db = self._txn, self._db
         uuids = self._environment.ids.make(len(requests), now_us)
