@@ -23,6 +23,7 @@ from broker import DEFAULT_ENDPOINT, Pipeline
 from titanic import tsp
 from titanic.answers import check, read_outcome, read_reply, read_uuids, translate, unknown
 from titanic.errors import RequestError, TimedOut, UnknownRequest
+from titanic.limits import Limits
 from titanic.services import admin
 
 Body = bytes | str
@@ -73,8 +74,8 @@ class Client:
         """`timeout` seconds for each of 1 + `retries` tries; `version` of MDP: 0.2, 0.1 or majortomo."""
         self.endpoint = endpoint
         self._many: Pipeline | None = None
-        self._ours: bool | None = None
         self._single = broker.Client(endpoint, timeout=timeout, retries=retries, version=version)
+        self._limits = Limits(self._single)
         self._patience = timeout * (1 + retries)
         self._settings: dict[str, Any] = {"timeout": timeout, "retries": retries, "version": version}
 
@@ -259,6 +260,7 @@ class Client:
     def call(self, service: Body, *body: Body) -> Frames:
         """A plain MDP request, nothing stored. Raises broker.RemoteError, InvalidRequest or TimedOut."""
         try:
+            self._limits.check(body)
             return self._single.call(service, *(body or (b"",)))
         except broker.RemoteError:
             raise
@@ -271,6 +273,7 @@ class Client:
         """Ask Titanic. `within`: the seconds that we have."""
         tries = self._settings if within is None else self._tries(within)
         try:
+            self._limits.check(body)
             return self._single.call(service, *body, timeout=tries["timeout"], retries=tries["retries"])
         except broker.BrokerError as error:
             raise translate(error, self.endpoint) from error
@@ -292,28 +295,22 @@ class Client:
     def _map(
         self, pipeline: Pipeline, service: bytes, bodies: Iterable[Body | Sequence[Body]], window: int
     ) -> Iterator[Frames]:
+        timeout, retries = pipeline.config.timeout, pipeline.config.retries
+        rows = ([body] if isinstance(body, (bytes, str)) else body for body in bodies)
         try:
-            if self._is_ours(pipeline):
-                yield from pipeline.map(service, bodies, window=window)
+            # Other brokers need not be able to tell one client's requests apart: with them it goes one at a time.
+            if self._limits.is_ours(timeout, retries):
+                yield from pipeline.map(service, map(self._checked, rows), window=window)
                 return
-            timeout, retries = pipeline.config.timeout, pipeline.config.retries
-            for body in bodies:
-                frames = [body] if isinstance(body, (bytes, str)) else body
-                yield self._single.call(service, *frames, timeout=timeout, retries=retries)
+            for row in rows:
+                yield self._single.call(service, *row, timeout=timeout, retries=retries)
         except broker.BrokerError as error:
             raise translate(error, self.endpoint) from error
 
-    def _is_ours(self, pipeline: Pipeline) -> bool:
-        """Whether the broker is one of this project. Others need not be able to tell one client's requests apart:
-        with them it goes one at a time."""
-        if self._ours is None:
-            try:
-                timeout, retries = pipeline.config.timeout, pipeline.config.retries
-                reply = self._single.call(b"mmi.broker", b"", timeout=timeout, retries=retries)
-                self._ours = reply[:1] != [] and reply[0].startswith(b"{")
-            except broker.RemoteError:
-                self._ours = False
-        return self._ours
+    def _checked(self, body: Sequence[Body]) -> Sequence[Body]:
+        """The body, if the broker takes it."""
+        self._limits.check(body)
+        return body
 
     def _replies(
         self, pipeline: Pipeline, pending: Sequence[str], timeout: float | None, window: int

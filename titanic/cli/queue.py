@@ -24,6 +24,7 @@ from titanic.cli.output import (
 )
 from titanic.client import Client
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
+from titanic.limits import Limits
 from titanic.tsp import Frames
 
 PART = 1000
@@ -221,6 +222,7 @@ def call(
         raise click.UsageError("BODY and --stdin exclude each other")
     with broker.Client(endpoint, timeout=timeout, retries=2, version=mdp) as client:
         frames = _stdin() if from_stdin else body or (b"",)
+        Limits(client).check(frames)
         try:
             result = client.call(service, *frames)
         except broker.RemoteError as error:

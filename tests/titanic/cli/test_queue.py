@@ -93,6 +93,14 @@ def test_what_was_accepted_before_a_failure_is_told(
     assert len(re.findall(rb"[0-9a-f]{32}", done.out)) == 1000
 
 
+@pytest.mark.parametrize("command", ["submit", "call"])
+def test_a_body_that_the_broker_would_drop_is_not_sent(at: tuple[str, str], command: str) -> None:
+    """More than twice what it takes ends the connection; nobody would answer."""
+    done = here(command, "echo", "--stdin", "--timeout", "20", *at, stdin=b"x" * (17 << 20))
+    assert done.code == 1
+    assert re.search(rf"body has \d+ bytes; the broker at {at[1]} takes at most 8388608; .*--max-body", done.err)
+
+
 # -- what becomes of a request -------------------------------------------------------------------------------------
 
 
