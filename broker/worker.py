@@ -19,9 +19,10 @@ import zmq
 
 from broker.config import DEFAULT_ENDPOINT, WorkerConfig
 from broker.core.mdp import Frames, error_body, service_fault
-from broker.core.worker import Job, SessionState, WorkerSession
+from broker.core.worker import Job, WorkerSession
 from broker.errors import RemoteError, UsageError
 from broker.loop import Loop
+from broker.presence import Presence
 from broker.transport import Dealer
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,9 @@ class Worker:
         ]
         for channel in self._channels:
             self._loop.add(channel)
+        interval = (config or WorkerConfig()).heartbeat_interval
+        self._presence = Presence(log, name.decode(errors="replace"), endpoint, interval, self._any_registered)
+        self._loop.add(self._presence)
 
     def run(self) -> None:
         """Serve until `stop`."""
@@ -102,6 +106,9 @@ class Worker:
         """How many of the workers are connected and have heard from the broker, just now."""
         return sum(channel.session.registered for channel in self._channels)
 
+    def _any_registered(self) -> bool:
+        return any(channel.session.registered for channel in self._channels)
+
     def __enter__(self) -> Worker:
         return self.start()
 
@@ -109,6 +116,7 @@ class Worker:
         self.stop()
 
     def _leave(self) -> None:
+        self._presence.leave()
         for channel in self._channels:
             channel.session.leave(time.monotonic())
 
@@ -156,7 +164,6 @@ class _Channel:
         self.session = session
         self._worker = worker
         self._dealer = Dealer(zmq.Context.instance(), endpoint)
-        self._told = SessionState.AWAY
 
     def partial(self, job: Job, body: Frames) -> None:
         self.session.partial(job.number, body, time.monotonic())
@@ -185,21 +192,11 @@ class _Channel:
         self._dealer.send(self.session.take_output())
         for job in self.session.take_jobs():
             self._worker.hand_over(self, job)
-        self._log_change()
         if self.session.stopped:
             self._worker.finished()
 
     def close(self) -> None:
         self._dealer.close()
-
-    def _log_change(self) -> None:
-        state = self.session.state
-        if (state is SessionState.AWAY) != (self._told is SessionState.AWAY):
-            self._told = state
-            if state is not SessionState.AWAY:
-                log.debug("connecting to %s", self._dealer.endpoint)
-            elif not self.session.stopped:
-                log.info("no broker at %s; trying again", self._dealer.endpoint)
 
 
 def _frames(value: Any) -> Frames:

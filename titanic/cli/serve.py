@@ -170,7 +170,7 @@ def serve(bind: tuple[str, ...], log_level: str, **settings: Any) -> None:
     with server.store.read() as transaction:
         counts = transaction.counts()
     where = ", ".join(server.endpoints)
-    way = f"serving at {where}" if server.config.broker is None else f"working for the broker at {where}"
+    way = f"serving at {where}" if server.config.broker is None else f"connecting to the broker at {where}"
     say(f"{way}; store {server.store.path}: {counts.requests} requests, {counts.waiting} waiting")
     _run(asked, lambda: server.alive, server.stop)
 

@@ -131,5 +131,5 @@ def work(
     handler = CommandHandler(command, limit)
     worker = Worker(service, handler, endpoint, jobs=jobs, config=WorkerConfig(heartbeat_interval=heartbeat))
     on_signal(worker.stop, handler.kill_all)
-    say(f"working on {service} for the broker at {endpoint}")
+    say(f"connecting to {endpoint} to work on {service}")
     worker.run()

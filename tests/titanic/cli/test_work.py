@@ -158,6 +158,17 @@ def test_the_second_signal_ends_it_and_the_command_at_once(held: Held, number: i
 def test_a_signal_ends_a_worker_that_has_nothing_to_do(tmp_path: Path) -> None:
     """Also one that has no broker."""
     with running(tmp_path / "log", "work", "s", "--endpoint", f"ipc://{tmp_path}/b", "--", "cat") as worker:
-        worker.says("working on s")
+        worker.says("connecting to ipc:.* to work on s\n")
         worker.send(signal.SIGTERM)
         assert worker.ends() == 0
+        assert "registered" not in worker.log.read_text()
+
+
+def test_it_says_whether_a_broker_is_there(tmp_path: Path) -> None:
+    bind = f"ipc://{tmp_path}/b"
+    with running(tmp_path / "log", "work", "s", "--endpoint", bind, "--heartbeat", "0.1", "--", "cat") as worker:
+        worker.says(r"WARNING broker.worker: nobody answers at ipc:\S+ for \d+ s; is a broker there\?")
+        with running(tmp_path / "broker", "broker", "--bind", bind, "--heartbeat", "0.1") as broker:
+            worker.says("INFO broker.worker: s is registered at ipc:")
+            broker.kill()
+        worker.says("WARNING broker.worker: lost the broker at ipc:")
