@@ -18,8 +18,8 @@ from typing import Any
 import zmq
 
 from broker.config import DEFAULT_ENDPOINT, WorkerConfig
-from broker.core.mdp import Frames, error_body, service_fault
-from broker.core.worker import Job, WorkerSession
+from broker.core.mdp import Command, Frames, error_body, service_fault
+from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import RemoteError, UsageError
 from broker.loop import Loop
 from broker.presence import Presence
@@ -101,6 +101,14 @@ class Worker:
             self._thread.join()
             self._thread = None
 
+    def abandon(self) -> None:
+        """End `run` without waiting for the requests in hand: the broker is told, and gives them to another worker.
+
+        Any thread may ask. What the handlers still return is dropped.
+        """
+        self._loop.call(self._give_up)
+        self._loop.stop()
+
     @property
     def registered(self) -> int:
         """How many of the workers are connected and have heard from the broker, just now."""
@@ -119,6 +127,11 @@ class Worker:
         self._presence.leave()
         for channel in self._channels:
             channel.session.leave(time.monotonic())
+
+    def _give_up(self) -> None:
+        self._presence.leave()
+        for channel in self._channels:
+            channel.give_up(time.monotonic())
 
     def finished(self) -> None:
         """Called by a channel that has said good-bye: after the last one the loop ends."""
@@ -170,6 +183,14 @@ class _Channel:
 
     def final(self, job: Job, body: Frames) -> None:
         self.session.final(job.number, body, time.monotonic())
+
+    def give_up(self, now: float) -> None:
+        """Say good-bye, also with a request in hand."""
+        session = self.session
+        session.leave(now)
+        if session.state is SessionState.BUSY:
+            self._dealer.send([(session.connection, session.dialect.encode(Command.DISCONNECT, ()))])
+            session.lost(now)
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
         return self._dealer.sockets()

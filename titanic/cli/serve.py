@@ -17,8 +17,9 @@ from click.core import ParameterSource
 from broker import DEFAULT_ENDPOINT, Broker, BrokerConfig
 from titanic.cli.options import Function, configured, option, read_size, seconds, size
 from titanic.cli.output import EXIT_FAILED
-from titanic.cli.running import log_to_stderr, on_signal, say
+from titanic.cli.running import Ending, log_to_stderr, say
 from titanic.config import MOST_LANES, ServerConfig, ServiceLimits
+from titanic.errors import TitanicError
 from titanic.server import Server
 from titanic.store import Retention
 from titanic.version import __version__
@@ -156,6 +157,8 @@ def service_limits(
 def serve(bind: tuple[str, ...], log_level: str, **settings: Any) -> None:
     """Run Titanic: the persistent queue, with its broker in the same process.
 
+    With --broker it uses the broker that is there, and ends when another queue serves that one already.
+
     Stops on SIGTERM or SIGINT: refuses new requests, finishes what is in hand, exits with 0. A second signal
     ends it at once; nothing is lost then either.
     """
@@ -172,7 +175,7 @@ def serve(bind: tuple[str, ...], log_level: str, **settings: Any) -> None:
     where = ", ".join(server.endpoints)
     way = f"serving at {where}" if server.config.broker is None else f"connecting to the broker at {where}"
     say(f"{way}; store {server.store.path}: {counts.requests} requests, {counts.waiting} waiting")
-    _run(asked, lambda: server.alive, server.stop)
+    _run(asked, lambda: server.alive, server.stop, lambda: server.problem)
 
 
 @click.command("broker")
@@ -194,13 +197,21 @@ def broker_command(bind: tuple[str, ...], log_level: str, **settings: Any) -> No
 def _watch_signals() -> threading.Event:
     """Set when a signal asks for the end. The second signal ends the process at once."""
     asked = threading.Event()
-    on_signal(asked.set)
+    Ending(asked.set)
     return asked
 
 
-def _run(asked: threading.Event, alive: Callable[[], bool], stop: Callable[[], None]) -> None:
+def _run(
+    asked: threading.Event,
+    alive: Callable[[], bool],
+    stop: Callable[[], None],
+    problem: Callable[[], TitanicError | None] = lambda: None,
+) -> None:
     """Wait until the end is asked for, and stop cleanly."""
     while not asked.wait(0.5):
+        if (error := problem()) is not None:
+            stop()
+            raise error
         if not alive():
             say("stopping: a thread has ended, see the log above")
             with contextlib.suppress(Exception):

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 
 import click
@@ -16,7 +17,7 @@ import click
 from broker import DEFAULT_ENDPOINT, RemoteError, Worker, WorkerConfig
 from titanic.cli.options import configured, option, seconds
 from titanic.cli.output import as_text
-from titanic.cli.running import log_to_stderr, on_signal, say
+from titanic.cli.running import Ending, log_to_stderr, say
 from titanic.tsp import Frames
 
 log = logging.getLogger("titanic.work")
@@ -46,6 +47,7 @@ class CommandHandler:
         self._command = command
         self._limit = limit
         self._running: set[subprocess.Popen[bytes]] = set()
+        self._over = False
         self._lock = threading.Lock()  # between them, a command that was just started could be missed by kill_all
 
     def __call__(self, body: Frames) -> bytes:
@@ -65,12 +67,15 @@ class CommandHandler:
 
     def kill_all(self) -> None:
         """End all commands that run, with all that they started; no other is started any more."""
-        self._lock.acquire()  # for ever
-        for process in list(self._running):
-            self._kill(process)
+        with self._lock:
+            self._over = True
+            for process in list(self._running):
+                self._kill(process)
 
     def _start(self) -> subprocess.Popen[bytes]:
         with self._lock:
+            if self._over:
+                raise RemoteError(503, "the worker is ending")
             process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
@@ -119,7 +124,8 @@ def work(
     exits with anything but 0, is killed or takes longer than --limit, the attempt has failed: the end of its
     standard error is kept with the request, which is tried again later.
 
-    Stops on SIGTERM or SIGINT when the commands in hand are done; a second signal ends them and itself at once.
+    Stops on SIGTERM or SIGINT when the commands in hand are done. A second signal ends them and itself at once; what
+    they were working on is given to another worker.
 
     \b
     Example:
@@ -130,6 +136,12 @@ def work(
         raise click.UsageError(f"command not found: {command[0]}")
     handler = CommandHandler(command, limit)
     worker = Worker(service, handler, endpoint, jobs=jobs, config=WorkerConfig(heartbeat_interval=heartbeat))
-    on_signal(worker.stop, handler.kill_all)
+
+    def at_once() -> None:
+        worker.abandon()  # first: that a command was killed is no reply
+        handler.kill_all()
+
+    ending = Ending(worker.stop, at_once)
     say(f"connecting to {endpoint} to work on {service}")
     worker.run()
+    sys.exit(ending.code)
