@@ -11,9 +11,10 @@ import broker
 from titanic import tsp
 from titanic.cli.options import endpoint, json_flag, option
 from titanic.cli.options import uuid as uuid_type
-from titanic.cli.output import age, as_text, duration, moment, print_json, print_table, printable, size, until
+from titanic.cli.output import age, as_text, duration, moment, print_json, print_table, size, until
 from titanic.client import OWN_KEY, Client
 from titanic.errors import TimedOut
+from titanic.text import printable
 
 STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
 

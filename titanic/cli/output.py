@@ -14,6 +14,8 @@ from typing import Any
 
 import click
 
+from titanic.text import printable
+
 EXIT_FAILED, EXIT_PENDING, EXIT_UNKNOWN, EXIT_INTERRUPTED = 1, 3, 4, 130
 
 
@@ -27,11 +29,6 @@ def say(message: object, detail: Sequence[bytes] = ()) -> None:
 def as_text(frames: Iterable[bytes]) -> str:
     """Frames as lines of text, whatever they hold."""
     return printable("\n".join(frame.decode(errors="replace").strip("\n") for frame in frames).strip("\n"))
-
-
-def printable(text: str) -> str:
-    """Text without what a terminal would obey: control characters are shown as what they are."""
-    return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
 
 
 def print_json(document: Any) -> None:
