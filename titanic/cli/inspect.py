@@ -9,6 +9,7 @@ import click
 
 import broker
 from titanic import tsp
+from titanic.cli.help import command
 from titanic.cli.options import endpoint, json_flag, option
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.output import age, as_text, duration, moment, print_json, print_table, size, until
@@ -19,13 +20,18 @@ from titanic.text import printable
 STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
 
 
-@click.command()
-@endpoint
+@command()
 @json_flag
+@endpoint
 def status(as_json: bool, endpoint: str, timeout: float, mdp: str) -> None:
     """What is stored, what waits for whom, how many workers are there.
 
     --json prints {store, services: {name: waiting}, workers: {name: count}, running, since_start, dispatch}.
+
+    \b
+    Example:
+      titanic status
+      titanic status --json | jq .store.used
     """
     with Client(endpoint, timeout=timeout, version=mdp) as client:
         document = client.stats()
@@ -67,8 +73,7 @@ def _workers(client: Client) -> dict[str, int] | None:
     return document if isinstance(document, dict) else None
 
 
-@click.command()
-@endpoint
+@command()
 @json_flag
 @option(
     "--limit",
@@ -80,12 +85,17 @@ def _workers(client: Client) -> dict[str, int] | None:
 )
 @option("--state", type=click.Choice(STATES), default=None, help="Only requests in this state.")
 @option("--service", metavar="SERVICE", default=None, help="Only requests for this service.")
+@endpoint
 def ls(
     service: str | None, state: str | None, limit: int, as_json: bool, endpoint: str, timeout: float, mdp: str
 ) -> None:
     """List stored requests, oldest first.
 
     --json prints a list of what `titanic show --json` prints.
+
+    \b
+    Example:
+      titanic ls --state failed --service mail
     """
     rows: list[dict[str, Any]] = []
     after: str | None = None
@@ -118,15 +128,19 @@ def ls(
         click.echo(f"({len(rows)} shown, there may be more: --limit)", err=True)
 
 
-@click.command()
+@command()
 @click.argument("uuid", type=uuid_type, metavar="UUID")
-@endpoint
 @json_flag
+@endpoint
 def show(uuid: str, as_json: bool, endpoint: str, timeout: float, mdp: str) -> None:
     """All that is known of one request, its bodies aside.
 
     --json prints one object; times are microseconds since 1970, 0 for never. Its `reason` is why the request failed,
     the last time or for good, with what the worker said.
+
+    \b
+    Example:
+      titanic show 01a1fdd40f82747ea223cfe554e7afbc
     """
     with Client(endpoint, timeout=timeout, version=mdp) as client:
         row = client.show(uuid)

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import click
 
 import broker
+from titanic.cli.help import command
 from titanic.cli.options import endpoint, json_flag, option, seconds
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.output import (
@@ -31,22 +32,33 @@ PART = 1000
 PART_BYTES = 8 << 20
 """Lines, and bytes, that are submitted in one message; then their UUIDs are printed."""
 
+CHOICES = "When and how often"
+"""The group of options that a request is stored with."""
+
 body_argument = click.argument("body", nargs=-1, type=os.fsencode)
 stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="The body is what comes on standard input.")
 
 
-@click.command()
+@command()
 @click.argument("service")
 @body_argument
-@endpoint
-@json_flag
+@stdin_flag
+@option("--lines", type=click.File("rb"), metavar="FILE", help="One request per line of FILE (- for stdin).")
 @seconds("--wait", least=0, default=None, help="Wait for the reply and print it too.")
-@seconds(
-    "--limit",
-    least=0.001,
+@json_flag
+@option(
+    "--key", metavar="KEY", default=None, group=CHOICES, help="The same key gets the same UUID, and is executed once."
+)
+@seconds("--key-for", least=0.001, default=None, group=CHOICES, help="How long the key counts; default a day.")
+@seconds("--delay", least=0, default=None, group=CHOICES, help="Execute it not before S seconds from now.")
+@seconds("--ttl", least=0.001, default=None, group=CHOICES, help="Expire it when no worker has begun within S seconds.")
+@option(
+    "--priority",
+    type=click.IntRange(0, 9),
+    metavar="N",
     default=None,
-    envvar="TITANIC_SUBMIT_LIMIT",  # TITANIC_LIMIT is that of `titanic work`
-    help="What an attempt may take; longer is a failure.",
+    group=CHOICES,
+    help="0 to 9, default 4; 9 goes first.",
 )
 @option(
     "--max-attempts",
@@ -54,15 +66,18 @@ stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="The body is wha
     type=click.IntRange(1, 65535),
     metavar="N",
     default=None,
+    group=CHOICES,
     help="Failures until it has failed for good.",
 )
-@option("--priority", type=click.IntRange(0, 9), metavar="N", default=None, help="0 to 9, default 4; 9 goes first.")
-@seconds("--delay", least=0, default=None, help="Execute it not before S seconds from now.")
-@seconds("--ttl", least=0.001, default=None, help="Expire it when no worker has begun within S seconds.")
-@seconds("--key-for", least=0.001, default=None, help="How long the key counts; default a day.")
-@option("--key", default=None, help="The same key gets the same UUID, and is executed once.")
-@option("--lines", type=click.File("rb"), metavar="FILE", help="One request per line of FILE (- for stdin).")
-@stdin_flag
+@seconds(
+    "--limit",
+    least=0.001,
+    default=None,
+    envvar="TITANIC_SUBMIT_LIMIT",  # TITANIC_LIMIT is that of `titanic work`
+    group=CHOICES,
+    help="What an attempt may take; longer is a failure.",
+)
+@endpoint
 def submit(
     service: str,
     body: tuple[bytes, ...],
@@ -81,6 +96,12 @@ def submit(
     follows; exit codes are those of `titanic reply` then. The options count for each line of --lines.
 
     --json prints {uuid}, with --lines {uuids}, with --wait what `titanic reply --json` prints.
+
+    \b
+    Example:
+      titanic submit upper hello
+      titanic submit resize --stdin --key 'order 7' --wait 30 < big.png > small.png
+      titanic submit mail --lines addresses.txt --delay 3600
     """
     if (bool(body) + from_stdin + (lines is not None)) > 1:
         raise click.UsageError("BODY, --stdin and --lines exclude each other")
@@ -136,11 +157,11 @@ def _stdin() -> tuple[bytes]:
     return (sys.stdin.buffer.read(),)
 
 
-@click.command()
+@command()
 @click.argument("uuid", type=uuid_type, metavar="UUID")
-@endpoint
 @json_flag
 @seconds("--wait", least=0, default=None, help="Wait up to S seconds for the reply.")
+@endpoint
 def reply(uuid: str, wait: float | None, as_json: bool, endpoint: str, timeout: float, mdp: str) -> None:
     """Print the reply to the request with this UUID, byte for byte. It stays until the request is closed.
 
@@ -149,6 +170,10 @@ def reply(uuid: str, wait: float | None, as_json: bool, endpoint: str, timeout: 
 
     --json prints {uuid, state, body, error}. state: done, pending, failed or unknown; body: the frames of the reply
     or of the failure, each as text, or as {base64} where it is not UTF-8.
+
+    \b
+    Example:
+      titanic reply 01a1fdd40f82747ea223cfe554e7afbc --wait 60
     """
     with Client(endpoint, timeout=timeout, version=mdp) as client:
         _print_outcome(client, uuid, wait, as_json)
@@ -193,21 +218,26 @@ def _why_pending(row: dict[str, Any]) -> str:
     return "the request has not been executed yet"
 
 
-@click.command()
+@command()
 @click.argument("uuid", type=uuid_type, metavar="UUID...", nargs=-1, required=True)
 @endpoint
 def close(uuid: tuple[str, ...], endpoint: str, timeout: float, mdp: str) -> None:
-    """Delete requests and their replies. What is not dispatched yet is cancelled. Unknown UUIDs are fine."""
+    """Delete requests and their replies. What is not dispatched yet is cancelled. Unknown UUIDs are fine.
+
+    \b
+    Example:
+      titanic close 01a1fdd40f82747ea223cfe554e7afbc
+    """
     with Client(endpoint, timeout=timeout, version=mdp) as client:
         client.close(*uuid)
 
 
-@click.command()
+@command()
 @click.argument("service")
 @body_argument
-@endpoint
 @json_flag
 @stdin_flag
+@endpoint
 def call(
     service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool, endpoint: str, timeout: float, mdp: str
 ) -> None:
@@ -217,6 +247,11 @@ def call(
     time, the request is sent again, twice: give --timeout to what takes longer.
 
     --json prints {body, error}, as `titanic reply` does.
+
+    \b
+    Example:
+      titanic call upper hello
+      titanic call mmi.workers
     """
     if body and from_stdin:
         raise click.UsageError("BODY and --stdin exclude each other")

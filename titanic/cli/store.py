@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+from titanic.cli.help import command
 from titanic.cli.options import configured, json_flag, option
 from titanic.cli.output import EXIT_FAILED, print_json, size
 from titanic.config import ServerConfig
@@ -28,11 +29,11 @@ store_option = option(
 )
 
 
-@click.command()
-@configured
+@command()
 @json_flag
 @option("--repair", is_flag=True, help="Put right what can be; no server may have the store open.")
 @store_option
+@configured
 def check(store: Path, repair: bool, as_json: bool) -> None:
     """Check a store: every record, every reference, every count. A server may go on using it meanwhile.
 
@@ -40,6 +41,10 @@ def check(store: Path, repair: bool, as_json: bool) -> None:
     --repair when anything is left.
 
     --json prints {requests, replies, problems: [{where, what, repair}], left}.
+
+    \b
+    Example:
+      titanic check --store /var/lib/titanic
     """
     _expect_store(store)
     with _open(store, write=repair) as opened:
@@ -61,14 +66,18 @@ def check(store: Path, repair: bool, as_json: bool) -> None:
         sys.exit(EXIT_FAILED)
 
 
-@click.command()
+@command()
 @click.argument("dest", type=click.Path(path_type=Path))
-@configured
 @store_option
+@configured
 def backup(dest: Path, store: Path) -> None:
     """Copy the store into the new directory DEST, also while a server uses it: as it is at one moment, compacted.
 
     The copy is synced and checked before it gets its name: what has the name is good.
+
+    \b
+    Example:
+      titanic backup /backup/titanic-monday --store /var/lib/titanic
     """
     _expect_store(store)
     with _open(store, write=False) as opened, _Bar("copying") as bar:
@@ -76,12 +85,17 @@ def backup(dest: Path, store: Path) -> None:
     click.echo(f"{dest}: {size((dest / 'data.mdb').stat().st_size)}, checked")
 
 
-@click.command()
+@command()
 @click.argument("source", type=click.Path(path_type=Path))
-@configured
 @store_option
+@configured
 def restore(source: Path, store: Path) -> None:
-    """Make a store from the backup SOURCE. There must be none yet; the backup stays as it is."""
+    """Make a store from the backup SOURCE. There must be none yet; the backup stays as it is.
+
+    \b
+    Example:
+      titanic restore /backup/titanic-monday --store /var/lib/titanic
+    """
     _expect_store(source)
     with _Bar("restoring") as bar:
         restore_store(source, store, bar.tell)
