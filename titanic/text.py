@@ -12,3 +12,8 @@ def one_line(text: str, most: int) -> str:
     """The same as one line of so many characters at most, about."""
     line = " ".join(printable(text[: most + 1]).split())
     return line if len(text) <= most else line[:most] + "…"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things: 1 frame, 2 frames."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

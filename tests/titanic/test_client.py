@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from support.titanic_eventually import eventually
@@ -252,6 +253,23 @@ def test_waiting_outlasts_a_server_that_is_away(tmp_path: Path) -> None:
                 worker.final(worker.take()[0], b"late")
                 thread.join(60)
     assert replies == [[b"late"], {uuid: [b"late"]}]
+
+
+def test_a_uuid_may_have_dashes(client: Client, echo: Worker) -> None:
+    uuid, other = client.submit("echo", "x"), client.submit("absent", "x")
+    dashed, pending = str(UUID(uuid)), str(UUID(other))
+    assert client.wait(dashed, 30) == client.reply(dashed) == [b"x"]
+    assert dict(client.replies([dashed], 30)) == {dashed: [b"x"]}
+    assert client.show(dashed)["uuid"] == uuid
+    assert client.retry(dashed, pending) == 0
+    assert [row["uuid"] for row in client.list(after=dashed)[0]] == [other]
+    with pytest.raises(TimedOut):
+        client.wait(pending, 0.01)
+    client.close(dashed)
+    client.close_many([pending])
+    for gone in (dashed, pending):
+        with pytest.raises(UnknownRequest):
+            client.reply(gone)
 
 
 def test_a_large_body_is_compared_with_what_the_broker_takes(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from titanic.cli.options import uuid as uuid_type
 from titanic.cli.output import age, as_text, duration, moment, print_json, print_table, size, until
 from titanic.client import OWN_KEY, Client
 from titanic.errors import TimedOut
-from titanic.text import printable
+from titanic.text import counted, printable
 
 STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
 
@@ -41,7 +41,7 @@ def status(as_json: bool, endpoint: str, timeout: float, mdp: str) -> None:
         return
     store, done = document["store"], document["since_start"]
     click.echo(
-        f"store {store['path']}: {store['requests']} requests"
+        f"store {printable(store['path'])}: {counted(store['requests'], 'request')}"
         f" ({max(0, store['waiting'] - document['running'])} waiting, {document['running']} running,"
         f" {store['delayed']} delayed, {store['replies']} ended),"
         f" {size(store['used'])} of {size(store['capacity'])} used, {store['closed']} closed remembered"
@@ -151,10 +151,10 @@ def show(uuid: str, as_json: bool, endpoint: str, timeout: float, mdp: str) -> N
         return
     lines = [
         ("uuid", row["uuid"]),
-        ("service", row["service"]),
+        ("service", printable(row["service"])),
         ("state", row["state"]),
         ("submitted", f"{moment(row['submitted_at'])} ({age(row['submitted_at'])} ago)"),
-        ("body", f"{row['body_frames']} frame(s), {size(row['body_bytes'])}"),
+        ("body", f"{counted(row['body_frames'], 'frame')}, {size(row['body_bytes'])}"),
         ("attempts", str(row["attempts"])),
     ]
     if row["key"] and not row["key"].startswith(OWN_KEY):
@@ -164,16 +164,19 @@ def show(uuid: str, as_json: bool, endpoint: str, timeout: float, mdp: str) -> N
     if row["expires_at"] and row["state"] in ("waiting", "delayed", "running"):
         lines.append(("expires", f"{moment(row['expires_at'])} (in {until(row['expires_at'])})"))
     if row["dispatched_at"]:
-        lines.append(("last sent", moment(row["dispatched_at"])))
+        first = row["attempts"] <= 1
+        waited = f" (waited {_span(row, 'submitted_at', 'dispatched_at')})" if first else ""
+        lines.append(("last sent", moment(row["dispatched_at"]) + waited))
     if row["due"]:
         lines.append(
             ("tried again" if row["attempts"] else "not before", f"{moment(row['due'])} (in {until(row['due'])})")
         )
     if row["finished_at"]:
-        took = f" (took {duration(_seconds(row))})" if row["dispatched_at"] else ""
-        lines.append(("ended", moment(row["finished_at"]) + took))
+        ran = row["dispatched_at"] and row["state"] != "expired"
+        span = _span(row, "dispatched_at" if ran else "submitted_at", "finished_at")
+        lines.append(("ended", f"{moment(row['finished_at'])} ({'ran' if ran else 'waited'} {span})"))
     if row["state"] in ("done", "failed"):
-        lines.append(("reply", f"{row['reply_frames']} frame(s), {size(row['reply_bytes'])}"))
+        lines.append(("reply", f"{counted(row['reply_frames'], 'frame')}, {size(row['reply_bytes'])}"))
     if row["reason"]:
         lines.append(("last error", printable(row["reason"].strip())))
     for name, value in lines:
@@ -183,7 +186,6 @@ def show(uuid: str, as_json: bool, endpoint: str, timeout: float, mdp: str) -> N
             click.echo(f"{'':<12} {line}")
 
 
-def _seconds(row: dict[str, Any]) -> float:
-    """How long the last attempt took; clocks can be set back meanwhile."""
-    span: float = (row["finished_at"] - row["dispatched_at"]) / 1e6
-    return max(0.0, span)
+def _span(row: dict[str, Any], since: str, until: str) -> str:
+    """The time between two moments of a request; clocks can be set back meanwhile."""
+    return duration(max(0.0, (row[until] - row[since]) / 1e6))

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from broker import DEFAULT_ENDPOINT
+from titanic import ids
 from titanic.cli import config_file
 from titanic.cli.help import Option
 
@@ -93,10 +94,11 @@ json_flag = option("--json", "as_json", is_flag=True, help="Print JSON, for prog
 
 
 def uuid(value: str) -> str:
-    """The type of a request's UUID: 32 hexadecimal digits, no dashes."""
-    if re.fullmatch("[0-9a-fA-F]{32}", value) is None:
+    """The type of a request's UUID: 32 hexadecimal digits, with or without the usual dashes."""
+    plain = ids.plain(value)
+    if re.fullmatch("[0-9a-fA-F]{32}", plain) is None:
         raise click.BadParameter(f"{value!r} is not a UUID: it must be 32 hexadecimal digits")
-    return value
+    return plain.lower()
 
 
 def read_size(value: Any, *, least: int = LEAST_SIZE) -> int:

@@ -60,7 +60,7 @@ def _json_frame(frame: bytes) -> Any:
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
     """A table without frames; columns named in `right` are aligned right."""
-    lines = [list(titles), *map(list, rows)]
+    lines = [list(titles), *([_cell(text) for text in row] for row in rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(titles))]
     for number, line in enumerate(lines):
         cells = [
@@ -69,6 +69,10 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: 
         ]
         text = "  ".join(cells).rstrip()
         click.echo(click.style(text, bold=True) if number == 0 else text)
+
+
+def _cell(text: str) -> str:
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def age(microseconds: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -26,6 +27,7 @@ from titanic.cli.output import (
 from titanic.client import Client
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
 from titanic.limits import Limits
+from titanic.text import counted
 from titanic.tsp import Frames
 
 PART = 1000
@@ -117,10 +119,19 @@ def submit(
         uuid = client.submit(service, *(_stdin() if from_stdin else body), **options)
         if not as_json:
             click.echo(uuid)
+        if sys.stderr.isatty():
+            _note_absence(client, service)
         if wait is not None:
             _print_outcome(client, uuid, wait, as_json)
         elif as_json:
             print_json({"uuid": uuid})
+
+
+def _note_absence(client: Client, service: str) -> None:
+    """Tell somebody who looks on that nobody is there to do it, which may be a misspelt name."""
+    with contextlib.suppress(TitanicError, broker.BrokerError):
+        if client.call("mmi.service", service) == [b"404"]:
+            say(f"no worker for {service!r} yet; it waits")
 
 
 def _submit_lines(client: Client, service: str, lines: BinaryIO, as_json: bool, options: Any) -> None:
@@ -212,7 +223,7 @@ def _why_pending(row: dict[str, Any]) -> str:
         return "a worker has it now"
     if row["attempts"]:
         when = f"tried again in {until(row['due'])}" if row["due"] else "waiting to be tried again"
-        return f"{row['attempts']} attempt(s) failed, {when}; the last error was: {row['reason'].strip()}"
+        return f"{counted(row['attempts'], 'attempt')} failed, {when}; the last error was: {row['reason'].strip()}"
     if row["due"]:
         return f"not to be executed for {until(row['due'])}"
     return "the request has not been executed yet"
@@ -270,10 +281,15 @@ def call(
                 advice = "does the service have a worker?"
                 raise TimedOut(f"no answer from {service}", "the broker is there", advice) from None
             raise
+    unknown = service.startswith("mmi.") and result == [b"501"]
+    error = f"501 the broker at {endpoint} has no {service}" if unknown else None
     if as_json:
-        print_json({"body": json_frames(result), "error": None})
-    else:
+        print_json({"body": json_frames(result), "error": error})
+    elif error is None:
         print_body(result)
+    if error is not None:
+        say(error)
+        sys.exit(EXIT_FAILED)
 
 
 def _answers(endpoint: str, mdp: str) -> bool:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,11 @@ from titanic.config import MOST_LANES, ServerConfig, ServiceLimits
 from titanic.errors import TitanicError
 from titanic.server import Server
 from titanic.store import Retention
+from titanic.text import counted
 from titanic.version import __version__
+
+NOTICE = 0.5
+"""Seconds after which a signal is noticed, at the latest."""
 
 WIRE, SERVER = BrokerConfig(), ServerConfig()
 
@@ -230,7 +235,7 @@ def serve(bind: tuple[str, ...], log_level: str, **settings: Any) -> None:
         counts = transaction.counts()
     where = ", ".join(server.endpoints)
     way = f"serving at {where}" if server.config.broker is None else f"connecting to the broker at {where}"
-    say(f"{way}; store {server.store.path}: {counts.requests} requests, {counts.waiting} waiting")
+    say(f"{way}; store {server.store.path}: {counted(counts.requests, 'request')}, {counts.waiting} waiting")
     _run(asked, lambda: server.alive, server.stop, lambda: server.problem)
 
 
@@ -270,7 +275,7 @@ def _run(
     problem: Callable[[], TitanicError | None] = lambda: None,
 ) -> None:
     """Wait until the end is asked for, and stop cleanly."""
-    while not asked.wait(0.5):
+    while not asked.wait(NOTICE):
         if (error := problem()) is not None:
             stop()
             raise error
@@ -279,4 +284,8 @@ def _run(
             with contextlib.suppress(Exception):
                 stop()
             sys.exit(EXIT_FAILED)
-    stop()
+    # A signal that comes just before a thread begins to wait is only seen when that ends: this one looks up often.
+    stopping = ThreadPoolExecutor(1, "stop").submit(stop)
+    while not wait([stopping], NOTICE).done:
+        pass
+    stopping.result()

@@ -19,6 +19,7 @@ from titanic.store import backup as copy_store
 from titanic.store import check as check_store
 from titanic.store import repair as repair_store
 from titanic.store import restore as restore_store
+from titanic.text import counted
 
 store_option = option(
     "--store",
@@ -58,10 +59,11 @@ def check(store: Path, repair: bool, as_json: bool) -> None:
     else:
         for problem in problems:
             click.echo(f"{problem.where}: {problem.what}" + (f" → {problem.repair}" if problem.repair else ""))
-        verdict = f"{len(problems)} problem(s)" if problems else "no problems"
+        verdict = counted(len(problems), "problem") if problems else "no problems"
         if problems and repair:
             verdict += f", {left} left after the repair"
-        click.echo(f"{store}: {counts.requests} requests, {counts.replies} replies: {verdict}")
+        replies = "1 reply" if counts.replies == 1 else f"{counts.replies} replies"
+        click.echo(f"{store}: {counted(counts.requests, 'request')}, {replies}: {verdict}")
     if left:
         sys.exit(EXIT_FAILED)
 
