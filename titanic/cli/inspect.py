@@ -10,7 +10,8 @@ import click
 import broker
 from titanic import tsp
 from titanic.cli.help import command
-from titanic.cli.options import endpoint, json_flag, option
+from titanic.cli.offline import Files, look, lookable
+from titanic.cli.options import json_flag, option
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.output import age, as_text, duration, moment, print_json, print_table, size, until
 from titanic.client import OWN_KEY, Client
@@ -22,36 +23,38 @@ STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
 
 @command()
 @json_flag
-@endpoint
-def status(as_json: bool, endpoint: str, timeout: float, mdp: str) -> None:
+@lookable
+def status(as_json: bool, **where: Any) -> None:
     """What is stored, what waits for whom, how many workers are there.
 
-    --json prints {store, services: {name: waiting}, workers: {name: count}, running, since_start, dispatch}.
+    --json prints {store, services: {name: waiting}, workers: {name: count}, running, since_start, dispatch}; with
+    --offline {store, services, workers: null}.
 
     \b
     Example:
       titanic status
       titanic status --json | jq .store.used
     """
-    with Client(endpoint, timeout=timeout, version=mdp) as client:
-        document = client.stats()
-        document["workers"] = _workers(client)
+    with look(**where) as source:
+        document = source.stats()
+        document["workers"] = None if isinstance(source, Files) else _workers(source)
     if as_json:
         print_json(document)
         return
-    store, done = document["store"], document["since_start"]
+    store, running, done = document["store"], document.get("running", 0), document.get("since_start")
     click.echo(
         f"store {printable(store['path'])}: {counted(store['requests'], 'request')}"
-        f" ({max(0, store['waiting'] - document['running'])} waiting, {document['running']} running,"
+        f" ({max(0, store['waiting'] - running)} waiting, {running} running,"
         f" {store['delayed']} delayed, {store['replies']} ended),"
         f" {size(store['used'])} of {size(store['capacity'])} used, {store['closed']} closed remembered"
     )
-    click.echo(
-        f"since the start {done['accepted']} accepted, {done['refused']} refused,"
-        f" {document['dispatch']['succeeded']} succeeded, {document['dispatch']['failed']} failed,"
-        f" {document['dispatch']['expired']} expired,"
-        f" {done['closed']} closed"
-    )
+    if done is not None:
+        ended = document["dispatch"]
+        click.echo(
+            f"since the start {done['accepted']} accepted, {done['refused']} refused,"
+            f" {ended['succeeded']} succeeded, {ended['failed']} failed, {ended['expired']} expired,"
+            f" {done['closed']} closed"
+        )
     workers = document["workers"]
     names = {*document["services"], *(workers or ())}
     rows = [
@@ -85,10 +88,8 @@ def _workers(client: Client) -> dict[str, int] | None:
 )
 @option("--state", type=click.Choice(STATES), default=None, help="Only requests in this state.")
 @option("--service", metavar="SERVICE", default=None, help="Only requests for this service.")
-@endpoint
-def ls(
-    service: str | None, state: str | None, limit: int, as_json: bool, endpoint: str, timeout: float, mdp: str
-) -> None:
+@lookable
+def ls(service: str | None, state: str | None, limit: int, as_json: bool, **where: Any) -> None:
     """List stored requests, oldest first.
 
     --json prints a list of what `titanic show --json` prints.
@@ -96,12 +97,13 @@ def ls(
     \b
     Example:
       titanic ls --state failed --service mail
+      titanic ls --store /var/lib/titanic
     """
     rows: list[dict[str, Any]] = []
     after: str | None = None
-    with Client(endpoint, timeout=timeout, version=mdp) as client:
+    with look(**where) as source:
         while len(rows) < limit:
-            page, after = client.list(service=service, state=state, after=after, limit=min(1000, limit - len(rows)))
+            page, after = source.list(service=service, state=state, after=after, limit=min(1000, limit - len(rows)))
             rows += page
             if after is None:
                 break
@@ -131,8 +133,8 @@ def ls(
 @command()
 @click.argument("uuid", type=uuid_type, metavar="UUID")
 @json_flag
-@endpoint
-def show(uuid: str, as_json: bool, endpoint: str, timeout: float, mdp: str) -> None:
+@lookable
+def show(uuid: str, as_json: bool, **where: Any) -> None:
     """All that is known of one request, its bodies aside.
 
     --json prints one object; times are microseconds since 1970, 0 for never. Its `reason` is why the request failed,
@@ -142,10 +144,11 @@ def show(uuid: str, as_json: bool, endpoint: str, timeout: float, mdp: str) -> N
     Example:
       titanic show 01a1fdd40f82747ea223cfe554e7afbc
     """
-    with Client(endpoint, timeout=timeout, version=mdp) as client:
-        row = client.show(uuid)
+    with look(**where) as source:
+        row = source.show(uuid)
         if row["state"] == "failed":  # what the worker said at the last attempt is the reply
-            row["reason"] = as_text([row["reason"].encode(), *client.call(tsp.REPLY, uuid)[1:]])
+            said = source.last_words(uuid) if isinstance(source, Files) else source.call(tsp.REPLY, uuid)[1:]
+            row["reason"] = as_text([row["reason"].encode(), *said])
     if as_json:
         print_json(row)
         return

@@ -282,13 +282,13 @@ def call(
                 raise TimedOut(f"no answer from {service}", "the broker is there", advice) from None
             raise
     unknown = service.startswith("mmi.") and result == [b"501"]
-    error = f"501 the broker at {endpoint} has no {service}" if unknown else None
+    problem = f"501 the broker at {endpoint} has no {service}" if unknown else None
     if as_json:
-        print_json({"body": json_frames(result), "error": error})
-    elif error is None:
+        print_json({"body": json_frames(result), "error": problem})
+    elif problem is None:
         print_body(result)
-    if error is not None:
-        say(error)
+    if problem is not None:
+        say(problem)
         sys.exit(EXIT_FAILED)
 
 

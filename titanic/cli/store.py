@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from titanic.cli.help import command
+from titanic.cli.offline import expect_store, store_option
 from titanic.cli.options import configured, json_flag, option
 from titanic.cli.output import EXIT_FAILED, print_json, size
-from titanic.config import ServerConfig
 from titanic.errors import StoreLocked
 from titanic.store import Store
 from titanic.store import backup as copy_store
@@ -20,14 +20,6 @@ from titanic.store import check as check_store
 from titanic.store import repair as repair_store
 from titanic.store import restore as restore_store
 from titanic.text import counted
-
-store_option = option(
-    "--store",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    default=ServerConfig().store,
-    help="Directory of the store.",
-)
 
 
 @command()
@@ -47,7 +39,7 @@ def check(store: Path, repair: bool, as_json: bool) -> None:
     Example:
       titanic check --store /var/lib/titanic
     """
-    _expect_store(store)
+    expect_store(store)
     with _open(store, write=repair) as opened:
         problems = repair_store(opened) if repair else check_store(opened)
         left = len(check_store(opened)) if repair else len(problems)
@@ -81,7 +73,7 @@ def backup(dest: Path, store: Path) -> None:
     Example:
       titanic backup /backup/titanic-monday --store /var/lib/titanic
     """
-    _expect_store(store)
+    expect_store(store)
     with _open(store, write=False) as opened, _Bar("copying") as bar:
         copy_store(opened, dest, bar.tell)
     click.echo(f"{dest}: {size((dest / 'data.mdb').stat().st_size)}, checked")
@@ -98,15 +90,10 @@ def restore(source: Path, store: Path) -> None:
     Example:
       titanic restore /backup/titanic-monday --store /var/lib/titanic
     """
-    _expect_store(source)
+    expect_store(source)
     with _Bar("restoring") as bar:
         restore_store(source, store, bar.tell)
     click.echo(f"{store}: {size((store / 'data.mdb').stat().st_size)}, checked")
-
-
-def _expect_store(path: Path) -> None:
-    if not (path / "data.mdb").exists():
-        raise click.UsageError(f"there is no store at {path}")
 
 
 def _open(path: Path, *, write: bool) -> Store:

@@ -95,6 +95,31 @@ def test_show_tells_what_a_command_said_while_it_is_tried_again(tmp_path: Path) 
         assert re.search(r"last error +the command exited with 3\n +oh no\n$", shown)
 
 
+# -- without a server ----------------------------------------------------------------------------------------------
+
+
+def test_the_files_tell_the_same_with_and_without_a_server(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    with serving(tmp_path, "--max-attempts", "1") as (_, endpoint):
+        with working(tmp_path, endpoint, "no", "sh", "-c", "echo oh no >&2; exit 3"):
+            failed = here("submit", "no", "x", "--endpoint", endpoint, "--wait", "20").line
+        waiting = here("submit", "s", "x", "--endpoint", endpoint).line
+        online = [
+            here(*command, "--endpoint", endpoint).json for command in (["ls", "--json"], ["show", failed, "--json"])
+        ]
+        assert [
+            here(*command, "--store", store).json for command in (["ls", "--json"], ["show", failed, "--json"])
+        ] == online
+    assert [row["uuid"] for row in here("ls", "--state", "waiting", "--store", store, "--json").json] == [waiting]
+    assert re.search(r"exited with 3\n +oh no\n$", here("show", failed, "--store", store).out.decode())
+    assert here("show", failed, "--offline", TITANIC_STORE=store).code == 0
+    status = here("status", "--store", store)
+    assert status.out.startswith(f"store {store}: 2 requests (1 waiting, 0 running, 0 delayed, 1 ended)".encode())
+    assert rows(status.out)["s"] == ["1", "?"]
+    assert here("show", "0" * 32, "--store", store).code == 4
+    assert here("ls", "--store", tmp_path / "nothing").code == 2
+
+
 # -- check ---------------------------------------------------------------------------------------------------------
 
 
