@@ -16,6 +16,7 @@ from titanic.client import Client
 from titanic.config import ServerConfig
 from titanic.services import listing
 from titanic.store import Outcome, Store
+from titanic.tsp import Frames
 
 OFFLINE = "Without a server"
 
@@ -103,7 +104,7 @@ class Files:
             raise unknown(uuid)
         return rows[0]
 
-    def last_words(self, uuid: str) -> list[bytes]:
+    def last_words(self, uuid: str) -> Frames:
         """What a worker said when a request failed for good."""
         with self._store.read() as transaction:
             outcome = transaction.reply(bytes.fromhex(uuid))
