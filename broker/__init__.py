@@ -17,6 +17,7 @@ from broker.core.timers import Timers
 from broker.core.worker import Job, WorkerSession
 from broker.errors import BrokerError, EndpointError, RemoteError, TimedOut, UsageError
 from broker.loop import Loop
+from broker.presence import Presence
 from broker.server import Broker, LocalPeer
 from broker.transport import Dealer
 from broker.worker import Worker
@@ -37,6 +38,7 @@ __all__ = [
     "LocalPeer",
     "Loop",
     "Pipeline",
+    "Presence",
     "RemoteError",
     "Reply",
     "Request",

@@ -18,10 +18,11 @@ from typing import Any
 import zmq
 
 from broker.config import DEFAULT_ENDPOINT, WorkerConfig
-from broker.core.mdp import Frames, error_body, service_fault
+from broker.core.mdp import Command, Frames, error_body, service_fault
 from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import RemoteError, UsageError
 from broker.loop import Loop
+from broker.presence import Presence
 from broker.transport import Dealer
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,9 @@ class Worker:
         ]
         for channel in self._channels:
             self._loop.add(channel)
+        interval = (config or WorkerConfig()).heartbeat_interval
+        self._presence = Presence(log, name.decode(errors="replace"), endpoint, interval, self._any_registered)
+        self._loop.add(self._presence)
 
     def run(self) -> None:
         """Serve until `stop`."""
@@ -97,10 +101,21 @@ class Worker:
             self._thread.join()
             self._thread = None
 
+    def abandon(self) -> None:
+        """End `run` without waiting for the requests in hand: the broker is told, and gives them to another worker.
+
+        Any thread may ask. What the handlers still return is dropped.
+        """
+        self._loop.call(self._give_up)
+        self._loop.stop()
+
     @property
     def registered(self) -> int:
         """How many of the workers are connected and have heard from the broker, just now."""
         return sum(channel.session.registered for channel in self._channels)
+
+    def _any_registered(self) -> bool:
+        return any(channel.session.registered for channel in self._channels)
 
     def __enter__(self) -> Worker:
         return self.start()
@@ -109,8 +124,14 @@ class Worker:
         self.stop()
 
     def _leave(self) -> None:
+        self._presence.leave()
         for channel in self._channels:
             channel.session.leave(time.monotonic())
+
+    def _give_up(self) -> None:
+        self._presence.leave()
+        for channel in self._channels:
+            channel.give_up(time.monotonic())
 
     def finished(self) -> None:
         """Called by a channel that has said good-bye: after the last one the loop ends."""
@@ -156,13 +177,20 @@ class _Channel:
         self.session = session
         self._worker = worker
         self._dealer = Dealer(zmq.Context.instance(), endpoint)
-        self._told = SessionState.AWAY
 
     def partial(self, job: Job, body: Frames) -> None:
         self.session.partial(job.number, body, time.monotonic())
 
     def final(self, job: Job, body: Frames) -> None:
         self.session.final(job.number, body, time.monotonic())
+
+    def give_up(self, now: float) -> None:
+        """Say good-bye, also with a request in hand."""
+        session = self.session
+        session.leave(now)
+        if session.state is SessionState.BUSY:
+            self._dealer.send([(session.connection, session.dialect.encode(Command.DISCONNECT, ()))])
+            session.lost(now)
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
         return self._dealer.sockets()
@@ -185,21 +213,11 @@ class _Channel:
         self._dealer.send(self.session.take_output())
         for job in self.session.take_jobs():
             self._worker.hand_over(self, job)
-        self._log_change()
         if self.session.stopped:
             self._worker.finished()
 
     def close(self) -> None:
         self._dealer.close()
-
-    def _log_change(self) -> None:
-        state = self.session.state
-        if (state is SessionState.AWAY) != (self._told is SessionState.AWAY):
-            self._told = state
-            if state is not SessionState.AWAY:
-                log.debug("connecting to %s", self._dealer.endpoint)
-            elif not self.session.stopped:
-                log.info("no broker at %s; trying again", self._dealer.endpoint)
 
 
 def _frames(value: Any) -> Frames:

@@ -14,6 +14,7 @@ from titanic.errors import (
     TitanicError,
     UnknownRequest,
 )
+from titanic.text import counted
 from titanic.tsp import Frames
 
 
@@ -60,7 +61,7 @@ def read_uuids(reply: Frames, count: int) -> list[str]:
     frames = check(reply)
     lines = frames[0].split(b"\n") if len(frames) == 1 else []
     if len(lines) != count or any(ids.parse(line) is None for line in lines):
-        raise Refused(f"the answer to a submission is not {count} UUID(s)", repr(frames[:2])[:200], "")
+        raise Refused(f"the answer to a submission is not {counted(count, 'UUID')}", repr(frames[:2])[:200], "")
     return [line.decode() for line in lines]
 
 
@@ -69,7 +70,7 @@ def read_reply(uuid: str, reply: Frames) -> Frames | None:
     status = tsp.read_status(reply[0]) if reply else None
     if status is not None and status.code == 300:
         return None
-    if status is not None and status.code == 400 and ids.parse(uuid.encode()) is not None:
+    if status is not None and status.code == 400 and ids.parse(ids.plain(uuid).encode()) is not None:
         raise unknown(uuid)
     if status is not None and status.code == 500 and status.text.startswith(tsp.ENDED):
         raise RequestFailed(status.text, detail=reply[1:])

@@ -20,9 +20,10 @@ from typing import Any, Self, TypedDict, Unpack
 
 import broker
 from broker import DEFAULT_ENDPOINT, Pipeline
-from titanic import tsp
+from titanic import ids, tsp
 from titanic.answers import check, read_outcome, read_reply, read_uuids, translate, unknown
 from titanic.errors import RequestError, TimedOut, UnknownRequest
+from titanic.limits import Limits
 from titanic.services import admin
 
 Body = bytes | str
@@ -64,7 +65,7 @@ class Client:
     """One client of one Titanic. Requests that get no answer are sent again.
 
     `submit` has a key for that, its own if it is given none: the request is stored once. `submit_many` and
-    `submit_batch` (without keys) may store twice what they had to send again.
+    `submit_batch` (without keys) may store twice what they had to send again. UUIDs may be written with dashes.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class Client:
         """`timeout` seconds for each of 1 + `retries` tries; `version` of MDP: 0.2, 0.1 or majortomo."""
         self.endpoint = endpoint
         self._many: Pipeline | None = None
-        self._ours: bool | None = None
         self._single = broker.Client(endpoint, timeout=timeout, retries=retries, version=version)
+        self._limits = Limits(self._single)
         self._patience = timeout * (1 + retries)
         self._settings: dict[str, Any] = {"timeout": timeout, "retries": retries, "version": version}
 
@@ -115,7 +116,7 @@ class Client:
 
         Raises UnknownRequest (closed, or never accepted) or RequestFailed (it failed for good).
         """
-        return read_reply(uuid, self._ask(tsp.REPLY, uuid))
+        return read_reply(uuid, self._ask(tsp.REPLY, ids.plain(uuid)))
 
     def wait(self, uuid: str, timeout: float | None = None) -> Frames:
         """The reply's frames, as soon as they are there. Raises as `reply`, and TimedOut after `timeout` seconds.
@@ -142,7 +143,7 @@ class Client:
     def _look(self, uuid: str, left: float | None) -> Frames | None:
         """The reply; None when there is none yet, or nobody to say so while there is time left."""
         try:
-            return read_reply(uuid, self._ask(tsp.REPLY, uuid, within=left))
+            return read_reply(uuid, self._ask(tsp.REPLY, ids.plain(uuid), within=left))
         except TimedOut:
             if left is None or left <= LEAST_LOOK:
                 raise
@@ -152,7 +153,7 @@ class Client:
         """The reply if it comes within so many seconds, and whether there was an answer at all."""
         patience = self._settings["timeout"] + seconds
         try:
-            answer = self._single.call(tsp.WAIT, b"%g" % seconds, uuid, timeout=patience, retries=0)
+            answer = self._single.call(tsp.WAIT, b"%g" % seconds, ids.plain(uuid), timeout=patience, retries=0)
         except broker.TimedOut:
             return None, False
         except broker.BrokerError as error:
@@ -162,7 +163,7 @@ class Client:
     def close(self, *uuids: str) -> None:
         """Delete requests and their replies. One that is not dispatched yet is cancelled; unknown ones are fine."""
         for uuid in uuids:
-            check(self._ask(tsp.CLOSE, uuid))
+            check(self._ask(tsp.CLOSE, ids.plain(uuid)))
 
     # -- many ------------------------------------------------------------------------------------------------
 
@@ -210,14 +211,15 @@ class Client:
 
     def close_many(self, uuids: Iterable[str], *, window: int = 1000) -> None:
         """Close any number of requests, with `window` on their way at once."""
-        for answer in self._map(self._pipeline(), tsp.CLOSE, uuids, window):
+        for answer in self._map(self._pipeline(), tsp.CLOSE, map(ids.plain, uuids), window):
             check(answer)
 
     def retry(self, *uuids: str) -> int:
         """Give requests that failed or expired another life; how many there were. Others are left alone."""
+        plain = [ids.plain(uuid) for uuid in uuids]
         return sum(
-            self._administer({"do": "retry", "uuids": uuids[at : at + admin.MOST]})
-            for at in range(0, len(uuids), admin.MOST)
+            self._administer({"do": "retry", "uuids": plain[at : at + admin.MOST]})
+            for at in range(0, len(plain), admin.MOST)
         )
 
     def retry_all(self, *, service: str | None = None, older_than: float | None = None) -> int:
@@ -244,13 +246,13 @@ class Client:
         limit: int = 100,
     ) -> tuple[list[dict[str, Any]], str | None]:
         """A page of what is stored, oldest first, and what to pass as `after` for the next (None: that was all)."""
-        options = {"service": service, "state": state, "after": after, "limit": limit}
+        options = {"service": service, "state": state, "after": after and ids.plain(after), "limit": limit}
         document = json.loads(check(self._ask(tsp.LIST, json.dumps(options)))[0])
         return document["requests"], document["next"]
 
     def show(self, uuid: str) -> dict[str, Any]:
         """All that is known of one request. Raises UnknownRequest."""
-        document = json.loads(check(self._ask(tsp.LIST, json.dumps({"uuid": uuid})))[0])
+        document = json.loads(check(self._ask(tsp.LIST, json.dumps({"uuid": ids.plain(uuid)})))[0])
         if not document["requests"]:
             raise unknown(uuid)
         row: dict[str, Any] = document["requests"][0]
@@ -259,6 +261,7 @@ class Client:
     def call(self, service: Body, *body: Body) -> Frames:
         """A plain MDP request, nothing stored. Raises broker.RemoteError, InvalidRequest or TimedOut."""
         try:
+            self._limits.check(body)
             return self._single.call(service, *(body or (b"",)))
         except broker.RemoteError:
             raise
@@ -271,6 +274,7 @@ class Client:
         """Ask Titanic. `within`: the seconds that we have."""
         tries = self._settings if within is None else self._tries(within)
         try:
+            self._limits.check(body)
             return self._single.call(service, *body, timeout=tries["timeout"], retries=tries["retries"])
         except broker.BrokerError as error:
             raise translate(error, self.endpoint) from error
@@ -292,28 +296,22 @@ class Client:
     def _map(
         self, pipeline: Pipeline, service: bytes, bodies: Iterable[Body | Sequence[Body]], window: int
     ) -> Iterator[Frames]:
+        timeout, retries = pipeline.config.timeout, pipeline.config.retries
+        rows = ([body] if isinstance(body, (bytes, str)) else body for body in bodies)
         try:
-            if self._is_ours(pipeline):
-                yield from pipeline.map(service, bodies, window=window)
+            # Other brokers need not be able to tell one client's requests apart: with them it goes one at a time.
+            if self._limits.is_ours(timeout, retries):
+                yield from pipeline.map(service, map(self._checked, rows), window=window)
                 return
-            timeout, retries = pipeline.config.timeout, pipeline.config.retries
-            for body in bodies:
-                frames = [body] if isinstance(body, (bytes, str)) else body
-                yield self._single.call(service, *frames, timeout=timeout, retries=retries)
+            for row in rows:
+                yield self._single.call(service, *row, timeout=timeout, retries=retries)
         except broker.BrokerError as error:
             raise translate(error, self.endpoint) from error
 
-    def _is_ours(self, pipeline: Pipeline) -> bool:
-        """Whether the broker is one of this project. Others need not be able to tell one client's requests apart:
-        with them it goes one at a time."""
-        if self._ours is None:
-            try:
-                timeout, retries = pipeline.config.timeout, pipeline.config.retries
-                reply = self._single.call(b"mmi.broker", b"", timeout=timeout, retries=retries)
-                self._ours = reply[:1] != [] and reply[0].startswith(b"{")
-            except broker.RemoteError:
-                self._ours = False
-        return self._ours
+    def _checked(self, body: Sequence[Body]) -> Sequence[Body]:
+        """The body, if the broker takes it."""
+        self._limits.check(body)
+        return body
 
     def _replies(
         self, pipeline: Pipeline, pending: Sequence[str], timeout: float | None, window: int
@@ -323,7 +321,7 @@ class Client:
             began = time.monotonic()
             still: dict[str, None] = dict.fromkeys(pending)
             try:
-                answers = self._map(pipeline, tsp.REPLY, pending, window)
+                answers = self._map(pipeline, tsp.REPLY, map(ids.plain, pending), window)
                 for uuid, answer in zip(pending, answers, strict=True):
                     outcome = read_outcome(uuid, answer)
                     if outcome is not None:

@@ -60,7 +60,9 @@ class Demo:
         try:
             samples = list(_samples(self._folder))
             if not samples:
-                raise TitanicError(f"there is no file below {self._folder} to submit")
+                what = f"there is nothing to submit below {self._folder.resolve()}"
+                fact = "files count that are not hidden, readable, and of 1 MiB at most"
+                raise TitanicError(what, fact, "name another folder: titanic demo FOLDER")
             keep = True
             keep = not self._tell(samples)
         except (TitanicError, OSError) as error:

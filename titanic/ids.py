@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import binascii
 import os
+import re
 import struct
 
 import uuid6
@@ -34,6 +35,7 @@ SIZE = 16
 _TICKS_PER_MS = 4096
 _TAIL_MASK = (1 << 62) - 1
 _VARIANT = 2 << 62
+_DASHED = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _PAIR = struct.Struct(">QQ")
 
 
@@ -70,6 +72,11 @@ def parse(text: bytes) -> bytes | None:
         return binascii.unhexlify(text)
     except ValueError:
         return None
+
+
+def plain(text: str) -> str:
+    """What people write, as it goes on the wire: without the dashes of the form 8-4-4-4-12. Anything else stays."""
+    return text.replace("-", "") if _DASHED.fullmatch(text) else text
 
 
 def text(uuid: bytes) -> bytes:

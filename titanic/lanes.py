@@ -6,6 +6,7 @@ lanes at the end of a round is one batch.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +14,11 @@ from dataclasses import replace
 
 import zmq
 
-from broker import Dealer, Job, Loop, WorkerConfig, WorkerSession
+from broker import Dealer, Job, Loop, Presence, WorkerConfig, WorkerSession
 from titanic.services.asks import Answers
 from titanic.tsp import Frames
+
+log = logging.getLogger(__name__)
 
 Handle = Callable[[bytes, Sequence["LaneAsk"]], None]
 
@@ -77,6 +80,9 @@ class Lanes:
         self._loop = Loop()
         self._lanes: list[Lane] = []
         self._batches: dict[bytes, list[LaneAsk]] = {}
+        interval = config.heartbeat_interval
+        self._presence = Presence(log, "titanic", endpoint, interval, self._any_registered)
+        self._loop.add(self._presence)
         self._thread = threading.Thread(target=self._loop.run, name="lanes", daemon=True)
 
     def start(self) -> None:
@@ -110,6 +116,9 @@ class Lanes:
         """Lanes that have heard from the broker."""
         return sum(lane.session.registered for lane in self._lanes)
 
+    def _any_registered(self) -> bool:
+        return any(lane.session.registered for lane in self._lanes)
+
     def collect(self, ask: LaneAsk) -> None:
         """Called by a lane: a request has come."""
         self._batches.setdefault(ask.lane.session.service, []).append(ask)
@@ -127,6 +136,7 @@ class Lanes:
             ask.lane.session.final(ask.job, body, now)
 
     def _leave(self) -> None:
+        self._presence.leave()
         now = time.monotonic()
         for lane in self._lanes:
             lane.session.leave(now)

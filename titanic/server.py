@@ -21,7 +21,9 @@ from titanic.dispatch.connection import Scout
 from titanic.dispatch.courier import LocalCourier, SocketCourier
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.lane_courier import LaneCourier
+from titanic.errors import CallerError, TitanicError
 from titanic.lanes import Lanes
+from titanic.rivals import Rivals
 from titanic.services.asks import Answers, Ask
 from titanic.services.services import Services
 from titanic.services.waiting import Waiters
@@ -46,6 +48,8 @@ class Server:
         self._scout: Scout | None = None
         self.endpoints: tuple[str, ...] = ()
         """Where clients reach it, with real ports."""
+        self.problem: TitanicError | None = None
+        """Why it cannot serve, when that is found out after `start`; it is not `alive` then."""
         self.store = Store.open(
             config.store,
             capacity=config.capacity,
@@ -108,10 +112,10 @@ class Server:
 
     @property
     def alive(self) -> bool:
-        """Whether all threads are running. One that met an error of this program has logged it and ended: then
-        nothing better can be done than to stop and start again, which loses nothing."""
+        """Whether all threads are running, and there is no `problem`. A thread that met an error of this program has
+        logged it and ended: then nothing better can be done than to stop and start again, which loses nothing."""
         parts = (self._dispatcher, self._broker, self._lanes)
-        return all(part.alive for part in parts if part is not None)
+        return self.problem is None and all(part.alive for part in parts if part is not None)
 
     def __enter__(self) -> Server:
         return self.start()
@@ -149,11 +153,25 @@ class Server:
         return self._lanes.answer
 
     def _found(self, version: str, ours: bool) -> None:
-        """Called in the dispatcher's thread: there is a broker."""
+        """Called in the dispatcher's thread: there is a broker. Serve it, if no other queue does."""
+        endpoint = self.endpoints[0]
+        log.info("broker at %s speaks MDP %s%s", endpoint, version, "" if ours else ", not of this project")
+        rivals = Rivals(endpoint, version, clear=lambda: self._register(version, ours), taken=self._give_way)
+        self._dispatcher.loop.add(rivals)
+
+    def _give_way(self, other: str) -> None:
+        """Called in the dispatcher's thread: another queue is there."""
+        self.problem = CallerError(
+            f"another queue serves the broker at {self.endpoints[0]} already",
+            f"its store is {other}",
+            "stop that one first, or use another broker: each would get requests that are meant for the other",
+        )
+
+    def _register(self, version: str, ours: bool) -> None:
+        """Called in the dispatcher's thread: from now on it is ours to serve."""
         assert self._lanes is not None
         self._lanes.register(version)
         endpoint, dispatcher, config = self.endpoints[0], self._dispatcher, self.config
-        log.info("broker at %s speaks MDP %s%s", endpoint, version, "" if ours else ", not of this project")
         if ours:
             dispatcher.use(SocketCourier(dispatcher.core, dispatcher.loop, endpoint))
         else:

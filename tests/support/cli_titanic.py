@@ -146,7 +146,7 @@ def working(folder: Path, endpoint: str, service: str, *command: str, options: S
     """`titanic work` on a service."""
     log = folder / f"work-{service}.log"
     with running(log, "work", service, "--endpoint", endpoint, *options, "--", *command) as worker:
-        worker.says("working on")
+        worker.says("is registered at")
         yield worker
 
 

@@ -107,7 +107,7 @@ def test_nothing_to_show(temporary: Path) -> None:
     (temporary / "empty").mkdir()
     done = titanic("demo", temporary / "empty", TMPDIR=str(temporary))
     assert done.code == 1
-    assert "there is no file below" in done.out.decode()
+    assert "there is nothing to submit below" in done.out.decode()
     assert [path.name for path in temporary.iterdir()] == ["empty"]
     assert here("demo", temporary / "absent").code == 2
 

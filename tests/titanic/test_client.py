@@ -6,14 +6,17 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from support.titanic_eventually import eventually
+from support.titanic_processes import SUPPORT, Process
 from support.titanic_raw import raw_worker
 from support.titanic_serving import QUICK, config, serving
 
-from broker import Broker, RemoteError, Worker
+from broker import Broker, BrokerConfig, RemoteError, Worker
 from titanic import Client, InvalidRequest, Refused, RequestFailed, Server, TimedOut, UnknownRequest
 from titanic.errors import CallerError
 from titanic.store import MIN_CAPACITY
@@ -250,3 +253,49 @@ def test_waiting_outlasts_a_server_that_is_away(tmp_path: Path) -> None:
                 worker.final(worker.take()[0], b"late")
                 thread.join(60)
     assert replies == [[b"late"], {uuid: [b"late"]}]
+
+
+def test_a_uuid_may_have_dashes(client: Client, echo: Worker) -> None:
+    uuid, other = client.submit("echo", "x"), client.submit("absent", "x")
+    dashed, pending = str(UUID(uuid)), str(UUID(other))
+    assert client.wait(dashed, 30) == client.reply(dashed) == [b"x"]
+    assert dict(client.replies([dashed], 30)) == {dashed: [b"x"]}
+    assert client.show(dashed)["uuid"] == uuid
+    assert client.retry(dashed, pending) == 0
+    assert [row["uuid"] for row in client.list(after=dashed)[0]] == [other]
+    with pytest.raises(TimedOut):
+        client.wait(pending, 0.01)
+    client.close(dashed)
+    client.close_many([pending])
+    for gone in (dashed, pending):
+        with pytest.raises(UnknownRequest):
+            client.reply(gone)
+
+
+def test_a_large_body_is_compared_with_what_the_broker_takes(tmp_path: Path) -> None:
+    """Each way to send one: the broker would end the connection without a word."""
+    endpoint = f"ipc://{tmp_path}/b"
+    large = b"x" * (3 << 20)
+    with Client(endpoint, timeout=30) as client:
+        with serving(tmp_path, bind=(endpoint,), wire=BrokerConfig(max_body=1 << 20)):
+            for send in (
+                lambda: client.submit("s", large),
+                lambda: client.submit("s", large[: 1 << 20], "and a little more"),
+                lambda: client.submit_batch("s", [large]),
+                lambda: client.submit_many("s", ["x", large]),
+                lambda: client.call("s", large),
+            ):
+                with pytest.raises(InvalidRequest, match=r"body has \d+ bytes; the broker at .* at most 1048576; send"):
+                    send()
+        with serving(tmp_path, bind=(endpoint,), wire=BrokerConfig(max_body=4 << 20)):
+            assert client.submit("s", large), "it was started with another limit"
+
+
+def test_what_another_broker_takes_is_its_own_affair(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/b"
+    with (
+        Process(SUPPORT / "rfc7_broker.py", endpoint, "0.5", output=tmp_path / "broker.out"),
+        Worker("echo", lambda frames: frames, endpoint, config=replace(QUICK, versions=("0.1",))),
+        Client(endpoint, timeout=30, version="0.1") as client,
+    ):
+        assert client.call("echo", b"x" * (3 << 20)) == [b"x" * (3 << 20)]

@@ -122,3 +122,16 @@ def _seconds(call):
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
+
+
+def test_plain_takes_the_usual_dashes_away_and_nothing_else() -> None:
+    assert ids.plain("01A1fdd4-0f82-747e-a223-cfe554e7afbc") == "01A1fdd40f82747ea223cfe554e7afbc"
+    for text in (
+        "",
+        "-",
+        "0" * 32,
+        "01a1fdd40f82-747e-a223-cfe554e7afbc",
+        "01a1fdd4-0f82-747e-a223-cfe554e7afbg",
+        "a-b",
+    ):
+        assert ids.plain(text) == text

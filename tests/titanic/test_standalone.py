@@ -212,3 +212,40 @@ def test_it_stops_when_the_broker_has_gone(tmp_path: Path) -> None:
             broker.kill()
     server.stop()
     assert not server.alive
+
+
+# -- two queues at one broker --------------------------------------------------------------------------------------
+
+
+def test_a_second_queue_does_not_get_the_requests_of_the_first(tmp_path: Path, endpoint: str) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    with serving(first, broker=endpoint), Client(endpoint, timeout=30) as client:
+        uuid = client.submit("absent", "x")
+        other = Server(config(second, broker=endpoint))
+        with other:
+            eventually(lambda: other.problem)
+            assert not other.alive
+        assert f"its store is {first / 'store'}; stop that one" in str(other.problem)
+        assert [client.reply(uuid) for _ in range(10)] == [None] * 10
+    with serving(second, broker=endpoint), Client(endpoint, timeout=30) as client:
+        assert client.stats()["store"]["path"] == str(second / "store")
+
+
+def test_nor_one_at_the_broker_of_an_integrated_queue(tmp_path: Path) -> None:
+    with serving(tmp_path / "first") as first, Server(config(tmp_path / "second", broker=first.endpoints[0])) as other:
+        assert "another queue" in str(eventually(lambda: other.problem))
+
+
+def test_a_queue_that_was_killed_is_no_rival(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its lanes stay registered until their heartbeats are missed; that is not waited for."""
+    caplog.set_level("INFO")
+    broker = Broker(BrokerConfig(heartbeat_interval=1000))
+    at = broker.bind("tcp://127.0.0.1:*")
+    with broker, Client(at, timeout=30) as client:
+        with Process(SUPPORT / "titanic_node.py", "attach", at, tmp_path / "store", output=tmp_path / "node") as node:
+            client.submit("absent", "x")
+            node.kill()
+        with serving(tmp_path, broker=at) as server:
+            eventually(lambda: "does not answer: taking its place" in caplog.text)
+            eventually(lambda: server._lanes is not None and server._lanes.registered)
+            assert server.problem is None

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 
+from titanic.cli.help import command
 from titanic.cli.options import configured, json_flag, option
 from titanic.cli.output import print_json, print_table
 
 
-@click.command()
-@configured
+@command()
 @json_flag
 @click.argument("figures", nargs=-1, metavar="[FIGURE|GROUP]...")
 @option("--list", "listing", is_flag=True, help="Say what there is to be measured.")
@@ -21,6 +21,7 @@ from titanic.cli.output import print_json, print_table
 @option(
     "--folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
     default=None,
     help="Where the stores go; the disk there is what is measured. Default: the temporary folder.",
 )
@@ -32,6 +33,7 @@ from titanic.cli.output import print_json, print_table
     metavar="FILE",
     help="Draw what is measured of `latency` and `curves` (both, if nothing is chosen). Needs the extra `bench`.",
 )
+@configured
 def bench(
     figures: tuple[str, ...],
     requests: int,
@@ -43,11 +45,13 @@ def bench(
 ) -> None:
     """Measure this machine and Titanic on it: accepting, whole lives, plain echoes.
 
-    Without arguments, the most telling figures, in less than a minute. FIGURE and GROUP choose others:
-
-        titanic bench limits accept latency
+    Without arguments, the most telling figures, in less than a minute. FIGURE and GROUP choose others.
 
     CPU is the processor time of a request in each process. --json prints a list of objects.
+
+    \b
+    Example:
+      titanic bench limits accept latency --folder /var/lib
     """
     from titanic.bench import runner  # not before it is wanted: others start faster
     from titanic.bench.plot import draw, require

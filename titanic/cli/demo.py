@@ -8,11 +8,12 @@ from pathlib import Path
 
 import click
 
+from titanic.cli.help import command
 from titanic.cli.output import EXIT_FAILED
 from titanic.demo import Demo
 
 
-@click.command()
+@command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".")
 def demo(folder: Path) -> None:
     """Show what Titanic is for, in under a minute.
@@ -20,6 +21,10 @@ def demo(folder: Path) -> None:
     Submits a request per file below FOLDER (default: here) to a service that has no worker, kills the server,
     starts it again, starts workers, kills one of them, and checks every reply. Exits with 0 only when all are
     right. Everything runs on this machine, in a temporary folder.
+
+    \b
+    Example:
+      titanic demo ~/Documents
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it cleans up then, too
     if not Demo(folder).run():

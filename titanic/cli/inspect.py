@@ -9,42 +9,52 @@ import click
 
 import broker
 from titanic import tsp
-from titanic.cli.options import endpoint, json_flag, option
+from titanic.cli.help import command
+from titanic.cli.offline import Files, look, lookable
+from titanic.cli.options import json_flag, option
 from titanic.cli.options import uuid as uuid_type
-from titanic.cli.output import age, as_text, duration, moment, print_json, print_table, printable, size, until
+from titanic.cli.output import age, as_text, duration, moment, print_json, print_table, size, until
 from titanic.client import OWN_KEY, Client
 from titanic.errors import TimedOut
+from titanic.text import counted, printable
 
 STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
 
 
-@click.command()
-@endpoint
+@command()
 @json_flag
-def status(as_json: bool, endpoint: str, timeout: float, mdp: str) -> None:
+@lookable
+def status(as_json: bool, **where: Any) -> None:
     """What is stored, what waits for whom, how many workers are there.
 
-    --json prints {store, services: {name: waiting}, workers: {name: count}, running, since_start, dispatch}.
+    --json prints {store, services: {name: waiting}, workers: {name: count}, running, since_start, dispatch}; with
+    --offline {store, services, workers: null}.
+
+    \b
+    Example:
+      titanic status
+      titanic status --json | jq .store.used
     """
-    with Client(endpoint, timeout=timeout, version=mdp) as client:
-        document = client.stats()
-        document["workers"] = _workers(client)
+    with look(**where) as source:
+        document = source.stats()
+        document["workers"] = None if isinstance(source, Files) else _workers(source)
     if as_json:
         print_json(document)
         return
-    store, done = document["store"], document["since_start"]
+    store, running, done = document["store"], document.get("running", 0), document.get("since_start")
     click.echo(
-        f"store {store['path']}: {store['requests']} requests"
-        f" ({max(0, store['waiting'] - document['running'])} waiting, {document['running']} running,"
+        f"store {printable(store['path'])}: {counted(store['requests'], 'request')}"
+        f" ({max(0, store['waiting'] - running)} waiting, {running} running,"
         f" {store['delayed']} delayed, {store['replies']} ended),"
         f" {size(store['used'])} of {size(store['capacity'])} used, {store['closed']} closed remembered"
     )
-    click.echo(
-        f"since the start {done['accepted']} accepted, {done['refused']} refused,"
-        f" {document['dispatch']['succeeded']} succeeded, {document['dispatch']['failed']} failed,"
-        f" {document['dispatch']['expired']} expired,"
-        f" {done['closed']} closed"
-    )
+    if done is not None:
+        ended = document["dispatch"]
+        click.echo(
+            f"since the start {done['accepted']} accepted, {done['refused']} refused,"
+            f" {ended['succeeded']} succeeded, {ended['failed']} failed, {ended['expired']} expired,"
+            f" {done['closed']} closed"
+        )
     workers = document["workers"]
     names = {*document["services"], *(workers or ())}
     rows = [
@@ -66,8 +76,7 @@ def _workers(client: Client) -> dict[str, int] | None:
     return document if isinstance(document, dict) else None
 
 
-@click.command()
-@endpoint
+@command()
 @json_flag
 @option(
     "--limit",
@@ -79,18 +88,22 @@ def _workers(client: Client) -> dict[str, int] | None:
 )
 @option("--state", type=click.Choice(STATES), default=None, help="Only requests in this state.")
 @option("--service", metavar="SERVICE", default=None, help="Only requests for this service.")
-def ls(
-    service: str | None, state: str | None, limit: int, as_json: bool, endpoint: str, timeout: float, mdp: str
-) -> None:
+@lookable
+def ls(service: str | None, state: str | None, limit: int, as_json: bool, **where: Any) -> None:
     """List stored requests, oldest first.
 
     --json prints a list of what `titanic show --json` prints.
+
+    \b
+    Example:
+      titanic ls --state failed --service mail
+      titanic ls --store /var/lib/titanic
     """
     rows: list[dict[str, Any]] = []
     after: str | None = None
-    with Client(endpoint, timeout=timeout, version=mdp) as client:
+    with look(**where) as source:
         while len(rows) < limit:
-            page, after = client.list(service=service, state=state, after=after, limit=min(1000, limit - len(rows)))
+            page, after = source.list(service=service, state=state, after=after, limit=min(1000, limit - len(rows)))
             rows += page
             if after is None:
                 break
@@ -117,29 +130,34 @@ def ls(
         click.echo(f"({len(rows)} shown, there may be more: --limit)", err=True)
 
 
-@click.command()
+@command()
 @click.argument("uuid", type=uuid_type, metavar="UUID")
-@endpoint
 @json_flag
-def show(uuid: str, as_json: bool, endpoint: str, timeout: float, mdp: str) -> None:
+@lookable
+def show(uuid: str, as_json: bool, **where: Any) -> None:
     """All that is known of one request, its bodies aside.
 
     --json prints one object; times are microseconds since 1970, 0 for never. Its `reason` is why the request failed,
     the last time or for good, with what the worker said.
+
+    \b
+    Example:
+      titanic show 01a1fdd40f82747ea223cfe554e7afbc
     """
-    with Client(endpoint, timeout=timeout, version=mdp) as client:
-        row = client.show(uuid)
+    with look(**where) as source:
+        row = source.show(uuid)
         if row["state"] == "failed":  # what the worker said at the last attempt is the reply
-            row["reason"] = as_text([row["reason"].encode(), *client.call(tsp.REPLY, uuid)[1:]])
+            said = source.last_words(uuid) if isinstance(source, Files) else source.call(tsp.REPLY, uuid)[1:]
+            row["reason"] = as_text([row["reason"].encode(), *said])
     if as_json:
         print_json(row)
         return
     lines = [
         ("uuid", row["uuid"]),
-        ("service", row["service"]),
+        ("service", printable(row["service"])),
         ("state", row["state"]),
         ("submitted", f"{moment(row['submitted_at'])} ({age(row['submitted_at'])} ago)"),
-        ("body", f"{row['body_frames']} frame(s), {size(row['body_bytes'])}"),
+        ("body", f"{counted(row['body_frames'], 'frame')}, {size(row['body_bytes'])}"),
         ("attempts", str(row["attempts"])),
     ]
     if row["key"] and not row["key"].startswith(OWN_KEY):
@@ -149,16 +167,19 @@ def show(uuid: str, as_json: bool, endpoint: str, timeout: float, mdp: str) -> N
     if row["expires_at"] and row["state"] in ("waiting", "delayed", "running"):
         lines.append(("expires", f"{moment(row['expires_at'])} (in {until(row['expires_at'])})"))
     if row["dispatched_at"]:
-        lines.append(("last sent", moment(row["dispatched_at"])))
+        first = row["attempts"] <= 1
+        waited = f" (waited {_span(row, 'submitted_at', 'dispatched_at')})" if first else ""
+        lines.append(("last sent", moment(row["dispatched_at"]) + waited))
     if row["due"]:
         lines.append(
             ("tried again" if row["attempts"] else "not before", f"{moment(row['due'])} (in {until(row['due'])})")
         )
     if row["finished_at"]:
-        took = f" (took {duration(_seconds(row))})" if row["dispatched_at"] else ""
-        lines.append(("ended", moment(row["finished_at"]) + took))
+        ran = row["dispatched_at"] and row["state"] != "expired"
+        span = _span(row, "dispatched_at" if ran else "submitted_at", "finished_at")
+        lines.append(("ended", f"{moment(row['finished_at'])} ({'ran' if ran else 'waited'} {span})"))
     if row["state"] in ("done", "failed"):
-        lines.append(("reply", f"{row['reply_frames']} frame(s), {size(row['reply_bytes'])}"))
+        lines.append(("reply", f"{counted(row['reply_frames'], 'frame')}, {size(row['reply_bytes'])}"))
     if row["reason"]:
         lines.append(("last error", printable(row["reason"].strip())))
     for name, value in lines:
@@ -168,7 +189,6 @@ def show(uuid: str, as_json: bool, endpoint: str, timeout: float, mdp: str) -> N
             click.echo(f"{'':<12} {line}")
 
 
-def _seconds(row: dict[str, Any]) -> float:
-    """How long the last attempt took; clocks can be set back meanwhile."""
-    span: float = (row["finished_at"] - row["dispatched_at"]) / 1e6
-    return max(0.0, span)
+def _span(row: dict[str, Any], since: str, until: str) -> str:
+    """The time between two moments of a request; clocks can be set back meanwhile."""
+    return duration(max(0.0, (row[until] - row[since]) / 1e6))

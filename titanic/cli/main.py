@@ -5,6 +5,7 @@ A command's module is imported when the command is wanted: `titanic submit` does
 
 from __future__ import annotations
 
+import difflib
 import errno
 import sys
 from importlib import import_module
@@ -38,6 +39,9 @@ COMMANDS = {
 }
 """Each command's module, and its line in the help. The function is called like the command."""
 
+MEANT = {"list": "ls", "fetch": "reply", "get": "reply", "delete": "close", "rm": "close", "worker": "work"}
+"""What people call commands that have another name."""
+
 
 class Titanic(click.Group):
     """Finds the commands; turns the exceptions of this project into messages and exit codes."""
@@ -53,6 +57,20 @@ class Titanic(click.Group):
         module = import_module(f"titanic.cli.{COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, "broker_command" if cmd_name == "broker" else cmd_name)
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """`titanic help serve` is `titanic serve --help`."""
+        return super().parse_args(ctx, [*args[1:2], "--help"] if args[:1] == ["help"] else args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or tell what it might have been."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = [MEANT[args[0]]] if args[0] in MEANT else difflib.get_close_matches(args[0], COMMANDS, n=1)
+            advice = f"did you mean {near[0]}?" if near else "titanic --help lists them"
+            ctx.fail(f"no such command: {args[0]}; {advice}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List them without importing them."""
@@ -96,6 +114,10 @@ def main() -> None:
 
     Every option can also be given as an environment variable, TITANIC_ and its name in capitals, and in a TOML
     file named by --config or TITANIC_CONFIG: keys at its top for all commands, tables like [serve] for one.
+
+    \b
+    Completion in this shell (zsh_source and fish_source do the same for theirs):
+      eval "$(_TITANIC_COMPLETE=bash_source titanic)"
 
     \b
     Exit codes:

@@ -10,12 +10,17 @@ from typing import Any, TypeVar
 import click
 
 from broker import DEFAULT_ENDPOINT
+from titanic import ids
 from titanic.cli import config_file
+from titanic.cli.help import Option
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 MOST_SECONDS = 1e8
 """Three years: what is longer overflows a clock somewhere."""
+
+CONNECTION = "Connection"
+"""The group of options that say how to reach a broker."""
 
 LEAST_SIZE, MOST_SIZE = 1 << 16, 1 << 44
 
@@ -30,14 +35,16 @@ UNITS = {
 def option(name: str, *aliases: str, **settings: Any) -> Callable[[Function], Function]:
     """A click option that can also come from the environment as TITANIC_<NAME>."""
     variable = "TITANIC_" + name.lstrip("-").replace("-", "_").upper()
-    return click.option(name, *aliases, **{"envvar": variable, "show_default": True, **settings})
+    return click.option(name, *aliases, **{"cls": Option, "envvar": variable, "show_default": True, **settings})
 
 
 def configured(function: Function) -> Function:
-    """Add `--config` to a command. It stands above the command's own options, so that it comes last in --help."""
+    """Add `--config` to a command."""
     return click.option(
         "--config",
+        cls=Option,
         type=click.Path(dir_okay=False),
+        metavar="FILE",
         envvar="TITANIC_CONFIG",
         is_eager=True,
         expose_value=False,
@@ -68,11 +75,16 @@ def size(name: str, *, least: int = LEAST_SIZE, **settings: Any) -> Callable[[Fu
 
 def endpoint(function: Function) -> Function:
     """`--endpoint`, `--timeout` and `--mdp`: how to reach a broker."""
+    versions = click.Choice(["0.2", "0.1", "majortomo"])
     for add in (
         configured,
-        option("--mdp", type=click.Choice(["0.2", "0.1", "majortomo"]), default="0.2", help="Version of MDP to speak."),
-        seconds("--timeout", least=0.001, default=5.0, help="Wait for an answer, at each of 3 tries."),
-        option("--endpoint", metavar="ENDPOINT", default=DEFAULT_ENDPOINT, help="Where the broker is."),
+        option("--mdp", type=versions, default="0.2", group=CONNECTION, help="Version of MDP to speak."),
+        seconds(
+            "--timeout", least=0.001, default=5.0, group=CONNECTION, help="Wait for an answer, at each of 3 tries."
+        ),
+        option(
+            "--endpoint", metavar="ENDPOINT", default=DEFAULT_ENDPOINT, group=CONNECTION, help="Where the broker is."
+        ),
     ):
         function = add(function)
     return function
@@ -82,10 +94,11 @@ json_flag = option("--json", "as_json", is_flag=True, help="Print JSON, for prog
 
 
 def uuid(value: str) -> str:
-    """The type of a request's UUID: 32 hexadecimal digits, no dashes."""
-    if re.fullmatch("[0-9a-fA-F]{32}", value) is None:
+    """The type of a request's UUID: 32 hexadecimal digits, with or without the usual dashes."""
+    plain = ids.plain(value)
+    if re.fullmatch("[0-9a-fA-F]{32}", plain) is None:
         raise click.BadParameter(f"{value!r} is not a UUID: it must be 32 hexadecimal digits")
-    return value
+    return plain.lower()
 
 
 def read_size(value: Any, *, least: int = LEAST_SIZE) -> int:

@@ -14,6 +14,8 @@ from typing import Any
 
 import click
 
+from titanic.text import printable
+
 EXIT_FAILED, EXIT_PENDING, EXIT_UNKNOWN, EXIT_INTERRUPTED = 1, 3, 4, 130
 
 
@@ -27,11 +29,6 @@ def say(message: object, detail: Sequence[bytes] = ()) -> None:
 def as_text(frames: Iterable[bytes]) -> str:
     """Frames as lines of text, whatever they hold."""
     return printable("\n".join(frame.decode(errors="replace").strip("\n") for frame in frames).strip("\n"))
-
-
-def printable(text: str) -> str:
-    """Text without what a terminal would obey: control characters are shown as what they are."""
-    return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
 
 
 def print_json(document: Any) -> None:
@@ -63,7 +60,7 @@ def _json_frame(frame: bytes) -> Any:
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
     """A table without frames; columns named in `right` are aligned right."""
-    lines = [list(titles), *map(list, rows)]
+    lines = [list(titles), *([_cell(text) for text in row] for row in rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(titles))]
     for number, line in enumerate(lines):
         cells = [
@@ -72,6 +69,10 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: 
         ]
         text = "  ".join(cells).rstrip()
         click.echo(click.style(text, bold=True) if number == 0 else text)
+
+
+def _cell(text: str) -> str:
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def age(microseconds: int) -> str:

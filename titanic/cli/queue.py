@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -10,6 +11,7 @@ from typing import Any, BinaryIO
 import click
 
 import broker
+from titanic.cli.help import command
 from titanic.cli.options import endpoint, json_flag, option, seconds
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.output import (
@@ -24,28 +26,41 @@ from titanic.cli.output import (
 )
 from titanic.client import Client
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
+from titanic.limits import Limits
+from titanic.text import counted
 from titanic.tsp import Frames
 
 PART = 1000
 PART_BYTES = 8 << 20
 """Lines, and bytes, that are submitted in one message; then their UUIDs are printed."""
 
+CHOICES = "When and how often"
+"""The group of options that a request is stored with."""
+
 body_argument = click.argument("body", nargs=-1, type=os.fsencode)
 stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="The body is what comes on standard input.")
 
 
-@click.command()
+@command()
 @click.argument("service")
 @body_argument
-@endpoint
-@json_flag
+@stdin_flag
+@option("--lines", type=click.File("rb"), metavar="FILE", help="One request per line of FILE (- for stdin).")
 @seconds("--wait", least=0, default=None, help="Wait for the reply and print it too.")
-@seconds(
-    "--limit",
-    least=0.001,
+@json_flag
+@option(
+    "--key", metavar="KEY", default=None, group=CHOICES, help="The same key gets the same UUID, and is executed once."
+)
+@seconds("--key-for", least=0.001, default=None, group=CHOICES, help="How long the key counts; default a day.")
+@seconds("--delay", least=0, default=None, group=CHOICES, help="Execute it not before S seconds from now.")
+@seconds("--ttl", least=0.001, default=None, group=CHOICES, help="Expire it when no worker has begun within S seconds.")
+@option(
+    "--priority",
+    type=click.IntRange(0, 9),
+    metavar="N",
     default=None,
-    envvar="TITANIC_SUBMIT_LIMIT",  # TITANIC_LIMIT is that of `titanic work`
-    help="What an attempt may take; longer is a failure.",
+    group=CHOICES,
+    help="0 to 9, default 4; 9 goes first.",
 )
 @option(
     "--max-attempts",
@@ -53,15 +68,18 @@ stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="The body is wha
     type=click.IntRange(1, 65535),
     metavar="N",
     default=None,
+    group=CHOICES,
     help="Failures until it has failed for good.",
 )
-@option("--priority", type=click.IntRange(0, 9), metavar="N", default=None, help="0 to 9, default 4; 9 goes first.")
-@seconds("--delay", least=0, default=None, help="Execute it not before S seconds from now.")
-@seconds("--ttl", least=0.001, default=None, help="Expire it when no worker has begun within S seconds.")
-@seconds("--key-for", least=0.001, default=None, help="How long the key counts; default a day.")
-@option("--key", default=None, help="The same key gets the same UUID, and is executed once.")
-@option("--lines", type=click.File("rb"), metavar="FILE", help="One request per line of FILE (- for stdin).")
-@stdin_flag
+@seconds(
+    "--limit",
+    least=0.001,
+    default=None,
+    envvar="TITANIC_SUBMIT_LIMIT",  # TITANIC_LIMIT is that of `titanic work`
+    group=CHOICES,
+    help="What an attempt may take; longer is a failure.",
+)
+@endpoint
 def submit(
     service: str,
     body: tuple[bytes, ...],
@@ -80,6 +98,12 @@ def submit(
     follows; exit codes are those of `titanic reply` then. The options count for each line of --lines.
 
     --json prints {uuid}, with --lines {uuids}, with --wait what `titanic reply --json` prints.
+
+    \b
+    Example:
+      titanic submit upper hello
+      titanic submit resize --stdin --key 'order 7' --wait 30 < big.png > small.png
+      titanic submit mail --lines addresses.txt --delay 3600
     """
     if (bool(body) + from_stdin + (lines is not None)) > 1:
         raise click.UsageError("BODY, --stdin and --lines exclude each other")
@@ -95,10 +119,19 @@ def submit(
         uuid = client.submit(service, *(_stdin() if from_stdin else body), **options)
         if not as_json:
             click.echo(uuid)
+        if sys.stderr.isatty():
+            _note_absence(client, service)
         if wait is not None:
             _print_outcome(client, uuid, wait, as_json)
         elif as_json:
             print_json({"uuid": uuid})
+
+
+def _note_absence(client: Client, service: str) -> None:
+    """Tell somebody who looks on that nobody is there to do it, which may be a misspelt name."""
+    with contextlib.suppress(TitanicError, broker.BrokerError):
+        if client.call("mmi.service", service) == [b"404"]:
+            say(f"no worker for {service!r} yet; it waits")
 
 
 def _submit_lines(client: Client, service: str, lines: BinaryIO, as_json: bool, options: Any) -> None:
@@ -135,11 +168,11 @@ def _stdin() -> tuple[bytes]:
     return (sys.stdin.buffer.read(),)
 
 
-@click.command()
+@command()
 @click.argument("uuid", type=uuid_type, metavar="UUID")
-@endpoint
 @json_flag
 @seconds("--wait", least=0, default=None, help="Wait up to S seconds for the reply.")
+@endpoint
 def reply(uuid: str, wait: float | None, as_json: bool, endpoint: str, timeout: float, mdp: str) -> None:
     """Print the reply to the request with this UUID, byte for byte. It stays until the request is closed.
 
@@ -148,6 +181,10 @@ def reply(uuid: str, wait: float | None, as_json: bool, endpoint: str, timeout: 
 
     --json prints {uuid, state, body, error}. state: done, pending, failed or unknown; body: the frames of the reply
     or of the failure, each as text, or as {base64} where it is not UTF-8.
+
+    \b
+    Example:
+      titanic reply 01a1fdd40f82747ea223cfe554e7afbc --wait 60
     """
     with Client(endpoint, timeout=timeout, version=mdp) as client:
         _print_outcome(client, uuid, wait, as_json)
@@ -186,27 +223,32 @@ def _why_pending(row: dict[str, Any]) -> str:
         return "a worker has it now"
     if row["attempts"]:
         when = f"tried again in {until(row['due'])}" if row["due"] else "waiting to be tried again"
-        return f"{row['attempts']} attempt(s) failed, {when}; the last error was: {row['reason'].strip()}"
+        return f"{counted(row['attempts'], 'attempt')} failed, {when}; the last error was: {row['reason'].strip()}"
     if row["due"]:
         return f"not to be executed for {until(row['due'])}"
     return "the request has not been executed yet"
 
 
-@click.command()
+@command()
 @click.argument("uuid", type=uuid_type, metavar="UUID...", nargs=-1, required=True)
 @endpoint
 def close(uuid: tuple[str, ...], endpoint: str, timeout: float, mdp: str) -> None:
-    """Delete requests and their replies. What is not dispatched yet is cancelled. Unknown UUIDs are fine."""
+    """Delete requests and their replies. What is not dispatched yet is cancelled. Unknown UUIDs are fine.
+
+    \b
+    Example:
+      titanic close 01a1fdd40f82747ea223cfe554e7afbc
+    """
     with Client(endpoint, timeout=timeout, version=mdp) as client:
         client.close(*uuid)
 
 
-@click.command()
+@command()
 @click.argument("service")
 @body_argument
-@endpoint
 @json_flag
 @stdin_flag
+@endpoint
 def call(
     service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool, endpoint: str, timeout: float, mdp: str
 ) -> None:
@@ -216,11 +258,17 @@ def call(
     time, the request is sent again, twice: give --timeout to what takes longer.
 
     --json prints {body, error}, as `titanic reply` does.
+
+    \b
+    Example:
+      titanic call upper hello
+      titanic call mmi.workers
     """
     if body and from_stdin:
         raise click.UsageError("BODY and --stdin exclude each other")
     with broker.Client(endpoint, timeout=timeout, retries=2, version=mdp) as client:
         frames = _stdin() if from_stdin else body or (b"",)
+        Limits(client).check(frames)
         try:
             result = client.call(service, *frames)
         except broker.RemoteError as error:
@@ -233,10 +281,15 @@ def call(
                 advice = "does the service have a worker?"
                 raise TimedOut(f"no answer from {service}", "the broker is there", advice) from None
             raise
+    unknown = service.startswith("mmi.") and result == [b"501"]
+    problem = f"501 the broker at {endpoint} has no {service}" if unknown else None
     if as_json:
-        print_json({"body": json_frames(result), "error": None})
-    else:
+        print_json({"body": json_frames(result), "error": problem})
+    elif problem is None:
         print_body(result)
+    if problem is not None:
+        say(problem)
+        sys.exit(EXIT_FAILED)
 
 
 def _answers(endpoint: str, mdp: str) -> bool:

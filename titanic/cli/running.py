@@ -7,12 +7,16 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 
 import click
 
 from titanic.version import __version__
+
+LAST_WORDS = 1.0
+"""Seconds that a command has to say good-bye when it is to end at once."""
 
 
 def say(text: str) -> None:
@@ -27,19 +31,33 @@ def log_to_stderr(level: str) -> None:
     )
 
 
-def on_signal(stop: Callable[[], None], at_once: Callable[[], None] = lambda: None) -> None:
-    """From now on the first SIGTERM or SIGINT is told and calls `stop`, the second calls `at_once` and ends all."""
-    asked = False
+class Ending:
+    """The end of a command, which signals ask for. `code` is its exit code."""
 
-    def handle(number: int, _: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            at_once()
-            os._exit(128 + number)
-        asked = True
-        with contextlib.suppress(OSError):
-            os.write(2, f"titanic {__version__} stopping\n".encode())  # sys.stderr may be in the middle of a write
-        stop()
+    def __init__(self, stop: Callable[[], None], at_once: Callable[[], None] | None = None) -> None:
+        """From now on the first SIGTERM or SIGINT is told and calls `stop`, the second calls `at_once`.
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, handle)
+        `at_once` makes the command return. If it has not after LAST_WORDS seconds, at a third signal, or without an
+        `at_once`, it is ended wherever it is.
+        """
+        self.code = 0
+        self._stop = stop
+        self._at_once = at_once
+        self._asked = 0
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        self._asked += 1
+        if self._asked == 1:
+            with contextlib.suppress(OSError):
+                os.write(2, f"titanic {__version__} stopping\n".encode())  # sys.stderr may be in the middle of a write
+            self._stop()
+            return
+        self.code = 128 + number
+        if self._asked > 2 or self._at_once is None:
+            os._exit(self.code)
+        end = threading.Timer(LAST_WORDS, os._exit, [self.code])
+        end.daemon = True
+        end.start()
+        self._at_once()

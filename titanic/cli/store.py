@@ -9,30 +9,24 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+from titanic.cli.help import command
+from titanic.cli.offline import expect_store, store_option
 from titanic.cli.options import configured, json_flag, option
 from titanic.cli.output import EXIT_FAILED, print_json, size
-from titanic.config import ServerConfig
 from titanic.errors import StoreLocked
 from titanic.store import Store
 from titanic.store import backup as copy_store
 from titanic.store import check as check_store
 from titanic.store import repair as repair_store
 from titanic.store import restore as restore_store
-
-store_option = option(
-    "--store",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    default=ServerConfig().store,
-    help="Directory of the store.",
-)
+from titanic.text import counted
 
 
-@click.command()
-@configured
+@command()
 @json_flag
 @option("--repair", is_flag=True, help="Put right what can be; no server may have the store open.")
 @store_option
+@configured
 def check(store: Path, repair: bool, as_json: bool) -> None:
     """Check a store: every record, every reference, every count. A server may go on using it meanwhile.
 
@@ -40,8 +34,12 @@ def check(store: Path, repair: bool, as_json: bool) -> None:
     --repair when anything is left.
 
     --json prints {requests, replies, problems: [{where, what, repair}], left}.
+
+    \b
+    Example:
+      titanic check --store /var/lib/titanic
     """
-    _expect_store(store)
+    expect_store(store)
     with _open(store, write=repair) as opened:
         problems = repair_store(opened) if repair else check_store(opened)
         left = len(check_store(opened)) if repair else len(problems)
@@ -53,44 +51,49 @@ def check(store: Path, repair: bool, as_json: bool) -> None:
     else:
         for problem in problems:
             click.echo(f"{problem.where}: {problem.what}" + (f" → {problem.repair}" if problem.repair else ""))
-        verdict = f"{len(problems)} problem(s)" if problems else "no problems"
+        verdict = counted(len(problems), "problem") if problems else "no problems"
         if problems and repair:
             verdict += f", {left} left after the repair"
-        click.echo(f"{store}: {counts.requests} requests, {counts.replies} replies: {verdict}")
+        replies = "1 reply" if counts.replies == 1 else f"{counts.replies} replies"
+        click.echo(f"{store}: {counted(counts.requests, 'request')}, {replies}: {verdict}")
     if left:
         sys.exit(EXIT_FAILED)
 
 
-@click.command()
+@command()
 @click.argument("dest", type=click.Path(path_type=Path))
-@configured
 @store_option
+@configured
 def backup(dest: Path, store: Path) -> None:
     """Copy the store into the new directory DEST, also while a server uses it: as it is at one moment, compacted.
 
     The copy is synced and checked before it gets its name: what has the name is good.
+
+    \b
+    Example:
+      titanic backup /backup/titanic-monday --store /var/lib/titanic
     """
-    _expect_store(store)
+    expect_store(store)
     with _open(store, write=False) as opened, _Bar("copying") as bar:
         copy_store(opened, dest, bar.tell)
     click.echo(f"{dest}: {size((dest / 'data.mdb').stat().st_size)}, checked")
 
 
-@click.command()
+@command()
 @click.argument("source", type=click.Path(path_type=Path))
-@configured
 @store_option
+@configured
 def restore(source: Path, store: Path) -> None:
-    """Make a store from the backup SOURCE. There must be none yet; the backup stays as it is."""
-    _expect_store(source)
+    """Make a store from the backup SOURCE. There must be none yet; the backup stays as it is.
+
+    \b
+    Example:
+      titanic restore /backup/titanic-monday --store /var/lib/titanic
+    """
+    expect_store(source)
     with _Bar("restoring") as bar:
         restore_store(source, store, bar.tell)
     click.echo(f"{store}: {size((store / 'data.mdb').stat().st_size)}, checked")
-
-
-def _expect_store(path: Path) -> None:
-    if not (path / "data.mdb").exists():
-        raise click.UsageError(f"there is no store at {path}")
 
 
 def _open(path: Path, *, write: bool) -> Store:

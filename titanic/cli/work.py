@@ -9,14 +9,16 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 
 import click
 
 from broker import DEFAULT_ENDPOINT, RemoteError, Worker, WorkerConfig
+from titanic.cli.help import command
 from titanic.cli.options import configured, option, seconds
 from titanic.cli.output import as_text
-from titanic.cli.running import log_to_stderr, on_signal, say
+from titanic.cli.running import Ending, log_to_stderr, say
 from titanic.tsp import Frames
 
 log = logging.getLogger("titanic.work")
@@ -46,6 +48,7 @@ class CommandHandler:
         self._command = command
         self._limit = limit
         self._running: set[subprocess.Popen[bytes]] = set()
+        self._over = False
         self._lock = threading.Lock()  # between them, a command that was just started could be missed by kill_all
 
     def __call__(self, body: Frames) -> bytes:
@@ -65,12 +68,15 @@ class CommandHandler:
 
     def kill_all(self) -> None:
         """End all commands that run, with all that they started; no other is started any more."""
-        self._lock.acquire()  # for ever
-        for process in list(self._running):
-            self._kill(process)
+        with self._lock:
+            self._over = True
+            for process in list(self._running):
+                self._kill(process)
 
     def _start(self) -> subprocess.Popen[bytes]:
         with self._lock:
+            if self._over:
+                raise RemoteError(503, "the worker is ending")
             process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
@@ -102,14 +108,14 @@ class CommandHandler:
         return RemoteError(500, text, [kept])
 
 
-@click.command()
+@command()
 @click.argument("service")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-@configured
 @option("--endpoint", metavar="ENDPOINT", default=DEFAULT_ENDPOINT, help="Where the broker is.")
 @seconds("--heartbeat", least=0.01, default=2.5, help="Between heartbeats.")
 @seconds("--limit", least=0.001, default=None, help="End a command that takes longer.")
 @option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests to work on at a time.")
+@configured
 def work(
     service: str, command: tuple[str, ...], jobs: int, limit: float | None, heartbeat: float, endpoint: str
 ) -> None:
@@ -119,7 +125,8 @@ def work(
     exits with anything but 0, is killed or takes longer than --limit, the attempt has failed: the end of its
     standard error is kept with the request, which is tried again later.
 
-    Stops on SIGTERM or SIGINT when the commands in hand are done; a second signal ends them and itself at once.
+    Stops on SIGTERM or SIGINT when the commands in hand are done. A second signal ends them and itself at once; what
+    they were working on is given to another worker.
 
     \b
     Example:
@@ -130,6 +137,12 @@ def work(
         raise click.UsageError(f"command not found: {command[0]}")
     handler = CommandHandler(command, limit)
     worker = Worker(service, handler, endpoint, jobs=jobs, config=WorkerConfig(heartbeat_interval=heartbeat))
-    on_signal(worker.stop, handler.kill_all)
-    say(f"working on {service} for the broker at {endpoint}")
+
+    def at_once() -> None:
+        worker.abandon()  # first: that a command was killed is no reply
+        handler.kill_all()
+
+    ending = Ending(worker.stop, at_once)
+    say(f"connecting to {endpoint} to work on {service}")
     worker.run()
+    sys.exit(ending.code)

@@ -16,9 +16,10 @@ from titanic.dispatch.actions import Fetch, Finish, Outcome
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.courier import Courier
 from titanic.errors import RecordCorrupt, StoreError, StoreFull
+from titanic.failure_log import FailureLog
 from titanic.services.asks import Answers, Ask
 from titanic.services.waiting import Waiters
-from titanic.store import DEFAULT_PRIORITY, ReadTransaction, Store, WriteTransaction
+from titanic.store import DEFAULT_PRIORITY, ReadTransaction, Status, Store, WriteTransaction
 from titanic.writer import Write, Writer, halves
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class Dispatcher:
         self.loop = Loop()
         self.waiters: Waiters
         """Who wants to know what becomes of requests; set with `serve`."""
+        self.failures = FailureLog()
         self._serving = False
         self._readers_at = 0.0
         self._store = store
@@ -308,6 +310,12 @@ class _Outcomes:
         homeless = {outcome.uuid for outcome in self._homeless}
         uuids = [outcome.uuid for outcome in self._outcomes if outcome.uuid not in homeless]
         core = self._dispatcher.core
+        for outcome in self._outcomes:
+            flight = core.flights.get(outcome.uuid)
+            if flight is None or flight.closed or outcome.uuid in homeless:
+                continue
+            if isinstance(outcome, Finish) and outcome.status is not Status.DONE:
+                self._dispatcher.failures.tell(outcome.uuid, flight.backlog.name, outcome.status, outcome.reason)
         core.settled(uuids)
         if homeless:
             core.unsettled(self._homeless, time.monotonic(), full=True)
@@ -327,13 +335,13 @@ class _Keep:
         self._step = step
         self._moved = False
         self._services: list[bytes] = []
-        self._expired: list[bytes] = []
+        self._expired: list[tuple[bytes, bytes]] = []
         self._due: int | None = None
 
     def write(self, transaction: WriteTransaction, now_us: int) -> None:
         self._services = [service for service, _ in transaction.promote(now_us, self._step)]
         running = self._dispatcher.core.flights
-        self._expired = [uuid for uuid, _ in transaction.expire(now_us, self._step, skip=running)]
+        self._expired = transaction.expire(now_us, self._step, skip=running)
         trimmed = transaction.trim(now_us, self._dispatcher.config.retention, self._step)
         self._due = self._dispatcher.next_due(transaction)
         self._moved = bool(self._services or self._expired or any(trimmed[:4]) or self._due == 0)
@@ -351,7 +359,9 @@ class _Keep:
         dispatcher = self._dispatcher
         dispatcher.core.returned(self._services)
         dispatcher.core.counts["expired"] += len(self._expired)
-        dispatcher.waiters.wake(self._expired)
+        dispatcher.waiters.wake([uuid for uuid, _ in self._expired])
+        for uuid, service in self._expired:
+            dispatcher.failures.tell(uuid, service, Status.EXPIRED, "not done in time")
         if not self._moved and self._due is not None:
             # What is due cannot be done now: an archive has to catch up first, for example. Don't insist.
             self._due = max(self._due, time.time_ns() // 1000 + PAUSE_US)

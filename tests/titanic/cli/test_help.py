@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 from importlib.metadata import version
@@ -13,7 +15,7 @@ from support.cli_titanic import here, titanic
 from titanic.cli import main
 from titanic.cli.main import COMMANDS
 
-CONTEXT = click.Context(main)
+CONTEXT = click.Context(main, **main.context_settings)
 
 
 @pytest.fixture(params=COMMANDS)
@@ -40,6 +42,51 @@ def test_every_option_has_help_and_a_variable(command: click.Command) -> None:
 def test_json_is_documented_where_it_is_offered(command: click.Command) -> None:
     if any(option.name == "as_json" for option in command.params):
         assert "--json prints" in (command.help or "")
+
+
+def test_every_command_has_examples_that_it_understands(command: click.Command) -> None:
+    examples = re.findall(r"^ +titanic (\S+) ?(.*)$", (command.help or "").partition("Example:\n")[2], re.MULTILINE)
+    assert examples
+    for name, line in examples:
+        words = shlex.split(re.split(" [<>|] ", line)[0])
+        assert name == command.name
+        files = {"addresses.txt": "-", "~/Documents": "/"}
+        command.make_context(name, [files.get(word, word) for word in words], CONTEXT)
+
+
+def test_the_metavars_are_few(command: click.Command) -> None:
+    known = {"N", "S", "SIZE", "DIR", "FILE", "ENDPOINT", "SERVICE", "KEY", "NAME:WHAT=N,…"}
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.is_flag and not isinstance(option.type, click.Choice):
+            assert option.metavar in known, option.name
+
+
+def test_what_a_server_needs_first_stands_first() -> None:
+    text = here("serve", "--help").out.decode()
+    order = ["--store", "--capacity", "--bind", "--broker", "--config", "--help", "--keep-replies", "--max-deliveries"]
+    names = ("-h, --help" if name == "--help" else name for name in order)
+    places = [text.index(f"\n  {name} ") for name in names]
+    assert places == sorted(places)
+    for name in ("submit", "ls", "reply"):
+        assert here(name, "--help").out.decode().count("--endpoint ENDPOINT ") == 1
+
+
+def test_help_is_a_command_too() -> None:
+    assert here("help", "serve") == here("serve", "--help")
+    assert here("help") == here("--help")
+    assert here("help", "nothing").code == 2
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("statsu", "status"), ("sumbit", "submit"), ("list", "ls")])
+def test_a_command_that_was_meant(typed: str, meant: str) -> None:
+    done = here(typed, "x")
+    assert done.code == 2
+    assert f"no such command: {typed}; did you mean {meant}?" in done.err
+    assert "titanic --help lists them" in here("xyzzy").err
+
+
+def test_completion_for_the_shell() -> None:
+    assert b"complete -o nosort -F _titanic_completion titanic" in here(_TITANIC_COMPLETE="bash_source").out
 
 
 def test_the_list_of_commands() -> None:

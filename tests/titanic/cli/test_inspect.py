@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from support.cli_titanic import here, serving, until, working
 
+from titanic.cli.output import print_table
+
 pytestmark = pytest.mark.usefixtures("workers")
 
 
@@ -53,9 +55,23 @@ def test_show(at: tuple[str, str]) -> None:
     shown = rows(here("show", uuid, *at).out)
     assert shown["uuid"] == [uuid]
     assert shown["state"] == ["done"]
-    assert shown["body"] == shown["reply"] == ["2 frame(s), 3 B"]
+    assert shown["body"] == shown["reply"] == ["2 frames, 3 B"]
+    assert re.search(r"\(waited \S+\)$", shown["last"][0] + shown["last"][-1])
+    assert re.search(r"\(ran \S+\)$", shown["ended"][0])
     document = here("show", uuid, "--json", *at).json
     assert (document["state"], document["attempts"], document["reply_bytes"]) == ("done", 1, 3)
+
+
+def test_what_expired_has_waited_and_not_run(at: tuple[str, str]) -> None:
+    uuid = here("submit", "absent", "x", "--ttl", "0.001", "--wait", "20", *at).line
+    shown = rows(here("show", uuid, *at).out)
+    assert shown["body"] == ["1 frame, 1 B"]
+    assert re.search(r"\(waited \S+\)$", shown["ended"][0])
+
+
+def test_what_a_damaged_record_says_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("SERVICE", "STATE"), [("a\x1b[31m\nb\t", "waiting")])
+    assert capsys.readouterr().out.splitlines()[1] == "a\\x1b[31m\\nb\\t  waiting"
 
 
 def test_show_tells_what_the_worker_said_when_it_failed_for_good(at: tuple[str, str]) -> None:
@@ -79,6 +95,31 @@ def test_show_tells_what_a_command_said_while_it_is_tried_again(tmp_path: Path) 
         assert re.search(r"last error +the command exited with 3\n +oh no\n$", shown)
 
 
+# -- without a server ----------------------------------------------------------------------------------------------
+
+
+def test_the_files_tell_the_same_with_and_without_a_server(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    with serving(tmp_path, "--max-attempts", "1") as (_, endpoint):
+        with working(tmp_path, endpoint, "no", "sh", "-c", "echo oh no >&2; exit 3"):
+            failed = here("submit", "no", "x", "--endpoint", endpoint, "--wait", "20").line
+        waiting = here("submit", "s", "x", "--endpoint", endpoint).line
+        online = [
+            here(*command, "--endpoint", endpoint).json for command in (["ls", "--json"], ["show", failed, "--json"])
+        ]
+        assert [
+            here(*command, "--store", store).json for command in (["ls", "--json"], ["show", failed, "--json"])
+        ] == online
+    assert [row["uuid"] for row in here("ls", "--state", "waiting", "--store", store, "--json").json] == [waiting]
+    assert re.search(r"exited with 3\n +oh no\n$", here("show", failed, "--store", store).out.decode())
+    assert here("show", failed, "--offline", TITANIC_STORE=store).code == 0
+    status = here("status", "--store", store)
+    assert status.out.startswith(f"store {store}: 2 requests (1 waiting, 0 running, 0 delayed, 1 ended)".encode())
+    assert rows(status.out)["s"] == ["1", "?"]
+    assert here("show", "0" * 32, "--store", store).code == 4
+    assert here("ls", "--store", tmp_path / "nothing").code == 2
+
+
 # -- check ---------------------------------------------------------------------------------------------------------
 
 
@@ -88,11 +129,11 @@ def test_check(tmp_path: Path) -> None:
     assert not store.exists()
     with serving(tmp_path) as (server, endpoint):
         uuid = here("submit", "s", "a body of iron", "--endpoint", endpoint).line
-        assert here("check", "--store", store).out.endswith(b"1 requests, 0 replies: no problems\n")
+        assert here("check", "--store", store).out.endswith(b"1 request, 0 replies: no problems\n")
         locked = here("check", "--store", store, "--repair")
         assert locked.code == 1
         assert f"pid {server.process.pid}" in locked.err
-    assert here("check", "--store", store) == (0, f"{store}: 1 requests, 0 replies: no problems\n".encode(), "")
+    assert here("check", "--store", store) == (0, f"{store}: 1 request, 0 replies: no problems\n".encode(), "")
     assert here("check", "--json", TITANIC_STORE=str(store)).json == {
         "requests": 1,
         "replies": 0,
@@ -105,7 +146,7 @@ def test_check(tmp_path: Path) -> None:
     damaged = here("check", "--store", store)
     assert damaged.code == 1
     assert uuid in damaged.out.decode()
-    assert damaged.out.endswith(b" problem(s)\n")
+    assert damaged.out.endswith(b" problem\n")
     document = here("check", "--store", store, "--json")
     assert document.code == 1
     assert uuid in document.json["problems"][0]["where"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from support.cli_titanic import CLEAN, Ended, here, running, titanic
@@ -93,6 +95,14 @@ def test_what_was_accepted_before_a_failure_is_told(
     assert len(re.findall(rb"[0-9a-f]{32}", done.out)) == 1000
 
 
+@pytest.mark.parametrize("command", ["submit", "call"])
+def test_a_body_that_the_broker_would_drop_is_not_sent(at: tuple[str, str], command: str) -> None:
+    """More than twice what it takes ends the connection; nobody would answer."""
+    done = here(command, "echo", "--stdin", "--timeout", "20", *at, stdin=b"x" * (17 << 20))
+    assert done.code == 1
+    assert re.search(rf"body has \d+ bytes; the broker at {at[1]} takes at most 8388608; .*--max-body", done.err)
+
+
 # -- what becomes of a request -------------------------------------------------------------------------------------
 
 
@@ -137,6 +147,41 @@ def test_unknown_and_closed(at: tuple[str, str]) -> None:
     assert (document.code, document.json["state"]) == (4, "unknown")
 
 
+def test_a_uuid_may_have_dashes(at: tuple[str, str]) -> None:
+    uuid = here("submit", "echo", "x", "--wait", "20", *at).out.decode().split()[0]
+    dashed = str(UUID(uuid)).upper()
+    assert here("reply", dashed, *at).out == b"x"
+    assert here("reply", dashed, "--json", *at).json["uuid"] == uuid
+    assert here("show", dashed, *at).out.startswith(f"uuid         {uuid}\n".encode())
+    assert here("retry", dashed, *at).out == b"0 to be tried again\n"
+    assert here("close", dashed, *at).code == 0
+    assert here("reply", dashed, *at).code == 4
+
+
+def test_on_a_terminal_it_is_told_that_nobody_is_there_to_do_it(at: tuple[str, str]) -> None:
+    def said(service: str) -> bytes:
+        terminal, stderr = os.openpty()
+        command = [sys.executable, "-m", "titanic", "submit", service, "x", *at]
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=stderr, env=CLEAN, timeout=30, check=True)
+        os.write(stderr, b"end\n")
+        os.close(stderr)
+        text = b""
+        while not text.endswith(b"end\r\n"):
+            text += os.read(terminal, 1000)
+        os.close(terminal)
+        return text
+
+    assert said("uper") == b"titanic: no worker for 'uper' yet; it waits\r\nend\r\n"
+    assert said("echo") == b"end\r\n"
+
+
+def test_what_a_broker_does_not_have(at: tuple[str, str]) -> None:
+    said = f"titanic: 501 the broker at {at[1]} has no mmi.foo\n"
+    assert here("call", "mmi.foo", *at) == (1, b"", said)
+    document = here("call", "mmi.foo", "--json", *at)
+    assert (document.code, document.json) == (1, {"body": ["501"], "error": said[9:-1]})
+
+
 def test_plain_requests_that_fail(at: tuple[str, str]) -> None:
     assert here("call", "fail", "x", *at) == (1, b"", "titanic: 500 no way\nsaid the worker\n")
     assert here("call", "fail", "x", "--json", *at).json == {"body": ["said the worker\n"], "error": "500 no way"}
@@ -156,7 +201,8 @@ def test_a_service_that_cannot_be_is_refused(at: tuple[str, str], service: str) 
     "arguments",
     [
         ("reply", "short"),
-        ("reply", "01a1fdd4-0f82-747e-a223-cfe554e7afbc"),
+        ("reply", "01a1fdd4-0f82-747e-a223cfe554e7afbc"),
+        ("reply", "01a1fdd4-0f82-747e-a223-cfe554e7afb-"),
         ("reply", "x" * 32),
         ("close",),
         ("submit",),

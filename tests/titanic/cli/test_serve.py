@@ -99,6 +99,14 @@ def test_the_address_is_in_use(tmp_path: Path) -> None:
         assert expected in broker.err
 
 
+def test_the_broker_has_a_queue_already(tmp_path: Path) -> None:
+    with serving(tmp_path) as (_, endpoint):
+        done = titanic("serve", "--broker", endpoint, "--store", tmp_path / "other")
+    assert (done.code, done.out) == (1, b"")
+    assert f"connecting to the broker at {endpoint}; store " in done.err
+    assert f"\ntitanic: another queue serves the broker at {endpoint} already; its store is {tmp_path}" in done.err
+
+
 @pytest.mark.parametrize("bind", ["nonsense", "tcp://127.0.0.1", "carrier://pigeon"])
 def test_the_address_cannot_be(tmp_path: Path, bind: str) -> None:
     assert f"cannot bind {bind}: " in refusal(tmp_path / "store", bind)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.cli_titanic import STOPPING, Running, alive, here, running, titanic, until, working
+from support.cli_titanic import STOPPING, Running, alive, here, running, serving, titanic, until, working
 
 
 @pytest.fixture
@@ -155,9 +155,36 @@ def test_the_second_signal_ends_it_and_the_command_at_once(held: Held, number: i
     until(held.has_ended)
 
 
+def test_what_it_had_in_hand_then_goes_to_another_worker_at_once(tmp_path: Path) -> None:
+    """Not when it is missed: that would take this broker an hour."""
+    with serving(tmp_path, "--heartbeat", "1000") as (_, endpoint):
+        held = Held(endpoint, tmp_path)
+        try:
+            held.worker.send(signal.SIGTERM)
+            held.worker.says("stopping")
+            held.worker.send(signal.SIGTERM)
+            assert held.worker.ends() == 128 + signal.SIGTERM
+            with working(tmp_path, endpoint, held.service, "cat"):
+                assert here("reply", held.uuid, "--wait", "20", *held.at).out == b"done"
+            assert "attempts     1\n" in here("show", held.uuid, *held.at).out.decode(), "that was no failure"
+        finally:
+            held.end()
+
+
 def test_a_signal_ends_a_worker_that_has_nothing_to_do(tmp_path: Path) -> None:
     """Also one that has no broker."""
     with running(tmp_path / "log", "work", "s", "--endpoint", f"ipc://{tmp_path}/b", "--", "cat") as worker:
-        worker.says("working on s")
+        worker.says("connecting to ipc:.* to work on s\n")
         worker.send(signal.SIGTERM)
         assert worker.ends() == 0
+        assert "registered" not in worker.log.read_text()
+
+
+def test_it_says_whether_a_broker_is_there(tmp_path: Path) -> None:
+    bind = f"ipc://{tmp_path}/b"
+    with running(tmp_path / "log", "work", "s", "--endpoint", bind, "--heartbeat", "0.1", "--", "cat") as worker:
+        worker.says(r"WARNING broker.worker: nobody answers at ipc:\S+ for \d+ s; is a broker there\?")
+        with running(tmp_path / "broker", "broker", "--bind", bind, "--heartbeat", "0.1") as broker:
+            worker.says("INFO broker.worker: s is registered at ipc:")
+            broker.kill()
+        worker.says("WARNING broker.worker: lost the broker at ipc:")

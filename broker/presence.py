@@ -1,0 +1,80 @@
+"""What a worker's log says of its broker: that it is there, that it is lost, and now and then that nobody answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+SILENCES = 2
+"""Heartbeat intervals after which nobody seems to be there. A broker that is there answers READY sooner."""
+
+PAUSE_MOST = 300.0
+"""Seconds between two such warnings; the pause doubles up to here."""
+
+
+class Presence:
+    """A channel without a socket; add it to the loop behind those that it speaks of."""
+
+    def __init__(
+        self, log: logging.Logger, name: str, endpoint: str, interval: float, registered: Callable[[], bool]
+    ) -> None:
+        """`name`: who registers. `registered`: whether the broker has answered any of its connections."""
+        self._log = log
+        self._name = name
+        self._endpoint = endpoint
+        self._registered = registered
+        self._first = self._pause = SILENCES * interval
+        self._there = False
+        self._silent_since: float | None = None
+        self._warn_at = 0.0
+        self._over = False
+
+    def leave(self) -> None:
+        """Say no more: it is the worker who goes."""
+        self._over = True
+
+    # -- the channel -----------------------------------------------------------------------------------------
+
+    def sockets(self) -> list[Any]:
+        """None."""
+        return []
+
+    def changed(self) -> bool:
+        """Never."""
+        return False
+
+    def drain(self, now: float) -> bool:
+        """Nothing comes in here."""
+        return False
+
+    def tick(self, now: float) -> None:
+        """Nobody has answered for a while."""
+        if self._silent_since is None or now < self._warn_at:
+            return
+        silence = now - self._silent_since
+        self._log.warning("nobody answers at %s for %.0f s; is a broker there? still trying", self._endpoint, silence)
+        self._pause = min(PAUSE_MOST, 2 * self._pause)
+        self._warn_at = now + self._pause
+
+    def next_deadline(self) -> float | None:
+        """The next warning."""
+        return None if self._silent_since is None or self._over else self._warn_at
+
+    def flush(self, now: float) -> None:
+        """Look, and tell what has changed."""
+        there = self._registered()
+        if self._over or (there == self._there and (there or self._silent_since is not None)):
+            return
+        if there:
+            self._log.info("%s is registered at %s", self._name, self._endpoint)
+            self._silent_since = None
+        else:
+            if self._there:
+                self._log.warning("lost the broker at %s; connecting again", self._endpoint)
+            self._silent_since, self._pause = now, self._first
+            self._warn_at = now + self._pause
+        self._there = there
+
+    def close(self) -> None:
+        """Nothing to close."""

@@ -1,0 +1,66 @@
+"""What is said of a broker that comes, goes and stays away."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from broker.presence import PAUSE_MOST, Presence
+
+
+class World:
+    """A presence, the number of connections that the broker answered, and a clock."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+        self.caplog = caplog
+        self.registered = 0
+        self.now = 1000.0
+        self.presence = Presence(logging.getLogger("test"), "upper", "there", 2.5, lambda: self.registered > 0)
+
+    def run(self, seconds: float) -> list[str]:
+        """What is said while so many seconds pass, as a loop would have it."""
+        until = self.now + seconds
+        self.presence.flush(self.now)
+        while (deadline := self.presence.next_deadline()) is not None and deadline <= until:
+            self.now = deadline
+            self.presence.tick(self.now)
+            self.presence.flush(self.now)
+        self.now = until
+        said = [record.message for record in self.caplog.records]
+        self.caplog.clear()
+        return said
+
+
+@pytest.fixture
+def world(caplog: pytest.LogCaptureFixture) -> World:
+    return World(caplog)
+
+
+def test_nobody_is_there(world: World) -> None:
+    assert world.run(4.9) == []
+    assert world.run(0.2) == ["nobody answers at there for 5 s; is a broker there? still trying"]
+    assert len(world.run(3600)) <= 6 + 3600 / PAUSE_MOST
+    assert world.run(PAUSE_MOST) != [], "it does not fall silent"
+
+
+def test_it_comes_goes_and_comes_back(world: World) -> None:
+    world.registered = 3
+    assert world.run(100) == ["upper is registered at there"]
+    world.registered = 1
+    assert world.run(100) == [], "one of several connections is no news"
+    world.registered = 0
+    assert world.run(1) == ["lost the broker at there; connecting again"]
+    world.registered = 3
+    assert world.run(100) == ["upper is registered at there"]
+    world.registered = 0
+    assert world.run(6)[1:] == ["nobody answers at there for 5 s; is a broker there? still trying"]
+
+
+def test_a_worker_that_leaves_has_not_lost_its_broker(world: World) -> None:
+    world.registered = 1
+    world.run(1)
+    world.presence.leave()
+    world.registered = 0
+    assert world.run(100) == []

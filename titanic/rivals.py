@@ -1,0 +1,98 @@
+"""Whether another queue serves a broker already.
+
+Two of them would share the requests for `titanic.request` and the others: a reply would be looked for in the wrong
+store. Names alone tell nothing: those of a queue that was killed stay registered until its heartbeats are missed, and
+it must be possible to start it again at once. So it is asked for an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+
+import zmq
+
+from broker import ClientConfig, ClientSession, Dealer, EventKind
+from titanic import tsp
+from titanic.tsp import Frames
+
+log = logging.getLogger(__name__)
+
+PATIENCE, RETRIES = 1.0, 1
+"""Seconds that a queue has for its answer, at each of two tries."""
+
+
+class Rivals:
+    """Looks once, then calls `clear`, or `taken` with the store of the queue that answered. A channel of a loop."""
+
+    def __init__(self, endpoint: str, version: str, *, clear: Callable[[], None], taken: Callable[[str], None]) -> None:
+        self._endpoint = endpoint
+        self._clear = clear
+        self._taken = taken
+        self._dealer = Dealer(zmq.Context.instance(), endpoint)
+        self._session = ClientSession(ClientConfig(timeout=PATIENCE, retries=RETRIES, version=version))
+        self._asked: bytes | None = None
+        self._done = False
+
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        return self._dealer.sockets()
+
+    def changed(self) -> bool:
+        return self._dealer.changed()
+
+    def drain(self, now: float) -> bool:
+        while (frames := self._dealer.receive()) is not None:
+            self._session.receive(self._dealer.number, frames, now)
+        return False
+
+    def tick(self, now: float) -> None:
+        self._session.tick(now)
+
+    def next_deadline(self) -> float | None:
+        return self._session.next_deadline()
+
+    def flush(self, now: float) -> None:
+        if self._done:
+            return
+        if self._asked is None:
+            self._ask(b"mmi.service", tsp.STATS, now)
+        for _, kind, body in self._session.take_events():
+            self._learn(body if kind is EventKind.FINAL else None, now)
+        self._dealer.send(self._session.take_output())
+        if self._done:
+            self._dealer.close()
+
+    def close(self) -> None:
+        self._dealer.close()
+
+    def _ask(self, service: bytes, body: bytes, now: float) -> None:
+        self._asked = service
+        self._session.request(service, [body], now)
+
+    def _learn(self, answer: Frames | None, now: float) -> None:
+        """What was asked has this answer, or none."""
+        if self._asked == b"mmi.service":
+            if answer is None:  # the broker has gone, and may come back with others
+                self._asked = None
+            elif answer[:1] == [b"200"]:
+                self._ask(tsp.STATS, b"{}", now)
+            else:
+                self._end(self._clear)
+        elif answer is not None and answer[:1] == [tsp.OK]:
+            self._end(lambda: self._taken(_store(answer)))
+        else:
+            log.info("the queue that is registered at %s does not answer: taking its place", self._endpoint)
+            self._end(self._clear)
+
+    def _end(self, then: Callable[[], None]) -> None:
+        self._done = True
+        then()
+
+
+def _store(answer: Frames) -> str:
+    """Where the other one has its store, according to its titanic.stats."""
+    try:
+        return str(json.loads(answer[1])["store"]["path"])
+    except (IndexError, KeyError, TypeError, ValueError):
+        return "unknown"

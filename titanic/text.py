@@ -1,0 +1,19 @@
+"""Text that came from somebody else, made fit to be shown."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """Text without what a terminal would obey: control characters are shown as what they are."""
+    return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
+
+
+def one_line(text: str, most: int) -> str:
+    """The same as one line of so many characters at most, about."""
+    line = " ".join(printable(text[: most + 1]).split())
+    return line if len(text) <= most else line[:most] + "…"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things: 1 frame, 2 frames."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
