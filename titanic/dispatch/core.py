@@ -63,6 +63,8 @@ class DispatchCore:
 
     def __init__(self, config: ServerConfig, *, seed: int | None = None) -> None:
         self.config = config
+        self.most_ahead = 0
+        """Requests of a service that may be in flight beyond the number of its workers."""
         self.flights: dict[bytes, Flight] = {}
         self.backlogs: dict[bytes, Backlog] = {}
         self.stopping = False
@@ -150,6 +152,8 @@ class DispatchCore:
         error = read_error(body)
         if error is None or error.status not in TAKEN_LATER:
             flight.backlog.trouble = 0.0
+            if flight.backlog.ended(now, self._most_ahead(flight.backlog.name)):
+                self._place(flight.backlog)
         if error is None:
             flight.attempts += 1
             self._finish(uuid, flight, Status.DONE, body, "")
@@ -323,6 +327,10 @@ class DispatchCore:
         if backlog is None:
             backlog = self.backlogs[name] = Backlog(name)
         return backlog
+
+    def _most_ahead(self, name: bytes) -> int:
+        limits = self.config.limits.get(name)
+        return 0 if limits is not None and limits.running else self.most_ahead
 
     def _begin(self, row: ReadyRow, backlog: Backlog, now: float) -> None:
         policy = read_policy(row.options) if row.options else _NO_POLICY

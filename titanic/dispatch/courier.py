@@ -46,6 +46,9 @@ class Results(Protocol):
 class Courier(Protocol):
     """Carries requests, questions about presence, and what comes back."""
 
+    most_ahead: int
+    """Requests of a service that may wait at the broker for its workers."""
+
     def send(self, sends: Sequence[Send], now: float) -> None:
         """Send requests."""
 
@@ -93,6 +96,8 @@ class Parts(Generic[Key]):
 
 class _Correlated:
     """What the two couriers for our own broker have in common: one session with any number in flight."""
+
+    most_ahead = 256
 
     def __init__(self, results: Results) -> None:
         self.session = ClientSession(ClientConfig(timeout=None), correlated=True)

@@ -63,6 +63,7 @@ class Dispatcher:
     def use(self, courier: Courier) -> None:
         """Send with this from now on; nothing is sent before. Call it before `start`, or in the loop's thread."""
         self._courier = courier
+        self.core.most_ahead = courier.most_ahead
 
     def serve(self, waiters: Waiters) -> None:
         """Tell these what happens to requests. Call it before `start`."""

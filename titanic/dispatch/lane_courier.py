@@ -28,6 +28,8 @@ class LaneCourier:
 
     MOST = 256
 
+    most_ahead = 0  # each takes a connection
+
     def __init__(
         self, results: Results, loop: Loop, endpoint: str, *, version: str, room: int, attempt_timeout: float
     ) -> None:

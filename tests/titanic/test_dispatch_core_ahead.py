@@ -1,0 +1,76 @@
+"""How many requests are sent ahead of the workers: none to a slow service, some milliseconds' work to a fast one."""
+
+from __future__ import annotations
+
+import pytest
+from support.titanic_dispatch import Play, names
+
+from titanic.config import ServiceLimits
+from titanic.dispatch.backlog import AHEAD
+
+WORKERS = 2
+
+
+def started(most_ahead: int = 100, **config: object) -> Play:
+    play = Play(**config)
+    play.core.most_ahead = most_ahead
+    play.submit("echo", *names("r", 1000))
+    play.workers("echo", WORKERS)
+    play.go()
+    assert in_flight(play) == WORKERS
+    return play
+
+
+def in_flight(play: Play) -> int:
+    return len(play.sent) - len(play.ended)
+
+
+def work(play: Play, count: int, seconds: float) -> None:
+    """So many replies, the oldest requests first, with so much time between two."""
+    for _ in range(count):
+        play.reply(play.sent[len(play.ended)], b"done")
+        play.later_by(seconds)
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.002, 0.005])
+def test_a_fast_service_is_given_what_it_does_in_some_milliseconds(seconds: float) -> None:
+    play = started()
+    work(play, 300, seconds)
+    assert in_flight(play) - WORKERS == pytest.approx(AHEAD / seconds, abs=1)
+    assert play.sent == names("r", 1000)[: len(play.sent)]
+
+
+def test_a_slow_service_is_given_nothing_ahead() -> None:
+    play = started()
+    work(play, 50, 0.02)
+    assert in_flight(play) == WORKERS
+
+
+def test_it_becomes_slow_again() -> None:
+    play = started()
+    work(play, 300, 0.001)
+    assert in_flight(play) > WORKERS
+    work(play, 30, 0.1)
+    assert in_flight(play) == WORKERS
+
+
+def test_there_is_a_most() -> None:
+    play = started(most_ahead=3)
+    work(play, 700, 0.0001)
+    assert in_flight(play) == WORKERS + 3
+
+
+def test_a_limit_of_what_may_run_is_kept() -> None:
+    play = started(limits={b"echo": ServiceLimits(running=WORKERS)})
+    work(play, 300, 0.001)
+    assert in_flight(play) == WORKERS
+
+
+def test_nothing_is_sent_ahead_when_the_workers_are_gone() -> None:
+    play = started()
+    work(play, 300, 0.001)
+    play.workers("echo", 0)
+    sent = len(play.sent)
+    play.later_by(10)
+    work(play, 5, 0.001)
+    assert len(play.sent) == sent
