@@ -58,8 +58,10 @@ class Presence:
         self._warn_at = now + self._pause
 
     def next_deadline(self) -> float | None:
-        """The next warning."""
-        return None if self._silent_since is None or self._over else self._warn_at
+        """The next warning; at once before the first look, for which nothing else might wake the loop."""
+        if self._over or self._there:
+            return None
+        return 0.0 if self._silent_since is None else self._warn_at
 
     def flush(self, now: float) -> None:
         """Look, and tell what has changed."""

@@ -64,3 +64,10 @@ def test_a_worker_that_leaves_has_not_lost_its_broker(world: World) -> None:
     world.presence.leave()
     world.registered = 0
     assert world.run(100) == []
+
+
+def test_it_begins_by_itself(world: World) -> None:
+    """Nothing else may ever wake its loop."""
+    assert world.presence.next_deadline() == 0.0
+    world.presence.flush(world.now)
+    assert world.presence.next_deadline() == world.now + 5.0
