@@ -6,11 +6,11 @@ READY  := $(VENV)/.ready
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torture tools lint format types check bench wheel clean
+.PHONY: help demo test torture tools lint format types check bench bench-peers wheel clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
 	@echo '  PYTHON=python3.12 chooses another Python, JOBS=4 the number of test processes'
 
 demo: $(READY) ## Real requests surviving absent workers and killed processes, in under a minute
@@ -35,8 +35,19 @@ types: $(READY) ## mypy --strict on the packages
 
 check: lint types test ## All that CI runs
 
-bench: $(READY) ## A first look at speed on this machine
+bench: $(READY) ## What this machine does: its limits, and Titanic on top of them
 	$(BIN)/titanic bench
+
+bench-peers: $(READY) ## Titanic beside RabbitMQ, Redis, NATS, Celery and others; half an hour
+	@for package in rabbitmq-server redis-server beanstalkd; do \
+	  [ -e /usr/share/doc/$$package ] || missing="$$missing $$package"; \
+	done; \
+	if [ -z "$$missing" ]; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
+	else echo "Not installed:$$missing. On Debian: apt-get install$$missing. They are left out."; fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.peers
 
 wheel: $(READY) ## Build the wheel and the source distribution into dist/
 	$(BIN)/python -m build --no-isolation

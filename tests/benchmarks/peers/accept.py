@@ -1,0 +1,229 @@
+"""A request is handed in and acknowledged as stored: many in flight, and one after another.
+
+Each peer is a context manager; `many` and `one` hand in so many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from benchmarks.peers import servers
+
+BODY = b"x" * 100
+WINDOW = 1000
+
+
+class Peer:
+    """What all have in common."""
+
+    name = ""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.close()
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def many(self, count: int) -> None:
+        raise NotImplementedError
+
+    def one(self, count: int) -> None:
+        raise NotImplementedError
+
+
+class Titanic(Peer):
+    """`titanic serve`, its own client."""
+
+    name = "titanic"
+
+    def start(self) -> None:
+        from titanic import Client
+
+        endpoint = f"tcp://127.0.0.1:{servers.free_port()}"
+        command = sys.executable, "-m", "titanic", "serve", "--bind", endpoint, "--store", self.folder / "store"
+        self.stack.enter_context(servers.running(*command, "--capacity", "16GiB", log=self.folder / "log"))
+        self.client = self.stack.enter_context(Client(endpoint, timeout=60))
+        self.client.stats()
+
+    def many(self, count: int) -> None:
+        self.client.submit_many("absent", [BODY] * count, window=WINDOW)
+
+    def one(self, count: int) -> None:
+        for _ in range(count):
+            self.client.submit("absent", BODY)
+
+
+class TitanicBatches(Titanic):
+    """The same, a hundred requests in a message, as many messages in flight as make WINDOW."""
+
+    name = "titanic, batches of 100"
+
+    def many(self, count: int) -> None:
+        import json
+
+        from broker import Pipeline
+
+        message: list[Any] = [json.dumps({"many": True}), "absent", *[BODY] * 100]
+        with Pipeline(self.client.endpoint, timeout=60) as pipeline:
+            for reply in pipeline.map("titanic.submit", [message] * (count // 100), window=WINDOW // 100):
+                assert reply[0] == b"200"
+
+    def one(self, count: int) -> None:
+        for _ in range(count):
+            self.client.submit_batch("absent", [BODY])
+
+
+class RabbitMQ(Peer):
+    """A quorum queue with publisher confirms; pika, asynchronous for many, blocking for one."""
+
+    name = "RabbitMQ quorum"
+
+    def start(self) -> None:
+        import pika
+
+        port = self.stack.enter_context(servers.rabbitmq(self.folder))
+        self.parameters = pika.ConnectionParameters("127.0.0.1", port)
+        self.connection = pika.BlockingConnection(self.parameters)
+        self.stack.callback(self.connection.close)
+        self.channel = self.connection.channel()
+        self.channel.queue_declare("bench", durable=True, arguments={"x-queue-type": "quorum"})
+        self.channel.confirm_delivery()
+        self.properties = pika.BasicProperties(delivery_mode=2)
+
+    def many(self, count: int) -> None:
+        import pika
+
+        sent = confirmed = 0
+
+        def fill() -> None:
+            nonlocal sent
+            while sent < count and sent - confirmed < WINDOW:
+                channel.basic_publish("", "bench", BODY, self.properties)
+                sent += 1
+
+        def on_confirm(frame: Any) -> None:
+            nonlocal confirmed
+            assert isinstance(frame.method, pika.spec.Basic.Ack)
+            if frame.method.multiple:
+                confirmed = frame.method.delivery_tag
+            else:
+                confirmed += 1
+            if confirmed >= count:
+                connection.close()
+            else:
+                fill()
+
+        def on_channel(opened: Any) -> None:
+            nonlocal channel
+            channel = opened
+            channel.confirm_delivery(on_confirm, callback=lambda _: fill())
+
+        channel: Any = None
+        connection = pika.SelectConnection(
+            self.parameters,
+            on_open_callback=lambda connection: connection.channel(on_open_callback=on_channel),
+            on_close_callback=lambda connection, _: connection.ioloop.stop(),
+        )
+        connection.ioloop.start()
+        assert confirmed >= count
+        self.connection.process_data_events()  # heartbeats
+
+    def one(self, count: int) -> None:
+        for _ in range(count):
+            self.channel.basic_publish("", "bench", BODY, self.properties)
+
+
+class Redis(Peer):
+    """A stream; redis-py, pipelines of WINDOW for many."""
+
+    name = "Redis stream"
+
+    def start(self) -> None:
+        import redis
+
+        self.client = redis.Redis(port=self.stack.enter_context(servers.redis(self.folder)))
+
+    def many(self, count: int) -> None:
+        while count > 0:
+            pipeline = self.client.pipeline(transaction=False)
+            for _ in range(min(count, WINDOW)):
+                pipeline.xadd("bench", {"body": BODY})
+            pipeline.execute()
+            count -= WINDOW
+
+    def one(self, count: int) -> None:
+        for _ in range(count):
+            self.client.xadd("bench", {"body": BODY})
+
+
+class Nats(Peer):
+    """A JetStream work queue on disk; nats-py."""
+
+    name = "NATS JetStream"
+
+    def start(self) -> None:
+        import nats
+
+        port = self.stack.enter_context(servers.nats(self.folder))
+        self.loop = asyncio.new_event_loop()
+        self.stack.callback(self.loop.close)
+        self.connection = self.loop.run_until_complete(nats.connect(f"nats://127.0.0.1:{port}"))
+        self.stack.callback(lambda: self.loop.run_until_complete(self.connection.close()))
+        self.stream = self.connection.jetstream(publish_async_max_pending=WINDOW)
+        self.loop.run_until_complete(self.stream.add_stream(name="bench", subjects=["bench"]))
+
+    def many(self, count: int) -> None:
+        async def publish() -> None:
+            futures = [await self.stream.publish_async("bench", BODY, wait_stall=60) for _ in range(count)]
+            await asyncio.gather(*futures)
+
+        self.loop.run_until_complete(publish())
+
+    def one(self, count: int) -> None:
+        async def publish() -> None:
+            for _ in range(count):
+                await self.stream.publish("bench", BODY)
+
+        self.loop.run_until_complete(publish())
+
+
+class Beanstalkd(Peer):
+    """A tube; greenstalk for one, for many the protocol itself, since greenstalk has one in flight only."""
+
+    name = "beanstalkd"
+
+    def start(self) -> None:
+        import greenstalk
+
+        self.port = self.stack.enter_context(servers.beanstalkd(self.folder))
+        self.client = self.stack.enter_context(greenstalk.Client(("127.0.0.1", self.port)))
+
+    def many(self, count: int) -> None:
+        put = b"put 0 0 60 %d\r\n%b\r\n" % (len(BODY), BODY)
+        with socket.create_connection(("127.0.0.1", self.port)) as connection, connection.makefile("rb") as replies:
+            while count > 0:
+                connection.sendall(put * min(count, WINDOW))
+                for _ in range(min(count, WINDOW)):
+                    assert replies.readline().startswith(b"INSERTED")
+                count -= WINDOW
+
+    def one(self, count: int) -> None:
+        for _ in range(count):
+            self.client.put(BODY)
+
+
+PEERS = (Titanic, TitanicBatches, RabbitMQ, Redis, Nats, Beanstalkd)

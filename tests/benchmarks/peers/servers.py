@@ -1,0 +1,136 @@
+"""Starting and ending the peers. Each function is a context manager; what it yields is the port."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PATIENCE = 60.0
+
+
+class Missing(Exception):
+    """A program isn't installed."""
+
+
+@contextmanager
+def redis(folder: Path) -> Iterator[int]:
+    """`appendfsync always`: an answer comes when the append-only file is synced. No snapshots beside it."""
+    port = free_port()
+    settings = ["--port", port, "--dir", folder, "--appendonly", "yes", "--appendfsync", "always", "--save", ""]
+    with running(program("redis-server"), *settings, "--bind", "127.0.0.1", "--daemonize", "no", log=folder / "log"):
+        reachable(port)
+        yield port
+
+
+@contextmanager
+def nats(folder: Path) -> Iterator[int]:
+    """`sync_interval: always`: the default acknowledges what is written, and syncs every two minutes."""
+    port = free_port()
+    settings = folder / "nats.conf"
+    settings.write_text(
+        f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}", sync_interval: always }}\n', encoding="utf-8"
+    )
+    with running(program("nats-server"), "-c", settings, log=folder / "log"):
+        reachable(port)
+        yield port
+
+
+@contextmanager
+def beanstalkd(folder: Path) -> Iterator[int]:
+    """`-f 0`: synced at each write; the default is every 50 ms."""
+    port = free_port()
+    with running(program("beanstalkd"), "-l", "127.0.0.1", "-p", port, "-b", folder, "-f", "0", log=folder / "log"):
+        reachable(port)
+        yield port
+
+
+@contextmanager
+def rabbitmq(folder: Path) -> Iterator[int]:
+    """A node of its own with its own port mapper. Quorum queues sync before they confirm."""
+    port, distribution, mapper = free_port(), free_port(), free_port()
+    shell = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+    if not shell.exists():
+        raise Missing("rabbitmq-server")
+    (folder / "enabled_plugins").write_text("[].", encoding="utf-8")
+    settings = {
+        "HOME": folder,
+        "RABBITMQ_NODENAME": f"bench{port}@localhost",
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODE_PORT": port,
+        "RABBITMQ_DIST_PORT": distribution,
+        "RABBITMQ_MNESIA_BASE": folder / "mnesia",
+        "RABBITMQ_LOG_BASE": folder / "log",
+        "RABBITMQ_ENABLED_PLUGINS_FILE": folder / "enabled_plugins",
+        "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+        "ERL_EPMD_PORT": mapper,
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+    }
+    environment = {name: str(value) for name, value in settings.items()}
+    try:
+        with running(str(shell), log=folder / "out", **environment):
+            reachable(port)
+            yield port
+    finally:
+        subprocess.run(["epmd", "-port", str(mapper), "-kill"], capture_output=True, check=False)
+
+
+def program(name: str) -> str:
+    """Where a program is; Missing when it isn't anywhere."""
+    import sys
+
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise Missing(name)
+    return found
+
+
+def free_port() -> int:
+    """A port that nobody uses at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def reachable(port: int) -> None:
+    """Wait until somebody listens."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+
+
+@contextmanager
+def running(*command: object, log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a group of its own, which is ended with all that it started."""
+    log.parent.mkdir(exist_ok=True, parents=True)
+    with (log if not log.is_dir() else log / "out").open("wb") as output:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        for number in (15, 9):
+            try:
+                os.killpg(process.pid, number)
+                process.wait(10)
+                break
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
