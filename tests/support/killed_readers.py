@@ -32,7 +32,7 @@ def main(path: str, rounds: str, each: str) -> None:
             if child == 0:
                 read(path, tell)
             children.append(child)
-        for child in children:
+        for _ in children:
             os.read(ready, 1)
         for child in children:
             os.kill(child, signal.SIGKILL)

@@ -21,7 +21,7 @@ _DAMAGE = (
 )
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MOST_AT_ONCE = 64 * PAGE
 """What LMDB writes in one piece, at most."""
 
