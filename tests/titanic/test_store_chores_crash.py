@@ -225,3 +225,21 @@ def test_a_store_has_its_name_when_it_is_whole_and_on_disk(tmp_path):
     log = re.sub(r"^\d+ +", "", done.log, flags=re.MULTILINE)
     assert log.index("fdatasync(") < log.index("rename(") < log.rindex("fsync(")
     assert log.count("fsync(") >= 2, "of its directory, and of the one above"
+
+
+def test_a_server_whose_disk_fails_at_the_root_of_all_pages_ends_to_be_started_again(tmp_path):
+    """LMDB can't go on then: until it is opened again it would refuse everything."""
+    said, failing = [], []
+    for run in range(2):
+        path = tmp_path / str(run)
+        uuids = fill(path / "store")
+        options = ["-P", path / "store" / "data.mdb", "-e", "trace=pwrite64", *failing]
+        done = trace(path / "strace", options, "store_panic", path)
+        said.append(done.said)
+        sizes = re.findall(r"pwrite64\(.*, (\d+), \d+\) +=", done.log)
+        failing = ["-e", f"inject=pwrite64:error=EIO:when={sizes.index('120') + 1}"]
+    assert said[0] == "accepted\n"
+    assert done.log.count(INJECTED) == 1
+    assert "not stored: the store in" in said[1]
+    assert "it knows that it can't go on" in said[1]
+    expect(path / "store", uuids)

@@ -202,7 +202,7 @@ def _run(asked: threading.Event, alive: Callable[[], bool], stop: Callable[[], N
     """Wait until the end is asked for, and stop cleanly."""
     while not asked.wait(0.5):
         if not alive():
-            say("stopping: a thread has ended, see the log above")
+            say("stopping: it can't go on, see the log above")
             with contextlib.suppress(Exception):
                 stop()
             sys.exit(EXIT_FAILED)
