@@ -29,6 +29,8 @@ import struct
 
 import uuid6
 
+from titanic.clock import LATEST_US
+
 SIZE = 16
 """Bytes in an id."""
 
@@ -48,11 +50,12 @@ class IdMaker:
     def make(self, n: int, now_us: int) -> list[bytes]:
         """Return `n` new ids in ascending order, all above every id made before.
 
-        `now_us` is the wall clock in microseconds since the epoch; it may go back.
+        `now_us` is the wall clock in microseconds since the epoch; it may go back, and be anything. After it was far
+        ahead the ids stay there, and count on from the last one.
         """
         if n <= 0:
             return []
-        self._tick = tick = max(now_us * _TICKS_PER_MS // 1000, self._tick + 1)
+        self._tick = tick = max(min(now_us, LATEST_US) * _TICKS_PER_MS // 1000, self._tick + 1)
         head = (tick >> 12) << 16 | 0x7000 | (tick & 0xFFF)
         pack = _PAIR.pack
         return [pack(head, tail) for tail in _tails(n)]

@@ -7,11 +7,11 @@ one transaction with one sync. Only after it is on disk do they learn it (`commi
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from titanic.batches import BatchThread
+from titanic.clock import wall_us
 from titanic.errors import StoreError, StoreFailed, StoreFull
 from titanic.store import Store, WriteTransaction
 
@@ -55,7 +55,7 @@ class Writer:
         self.commits = 0
 
     def _commit(self, writes: list[Write]) -> None:
-        now_us = time.time_ns() // 1000
+        now_us = wall_us()
         at_work: Write | None = None
         try:
             with self._store.write() as transaction:

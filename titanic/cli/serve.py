@@ -280,7 +280,7 @@ def _run(
             stop()
             raise error
         if not alive():
-            say("stopping: a thread has ended, see the log above")
+            say("stopping: it can't go on, see the log above")
             with contextlib.suppress(Exception):
                 stop()
             sys.exit(EXIT_FAILED)

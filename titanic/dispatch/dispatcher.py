@@ -11,6 +11,7 @@ from typing import Any
 import zmq
 
 from broker import Loop
+from titanic.clock import Leaps, wall_us
 from titanic.config import ServerConfig
 from titanic.dispatch.actions import Fetch, Finish, Outcome
 from titanic.dispatch.core import DispatchCore
@@ -19,7 +20,7 @@ from titanic.errors import RecordCorrupt, StoreError, StoreFull
 from titanic.failure_log import FailureLog
 from titanic.services.asks import Answers, Ask
 from titanic.services.waiting import Waiters
-from titanic.store import DEFAULT_PRIORITY, ReadTransaction, Status, Store, WriteTransaction
+from titanic.store import DEFAULT_PRIORITY, ReadTransaction, Retention, Status, Store, WriteTransaction
 from titanic.writer import Write, Writer, halves
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,8 @@ STEP = 500
 
 PAUSE_US = 1_000_000
 """Until what could not be done is tried again."""
+
+KEEP_ALL = Retention(0, 0, 0)
 
 SHORTEST_ALARM = 0.02
 READERS_EVERY = 5.0
@@ -51,6 +54,8 @@ class Dispatcher:
         self.waiters: Waiters
         """Who wants to know what becomes of requests; set with `serve`."""
         self.failures = FailureLog()
+        self.leaps = Leaps()
+        """The wall clock, as the writer's thread sees it."""
         self._serving = False
         self._readers_at = 0.0
         self._store = store
@@ -183,7 +188,7 @@ class Dispatcher:
             courier.ask(questions, now)
         while fetches := core.take_fetches():
             self._fetch(fetches, now)
-            if sends := core.take_sends(time.time_ns() // 1000):
+            if sends := core.take_sends(wall_us()):
                 courier.send(sends, now)
         for uuid in core.take_recalls():
             courier.recall(uuid, now)
@@ -195,7 +200,7 @@ class Dispatcher:
         try:
             with self._store.read() as transaction:
                 self.core.arrived(dict.fromkeys(transaction.waiting(), DEFAULT_PRIORITY))
-                self.set_alarm(self.next_due(transaction))
+            self.look()
             self.loop.run()
         except Exception:
             log.exception("the dispatcher met an unexpected error")
@@ -218,10 +223,12 @@ class Dispatcher:
         """Set the alarm to what the store says now."""
         try:
             with self._store.read() as transaction:
-                self.set_alarm(self.next_due(transaction))
+                due = self.next_due(transaction)
+            # What is delayed may have been so by a clock that was wrong.
+            self.set_alarm(due if self.leaps.unchecked is None else 0)
         except StoreError as error:
             log.error("cannot read what is due: %s", error)
-            self.set_alarm(time.time_ns() // 1000 + PAUSE_US)
+            self.set_alarm(wall_us() + PAUSE_US)
 
     def next_due(self, transaction: ReadTransaction) -> int | None:
         """When there is something for `_Keep` to do. Any thread may ask."""
@@ -240,7 +247,7 @@ class Dispatcher:
         if due_us is None:
             self.core.set_alarm(None)
         else:
-            self.core.set_alarm(now + min(LONGEST_ALARM, max(SHORTEST_ALARM, due_us / 1e6 - time.time())))
+            self.core.set_alarm(now + min(LONGEST_ALARM, max(SHORTEST_ALARM, (due_us - wall_us()) / 1e6)))
 
     def _fetch(self, fetches: Sequence[Fetch], now: float) -> None:
         try:
@@ -269,6 +276,7 @@ class _Outcomes:
 
     def write(self, transaction: WriteTransaction, now_us: int) -> None:
         self._homeless = []
+        self._dispatcher.leaps.look(now_us)  # by the time that they get now, they will be old one day
         now = time.monotonic()
         for outcome in self._outcomes:
             try:
@@ -338,23 +346,37 @@ class _Keep:
         self._services: list[bytes] = []
         self._expired: list[tuple[bytes, bytes]] = []
         self._due: int | None = None
+        self._recapped = 0
+        self._unchecked: bytes | None = None
 
     def write(self, transaction: WriteTransaction, now_us: int) -> None:
         self._services = [service for service, _ in transaction.promote(now_us, self._step)]
         running = self._dispatcher.core.flights
         self._expired = transaction.expire(now_us, self._step, skip=running)
-        trimmed = transaction.trim(now_us, self._dispatcher.config.retention, self._step)
+        leaps = self._dispatcher.leaps
+        leaps.look(now_us)
+        self._recapped, self._unchecked = 0, None
+        trimmed = transaction.trim(
+            now_us, KEEP_ALL if leaps.doubtful else self._dispatcher.config.retention, self._step
+        )
+        if leaps.unchecked is not None:
+            self._recapped, self._unchecked = transaction.recap(now_us, leaps.unchecked, self._step)
         self._due = self._dispatcher.next_due(transaction)
         self._moved = bool(self._services or self._expired or any(trimmed[:4]) or self._due == 0)
+        if self._unchecked is not None:
+            self._moved, self._due = True, 0
 
     def parts(self) -> list[Write]:
         return [_Keep(self._dispatcher, self._step // 4)] if self._step >= 4 else []
 
     def committed(self) -> None:
+        self._dispatcher.leaps.unchecked = self._unchecked
+        if self._recapped:
+            log.warning("%d requests were put off by a clock that was ahead: they are due sooner", self._recapped)
         self._dispatcher.loop.call(self._tell)
 
     def failed(self, error: StoreError) -> None:
-        self._dispatcher.loop.call(self._dispatcher.set_alarm, time.time_ns() // 1000 + PAUSE_US)
+        self._dispatcher.loop.call(self._dispatcher.set_alarm, wall_us() + PAUSE_US)
 
     def _tell(self) -> None:
         dispatcher = self._dispatcher
@@ -365,5 +387,5 @@ class _Keep:
             dispatcher.failures.tell(uuid, service, Status.EXPIRED, "not done in time")
         if not self._moved and self._due is not None:
             # What is due cannot be done now: an archive has to catch up first, for example. Don't insist.
-            self._due = max(self._due, time.time_ns() // 1000 + PAUSE_US)
+            self._due = max(self._due, wall_us() + PAUSE_US)
         dispatcher.set_alarm(self._due)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
+from titanic.clock import wall_us
 from titanic.errors import RecordCorrupt, StoreFull
 from titanic.store import blob, closed, outcome, request
 from titanic.store.blob import Ref, refer
@@ -39,7 +39,7 @@ class Closing(Ending):
         happened. Returns None when the request is unknown. Raises StoreFull, with the transaction still good, only
         when an archive is registered, has fallen far behind, and may not miss anything.
         """
-        return self._close(uuid, time.time_ns() // 1000 if now_us is None else now_us)
+        return self._close(uuid, wall_us() if now_us is None else now_us)
 
     def _close(self, uuid: bytes, now_us: int, unclaimed: bool = False) -> Closed | None:
         txn, db = self._txn, self._db

@@ -21,7 +21,7 @@ _DAMAGE = (
 )
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MOST_AT_ONCE = 64 * PAGE
 """What LMDB writes in one piece, at most."""
 
@@ -34,6 +34,8 @@ def translate(error: lmdb.Error, env: lmdb.Environment, capacity: int) -> StoreE
         return StoreCorrupt(f"the store in {env.path()} is damaged", str(error), "restore it from a backup")
     if isinstance(error, lmdb.ReadersFullError):
         return StoreFailed("the store has too many readers", str(error), "end those that hang")
+    if isinstance(error, lmdb.PanicError):
+        return StoreFailed(f"the store in {env.path()} must be opened again", str(error), "restart; look at the disk")
     if full := disk_full(error, Path(env.path())):
         what = f"the disk of the store in {env.path()} is full"
         return StoreFailed(what, full, "nothing was kept of the transaction; make room")

@@ -46,7 +46,8 @@ def acquire(directory: Path) -> int:
 
 def release(descriptor: int) -> None:
     """Give the lock back. The file stays: removing it would race with the next process that locks it."""
-    os.ftruncate(descriptor, 0)
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
     os.close(descriptor)
 
 

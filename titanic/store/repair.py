@@ -7,11 +7,11 @@ for it is told, and it can be tried again if its record is still good. All happe
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import lmdb
 
+from titanic.clock import wall_us
 from titanic.errors import RecordCorrupt
 from titanic.ids import SIZE
 from titanic.store import blob, closed, outcome, request
@@ -38,7 +38,7 @@ def repair(store: Store, now_us: int | None = None) -> list[Problem]:
     """
     found: list[Problem] = []
     with store.write() as txn:
-        mender = _Mender(txn, time.time_ns() // 1000 if now_us is None else now_us)
+        mender = _Mender(txn, wall_us() if now_us is None else now_us)
         for _ in range(_PASSES):  # one remedy can bring the next problem to light
             walk = Walk(txn)
             walk.run()

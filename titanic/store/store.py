@@ -144,6 +144,18 @@ class Store:
         """`with store.read() as txn:` sees the store as it is now, and doesn't wait for writers. Keep it short."""
         return ReadTransaction(self._environment)
 
+    @property
+    def usable(self) -> bool:
+        """Whether transactions can begin. Not after the disk failed at the very page that says where the trees begin:
+        then LMDB doesn't know what is on it, and the store must be opened again. Nothing is lost by that."""
+        try:
+            self._environment.env.begin().abort()
+        except lmdb.PanicError:
+            return False
+        except lmdb.Error:
+            return True
+        return True
+
     def reader_check(self) -> int:
         """Free the places of readers that were killed, and return how many. There are 126 places in all.
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from titanic.store.accept import Accepting
 from titanic.store.archiving import Archiving
+from titanic.store.recap import Recapping
 from titanic.store.trim import Trimming
 from titanic.store.views import Archive, Counts, Load
 
 
-class WriteTransaction(Accepting, Trimming, Archiving):
+class WriteTransaction(Accepting, Trimming, Recapping, Archiving):
     """All of the changes made in it, synced to the disk when the `with` block ends, or none of them.
 
-    accept.py, ending.py, closing.py, trim.py and archiving.py each have a part of it.
+    accept.py, ending.py, closing.py, trim.py, recap.py and archiving.py each have a part of it.
     """
 
     def waiting(self) -> dict[bytes, int]:

@@ -1,0 +1,26 @@
+"""A server on the store PATH, and a client: `python -m support.store_panic PATH`. Prints what became of a request."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from support.running import until
+from support.titanic_serving import config
+
+from titanic import Client, Refused, Server
+
+
+def main(path: str) -> None:
+    with Server(config(Path(path), capacity=16 << 20)) as server, Client(server.endpoints[0], timeout=30) as client:
+        try:
+            client.submit("absent", b"x")
+            print("accepted", file=sys.stderr)
+        except Refused as error:
+            print(error, file=sys.stderr)
+            until(lambda: not server.alive)
+            print("it knows that it can't go on", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

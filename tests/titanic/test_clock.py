@@ -1,0 +1,233 @@
+"""The clock is set: years ahead, back again, before 1970. Nothing is lost, and nothing waits for years."""
+
+import os
+import shutil
+import time
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.cli_titanic import running, until
+from support.titanic_serving import QUICK, serving
+
+from broker import RemoteError, Worker
+from titanic import Client, clock
+from titanic.clock import AHEAD, BELIEVED_AFTER, LATEST_US, Leaps
+from titanic.dispatch import dispatcher
+from titanic.ids import IdMaker
+from titanic.store import NewRequest, Store, check
+
+NOW = 1_795_258_520_106_479
+SECOND = 1_000_000
+YEAR = 365 * 86_400 * SECOND
+AHEAD_30 = NOW + 30 * YEAR
+MOMENTS = [AHEAD_30, -1, -30 * YEAR, 0, 2**63, LATEST_US + 1, NOW]
+
+
+@pytest.mark.parametrize("now", [-(2**63), -1, 0, 1, NOW, LATEST_US, 2**63, 2**80])
+def test_any_clock_makes_ids_that_ascend(now):
+    maker = IdMaker(None)
+    made = [uuid for moment in (NOW, now, NOW, now, NOW) for uuid in maker.make(3, moment)]
+    assert all(low < high for low, high in pairwise(made))
+    assert IdMaker(made[-1]).make(1, NOW)[0] > made[-1]
+
+
+@pytest.mark.parametrize(("ns", "us"), [(-(10**18), 1), (0, 1), (NOW * 1000, NOW), (10**21, LATEST_US)])
+def test_times_that_are_stored_fit(monkeypatch, ns, us):
+    monkeypatch.setattr(clock, "time", SimpleNamespace(time_ns=lambda: ns))
+    assert clock.wall_us() == us
+
+
+class Times:
+    """A wall clock, and one that nobody sets."""
+
+    def __init__(self):
+        self.wall, self.true = NOW, 1000.0
+        self.leaps = Leaps(lambda: self.true)
+        self.leaps.unchecked = None
+
+    def go(self, seconds, leap=0.0):
+        self.true += seconds
+        self.wall += round((seconds + leap) * SECOND)
+        self.leaps.look(self.wall)
+        return self.leaps
+
+
+def test_at_the_start_nobody_knows_whether_the_clock_was_wrong():
+    assert Leaps().unchecked == b""
+
+
+def test_a_clock_that_goes_right_is_not_doubted():
+    times = Times()
+    for _ in range(100):
+        leaps = times.go(3600, leap=0.5)
+        assert not leaps.doubtful
+        assert leaps.unchecked is None
+
+
+def test_a_clock_that_was_set_back_is_noticed():
+    times = Times()
+    times.go(1)
+    assert times.go(1, leap=-2).unchecked == b""
+
+
+def test_a_clock_that_was_set_ahead_is_doubted_for_a_time():
+    times = Times()
+    times.go(1)
+    assert times.go(1, leap=AHEAD + 1).doubtful
+    assert times.go(BELIEVED_AFTER - 1).doubtful
+    assert not times.go(2).doubtful
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(tmp_path / "store") as store:
+        yield store
+        assert check(store) == []
+
+
+def due(store):
+    with store.read() as txn:
+        return {row.uuid: row.due for row in txn.list(limit=1000)}
+
+
+def test_what_was_put_off_by_a_clock_that_was_ahead_keeps_its_delay(store):
+    with store.write() as txn:
+        right, late = txn.accept_many(
+            [NewRequest(b"s", []), NewRequest(b"s", [], not_before=NOW + 50 * YEAR)],
+            NOW,
+        )
+        delayed, failed = txn.accept_many(
+            [NewRequest(b"s", [], not_before=AHEAD_30 + 7 * SECOND), NewRequest(b"s", [])], AHEAD_30
+        )
+        for uuid, now in ((right, NOW), (failed, AHEAD_30)):
+            assert txn.postpone(uuid, due=now + 5 * SECOND, attempts=1, dispatched_at=now - SECOND, reason="no")
+    later = NOW + SECOND
+    with store.write() as txn:
+        assert txn.recap(later) == (2, None)
+        assert txn.recap(later) == (0, None)
+    assert due(store) == {
+        right: NOW + 5 * SECOND,
+        late: NOW + 50 * YEAR,
+        delayed: later + 7 * SECOND,
+        failed: later + 6 * SECOND,
+    }
+    assert check(store) == []
+    with store.write() as txn:
+        assert txn.recap(later + 3 * SECOND) == (0, None), "once is enough"
+        assert txn.promote(later + 7 * SECOND) == [(b"s", 3)]
+
+
+def test_it_is_done_in_steps(store):
+    with store.write() as txn:
+        for now in (NOW, AHEAD_30):
+            txn.accept_many([NewRequest(b"s", [], not_before=now + n) for n in range(1, 101)], now)
+    changed, after, steps = 0, b"", 0
+    while after is not None:
+        with store.write() as txn:
+            n, after = txn.recap(NOW, after, 30)
+        changed, steps = changed + n, steps + 1
+    assert changed == 100
+    assert steps == 7
+
+
+class Wall:
+    """The wall clock of this process, as Titanic sees it. It goes on from what it was set to, in µs."""
+
+    CLOCK_BOOTTIME = time.CLOCK_BOOTTIME
+    clock_gettime = staticmethod(time.clock_gettime)
+
+    def __init__(self):
+        self.set(NOW)
+
+    def set(self, now):
+        self._ahead = now - time.monotonic_ns() // 1000
+
+    def time_ns(self):
+        return (self._ahead + time.monotonic_ns() // 1000) * 1000
+
+
+@pytest.fixture
+def wall(monkeypatch):
+    wall = Wall()
+    monkeypatch.setattr(clock, "time", wall)
+    monkeypatch.setattr(dispatcher, "LONGEST_ALARM", 0.2)
+    return wall
+
+
+@contextmanager
+def shouting(server):
+    with Worker("shout", lambda frames: frames[0].upper(), server.endpoints[0], config=QUICK) as worker:
+        yield worker
+
+
+def test_a_server_takes_and_does_requests_whatever_the_clock_shows(tmp_path, wall):
+    with serving(tmp_path) as server, Client(server.endpoints[0], timeout=30) as client, shouting(server):
+        uuids = []
+        for moment in MOMENTS * 2:
+            wall.set(moment)
+            for options in ({}, {"delay": 0.01}, {"key": str(len(uuids))}):
+                uuids.append(client.submit("shout", b"x", **options))
+        assert uuids == sorted(uuids)
+        assert {uuid: client.wait(uuid, 30) for uuid in uuids} == {uuid: [b"X"] for uuid in uuids}
+
+
+def test_a_failure_while_the_clock_was_ahead_is_tried_again_soon_after_it_is_right(tmp_path, wall):
+    tries = []
+
+    def fail_once(frames):
+        tries.append(frames)
+        if len(tries) == 1:
+            raise RemoteError(500, "not yet")
+        return b"done"
+
+    with serving(tmp_path, retry_first=20, retry_most=20) as server, Client(server.endpoints[0], timeout=30) as client:
+        wall.set(AHEAD_30)
+        uuid = client.submit("once", b"x")
+        with Worker("once", fail_once, server.endpoints[0], config=QUICK):
+            until(lambda: client.stats()["store"]["delayed"] == 1)
+        wall.set(NOW)
+        until(lambda: due(server.store)[bytes.fromhex(uuid)] < NOW + 60 * SECOND)
+        wall.set(NOW + 60 * SECOND)
+        with Worker("once", fail_once, server.endpoints[0], config=QUICK):
+            assert client.wait(uuid, 30) == [b"done"]
+
+
+def test_replies_outlive_a_clock_that_is_years_ahead_for_a_moment(tmp_path, wall):
+    with serving(tmp_path) as server, Client(server.endpoints[0], timeout=30) as client, shouting(server):
+        uuid = client.submit("shout", b"x")
+        assert client.wait(uuid, 30) == [b"X"]
+        until(lambda: server._dispatcher.leaps._offset is not None)
+        wall.set(AHEAD_30)
+        until(lambda: server._dispatcher.leaps.doubtful)
+        assert client.wait(client.submit("shout", b"y", delay=0.01), 30) == [b"Y"]
+        wall.set(NOW)
+        assert client.reply(uuid) == [b"X"]
+
+
+@pytest.mark.skipif(
+    shutil.which("faketime") is None and "CI" not in os.environ, reason="needs faketime, which isn't installed"
+)
+@pytest.mark.parametrize("start", ["1969-06-01 00:00:00", "2056-11-21 12:00:00"])
+def test_a_real_server_lives_in_another_time_and_comes_back(tmp_path, start):
+    (library,) = Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")
+    faked = {"LD_PRELOAD": str(library), "FAKETIME": f"@{start}", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    serve = ("serve", "--bind", "tcp://127.0.0.1:*", "--store", tmp_path / "store")
+    with running(tmp_path / "log", *serve, **faked) as server:
+        endpoint = server.says(r"serving at (\S+);")[1]
+        with Client(endpoint, timeout=30) as client:
+            uuids = [client.submit("shout", b"x", delay=delay) for delay in (0, 1, 2)]
+            assert client.stats()["store"]["requests"] == 3
+    with running(tmp_path / "again", *serve) as server:
+        endpoint = server.says(r"serving at (\S+);")[1]
+        with (
+            Client(endpoint, timeout=30) as client,
+            Worker("shout", lambda frames: frames[0].upper(), endpoint, config=QUICK),
+        ):
+            uuids.append(client.submit("shout", b"x"))
+            assert uuids == sorted(uuids)
+            assert {uuid: client.wait(uuid, 30) for uuid in uuids} == {uuid: [b"X"] for uuid in uuids}
+    with Store.open(tmp_path / "store") as store:
+        assert check(store) == []
