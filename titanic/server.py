@@ -112,9 +112,11 @@ class Server:
 
     @property
     def alive(self) -> bool:
-        """Whether all threads are running, there is no `problem`, and the store can be used. A thread that met an error of this program has
-        logged it and ended; a store may have to be opened again after its disk failed. Then nothing better can be done
-        than to stop and start again, which loses nothing."""
+        """Whether all threads are running, there is no `problem`, and the store can be used.
+
+        A thread that met an error of this program has logged it and ended; a store may have to be opened again after
+        its disk failed. Then nothing better can be done than to stop and start again, which loses nothing.
+        """
         parts = (self._dispatcher, self._broker, self._lanes)
         return self.problem is None and self.store.usable and all(part.alive for part in parts if part is not None)
 

@@ -16,20 +16,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TARGETS = [
-    "help",
-    "demo",
-    "test",
-    "torture",
-    "lint",
-    "format",
-    "types",
-    "check",
-    "bench",
-    "bench-peers",
-    "wheel",
-    "clean",
-]
+TARGETS = ["help", "demo", "test", "torture", "lint", "format", "types", "check", "bench", "bench-peers"]
+TARGETS += ["wheel", "clean"]
 
 PYTHON = """#!/bin/sh
 # Options: OLD, it is older than it must be; a file `bare`, it has no ensurepip.
