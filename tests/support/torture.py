@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     fault = dict(report.user_properties).get("fault")
-    if fault:
+    if fault and report.failed:
         tally[str(fault)] += 1
 
 
