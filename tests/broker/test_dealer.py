@@ -18,6 +18,7 @@ def test_what_waits_in_a_connection_that_is_given_up_goes_nowhere(tmp_path: Path
     monitor = dealer.socket.get_monitor_socket(zmq.EVENT_CONNECT_RETRIED)
     assert monitor.poll(30_000), "it has not found out that nobody is there"
     dealer.socket.disable_monitor()
+    monitor.close(0)
     dealer.send([(1, None), (2, [b"question"])])
     with context.socket(zmq.ROUTER) as router:
         router.linger = 0

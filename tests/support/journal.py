@@ -70,3 +70,11 @@ def unexplained(executions: Sequence[Execution], kills: Iterable[Kill], submitte
         else:
             count += 1
     return count
+
+
+def story(executions: Sequence[Execution], kills: Iterable[Kill], submitted: float) -> str:
+    """What happened to a request, for people; seconds since it was submitted."""
+    events = [(one.began, "failed" if one.failed else "executed") for one in executions]
+    events += [(kill.when, f"kill {kill.name}") for kill in kills if kill.when >= submitted]
+    last = max(one.began for one in executions)
+    return ", ".join(f"{when - submitted:.3f} {what}" for when, what in sorted(events) if when <= last)

@@ -55,7 +55,7 @@ def submit(client: Client, name: str, number: int, mode: str) -> dict[str, str]:
         return {insist(client.submit, "work", body): body}
     uuid = insist(client.submit, "work", body, key=body, **options)
     if kind == "waited":
-        assert insist(client.wait, uuid, 60) == [b"done:" + body.encode()]
+        assert insist(client.wait, uuid, 1) == [b"done:" + body.encode()]
     elif kind == "closed":
         insist(client.close, uuid)
     return {uuid: body}
