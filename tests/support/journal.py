@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 
+ON_ITS_WAY = 0.3
+"""Seconds that a request may be with a worker before it begins, on a busy machine: who dies then has died at work."""
+
+
 def note(descriptor: int, word: str, body: bytes) -> None:
     """Write a line, in one piece."""
     os.write(descriptor, b"%s %.6f %d %s\n" % (word.encode(), time.time(), os.getpid(), body))
@@ -62,7 +66,7 @@ def unexplained(executions: Sequence[Execution], kills: Iterable[Kill], submitte
     left = {kill for kill in deaths if copies and kill.name == "titanic"}
     count = 0
     for before, this in pairwise(executions):
-        meanwhile = [kill for kill in deaths if before.began <= kill.when <= this.began]
+        meanwhile = [kill for kill in deaths if before.began - ON_ITS_WAY <= kill.when <= this.began]
         if before.failed or meanwhile:
             continue
         if copy := next((kill for kill in left if kill.when < this.began), None):
