@@ -14,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-
 ON_ITS_WAY = 0.3
 """Seconds that a request may be with a worker before it begins, on a busy machine: who dies then has died at work."""
 
