@@ -127,11 +127,15 @@ class Dealer:
         self._changed = False
 
     def send(self, output: Iterable[Output]) -> None:
-        """Do what a session wants done."""
+        """Do what a session wants done.
+
+        A connection that it gives up takes along what it has not got rid of yet: all that still matters is sent again
+        on the next one, and a broker that comes back must not get both.
+        """
         for number, frames in output:
             if frames is None:
                 if number == self.number:
-                    self.close()
+                    self.close(linger=0)
                 continue
             if self.socket is None or number != self.number:
                 self._open(number)
@@ -161,14 +165,14 @@ class Dealer:
         """Whether `sockets` has changed since it was asked."""
         return self._changed
 
-    def close(self) -> None:
-        """Close the present connection; what was sent may still go out."""
+    def close(self, linger: int = _LINGER) -> None:
+        """Close the present connection; what was sent may still go out, for `linger` milliseconds."""
         if self.socket is not None:
             if self._monitor is not None:
                 self.socket.disable_monitor()
                 self._monitor.close(0)
                 self._monitor = None
-            self.socket.close()
+            self.socket.close(linger)
             self.socket = None
             self._changed = True
 

@@ -28,7 +28,15 @@ def translate(error: broker.BrokerError, endpoint: str) -> TitanicError:
         return CallerError(str(error), "", "an endpoint is like tcp://127.0.0.1:5555")
     if isinstance(error, broker.RemoteError) and error.status < 500:
         return InvalidRequest(error.text)
+    if died(error):
+        return _silence(endpoint)
     return Refused(str(error))
+
+
+def died(error: broker.BrokerError) -> bool:
+    """Whether Titanic died with the question in its hands: what it says itself is never an error reply of MDP, this
+    comes from the broker. What was asked may be done or not, as when nobody answers."""
+    return isinstance(error, broker.RemoteError) and error.status == 500
 
 
 def _silence(endpoint: str) -> TimedOut:

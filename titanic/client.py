@@ -21,7 +21,7 @@ from typing import Any, Self, TypedDict, Unpack
 import broker
 from broker import DEFAULT_ENDPOINT, Pipeline
 from titanic import ids, tsp
-from titanic.answers import check, read_outcome, read_reply, read_uuids, translate, unknown
+from titanic.answers import check, died, read_outcome, read_reply, read_uuids, translate, unknown
 from titanic.errors import RequestError, TimedOut, UnknownRequest
 from titanic.limits import Limits
 from titanic.services import admin
@@ -157,6 +157,8 @@ class Client:
         except broker.TimedOut:
             return None, False
         except broker.BrokerError as error:
+            if died(error):
+                return None, False
             raise translate(error, self.endpoint) from error
         return read_reply(uuid, answer), True
 
@@ -273,11 +275,15 @@ class Client:
     def _ask(self, service: bytes, *body: Body, within: float | None = None) -> Frames:
         """Ask Titanic. `within`: the seconds that we have."""
         tries = self._settings if within is None else self._tries(within)
-        try:
-            self._limits.check(body)
-            return self._single.call(service, *body, timeout=tries["timeout"], retries=tries["retries"])
-        except broker.BrokerError as error:
-            raise translate(error, self.endpoint) from error
+        until = time.monotonic() + tries["timeout"] * (1 + tries["retries"])
+        while True:
+            try:
+                self._limits.check(body)
+                return self._single.call(service, *body, timeout=tries["timeout"], retries=tries["retries"])
+            except broker.BrokerError as error:
+                if not died(error) or time.monotonic() >= until:
+                    raise translate(error, self.endpoint) from error
+                time.sleep(POLL_FIRST)  # until it is noticed to be gone; then the broker keeps what is asked
 
     def _administer(self, options: dict[str, Any]) -> int:
         done: int = 0

@@ -195,7 +195,6 @@ class WorkerSession:
     def _say_goodbye(self, now: float) -> None:
         if self.state is not SessionState.AWAY:
             self._send(Command.DISCONNECT, (), now)
-            self._output.append((self.connection, None))
         self.state = SessionState.AWAY
         self._wake_at = None
         self.stopped = True

@@ -293,7 +293,6 @@ def test_the_transport_knows_that_the_connection_is_gone(work: Work) -> None:
 def test_leaving_while_idle(work: Work) -> None:
     work.session.leave(work.now)
     work.said(b"MDPW02", b"\6")
-    work.closed(1)
     assert work.session.stopped
     assert work.session.next_deadline() is None
     work.session.leave(work.now)
@@ -310,7 +309,6 @@ def test_leaving_while_busy_waits_for_the_reply(work: Work) -> None:
     work.final(job, b"a")
     work.said(b"MDPW02", b"\4", b"client", b"", b"a")
     work.said(b"MDPW02", b"\6")
-    work.closed(1)
     assert work.session.stopped
 
 

@@ -21,7 +21,7 @@ from titanic import Server, ServerConfig
 def main(mode: str, endpoint: str, store: str = "") -> None:
     logging.basicConfig(level=logging.INFO)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # threads inherit it
-    wire = BrokerConfig(heartbeat_interval=0.2)
+    wire = BrokerConfig(heartbeat_interval=0.2, liveness=50)  # a busy machine is no death
     node: Server | Broker
     if mode == "broker":
         node = Broker(wire)
@@ -37,7 +37,7 @@ def main(mode: str, endpoint: str, store: str = "") -> None:
             max_attempts=1000,
             grace=1.0,
             wire=wire,
-            worker=WorkerConfig(heartbeat_interval=0.2, reconnect_first=0.05, reconnect_most=0.2),
+            worker=WorkerConfig(heartbeat_interval=0.2, liveness=50, reconnect_first=0.05, reconnect_most=0.2),
         )
         node = Server(config)
     node.start()

@@ -44,6 +44,7 @@ class RawWorker:
         self.socket.linger = 0
         self.socket.connect(endpoint)
         self.socket.send_multipart([b"MDPW02", b"\x01", service])
+        self.token = b""
 
     def take(self, timeout: float = 30.0) -> tuple[bytes, list[bytes]]:
         """The next request: its client frame and its body."""
@@ -54,11 +55,17 @@ class RawWorker:
                 assert frames[3] == b""
                 return frames[2], frames[4:]
 
-    def has_request(self) -> bool:
+    def look(self) -> list[bytes]:
+        """The body of a request, if one has come; its client frame is in `token` then."""
         while self.socket.poll(0):
-            if self.socket.recv_multipart()[1] == b"\x02":
-                return True
-        return False
+            frames = self.socket.recv_multipart()
+            if frames[1] == b"\x02":
+                self.token = frames[2]
+                return frames[4:]
+        return []
+
+    def has_request(self) -> bool:
+        return bool(self.look())
 
     def partial(self, client: bytes, *body: bytes) -> None:
         self.socket.send_multipart([b"MDPW02", b"\x03", client, b"", *body])

@@ -5,7 +5,6 @@ Some turns of a store of 16 MiB; ten minutes with one of 64 MiB in the long run.
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -14,20 +13,19 @@ from pathlib import Path
 import pytest
 from support.titanic_eventually import eventually
 from support.titanic_processes import Process
+from support.torture import LONG, SEED
 
 from broker import Worker
 from titanic import Client, Refused
 from titanic.store import MIN_CAPACITY, Store, check
 
-TORTURE = "TITANIC_TORTURE" in os.environ
-SEED = int(os.environ.get("TITANIC_SEED", "1"))
-CAPACITY = 64 << 20 if TORTURE else MIN_CAPACITY
-SECONDS = 600 if TORTURE else 0
-TURNS = 50 if TORTURE else 2
+CAPACITY = 64 << 20 if LONG else MIN_CAPACITY
+SECONDS = 600 if LONG else 0
+TURNS = 50 if LONG else 2
 CLIENTS = 4
 SIZES = (0, 10, 1000, 30_000, 100_000)
 
-pytestmark = pytest.mark.timeout(1200 if TORTURE else 120)
+pytestmark = pytest.mark.torture(short=True)
 
 
 class Life:

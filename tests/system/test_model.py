@@ -9,19 +9,18 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from support import tally
 from support.titanic_eventually import eventually
 from support.titanic_raw import RawClient, RawWorker
 from support.titanic_serving import serving
+from support.torture import tally
 
 from broker import BrokerConfig, error_body
 
@@ -51,18 +50,7 @@ class Peer:
     def __init__(self, endpoint: str, service: bytes) -> None:
         self.raw = RawWorker(endpoint, service)
         self.service = service
-        self.token = b""
         self.uuid = b""
-
-    def look(self) -> bytes | None:
-        """The body of a request, if one has come."""
-        with suppress(zmq.Again):
-            while True:
-                frames = self.raw.socket.recv_multipart(zmq.NOBLOCK)
-                if frames[1] == b"\2":
-                    self.token = frames[2]
-                    return frames[4]
-        return None
 
 
 class Sockets(RuleBasedStateMachine):
@@ -94,7 +82,7 @@ class Sockets(RuleBasedStateMachine):
             for uuid in self.requests:
                 self.check(uuid)
             self.stop()
-            tally.add("steps through sockets beside a model", self.steps)
+            tally["operations modelled"] += self.steps
         finally:
             self.stack.close()
             shutil.rmtree(self.path)
@@ -158,11 +146,11 @@ class Sockets(RuleBasedStateMachine):
                 (closed,) = [one for one in self.requests.values() if one.body == body]
                 assert closed.state == "closed", "somebody else has it, or it has ended"
                 assert closed.exposed, "it was closed before a worker could have it"
-                peer.raw.final(peer.token, b"dropped")
+                peer.raw.final(peer.raw.token, b"dropped")
 
     @staticmethod
     def look(peers: list[Peer]) -> tuple[Peer, bytes] | None:
-        return next(((peer, body) for peer in peers if (body := peer.look()) is not None), None)
+        return next(((peer, body[0]) for peer in peers if (body := peer.raw.look())), None)
 
     def drop(self, peer: Peer) -> None:
         peer.raw.socket.close(0)
@@ -257,7 +245,7 @@ class Sockets(RuleBasedStateMachine):
         peer = busy[number % len(busy)]
         uuid, peer.uuid = peer.uuid, b""
         one = self.requests[uuid]
-        peer.raw.final(peer.token, *(error_body(500, "no") if fails else frames))
+        peer.raw.final(peer.raw.token, *(error_body(500, "no") if fails else frames))
         if one.state == "closed":
             self.check(uuid)
         elif not fails:
