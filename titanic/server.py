@@ -61,8 +61,10 @@ class Server:
             self._end()
             raise
         most = config.wire.max_waiting_bytes
+        here = self._broker
+        sated = (lambda ask: False) if here is None else here.sated
         self._services = Services(
-            self.store, self._writer, self._dispatcher, answer, most_bytes=most, limits=config.limits
+            self.store, self._writer, self._dispatcher, answer, sated=sated, most_bytes=most, limits=config.limits
         )
         self._services.use(self._dispatcher)
         self._dispatcher.serve(Waiters(answer, self._services.look))
