@@ -71,6 +71,7 @@ class BrokerCore:
         self.waiting = 0
         self.waiting_bytes = 0
         self.stats: dict[str, int] = dict.fromkeys(mmi.COUNTERS, 0)
+        self.documents = mmi.Documents()
         self._integrated: list[Service] = []
         self._output: list[Output] = []
         self._beats: Timers[WorkerPeer] = Timers()
