@@ -59,7 +59,9 @@ def skip(socket: Socket, most: int = 1 << 62) -> bool:
     """Throw away what is left of a message, but not more than `most` frames; whether there is still more."""
     if not socket.rcvmore:
         return False
-    return all(_recv(socket, 0, False).more for _ in range(most))
+    while most and _recv(socket, 0, False).more:
+        most -= 1
+    return most == 0
 
 
 def send(socket: Socket, frames: Frames) -> None:
