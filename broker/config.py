@@ -45,6 +45,9 @@ class BrokerConfig:
     """Registered workers; more are disconnected."""
     send_queue: int = 10_000
     """Messages queued for one peer that does not read; more are dropped and counted."""
+    send_queue_bytes: int = 1 << 30
+    """Bytes of large messages queued for all peers. One that does not read may have as much as it leaves for the
+    others, and one message in any case; more are dropped and counted."""
 
     def __post_init__(self) -> None:
         _check_heartbeats(self.heartbeat_interval, self.liveness)

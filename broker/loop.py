@@ -17,6 +17,9 @@ import zmq
 
 Pollable = zmq.Socket[bytes]
 
+BEHIND = 16
+"""Calls that may wait."""
+
 
 class Channel(Protocol):
     """A core and the sockets it speaks through."""
@@ -71,6 +74,11 @@ class Loop:
             if not self._signalled and not self._closed:
                 self._signalled = True
                 os.write(self._wake_write, b"!")
+
+    @property
+    def behind(self) -> bool:
+        """Whether many calls wait for the loop's thread, which is busy with something huge. Any thread may ask."""
+        return len(self._calls) > BEHIND
 
     def stop(self) -> None:
         """End `run` after the present round, or close what never ran. Any thread may ask."""

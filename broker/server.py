@@ -12,13 +12,14 @@ from dataclasses import replace
 
 import zmq
 
-from broker import transport
 from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore
 from broker.core.mdp import Frames, Output, Peer, error_body
 from broker.core.mmi import About
 from broker.core.request import Request
 from broker.loop import Loop
+from broker.router import Router
+from broker.transport import DRAIN_LIMIT
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +74,11 @@ class Broker:
         self.loop = Loop()
         about = About(version=version, instance=secrets.token_hex(8), pid=os.getpid())
         self.core = BrokerCore(self.config, now=time.monotonic(), about=about)
-        self._socket = transport.open_router(
+        self._router = Router(
             context or zmq.Context.instance(),
-            max_frame=2 * self.config.max_body,
+            most_bytes=2 * self.config.max_body,
             send_queue=self.config.send_queue,
+            send_bytes=self.config.send_queue_bytes,
         )
         self._handlers: dict[bytes, BatchHandler] = {}
         self._locals: list[LocalPeer] = []
@@ -85,7 +87,7 @@ class Broker:
 
     def bind(self, endpoint: str) -> str:
         """Listen on one more endpoint, before the broker runs; the endpoint with its real port comes back."""
-        bound = transport.bind(self._socket, endpoint)
+        bound = self._router.bind(endpoint)
         self.core.about = replace(self.core.about, endpoints=(*self.core.about.endpoints, bound))
         return bound
 
@@ -97,6 +99,11 @@ class Broker:
     def reply(self, answers: Iterable[tuple[Request, Frames]]) -> None:
         """Answer requests of integrated services. Any thread may."""
         self.loop.call(self._reply, answers)
+
+    def sated(self, request: Request) -> bool:
+        """Whether whoever asked has enough to read on its way already, or the loop is behind: more answers of some
+        size would only fill the memory, and in the end be dropped. Any thread may ask."""
+        return self.loop.behind or self._router.outbox.full(request.peer)
 
     def connect_local(self, deliver: Callable[[list[Frames]], None]) -> LocalPeer:
         """A client without a socket. `deliver` gets its replies in batches, in the broker's thread."""
@@ -152,7 +159,7 @@ class Broker:
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """What to poll: the ROUTER."""
-        return [self._socket]
+        return [self._router.socket]
 
     def changed(self) -> bool:
         """It is always the same socket."""
@@ -160,14 +167,17 @@ class Broker:
 
     def drain(self, now: float) -> bool:
         """Take what has arrived, up to a limit, so that answers go out in between."""
-        receive, socket, core = transport.receive, self._socket, self.core
-        most = 2 * self.config.max_body
-        for _ in range(transport.DRAIN_LIMIT):
-            frames = receive(socket, most)
+        receive, core = self._router.receive, self.core
+        for _ in range(DRAIN_LIMIT):
+            frames = receive()
             if frames is None:
-                return False
+                break
             core.receive(frames[0], frames[1:], now)
-        return True
+        else:
+            return True
+        if self._router.skipping:
+            core.deaf(now)
+        return self._router.skipping
 
     def tick(self, now: float) -> None:
         """Heartbeats and expiry."""
@@ -192,7 +202,7 @@ class Broker:
 
     def close(self) -> None:
         """Close the socket."""
-        self._socket.close()
+        self._router.close()
 
     def _handle(self, name: bytes, batch: list[Request]) -> None:
         try:
@@ -203,7 +213,7 @@ class Broker:
             self._reply((request, body) for request in batch)
 
     def _send(self, output: list[Output], now: float) -> None:
-        socket, send = self._socket, transport.send
+        send = self._router.send
         for peer, frames in output:
             if isinstance(peer, LocalPeer):
                 peer.put(frames or [])
@@ -211,7 +221,7 @@ class Broker:
             assert isinstance(peer, bytes)
             assert frames is not None
             try:
-                send(socket, [peer, *frames])
+                send(peer, frames)
             except zmq.ZMQError:
                 self._undeliverable(peer, now)
 

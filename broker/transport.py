@@ -24,7 +24,7 @@ DRAIN_LIMIT = 1000
 MOST_FRAMES = 100_000
 """Frames of a message."""
 
-_LINGER = 2000
+LINGER = 2000
 """Milliseconds that a closed socket may still take to send a good-bye."""
 
 _backend: Any = zmq.backend.Socket
@@ -38,7 +38,7 @@ def receive(socket: Socket, most_bytes: int = 1 << 62) -> Frames | None:
     """One message, or None when there is none. ZMQError when the socket is gone.
 
     Of a message with more than MOST_FRAMES frames or `most_bytes` bytes only the first frame is returned: what is
-    left of it makes no sense, and does not fill the memory.
+    left of it makes no sense, and does not fill the memory. `skip` it before anything else is received.
     """
     try:
         frame = _recv(socket, _DONTWAIT, False)
@@ -51,10 +51,17 @@ def receive(socket: Socket, most_bytes: int = 1 << 62) -> Frames | None:
         size += len(frame)
         frames.append(frame.bytes)
         if len(frames) > MOST_FRAMES or size > most_bytes:
-            while frame.more:
-                frame = _recv(socket, 0, False)
             return frames[:1]
     return frames
+
+
+def skip(socket: Socket, most: int = 1 << 62) -> bool:
+    """Throw away what is left of a message, but not more than `most` frames; whether there is still more."""
+    if not socket.rcvmore:
+        return False
+    while most and _recv(socket, 0, False).more:
+        most -= 1
+    return most == 0
 
 
 def send(socket: Socket, frames: Frames) -> None:
@@ -63,22 +70,6 @@ def send(socket: Socket, frames: Frames) -> None:
     for frame in frames[:last]:
         _send(socket, frame, _DONTWAIT | _SNDMORE)
     _send(socket, frames[last], _DONTWAIT)
-
-
-def open_router(context: zmq.Context[Socket], *, max_frame: int, send_queue: int) -> Socket:
-    """A ROUTER that says when a peer is gone (EHOSTUNREACH) or does not read (EAGAIN) instead of dropping silently."""
-    socket = context.socket(zmq.ROUTER)
-    socket.linger = _LINGER
-    socket.router_mandatory = True
-    socket.sndhwm = send_queue
-    socket.rcvhwm = DRAIN_LIMIT * 10
-    socket.maxmsgsize = max_frame
-    # Peers whose machine vanished say no good-bye: let the system find out, or their connections stay for ever.
-    socket.tcp_keepalive = 1
-    socket.tcp_keepalive_idle = 60
-    socket.tcp_keepalive_intvl = 15
-    socket.tcp_keepalive_cnt = 4
-    return socket
 
 
 def check_port(endpoint: str) -> None:
@@ -147,7 +138,12 @@ class Dealer:
 
     def receive(self) -> Frames | None:
         """One message of the present connection."""
-        return receive(self.socket) if self.socket is not None else None
+        if self.socket is None:
+            return None
+        frames = receive(self.socket)
+        if frames is not None and len(frames) == 1:
+            skip(self.socket)
+        return frames
 
     def broke(self) -> bool:
         """Whether the connection that was there is gone (only when watched)."""
@@ -180,7 +176,7 @@ class Dealer:
         self.close()
         check_port(self.endpoint)
         socket = self.socket = self.context.socket(zmq.DEALER)
-        socket.linger = _LINGER
+        socket.linger = LINGER
         socket.sndhwm = socket.rcvhwm = 0
         # A cut cable or a stopped machine sends no good-bye: let the transport find out.
         socket.heartbeat_ivl = 5_000

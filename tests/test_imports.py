@@ -11,7 +11,7 @@ import pytest
 import broker
 
 ROOT = Path(__file__).parent.parent
-SHELLS = {f"broker/{name}.py" for name in ("loop", "transport", "server", "client", "worker")}
+SHELLS = {f"broker/{name}.py" for name in ("loop", "transport", "router", "server", "client", "worker")}
 
 
 def sources(package: str) -> list[str]:

@@ -17,10 +17,18 @@ log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 
-class BatchThread(Generic[Item]):
-    """Calls `work` in a thread of its own with all the items that are waiting, at least one."""
+AGAIN = 0.01
+"""Seconds until work that was put off is looked at again, when nothing else comes."""
 
-    def __init__(self, name: str, work: Callable[[list[Item]], None]) -> None:
+
+class BatchThread(Generic[Item]):
+    """Calls `work` in a thread of its own with all the items that are waiting.
+
+    There is at least one, unless `work` said with `True` that it has put something off: then it is called soon in any
+    case. What is put off when the thread is to end stays undone.
+    """
+
+    def __init__(self, name: str, work: Callable[[list[Item]], bool | None]) -> None:
         self._work = work
         self._queue: SimpleQueue[Item | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -41,19 +49,22 @@ class BatchThread(Generic[Item]):
 
     def _run(self) -> None:
         get, get_nowait = self._queue.get, self._queue.get_nowait
+        again: bool | None = False
         while True:
-            item = get()
             batch: list[Item] = []
+            stopping = False
             try:
+                item = get(timeout=AGAIN if again else None)
                 while item is not None:
                     batch.append(item)
                     item = get_nowait()
                 stopping = True
             except Empty:
-                stopping = False
-            if batch:
+                pass
+            if batch or again:
+                again = False
                 try:
-                    self._work(batch)
+                    again = self._work(batch)
                 except Exception:
                     # Every item answers for its own errors; what comes here is a fault of this program. The thread
                     # must live on: all others depend on it.

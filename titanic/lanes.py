@@ -28,6 +28,9 @@ class LaneAsk:
 
     __slots__ = ("body", "job", "lane")
 
+    peer = None
+    """The broker, for all of them: it does not say for whom it asks."""
+
     def __init__(self, lane: Lane, job: Job) -> None:
         self.lane = lane
         self.job = job.number

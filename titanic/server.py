@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from broker import Broker
-from titanic import tsp
+from titanic import descriptors, tsp
 from titanic.config import ServerConfig
 from titanic.dispatch.connection import Scout
 from titanic.dispatch.courier import LocalCourier, SocketCourier
@@ -32,6 +32,9 @@ from titanic.version import __version__
 from titanic.writer import Writer
 
 log = logging.getLogger(__name__)
+
+OTHER_FILES = 40
+"""File descriptors besides those of the lanes, which take two each."""
 
 FEW_LANES = 4
 """For services that are rarely asked."""
@@ -65,8 +68,10 @@ class Server:
             self._end()
             raise
         most = config.wire.max_waiting_bytes
+        here = self._broker
+        sated = (lambda ask: False) if here is None else here.sated
         self._services = Services(
-            self.store, self._writer, self._dispatcher, answer, most_bytes=most, limits=config.limits
+            self.store, self._writer, self._dispatcher, answer, sated=sated, most_bytes=most, limits=config.limits
         )
         self._services.use(self._dispatcher)
         self._dispatcher.serve(Waiters(answer, self._services.look))
@@ -150,6 +155,8 @@ class Server:
         self.endpoints = (endpoint,)
         lanes = {name: min(FEW_LANES, config.lanes) for name in tsp.SERVICES}
         lanes |= dict.fromkeys((tsp.REQUEST, tsp.REPLY, tsp.CLOSE, tsp.SUBMIT, tsp.WAIT), config.lanes)
+        connections = sum(lanes.values()) + min(4 * config.lanes, LaneCourier.MOST)
+        descriptors.require(2 * connections + OTHER_FILES, f"{config.lanes} lanes")
         self._lanes = Lanes(endpoint, lanes, self._handle, config.worker)
         self._scout = Scout(endpoint, self._found)
         self._dispatcher.loop.add(self._scout)

@@ -71,6 +71,7 @@ class BrokerCore:
         self.waiting = 0
         self.waiting_bytes = 0
         self.stats: dict[str, int] = dict.fromkeys(mmi.COUNTERS, 0)
+        self.documents = mmi.Documents()
         self._integrated: list[Service] = []
         self._output: list[Output] = []
         self._beats: Timers[WorkerPeer] = Timers()
@@ -119,10 +120,7 @@ class BrokerCore:
         interval = self.config.heartbeat_interval
         due = self.next_deadline()
         if due is not None and now > due + interval / 2:
-            # Not the workers were silent, we were away: stopped, or busy with something huge. What they said
-            # meanwhile is still to be read.
-            for worker in self.workers.values():
-                self._heard(worker, now)
+            self.deaf(now)  # not the workers were silent, we were away: stopped, or busy with something huge
         silent = list(self._silences.due(now))
         for worker in silent:  # first, so that none of them gets what another leaves behind
             worker.service.idle.pop(worker, None)
@@ -154,6 +152,11 @@ class BrokerCore:
         if worker is not None:
             self.stats["workers_expired"] += 1
             self._forget(worker, now)
+
+    def deaf(self, now: float) -> None:
+        """We could not listen. What the workers said meanwhile is still to be read: nobody is blamed for silence."""
+        for worker in self.workers.values():
+            self._heard(worker, now)
 
     def shut_down(self, now: float) -> None:
         """Say good-bye to all workers, so that they look for a broker again at once.

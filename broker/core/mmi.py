@@ -10,7 +10,8 @@
                                      the client's address frame in front of the request
     mmi.<other>                    → 501
 
-All but the first are more than the RFC asks for.
+All but the first are more than the RFC asks for. With more than 1,000 services and workers the JSON may be as old as
+10 µs for each.
 """
 
 from __future__ import annotations
@@ -56,6 +57,34 @@ class About:
     endpoints: tuple[str, ...] = ()
 
 
+Document = Callable[["BrokerCore", float], Any]
+
+SMALL = 1000
+"""Services and workers up to which a document is made anew for each question."""
+
+FRESH_FOR = 1e-5
+"""Seconds that a larger one is good for, for each of them: a few times what it takes to make it, so that questions
+cannot keep the broker from its work, and a second where there are 100,000."""
+
+
+class Documents:
+    """The answers in JSON, the large ones kept for a while."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, tuple[float, bytes]] = {}
+
+    def get(self, name: bytes, document: Document, core: BrokerCore, now: float) -> bytes:
+        entries = len(core.services) + len(core.workers)
+        if entries <= SMALL:
+            self._kept.clear()
+            return json.dumps(document(core, now)).encode()
+        until, text = self._kept.get(name, (now, b""))
+        if now >= until:
+            text = json.dumps(document(core, now)).encode()
+            self._kept[name] = (now + FRESH_FOR * entries, text)
+        return text
+
+
 def answer(core: BrokerCore, peer: Peer, name: bytes, body: Frames, now: float) -> Frames:
     """The body of the reply to a peer's request for an `mmi.` service."""
     if name == b"mmi.service":
@@ -65,7 +94,7 @@ def answer(core: BrokerCore, peer: Peer, name: bytes, body: Frames, now: float) 
             return [b"400"]
         return [b"200" if core.cancel(peer, *body) else b"404"]
     document = _DOCUMENTS.get(name)
-    return [b"501"] if document is None else [json.dumps(document(core, now)).encode()]
+    return [b"501"] if document is None else [core.documents.get(name, document, core, now)]
 
 
 def _presence(core: BrokerCore, name: bytes) -> bytes:
@@ -112,7 +141,7 @@ def _broker(core: BrokerCore, now: float) -> dict[str, Any]:
     return {**asdict(core.about), "uptime": round(now - core.started, 3), "limits": asdict(core.config)}
 
 
-_DOCUMENTS: dict[bytes, Callable[[BrokerCore, float], Any]] = {
+_DOCUMENTS: dict[bytes, Document] = {
     b"mmi.services": _services,
     b"mmi.workers": _workers,
     b"mmi.stats": _stats,

@@ -88,6 +88,16 @@ def test_time_that_jumps_forward_sends_one_heartbeat(broker: Transcript) -> None
     broker.told_nothing("worker")
 
 
+def test_nobody_is_blamed_for_silence_while_the_broker_could_not_listen(broker: Transcript) -> None:
+    for _ in range(20):
+        broker.later(2)
+        broker.core.deaf(broker.now)
+    broker.later(9)
+    assert broker.core.stats["workers_expired"] == 0
+    broker.later(2)
+    assert broker.core.stats["workers_expired"] == 1
+
+
 class TestMajortomo:
     """Its worker sends no heartbeats while it works: it has 900 s then, and 10 s at any other time."""
 

@@ -13,7 +13,7 @@ import zmq
 from support.check import check, check_empty
 from support.running import until
 
-from broker import Broker, BrokerConfig, Client, RemoteError, Worker
+from broker import Broker, BrokerConfig, Client, RemoteError, Worker, router, transport
 
 
 @pytest.fixture
@@ -126,3 +126,19 @@ def test_a_req_socket_is_a_fine_client(broker: Broker) -> None:
         for head in ([b"MDPC01", b"echo"], [b"MDPC02", b"\1", b"echo"]):
             client.send_multipart([*head, b"x"])
             assert client.recv_multipart()[-2:] == [b"echo", b"x"]
+
+
+def test_nobody_is_harmed_while_a_message_of_many_frames_is_thrown_away(
+    broker: Broker, dealer: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "MOST_FRAMES", 100)
+    monkeypatch.setattr(router, "SKIP_FRAMES", 10)
+    deaf: list[float] = []
+    monkeypatch.setattr(broker.core, "deaf", deaf.append)
+    before = broker.core.stats["malformed"]
+    dealer.send_multipart([b"MDPC02", b"\1", b"echo", *[b""] * 1000])
+    until(lambda: broker.core.stats["malformed"] > before)
+    all_is_well(broker)
+    assert len(deaf) > 50
+    dealer.send_multipart([b"MDPC02", b"\1", b"echo", b"x"])
+    assert dealer.recv_multipart()[-1] == b"x"

@@ -9,6 +9,7 @@ import pytest
 from support.check import check
 from support.transcript import Transcript
 
+from broker.core import mmi
 from broker.core.broker import BrokerCore
 from broker.core.mmi import COUNTERS, About
 
@@ -160,3 +161,17 @@ def test_a_cancellation_that_makes_no_sense() -> None:
     broker = Transcript()
     broker.said("client", b"MDPC02", b"\1", b"mmi.cancel", b"echo")
     broker.told("client", b"MDPC02", b"\3", b"mmi.cancel", b"400")
+
+
+def test_a_large_document_is_not_made_for_each_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmi, "SMALL", 3)
+    broker = Transcript()
+    for name in ("a", "b"):
+        broker.worker(name)
+    assert document(broker, b"mmi.workers") == {"echo": 2}
+    broker.worker("c")
+    assert document(broker, b"mmi.workers") == {"echo": 3}, "nothing that was kept when it was small"
+    broker.worker("d")
+    assert document(broker, b"mmi.workers") == {"echo": 3}, "it was kept"
+    broker.later(2 * 5 * mmi.FRESH_FOR)
+    assert document(broker, b"mmi.workers") == {"echo": 4}

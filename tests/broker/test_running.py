@@ -517,7 +517,7 @@ def test_a_worker_that_does_not_read_is_lost() -> None:
     broker = Broker(BrokerConfig(send_queue=1, request_expiry=0))
     lost = []
     broker.core.lost = lambda peer, now: lost.append(peer)  # type: ignore[method-assign]
-    broker._socket.close()
+    broker._router.close()
     broker._send([(b"worker", [b"MDPW02", b"\2", b"token", b"", b"q"])], 0.0)
     broker.stop()
     assert lost == [b"worker"]

@@ -44,6 +44,7 @@ class Play:
         self.postponed: list[Postpone] = []
         self.asked: list[str] = []
         self.fetches = 0
+        self.surveys = 0
         self.answers_presence = True
         self.disk = "works"
         self.unwritten: list[list[Outcome]] = []
@@ -136,6 +137,11 @@ class Play:
             if self.answers_presence:
                 core.present(name, self.present[name], self.now)
                 busy = True
+        if core.take_survey(self.now):
+            self.surveys += 1
+            if self.answers_presence:
+                core.surveyed({name: count for name, count in self.present.items() if count}, self.now)
+                busy = True
         while fetches := core.take_fetches():
             busy = True
             for fetch in fetches:
@@ -177,7 +183,9 @@ class Play:
             assert backlog.lingering == sum(service == name for _, service in self.lingering)
             assert not backlog.idle
             assert (name in core._hungry) == backlog.hungry
-            assert (name in core._questions) == backlog.curious
+            assert (name in core._absent) == (backlog.curious and backlog.room == 0)
+            assert (name in core._questions) == (backlog.curious and not (core.surveys and name in core._absent))
+        assert core._absent.keys() <= core.backlogs.keys()
         assert core._hungry.keys() <= core.backlogs.keys()
         settling = [flight.size for flight in core.flights.values() if flight.settling and not flight.held]
         assert core._settling_bytes == sum(settling)

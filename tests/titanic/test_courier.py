@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -39,6 +40,9 @@ class Heard:
 
     def left(self, name: bytes) -> None:
         self.done.append(name)
+
+    def surveyed(self, workers: Mapping[bytes, int], now: float) -> None:
+        self.survey = dict(workers)
 
 
 class Peer:
@@ -100,6 +104,7 @@ def test_one_question_is_enough_for_all(heard: Heard) -> None:
     courier.receive([[*question[:2], b"MDPC02", b"\3", b"mmi.workers", answer]], NOW)
     courier.deliver(NOW)
     assert heard.presence == {b"a": 2, b"b": 0, b"c": 3}
+    assert heard.survey == {b"a": 2, b"c": 3, b"d": 4}
 
 
 def test_replies_find_their_requests_and_strays_are_dropped(heard: Heard) -> None:

@@ -25,6 +25,58 @@ def test_an_absent_service_is_asked_for_with_growing_pauses() -> None:
     assert play.sent == []
 
 
+def test_absent_services_cost_one_question_a_second_together() -> None:
+    play = Play(presence_first=0.1, presence_most=1.0)
+    play.core.surveys = True
+    for name in names("s", 100):
+        play.submit(name, f"{name}-request")
+    play.later_by(10)
+    assert len(play.asked) == 100, "more than once for each"
+    before = play.surveys
+    play.later_by(10)
+    assert play.surveys - before == 10
+    play.workers("s000007", 1)
+    play.later_by(1)
+    assert play.sent == ["s000007-request"]
+    assert len([name for name in play.asked if name != "s000007"]) == 99
+
+
+def test_a_service_that_has_just_become_absent_is_soon_asked_for_again() -> None:
+    play = Play(presence_first=0.1, presence_most=1.0)
+    play.core.surveys = True
+    play.submit("old", "a")
+    play.later_by(10)
+    play.submit("new", "b")
+    play.go()
+    play.workers("new", 1)
+    play.later_by(0.1)
+    assert play.sent == ["b"]
+
+
+def test_a_question_for_all_is_not_asked_twice_before_the_answer() -> None:
+    play = Play()
+    play.core.surveys = True
+    play.submit("echo", "a")
+    play.go()
+    play.answers_presence = False
+    play.later_by(100)
+    assert play.surveys == 1
+    assert play.core.next_deadline() is None
+    play.core.surveyed({b"echo": 1}, play.now)
+    play.go()
+    assert play.sent == ["a"]
+
+
+def test_a_broker_that_has_to_be_asked_for_each_is_not_asked_too_much() -> None:
+    play = Play(presence_first=0.1, presence_most=1.0)
+    for name in names("s", 1000):
+        play.submit(name, f"{name}-request")
+    play.later_by(30)
+    before = len(play.asked)
+    play.later_by(30)
+    assert len(play.asked) - before < 30 * 1.5 * core_module.QUESTIONS
+
+
 def test_a_service_that_comes_is_used_at_the_next_question() -> None:
     play = Play()
     play.submit("echo", "a", "b")

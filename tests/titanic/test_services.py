@@ -20,6 +20,8 @@ from titanic.writer import Writer
 
 
 class Ask:
+    peer = "client"
+
     def __init__(self, *body: bytes) -> None:
         self.body: Frames = list(body)
 

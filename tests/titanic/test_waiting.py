@@ -17,6 +17,7 @@ OTHER = bytes(16)
 
 class Ask:
     def __init__(self, seconds: bytes = b"5", uuid: bytes = UUID) -> None:
+        self.peer = None
         self.body = [seconds, uuid.hex().encode()]
 
 

@@ -21,6 +21,8 @@ from typing import Any
 
 import click
 
+from titanic.quoting import quoted
+
 Options = dict[str, click.Option]
 
 
@@ -82,7 +84,7 @@ def _default(path: Path, where: str, option: click.Option, value: Any, context: 
     """The option's parameter and the value for it, checked here: a complaint has to name the file."""
     values = value if isinstance(value, list) and option.multiple else [value]
     if not all(_fits(option, one) for one in values):
-        raise click.UsageError(f"{path}: {where} cannot be {value!r}")
+        raise click.UsageError(f"{path}: {where} cannot be {quoted(value)}")
     given = values if option.multiple else value
     try:
         option.type_cast_value(context, given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import sys
 import threading
@@ -16,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from broker import DEFAULT_ENDPOINT, Broker, BrokerConfig
+from titanic import descriptors
 from titanic.cli.help import command
 from titanic.cli.options import Function, configured, option, read_size, seconds, size
 from titanic.cli.output import EXIT_FAILED
@@ -29,6 +31,8 @@ from titanic.version import __version__
 
 NOTICE = 0.5
 """Seconds after which a signal is noticed, at the latest."""
+
+M_MMAP_THRESHOLD = -3
 
 WIRE, SERVER = BrokerConfig(), ServerConfig()
 
@@ -227,6 +231,7 @@ def serve(bind: tuple[str, ...], log_level: str, **settings: Any) -> None:
     if settings["broker"] is not None and chosen is ParameterSource.COMMANDLINE:
         raise click.UsageError("--bind is for the integrated broker; with --broker there is none")
     log_to_stderr(log_level)
+    _prepare()
     asked = _watch_signals()
     retention = Retention(*(int(settings.pop(name) * 1e6) for name in ("keep_replies", "keep_dead", "keep_closed")))
     server = Server(ServerConfig(bind=bind, wire=take_wire(settings), retention=retention, **settings))
@@ -253,12 +258,22 @@ def broker_command(bind: tuple[str, ...], log_level: str, **settings: Any) -> No
       titanic broker --bind tcp://0.0.0.0:5555
     """
     log_to_stderr(log_level)
+    _prepare()
     asked = _watch_signals()
     here = Broker(take_wire(settings), version=__version__)
     endpoints = [here.bind(endpoint) for endpoint in bind]
     here.start()
     say(f"broker at {', '.join(endpoints)}")
     _run(asked, lambda: here.alive, here.stop)
+
+
+def _prepare() -> None:
+    """Ask the system for what somebody needs who has many peers."""
+    descriptors.raise_limit()
+    # Left to itself, glibc keeps freed memory of large messages in pieces that fit nothing: several times as much as
+    # is in use. Memory that it maps for each goes back at once. Other C libraries have no such function.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 512 << 10)
 
 
 def _watch_signals() -> threading.Event:

@@ -1,9 +1,10 @@
 """What to dispatch next, without sockets, store or clock.
 
 For each service with waiting requests: is it there, and with how many workers (asked through MMI, the answer
-kept while it is busy, asked again with back-off while it is absent)? Then as many requests are kept in flight
-as it has workers. Services take turns; one that is absent, slow or broken costs the others nothing: it is not
-even looked at before the time has come to ask for it again.
+kept while it is busy, asked again with back-off while it is absent)? A broker that can be asked for all its
+workers at once is: one question a second, however many services are absent. Then as many requests are kept in
+flight as a service has workers. Services take turns; one that is absent, slow or broken costs the others
+nothing: it is not even looked at before the time has come to ask for it again.
 
 A request in flight ends in one of these ways:
 
@@ -50,6 +51,9 @@ SETTLING_MOST = 256 << 20
 """Memory of outcomes on their way to the disk, roughly, beyond which nothing more is fetched. Workers that are
 faster than the disk must not fill the memory."""
 
+QUESTIONS = 200
+"""Questions a second about services that are absent, roughly, at a broker that must be asked for each."""
+
 FOOTPRINT = 500
 """Bytes of memory that an outcome takes besides its frames, roughly."""
 
@@ -72,7 +76,13 @@ class DispatchCore:
         self.counts = {"dispatched": 0, "succeeded": 0, "failed": 0, "expired": 0, "retried": 0, "returned": 0}
         self._random = random.Random(seed)
         self._hungry: dict[bytes, Backlog] = {}
+        self.surveys = False
+        """Whether the broker can be asked for all its workers at once (`take_survey`)."""
         self._questions: Timers[bytes] = Timers()
+        self._absent: dict[bytes, Backlog] = {}
+        self._survey_at = 0.0
+        self._survey_pause = 0.0
+        self._surveying = False
         self._limits: Timers[bytes] = Timers()
         self._sends: list[Send] = []
         self._recalls: list[bytes] = []
@@ -112,8 +122,17 @@ class DispatchCore:
             backlog.ask_at = now
         else:
             backlog.pause = self._longer(backlog.pause)
-            backlog.ask_at = now + backlog.pause
+            crowd = 0.0 if self.surveys else len(self._absent) / QUESTIONS
+            backlog.ask_at = now + max(backlog.pause, crowd)
         self._place(backlog)
+
+    def surveyed(self, workers: Mapping[bytes, int], now: float) -> None:
+        """All services that have workers, and how many. Costs nothing for those that are still absent."""
+        self._surveying = False
+        self._survey_pause = self._longer(self._survey_pause)
+        self._survey_at = now + self._survey_pause
+        for name in [name for name in workers if name in self._absent]:
+            self.present(name, workers[name], now)
 
     def fetched(self, name: bytes, rows: Sequence[ReadyRow], now: float) -> None:
         """What the store had for a `Fetch`. It may be less than was asked for; nothing means that there is no more."""
@@ -248,6 +267,17 @@ class DispatchCore:
             self.backlogs[name].asked = True
         return names
 
+    def take_survey(self, now: float) -> bool:
+        """Whether the broker is to be asked for all its workers: answer with `surveyed`."""
+        if not self._survey_due or now < self._survey_at:
+            return False
+        self._surveying = True
+        return True
+
+    @property
+    def _survey_due(self) -> bool:
+        return self.surveys and bool(self._absent) and not self._surveying and not self.stopping
+
     def take_fetches(self) -> list[Fetch]:
         """What is to be read from the store, services in turn: answer each with `fetched`, `damaged` or
         `unreadable`, then take again, until there are no more."""
@@ -303,7 +333,7 @@ class DispatchCore:
         """When something is to be done without anything having happened."""
         times = [self._rewrite_at, self._limits.next()]
         if not self.stopping:
-            times += (self._questions.next(), self._alarm)
+            times += (self._questions.next(), self._alarm, self._survey_at if self._survey_due else None)
         return min((time for time in times if time is not None), default=None)
 
     # -- inside ----------------------------------------------------------------------------------------------
@@ -315,7 +345,15 @@ class DispatchCore:
             self._hungry[name] = backlog
         else:
             self._hungry.pop(name, None)
-        if backlog.curious:
+        absent = backlog.curious and backlog.room == 0
+        if not absent:
+            self._absent.pop(name, None)
+        elif name not in self._absent:
+            # Together they are asked for soon again whenever one more has joined them.
+            self._survey_at = min(self._survey_at, backlog.ask_at) if self._absent else backlog.ask_at
+            self._survey_pause = 0.0
+            self._absent[name] = backlog
+        if backlog.curious and not (absent and self.surveys):
             self._questions.set(name, backlog.ask_at)
         else:
             self._questions.cancel(name)

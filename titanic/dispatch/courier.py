@@ -10,7 +10,7 @@ The first two ask `mmi.workers` about all services at once. The third has only R
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from broker import ClientConfig, ClientSession, EventKind, LocalPeer, Loop, error_body
@@ -42,12 +42,18 @@ class Results(Protocol):
     def left(self, name: bytes) -> None:
         """The reply that was not wanted came, from a worker of this service, or never will."""
 
+    def surveyed(self, workers: Mapping[bytes, int], now: float) -> None:
+        """All services that have workers."""
+
 
 class Courier(Protocol):
     """Carries requests, questions about presence, and what comes back."""
 
     most_ahead: int
     """Requests of a service that may wait at the broker for its workers."""
+
+    surveys: bool
+    """Whether it can ask for all services at once."""
 
     def send(self, sends: Sequence[Send], now: float) -> None:
         """Send requests."""
@@ -57,6 +63,9 @@ class Courier(Protocol):
 
     def ask(self, names: Sequence[bytes], now: float) -> None:
         """Ask for the presence of services."""
+
+    def survey(self, now: float) -> None:
+        """Ask for all services that have workers."""
 
     def push(self, now: float) -> None:
         """Let go out what was sent and asked."""
@@ -98,6 +107,7 @@ class _Correlated:
     """What the two couriers for our own broker have in common: one session with any number in flight."""
 
     most_ahead = 256
+    surveys = True
 
     def __init__(self, results: Results) -> None:
         self.session = ClientSession(ClientConfig(timeout=None), correlated=True)
@@ -128,6 +138,9 @@ class _Correlated:
 
     def ask(self, names: Sequence[bytes], now: float) -> None:
         self._names.update(names)
+        self.survey(now)
+
+    def survey(self, now: float) -> None:
         if not self._question:
             self._question = self.session.request(b"mmi.workers", [b""], now, timeout=MMI_TIMEOUT, retries=FOR_EVER)
 
@@ -158,12 +171,13 @@ class _Correlated:
 
     def _tell_presence(self, body: Frames, now: float) -> None:
         try:
-            workers = {str(name): int(count) for name, count in json.loads(body[0]).items()}
+            workers = {name.encode(): int(count) for name, count in json.loads(body[0]).items()}
         except (ValueError, TypeError, AttributeError, IndexError):  # no such answer: as if none were there
             workers = {}
         names, self._names = self._names, set()
         for name in names:
-            self._results.present(name, workers.get(name.decode(), 0), now)
+            self._results.present(name, workers.get(name, 0), now)
+        self._results.surveyed(workers, now)
 
 
 class LocalCourier(_Correlated):

@@ -69,6 +69,7 @@ class Dispatcher:
         """Send with this from now on; nothing is sent before. Call it before `start`, or in the loop's thread."""
         self._courier = courier
         self.core.most_ahead = courier.most_ahead
+        self.core.surveys = courier.surveys
 
     def serve(self, waiters: Waiters) -> None:
         """Tell these what happens to requests. Call it before `start`."""
@@ -186,6 +187,8 @@ class Dispatcher:
             self._writer.put(_Keep(self, STEP))
         if questions := core.take_questions(now):
             courier.ask(questions, now)
+        if core.take_survey(now):
+            courier.survey(now)
         while fetches := core.take_fetches():
             self._fetch(fetches, now)
             if sends := core.take_sends(wall_us()):

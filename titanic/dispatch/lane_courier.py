@@ -27,6 +27,7 @@ class LaneCourier:
     it has. Four times as many may be in flight in all, but not more than MOST."""
 
     MOST = 256
+    surveys = False
 
     most_ahead = 0  # each takes a connection
 
@@ -81,6 +82,9 @@ class LaneCourier:
 
     def ask(self, names: Sequence[bytes], now: float) -> None:
         self._names.extend(names)
+
+    def survey(self, now: float) -> None:
+        """RFC 8 knows no such question."""
 
     def push(self, now: float) -> None:
         for lane in self._busy:

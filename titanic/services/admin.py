@@ -17,6 +17,7 @@ from typing import Any
 
 from titanic import ids, tsp
 from titanic.errors import StoreError, StoreFull
+from titanic.quoting import quoted
 from titanic.services.asks import Answer, Ask, Watcher
 from titanic.store import State, WriteTransaction
 from titanic.tsp import Frames
@@ -116,7 +117,7 @@ def _read(body: Frames) -> dict[str, Any]:
     if not isinstance(given, dict) or given.get("do") not in ("retry", "purge"):
         raise ValueError('options must be a JSON object with "do": "retry" or "purge"')
     if unknown := given.keys() - KNOWN:
-        raise ValueError(f"unknown option {sorted(unknown)[0]!r}; there are {', '.join(sorted(KNOWN))}")
+        raise ValueError(f"unknown option {quoted(sorted(unknown)[0])}; there are {', '.join(sorted(KNOWN))}")
     options: dict[str, Any] = {"do": given["do"], "uuids": None, "after": None, "service": None}
     if "uuids" in given:
         options["uuids"] = _uuids(given["uuids"])

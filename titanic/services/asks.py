@@ -13,6 +13,10 @@ class Ask(Protocol):
 
     body: Frames
 
+    @property
+    def peer(self) -> object:
+        """Who asked."""
+
 
 Answers = Sequence[tuple[Any, Frames]]
 Answer = Callable[[Answers], None]

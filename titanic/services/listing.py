@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from titanic import ids, tsp
+from titanic.quoting import quoted
 from titanic.services.submission import read_policy
 from titanic.store import Description, ReadTransaction, State
 from titanic.tsp import Frames
@@ -65,7 +66,7 @@ def _options(body: Frames) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise ValueError("options are not a JSON object")
     if unknown := given.keys() - KNOWN:
-        raise ValueError(f"unknown option {sorted(unknown)[0]!r}; there are {', '.join(sorted(KNOWN))}")
+        raise ValueError(f"unknown option {quoted(sorted(unknown)[0])}; there are {', '.join(sorted(KNOWN))}")
     options: dict[str, Any] = dict.fromkeys(KNOWN)
     for name in ("uuid", "after"):
         if (text := given.get(name)) is not None:
@@ -78,7 +79,9 @@ def _options(body: Frames) -> dict[str, Any]:
         try:
             options["state"] = State[str(state).upper()]
         except KeyError:
-            raise ValueError(f"unknown state {state!r}; there are {', '.join(s.name.lower() for s in State)}") from None
+            raise ValueError(
+                f"unknown state {quoted(state)}; there are {', '.join(s.name.lower() for s in State)}"
+            ) from None
     limit = given.get("limit", 100)
     if type(limit) is not int or not 1 <= limit <= MAX_LIMIT:
         raise ValueError(f"limit must be a number from 1 to {MAX_LIMIT}")

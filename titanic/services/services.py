@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from titanic import tsp
@@ -20,11 +20,15 @@ from titanic.services.accepting import PARSERS, Accept, Intake
 from titanic.services.admin import Administer
 from titanic.services.asks import Answer, Answers, Ask, Watcher
 from titanic.services.closing import Close
+from titanic.services.turns import PORTION, Batch, Turns
 from titanic.store import Outcome, ReadTransaction, Status, Store
 from titanic.tsp import Frames
 from titanic.writer import Writer
 
 log = logging.getLogger(__name__)
+
+
+TOO_MANY = tsp.failure("busy: too many asks of this client wait already; read their answers first")
 
 
 class Waits(Protocol):
@@ -47,16 +51,22 @@ class Services:
         watcher: Watcher,
         answer: Answer,
         *,
+        sated: Callable[[Any], bool] = lambda ask: False,
         most_bytes: int = 1 << 30,
         limits: Mapping[bytes, ServiceLimits] | None = None,
     ) -> None:
-        """`most_bytes`: bodies that may wait for the disk; more are refused, or a slow disk would fill the memory."""
+        """`sated`: whether who asked does not read the answers that are on their way to it.
+
+        `most_bytes`: bodies that may wait for the disk; more are refused, or a slow disk would fill the memory.
+        """
         self._store = store
         self._writer = writer
+        self._waits: Waits
         self._watcher = watcher
         self._answer = answer
         self._intake = Intake(answer, watcher, limits or {})
-        self._reader: BatchThread[tuple[bytes, Sequence[Ask]]] = BatchThread("reader", self._read)
+        self._turns = Turns(sated)
+        self._reader: BatchThread[Batch] = BatchThread("reader", self._read)
         self.start = self._reader.start
         self.stop = self._reader.stop
         self._most_bytes = most_bytes
@@ -96,29 +106,32 @@ class Services:
         """Who takes the asks for titanic.wait."""
         self._waits = waits
 
-    def _read(self, batches: list[tuple[bytes, Sequence[Ask]]]) -> None:
-        answers: list[tuple[Any, Frames]] = []
-        found: list[tuple[Any, Frames]] = []
-        replies: dict[bytes, Frames] = {}  # many may wait for one: it is read once
+    def _read(self, batches: list[Batch]) -> bool:
+        turns, portion = self._turns, _Portion(self._answer, self._tell_waiting)
+        waited_for: dict[bytes, Frames] = {}  # many may wait for one: it is read once
+        asks = turns.next(batches)
         try:
             with self._store.read() as transaction:
-                for name, batch in batches:
-                    if name != tsp.WAIT:
-                        answers += [(ask, self._read_one(transaction, name, ask.body)) for ask in batch]
-                        continue
-                    for ask in batch:
-                        uuid = ask.body[-1]
-                        if uuid not in replies:
-                            replies[uuid] = self._read_one(transaction, name, ask.body)
-                        found.append((ask, replies[uuid]))
+                for name, ask in asks:
+                    key = ask.body[-1] if name == tsp.WAIT else b""
+                    frames = waited_for.get(key) if key else None
+                    if frames is None:
+                        frames = self._read_one(transaction, name, ask.body)
+                        if key:
+                            waited_for[key] = frames
+                    size = sum(map(len, frames))
+                    turns.spend(ask, size)
+                    portion.add(name, ask, frames, size)
         except StoreError as error:
-            failure = tsp.failure(f"not read: {error}")
-            answers = [(ask, failure) for name, batch in batches if name != tsp.WAIT for ask in batch]
-            found = [(ask, failure) for name, batch in batches if name == tsp.WAIT for ask in batch]
-        if answers:
-            self._answer(answers)
-        if found:
-            self._waits.found(found)
+            for name, ask in asks:
+                portion.add(name, ask, tsp.failure(f"not read: {error}"), 0)
+        for name, ask in turns.take_refused():
+            portion.add(name, ask, TOO_MANY, 0)
+        portion.send()
+        return len(turns) > 0
+
+    def _tell_waiting(self, found: Answers) -> None:
+        self._waits.found(found)
 
     def _read_one(self, transaction: ReadTransaction, name: bytes, body: Frames) -> Frames:
         try:
@@ -154,3 +167,30 @@ class Services:
             "since_start": {**self._intake.counts, **self.counts, "commits": self._writer.commits},
             **self._watcher.stats(),
         }
+
+
+class _Portion:
+    """Answers that were read and not sent yet: what is large does not wait for the rest."""
+
+    def __init__(self, answer: Answer, found: Answer) -> None:
+        self._answer = answer
+        self._tell_found = found
+        self._clear()
+
+    def _clear(self) -> None:
+        self._answers: list[tuple[Any, Frames]] = []
+        self._found: list[tuple[Any, Frames]] = []
+        self._size = 0
+
+    def add(self, name: bytes, ask: Ask, frames: Frames, size: int) -> None:
+        (self._found if name == tsp.WAIT else self._answers).append((ask, frames))
+        self._size += size
+        if self._size > PORTION:
+            self.send()
+
+    def send(self) -> None:
+        if self._answers:
+            self._answer(self._answers)
+        if self._found:
+            self._tell_found(self._found)
+        self._clear()

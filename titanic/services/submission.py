@@ -28,6 +28,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from titanic import tsp
+from titanic.quoting import quoted
 from titanic.store import DEFAULT_PRIORITY, NewRequest
 from titanic.tsp import Frames
 
@@ -100,7 +101,7 @@ def _read(frame: bytes) -> dict[str, Any]:
         raise ValueError("options are not a JSON object")
     for name, value in options.items():
         if name not in _CHECKS:
-            raise ValueError(f"unknown option {name!r}; there are {', '.join(_CHECKS)}")
+            raise ValueError(f"unknown option {quoted(name)}; there are {', '.join(_CHECKS)}")
         what, fits = _CHECKS[name]
         if not fits(value):
             raise ValueError(f"{name} must be {what}")
