@@ -161,7 +161,7 @@ class Dealer:
         """Whether `sockets` has changed since it was asked."""
         return self._changed
 
-    def close(self, linger: int = _LINGER) -> None:
+    def close(self, linger: int = LINGER) -> None:
         """Close the present connection; what was sent may still go out, for `linger` milliseconds."""
         if self.socket is not None:
             if self._monitor is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -44,14 +44,15 @@ class Execution:
 def read(path: Path) -> dict[str, list[Execution]]:
     """The executions of each body, in the order in which they began."""
     executions: dict[str, list[Execution]] = defaultdict(list)
-    at_work: dict[tuple[str, str], Execution] = {}
+    at_work: dict[tuple[str, str], deque[Execution]] = defaultdict(deque)
     for line in path.read_text().splitlines():
         word, when, pid, body = line.split()
         if word == "begin":
-            at_work[pid, body] = Execution(float(when))
-            executions[body].append(at_work[pid, body])
+            executions[body].append(Execution(float(when)))
+            at_work[pid, body].append(executions[body][-1])
         else:
-            at_work.pop((pid, body)).failed = word == "failed"
+            # After the death of a broker a worker can have a request twice, beside itself.
+            at_work[pid, body].popleft().failed = word == "failed"
     for each in executions.values():
         each.sort(key=lambda execution: execution.began)
     return executions

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from support.journal import note
@@ -20,9 +21,9 @@ from support.journal import note
 from broker import RemoteError, Worker, WorkerConfig
 
 LIVENESS = 50
-"""Heartbeats that may be missed: a busy machine is no death."""
+"""Heartbeats that a worker with a journal may miss: a busy machine is no death."""
 
-QUICK = WorkerConfig(heartbeat_interval=0.2, liveness=LIVENESS, reconnect_first=0.05, reconnect_most=0.2)
+QUICK = WorkerConfig(heartbeat_interval=0.2, reconnect_first=0.05, reconnect_most=0.2)
 
 
 def main(endpoint: str, service: str, log: str, mode: str) -> None:
@@ -53,7 +54,8 @@ def main(endpoint: str, service: str, log: str, mode: str) -> None:
         note(descriptor, "end", body)
         return reply
 
-    Worker(service, handle, endpoint, jobs=1 if mode == "hang" else 2, config=QUICK).run()
+    config = replace(QUICK, liveness=LIVENESS) if mode == "journal" else QUICK
+    Worker(service, handle, endpoint, jobs=1 if mode == "hang" else 2, config=config).run()
 
 
 if __name__ == "__main__":
