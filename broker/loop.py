@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 import zmq
 
+from broker.core.timers import Timers
+
 Pollable = zmq.Socket[bytes]
 
 BEHIND = 16
@@ -22,7 +24,14 @@ BEHIND = 16
 
 
 class Channel(Protocol):
-    """A core and the sockets it speaks through."""
+    """A core and the sockets it speaks through.
+
+    Each is ticked when it is due and flushed in every round. Of the many that are alike, a worker's connections for
+    example, most have nothing to do most of the time: those have `rests = True` and are left alone until there is
+    input, their deadline comes, or `Loop.touch` says that something was done to them.
+    """
+
+    rests: bool
 
     def sockets(self) -> Iterable[Pollable]:
         """What to poll for input. The loop asks again after `changed` was true."""
@@ -51,6 +60,10 @@ class Loop:
 
     def __init__(self) -> None:
         self._channels: list[Channel] = []
+        self._restless: list[Channel] = []
+        self._touched: dict[Channel, None] = {}
+        self._resting: Timers[Any] = Timers()
+        """Their deadlines."""
         self._by_socket: dict[Pollable, Channel] = {}
         self._poller = zmq.Poller()
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
@@ -65,7 +78,15 @@ class Loop:
     def add(self, channel: Channel) -> None:
         """Run a channel, from the loop's thread or before the loop runs."""
         self._channels.append(channel)
+        if channel.rests:
+            self._touched[channel] = None
+        else:
+            self._restless.append(channel)
         self._stale = True
+
+    def touch(self, channel: Channel) -> None:
+        """Something was done to a channel that rests. To be called in the loop's thread."""
+        self._touched[channel] = None
 
     def call(self, function: Callable[..., None], *args: Any) -> None:
         """Have a function called in the loop's thread, soon. Any thread may ask."""
@@ -119,34 +140,49 @@ class Loop:
 
     def _round(self, more: bool) -> bool:
         """Poll once, do everything that can be done now; whether input was left over."""
-        if self._stale or any(channel.changed() for channel in self._channels):
+        if self._stale or any(channel.changed() for channel in self._restless):
             self._register()
-        ready = self._poller.poll(0 if more else self._timeout())
+        ready = self._poller.poll(0 if more or self._touched else self._timeout())
         now = time.monotonic()
-        touched: dict[Channel, None] = {}
+        inputs: dict[Channel, None] = {}
         for socket, _ in ready:
             if isinstance(socket, int):
                 with self._guard:
                     os.read(self._wake_read, 64)
                     self._signalled = False
             else:
-                touched[self._by_socket[socket]] = None
+                inputs[self._by_socket[socket]] = None
         more = False
-        for channel in touched:
+        for channel in inputs:
             more = channel.drain(now) or more
         for _ in range(len(self._calls)):
             function, args = self._calls.popleft()
             function(*args)
-        for channel in self._channels:
-            deadline = channel.next_deadline()
-            if deadline is not None and deadline <= now:
-                channel.tick(now)
-            channel.flush(now)
+        touched, self._touched = self._touched, {}
+        touched.update((channel, None) for channel in inputs if channel.rests)
+        touched.update(dict.fromkeys(self._resting.due(now)))
+        for channel in touched:
+            self._serve(channel, now)
+            self._stale = channel.changed() or self._stale
+            if (deadline := channel.next_deadline()) is None:
+                self._resting.cancel(channel)
+            else:
+                self._resting.set(channel, deadline)
+        for channel in self._restless:
+            self._serve(channel, now)
         return more
+
+    def _serve(self, channel: Channel, now: float) -> None:
+        deadline = channel.next_deadline()
+        if deadline is not None and deadline <= now:
+            channel.tick(now)
+        channel.flush(now)
 
     def _timeout(self) -> int | None:
         """Milliseconds to the next deadline, rounded up: waking too early would mean to spin."""
-        deadlines = [when for channel in self._channels if (when := channel.next_deadline()) is not None]
+        deadlines = [when for channel in self._restless if (when := channel.next_deadline()) is not None]
+        if (resting := self._resting.next()) is not None:
+            deadlines.append(resting)
         if not deadlines:
             return None
         return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)

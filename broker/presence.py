@@ -16,6 +16,8 @@ PAUSE_MOST = 300.0
 class Presence:
     """A channel without a socket; add it to the loop behind those that it speaks of."""
 
+    rests = False
+
     def __init__(
         self, log: logging.Logger, name: str, endpoint: str, interval: float, registered: Callable[[], bool]
     ) -> None:

@@ -63,6 +63,8 @@ class Broker:
     `start` runs it in a thread of its own instead. As a context manager it is started and stopped.
     """
 
+    rests = False
+
     def __init__(
         self,
         config: BrokerConfig | None = None,

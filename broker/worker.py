@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import zmq
@@ -21,6 +20,7 @@ from broker.config import DEFAULT_ENDPOINT, WorkerConfig
 from broker.core.mdp import Command, Frames, error_body, service_fault
 from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import RemoteError, UsageError
+from broker.handlers import Handlers
 from broker.loop import Loop
 from broker.presence import Presence
 from broker.transport import Dealer
@@ -57,8 +57,7 @@ class Worker:
         self.service = name
         self._handler = handler
         self._loop = Loop()
-        self._handling = threading.local()
-        self._threads = ThreadPoolExecutor(jobs, "handler", lambda: setattr(self._handling, "here", True))
+        self._handlers = Handlers(jobs)
         self._thread: threading.Thread | None = None
         self._channels = [
             _Channel(self, WorkerSession(name, config, now=time.monotonic()), endpoint) for _ in range(jobs)
@@ -74,7 +73,7 @@ class Worker:
         try:
             self._loop.run()
         finally:
-            self._threads.shutdown(wait=False)
+            self._handlers.end()
 
     def start(self) -> Worker:
         """Serve in a thread of its own. An endpoint that cannot be right raises EndpointError here, not there."""
@@ -97,7 +96,7 @@ class Worker:
         """
         self._loop.call(self._leave)
         self._loop.close_unless_running()
-        if self._thread is not None and not hasattr(self._handling, "here"):
+        if self._thread is not None and threading.get_ident() not in self._handlers:
             self._thread.join()
             self._thread = None
 
@@ -126,12 +125,21 @@ class Worker:
     def _leave(self) -> None:
         self._presence.leave()
         for channel in self._channels:
-            channel.session.leave(time.monotonic())
+            channel.leave(time.monotonic())
 
     def _give_up(self) -> None:
         self._presence.leave()
         for channel in self._channels:
             channel.give_up(time.monotonic())
+
+    def touch(self, channel: _Channel) -> None:
+        """Called by a channel to which something was done."""
+        self._loop.touch(channel)
+
+    def handled(self, channel: _Channel) -> None:
+        """Called by a channel whose request has its reply."""
+        self._handlers.done()
+        self._loop.touch(channel)
 
     def finished(self) -> None:
         """Called by a channel that has said good-bye: after the last one the loop ends."""
@@ -140,7 +148,7 @@ class Worker:
 
     def hand_over(self, channel: _Channel, job: Job) -> None:
         """Called by a channel: have a request handled in a thread."""
-        self._threads.submit(self._handle, channel, job)
+        self._handlers.call(self._handle, channel, job)
 
     def _handle(self, channel: _Channel, job: Job) -> None:
         """Runs in a handler thread. There is always a reply: without one the worker would never be free again."""
@@ -173,6 +181,8 @@ class Worker:
 class _Channel:
     """One registered worker: its session and its connection."""
 
+    rests = True
+
     def __init__(self, worker: Worker, session: WorkerSession, endpoint: str) -> None:
         self.session = session
         self._worker = worker
@@ -180,14 +190,21 @@ class _Channel:
 
     def partial(self, job: Job, body: Frames) -> None:
         self.session.partial(job.number, body, time.monotonic())
+        self._worker.touch(self)
 
     def final(self, job: Job, body: Frames) -> None:
         self.session.final(job.number, body, time.monotonic())
+        self._worker.handled(self)
+
+    def leave(self, now: float) -> None:
+        """Finish what is in hand, and say good-bye."""
+        self.session.leave(now)
+        self._worker.touch(self)
 
     def give_up(self, now: float) -> None:
         """Say good-bye, also with a request in hand."""
         session = self.session
-        session.leave(now)
+        self.leave(now)
         if session.state is SessionState.BUSY:
             self._dealer.send([(session.connection, session.dialect.encode(Command.DISCONNECT, ()))])
             session.lost(now)

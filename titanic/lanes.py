@@ -40,6 +40,8 @@ class LaneAsk:
 class Lane:
     """One worker socket, as a channel of a loop."""
 
+    rests = True
+
     def __init__(self, lanes: Lanes, service: bytes, endpoint: str, config: WorkerConfig) -> None:
         self.session = WorkerSession(service, config, now=time.monotonic())
         self._lanes = lanes
@@ -73,6 +75,8 @@ class Lane:
 
 class Lanes:
     """All lanes of all services, in one thread. `handle` gets the batches; answers go through `answer`."""
+
+    rests = False
 
     def __init__(self, endpoint: str, services: Mapping[bytes, int], handle: Handle, config: WorkerConfig) -> None:
         """`services`: how many lanes each has."""
@@ -137,12 +141,14 @@ class Lanes:
         now = time.monotonic()
         for ask, body in answers:
             ask.lane.session.final(ask.job, body, now)
+            self._loop.touch(ask.lane)
 
     def _leave(self) -> None:
         self._presence.leave()
         now = time.monotonic()
         for lane in self._lanes:
             lane.session.leave(now)
+            self._loop.touch(lane)
 
     # -- the channel that hands over what the lanes collected -------------------------------------------------
 

@@ -26,6 +26,8 @@ PATIENCE, RETRIES = 1.0, 1
 class Rivals:
     """Looks once, then calls `clear`, or `taken` with the store of the queue that answered. A channel of a loop."""
 
+    rests = False
+
     def __init__(self, endpoint: str, version: str, *, clear: Callable[[], None], taken: Callable[[str], None]) -> None:
         self._endpoint = endpoint
         self._clear = clear

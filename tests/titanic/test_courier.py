@@ -155,6 +155,7 @@ class Lanes:
 
 class NoConnection:
     open = True
+    rests = False
 
     def __init__(self, session: ClientSession, endpoint: str, **kwargs: Any) -> None:
         self.session = session

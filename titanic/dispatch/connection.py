@@ -14,6 +14,8 @@ from titanic.tsp import Frames
 class Connection:
     """A session on its own socket, as a channel of a loop."""
 
+    rests = False
+
     def __init__(
         self, session: ClientSession, endpoint: str, *, watch: bool = False, lost: Callable[[float], None] | None = None
     ) -> None:
@@ -59,6 +61,8 @@ class Connection:
 class Scout:
     """Asks until a broker answers, then tells `found` the version of MDP that it speaks, and whether it is one of
     this project. A channel of a loop, so that it can be stopped at any time."""
+
+    rests = False
 
     TRIES = (("0.2", b"mmi.broker"), ("0.1", b"mmi.broker"), ("0.2", b"mmi.service"), ("0.1", b"mmi.service"))
     """A broker that does not know mmi.broker may not answer it at all. mmi.service is a must for all."""

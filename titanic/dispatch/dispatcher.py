@@ -47,6 +47,8 @@ LONGEST_ALARM = 30.0
 class Dispatcher:
     """Runs in a thread of its own, as a channel of its own loop."""
 
+    rests = False
+
     def __init__(self, config: ServerConfig, store: Store, writer: Writer) -> None:
         self.config = config
         self.core = DispatchCore(config)
