@@ -146,7 +146,7 @@ class Play:
             busy = True
             for fetch in fetches:
                 self._fetch(fetch)
-            for send in core.take_sends(int(self.now * 1e6)):
+            for send in core.take_sends(self.now, int(self.now * 1e6)):
                 assert send.uuid not in self.running, "sent twice"
                 self.running[send.uuid] = send.service
                 self.sent.append(send.uuid.decode())

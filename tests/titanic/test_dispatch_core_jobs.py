@@ -180,6 +180,31 @@ def test_a_limit_that_passes_before_a_worker_has_it_is_no_attempt() -> None:
     assert play.ended["a"][1:4] == (Status.DONE, [b"A"], 1)
 
 
+def test_what_no_worker_has_when_its_time_is_over_is_taken_back_and_expires() -> None:
+    play = Play()
+    play.submit("echo", "a", expires=play.now + 5)
+    play.workers("echo", 1)
+    play.go()
+    play.queued.add(b"a")
+    play.later_by(4.9)
+    assert b"a" in play.running
+    play.later_by(0.2)
+    assert play.running == {}
+    play.later_by(10)
+    assert play.ended["a"].status is Status.EXPIRED
+    assert play.sent == ["a"]
+
+
+def test_what_a_worker_has_when_its_time_is_over_is_left_to_it() -> None:
+    play = Play()
+    play.submit("echo", "a", expires=play.now + 5)
+    play.workers("echo", 1)
+    play.go()
+    play.later_by(10)
+    play.reply("a", b"A")
+    assert play.ended["a"][1:4] == (Status.DONE, [b"A"], 1)
+
+
 def test_what_is_closed_is_not_looked_at_when_its_limit_passes() -> None:
     play = Play()
     play.options = limited(5)

@@ -84,6 +84,8 @@ class DispatchCore:
         self._survey_pause = 0.0
         self._surveying = False
         self._limits: Timers[bytes] = Timers()
+        self._lapses: Timers[bytes] = Timers()
+        """When the time to live of what was sent is over."""
         self._sends: list[Send] = []
         self._recalls: list[bytes] = []
         self._outcomes: list[Outcome] = []
@@ -197,6 +199,10 @@ class DispatchCore:
             if flight is not None and not flight.settling and not flight.closed:
                 flight.overdue = True
                 self._recalls.append(uuid)
+        for uuid in self._lapses.due(now):
+            flight = self.flights.get(uuid)
+            if flight is not None and not flight.settling and not flight.closed:
+                self._recalls.append(uuid)  # if no worker has it yet, none is to begin
 
     def kept(self, uuid: bytes) -> bool:
         """A request cannot be taken back: a worker has it, or nobody can say. Whether this attempt is over therefore:
@@ -290,10 +296,10 @@ class DispatchCore:
             fetches.append(Fetch(name, backlog.cursor, backlog.free + known))
         return fetches
 
-    def take_sends(self, wall_us: int = 0) -> list[Send]:
+    def take_sends(self, now: float, wall_us: int) -> list[Send]:
         """Requests to be sent. Take them after each `fetched`.
 
-        `wall_us` is the time of day now. The end of a request's time to live is compared with it here, when the
+        `wall_us` is the time of day. The end of a request's time to live is compared with it here, when the
         request is known to be in flight already: whoever else looks for what has expired passes it over since then,
         so nothing is sent whose end is on its way to the disk.
         """
@@ -302,6 +308,9 @@ class DispatchCore:
         for send in late:
             sends.remove(send)
             self._expired(send.uuid)
+        for send in sends:
+            if end := self.flights[send.uuid].expires_at:
+                self._lapses.set(send.uuid, now + (end - wall_us) / 1e6)
         self.counts["dispatched"] += len(sends)
         return sends
 
@@ -331,7 +340,7 @@ class DispatchCore:
 
     def next_deadline(self) -> float | None:
         """When something is to be done without anything having happened."""
-        times = [self._rewrite_at, self._limits.next()]
+        times = [self._rewrite_at, self._limits.next(), self._lapses.next()]
         if not self.stopping:
             times += (self._questions.next(), self._alarm, self._survey_at if self._survey_due else None)
         return min((time for time in times if time is not None), default=None)
@@ -397,6 +406,8 @@ class DispatchCore:
         flight.backlog.in_flight -= 1
         if flight.policy.limit:
             self._limits.cancel(uuid)
+        if flight.expires_at:
+            self._lapses.cancel(uuid)
         if flight.closed:
             self._forget(uuid)
             return None

@@ -13,15 +13,17 @@ import zmq
 from broker import Loop
 from titanic.clock import Leaps, wall_us
 from titanic.config import ServerConfig
-from titanic.dispatch.actions import Fetch, Finish, Outcome
+from titanic.dispatch.actions import Fetch
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.courier import Courier
-from titanic.errors import RecordCorrupt, StoreError, StoreFull
+from titanic.dispatch.keeping import PAUSE_US, Keep
+from titanic.dispatch.outcomes import Outcomes
+from titanic.errors import RecordCorrupt, StoreError
 from titanic.failure_log import FailureLog
 from titanic.services.asks import Answers, Ask
 from titanic.services.waiting import Waiters
-from titanic.store import DEFAULT_PRIORITY, ReadTransaction, Retention, Status, Store, WriteTransaction
-from titanic.writer import Write, Writer, halves
+from titanic.store import DEFAULT_PRIORITY, ReadTransaction, Store
+from titanic.writer import Writer
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +32,6 @@ FETCH_BYTES = 64 << 20
 
 STEP = 500
 """Requests that one look at the clock does something about, of each kind, at most: a trickle, not a pause."""
-
-PAUSE_US = 1_000_000
-"""Until what could not be done is tried again."""
-
-KEEP_ALL = Retention(0, 0, 0)
 
 SHORTEST_ALARM = 0.02
 READERS_EVERY = 5.0
@@ -186,19 +183,19 @@ class Dispatcher:
     def _move(self, core: DispatchCore, courier: Courier, now: float) -> None:
         courier.deliver(now)
         if core.take_alarm(now):
-            self._writer.put(_Keep(self, STEP))
+            self._writer.put(Keep(self, STEP))
         if questions := core.take_questions(now):
             courier.ask(questions, now)
         if core.take_survey(now):
             courier.survey(now)
         while fetches := core.take_fetches():
             self._fetch(fetches, now)
-            if sends := core.take_sends(wall_us()):
+            if sends := core.take_sends(now, wall_us()):
                 courier.send(sends, now)
         for uuid in core.take_recalls():
             courier.recall(uuid, now)
         for outcomes in core.take_outcomes(now):
-            self._writer.put(_Outcomes(self, outcomes))
+            self._writer.put(Outcomes(self, outcomes))
         courier.push(now)
 
     def _run(self) -> None:
@@ -236,7 +233,7 @@ class Dispatcher:
             self.set_alarm(wall_us() + PAUSE_US)
 
     def next_due(self, transaction: ReadTransaction) -> int | None:
-        """When there is something for `_Keep` to do. Any thread may ask."""
+        """When there is something for `Keep` to do. Any thread may ask."""
         return transaction.next_due(self.config.retention, skip=self.core.flights)
 
     def _forget_readers(self) -> None:
@@ -269,128 +266,3 @@ class Dispatcher:
             log.error("cannot read what to dispatch: %s", error)
             for fetch in fetches:
                 self.core.unreadable(fetch.service, now)
-
-
-class _Outcomes:
-    """What became of requests, on its way to the disk."""
-
-    def __init__(self, dispatcher: Dispatcher, outcomes: Sequence[Outcome]) -> None:
-        self._dispatcher = dispatcher
-        self._outcomes = outcomes
-        self._homeless: list[Outcome] = []
-
-    def write(self, transaction: WriteTransaction, now_us: int) -> None:
-        self._homeless = []
-        self._dispatcher.leaps.look(now_us)  # by the time that they get now, they will be old one day
-        now = time.monotonic()
-        for outcome in self._outcomes:
-            try:
-                self._write(transaction, outcome, now_us, max(0, now_us - int((now - outcome.started) * 1e6)))
-            except StoreFull as error:  # the others may fit
-                log.error("no room for the reply to %s: %s", outcome.uuid.hex(), error)
-                self._homeless.append(outcome)
-
-    @staticmethod
-    def _write(transaction: WriteTransaction, outcome: Outcome, now_us: int, dispatched_at: int) -> None:
-        if isinstance(outcome, Finish):
-            transaction.finish(
-                outcome.uuid,
-                outcome.status,
-                outcome.frames,
-                attempts=outcome.attempts,
-                dispatched_at=dispatched_at,
-                finished_at=now_us,
-                reason=outcome.reason,
-            )
-        else:
-            transaction.postpone(
-                outcome.uuid,
-                due=now_us + int(outcome.delay * 1e6),
-                attempts=outcome.attempts,
-                dispatched_at=dispatched_at,
-                reason=outcome.reason,
-            )
-
-    def parts(self) -> list[Write]:
-        return [_Outcomes(self._dispatcher, half) for half in halves(self._outcomes)]
-
-    def committed(self) -> None:
-        self._dispatcher.loop.call(self._settle)
-
-    def failed(self, error: StoreError) -> None:
-        self._dispatcher.loop.call(self._dispatcher.core.unsettled, self._outcomes, time.monotonic())
-
-    def _settle(self) -> None:
-        homeless = {outcome.uuid for outcome in self._homeless}
-        uuids = [outcome.uuid for outcome in self._outcomes if outcome.uuid not in homeless]
-        core = self._dispatcher.core
-        for outcome in self._outcomes:
-            flight = core.flights.get(outcome.uuid)
-            if flight is None or flight.closed or outcome.uuid in homeless:
-                continue
-            if isinstance(outcome, Finish) and outcome.status is not Status.DONE:
-                self._dispatcher.failures.tell(outcome.uuid, flight.backlog.name, outcome.status, outcome.reason)
-        core.settled(uuids)
-        if homeless:
-            core.unsettled(self._homeless, time.monotonic(), full=True)
-        self._dispatcher.waiters.wake(uuids)
-        # Only now: those that were put off are not in flight any more, and the end of their time counts again.
-        self._dispatcher.look()
-
-
-class _Keep:
-    """Keeping time: what was delayed goes back into the queue, what is too old expires, what is old enough goes.
-
-    `step` is how many requests of each kind are moved at most.
-    """
-
-    def __init__(self, dispatcher: Dispatcher, step: int) -> None:
-        self._dispatcher = dispatcher
-        self._step = step
-        self._moved = False
-        self._services: list[bytes] = []
-        self._expired: list[tuple[bytes, bytes]] = []
-        self._due: int | None = None
-        self._recapped = 0
-        self._unchecked: bytes | None = None
-
-    def write(self, transaction: WriteTransaction, now_us: int) -> None:
-        self._services = [service for service, _ in transaction.promote(now_us, self._step)]
-        running = self._dispatcher.core.flights
-        self._expired = transaction.expire(now_us, self._step, skip=running)
-        leaps = self._dispatcher.leaps
-        leaps.look(now_us)
-        self._recapped, self._unchecked = 0, None
-        trimmed = transaction.trim(
-            now_us, KEEP_ALL if leaps.doubtful else self._dispatcher.config.retention, self._step
-        )
-        if leaps.unchecked is not None:
-            self._recapped, self._unchecked = transaction.recap(now_us, leaps.unchecked, self._step)
-        self._due = self._dispatcher.next_due(transaction)
-        self._moved = bool(self._services or self._expired or any(trimmed[:4]) or self._due == 0)
-        if self._unchecked is not None:
-            self._moved, self._due = True, 0
-
-    def parts(self) -> list[Write]:
-        return [_Keep(self._dispatcher, self._step // 4)] if self._step >= 4 else []
-
-    def committed(self) -> None:
-        self._dispatcher.leaps.unchecked = self._unchecked
-        if self._recapped:
-            log.warning("%d requests were put off by a clock that was ahead: they are due sooner", self._recapped)
-        self._dispatcher.loop.call(self._tell)
-
-    def failed(self, error: StoreError) -> None:
-        self._dispatcher.loop.call(self._dispatcher.set_alarm, wall_us() + PAUSE_US)
-
-    def _tell(self) -> None:
-        dispatcher = self._dispatcher
-        dispatcher.core.returned(self._services)
-        dispatcher.core.counts["expired"] += len(self._expired)
-        dispatcher.waiters.wake([uuid for uuid, _ in self._expired])
-        for uuid, service in self._expired:
-            dispatcher.failures.tell(uuid, service, Status.EXPIRED, "not done in time")
-        if not self._moved and self._due is not None:
-            # What is due cannot be done now: an archive has to catch up first, for example. Don't insist.
-            self._due = max(self._due, wall_us() + PAUSE_US)
-        dispatcher.set_alarm(self._due)
