@@ -136,7 +136,7 @@ class Services:
     def _read_one(self, transaction: ReadTransaction, name: bytes, body: Frames) -> Frames:
         try:
             if name in (tsp.REPLY, tsp.WAIT):
-                frames, found = replying.answer(transaction, body[-1:])
+                frames, found = replying.answer(transaction, body[1:] if name == tsp.WAIT else body)
                 self.counts["replies_given"] += found
                 return frames
             if name == tsp.LIST:
