@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +31,7 @@ class Call(NamedTuple):
     began: int
     ended: int
     file: str
-    """What it was about: the path and flags behind its descriptor, empty when it is no file."""
+    """What it was about: the path and flags of the data file, or the number of a socket."""
     data: bytes
 
 
@@ -58,22 +59,43 @@ def test_no_answer_leaves_before_its_sync(tmp_path: Path) -> None:
     calls = read(log.read_text())
     told = [uuid.encode() for uuid in uuids], [frames[0] for frames in replies if isinstance(frames, list)]
     assert len(set(told[0])) == len(set(told[1])) == len(bodies)
+    streams: dict[str, Stream] = {}
+    for call in calls:
+        if call.name == "sendto":
+            streams.setdefault(call.file, Stream()).add(call)
     for text in told[0]:
-        assert stored(calls, bytes.fromhex(text.decode())) < sent(calls, text)
+        assert stored(calls, bytes.fromhex(text.decode())) < sent(streams.values(), text)
     for text in told[1]:
-        assert stored(calls, text) < sent(calls, text)
+        assert stored(calls, text) < sent(streams.values(), text)
 
 
 def stored(calls: list[Call], data: bytes) -> int:
     """When it was on disk, and would be found there."""
-    write = next(call for call in calls if "O_DSYNC" not in call.file and call.file and data in call.data)
+    write = next(call for call in calls if call.file == "data.mdb" and data in call.data)
     sync = next(call for call in calls if call.name == "fdatasync" and call.began > write.ended)
     return next(call for call in calls if "O_DSYNC" in call.file and call.began > sync.ended).ended
 
 
-def sent(calls: list[Call], text: bytes) -> int:
+class Stream:
+    """What went out on one socket. ZeroMQ cuts it into calls as it likes."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._calls: list[tuple[int, int]] = []
+
+    def add(self, call: Call) -> None:
+        self._calls.append((len(self._data), call.began))
+        self._data += call.data
+
+    def told(self, text: bytes) -> int | None:
+        """When the first byte of a text left."""
+        at = self._data.find(text)
+        return None if at < 0 else max(began for start, began in self._calls if start <= at)
+
+
+def sent(streams: Iterable[Stream], text: bytes) -> int:
     """When it was first told."""
-    return next(call for call in calls if call.name == "sendto" and text in call.data).began
+    return min(told for stream in streams if (told := stream.told(text)) is not None)
 
 
 def read(log: str) -> list[Call]:
@@ -105,5 +127,10 @@ def _call(files: dict[str, str], name: str, began: int, ended: int, rest: str) -
             files[opened[1]] = "data.mdb O_DSYNC" if "O_DSYNC" in rest else "data.mdb"
         return []
     descriptor = re.match(r"\((\d+)", rest)
-    file = files.get(descriptor[1], "") if descriptor else ""
-    return [Call(name, began, ended, file, b"".join(strings))] if file or name == "sendto" else []
+    if descriptor is None:
+        return []
+    if name == "sendto":
+        gone = re.search(r"= (\d+)$", rest)
+        return [Call(name, began, ended, descriptor[1], b"".join(strings)[: int(gone[1])])] if gone else []
+    file = files.get(descriptor[1])
+    return [Call(name, began, ended, file, b"".join(strings))] if file else []
