@@ -189,6 +189,8 @@ class Play:
         assert core._hungry.keys() <= core.backlogs.keys()
         settling = [flight.size for flight in core.flights.values() if flight.settling and not flight.held]
         assert core._settling_bytes == sum(settling)
+        expiring = [flight for flight in core.flights.values() if flight.expiring and not flight.held]
+        assert core._expiring == len(expiring)
 
     # -- the store -------------------------------------------------------------------------------------------
 

@@ -134,6 +134,7 @@ class Flight:
         "backlog",
         "closed",
         "expires_at",
+        "expiring",
         "held",
         "max_attempts",
         "overdue",
@@ -172,6 +173,8 @@ class Flight:
         """Whether its attempt is over and the outcome on its way to the disk."""
         self.size = 0
         """Memory of that outcome, roughly."""
+        self.expiring = False
+        """Whether that outcome is that its time is over."""
         self.held = False
         """Whether the disk did not take the outcome. It keeps its place meanwhile, as if it were still with the
         worker: a disk that fails must not let results pile up in memory."""

@@ -61,6 +61,10 @@ OVERTAKE = 0.05
 LATE_MOST = 256
 """Requests whose time is over of which one look into the store brings more than can be sent, at most."""
 
+EXPIRING_MOST = 1000
+"""Requests whose time is over that are on their way to the disk, beyond which no more are looked for: all that is
+written goes through one thread, and others wait there, too."""
+
 FOOTPRINT = 500
 """Bytes of memory that an outcome takes besides its frames, roughly."""
 
@@ -99,6 +103,7 @@ class DispatchCore:
         self._recalls: list[bytes] = []
         self._outcomes: list[Outcome] = []
         self._settling_bytes = 0
+        self._expiring = 0
         self._rewrites: list[Outcome] = []
         self._rewrite_at: float | None = None
         self._rewrite_pause = 0.0
@@ -257,6 +262,7 @@ class DispatchCore:
             flight = self._forget(uuid)
             if flight is not None and not flight.held:
                 self._settling_bytes -= flight.size
+                self._expiring -= flight.expiring
 
     def unsettled(self, outcomes: Sequence[Outcome], now: float, *, full: bool = False) -> None:
         """The outcomes could not be written: try it again after a while.
@@ -271,6 +277,7 @@ class DispatchCore:
             if not flight.held:
                 flight.held = True
                 self._settling_bytes -= flight.size
+                self._expiring -= flight.expiring
                 flight.backlog.in_flight += 1
                 self._place(flight.backlog)
         self._rewrites += outcomes
@@ -320,6 +327,8 @@ class DispatchCore:
             return []
         fetches = []
         for name, backlog in self._hungry.items():
+            if backlog.late and self._expiring >= EXPIRING_MOST:
+                continue
             # After a rewind the rows that are known already are met again, and passed over.
             known = backlog.known if backlog.cursor is None else 0
             fetches.append(Fetch(name, backlog.cursor, backlog.free + known + backlog.late))
@@ -448,6 +457,8 @@ class DispatchCore:
         flight = self._landing(uuid)
         if flight is not None:
             reason = f"not done in time, after {flight.attempts} attempts"
+            flight.expiring = True
+            self._expiring += 1
             self._finish(uuid, flight, Status.EXPIRED, [], reason)
 
     def _landing(self, uuid: bytes) -> Flight | None:
