@@ -135,7 +135,7 @@ class Client:
                 began = time.monotonic()
                 frames, there = self._linger(uuid, ask)
                 if frames is None and there and time.monotonic() - began < ask / 2:
-                    time.sleep(min(ask, POLL_MOST))  # it sends us away: it is shutting down
+                    time.sleep(min(ask, POLL_MOST))  # it sends us away: others want to wait, or it is shutting down
             if frames is not None:
                 return frames
             if until is not None and time.monotonic() >= until:
