@@ -342,15 +342,17 @@ class DispatchCore:
         so nothing is sent whose end is on its way to the disk.
         """
         sends, self._sends = self._sends, []
-        late = [send for send in sends if 0 < self.flights[send.uuid].expires_at <= wall_us]
-        for send in late:
-            sends.remove(send)
-            self._expired(send.uuid)
+        good = []
         for send in sends:
-            if end := self.flights[send.uuid].expires_at:
+            end = self.flights[send.uuid].expires_at
+            if 0 < end <= wall_us:
+                self._expired(send.uuid)
+                continue
+            if end:
                 self._lapses.set(send.uuid, now + (end - wall_us) / 1e6)
-        self.counts["dispatched"] += len(sends)
-        return sends
+            good.append(send)
+        self.counts["dispatched"] += len(good)
+        return good
 
     def take_recalls(self) -> list[bytes]:
         """Requests to be taken back, if no worker has them yet: answer with `replied`, or first with `kept`."""
