@@ -48,8 +48,8 @@ class Desk:
     def returned(self, services: Collection[bytes]) -> None:
         self.told.append(("returned", set(services)))
 
-    def look_at_clock(self) -> None:
-        self.told.append("clock")
+    def due_at(self, when_us: int) -> None:
+        self.told.append(when_us)
 
     def closed(self, uuids: list[bytes]) -> None:
         self.told.append(uuids)

@@ -298,6 +298,10 @@ class DispatchCore:
         """When the next delayed request is due; None: there is none."""
         self._alarm = when
 
+    def hasten_alarm(self, when: float) -> None:
+        """One more delayed request is due then."""
+        self._alarm = when if self._alarm is None else min(self._alarm, when)
+
     # -- what is to be done ----------------------------------------------------------------------------------
 
     def take_questions(self, now: float) -> list[bytes]:

@@ -113,9 +113,9 @@ class Dispatcher:
         """Old requests for these services are in the queue again."""
         self.loop.call(self._returned, services)
 
-    def look_at_clock(self) -> None:
-        """Something is on disk that has a time of its own."""
-        self.loop.call(self.look)
+    def due_at(self, when_us: int) -> None:
+        """Something is on disk that is due then."""
+        self.loop.call(self._hasten_alarm, when_us)
 
     def closed(self, uuids: Sequence[bytes]) -> None:
         """These requests are no longer in the store."""
@@ -256,11 +256,16 @@ class Dispatcher:
 
     def set_alarm(self, due_us: int | None) -> None:
         """Have what has a time of its own looked at when the first of it is due (µs since the epoch)."""
-        now = time.monotonic()
-        if due_us is None:
-            self.core.set_alarm(None)
-        else:
-            self.core.set_alarm(now + min(LONGEST_ALARM, max(SHORTEST_ALARM, (due_us - wall_us()) / 1e6)))
+        self.core.set_alarm(None if due_us is None else self._alarm_for(due_us))
+
+    def _hasten_alarm(self, due_us: int) -> None:
+        """The same for something new: what was due earlier still is. (It may have been delayed by a clock that was
+        wrong, as `look` has it; but then the alarm is set already.)"""
+        self.core.hasten_alarm(self._alarm_for(due_us))
+
+    @staticmethod
+    def _alarm_for(due_us: int) -> float:
+        return time.monotonic() + min(LONGEST_ALARM, max(SHORTEST_ALARM, (due_us - wall_us()) / 1e6))
 
     def _fetch(self, fetches: Sequence[Fetch], now: float) -> None:
         try:
