@@ -14,8 +14,9 @@ from titanic.cli.offline import Files, look, lookable
 from titanic.cli.options import json_flag, option
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.output import age, as_text, duration, moment, print_json, print_table, size, until
-from titanic.client import OWN_KEY, Client
+from titanic.client import Client
 from titanic.errors import TimedOut
+from titanic.own_keys import PREFIX as OWN_KEY
 from titanic.text import counted, printable
 
 STATES = ("waiting", "delayed", "running", "done", "failed", "expired")

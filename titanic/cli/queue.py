@@ -95,7 +95,8 @@ def submit(
     """Store a request for SERVICE and print its UUID. Each BODY is a frame.
 
     When the UUID is printed, the request is on disk: it will be executed, whatever dies. With --wait the reply
-    follows; exit codes are those of `titanic reply` then. The options count for each line of --lines.
+    follows; exit codes are those of `titanic reply` then. When no answer comes, the request is sent again, and stored
+    once all the same.
 
     --json prints {uuid}, with --lines {uuids}, with --wait what `titanic reply --json` prints.
 
