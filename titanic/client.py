@@ -159,7 +159,7 @@ class Client:
         except broker.BrokerError as error:
             if died(error):
                 return None, False
-            raise translate(error, self.endpoint) from error
+            raise translate(error, self.endpoint, patience) from error
         return read_reply(uuid, answer), True
 
     def close(self, *uuids: str) -> None:
@@ -288,21 +288,22 @@ class Client:
         except broker.RemoteError:
             raise
         except broker.BrokerError as error:
-            raise translate(error, self.endpoint) from error
+            raise translate(error, self.endpoint, self._patience) from error
 
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _ask(self, service: bytes, *body: Body, within: float | None = None) -> Frames:
         """Ask Titanic. `within`: the seconds that we have."""
         tries = self._settings if within is None else self._tries(within)
-        until = time.monotonic() + tries["timeout"] * (1 + tries["retries"])
+        began = time.monotonic()
+        until = began + tries["timeout"] * (1 + tries["retries"])
         while True:
             try:
                 self._limits.check(body)
                 return self._single.call(service, *body, timeout=tries["timeout"], retries=tries["retries"])
             except broker.BrokerError as error:
                 if not died(error) or time.monotonic() >= until:
-                    raise translate(error, self.endpoint) from error
+                    raise translate(error, self.endpoint, time.monotonic() - began) from error
                 time.sleep(POLL_FIRST)  # until it is noticed to be gone; then the broker keeps what is asked
 
     def _administer(self, options: dict[str, Any]) -> int:
@@ -351,7 +352,7 @@ class Client:
             for row in rows:
                 yield self._single.call(service, *row, timeout=timeout, retries=retries)
         except broker.BrokerError as error:
-            raise translate(error, self.endpoint) from error
+            raise translate(error, self.endpoint, (timeout or 0.0) * (1 + retries)) from error
 
     def _checked(self, body: Sequence[Body]) -> Sequence[Body]:
         """The body, if the broker takes it."""

@@ -234,7 +234,7 @@ def test_nobody_answers(command: tuple[str, ...]) -> None:
         endpoint = silent_endpoint(listener)
         done = here(*command, "--endpoint", endpoint, "--timeout", "0.01")
     assert (done.code, done.out) == (3, b"")
-    assert f"nobody answered at {endpoint}" in done.err
+    assert f"titanic: nobody answered at {endpoint}; waited " in done.err
 
 
 def test_an_endpoint_that_cannot_be() -> None:
