@@ -47,7 +47,7 @@ LEAST_LOOK = 1.0
 
 
 class SubmitOptions(TypedDict, total=False):
-    """What `submit` can be told; see there."""
+    """What `submit` can be told; see there. Times are seconds."""
 
     key: str
     key_for: float
@@ -97,12 +97,25 @@ class Client:
     def submit(self, service: Body, *body: Body, **options: Unpack[SubmitOptions]) -> str:
         """Have a request executed; its UUID comes back once it is on disk.
 
-        Options (seconds are real numbers): `key`, the same one gets the same UUID and is executed once (`key_for`
-        seconds long, default a day); `ttl`, expire when no worker has begun after so long; `delay`, execute not
-        before; `priority` 0 to 9; `max_attempts`; `limit`, what an attempt may take; `retry_first` and `retry_most`,
-        the pauses between attempts.
+            client.submit("resize", picture, key="album: picture 7", ttl=3600)
 
-        Raises InvalidRequest, Refused (store full, shutting down) or TimedOut (nobody answered).
+        The body is any number of frames, bytes or text. The options, all of which may be left out:
+
+            key           text, 1 to 255 bytes: the same one gets the same UUID, and is executed once
+            key_for       seconds for which the key counts, default a day
+            ttl           seconds after which the request expires, if no worker has begun
+            delay         seconds before which it is not executed
+            priority      0 to 9, default 4; higher ones go first
+            max_attempts  failures until it has failed for good; default the server's
+            limit         seconds that an attempt may take; longer is a failure
+            retry_first   seconds to wait after the first failure, doubling with each; default the server's
+            retry_most    the longest such wait; default the server's
+
+        Keys are those of the whole store: begin them with the name of your program. A key that is known gets its first
+        UUID also with another body or service; nothing is compared.
+
+        Raises InvalidRequest, Refused (store full, shutting down) or TimedOut (nobody answered; the request may have
+        been stored all the same, and with a `key` can be submitted again without being executed twice).
         """
         own: dict[str, Any] = {}
         if "key" not in options:
