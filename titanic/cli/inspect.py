@@ -29,14 +29,23 @@ STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
 def status(as_json: bool, **where: Any) -> None:
     """What is stored, what waits for whom, how many workers are there.
 
-    --json prints {store, services: {name: waiting}, workers: {name: count}, running, since_start, dispatch}; workers is
-    null when the broker does not tell. With --offline: {store, services, workers: null}.
+    --json prints one object; with --offline its first three only.
 
     \b
-    store        path; requests = waiting (with running) + delayed + replies (all that ended); used and capacity in
-                 bytes; closed: closed requests that are remembered; lost: those no archive got in time
-    since_start  accepted, refused, repeated (their key was known), closed
-    dispatch     succeeded, failed (for good), expired, and what is under way
+    store            {path, requests, waiting, delayed, replies, used,
+                     capacity, closed, lost}: requests = waiting (those that
+                     run too) + delayed + replies (all that ended); used and
+                     capacity are bytes; closed ones that are remembered, and
+                     lost ones, which were forgotten before an archive had
+                     them
+    services         {name: requests that wait}
+    workers          {name: count}; null when nobody tells
+    running          requests that workers have now
+    waiting_clients  clients that wait for a reply
+    since_start      {accepted, refused, repeated (the key was known),
+                     replies_given, closed, commits}
+    dispatch         since the start: {dispatched, succeeded, failed (for
+                     good), expired, retried, returned (were no attempt)}
 
     \b
     Example:
@@ -149,16 +158,18 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
     since 1970.
 
     \b
-    uuid, service, state           state: waiting, delayed, running, done, failed or expired
-    key                            the caller's
-    priority                       0 to 9
-    submitted_at, not_before, expires_at, max_attempts
-    options                        {limit, retry_first, retry_most}, in seconds, those that were given
+    uuid, service
+    state                    waiting, delayed, running, done, failed, expired
+    key, priority, max_attempts, expires_at, not_before
+                             what it was submitted with
+    options                  {limit, retry_first, retry_most} as far as given,
+                             in seconds
+    submitted_at, finished_at
     body_frames, body_bytes, reply_frames, reply_bytes
-    attempts, dispatched_at        how often it was tried, and when last
-    due                            when it is tried next
-    finished_at                    when it ended
-    reason                         why it failed, the last time or for good, with what the worker said
+    attempts, dispatched_at  how often it was tried, and when last
+    due                      when it is tried next
+    reason                   why it failed, the last time or for good, with
+                             what the worker said
 
     \b
     Example:

@@ -121,6 +121,7 @@ def main() -> None:
 
     Every option can also be given as an environment variable, TITANIC_ and its name in capitals, and in a TOML
     file named by --config or TITANIC_CONFIG: keys at its top for all commands, tables like [serve] for one.
+    Times are seconds or have a unit, as in 90s, 5m, 1.5h, 30d; so have sizes, as in 64MiB, 1.5GB.
 
     \b
     Completion in this shell (zsh_source and fish_source do the same for theirs):

@@ -15,6 +15,7 @@ from broker import DEFAULT_ENDPOINT
 from titanic import ids
 from titanic.cli import config_file
 from titanic.cli.help import Option
+from titanic.cli.output import say
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -96,6 +97,7 @@ class Endpoint(click.types.StringParamType):
         except socket.gaierror as error:
             if error.errno == socket.EAI_NONAME:  # others may pass
                 self.fail(f"no machine is known by the name {name!r}; is it spelt right?", param, ctx)
+            say(f"the name {name!r} cannot be looked up now ({error.strerror}); trying all the same")
         return text
 
 

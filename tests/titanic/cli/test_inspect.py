@@ -91,6 +91,16 @@ def test_what_a_request_does_not_have_is_null(at: tuple[str, str]) -> None:
     assert row in here("ls", "--service", "absent", "--limit", "1000", "--json", *at).json
 
 
+def test_the_help_names_all_that_programs_are_given(at: tuple[str, str]) -> None:
+    uuid = here("submit", "absent", "x", *at).line
+    status = here("status", "--json", *at).json
+    names = [*status, *(name for part in ("store", "since_start", "dispatch") for name in status[part])]
+    words = set(re.findall(r"\w+", here("status", "--help").out.decode()))
+    assert not set(names) - words
+    words = set(re.findall(r"\w+", here("show", "--help").out.decode()))
+    assert not here("show", uuid, "--json", *at).json.keys() - words
+
+
 def test_what_expired_has_waited_and_not_run(at: tuple[str, str]) -> None:
     uuid = here("submit", "absent", "x", "--ttl", "0.001", "--wait", "20", *at).line
     shown = rows(here("show", uuid, *at).out)

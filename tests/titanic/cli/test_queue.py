@@ -255,9 +255,22 @@ def test_an_endpoint_that_cannot_be(command: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("command", [("submit", "s"), ("call", "s"), ("status",)])
 def test_a_name_that_nobody_knows(command: tuple[str, ...]) -> None:
-    done = here(*command, "--endpoint", "tcp://:5555".replace("//", "//" + "x" * 64))  # names are shorter
+    done = here(*command, "--endpoint", f"tcp://{'x' * 64}:5555")  # names are shorter: no DNS is asked
     assert (done.code, done.out) == (2, b"")
     assert "Invalid value for '--endpoint': no machine is known by the name" in done.err
+
+
+def test_a_name_that_cannot_be_looked_up_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether there is a DNS server is not up to a test."""
+
+    def fail(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    done = here("status", "--endpoint", "tcp://127.0.0.1:1", "--timeout", "0.01")
+    assert done.code == 3
+    said = "the name '127.0.0.1' cannot be looked up now (Temporary failure in name resolution); trying all the same"
+    assert said in done.err
 
 
 def test_interrupted_while_waiting(tmp_path: Path) -> None:
