@@ -6,6 +6,7 @@ used as here, 2.8 and 3.3: an echo ROUTER does 98,000 round trips a second inste
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 from collections.abc import Iterable
@@ -85,14 +86,21 @@ def bind(socket: Socket, endpoint: str) -> str:
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
-        raise EndpointError(f"cannot bind {endpoint}: {error.strerror}; {_advice(error)}") from error
+        raise EndpointError(f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}; {_advice(error)}") from error
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
+_ADVICE = {
+    errno.EADDRINUSE: "is another one running? stop it, or choose another endpoint",
+    errno.EADDRNOTAVAIL: "this machine has no such address: choose one that it has, or 0.0.0.0 for all of them",
+    errno.ENODEV: "this machine has no such address: choose one that it has, or 0.0.0.0 for all of them",
+    errno.ENOENT: "the folder of an ipc:// endpoint must be there: make it, or choose another endpoint",
+    errno.EACCES: "choose a port above 1023, or a folder that may be written",
+}
+
+
 def _advice(error: zmq.ZMQError) -> str:
-    if error.errno == zmq.EADDRINUSE:
-        return "is another one running? stop it, or choose another endpoint"
-    return "an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"
+    return _ADVICE.get(error.errno or 0) or "an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"
 
 
 def _monitored_event(monitor: Socket) -> int:
@@ -189,5 +197,6 @@ class Dealer:
             socket.connect(self.endpoint)
         except zmq.ZMQError as error:
             self.close()
-            raise EndpointError(f"cannot connect to {self.endpoint}: {error.strerror}; {_advice(error)}") from error
+            fact = zmq.strerror(error.errno or 0)  # that of pyzmq repeats the endpoint
+            raise EndpointError(f"cannot connect to {self.endpoint}: {fact}; {_advice(error)}") from error
         self.number, self._changed = number, True

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping, Set
 from typing import Any
 
 import zmq
@@ -21,6 +21,7 @@ from broker.core.mdp import Command, Frames, error_body, service_fault
 from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import RemoteError, UsageError
 from broker.handlers import Handlers
+from broker.interrupts import interrupts
 from broker.loop import Loop
 from broker.presence import Presence
 from broker.transport import Dealer
@@ -36,7 +37,8 @@ class Worker:
 
         Worker("echo", lambda frames: frames).run()
 
-    `run` blocks until another thread (or a signal handler) calls `stop`, which lets what is in hand finish.
+    `run` blocks until another thread (or a signal handler) calls `stop`, which lets what is in hand finish. Ctrl-C does
+    so by itself; for other signals, `signal.signal(signal.SIGTERM, lambda *_: worker.stop())`.
     `start` runs it in a thread of its own. As a context manager it is started and stopped.
     """
 
@@ -69,9 +71,10 @@ class Worker:
         self._loop.add(self._presence)
 
     def run(self) -> None:
-        """Serve until `stop`."""
+        """Serve until `stop`, or until Ctrl-C, which ends it as `stop` does; a second one is a KeyboardInterrupt."""
         try:
-            self._loop.run()
+            with interrupts(self.stop):
+                self._loop.run()
         finally:
             self._handlers.end()
 
@@ -244,7 +247,9 @@ def _frames(value: Any) -> Frames:
         return []
     if isinstance(value, (str, bytes, bytearray, memoryview)):
         return [_frame(value)]
-    return [_frame(frame) for frame in value]
+    if isinstance(value, Iterable) and not isinstance(value, (Mapping, Set)):
+        return [_frame(frame) for frame in value]
+    raise TypeError(f"a reply is bytes, text, a list of them or None, not {type(value).__name__}")
 
 
 def _frame(value: Any) -> bytes:

@@ -19,13 +19,13 @@ from click.core import ParameterSource
 from broker import DEFAULT_ENDPOINT, Broker, BrokerConfig
 from titanic import descriptors
 from titanic.cli.help import command
-from titanic.cli.options import Function, configured, option, read_size, seconds, size
+from titanic.cli.options import Function, configured, option, read_size, seconds, size, write_size
 from titanic.cli.output import EXIT_FAILED
 from titanic.cli.running import Ending, log_to_stderr, say
 from titanic.config import MOST_LANES, ServerConfig, ServiceLimits
 from titanic.errors import TitanicError
 from titanic.server import Server
-from titanic.store import Retention
+from titanic.store import MIN_CAPACITY, Retention
 from titanic.text import counted
 from titanic.version import __version__
 
@@ -136,19 +136,23 @@ def service_limits(
     default=SERVER.store,
     help="Directory of the store.",
 )
-@size("--capacity", default=None, help="What the store may hold; default: as before, or 1GiB.")
+@size("--capacity", least=MIN_CAPACITY, default=None, help="What the store may hold; default: as before, or 1GiB.")
 @bind_option
 @option("--broker", default=None, metavar="ENDPOINT", help="Use the broker that is there instead of an own one.")
 @seconds("--grace", least=0, default=SERVER.grace, help="On shutdown: how long running requests may still take.")
 @seconds(
     "--keep-replies",
     least=0,
-    default=7 * 86_400,
+    default="7d",
     group=KEPT,
     help="How long replies that nobody closes are kept; 0: for ever.",
 )
 @seconds(
-    "--keep-dead", least=0, default=30 * 86_400, group=KEPT, help="How long failed requests are kept; 0: for ever."
+    "--keep-dead",
+    least=0,
+    default="30d",
+    group=KEPT,
+    help="How long failed and expired requests are kept; 0: for ever.",
 )
 @seconds(
     "--keep-closed",
@@ -168,7 +172,7 @@ def service_limits(
     "--drop-unarchived",
     is_flag=True,
     group=KEPT,
-    help="Forget closed requests that an archive does not have, when room is needed.",
+    help="When room is needed, forget closed requests that no archive has copied yet, instead of refusing new ones.",
 )
 @option("--preallocate", is_flag=True, group=KEPT, help="Take the whole capacity from the disk at the start.")
 @option(
@@ -230,6 +234,12 @@ def serve(bind: tuple[str, ...], log_level: str, **settings: Any) -> None:
     chosen = click.get_current_context().get_parameter_source("bind")
     if settings["broker"] is not None and chosen is ParameterSource.COMMANDLINE:
         raise click.UsageError("--bind is for the integrated broker; with --broker there is none")
+    store: Path = settings["store"]
+    if not os.path.lexists(store.parent):
+        raise click.UsageError(
+            f"no folder for the store {store}; {store.parent} does not exist; make it, or name another"
+        )
+    new = not (store / "data.mdb").exists()
     log_to_stderr(log_level)
     _prepare()
     asked = _watch_signals()
@@ -240,7 +250,12 @@ def serve(bind: tuple[str, ...], log_level: str, **settings: Any) -> None:
         counts = transaction.counts()
     where = ", ".join(server.endpoints)
     way = f"serving at {where}" if server.config.broker is None else f"connecting to the broker at {where}"
-    say(f"{way}; store {server.store.path}: {counted(counts.requests, 'request')}, {counts.waiting} waiting")
+    holds = (
+        f"new, for {write_size(counts.capacity)}"
+        if new
+        else f"{counted(counts.requests, 'request')}, {counts.waiting} waiting"
+    )
+    say(f"{way}; store {server.store.path}: {holds}")
     _run(asked, lambda: server.alive, server.stop, lambda: server.problem)
 
 

@@ -9,8 +9,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+from titanic.cli.access import expect_store, may_write, open_to_look
 from titanic.cli.help import command
-from titanic.cli.offline import expect_store, store_option
+from titanic.cli.offline import store_option
 from titanic.cli.options import configured, json_flag, option
 from titanic.cli.output import EXIT_FAILED, print_json, size
 from titanic.errors import StoreLocked
@@ -62,12 +63,15 @@ def check(store: Path, repair: bool, as_json: bool) -> None:
 
 @command()
 @click.argument("dest", type=click.Path(path_type=Path))
+@json_flag
 @store_option
 @configured
-def backup(dest: Path, store: Path) -> None:
+def backup(dest: Path, store: Path, as_json: bool) -> None:
     """Copy the store into the new directory DEST, also while a server uses it: as it is at one moment, compacted.
 
     The copy is synced and checked before it gets its name: what has the name is good.
+
+    --json prints {path, bytes}.
 
     \b
     Example:
@@ -76,15 +80,18 @@ def backup(dest: Path, store: Path) -> None:
     expect_store(store)
     with _open(store, write=False) as opened, _Bar("copying") as bar:
         copy_store(opened, dest, bar.tell)
-    click.echo(f"{dest}: {size((dest / 'data.mdb').stat().st_size)}, checked")
+    _tell(dest, as_json)
 
 
 @command()
 @click.argument("source", type=click.Path(path_type=Path))
+@json_flag
 @store_option
 @configured
-def restore(source: Path, store: Path) -> None:
+def restore(source: Path, store: Path, as_json: bool) -> None:
     """Make a store from the backup SOURCE. There must be none yet; the backup stays as it is.
+
+    --json prints {path, bytes}.
 
     \b
     Example:
@@ -93,17 +100,28 @@ def restore(source: Path, store: Path) -> None:
     expect_store(source)
     with _Bar("restoring") as bar:
         restore_store(source, store, bar.tell)
-    click.echo(f"{store}: {size((store / 'data.mdb').stat().st_size)}, checked")
+    _tell(store, as_json)
+
+
+def _tell(path: Path, as_json: bool) -> None:
+    """What was made."""
+    count = (path / "data.mdb").stat().st_size
+    if as_json:
+        print_json({"path": str(path), "bytes": count})
+    else:
+        click.echo(f"{path}: {size(count)}, checked")
 
 
 def _open(path: Path, *, write: bool) -> Store:
     """Open the store for writing when nobody else has it, so that one of an older format is brought up to date."""
+    if not write and not may_write(path):
+        return open_to_look(path)
     try:
         return Store.open(path)
     except StoreLocked:
         if write:
             raise
-        return Store.open_read_only(path)
+        return open_to_look(path)
 
 
 class _Bar:

@@ -100,7 +100,7 @@ def test_command_not_found(endpoint: str) -> None:
     assert "command not found: no-such-command-anywhere" in done.err
     assert here("work", "s").code == 2
     assert here("work", "", "--", "cat").code == 1
-    assert here("work", "s", "--endpoint", "nonsense", "--", "cat").code == 1
+    assert here("work", "s", "--endpoint", "nonsense", "--", "cat").code == 2
 
 
 # -- the end -------------------------------------------------------------------------------------------------------
