@@ -99,7 +99,7 @@ def restore(source: Path, store: Path) -> None:
 def _open(path: Path, *, write: bool) -> Store:
     """Open the store for writing when nobody else has it, so that one of an older format is brought up to date."""
     try:
-        return Store.open(path)
+        return Store.open(path, to_repair=write)
     except StoreLocked:
         if write:
             raise

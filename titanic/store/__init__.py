@@ -1,8 +1,9 @@
 """The store of Titanic: requests and replies that outlive the process. Start reading at store.py."""
 
 from titanic.store.backup import Progress, backup, restore
-from titanic.store.check import Problem, check
+from titanic.store.check import check
 from titanic.store.closed import ClosedRequest
+from titanic.store.findings import Problem
 from titanic.store.outcome import Outcome, Pending
 from titanic.store.read import ReadTransaction
 from titanic.store.repair import repair

@@ -22,7 +22,7 @@ from titanic.store import lock
 from titanic.store.environment import Environment, Pace, Settings
 from titanic.store.failures import disk_full, is_of_the_system
 from titanic.store.room import MIN_CAPACITY, divide, reserved
-from titanic.store.schema import CAPACITY_KEY, FORMAT, FORMAT_KEY, PAGE, U32, U64, Databases
+from titanic.store.schema import CAPACITY_KEY, FORMAT, FORMAT_KEY, MOST_BYTES, PAGE, REPAIR, U32, U64, Databases
 from titanic.store.upgrade import upgrade
 from titanic.store.view import View
 
@@ -32,6 +32,8 @@ _LOCK = "lock.mdb"
 _LOCK_SIZE = 2 * PAGE
 _OURS = {DATA, _LOCK, lock.FILE, _NEW, "lost+found"}
 _READERS = 126
+_MOST_FORMATS = 99
+"""A number beyond that is damage and no format to come."""
 DEFAULT_CAPACITY = 1 << 30
 
 
@@ -59,12 +61,12 @@ def take_lock(directory: Path) -> int:
 
 
 def open_environment(
-    directory: Path, capacity: int | None, settings: Settings, *, preallocate: bool = False
+    directory: Path, capacity: int | None, settings: Settings, *, preallocate: bool = False, to_repair: bool = False
 ) -> Environment:
     """Open the store in a directory that is prepared and locked, creating it if it isn't there.
 
-    Without a `capacity` it is what it was, or DEFAULT_CAPACITY. Raises CapacityTooSmall, StoreUnwritable, StoreCorrupt,
-    NotAStore or StoreTooNew.
+    Without a `capacity` it is what it was, or DEFAULT_CAPACITY. `to_repair`: see `Store.open`. Raises
+    CapacityTooSmall, StoreUnwritable, StoreCorrupt, NotAStore or StoreTooNew.
     """
     if capacity is not None:
         divide(capacity)
@@ -80,7 +82,7 @@ def open_environment(
     env = _open(directory, max(capacity or 0, size))
     try:
         _check_length(env, data)
-        found, known = _format_and_capacity(env, data)
+        found, known = _format_and_capacity(env, data, to_repair=to_repair)
         if found < FORMAT:
             env.close()
             upgrade(directory, found)
@@ -91,7 +93,7 @@ def open_environment(
             used = view._used()
         needed = max(room.capacity, data.stat().st_size, used + reserved(room.capacity))
         env.set_mapsize(needed - needed % PAGE)
-        if known != room.capacity:
+        if known != room.capacity and (known is not None or capacity is not None):
             with env.begin(write=True, db=environment.databases.meta) as txn:
                 txn.put(CAPACITY_KEY, U64.pack(room.capacity))
         if preallocate:
@@ -123,7 +125,7 @@ def open_read_only(directory: Path) -> Environment:
                 f"its format is {found}, read is format {FORMAT}",
                 "open it once for writing",
             )
-        room = divide(max(known, MIN_CAPACITY))
+        room = divide(max(known or 0, MIN_CAPACITY))
         return Environment(env, _open_databases(env, data), room, Settings(), IdMaker(None), Pace())
     except lmdb.Error as error:
         env.close()
@@ -250,10 +252,10 @@ def _check_length(env: lmdb.Environment, data: Path) -> None:
         raise _corrupt(data, fact)
 
 
-def _format_and_capacity(env: lmdb.Environment, data: Path) -> tuple[int, int]:
-    """The store's format, and its capacity when it was last open (0: never).
+def _format_and_capacity(env: lmdb.Environment, data: Path, *, to_repair: bool = False) -> tuple[int, int | None]:
+    """The store's format, and its capacity when it was last open (0: never; None: that row is damaged).
 
-    Raises NotAStore or StoreTooNew, before anything is changed.
+    Raises NotAStore, StoreTooNew or StoreCorrupt, before anything is changed.
     """
     strange = NotAStore(f"{data} is not a store", "it is an LMDB file of something else", "choose another directory")
     try:
@@ -262,16 +264,29 @@ def _format_and_capacity(env: lmdb.Environment, data: Path) -> tuple[int, int]:
         raise strange from error
     with env.begin(db=meta) as txn:
         value, capacity = txn.get(FORMAT_KEY), txn.get(CAPACITY_KEY)
-    if value is None or len(value) != U32.size:
-        raise strange
-    (found,) = U32.unpack(value)
+    (found,) = U32.unpack(value) if value is not None and len(value) == U32.size else (0,)
+    if not 0 < found <= _MOST_FORMATS:
+        if not _has_all_databases(env):
+            raise strange
+        if not to_repair:
+            fact = "'format' in 'meta' " + ("is missing" if value is None else f"is {value.hex()}")
+            raise StoreCorrupt(f"{data} is damaged", fact, REPAIR)
+        found = FORMAT  # earlier ones had fewer databases
     if found > FORMAT:
         raise StoreTooNew(
             f"the store in {data.parent} was written by a later version",
             f"its format is {found}, known are formats up to {FORMAT}",
             "upgrade this Titanic",
         )
-    return found, 0 if capacity is None else U64.unpack(capacity)[0]
+    if capacity is None:
+        return found, 0
+    (known,) = U64.unpack(capacity) if len(capacity) == U64.size else (MOST_BYTES,)
+    return found, known if known < MOST_BYTES else None
+
+
+def _has_all_databases(env: lmdb.Environment) -> bool:
+    with env.begin() as txn:
+        return all(txn.get(name.encode()) is not None for name in Databases._fields)
 
 
 def _open_databases(env: lmdb.Environment, data: Path) -> Databases:
