@@ -5,6 +5,8 @@ What is wrong is found here together with its remedy (findings.py); only repair.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import lmdb
 
 from titanic.errors import RecordCorrupt
@@ -31,14 +33,14 @@ from titanic.store.schema import (
 from titanic.store.store import Store
 
 
-def check(store: Store) -> list[Problem]:
-    """Find all that is wrong in the store; an empty list means that it is sound.
+def check(store: Store, tell: Callable[[str], None] | None = None) -> list[Problem]:
+    """Find all that is wrong in the store; an empty list means that it is sound. `tell` hears where it is.
 
     Reads every record in one read transaction: on a store that is in use, freed pages can't be used meanwhile.
     """
     with store.read() as txn:
         walk = Walk(txn)
-        walk.run()
+        walk.run(tell)
         return walk.problems
 
 
@@ -49,7 +51,7 @@ class Walk(TimerFindings, RingFindings, CountFindings):
         super().__init__(txn)
         self.unreadable = ""
 
-    def run(self) -> None:
+    def run(self, tell: Callable[[str], None] | None = None) -> None:
         """Look at everything. Ends where LMDB can't go on: `unreadable` says where, and why.
 
         What would be found behind that is unknown, and so is whether the remedies are right.
@@ -66,11 +68,13 @@ class Walk(TimerFindings, RingFindings, CountFindings):
             ("blobs", self._blobs),
             ("meta", self._meta),
         ):
+            if tell is not None:
+                tell(name)
             try:
                 walk()
             except lmdb.Error as error:
                 self.unreadable = f"{name}: {error}"
-                self._report(name, None, str(error))
+                self._report(name, None, f"{error}; what comes after was not looked at")
                 return
 
     # -- requests --------------------------------------------------------------------------------------------

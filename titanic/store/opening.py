@@ -23,14 +23,15 @@ from titanic.store.environment import Environment, Pace, Settings
 from titanic.store.failures import disk_full, is_of_the_system
 from titanic.store.room import MIN_CAPACITY, divide, reserved
 from titanic.store.schema import CAPACITY_KEY, FORMAT, FORMAT_KEY, MOST_BYTES, PAGE, REPAIR, U32, U64, Databases
+from titanic.store.structure import SALVAGE, faults
 from titanic.store.upgrade import upgrade
 from titanic.store.view import View
 
 DATA = "data.mdb"
-_NEW = "new.mdb"
-_LOCK = "lock.mdb"
+NEW = "new.mdb"
+LOCK = "lock.mdb"
 _LOCK_SIZE = 2 * PAGE
-_OURS = {DATA, _LOCK, lock.FILE, _NEW, "lost+found"}
+_OURS = {DATA, LOCK, lock.FILE, NEW, "lost+found"}
 _READERS = 126
 _MOST_FORMATS = 99
 """A number beyond that is damage and no format to come."""
@@ -49,7 +50,7 @@ def prepare(directory: Path) -> None:
         else:
             _make_directory(directory)
     except OSError as error:
-        raise _unwritable(directory, error) from error
+        raise unwritable(directory, error) from error
 
 
 def take_lock(directory: Path) -> int:
@@ -57,7 +58,7 @@ def take_lock(directory: Path) -> int:
     try:
         return lock.acquire(directory)
     except OSError as error:
-        raise _unwritable(directory, error) from error
+        raise unwritable(directory, error) from error
 
 
 def open_environment(
@@ -76,7 +77,7 @@ def open_environment(
             _create(directory)
         size = data.stat().st_size
     except (OSError, lmdb.Error) as error:
-        raise _unwritable(directory, error) from error
+        raise unwritable(directory, error) from error
     if size < 2 * PAGE:
         raise _corrupt(data, f"it has {size} bytes")
     env = _open(directory, max(capacity or 0, size))
@@ -100,7 +101,7 @@ def open_environment(
             _preallocate(data, room.capacity)
     except (OSError, lmdb.Error) as error:
         env.close()
-        raise (_unwritable(directory, error) if is_of_the_system(error) else _corrupt(data, str(error))) from error
+        raise (unwritable(directory, error) if is_of_the_system(error) else _corrupt(data, str(error))) from error
     except BaseException:
         env.close()
         raise
@@ -147,7 +148,7 @@ def sync_directory(directory: Path) -> None:
 def _open(directory: Path, map_size: int, *, read_only: bool = False) -> lmdb.Environment:
     data = directory / DATA
     try:
-        _allocate_lock(directory, read_only)
+        allocate_lock(directory, read_only=read_only)
         env = lmdb.open(
             str(directory),
             map_size=map_size - map_size % PAGE,
@@ -165,16 +166,16 @@ def _open(directory: Path, map_size: int, *, read_only: bool = False) -> lmdb.En
     except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
         raise _corrupt(data, str(error)) from error
     except (OSError, lmdb.Error) as error:
-        raise _unwritable(directory, error) from error
+        raise unwritable(directory, error) from error
 
 
-def _allocate_lock(directory: Path, read_only: bool) -> None:
+def allocate_lock(directory: Path, *, read_only: bool = False) -> None:
     """Give LMDB's lock file all the room it needs.
 
     LMDB makes it sparse and maps it: on a full disk, touching it would end the process with SIGBUS. One that has its
     room isn't opened: closing it would give up the locks that this process may have on it.
     """
-    file = directory / _LOCK
+    file = directory / LOCK
     if file.exists() and file.stat().st_blocks * 512 >= _LOCK_SIZE:
         return
     try:
@@ -213,7 +214,7 @@ def _make_directory(directory: Path) -> None:
 
 
 def _create(directory: Path) -> None:
-    new = directory / _NEW
+    new = directory / NEW
     new.unlink(missing_ok=True)
     try:
         with (
@@ -239,17 +240,8 @@ def _check_length(env: lmdb.Environment, data: Path) -> None:
     size = data.stat().st_size
     if size >= pages * PAGE:
         return
-    fact = f"it has {size} bytes and should have {pages * PAGE}"
-    try:
-        from lmdb.verify import VerifyError, verify  # since lmdb 3.0
-    except ImportError:
-        raise _corrupt(data, fact) from None
-    try:
-        problems = verify(str(data), subdir=False)  # type: ignore[no-untyped-call]
-    except VerifyError as error:
-        raise _corrupt(data, str(error)) from error
-    if problems:
-        raise _corrupt(data, fact)
+    if faults(data):
+        raise _corrupt(data, f"it has {size} bytes and should have {pages * PAGE}")
 
 
 def _format_and_capacity(env: lmdb.Environment, data: Path, *, to_repair: bool = False) -> tuple[int, int | None]:
@@ -297,7 +289,7 @@ def _open_databases(env: lmdb.Environment, data: Path) -> Databases:
     return Databases(**handles)
 
 
-def _unwritable(directory: Path, error: Exception) -> StoreUnwritable:
+def unwritable(directory: Path, error: Exception) -> StoreUnwritable:
     return StoreUnwritable(
         f"the store's directory {directory} can't be created or written",
         disk_full(error, directory) or str(error),
@@ -306,4 +298,4 @@ def _unwritable(directory: Path, error: Exception) -> StoreUnwritable:
 
 
 def _corrupt(data: Path, fact: str) -> StoreCorrupt:
-    return StoreCorrupt(f"{data} is damaged", fact, "restore it from a backup")
+    return StoreCorrupt(f"{data} is damaged", fact, SALVAGE)

@@ -25,6 +25,7 @@ from titanic.store.request import NewRequest
 from titanic.store.schema import priority_of, sequence_of, service_of
 from titanic.store.state import Status
 from titanic.store.store import Store
+from titanic.store.structure import SALVAGE
 from titanic.store.write import WriteTransaction
 
 UNKNOWN_SERVICE = b"unknown"
@@ -58,7 +59,7 @@ def repair(store: Store, now_us: int | None = None) -> list[Problem]:
 
 def unreadable(path: Path, fact: str) -> StoreCorrupt:
     """The exception for a store of which LMDB can't read all."""
-    return StoreCorrupt(f"the store in {path} is damaged", fact, "restore it from a backup, or save what can be read")
+    return StoreCorrupt(f"the store in {path} is damaged", fact, SALVAGE)
 
 
 class _Repair(WriteTransaction):
