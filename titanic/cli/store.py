@@ -33,11 +33,15 @@ def check(store: Path, repair: bool, as_json: bool) -> None:
     Prints what is wrong, where, and what --repair would do about it. Exits with 1 when anything is wrong, with
     --repair when anything is left.
 
+    When pages of the file are damaged, --repair saves all that can be read in a new one. It needs room for that; the
+    damaged file stays beside it.
+
     --json prints {requests, replies, problems: [{where, what, repair}], left}.
 
     \b
     Example:
       titanic check --store /var/lib/titanic
+      titanic check --store /var/lib/titanic --repair
     """
     expect_store(store)
     saved = None
@@ -117,7 +121,7 @@ def _repair(path: Path) -> tuple[Salvaged | None, Checked, int]:
             return saved, Checked(problems, *_counts(store)), len(check_store(store))
     except StoreCorrupt as damage:
         saved = salvage(path)
-        found = [Problem("data.mdb", str(damage), "save what can be read"), *saved.problems]
+        found = [Problem("data.mdb", damage.fact, "save what can be read in a new file"), *saved.problems]
     with Store.open(path, to_repair=True, verified=True) as store:
         problems = found + repair_store(store)
         return saved, Checked(problems, *_counts(store)), len(check_store(store))

@@ -60,6 +60,7 @@ class Pages:
         self._live = bytearray(self._count)
         self._free = bytearray(self._count)
         self._knows_free = False
+        self._last = 0
         self.holes: list[Hole] = []
         self.is_older = False
         self.odd_rows = 0
@@ -69,13 +70,14 @@ class Pages:
 
         When that is not the last one, `is_older`. Nothing is found when there is no such transaction.
         """
-        for n, (_, free, main) in enumerate(sorted(self._metas(), reverse=True)):
+        for n, (_, last, free, main) in enumerate(sorted(self._metas(), reverse=True)):
             self._live[:] = self._free[:] = bytes(self._count)
             self.holes.clear()
+            self.odd_rows = 0
             self._find_free(free)
             found = {key: value for key, value, flags in self._walk("main", main) if flags & _TREE}
             if found:
-                self.is_older = n > 0
+                self._last, self.is_older = last, n > 0
                 return {key: _root(value) for key, value in found.items() if len(value) == _TREE_SIZE}
         return {}
 
@@ -92,7 +94,7 @@ class Pages:
         """
         if not self._knows_free:
             return
-        for number in range(2, self._count):
+        for number in range(2, min(self._count, self._last + 1)):  # behind it is what was never committed
             if self._live[number] or self._free[number]:
                 continue
             page = self._page(number, _LEAF)
@@ -101,12 +103,13 @@ class Pages:
 
     # -- trees -----------------------------------------------------------------------------------------------
 
-    def _metas(self) -> Iterator[tuple[int, int, int]]:
-        """Transaction, root of the free pages, root of the main tree."""
+    def _metas(self) -> Iterator[tuple[int, int, int, int]]:
+        """Transaction, last page, root of the free pages, root of the main tree."""
         for number in (0, 1):
             page = self._read(number)
             if len(page) == PAGE and _U32.unpack_from(page, 16)[0] == _MAGIC:
-                yield _U64.unpack_from(page, 144)[0], _root(page[40:88]), _root(page[88:136])
+                last, transaction = _U64.unpack_from(page, 136)[0], _U64.unpack_from(page, 144)[0]
+                yield transaction, last, _root(page[40:88]), _root(page[88:136])
 
     def _find_free(self, root: int) -> None:
         for _, value, _ in self._walk("free", root, ordered=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from titanic.errors import RecordCorrupt
 from titanic.ids import SIZE
@@ -25,24 +26,22 @@ def home(leaf: list[Row], holes: Iterable[Hole]) -> str:
     return ""
 
 
-def _is_request(key: bytes, value: bytes) -> bool:
-    try:
-        header = request.decode_header(key, value)
-        if header.ref is None:
-            request.decode(key, memoryview(value))
-    except RecordCorrupt:
-        return False
-    return len(key) == SIZE and (header.ref is None or header.body_at + blob.REF_SIZE == len(value))
+def _record(
+    decode_header: Callable[[bytes, bytes], Any], decode: Callable[[bytes, memoryview], object], frames_at: str
+) -> Callable[[bytes, bytes], bool]:
+    """Whether a row is a record with frames, or with a reference to them at its end."""
 
+    def looks_like(key: bytes, value: bytes) -> bool:
+        try:
+            header = decode_header(key, value)
+            if header.ref is not None:
+                return len(key) == SIZE and getattr(header, frames_at) + blob.REF_SIZE == len(value)
+            decode(key, memoryview(value))
+        except RecordCorrupt:
+            return False
+        return len(key) == SIZE
 
-def _is_reply(key: bytes, value: bytes) -> bool:
-    try:
-        header = outcome.decode_header(key, value)
-        if header.ref is None:
-            outcome.decode(key, memoryview(value))
-    except RecordCorrupt:
-        return False
-    return len(key) == SIZE and (header.ref is None or header.frames_at + blob.REF_SIZE == len(value))
+    return looks_like
 
 
 def _is_retry(key: bytes, value: bytes) -> bool:
@@ -64,8 +63,8 @@ def _is_life(key: bytes, value: bytes) -> bool:
 
 
 _LOOKS: dict[str, Callable[[bytes, bytes], bool]] = {
-    "requests": _is_request,
-    "replies": _is_reply,
+    "requests": _record(request.decode_header, request.decode, "body_at"),
+    "replies": _record(outcome.decode_header, outcome.decode, "frames_at"),
     "retries": _is_retry,  # of which the other two have all that is looked at
     "closed": _is_life,
     "graves": lambda key, value: len(key) == blob.GRAVE_KEY_SIZE and len(value) == U32.size,
