@@ -24,7 +24,14 @@ def expect_store(path: Path) -> None:
 
 
 def open_to_look(path: Path) -> Store:
-    """The store, for reading. Whoever reads has to write `lock.mdb`: it keeps what is looked at from being freed."""
+    """The store, for reading."""
+    expect_readable(path)
+    return Store.open_read_only(path)
+
+
+def expect_readable(path: Path) -> None:
+    """Complain when it can't be read. Whoever reads has to write `lock.mdb`: it keeps what is looked at from being
+    freed."""
     expect_store(path)
     data, lock = path / DATA, path / LOCK
     if not os.access(data, os.R_OK):
@@ -34,7 +41,6 @@ def open_to_look(path: Path) -> Store:
             raise _closed(path, f"{LOCK}, which readers have to write too, may not be written", lock)
         if not lock.exists() and not os.access(path, os.W_OK):
             raise _closed(path, f"{LOCK}, which readers have to write too, is not there and may not be made", path)
-    return Store.open_read_only(path)
 
 
 def may_write(path: Path) -> bool:

@@ -19,11 +19,10 @@ from titanic.store.schema import (
     KEY,
     LOAD,
     LOAD_PREFIX,
-    LOST_KEY,
     REPLIED,
-    U64,
     due_of,
     timer_of,
+    unpack,
     uuid_of,
 )
 from titanic.store.selection import Selection
@@ -124,13 +123,12 @@ class ReadTransaction(Selection):
 
     def load(self, service: bytes) -> Load:
         """What the service has to do, without counting."""
-        value = self._txn.get(LOAD_PREFIX + service, db=self._db.meta)
-        return Load(0, 0) if value is None else Load(*LOAD.unpack(value)[1:])
+        _, waiting, size = self._meta_row(LOAD_PREFIX + service, LOAD) or (0, 0, 0)
+        return Load(waiting, size)
 
     def counts(self) -> Counts:
         """Totals, without counting."""
         stat, db = self._txn.stat, self._db
-        lost = self._txn.get(LOST_KEY, db=db.meta)
         return Counts(
             requests=stat(db.requests)["entries"],
             waiting=stat(db.ready)["entries"],
@@ -139,18 +137,18 @@ class ReadTransaction(Selection):
             used=self._used(),
             capacity=self._environment.capacity,
             closed=stat(db.closed)["entries"],
-            lost=0 if lost is None else U64.unpack(lost)[0],
+            lost=self._lost_lives(),
         )
 
-    def _loads_by_service(self) -> dict[bytes, tuple[int, int, int]]:
-        loads: dict[bytes, tuple[int, int, int]] = {}
+    def _loads_by_service(self) -> dict[bytes, tuple[int, ...]]:
+        loads: dict[bytes, tuple[int, ...]] = {}
         cursor = self._txn.cursor(self._db.meta)
         if cursor.set_range(LOAD_PREFIX):
             for view, value in cursor.iternext():
                 key = bytes(view)
                 if not key.startswith(LOAD_PREFIX):
                     break
-                loads[key[len(LOAD_PREFIX) :]] = LOAD.unpack(value)
+                loads[key[len(LOAD_PREFIX) :]] = unpack(LOAD, value, "meta", key)
         return loads
 
     def _first_time(self, kind: bytes, skip: Collection[bytes] = ()) -> list[int]:
