@@ -112,6 +112,11 @@ class WorkerSession:
         """Whether the broker has been heard on the present connection."""
         return self.state is not SessionState.AWAY and self._heard_any
 
+    @property
+    def stranded(self) -> bool:
+        """Whether a request is still being handled whose connection is gone: its reply will be dropped."""
+        return self._job_running and self.state is SessionState.AWAY
+
     # -- what a shell does with it ---------------------------------------------------------------------------
 
     def take_jobs(self) -> list[Job]:
