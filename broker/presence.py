@@ -12,6 +12,9 @@ SILENCES = 2
 PAUSE_MOST = 300.0
 """Seconds between two such warnings; the pause doubles up to here."""
 
+STARVED_EVERY = 60.0
+"""Seconds between two lines that say that there are no sockets."""
+
 
 class Presence:
     """A channel without a socket; add it to the loop behind those that it speaks of."""
@@ -30,11 +33,18 @@ class Presence:
         self._there = False
         self._silent_since: float | None = None
         self._warn_at = 0.0
+        self._starved_again = 0.0
         self._over = False
 
     def leave(self) -> None:
         """Say no more: it is the worker who goes."""
         self._over = True
+
+    def starved(self, why: str, now: float) -> None:
+        """A connection got no socket. One line speaks for all of them."""
+        if now >= self._starved_again:
+            self._starved_again = now + STARVED_EVERY
+            self._log.warning("%s; still trying", why)
 
     # -- the channel -----------------------------------------------------------------------------------------
 

@@ -10,12 +10,13 @@ import errno
 import re
 import sys
 from collections.abc import Iterable
+from errno import EMFILE, ENFILE, ENOMEM
 from typing import Any
 
 import zmq
 
 from broker.core.mdp import Frames, Output
-from broker.errors import EndpointError
+from broker.errors import EndpointError, OutOfSockets
 
 Socket = zmq.Socket[bytes]
 
@@ -33,6 +34,10 @@ _recv = _backend.recv
 _send = _backend.send
 _DONTWAIT = int(zmq.DONTWAIT)
 _SNDMORE = int(zmq.SNDMORE)
+
+
+_SCARCE = (EMFILE, ENFILE, ENOMEM)
+"""No socket now, perhaps later."""
 
 
 def receive(socket: Socket, most_bytes: int = 1 << 62) -> Frames | None:
@@ -183,6 +188,24 @@ class Dealer:
     def _open(self, number: Any) -> None:
         self.close()
         check_port(self.endpoint)
+        try:
+            self._make_socket()
+        except zmq.ZMQError as error:
+            self.close(linger=0)
+            if error.errno not in _SCARCE:
+                raise
+            text = f"cannot connect to {self.endpoint}: {error.strerror}; a larger limit (ulimit -n) may help"
+            raise OutOfSockets(text) from error
+        assert self.socket is not None
+        try:
+            self.socket.connect(self.endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            fact = zmq.strerror(error.errno or 0)  # that of pyzmq repeats the endpoint
+            raise EndpointError(f"cannot connect to {self.endpoint}: {fact}; {_advice(error)}") from error
+        self.number, self._changed = number, True
+
+    def _make_socket(self) -> None:
         socket = self.socket = self.context.socket(zmq.DEALER)
         socket.linger = LINGER
         socket.sndhwm = socket.rcvhwm = 0
@@ -193,10 +216,3 @@ class Dealer:
         socket.reconnect_ivl_max = 2_000
         if self._watch:
             self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        try:
-            socket.connect(self.endpoint)
-        except zmq.ZMQError as error:
-            self.close()
-            fact = zmq.strerror(error.errno or 0)  # that of pyzmq repeats the endpoint
-            raise EndpointError(f"cannot connect to {self.endpoint}: {fact}; {_advice(error)}") from error
-        self.number, self._changed = number, True

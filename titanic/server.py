@@ -157,10 +157,14 @@ class Server:
         lanes |= dict.fromkeys((tsp.REQUEST, tsp.REPLY, tsp.CLOSE, tsp.SUBMIT, tsp.WAIT), config.lanes)
         connections = sum(lanes.values()) + min(4 * config.lanes, LaneCourier.MOST)
         descriptors.require(2 * connections + OTHER_FILES, f"{config.lanes} lanes")
-        self._lanes = Lanes(endpoint, lanes, self._handle, config.worker)
+        self._lanes = Lanes(endpoint, lanes, self._handle, config.worker, self._lost)
         self._scout = Scout(endpoint, self._found)
         self._dispatcher.loop.add(self._scout)
         return self._lanes.answer
+
+    def _lost(self, ask: Ask) -> None:
+        """Called in the lanes' thread: the connection is gone that this ask came by."""
+        self._dispatcher.loop.call(self._dispatcher.waiters.forget, ask)
 
     def _found(self, version: str, ours: bool) -> None:
         """Called in the dispatcher's thread: there is a broker. Serve it, if no other queue does."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from broker.config import WorkerConfig
 from broker.core.backoff import Backoff
-from broker.core.mdp import WORKER_V01, WORKER_V02, Command, Frames, Output, Peer, WorkerDialect
+from broker.core.mdp import WORKER_V01, WORKER_V02, Command, Frames, Output, Peer, WorkerDialect, read_error
 
 VERSIONS: dict[str, WorkerDialect] = {dialect.name: dialect for dialect in (WORKER_V01, WORKER_V02)}
 
@@ -112,6 +112,11 @@ class WorkerSession:
         """Whether the broker has been heard on the present connection."""
         return self.state is not SessionState.AWAY and self._heard_any
 
+    @property
+    def stranded(self) -> bool:
+        """Whether a request is still being handled whose connection is gone: its reply will be dropped."""
+        return self._job_running and self.state is SessionState.AWAY
+
     # -- what a shell does with it ---------------------------------------------------------------------------
 
     def take_jobs(self) -> list[Job]:
@@ -133,7 +138,10 @@ class WorkerSession:
             return
         self._job_running = False
         if self.state is SessionState.BUSY:
-            self._send(Command.FINAL, (self._client, b"", *self._partials, *body), now)
+            # An error is told by how a body begins: behind parts it would be taken for one more of them.
+            parts = self._partials if read_error(body) is None else ()
+            self._send(Command.FINAL, (self._client, b"", *parts, *body), now)
+            self._partials = []
             self.state = SessionState.IDLE
         else:
             self.dropped_replies += 1
