@@ -155,6 +155,10 @@ class Worker:
         self._handlers.done()
         self._loop.touch(channel)
 
+    def refused(self, now: float) -> None:
+        """Called by a channel that the broker has sent away."""
+        self._presence.refused(now)
+
     def finished(self) -> None:
         """Called by a channel that has said good-bye: after the last one the loop ends."""
         if all(channel.session.stopped for channel in self._channels):
@@ -260,6 +264,8 @@ class _Channel:
         # One message: it is rare that there is another, and to find none costs as much as to take one.
         if (frames := self._dealer.receive()) is not None:
             self.session.receive(self._dealer.number, frames, now)
+            if self.session.refused:
+                self._worker.refused(now)
         return False
 
     def tick(self, now: float) -> None:

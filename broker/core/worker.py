@@ -53,6 +53,8 @@ class WorkerSession:
         self.dropped_replies = 0
         self.stopped = False
         """Whether `leave` is complete: good-bye was said and nothing is in hand."""
+        self.refused = False
+        """Whether the last thing that happened was that the broker sent us away when we had said READY."""
         self._version = 0
         self._heard_any = False
         self._backoff = Backoff(self.config.reconnect_first, self.config.reconnect_most)
@@ -80,6 +82,7 @@ class WorkerSession:
             return
         self._silent_at = now + self.config.heartbeat_interval * self.config.liveness
         command, rest = parsed
+        self.refused = command is Command.DISCONNECT and not self._heard_any
         self._heard_any = True
         if command is not Command.DISCONNECT:
             self._backoff.reset()
