@@ -34,6 +34,7 @@ COMMANDS = {
     "check": ("store", "Check a store, and repair it."),
     "backup": ("store", "Copy a store, also while it is used."),
     "restore": ("store", "Make a store from a backup."),
+    "config": ("config", "What is set, and where; check a file."),
     "bench": ("bench", "Measure the speed of this machine."),
     "demo": ("demo", "See what it is for, in under a minute."),
 }

@@ -12,6 +12,7 @@ import click
 from broker import DEFAULT_ENDPOINT
 from titanic import ids
 from titanic.cli import config_file
+from titanic.cli.endpoint import ENDPOINT
 from titanic.cli.help import Option
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -83,7 +84,12 @@ def endpoint(function: Function) -> Function:
             "--timeout", least=0.001, default=5.0, group=CONNECTION, help="Wait for an answer, at each of 3 tries."
         ),
         option(
-            "--endpoint", metavar="ENDPOINT", default=DEFAULT_ENDPOINT, group=CONNECTION, help="Where the broker is."
+            "--endpoint",
+            type=ENDPOINT,
+            metavar="ENDPOINT",
+            default=DEFAULT_ENDPOINT,
+            group=CONNECTION,
+            help="Where the broker is.",
         ),
     ):
         function = add(function)

@@ -18,6 +18,7 @@ from click.core import ParameterSource
 
 from broker import DEFAULT_ENDPOINT, Broker, BrokerConfig
 from titanic import descriptors
+from titanic.cli.endpoint import ENDPOINT
 from titanic.cli.help import command
 from titanic.cli.options import Function, configured, option, read_size, seconds, size
 from titanic.cli.output import EXIT_FAILED
@@ -57,6 +58,7 @@ def running_options(function: Function) -> Function:
 
 bind_option = option(
     "--bind",
+    type=ENDPOINT,
     multiple=True,
     metavar="ENDPOINT",
     default=(DEFAULT_ENDPOINT,),
@@ -138,7 +140,13 @@ def service_limits(
 )
 @size("--capacity", default=None, help="What the store may hold; default: as before, or 1GiB.")
 @bind_option
-@option("--broker", default=None, metavar="ENDPOINT", help="Use the broker that is there instead of an own one.")
+@option(
+    "--broker",
+    type=ENDPOINT,
+    default=None,
+    metavar="ENDPOINT",
+    help="Use the broker that is there instead of an own one.",
+)
 @seconds("--grace", least=0, default=SERVER.grace, help="On shutdown: how long running requests may still take.")
 @seconds(
     "--keep-replies",

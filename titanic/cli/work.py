@@ -15,6 +15,7 @@ import threading
 import click
 
 from broker import DEFAULT_ENDPOINT, RemoteError, Worker, WorkerConfig
+from titanic.cli.endpoint import ENDPOINT
 from titanic.cli.help import command
 from titanic.cli.options import configured, option, seconds
 from titanic.cli.output import as_text
@@ -111,7 +112,7 @@ class CommandHandler:
 @command()
 @click.argument("service")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-@option("--endpoint", metavar="ENDPOINT", default=DEFAULT_ENDPOINT, help="Where the broker is.")
+@option("--endpoint", type=ENDPOINT, metavar="ENDPOINT", default=DEFAULT_ENDPOINT, help="Where the broker is.")
 @seconds("--heartbeat", least=0.01, default=2.5, help="Between heartbeats.")
 @seconds("--limit", least=0.001, default=None, help="End a command that takes longer.")
 @option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests to work on at a time.")
