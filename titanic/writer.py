@@ -51,6 +51,7 @@ class Writer:
         self._thread: BatchThread[Write] = BatchThread("writer", self._commit)
         self.start = self._thread.start
         self.put = self._thread.put
+        self.call = self._thread.call
         self.stop = self._thread.stop
         self.commits = 0
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from broker import DEFAULT_ENDPOINT
-from titanic import ids
+from titanic import ids, logs
 from titanic.cli import config_file
 from titanic.cli.endpoint import ENDPOINT
 from titanic.cli.help import Option
@@ -95,6 +95,27 @@ def endpoint(function: Function) -> Function:
         function = add(function)
     return function
 
+
+LOGGING = "Log"
+"""The group of options that say what is logged, and how."""
+
+log_options = (
+    option(
+        "--log-format",
+        type=click.Choice(logs.FORMATS),
+        default="auto",
+        group=LOGGING,
+        help="Of the log on stderr; auto: to the journal with fields when stderr goes there, else text.",
+    ),
+    option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        group=LOGGING,
+        help="How much to log.",
+    ),
+)
+"""Those of commands that run until they are stopped."""
 
 json_flag = option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 

@@ -75,6 +75,10 @@ class Dispatcher:
         self.waiters = waiters
         self._serving = True
 
+    def reconfigure(self, config: ServerConfig) -> None:
+        """Go on with other settings. Any thread may say so."""
+        self.loop.call(self._reconfigure, config)
+
     def start(self) -> None:
         """Begin with what the store holds."""
         self._thread.start()
@@ -208,6 +212,10 @@ class Dispatcher:
             log.exception("the dispatcher met an unexpected error")
         finally:
             self._settled.set()  # nothing more will be
+
+    def _reconfigure(self, config: ServerConfig) -> None:
+        self.config = self.core.config = config
+        self.look()
 
     def _set_stopping(self) -> None:
         self.core.stopping = True

@@ -68,6 +68,7 @@ class Services:
         self._turns = Turns(sated)
         self._reader: BatchThread[Batch] = BatchThread("reader", self._read)
         self.start = self._reader.start
+        self.call = self._reader.call
         self.stop = self._reader.stop
         self._most_bytes = most_bytes
         # Two counters, because += is not atomic: each is changed in one thread only.
@@ -77,6 +78,15 @@ class Services:
     def refuse(self, text: str) -> None:
         """Refuse all new requests from now on, with this text."""
         self._intake.refusing = text
+
+    @property
+    def accepted(self) -> int:
+        """Requests accepted since the start."""
+        return self._intake.counts["accepted"]
+
+    def limit(self, limits: Mapping[bytes, ServiceLimits]) -> None:
+        """From now on these are the services' limits. Any thread may say so."""
+        self._intake.limits = limits
 
     def handle(self, name: bytes, batch: Sequence[Ask]) -> None:
         """Take a batch for one of the services; the answers follow. Never blocks. One thread calls it."""
