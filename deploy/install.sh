@@ -70,6 +70,8 @@ make_environment() {  # a new one beside the old: what runs goes on undisturbed 
         fail "Titanic needs Python 3.11 or newer, and $python is $("$python" -V 2>&1 || echo none); --python names another"
     "$python" -c 'import venv, ensurepip' 2>/dev/null ||
         fail "$python has no venv module; on Debian: apt-get install python3-venv"
+    [ -n "$wheels" ] || [ -f "$here/../pyproject.toml" ] ||
+        fail "there is no source beside this script; --wheels says where wheels are"
     mkdir -p "$prefix"
     new=$prefix/$(date +%Y%m%d-%H%M%S)-$$
     trap 'rm -rf "$new"' EXIT
@@ -78,7 +80,6 @@ make_environment() {  # a new one beside the old: what runs goes on undisturbed 
     if [ -n "$wheels" ]; then
         $pip --no-index --find-links "$wheels" titanic-queue
     else
-        [ -f "$here/../pyproject.toml" ] || fail "there is no source beside this script; --wheels says where wheels are"
         $pip "$here/.."
     fi
     "$new/bin/python" -m compileall -q "$new/lib" || true

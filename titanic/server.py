@@ -17,12 +17,14 @@ from functools import partial
 
 from broker import Broker
 from titanic import descriptors, tsp
+from titanic.clock import wall_us
 from titanic.config import ServerConfig
 from titanic.dispatch.connection import Scout
 from titanic.dispatch.courier import LocalCourier, SocketCourier
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.lane_courier import LaneCourier
 from titanic.errors import CallerError, TitanicError
+from titanic.figures import Figures, Load, gather, others
 from titanic.lanes import Lanes
 from titanic.pulse import Ask as AskPart
 from titanic.pulse import Pulse
@@ -122,6 +124,39 @@ class Server:
     def accepted(self) -> int:
         """Requests accepted since the start."""
         return self._services.accepted
+
+    def figures(self) -> Figures:
+        """What was counted and what is there. Any thread may ask; it takes some milliseconds with many services."""
+        now_us = wall_us()
+        running = self._dispatcher.flying()
+        workers = None if self._broker is None else self._broker.workers()
+        with self.store.read() as transaction:
+            waiting = transaction.waiting()
+            counts = transaction.counts()
+            named = gather(waiting, running, workers)
+            services = {}
+            for name in named:
+                oldest = transaction.oldest(name)
+                services[name.decode(errors="replace")] = Load(
+                    waiting.get(name, 0),
+                    running.get(name, 0),
+                    None if workers is None else workers.get(name, 0),
+                    0.0 if oldest is None else max(0.0, (now_us - oldest) / 1e6),
+                )
+        services |= others(named, waiting, running, workers)
+        counted = self._services.figures()
+        return Figures(
+            counted={**counted["intake"], **counted["asked"], **self._dispatcher.core.counts},
+            refused=counted["refused"],
+            services=services,
+            store=counts,
+            usable=self.store.usable,
+            waiting_clients=len(self._dispatcher.waiters),
+            commit_seconds=self._writer.seconds,
+            commit_sizes=self._writer.sizes,
+            lags=dict(self.pulse.lags),
+            broker=None if self._broker is None else self._broker.counters(),
+        )
 
     def reload(self, config: ServerConfig) -> None:
         """Go on with the settings of `config` that are LIVE; the others stay as they were."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -25,10 +26,14 @@ from titanic.cli.serve_options import (
     wire_options,
 )
 from titanic.errors import TitanicError
+from titanic.figures import bounded
 from titanic.pulse import Pulse
 from titanic.server import LIVE, Server
 from titanic.text import counted
 from titanic.version import __version__
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 M_MMAP_THRESHOLD = -3
 
@@ -64,7 +69,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     way = f"serving at {where}" if server.config.broker is None else f"connecting to the broker at {where}"
     stored = f"{counted(counts.requests, 'request')}, {counts.waiting} waiting"
     say(f"{way}; store {server.store.path}: {stored}", "serving")
-    service.run(Queue(server), signals)
+    service.run(Queue(server), signals, settings["metrics"])
 
 
 @command("broker")
@@ -82,12 +87,13 @@ def broker_command(bind: tuple[str, ...], log_level: str, log_format: str, **set
     """
     logs.begin(log_level, log_format)
     _prepare()
+    metrics = settings.pop("metrics")
     signals = service.Signals()
     here = Broker(take_wire(settings), version=__version__)
     endpoints = [here.bind(endpoint) for endpoint in bind]
     here.start()
     say(f"broker at {', '.join(endpoints)}", "serving")
-    service.run(Switch(here), signals)
+    service.run(Switch(here), signals, metrics)
 
 
 class Rate:
@@ -141,6 +147,11 @@ class Queue:
         full = f"; {100 * counts.used // counts.capacity} % of the store used"
         return f"{waiting} waiting, {running} running, {self._rate.of(accepted):.0f} accepted a second{full}"
 
+    def collect(self) -> Iterable[Metric]:
+        from titanic.metrics import families
+
+        return families.queue(self._server.figures())
+
 
 class Switch:
     """A `Broker`, as it is run."""
@@ -170,6 +181,15 @@ class Switch:
         core = self._broker.core
         rate = self._rate.of(core.stats["requests"])
         return f"{core.waiting} waiting, {counted(len(core.workers), 'worker')}, {rate:.0f} requests a second"
+
+    def collect(self) -> Iterable[Metric]:
+        from titanic.metrics import families
+
+        workers = {name.decode(errors="replace"): count for name, count in self._broker.workers().items()}
+        yield families.about()
+        yield families.workers(bounded(workers))
+        yield families.threads(self.pulse.lags)
+        yield from families.broker(self._broker.counters())
 
 
 def _prepare() -> None:

@@ -17,19 +17,25 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
 from titanic import logs
 from titanic.cli.help import parse_again
+from titanic.cli.listen import Address
 from titanic.cli.output import EXIT_FAILED
 from titanic.cli.running import Ending, say
 from titanic.errors import CallerError, TitanicError
 from titanic.notify import Notifier
 from titanic.pulse import Pulse
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from titanic.metrics.listener import Listener
 
 log = logging.getLogger("titanic")
 
@@ -41,6 +47,9 @@ STARTING = 0.02
 
 STATUS_EVERY = 5.0
 """Seconds between STATUS lines."""
+
+LATE = 10.0
+"""Seconds that a thread may owe an answer until it is called stuck."""
 
 LAST_STEPS = 20.0
 """Seconds that stopping may take besides the time that running requests are given."""
@@ -72,6 +81,9 @@ class Subject(Protocol):
     def status(self) -> str:
         """A line about it."""
 
+    def collect(self) -> Iterable[Metric]:
+        """Its figures, for Prometheus."""
+
     def reload(self, settings: dict[str, object]) -> None:
         """Take over the parameters that can change while it runs."""
 
@@ -91,9 +103,38 @@ class Signals:
             faulthandler.enable()  # the watchdog ends us with SIGABRT: then every thread says where it was
 
 
-def run(subject: Subject, signals: Signals) -> None:
-    """Run it until its end, then exit unless that was asked for."""
-    notifier = Notifier()
+def run(subject: Subject, signals: Signals, metrics: Address | None) -> None:
+    """Run it until its end, then exit unless that was asked for. `metrics`: where to serve its figures."""
+    try:
+        listener = None if metrics is None else _listen(subject, signals, metrics)
+    except TitanicError:
+        subject.stop()
+        raise
+    _run(subject, signals, Notifier())
+    if listener is not None:
+        listener.stop()
+
+
+def _listen(subject: Subject, signals: Signals, address: Address) -> Listener:
+    from titanic.metrics.listener import Listener  # not every server pays for it
+
+    def unhealthy() -> str:
+        late = subject.pulse.late(time.monotonic(), LATE)
+        if late:
+            return f"stuck for {LATE:g} s or more: {', '.join(late)}"
+        return "" if subject.alive else "it cannot go on: see its log"
+
+    def unready() -> str:
+        if signals.end.is_set():
+            return "stopping"
+        return unhealthy() or ("" if subject.ready else "its broker is not there yet")
+
+    listener = Listener(*address, subject.collect, unhealthy=unhealthy, unready=unready)
+    say(f"metrics at http://{Address(address.host, listener.port)}/metrics", "metrics")
+    return listener
+
+
+def _run(subject: Subject, signals: Signals, notifier: Notifier) -> None:
     ready, status_at = False, 0.0
     while not signals.end.wait(NOTICE if ready else STARTING):
         now = time.monotonic()

@@ -132,6 +132,11 @@ class Dispatcher:
         """The requests that are with a worker, or whose outcome is on its way to the disk."""
         return self.core.flights.copy().keys()
 
+    def flying(self) -> dict[bytes, int]:
+        """How many requests of each service are in flight, of those that have any. Any thread may ask."""
+        backlogs = self.core.backlogs.copy()
+        return {name: backlog.in_flight for name, backlog in backlogs.items() if backlog.in_flight}
+
     def stats(self) -> dict[str, Any]:
         """Figures for titanic.stats."""
         return {

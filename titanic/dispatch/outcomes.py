@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from titanic.dispatch.actions import Finish, Outcome
 from titanic.errors import StoreError, StoreFull
+from titanic.logs import event
 from titanic.store import Status, WriteTransaction
 from titanic.writer import Write, halves
 
@@ -34,7 +35,8 @@ class Outcomes:
             try:
                 self._write(transaction, outcome, now_us, max(0, now_us - int((now - outcome.started) * 1e6)))
             except StoreFull as error:  # the others may fit
-                log.error("no room for the reply to %s: %s", outcome.uuid.hex(), error)
+                extra = event("no-room-for-reply", uuid=outcome.uuid)
+                log.error("no room for the reply to %s: %s", outcome.uuid.hex(), error, extra=extra)
                 self._homeless.append(outcome)
 
     @staticmethod
@@ -57,6 +59,9 @@ class Outcomes:
                 dispatched_at=dispatched_at,
                 reason=outcome.reason,
             )
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
 
     def parts(self) -> list[Write]:
         return [Outcomes(self._dispatcher, half) for half in halves(self._outcomes)]

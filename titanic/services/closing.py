@@ -39,6 +39,9 @@ class Close:
                 continue
             self._answers.append((ask, [tsp.OK]))
 
+    def __len__(self) -> int:
+        return len(self._asks)
+
     def parts(self) -> list[Close]:
         return [Close(self._answer, self._watcher, self._counts, half) for half in halves(self._asks)]
 

@@ -84,6 +84,10 @@ class Services:
         """Requests accepted since the start."""
         return self._intake.counts["accepted"]
 
+    def figures(self) -> dict[str, dict[str, int]]:
+        """What was counted since the start. Any thread may ask."""
+        return {"intake": dict(self._intake.counts), "refused": dict(self._intake.refused), "asked": dict(self.counts)}
+
     def limit(self, limits: Mapping[bytes, ServiceLimits]) -> None:
         """From now on these are the services' limits. Any thread may say so."""
         self._intake.limits = limits
@@ -95,6 +99,7 @@ class Services:
             waiting = self._bytes_taken - self._intake.bytes_written
             if waiting and waiting + size > self._most_bytes:
                 text = f"busy: {waiting} bytes wait for the disk; try again in a moment"
+                self._intake.refused["busy"] += len(batch)
                 self._answer([(ask, tsp.failure(text)) for ask in batch])
                 return
             self._bytes_taken += size
