@@ -37,6 +37,8 @@ class Figures:
     store: Counts
     usable: bool
     """Whether the store can be used: its disk may have failed."""
+    accepting: bool
+    """Whether it had room for what came last."""
     waiting_clients: int
     commit_seconds: Histogram
     commit_sizes: Histogram

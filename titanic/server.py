@@ -151,6 +151,7 @@ class Server:
             services=services,
             store=counts,
             usable=self.store.usable,
+            accepting=self._services.accepting,
             waiting_clients=len(self._dispatcher.waiters),
             commit_seconds=self._writer.seconds,
             commit_sizes=self._writer.sizes,

@@ -37,15 +37,16 @@ class Intake:
         self.counts = {"accepted": 0, "refused": 0, "repeated": 0}
         self.refused = dict.fromkeys(REASONS, 0)
         """The refusals, by reason. Of each reason one thread counts."""
-        self._full = False
+        self.accepting = True
+        """Whether the store had room for what came last."""
 
     def note_room(self, full: bool) -> None:
         """Tell, once, that the store is full, or that it takes requests again."""
-        if full and not self._full:
+        if full and self.accepting:
             log.warning("the store is full: new requests are refused until some are closed", extra=event("store-full"))
-        elif not full and self._full:
+        elif not full and not self.accepting:
             log.info("the store takes requests again", extra=event("store-not-full"))
-        self._full = full
+        self.accepting = not full
 
 
 def parse_request(body: Frames, now_us: int) -> list[NewRequest]:
