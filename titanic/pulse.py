@@ -18,8 +18,7 @@ class Pulse:
 
     def __init__(self, parts: Mapping[str, Ask]) -> None:
         """`parts`: the threads' names, and how to ask each."""
-        self.lags: dict[str, float] = {}
-        """Seconds that each part last took to answer."""
+        self._lags: dict[str, float] = {}
         self._parts = parts
         self._missing: set[str] = set()
         self._asked_at: float | None = None
@@ -40,11 +39,19 @@ class Pulse:
         asked_at = self._asked_at
         return sorted(self._missing) if asked_at is not None and now > asked_at + after else []
 
+    def lags(self, now: float) -> dict[str, float]:
+        """Seconds that each part last took to answer; of one that owes an answer, the seconds since it was asked."""
+        missing = self._missing.copy()
+        owed = dict.fromkeys(missing, now - self._asked_at) if self._asked_at is not None else {}
+        return {name: max(lag, owed.get(name, 0.0)) for name, lag in self._lags.copy().items()} | {
+            name: lag for name, lag in owed.items() if name not in self._lags
+        }
+
     def _answerer(self, name: str) -> Callable[[], None]:
         asked = time.monotonic()
 
         def answer() -> None:
-            self.lags[name] = time.monotonic() - asked
+            self._lags[name] = time.monotonic() - asked
             self._missing.discard(name)
 
         return answer

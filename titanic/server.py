@@ -155,7 +155,7 @@ class Server:
             waiting_clients=len(self._dispatcher.waiters),
             commit_seconds=self._writer.seconds,
             commit_sizes=self._writer.sizes,
-            lags=dict(self.pulse.lags),
+            lags=self.pulse.lags(time.monotonic()),
             broker=None if self._broker is None else self._broker.counters(),
         )
 

@@ -27,14 +27,15 @@ def test_it_asks_again_when_all_have_answered() -> None:
     answers["b"].pop()()
     assert pulse.look(3.0)
     assert [len(asked) for asked in answers.values()] == [1, 1]
-    assert set(pulse.lags) == {"a", "b"}
+    assert set(pulse.lags(3.0)) == {"a", "b"}
+    assert pulse.lags(10.0) == {"a": 7.0, "b": 7.0}
 
 
 def test_every_thread_of_a_server_answers(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert not server.pulse.look(0.0)
         eventually(lambda: server.pulse.look(0.0))
-        assert set(server.pulse.lags) == {"writer", "reader", "dispatcher", "broker"}
+        assert set(server.pulse.lags(0.0)) == {"writer", "reader", "dispatcher", "broker"}
 
 
 def test_a_writer_that_is_stuck_does_not(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ class Switch:
         workers = {name.decode(errors="replace"): count for name, count in self._broker.workers().items()}
         yield families.about()
         yield families.workers(bounded(workers))
-        yield families.threads(self.pulse.lags)
+        yield families.threads(self.pulse.lags(time.monotonic()))
         yield from families.broker(self._broker.counters())
 
 
