@@ -112,7 +112,7 @@ END
     mv -f /usr/local/bin/titanic.new /usr/local/bin/titanic
     settings=/etc/titanic/titanic.toml
     if [ ! -e $settings ]; then
-        sed 's|^#store = .*|store = "/var/lib/titanic/store"|' "$here/titanic.toml" >$settings
+        sed 's|^#store = .*|store = "/var/lib/titanic/store"|; s|^#metrics = |metrics = |' "$here/titanic.toml" >$settings
     else
         cp "$here/titanic.toml" $settings.dist
         echo "$settings is as it was; what is new stands in $settings.dist"

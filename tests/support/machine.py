@@ -23,7 +23,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 90.0
-PACKAGES = ("systemd", "systemd-sysv", "dbus", "python3", "python3-venv", "util-linux", "procps")
+PACKAGES = ("systemd", "systemd-sysv", "dbus", "python3", "python3-venv", "util-linux", "procps", "curl")
 NEEDED = ("systemd-nspawn", "debootstrap", "nsenter")
 PLATFORMS = ("manylinux_2_28", "manylinux2014", "manylinux_2_17")
 CLEAN = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "HOME": "/root"}
