@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,20 +29,28 @@ class Manager:
                 return fields
 
     def silent(self, name: str, seconds: float) -> bool:
-        """Whether no message with such a field comes for so long, once those that were on their way are read."""
+        """Whether no message with such a field comes for so long."""
+        self._drain()
+        deadline = time.monotonic() + seconds
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                self._socket.settimeout(left)
+                if any(line.startswith(f"{name}=") for line in self._socket.recv(65536).decode().splitlines()):
+                    return False
+        except TimeoutError:
+            pass
+        finally:
+            self._socket.settimeout(PATIENCE)
+        return True
+
+    def _drain(self) -> None:
+        """Read what came so far."""
         self._socket.setblocking(False)
         try:
             while self._socket.recv(65536):
                 pass
         except BlockingIOError:
             pass
-        self._socket.settimeout(seconds)
-        try:
-            return name not in dict(line.split("=", 1) for line in self._socket.recv(65536).decode().splitlines())
-        except TimeoutError:
-            return True
-        finally:
-            self._socket.settimeout(PATIENCE)
 
     def __enter__(self) -> Self:
         return self

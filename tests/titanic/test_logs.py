@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from support.cli_titanic import running
 
+from titanic.client import Client
+from titanic.errors import InvalidRequest, RequestFailed
 from titanic.logs import event
 from titanic.logs.begin import Json
 from titanic.logs.journal import JournalHandler
@@ -128,3 +130,21 @@ def test_the_journal_is_chosen_when_stderr_goes_there(tmp_path: Path) -> None:
         broker.send(signal.SIGTERM)
         assert broker.ends() == 0
     assert " INFO titanic: " not in log.read_text()
+
+
+def test_bodies_are_never_logged(tmp_path: Path) -> None:
+    """Not of requests, of replies, of what is refused or fails, however much is logged."""
+    log = tmp_path / "log"
+    arguments = ("serve", "--bind", ANY, "--store", tmp_path / "store", "--log-level", "debug", "--max-attempts", "1")
+    with running(log, *arguments) as server:
+        endpoint = server.says(r"serving at (\S+);")[1]
+        command = ("work", "s", "--endpoint", endpoint, "--log-level", "debug", "--", "sh", "-c", "! grep fails")
+        with running(tmp_path / "work.log", *command), Client(endpoint) as client:
+            assert client.wait(client.submit("s", b"s3cret"), 30) == [b""]
+            with pytest.raises(RequestFailed):
+                client.wait(client.submit("s", b"s3cret fails"), 30)
+            with pytest.raises(InvalidRequest):
+                client.submit("mmi.x", b"s3cret")
+        server.send(signal.SIGTERM)
+        assert server.ends() == 0
+    assert "s3cret" not in log.read_text() + (tmp_path / "work.log").read_text()

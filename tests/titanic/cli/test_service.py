@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cli_titanic import here, running, serving
+from support.cli_titanic import here, running, serving, until
 from support.service_manager import Manager
 
 ANY = "tcp://127.0.0.1:*"
@@ -94,3 +96,26 @@ def test_a_faulty_file_changes_nothing(tmp_path: Path) -> None:
         server.send(signal.SIGHUP)
         server.says("reloaded: service-limit\n")
         assert here("submit", "s", "x", "--endpoint", endpoint).code == 1
+
+
+@pytest.mark.skipif(shutil.which("strace") is None and "CI" not in os.environ, reason="needs strace")
+def test_the_watchdog_hears_nothing_while_a_commit_is_stuck(tmp_path: Path, manager: Manager) -> None:
+    """The disk takes its time; when it is done, all goes on."""
+    env = {**manager.env, "WATCHDOG_USEC": "2000000"}
+    with running(tmp_path / "log", "serve", "--bind", ANY, "--store", tmp_path / "s", **env) as server:
+        endpoint = server.says(r"serving at (\S+);")[1]
+        manager.hears("WATCHDOG")
+        slow = "inject=fdatasync:delay_enter=600000000"
+        pid = str(server.process.pid)
+        strace = ("strace", "-f", "-q", "-e", "trace=fdatasync", "-e", slow, "-o", f"{tmp_path}/trace", "-p", pid)
+        with running(tmp_path / "strace.log", program=strace):
+            until(lambda: all(tracer(task) for task in Path(f"/proc/{pid}/task").iterdir()))
+            assert here("submit", "s", "x", "--endpoint", endpoint, "--timeout", "0.1").code == 3
+            until(lambda: manager.silent("WATCHDOG", 1.5))
+        manager.hears("WATCHDOG")
+        until(lambda: b'"waiting": 1' in here("status", "--json", "--endpoint", endpoint).out)
+
+
+def tracer(task: Path) -> int:
+    """Who traces a thread; 0: nobody."""
+    return int((task / "status").read_text().partition("TracerPid:")[2].split()[0])
