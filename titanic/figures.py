@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from titanic.histogram import Histogram
-from titanic.store import Counts
+from titanic.store import Counts, ReadTransaction
 
 MOST_SERVICES = 100
 """Services that have figures of their own; of more, those with the most waiting. A name comes from anybody."""
@@ -46,6 +46,24 @@ class Figures:
     """What each thread last took to answer, in seconds."""
     broker: Mapping[str, int] | None
     """The integrated broker's counters."""
+
+
+def loads(
+    transaction: ReadTransaction, running: Mapping[bytes, int], workers: Mapping[bytes, int] | None, now_us: int
+) -> dict[str, Load]:
+    """The load of each service, or of the most loaded, and then of all others together."""
+    waiting = transaction.waiting()
+    named = gather(waiting, running, workers)
+    found = {}
+    for name in named:
+        oldest = transaction.oldest(name)
+        found[name.decode(errors="replace")] = Load(
+            waiting.get(name, 0),
+            running.get(name, 0),
+            None if workers is None else workers.get(name, 0),
+            0.0 if oldest is None else max(0.0, (now_us - oldest) / 1e6),
+        )
+    return found | others(named, waiting, running, workers)
 
 
 def gather(

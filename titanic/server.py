@@ -24,7 +24,7 @@ from titanic.dispatch.courier import LocalCourier, SocketCourier
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.lane_courier import LaneCourier
 from titanic.errors import CallerError, TitanicError
-from titanic.figures import Figures, Load, gather, others
+from titanic.figures import Figures, loads
 from titanic.lanes import Lanes
 from titanic.pulse import Ask as AskPart
 from titanic.pulse import Pulse
@@ -127,23 +127,10 @@ class Server:
 
     def figures(self) -> Figures:
         """What was counted and what is there. Any thread may ask; it takes some milliseconds with many services."""
-        now_us = wall_us()
-        running = self._dispatcher.flying()
         workers = None if self._broker is None else self._broker.workers()
         with self.store.read() as transaction:
-            waiting = transaction.waiting()
+            services = loads(transaction, self._dispatcher.flying(), workers, wall_us())
             counts = transaction.counts()
-            named = gather(waiting, running, workers)
-            services = {}
-            for name in named:
-                oldest = transaction.oldest(name)
-                services[name.decode(errors="replace")] = Load(
-                    waiting.get(name, 0),
-                    running.get(name, 0),
-                    None if workers is None else workers.get(name, 0),
-                    0.0 if oldest is None else max(0.0, (now_us - oldest) / 1e6),
-                )
-        services |= others(named, waiting, running, workers)
         counted = self._services.figures()
         return Figures(
             counted={**counted["intake"], **counted["asked"], **self._dispatcher.core.counts},

@@ -14,7 +14,7 @@ pytestmark = [needs_machine, pytest.mark.timeout(1200)]
 INSTALL = ("/root/deploy/install.sh", "--wheels", "/root/wheels")
 TOML = "/etc/titanic/titanic.toml"
 SOMEBODY = "nobody"
-SERVERS = ("titanic", "titanic-broker", "titanic-store", "titanic-backup")
+SERVERS = tuple(f"titanic{name}.service" for name in ("", "-broker", "-store", "-backup"))
 
 
 @pytest.fixture
@@ -51,6 +51,7 @@ def test_its_life(here: Machine) -> None:
     assert here.shows("titanic", "ActiveState") == "active"
     assert here.shows("titanic", "StatusText").startswith("0 waiting, 0 running, ")
     assert here.shows("titanic", "User") == "titanic"
+    here.does("systemd-analyze", "--man=no", "verify", *SERVERS)
     assert [unit for unit in SERVERS if exposure(here, unit) > 1.5] == []
 
     # The whole walk, as somebody without any rights.

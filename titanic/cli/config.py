@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any, NamedTuple
 import click
 from click.core import ParameterSource, augment_usage_errors
 
-from titanic.cli.config_file import Commands, Document, Found, commands_of
+from titanic.cli.config_file import Document, Found, commands_of
+from titanic.cli.environment import strangers
 from titanic.cli.help import Option, command
 from titanic.cli.options import json_flag
 from titanic.cli.output import EXIT_FAILED, print_json, print_table
@@ -28,9 +28,6 @@ _file_option = click.option(
     envvar="TITANIC_CONFIG",
     help="TOML file with values.",
 )
-
-NOT_SETTINGS = {"TITANIC_CONFIG"}
-"""Variables that no option has."""
 
 
 class Effective(NamedTuple):
@@ -84,7 +81,7 @@ def show(name: str, arguments: tuple[str, ...], path: str | None, as_json: bool)
         print_json({row.name: {"value": row.value, "source": row.source} for row in rows})
     else:
         print_table(("OPTION", "VALUE", "FROM"), [(row.name, _shown(row.value), row.source) for row in rows])
-    for text in strangers(commands):
+    for text in strangers(context):
         click.echo(f"titanic: {text}", err=True)
 
 
@@ -129,18 +126,6 @@ def _shown(value: Any) -> str:
         if isinstance(value, (list, bool))
         else str(value)
     )
-
-
-def strangers(commands: Commands) -> list[str]:
-    """Variables that look like settings and are none: misspelt, most likely."""
-    known = {str(option.envvar) for options in commands.values() for option in options.values()} | NOT_SETTINGS
-    texts = []
-    for variable in sorted(os.environ):
-        if variable.startswith("TITANIC_") and variable not in known:
-            near = difflib.get_close_matches(variable[8:], [name[8:] for name in known], n=1)
-            advice = f"did you mean TITANIC_{near[0]}?" if near else "no option has it"
-            texts.append(f"{variable} in the environment is not used; {advice}")
-    return texts
 
 
 @command("check")

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from broker import Broker
-from titanic import descriptors, logs
+from titanic import descriptors
 from titanic.cli import service
 from titanic.cli.help import command
 from titanic.cli.running import say
@@ -58,9 +58,8 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     chosen = click.get_current_context().get_parameter_source("bind")
     if settings["broker"] is not None and chosen is ParameterSource.COMMANDLINE:
         raise click.UsageError("--bind is for the integrated broker; with --broker there is none")
-    logs.begin(log_level, log_format)
+    signals = service.begin(log_level, log_format)
     _prepare()
-    signals = service.Signals()
     server = Server(server_config({"bind": bind, **settings}))
     server.start()
     with server.store.read() as transaction:
@@ -85,10 +84,9 @@ def broker_command(bind: tuple[str, ...], log_level: str, log_format: str, **set
     Example:
       titanic broker --bind tcp://0.0.0.0:5555
     """
-    logs.begin(log_level, log_format)
+    signals = service.begin(log_level, log_format)
     _prepare()
     metrics = settings.pop("metrics")
-    signals = service.Signals()
     here = Broker(take_wire(settings), version=__version__)
     endpoints = [here.bind(endpoint) for endpoint in bind]
     here.start()

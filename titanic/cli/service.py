@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from titanic import logs
+from titanic.cli.environment import strangers
 from titanic.cli.help import parse_again
 from titanic.cli.listen import Address
 from titanic.cli.output import EXIT_FAILED
@@ -101,6 +102,14 @@ class Signals:
         signal.signal(signal.SIGHUP, lambda *_: self.reload.set())
         with contextlib.suppress(Exception):  # stderr may be no file
             faulthandler.enable()  # the watchdog ends us with SIGABRT: then every thread says where it was
+
+
+def begin(level: str, format: str) -> Signals:
+    """Let the log begin, and look out for signals."""
+    logs.begin(level, format)
+    for text in strangers(click.get_current_context()):
+        log.warning(text, extra=logs.event("stranger"))
+    return Signals()
 
 
 def run(subject: Subject, signals: Signals, metrics: Address | None) -> None:

@@ -64,6 +64,10 @@ class _Server(ThreadingHTTPServer):
     registry: CollectorRegistry
     pages: Mapping[str, Fault]
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Who asked did not wait for the answer, most likely: not worth a line."""
+        log.debug("could not answer %s", client_address, exc_info=True)
+
 
 class _Server6(_Server):
     address_family = AF_INET6

@@ -119,3 +119,12 @@ def test_the_watchdog_hears_nothing_while_a_commit_is_stuck(tmp_path: Path, mana
 def tracer(task: Path) -> int:
     """Who traces a thread; 0: nobody."""
     return int((task / "status").read_text().partition("TracerPid:")[2].split()[0])
+
+
+def test_a_variable_that_nobody_reads_is_told(tmp_path: Path) -> None:
+    with running(tmp_path / "log", "broker", "--bind", ANY, TITANIC_METRISC="x", TITANIC_STORE="y") as broker:
+        broker.says(
+            "WARNING titanic: TITANIC_METRISC in the environment is not used; did you mean TITANIC_METRICS\\?\n"
+        )
+        broker.says("broker at")
+    assert "TITANIC_STORE" not in (tmp_path / "log").read_text()
