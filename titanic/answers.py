@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import broker
 from titanic import ids, tsp
 from titanic.errors import (
@@ -85,9 +87,43 @@ def read_reply(uuid: str, reply: Frames) -> Frames | None:
     return check(reply)
 
 
-def read_outcome(uuid: str, reply: Frames) -> Frames | RequestError | UnknownRequest | None:
+Ended = Frames | RequestError | UnknownRequest
+"""How a request has ended: the reply's frames, or the error that stands for it."""
+
+
+def read_outcome(uuid: str, reply: Frames) -> Ended | None:
     """The same, with the errors that are for good as values."""
     try:
         return read_reply(uuid, reply)
     except (RequestFailed, UnknownRequest) as error:
         return error
+
+
+def read_outcomes(uuids: Sequence[str], reply: Frames) -> list[Ended | None]:
+    """How several requests have ended, None for those that are pending. It may be that the answer does not reach to
+    the last of them: then the list is shorter, but never empty."""
+    if len(uuids) == 1:
+        return [read_outcome(uuids[0], reply)]
+    frames = check(reply)
+    outcomes: list[Ended | None] = []
+    at = 1
+    try:
+        for line in frames[0].split(b"\n"):
+            status, count = line.split(b" ")
+            own = frames[at : at + int(count)]
+            at += len(own)
+            outcomes.append(None if status == tsp.PENDING else _outcome(uuids[len(outcomes)], status, own))
+    except (IndexError, ValueError) as error:
+        raise Refused("the answer to a titanic.reply makes no sense", repr(frames[:1])[:200]) from error
+    return outcomes
+
+
+def _outcome(uuid: str, status: bytes, frames: Frames) -> Ended:
+    if status == tsp.OK:
+        return frames
+    if status == b"400":
+        return unknown(uuid)
+    text = frames[0].decode(errors="replace")
+    if not text.startswith(tsp.ENDED):
+        raise Refused(text)
+    return RequestFailed(text, detail=frames[1:])

@@ -14,15 +14,17 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
 import broker
 from broker import DEFAULT_ENDPOINT, Pipeline
-from titanic import ids, tsp
-from titanic.answers import check, died, read_outcome, read_reply, read_uuids, translate, unknown
-from titanic.errors import RequestError, TimedOut, UnknownRequest
+from titanic import bundle, ids, tsp
+from titanic.answers import Ended, check, died, read_outcomes, read_reply, read_uuids, translate, unknown
+from titanic.bundle import bundles, submissions
+from titanic.errors import TimedOut
 from titanic.limits import Limits
 from titanic.services import admin
 
@@ -133,7 +135,7 @@ class Client:
                 began = time.monotonic()
                 frames, there = self._linger(uuid, ask)
                 if frames is None and there and time.monotonic() - began < ask / 2:
-                    time.sleep(min(ask, POLL_MOST))  # it sends us away: it is shutting down
+                    time.sleep(min(ask, POLL_MOST))  # it sends us away: others want to wait, or it is shutting down
             if frames is not None:
                 return frames
             if until is not None and time.monotonic() >= until:
@@ -189,17 +191,21 @@ class Client:
 
     def submit_many(self, service: Body, bodies: Iterable[Body | Sequence[Body]], *, window: int = 1000) -> list[str]:
         """Submit one request per body, with `window` on their way at once; the UUIDs in the bodies' order.
-        (With a broker that is not of this project, one at a time.)
 
+        They travel many to a message: of those in a message all are accepted, or none.
         Raises as `submit`. Those that were accepted before the error stay accepted: to know which, submit in
         smaller parts.
         """
-        rows = ([service, body] if isinstance(body, (bytes, str)) else [service, *body] for body in bodies)
-        return [read_uuids(reply, 1)[0] for reply in self._map(self._pipeline(), tsp.REQUEST, rows, window)]
+        counts: deque[int] = deque()
+        uuids: list[str] = []
+        messages = self._submissions(service, bodies, window, counts)
+        for reply in self._map(self._pipeline(), tsp.SUBMIT, messages, window):
+            uuids += read_uuids(reply, counts.popleft())
+        return uuids
 
     def replies(
         self, uuids: Iterable[str], timeout: float | None = None, *, window: int = 1000
-    ) -> Iterator[tuple[str, Frames | RequestError | UnknownRequest]]:
+    ) -> Iterator[tuple[str, Ended]]:
         """Each UUID with its reply, as they come in; with the error for those that will never have one.
 
         Raises TimedOut after `timeout` seconds when some are still pending.
@@ -213,7 +219,7 @@ class Client:
 
     def close_many(self, uuids: Iterable[str], *, window: int = 1000) -> None:
         """Close any number of requests, with `window` on their way at once."""
-        for answer in self._map(self._pipeline(), tsp.CLOSE, map(ids.plain, uuids), window):
+        for answer in self._map(self._pipeline(), tsp.CLOSE, map(_lines, bundles(uuids, window)), window):
             check(answer)
 
     def retry(self, *uuids: str) -> int:
@@ -294,6 +300,15 @@ class Client:
                 return done
             options["after"] = document["next"]
 
+    def _submissions(
+        self, service: Body, bodies: Iterable[Body | Sequence[Body]], window: int, counts: deque[int]
+    ) -> Iterator[Sequence[Body]]:
+        """Messages; the number of requests in each is appended to `counts` when it is taken."""
+        most = min(bundle.MOST_BYTES, self._limits.most or bundle.MOST_BYTES)
+        for count, frames in submissions(service, bodies, window, most):
+            counts.append(count)
+            yield frames
+
     def _pipeline(self) -> Pipeline:
         if self._many is None:
             self._many = Pipeline(self.endpoint, **self._settings)
@@ -302,6 +317,8 @@ class Client:
     def _map(
         self, pipeline: Pipeline, service: bytes, bodies: Iterable[Body | Sequence[Body]], window: int
     ) -> Iterator[Frames]:
+        """Send messages with a bundle of `window` requests in each, and yield the answers in their order."""
+        window = max(1, window // bundle.MOST)
         timeout, retries = pipeline.config.timeout, pipeline.config.retries
         rows = ([body] if isinstance(body, (bytes, str)) else body for body in bodies)
         try:
@@ -321,18 +338,24 @@ class Client:
 
     def _replies(
         self, pipeline: Pipeline, pending: Sequence[str], timeout: float | None, window: int
-    ) -> Iterator[tuple[str, Frames | RequestError | UnknownRequest]]:
+    ) -> Iterator[tuple[str, Ended]]:
         silence: TimedOut | None = None
         for pause, left in _pauses(timeout):
             began = time.monotonic()
             still: dict[str, None] = dict.fromkeys(pending)
+            unread: Sequence[str] = pending
             try:
-                answers = self._map(pipeline, tsp.REPLY, map(ids.plain, pending), window)
-                for uuid, answer in zip(pending, answers, strict=True):
-                    outcome = read_outcome(uuid, answer)
-                    if outcome is not None:
-                        del still[uuid]
-                        yield uuid, outcome
+                while unread:
+                    parts, unread = list(bundles(unread, window)), []
+                    for part, answer in zip(
+                        parts, self._map(pipeline, tsp.REPLY, map(_lines, parts), window), strict=True
+                    ):
+                        outcomes = read_outcomes(part, answer)
+                        unread += part[len(outcomes) :]
+                        for uuid, outcome in zip(part, outcomes, strict=False):
+                            if outcome is not None:
+                                del still[uuid]
+                                yield uuid, outcome
                 silence = None
             except TimedOut as error:
                 if left is None or left <= LEAST_LOOK:
@@ -366,3 +389,8 @@ def _pauses(timeout: float | None) -> Iterator[tuple[float, float | None]]:
         if left == 0.0:
             return
         pause = min(pause * 1.5, POLL_MOST)
+
+
+def _lines(uuids: Iterable[str]) -> str:
+    """One frame with all of them."""
+    return "\n".join(map(ids.plain, uuids))

@@ -246,6 +246,8 @@ class Server:
         assert self._lanes is not None
         self._lanes.register(version)
         endpoint, dispatcher, config = self.endpoints[0], self._dispatcher, self.config
+        # A lane is taken by one who waits: the next one must find one that is free.
+        dispatcher.waiters.room = config.lanes - max(1, config.lanes // 8)
         if ours:
             dispatcher.use(SocketCourier(dispatcher.core, dispatcher.loop, endpoint))
         else:

@@ -81,6 +81,19 @@ def test_many(client: Client, echo: Worker) -> None:
     assert list(client.replies([], 1)) == []
 
 
+def test_many_that_are_large(client: Client, echo: Worker) -> None:
+    bodies = [bytes([number]) * 400_000 for number in range(12)]  # larger than a message of several; or than an answer
+    uuids = client.submit_many("echo", bodies)
+    assert dict(client.replies(uuids, 60)) == {uuid: [body] for uuid, body in zip(uuids, bodies, strict=True)}
+
+
+def test_many_at_a_broker_that_takes_little(tmp_path: Path) -> None:
+    with serving(tmp_path, wire=BrokerConfig(max_body=1000)) as server, Client(server.endpoints[0]) as client:
+        assert len(set(client.submit_many("absent", [bytes(400)] * 10))) == 10
+        with pytest.raises(InvalidRequest, match="1000"):
+            client.submit_many("absent", [b"x", bytes(1001)])
+
+
 def test_replies_tell_errors_with_the_rest(client: Client, echo: Worker) -> None:
     good, bad = client.submit("echo", "x"), client.submit("echo", "fail")
     replies = dict(client.replies([good, bad, UNKNOWN], 30))

@@ -168,3 +168,18 @@ def test_what_is_no_wait(hall: Hall, body: list[bytes]) -> None:
     hall.waiters.add([ask], 0)
     assert hall.answers == {ask: waiting.BAD_WAIT}
     assert hall.looks == []
+
+
+def test_when_there_is_no_more_room_those_are_sent_away_that_have_waited_for_longest(hall: Hall) -> None:
+    hall.waiters.room = 2
+    asks = [Ask(uuid=bytes([number]) * 16) for number in range(5)]
+    hall.waiters.add(asks[:3], 0)
+    assert hall.answers == {}, "the store was not looked at for anyone yet"
+    hall.store_says(b"300")
+    assert hall.answers == {asks[0]: [b"300"]}
+    hall.waiters.add(asks[3:], 1)
+    assert hall.answers == {key: [b"300"] for key in asks[:3]}
+    hall.store_says(b"200", b"x")
+    assert hall.answers == {key: [b"300"] for key in asks[:3]} | {key: [b"200", b"x"] for key in asks[3:]}
+    assert len(hall.waiters) == 0
+    assert hall.waiters.next_deadline() is None

@@ -72,7 +72,7 @@ class Accept:
     def _begin(self) -> None:
         self._answers: list[tuple[Any, Frames]] = []
         self._arrived: dict[bytes, int] = {}
-        self._due = False
+        self._due: int | None = None
         self._accepted = 0
         self._repeated = 0
         self._refused: list[str] = []
@@ -128,8 +128,9 @@ class Accept:
             self._repeated += 1
             return
         self._accepted += 1
-        if request.not_before or request.expires_at or request.key:
-            self._due = True
+        for when in (request.not_before, request.expires_at, request.key_until if request.key else 0):
+            if when and (self._due is None or when < self._due):
+                self._due = when
         if not request.not_before:
             highest = self._arrived.get(request.service, -1)
             self._arrived[request.service] = max(highest, request.priority)
@@ -172,8 +173,8 @@ class Accept:
         intake.answer(self._answers)
         if self._arrived:
             intake.watcher.arrived(self._arrived)
-        if self._due:
-            intake.watcher.look_at_clock()
+        if self._due is not None:
+            intake.watcher.due_at(self._due)
 
     def failed(self, error: StoreError) -> None:
         self._intake.bytes_written += self._size

@@ -15,13 +15,13 @@ from titanic import tsp
 from titanic.batches import BatchThread
 from titanic.config import ServiceLimits
 from titanic.errors import StoreError
-from titanic.services import listing
+from titanic.services import listing, replying
 from titanic.services.accepting import PARSERS, Accept, Intake
 from titanic.services.admin import Administer
 from titanic.services.asks import Answer, Answers, Ask, Watcher
 from titanic.services.closing import Close
 from titanic.services.turns import PORTION, Batch, Turns
-from titanic.store import Outcome, ReadTransaction, Status, Store
+from titanic.store import ReadTransaction, Store
 from titanic.tsp import Frames
 from titanic.writer import Writer
 
@@ -156,7 +156,9 @@ class Services:
     def _read_one(self, transaction: ReadTransaction, name: bytes, body: Frames) -> Frames:
         try:
             if name in (tsp.REPLY, tsp.WAIT):
-                return self._reply(transaction, body[-1:])
+                frames, found = replying.answer(transaction, body[1:] if name == tsp.WAIT else body)
+                self.counts["replies_given"] += found
+                return frames
             if name == tsp.LIST:
                 return listing.answer(transaction, body, self._watcher.running)
             return [tsp.OK, json.dumps(self._stats(transaction)).encode()]
@@ -165,20 +167,6 @@ class Services:
         except Exception as error:  # an ask that is never answered would block its lane for ever
             log.exception("a fault of this program: could not answer %s", name.decode())
             return tsp.failure(f"not read: {type(error).__name__}: {error}")
-
-    def _reply(self, transaction: ReadTransaction, body: Frames) -> Frames:
-        uuid = tsp.read_uuid(body)
-        if uuid is None:
-            return tsp.BAD_UUID
-        outcome = transaction.reply(uuid)
-        if outcome is None:
-            return tsp.UNKNOWN
-        if not isinstance(outcome, Outcome):
-            return [tsp.PENDING]
-        self.counts["replies_given"] += 1
-        if outcome.status is Status.DONE:
-            return [tsp.OK, *outcome.frames]
-        return [*tsp.failure(f"{outcome.status.name.lower()}: {outcome.reason}"), *outcome.frames]
 
     def _stats(self, transaction: ReadTransaction) -> dict[str, Any]:
         return {

@@ -6,7 +6,7 @@ from titanic.store.closed import ClosedRequest
 from titanic.store.outcome import Outcome, Pending
 from titanic.store.read import ReadTransaction
 from titanic.store.repair import repair
-from titanic.store.request import DEFAULT_PRIORITY, NewRequest, Request
+from titanic.store.request import DEFAULT_PRIORITY, MAX_PRIORITY, NewRequest, Request
 from titanic.store.room import MIN_CAPACITY
 from titanic.store.schema import priority_in
 from titanic.store.state import ENDING, TRANSITIONS, Event, State, Status
@@ -31,6 +31,7 @@ __all__ = [
     "DEFAULT_CAPACITY",
     "DEFAULT_PRIORITY",
     "ENDING",
+    "MAX_PRIORITY",
     "MIN_CAPACITY",
     "TRANSITIONS",
     "Accepted",
