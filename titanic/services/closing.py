@@ -58,7 +58,7 @@ class Close:
                 self._refused[at] = str(error)
 
     def __len__(self) -> int:
-        return len(self._asks)
+        return len(self._items or ())
 
     def parts(self) -> list[Close]:
         parts = []
