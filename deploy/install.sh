@@ -10,7 +10,7 @@ Usage: install.sh [--prefix DIR] [--wheels DIR] [--python PROGRAM] [--no-start]
 
 Installs Titanic into a virtual environment of its own, with systemd units, and starts it.
 
-  --prefix DIR      where the program goes (default /opt/titanic)
+  --prefix DIR      where the program goes (default: where it is, or /opt/titanic)
   --wheels DIR      install from the wheels in DIR, without a network; else from the folder that this script is in
   --python PROGRAM  the Python to use, 3.11 or newer (default python3)
   --no-start        neither enable nor start anything
@@ -23,7 +23,7 @@ Upgrading restarts what runs. Exits with 0 when it is done, 1 when it could not 
 END
 }
 
-prefix=/opt/titanic wheels= python=python3 start=yes action=install purge=no
+prefix='' wheels='' python=python3 start=yes action=install purge=no
 fail() { echo "install.sh: $*" >&2; exit 1; }
 wrong() { echo "install.sh: $*; install.sh --help lists the options" >&2; exit 2; }
 
@@ -41,12 +41,16 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
+units=/etc/systemd/system
+[ -n "$prefix" ] || [ ! -e $units/titanic.service ] ||
+    prefix=$(sed -n 's|^ExecStart=\(.*\)/current/bin/titanic .*|\1|p' $units/titanic.service)
+prefix=${prefix:-/opt/titanic}
 case $prefix in /*) ;; *) wrong "--prefix must begin with a /" ;; esac
-[ $purge = no ] || [ $action = uninstall ] || wrong "--purge goes with --uninstall"
+[ "$purge" = no ] || [ "$action" = uninstall ] || wrong "--purge goes with --uninstall"
 [ "$(id -u)" = 0 ] || fail "this needs root"
 
 here=$(cd "$(dirname "$0")" && pwd)
-units=/etc/systemd/system
+settings=/etc/titanic/titanic.toml
 services="titanic.service titanic-broker.service titanic-store.service titanic-worker@.service"
 services="$services titanic-backup.service titanic-backup.timer"
 
@@ -84,6 +88,8 @@ make_environment() {  # a new one beside the old: what runs goes on undisturbed 
     fi
     "$new/bin/python" -m compileall -q "$new/lib" || true
     version=$("$new/bin/titanic" --version | sed 's/.* //')
+    [ ! -e $settings ] || "$new/bin/titanic" config check $settings ||
+        fail "Titanic $version does not understand these settings; nothing was changed"
     trap - EXIT
 }
 
@@ -110,14 +116,12 @@ exec "$prefix/current/bin/titanic" "\$@"
 END
     chmod 755 /usr/local/bin/titanic.new
     mv -f /usr/local/bin/titanic.new /usr/local/bin/titanic
-    settings=/etc/titanic/titanic.toml
     if [ ! -e $settings ]; then
         sed 's|^#store = .*|store = "/var/lib/titanic/store"|; s|^#metrics = |metrics = |' "$here/titanic.toml" >$settings
     else
         cp "$here/titanic.toml" $settings.dist
         echo "$settings is as it was; what is new stands in $settings.dist"
     fi
-    "$prefix/current/bin/titanic" config check $settings
 }
 
 do_install() {

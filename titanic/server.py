@@ -125,9 +125,14 @@ class Server:
         """Requests accepted since the start."""
         return self._services.accepted
 
+    @property
+    def workers(self) -> dict[bytes, int] | None:
+        """How many workers each service has; None with a broker elsewhere, which knows."""
+        return None if self._broker is None else self._broker.workers()
+
     def figures(self) -> Figures:
         """What was counted and what is there. Any thread may ask; it takes some milliseconds with many services."""
-        workers = None if self._broker is None else self._broker.workers()
+        workers = self.workers
         with self.store.read() as transaction:
             services = loads(transaction, self._dispatcher.flying(), workers, wall_us())
             counts = transaction.counts()

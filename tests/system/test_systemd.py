@@ -133,6 +133,21 @@ def test_its_upkeep(here: Machine) -> None:
     here.does(*INSTALL)
     assert len(here.says("ls -d /opt/titanic/2*").split()) == 2
 
+    # An upgrade that would not understand the settings changes nothing; a start with them is not tried again and again.
+    here.says(f"echo 'garce = 1' >>{TOML}")
+    refused = here.run(*INSTALL)
+    assert (refused.code, f"{TOML}:" in refused.err) == (1, True)
+    assert "unknown key [work] garce" in refused.err
+    assert "does not understand these settings; nothing was changed" in refused.err
+    assert len(here.says("ls -d /opt/titanic/2*").split()) == 2
+    assert here.shows("titanic", "ActiveState") == "active"
+    assert here.run("systemctl", "restart", "titanic").code != 0
+    assert here.shows("titanic", "ExecMainStatus") == "2"
+    assert (here.shows("titanic", "ActiveState"), here.shows("titanic", "NRestarts")) == ("failed", "0")
+    assert f"{TOML}:" in here.journal()
+    here.says(f"sed -i '/^garce/d' {TOML}")
+    here.does("systemctl", "restart", "titanic")
+
     # A backup, and what is restored from it.
     for _ in range(3):
         here.does("systemctl", "start", "titanic-backup")
@@ -204,4 +219,6 @@ def test_what_install_says(here: Machine) -> None:
     here.does("/root/deploy/install.sh", "--wheels", "/root/wheels", "--prefix", "/srv/t", "--no-start")
     assert here.shows("titanic", "ActiveState") == "inactive"
     assert "/srv/t/current/bin/titanic serve" in here.does("systemctl", "cat", "titanic")
+    assert here.does(*INSTALL, "--no-start").endswith(" is installed in /srv/t")
+    assert here.does("/root/deploy/install.sh", "--rollback").endswith(" is in use again")
     assert here.does("titanic", "--version").startswith("titanic, version ")

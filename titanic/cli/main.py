@@ -116,6 +116,7 @@ def main() -> None:
 
     Every option can also be given as an environment variable, TITANIC_ and its name in capitals, and in a TOML
     file named by --config or TITANIC_CONFIG: keys at its top for all commands, tables like [serve] for one.
+    `titanic config show` tells what counts and where it was said.
 
     \b
     Completion in this shell (zsh_source and fish_source do the same for theirs):

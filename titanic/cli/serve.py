@@ -145,6 +145,9 @@ class Queue:
         full = f"; {100 * counts.used // counts.capacity} % of the store used"
         return f"{waiting} waiting, {running} running, {self._rate.of(accepted):.0f} accepted a second{full}"
 
+    def workers(self) -> dict[bytes, int]:
+        return self._server.workers or {}
+
     def collect(self) -> Iterable[Metric]:
         from titanic.metrics import families
 
@@ -179,6 +182,9 @@ class Switch:
         core = self._broker.core
         rate = self._rate.of(core.stats["requests"])
         return f"{core.waiting} waiting, {counted(len(core.workers), 'worker')}, {rate:.0f} requests a second"
+
+    def workers(self) -> dict[bytes, int]:
+        return self._broker.workers()
 
     def collect(self) -> Iterable[Metric]:
         from titanic.metrics import families

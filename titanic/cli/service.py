@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Protocol
 
@@ -31,6 +31,7 @@ from titanic.cli.output import EXIT_FAILED
 from titanic.cli.running import Ending, say
 from titanic.errors import CallerError, TitanicError
 from titanic.notify import Notifier
+from titanic.presence_log import PresenceLog
 from titanic.pulse import Pulse
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ STARTING = 0.02
 
 STATUS_EVERY = 5.0
 """Seconds between STATUS lines."""
+
+PRESENCE_EVERY = 2.0
+"""Seconds between looks who has workers."""
 
 LATE = 10.0
 """Seconds that a thread may owe an answer until it is called stuck."""
@@ -81,6 +85,9 @@ class Subject(Protocol):
 
     def status(self) -> str:
         """A line about it."""
+
+    def workers(self) -> Mapping[bytes, int]:
+        """Which services have workers, and how many, as far as it knows."""
 
     def collect(self) -> Iterable[Metric]:
         """Its figures, for Prometheus."""
@@ -144,7 +151,8 @@ def _listen(subject: Subject, signals: Signals, address: Address) -> Listener:
 
 
 def _run(subject: Subject, signals: Signals, notifier: Notifier) -> None:
-    ready, status_at = False, 0.0
+    ready, status_at, presence_at = False, 0.0, 0.0
+    presence = PresenceLog()
     while not signals.end.wait(NOTICE if ready else STARTING):
         now = time.monotonic()
         if (error := subject.problem) is not None:
@@ -165,6 +173,9 @@ def _run(subject: Subject, signals: Signals, notifier: Notifier) -> None:
             if not ready and subject.ready:
                 ready = True
                 notifier.ready(subject.status())
+        if now >= presence_at:
+            presence_at = now + PRESENCE_EVERY
+            presence.look(subject.workers())
         if notifier.wanted and ready and now >= status_at:
             status_at = now + STATUS_EVERY
             notifier.status(subject.status())
