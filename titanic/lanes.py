@@ -127,6 +127,10 @@ class Lanes:
         """Send answers back. Any thread may."""
         self._loop.call(self._answer, answers)
 
+    def call(self, function: Callable[[], None]) -> None:
+        """Have a function called in the thread. Any thread may ask."""
+        self._loop.call(function)
+
     def stop(self) -> None:
         """Say good-bye and end the thread."""
         self._loop.call(self._leave)

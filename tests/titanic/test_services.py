@@ -77,6 +77,9 @@ class _Flag:
 
     def write(self, transaction: WriteTransaction, now_us: int) -> None: ...
 
+    def __len__(self) -> int:
+        return 0
+
     def committed(self) -> None:
         self._event.set()
 

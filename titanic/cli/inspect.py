@@ -1,96 +1,22 @@
-"""`titanic status`, `ls` and `show`: looking without touching."""
+"""`titanic ls` and `show`: looking at requests without touching them."""
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 import click
 
-import broker
 from titanic import tsp
 from titanic.cli.help import command
 from titanic.cli.offline import Files, look, lookable
 from titanic.cli.options import json_flag, option
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.output import age, as_text, duration, moment, print_json, print_table, size, until
-from titanic.client import Client
-from titanic.errors import TimedOut
 from titanic.own_keys import PREFIX as OWN_KEY
 from titanic.text import counted, printable
 
 STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
-
-
-@command()
-@json_flag
-@lookable
-def status(as_json: bool, **where: Any) -> None:
-    """What is stored, what waits for whom, how many workers are there.
-
-    --json prints one object; with --offline its first three only.
-
-    \b
-    store            {path, requests, waiting, delayed, replies, used,
-                     capacity, closed, lost}: requests = waiting (those that
-                     run too) + delayed + replies (all that ended); used and
-                     capacity are bytes; closed ones that are remembered, and
-                     lost ones, which were forgotten before an archive had
-                     them
-    services         {name: requests that wait}
-    workers          {name: count}; null when nobody tells
-    running          requests that workers have now
-    waiting_clients  clients that wait for a reply
-    since_start      {accepted, refused, repeated (the key was known),
-                     replies_given, closed, commits}
-    dispatch         since the start: {dispatched, succeeded, failed (for
-                     good), expired, retried, returned (were no attempt)}
-
-    \b
-    Example:
-      titanic status
-      titanic status --json | jq .store.used
-    """
-    with look(**where) as source:
-        document = source.stats()
-        document["workers"] = None if isinstance(source, Files) else _workers(source)
-    if as_json:
-        print_json(document)
-        return
-    store, running, done = document["store"], document.get("running", 0), document.get("since_start")
-    click.echo(
-        f"store {printable(store['path'])}: {counted(store['requests'], 'request')}"
-        f" ({max(0, store['waiting'] - running)} waiting, {running} running,"
-        f" {store['delayed']} delayed, {store['replies']} ended),"
-        f" {size(store['used'])} of {size(store['capacity'])} used, {store['closed']} closed remembered"
-    )
-    if done is not None:
-        ended = document["dispatch"]
-        click.echo(
-            f"since the start {done['accepted']} accepted, {done['refused']} refused,"
-            f" {ended['succeeded']} succeeded, {ended['failed']} failed, {ended['expired']} expired,"
-            f" {done['closed']} closed"
-        )
-    workers = document["workers"]
-    names = {*document["services"], *(workers or ())}
-    rows = [
-        (name, str(document["services"].get(name, 0)), "?" if workers is None else str(workers.get(name, 0)))
-        for name in sorted(names)
-        if not name.startswith("titanic.")
-    ]
-    if rows:
-        click.echo()
-        print_table(("SERVICE", "WAITING", "WORKERS"), rows, right=("WAITING", "WORKERS"))
-
-
-def _workers(client: Client) -> dict[str, int] | None:
-    """Workers per service; None when the broker does not tell."""
-    try:
-        document: dict[str, int] = json.loads(client.call("mmi.workers")[0])
-    except (ValueError, IndexError, broker.RemoteError, TimedOut):
-        return None
-    return document if isinstance(document, dict) else None
 
 
 @command()

@@ -27,7 +27,8 @@ COMMANDS = {
     "close": ("queue", "Delete requests and their replies."),
     "call": ("queue", "Send a plain request, nothing stored."),
     "work": ("work", "Serve a service with any command."),
-    "status": ("inspect", "What is stored, who waits, who works."),
+    "status": ("status", "What is stored, who waits, who works."),
+    "health": ("status", "Whether all is well, for scripts."),
     "ls": ("inspect", "List stored requests."),
     "show": ("inspect", "All about one request."),
     "retry": ("mend", "Give requests that failed another life."),
@@ -35,6 +36,7 @@ COMMANDS = {
     "check": ("store", "Check a store, and repair it."),
     "backup": ("store", "Copy a store, also while it is used."),
     "restore": ("store", "Make a store from a backup."),
+    "config": ("config", "What is set, and where; check a file."),
     "bench": ("bench", "Measure the speed of this machine."),
     "demo": ("demo", "See what it is for, in under a minute."),
 }
@@ -122,6 +124,7 @@ def main() -> None:
     Every option can also be given as an environment variable, TITANIC_ and its name in capitals, and in a TOML
     file named by --config or TITANIC_CONFIG: keys at its top for all commands, tables like [serve] for one.
     Times are seconds or have a unit, as in 90s, 5m, 1.5h, 30d; so have sizes, as in 64MiB, 1.5GB.
+    `titanic config show` tells what counts and where it was said.
 
     \b
     Completion in this shell (zsh_source and fish_source do the same for theirs):

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import socket
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 from broker import DEFAULT_ENDPOINT
-from titanic import ids
+from titanic import ids, logs
 from titanic.cli import config_file
+from titanic.cli.endpoint import PEER
 from titanic.cli.help import Option
-from titanic.cli.output import say
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -84,23 +82,6 @@ def size(name: str, *, least: int = LEAST_SIZE, **settings: Any) -> Callable[[Fu
     return option(name, type=lambda value: read_size(value, least=least), metavar="SIZE", **settings)
 
 
-class Endpoint(click.types.StringParamType):
-    """An endpoint to ask. ZeroMQ would look for a name that nobody knows until the time is over."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The endpoint as it is."""
-        text: str = super().convert(value, param, ctx)
-        match = re.fullmatch(r"tcp://([^:;]+):\d+", text)
-        name = match[1] if match else "127.0.0.1"
-        try:
-            socket.getaddrinfo(os.fsencode(name), None)  # as bytes: else it loads a codec, for milliseconds
-        except socket.gaierror as error:
-            if error.errno == socket.EAI_NONAME:  # others may pass
-                self.fail(f"no machine is known by the name {name!r}; is it spelt right?", param, ctx)
-            say(f"the name {name!r} cannot be looked up now ({error.strerror}); trying all the same")
-        return text
-
-
 def endpoint(function: Function) -> Function:
     """`--endpoint`, `--timeout` and `--mdp`: how to reach a broker."""
     versions = click.Choice(["0.2", "0.1", "majortomo"])
@@ -118,16 +99,37 @@ def endpoint(function: Function) -> Function:
         ),
         option(
             "--endpoint",
+            type=PEER,
             metavar="ENDPOINT",
             default=DEFAULT_ENDPOINT,
             group=CONNECTION,
-            type=Endpoint(),
             help="Where the broker is.",
         ),
     ):
         function = add(function)
     return function
 
+
+LOGGING = "Log"
+"""The group of options that say what is logged, and how."""
+
+log_options = (
+    option(
+        "--log-format",
+        type=click.Choice(logs.FORMATS),
+        default="auto",
+        group=LOGGING,
+        help="Of the log on stderr; auto: to the journal with fields when stderr goes there, else text.",
+    ),
+    option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        group=LOGGING,
+        help="How much to log.",
+    ),
+)
+"""Those of commands that run until they are stopped."""
 
 json_flag = option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 

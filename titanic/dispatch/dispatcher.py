@@ -80,6 +80,10 @@ class Dispatcher:
         self.waiters = waiters
         self._serving = True
 
+    def reconfigure(self, config: ServerConfig) -> None:
+        """Go on with other settings. Any thread may say so."""
+        self.loop.call(self._reconfigure, config)
+
     def start(self) -> None:
         """Begin with what the store holds."""
         self._thread.start()
@@ -132,6 +136,11 @@ class Dispatcher:
     def running(self) -> Collection[bytes]:
         """The requests that are with a worker, or whose outcome is on its way to the disk."""
         return self.core.flights.copy().keys()
+
+    def flying(self) -> dict[bytes, int]:
+        """How many requests of each service are in flight, of those that have any. Any thread may ask."""
+        backlogs = self.core.backlogs.copy()
+        return {name: backlog.in_flight for name, backlog in backlogs.items() if backlog.in_flight}
 
     def stats(self) -> dict[str, Any]:
         """Figures for titanic.stats."""
@@ -219,6 +228,10 @@ class Dispatcher:
             log.exception("the dispatcher met an unexpected error")
         finally:
             self._settled.set()  # nothing more will be
+
+    def _reconfigure(self, config: ServerConfig) -> None:
+        self.config = self.core.config = config
+        self.look()
 
     def _set_stopping(self) -> None:
         self.core.stopping = True

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from titanic.dispatch.actions import Finish, Outcome
 from titanic.errors import StoreError, StoreFull
+from titanic.logs import event
 from titanic.store import Status, WriteTransaction
 from titanic.writer import Write, halves
 
@@ -37,7 +38,8 @@ class Outcomes:
                 if not self._write(transaction, outcome, now_us, dispatched_at):
                     self._moot.append(outcome)
             except StoreFull as error:  # the others may fit
-                log.error("no room for the reply to %s: %s", outcome.uuid.hex(), error)
+                extra = event("no-room-for-reply", uuid=outcome.uuid)
+                log.error("no room for the reply to %s: %s", outcome.uuid.hex(), error, extra=extra)
                 self._homeless.append(outcome)
 
     @staticmethod
@@ -60,6 +62,9 @@ class Outcomes:
             dispatched_at=dispatched_at,
             reason=outcome.reason,
         )
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
 
     def parts(self) -> list[Write]:
         return [Outcomes(self._dispatcher, half) for half in halves(self._outcomes)]

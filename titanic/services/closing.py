@@ -57,6 +57,9 @@ class Close:
             except StoreFull as error:  # the archive is far behind, and may not miss anything; the others may fit
                 self._refused[at] = str(error)
 
+    def __len__(self) -> int:
+        return len(self._items or ())
+
     def parts(self) -> list[Close]:
         parts = []
         for half in halves(self._items or []):

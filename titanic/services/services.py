@@ -68,6 +68,7 @@ class Services:
         self._turns = Turns(sated)
         self._reader: BatchThread[Batch] = BatchThread("reader", self._read)
         self.start = self._reader.start
+        self.call = self._reader.call
         self.stop = self._reader.stop
         self._most_bytes = most_bytes
         # Two counters, because += is not atomic: each is changed in one thread only.
@@ -78,6 +79,24 @@ class Services:
         """Refuse all new requests from now on, with this text."""
         self._intake.refusing = text
 
+    @property
+    def accepted(self) -> int:
+        """Requests accepted since the start."""
+        return self._intake.counts["accepted"]
+
+    def figures(self) -> dict[str, dict[str, int]]:
+        """What was counted since the start. Any thread may ask."""
+        return {"intake": dict(self._intake.counts), "refused": dict(self._intake.refused), "asked": dict(self.counts)}
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the store had room for what came last."""
+        return self._intake.accepting
+
+    def limit(self, limits: Mapping[bytes, ServiceLimits]) -> None:
+        """From now on these are the services' limits. Any thread may say so."""
+        self._intake.limits = limits
+
     def handle(self, name: bytes, batch: Sequence[Ask]) -> None:
         """Take a batch for one of the services; the answers follow. Never blocks. One thread calls it."""
         if name in PARSERS:
@@ -85,6 +104,7 @@ class Services:
             waiting = self._bytes_taken - self._intake.bytes_written
             if waiting and waiting + size > self._most_bytes:
                 text = f"busy: {waiting} bytes wait for the disk; try again in a moment"
+                self._intake.refused["busy"] += len(batch)
                 self._answer([(ask, tsp.failure(text)) for ask in batch])
                 return
             self._bytes_taken += size
@@ -152,6 +172,7 @@ class Services:
         return {
             "store": {"path": str(self._store.path), **transaction.counts()._asdict()},
             "services": {name.decode(errors="replace"): count for name, count in transaction.waiting().items()},
+            "accepting": self._intake.accepting,
             "since_start": {**self._intake.counts, **self.counts, "commits": self._writer.commits},
             **self._watcher.stats(),
         }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from titanic.errors import RecordCorrupt
+from titanic.ids import time_of
 from titanic.store import outcome, request
 from titanic.store.outcome import Outcome, Pending
 from titanic.store.record import verify
@@ -21,6 +22,7 @@ from titanic.store.schema import (
     LOAD_PREFIX,
     REPLIED,
     due_of,
+    ready_prefix,
     timer_of,
     unpack,
     uuid_of,
@@ -120,6 +122,16 @@ class ReadTransaction(Selection):
     def waiting(self) -> dict[bytes, int]:
         """How many requests each service has in the queue. Services without any are absent."""
         return {service: load[0] for service, load in self._loads_by_service().items() if load[0]}
+
+    def oldest(self, service: bytes) -> int | None:
+        """When the oldest request in the service's queue was submitted, in µs since the epoch; None: it is empty."""
+        cursor = self._txn.cursor(self._db.ready)
+        times = []
+        for priority in range(10):
+            prefix = ready_prefix(service, priority)
+            if cursor.set_range(prefix) and (key := bytes(cursor.key())).startswith(prefix):
+                times.append(time_of(uuid_of(key)))
+        return min(times, default=None)
 
     def load(self, service: bytes) -> Load:
         """What the service has to do, without counting."""
