@@ -33,7 +33,7 @@ LOCK = "lock.mdb"
 _LOCK_SIZE = 2 * PAGE
 _OURS = {DATA, LOCK, lock.FILE, NEW, "lost+found"}
 _READERS = 126
-_MOST_FORMATS = 99
+_MOST_FORMATS = 999
 """A number beyond that is damage and no format to come."""
 DEFAULT_CAPACITY = 1 << 30
 
