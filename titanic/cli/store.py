@@ -106,7 +106,7 @@ def restore(source: Path, store: Path) -> None:
 def _check(path: Path) -> Checked:
     """Open the store for writing when nobody else has it: so one of an older format is brought up to date."""
     try:
-        with Store.open(path, verified=True) as store:
+        with Store.open(path, to_repair=True, verified=True) as store:
             return Checked(check_store(store), *_counts(store))
     except StoreLocked:
         return check_apart(path)
