@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -21,21 +21,21 @@ from broker.errors import EndpointError, RemoteError, TimedOut, UsageError
 from broker.transport import Dealer
 
 Body = bytes | str
-Self = TypeVar("Self", bound="_Conversation")
+Self = TypeVar("Self", bound="Conversation")
 
 
 LONGEST_POLL = 1000
 """Milliseconds. A Ctrl-C that comes just before a poll is only seen when it ends."""
 
 
-class _Conversation:
+class Conversation:
     """A session, its connection, and the calling thread's time to move messages between them."""
 
-    def __init__(self, endpoint: str, config: ClientConfig, *, correlated: bool) -> None:
-        self.endpoint = endpoint
-        self.config = config
-        self._session = ClientSession(config, correlated=correlated)
+    def __init__(self, endpoint: str | Sequence[str], session: ClientSession) -> None:
         self._dealer = Dealer(zmq.Context.instance(), endpoint)
+        self.endpoint = " or ".join(self._dealer.endpoints)
+        self.config = session.config
+        self._session = session
         self._closed = False
 
     def close(self) -> None:
@@ -50,17 +50,20 @@ class _Conversation:
         self.close()
 
     def _start(self, service: Body, body: Iterable[Body], timeout: float | None, retries: int | None) -> int:
-        if self._closed:
-            raise UsageError("the client is closed")
         name = _bytes(service)
-        frames = [_bytes(frame) for frame in body]
         if fault := service_fault(name):
             raise UsageError(fault)
+        return self._ask(name, body, timeout, retries)
+
+    def _ask(self, service: bytes, body: Iterable[Body], timeout: float | None, retries: int | None) -> int:
+        if self._closed:
+            raise UsageError("the client is closed")
+        frames = [_bytes(frame) for frame in body]
         if not frames:
             raise UsageError("a request needs at least one body frame")
         if len(self._session) and not self._session.correlated:
             raise UsageError("a request is in flight: read its reply to the end first, or use a Pipeline")
-        ticket = self._session.request(name, frames, time.monotonic(), timeout=timeout, retries=retries)
+        ticket = self._session.request(service, frames, time.monotonic(), timeout=timeout, retries=retries)
         try:
             self._dealer.send(self._session.take_output())
         except EndpointError:
@@ -86,7 +89,7 @@ class _Conversation:
         return until is None or now < until
 
 
-class Client(_Conversation):
+class Client(Conversation):
     """One request at a time, with any MDP broker.
 
         with Client("tcp://127.0.0.1:5555") as client:
@@ -103,7 +106,7 @@ class Client(_Conversation):
         retries: int = 3,
         version: str = "0.2",
     ) -> None:
-        super().__init__(endpoint, ClientConfig(timeout, retries, version), correlated=False)
+        super().__init__(endpoint, ClientSession(ClientConfig(timeout, retries, version)))
 
     def call(self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None) -> Frames:
         """The whole reply: the frames of all its parts. Raises TimedOut or RemoteError."""
@@ -147,7 +150,7 @@ class Reply(NamedTuple):
     """Why there is no reply; `final` is true then."""
 
 
-class Pipeline(_Conversation):
+class Pipeline(Conversation):
     """Many requests in flight on one connection; replies come in whatever order they are ready.
 
     Needs a broker that keeps envelope stacks, as RFC 7 and 18 want (this one does; the Guide's do not).
@@ -165,7 +168,7 @@ class Pipeline(_Conversation):
         retries: int = 3,
         version: str = "0.2",
     ) -> None:
-        super().__init__(endpoint, ClientConfig(timeout, retries, version), correlated=True)
+        super().__init__(endpoint, ClientSession(ClientConfig(timeout, retries, version), correlated=True))
         self._events: deque[Event] = deque()
 
     def __len__(self) -> int:

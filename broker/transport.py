@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import zmq
@@ -107,10 +107,13 @@ def _monitored_event(monitor: Socket) -> int:
 class Dealer:
     """The numbered connections of a session: one DEALER socket at a time, a new one for each new number."""
 
-    def __init__(self, context: zmq.Context[Socket], endpoint: str, *, watch: bool = False) -> None:
-        """`watch`: learn from the transport when the connection breaks (`broke` tells)."""
+    def __init__(self, context: zmq.Context[Socket], endpoint: str | Sequence[str], *, watch: bool = False) -> None:
+        """Of several endpoints each new connection takes the next.
+
+        `watch`: learn from the transport when the connection breaks (`broke` tells).
+        """
         self.context = context
-        self.endpoint = endpoint
+        self.endpoints = (endpoint,) if isinstance(endpoint, str) else tuple(endpoint)
         self.number = 0
         self.socket: Socket | None = None
         self._watch = watch
@@ -174,7 +177,8 @@ class Dealer:
 
     def _open(self, number: Any) -> None:
         self.close()
-        check_port(self.endpoint)
+        endpoint = self.endpoints[(number - 1) % len(self.endpoints)]
+        check_port(endpoint)
         socket = self.socket = self.context.socket(zmq.DEALER)
         socket.linger = LINGER
         socket.sndhwm = socket.rcvhwm = 0
@@ -186,8 +190,8 @@ class Dealer:
         if self._watch:
             self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         try:
-            socket.connect(self.endpoint)
+            socket.connect(endpoint)
         except zmq.ZMQError as error:
             self.close()
-            raise EndpointError(f"cannot connect to {self.endpoint}: {error.strerror}; {_advice(error)}") from error
+            raise EndpointError(f"cannot connect to {endpoint}: {error.strerror}; {_advice(error)}") from error
         self.number, self._changed = number, True

@@ -59,14 +59,19 @@ class Worker:
         self._loop = Loop()
         self._handlers = Handlers(jobs)
         self._thread: threading.Thread | None = None
-        self._channels = [
-            _Channel(self, WorkerSession(name, config, now=time.monotonic()), endpoint) for _ in range(jobs)
-        ]
+        self._channels = [_Channel(self, self._new_session(config), endpoint, watch=self._watch) for _ in range(jobs)]
         for channel in self._channels:
             self._loop.add(channel)
         interval = (config or WorkerConfig()).heartbeat_interval
         self._presence = Presence(log, name.decode(errors="replace"), endpoint, interval, self._any_registered)
         self._loop.add(self._presence)
+
+    _watch = False
+    """Whether to learn from the transport when the connection breaks: for protocols without heartbeats."""
+
+    def _new_session(self, config: WorkerConfig | None) -> WorkerSession:
+        """Protocols other than MDP have their own."""
+        return WorkerSession(self.service, config, now=time.monotonic())
 
     def run(self) -> None:
         """Serve until `stop`."""
@@ -165,8 +170,8 @@ class Worker:
             if isinstance(result, Generator):
                 result = self._send_parts(channel, job, result)
         except RemoteError as error:
-            return error_body(error.status, error.text, *_frames(error.detail))
-        return _frames(result)
+            return error_body(error.status, error.text, *reply_frames(error.detail))
+        return reply_frames(result)
 
     def _send_parts(self, channel: _Channel, job: Job, parts: Generator[Reply, None, Reply]) -> Reply:
         while True:
@@ -175,7 +180,7 @@ class Worker:
             except StopIteration as end:
                 result: Reply = end.value
                 return result
-            self._loop.call(channel.partial, job, _frames(part))
+            self._loop.call(channel.partial, job, reply_frames(part))
 
 
 class _Channel:
@@ -183,10 +188,10 @@ class _Channel:
 
     rests = True
 
-    def __init__(self, worker: Worker, session: WorkerSession, endpoint: str) -> None:
+    def __init__(self, worker: Worker, session: WorkerSession, endpoint: str, *, watch: bool) -> None:
         self.session = session
         self._worker = worker
-        self._dealer = Dealer(zmq.Context.instance(), endpoint)
+        self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=watch)
 
     def partial(self, job: Job, body: Frames) -> None:
         self.session.partial(job.number, body, time.monotonic())
@@ -206,7 +211,8 @@ class _Channel:
         session = self.session
         self.leave(now)
         if session.state is SessionState.BUSY:
-            self._dealer.send([(session.connection, session.dialect.encode(Command.DISCONNECT, ()))])
+            if session.dialect.has(Command.DISCONNECT):
+                self._dealer.send([(session.connection, session.dialect.encode(Command.DISCONNECT, ()))])
             session.lost(now)
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
@@ -218,6 +224,8 @@ class _Channel:
     def drain(self, now: float) -> bool:
         while (frames := self._dealer.receive()) is not None:
             self.session.receive(self._dealer.number, frames, now)
+        if self._dealer.broke():
+            self.session.lost(now)
         return False
 
     def tick(self, now: float) -> None:
@@ -237,7 +245,7 @@ class _Channel:
         self._dealer.close()
 
 
-def _frames(value: Any) -> Frames:
+def reply_frames(value: Any) -> Frames:
     """What a handler returned, as body frames."""
     if value is None:
         return []
