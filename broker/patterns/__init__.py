@@ -1,0 +1,26 @@
+"""The reliability patterns of the ZeroMQ Guide's chapter 4, on the wire that the Guide's programs and the RFCs speak.
+
+    LazyPirate, Server              a client that asks again; what it asks             lazy_pirate.py, server.py
+    SimpleQueue, SimpleWorker       least recently used worker                         simple_pirate.py
+    ParanoidQueue, ParanoidWorker   the same with heartbeats (RFC 6)                   paranoid_pirate.py
+
+Majordomo, the broker with services, is `broker` itself. README.md says when to use which.
+"""
+
+from broker.patterns.core.pirate_queue import QueueConfig
+from broker.patterns.lazy_pirate import LazyPirate
+from broker.patterns.paranoid_pirate import ParanoidQueue, ParanoidWorker
+from broker.patterns.pirate_queue import Queue
+from broker.patterns.server import Server
+from broker.patterns.simple_pirate import SimpleQueue, SimpleWorker
+
+__all__ = [
+    "LazyPirate",
+    "ParanoidQueue",
+    "ParanoidWorker",
+    "Queue",
+    "QueueConfig",
+    "Server",
+    "SimpleQueue",
+    "SimpleWorker",
+]

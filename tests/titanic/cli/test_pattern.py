@@ -1,0 +1,138 @@
+"""`titanic pattern`: its help, and every pattern as real processes that are killed, stopped and started again."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from support.cli_titanic import Ended, here, running
+
+from titanic.cli import main
+from titanic.cli.pattern import PATTERNS, pattern
+
+CONTEXT = click.Context(main, **main.context_settings)
+
+
+def roles() -> Iterator[tuple[str, str, click.Command]]:
+    for name in PATTERNS:
+        found = pattern.get_command(CONTEXT, name)
+        assert found is not None
+        if isinstance(found, click.Group):
+            yield from ((name, role, command) for role, command in found.commands.items())
+        else:
+            yield name, "", found
+
+
+ROLES = list(roles())
+
+
+# -- help ----------------------------------------------------------------------------------------------------
+
+
+def test_the_list_of_patterns() -> None:
+    lines = here("pattern", "--help").out.decode().partition("Patterns:\n")[2].splitlines()
+    assert [line.split()[0] for line in lines] == list(PATTERNS)
+    assert here("help", "pattern", "lazy-pirate") == here("pattern", "lazy-pirate", "--help")
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_every_pattern_has_help(name: str) -> None:
+    done = here("pattern", name, "--help")
+    assert done.code == 0
+    assert done.out.decode().startswith(f"Usage: titanic pattern {name} ")
+
+
+@pytest.mark.parametrize(("name", "role", "command"), ROLES, ids=[f"{name} {role}" for name, role, _ in ROLES])
+def test_every_role_has_help_and_examples_that_it_understands(name: str, role: str, command: click.Command) -> None:
+    for option in command.params:
+        if isinstance(option, click.Option):
+            assert option.help, option.name
+            assert str(option.envvar).startswith("TITANIC_"), option.name
+    prefix = f"titanic pattern {name} {role}".strip()
+    examples = re.findall(rf"^ +{prefix} ?(.*)$", (command.help or "").partition("Example:\n")[2], re.MULTILINE)
+    assert examples
+    for line in examples:
+        words = shlex.split(re.split(" [<>|] ", line)[0].rstrip("& "))
+        command.make_context(role, words, CONTEXT)
+
+
+def test_a_pattern_that_is_none() -> None:
+    assert here("pattern", "crazy-pirate").code == 2
+    assert here("pattern", "lazy-pirate", "captain").code == 2
+    assert "command not found: nonsense" in here("pattern", "lazy-pirate", "server", "--", "nonsense").err
+
+
+# -- processes -----------------------------------------------------------------------------------------------
+
+
+def ask(name: str, *arguments: str) -> Ended:
+    return here("pattern", name, "client", *arguments)
+
+
+SHOUT = ("--", "tr", "a-z", "A-Z")
+
+
+def test_lazy_pirate_survives_its_server(tmp_path: Path) -> None:
+    with running(tmp_path / "1", "pattern", "lazy-pirate", "server", "--bind", "tcp://127.0.0.1:*", *SHOUT) as server:
+        endpoint = server.says(r"server at (\S+)")[1]
+        patient = ("--endpoint", endpoint, "--timeout", "0.3", "--retries", "90")
+        assert ask("lazy-pirate", "hello", *patient) == (0, b"HELLO", "")
+        server.send(signal.SIGSTOP)  # hung
+        done = ask("lazy-pirate", "x", "--endpoint", endpoint, "--timeout", "0.05", "--retries", "1")
+        assert (done.code, done.out) == (3, b"")
+        assert f"no answer from {endpoint} in 2 tries" in done.err
+        server.send(signal.SIGCONT)
+        assert ask("lazy-pirate", "hello", *patient).out == b"HELLO"
+        server.kill()
+        with (
+            running(tmp_path / "2", "pattern", "lazy-pirate", "client", "back", *patient) as client,
+            running(tmp_path / "3", "pattern", "lazy-pirate", "server", "--bind", endpoint) as again,
+        ):
+            assert client.ends() == 0
+            again.send(signal.SIGTERM)
+            assert again.ends() == 0
+
+
+def test_a_command_that_fails(tmp_path: Path) -> None:
+    command = ("--", "sh", "-c", "echo oh no >&2; exit 3")
+    with running(tmp_path / "1", "pattern", "lazy-pirate", "server", "--bind", "tcp://127.0.0.1:*", *command) as server:
+        done = ask("lazy-pirate", "x", "--endpoint", server.says(r"server at (\S+)")[1], "--timeout", "30")
+        assert done.code == 1
+        assert "500 the command exited with 3" in done.err
+
+
+@pytest.mark.parametrize("kind", ["simple-pirate", "paranoid-pirate"])
+def test_pirates_survive_their_queue_and_a_hung_worker(kind: str, tmp_path: Path) -> None:
+    beat = ("--heartbeat", "0.1") if kind == "paranoid-pirate" else ()
+    binds = ("--bind", "tcp://127.0.0.1:*", "--bind-workers", "tcp://127.0.0.1:*")
+    with running(tmp_path / "queue1", "pattern", kind, "queue", *binds, *beat) as queue:
+        front, back = queue.says(r"queue at (\S+), for workers at (\S+)").groups()
+        work = ("pattern", kind, "worker", "--endpoint", back, *beat, *SHOUT)
+        patient = ("--endpoint", front, "--timeout", "1", "--retries", "30")
+        with running(tmp_path / "work1", *work) as one, running(tmp_path / "work2", *work) as two:
+            for worker in (one, two):
+                worker.says("is registered at")
+            assert [ask("lazy-pirate", f"q{number}", *patient).out for number in range(4)] == [
+                b"Q0",
+                b"Q1",
+                b"Q2",
+                b"Q3",
+            ]
+            one.send(signal.SIGSTOP)  # hung: it still has its connection
+            assert [ask("lazy-pirate", f"q{number}", *patient).out for number in range(3)] == [b"Q0", b"Q1", b"Q2"]
+            two.kill()
+            one.send(signal.SIGCONT)
+            assert ask("lazy-pirate", "again", *patient).out == b"AGAIN"
+            queue.kill()
+            binds = ("--bind", front, "--bind-workers", back)
+            with running(tmp_path / "queue2", "pattern", kind, "queue", *binds, *beat) as queue:
+                assert ask("lazy-pirate", "after all", *patient).out == b"AFTER ALL"
+                one.send(signal.SIGTERM)
+                assert one.ends() == 0
+                queue.send(signal.SIGINT)
+                assert queue.ends() == 0
