@@ -89,6 +89,15 @@ def bind(socket: Socket, endpoint: str) -> str:
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
+def connect(socket: Socket, endpoint: str) -> None:
+    """Connect; EndpointError says why not."""
+    check_port(endpoint)
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        raise EndpointError(f"cannot connect to {endpoint}: {error.strerror}; {_advice(error)}") from error
+
+
 def _advice(error: zmq.ZMQError) -> str:
     if error.errno == zmq.EADDRINUSE:
         return "is another one running? stop it, or choose another endpoint"
@@ -178,7 +187,6 @@ class Dealer:
     def _open(self, number: Any) -> None:
         self.close()
         endpoint = self.endpoints[(number - 1) % len(self.endpoints)]
-        check_port(endpoint)
         socket = self.socket = self.context.socket(zmq.DEALER)
         socket.linger = LINGER
         socket.sndhwm = socket.rcvhwm = 0
@@ -190,8 +198,8 @@ class Dealer:
         if self._watch:
             self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         try:
-            socket.connect(endpoint)
-        except zmq.ZMQError as error:
+            connect(socket, endpoint)
+        except EndpointError:
             self.close()
-            raise EndpointError(f"cannot connect to {endpoint}: {error.strerror}; {_advice(error)}") from error
+            raise
         self.number, self._changed = number, True

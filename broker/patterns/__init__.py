@@ -3,10 +3,13 @@
     LazyPirate, Server              a client that asks again; what it asks             lazy_pirate.py, server.py
     SimpleQueue, SimpleWorker       least recently used worker                         simple_pirate.py
     ParanoidQueue, ParanoidWorker   the same with heartbeats (RFC 6)                   paranoid_pirate.py
+    BinaryStar, BinaryStarClient    two servers, one of them active                    binary_star.py
 
 Majordomo, the broker with services, is `broker` itself. README.md says when to use which.
 """
 
+from broker.patterns.binary_star import BinaryStar, BinaryStarClient, SplitBrain
+from broker.patterns.core.binary_star import StarConfig
 from broker.patterns.core.pirate_queue import QueueConfig
 from broker.patterns.lazy_pirate import LazyPirate
 from broker.patterns.paranoid_pirate import ParanoidQueue, ParanoidWorker
@@ -15,6 +18,8 @@ from broker.patterns.server import Server
 from broker.patterns.simple_pirate import SimpleQueue, SimpleWorker
 
 __all__ = [
+    "BinaryStar",
+    "BinaryStarClient",
     "LazyPirate",
     "ParanoidQueue",
     "ParanoidWorker",
@@ -23,4 +28,6 @@ __all__ = [
     "Server",
     "SimpleQueue",
     "SimpleWorker",
+    "SplitBrain",
+    "StarConfig",
 ]

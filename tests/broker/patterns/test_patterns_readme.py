@@ -9,7 +9,7 @@ import pytest
 
 from broker import patterns
 from broker.core.mdp import Command
-from broker.patterns.core import pirate_queue
+from broker.patterns.core import binary_star, pirate_queue
 
 TEXT = (Path(patterns.__file__).parent / "README.md").read_text()
 
@@ -21,7 +21,7 @@ def test_the_programs() -> None:
 
 
 def test_every_setting_is_in_the_tables() -> None:
-    for config in (patterns.QueueConfig,):
+    for config in (patterns.QueueConfig, patterns.StarConfig):
         assert [name for name in config.__dataclass_fields__ if f"`{name}`" not in TEXT] == []
 
 
@@ -34,3 +34,11 @@ def test_the_table_of_the_pirate_queue(state: pirate_queue.WorkerState | None) -
     order = (Command.READY, Command.HEARTBEAT, Command.FINAL)
     real = [pirate_queue.TRANSITIONS[state, command].__name__.strip("_") for command in order]
     assert [act.rpartition(" ")[2] for act in acts] == real
+
+
+@pytest.mark.parametrize("state", binary_star.State)
+def test_the_table_of_binary_star(state: binary_star.State) -> None:
+    row = re.search(rf"^ +{state.name.lower()} +{state.value.decode()} +(.*)$", TEXT, re.MULTILINE)
+    assert row is not None
+    steps = [binary_star.TABLE.get((state, event)) for event in binary_star.Event]
+    assert row[1].split() == [step.value if step else "–" for step in steps]

@@ -6,11 +6,12 @@ import re
 import shlex
 import signal
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import click
 import pytest
-from support.cli_titanic import Ended, here, running
+from support.cli_titanic import Ended, Running, here, running
 
 from titanic.cli import main
 from titanic.cli.pattern import PATTERNS, pattern
@@ -104,6 +105,46 @@ def test_a_command_that_fails(tmp_path: Path) -> None:
         done = ask("lazy-pirate", "x", "--endpoint", server.says(r"server at (\S+)")[1], "--timeout", "30")
         assert done.code == 1
         assert "500 the command exited with 3" in done.err
+
+
+BEAT = ("--heartbeat", "0.2")
+
+
+def star(log: Path, role: str, bind: str, state: str, peer: str) -> AbstractContextManager[Running]:
+    binds = ("--bind", bind, "--bind-state", state, "--peer", peer)
+    return running(log, "pattern", "binary-star", "server", role, *binds, *BEAT, *SHOUT)
+
+
+def test_binary_star_fails_over_and_back(tmp_path: Path) -> None:
+    a, b, state_a, state_b = (f"ipc://{tmp_path}/{name}" for name in ("a", "b", "state-a", "state-b"))
+    pair = ("--primary", a, "--backup", b, *BEAT, "--retries", "50")
+    with star(tmp_path / "backup.log", "backup", b, state_b, state_a) as backup:
+        with star(tmp_path / "primary.log", "primary", a, state_a, state_b) as primary:
+            primary.says("active: clients are answered here")
+            backup.says("passive: ready to take over")
+            assert ask("binary-star", "hello", *pair) == (0, b"HELLO", "")
+            primary.kill()
+        assert ask("binary-star", "over", *pair).out == b"OVER"
+        backup.says("active: clients are answered here")
+        with star(tmp_path / "again.log", "primary", a, state_a, state_b) as primary:
+            primary.says("passive: ready to take over")
+            assert ask("binary-star", "still there", *pair).out == b"STILL THERE"
+            backup.send(signal.SIGTERM)
+            assert backup.ends() == 0
+            assert ask("binary-star", "back", *pair).out == b"BACK"
+            primary.says("active: clients are answered here")
+
+
+def test_binary_star_with_two_active_servers_ends(tmp_path: Path) -> None:
+    """Each is alone when it is asked; then one hears the other."""
+    a, b, state_a, state_b = (f"ipc://{tmp_path}/{name}" for name in ("a", "b", "state-a", "state-b"))
+    patient = (*BEAT, "--retries", "50")
+    with star(tmp_path / "one.log", "primary", a, state_a, state_b) as one:
+        assert ask("binary-star", "x", "--primary", a, "--backup", a, *patient).out == b"X"
+        with star(tmp_path / "two.log", "primary", b, state_b, f"ipc://{tmp_path}/nowhere"):
+            assert ask("binary-star", "y", "--primary", b, "--backup", b, *patient).out == b"Y"
+            assert one.ends() == 1
+    assert "both servers are active: each has lost sight of the other" in one.log.read_text()
 
 
 @pytest.mark.parametrize("kind", ["simple-pirate", "paranoid-pirate"])
