@@ -1,7 +1,8 @@
 """Clients: one request at a time (`Client`), or many in flight (`Pipeline`).
 
 Neither is thread-safe: use one per thread, they are cheap. Both send a request again when nobody answers, a
-number of times, and then raise `TimedOut`; an error reply raises `RemoteError`.
+number of times, and then raise `TimedOut`; an error reply raises `RemoteError`. Of several endpoints they use one
+until it fails, then another one (Freelance: `broker.core.servers`).
 """
 
 from __future__ import annotations
@@ -31,9 +32,13 @@ LONGEST_POLL = 1000
 class Conversation:
     """A session, its connection, and the calling thread's time to move messages between them."""
 
+    hasty = True
+    """Whether to leave a server as soon as the connection breaks, or cannot be made, while another one may live."""
+
     def __init__(self, endpoint: str | Sequence[str], session: ClientSession) -> None:
-        self._dealer = Dealer(zmq.Context.instance(), endpoint)
-        self.endpoint = " or ".join(self._dealer.endpoints)
+        several = not isinstance(endpoint, str) and len(endpoint) > 1
+        self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=several and self.hasty)
+        self.endpoint = str(self._dealer.servers)
         self.config = session.config
         self._session = session
         self._closed = False
@@ -79,11 +84,12 @@ class Conversation:
         now = time.monotonic()
         deadlines = [when for when in (until, session.next_deadline()) if when is not None]
         wait = LONGEST_POLL if not deadlines else max(0, int((min(deadlines) - now) * 1000) + 1)
-        if dealer.socket is not None:
-            dealer.socket.poll(min(wait, LONGEST_POLL))
+        dealer.wait(min(wait, LONGEST_POLL))
         now = time.monotonic()
         while (frames := dealer.receive()) is not None:
             session.receive(dealer.number, frames, now)
+        if dealer.broke() and dealer.hopeful:
+            session.lost(now)
         session.tick(now)
         dealer.send(session.take_output())
         return until is None or now < until
@@ -100,7 +106,7 @@ class Client(Conversation):
 
     def __init__(
         self,
-        endpoint: str = DEFAULT_ENDPOINT,
+        endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
         *,
         timeout: float | None = 2.5,
         retries: int = 3,
@@ -162,7 +168,7 @@ class Pipeline(Conversation):
 
     def __init__(
         self,
-        endpoint: str = DEFAULT_ENDPOINT,
+        endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
         *,
         timeout: float | None = 2.5,
         retries: int = 3,

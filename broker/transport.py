@@ -14,6 +14,7 @@ from typing import Any
 import zmq
 
 from broker.core.mdp import Frames, Output
+from broker.core.servers import Health, Servers
 from broker.errors import EndpointError
 
 Socket = zmq.Socket[bytes]
@@ -114,15 +115,21 @@ def _monitored_event(monitor: Socket) -> int:
 
 
 class Dealer:
-    """The numbered connections of a session: one DEALER socket at a time, a new one for each new number."""
+    """The numbered connections of a session: one DEALER socket at a time, a new one for each new number.
+
+    Of several endpoints a new connection takes another one when the last was given up without an answer to what was
+    sent there last, or broke.
+    """
 
     def __init__(self, context: zmq.Context[Socket], endpoint: str | Sequence[str], *, watch: bool = False) -> None:
-        """Of several endpoints each new connection takes the next.
-
-        `watch`: learn from the transport when the connection breaks (`broke` tells).
-        """
+        """`watch`: learn from the transport when the connection breaks (`broke` tells); of several endpoints, also
+        that it cannot be made."""
         self.context = context
-        self.endpoints = (endpoint,) if isinstance(endpoint, str) else tuple(endpoint)
+        self.servers = Servers(endpoint)
+        self.server = self.servers.choose()
+        """The endpoint of the present connection, or of the last one."""
+        self.answered = False
+        """Whether something came since something was sent."""
         self.number = 0
         self.socket: Socket | None = None
         self._watch = watch
@@ -138,11 +145,14 @@ class Dealer:
         for number, frames in output:
             if frames is None:
                 if number == self.number:
+                    if not self.answered:
+                        self.servers.failed(self.server)
                     self.close(linger=0)
                 continue
             if self.socket is None or number != self.number:
                 self._open(number)
             assert self.socket is not None
+            self.answered = False
             try:
                 send(self.socket, frames)
             except zmq.Again:  # the queue of a broker that does not read is full: the session will send again
@@ -153,16 +163,38 @@ class Dealer:
         if self.socket is None:
             return None
         frames = receive(self.socket)
-        if frames is not None and len(frames) == 1:
-            skip(self.socket)
+        if frames is not None:
+            self.answered = True
+            if len(frames) == 1:
+                skip(self.socket)
         return frames
 
     def broke(self) -> bool:
         """Whether the connection that was there is gone (only when watched)."""
         broken = False
         while self._monitor is not None and self._monitor.poll(0):
-            broken = _monitored_event(self._monitor) == zmq.EVENT_DISCONNECTED or broken
+            broken = bool(_monitored_event(self._monitor) & self._breaks) or broken
+        if broken:
+            self.servers.failed(self.server)
         return broken
+
+    @property
+    def hopeful(self) -> bool:
+        """Whether a new connection would go to a server that is not known to be dead."""
+        return self.servers.health(self.servers.choose()) is not Health.DEAD
+
+    @property
+    def _breaks(self) -> int:
+        """The events to watch for."""
+        return zmq.EVENT_DISCONNECTED | (zmq.EVENT_CONNECT_RETRIED if len(self.servers) > 1 else 0)
+
+    def wait(self, milliseconds: int) -> None:
+        """Wait until something comes."""
+        if self._monitor is None:
+            if self.socket is not None:
+                self.socket.poll(milliseconds)
+            return
+        zmq.zmq_poll([(socket, zmq.POLLIN) for socket in (self.socket, self._monitor) if socket], milliseconds)
 
     def sockets(self) -> list[Socket]:
         """What to poll."""
@@ -186,7 +218,9 @@ class Dealer:
 
     def _open(self, number: Any) -> None:
         self.close()
-        endpoint = self.endpoints[(number - 1) % len(self.endpoints)]
+        if self.answered:
+            self.servers.answered(self.server)
+        endpoint = self.server = self.servers.choose()
         socket = self.socket = self.context.socket(zmq.DEALER)
         socket.linger = LINGER
         socket.sndhwm = socket.rcvhwm = 0
@@ -196,7 +230,7 @@ class Dealer:
         socket.reconnect_ivl = 100
         socket.reconnect_ivl_max = 2_000
         if self._watch:
-            self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            self._monitor = socket.get_monitor_socket(self._breaks)
         try:
             connect(socket, endpoint)
         except EndpointError:

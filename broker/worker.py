@@ -11,14 +11,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 import zmq
 
 from broker.config import DEFAULT_ENDPOINT, WorkerConfig
 from broker.core.mdp import Command, Frames, error_body, service_fault
-from broker.core.worker import Job, SessionState, WorkerSession
+from broker.core.servers import Servers
+from broker.core.worker import VERSIONS, Job, SessionState, WorkerSession
 from broker.errors import RemoteError, UsageError
 from broker.handlers import Handlers
 from broker.loop import Loop
@@ -36,6 +37,7 @@ class Worker:
 
         Worker("echo", lambda frames: frames).run()
 
+    Of several endpoints it works for one at a time, and goes to the next when that broker is lost.
     `run` blocks until another thread (or a signal handler) calls `stop`, which lets what is in hand finish.
     `start` runs it in a thread of its own. As a context manager it is started and stopped.
     """
@@ -44,7 +46,7 @@ class Worker:
         self,
         service: str | bytes,
         handler: Handler,
-        endpoint: str = DEFAULT_ENDPOINT,
+        endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
         *,
         jobs: int = 1,
         config: WorkerConfig | None = None,
@@ -59,19 +61,25 @@ class Worker:
         self._loop = Loop()
         self._handlers = Handlers(jobs)
         self._thread: threading.Thread | None = None
-        self._channels = [_Channel(self, self._new_session(config), endpoint, watch=self._watch) for _ in range(jobs)]
+        endpoints = Servers(endpoint)
+        self._channels = [
+            _Channel(self, self._new_session(config, len(endpoints)), endpoints.names, watch=self._watch)
+            for _ in range(jobs)
+        ]
         for channel in self._channels:
             self._loop.add(channel)
         interval = (config or WorkerConfig()).heartbeat_interval
-        self._presence = Presence(log, name.decode(errors="replace"), endpoint, interval, self._any_registered)
+        self._presence = Presence(log, name.decode(errors="replace"), str(endpoints), interval, self._any_registered)
         self._loop.add(self._presence)
 
     _watch = False
     """Whether to learn from the transport when the connection breaks: for protocols without heartbeats."""
 
-    def _new_session(self, config: WorkerConfig | None) -> WorkerSession:
-        """Protocols other than MDP have their own."""
-        return WorkerSession(self.service, config, now=time.monotonic())
+    def _new_session(self, config: WorkerConfig | None, servers: int) -> WorkerSession:
+        """Protocols other than MDP have their own. Each version is tried with each of so many servers."""
+        versions = (config or WorkerConfig()).versions
+        dialects = [VERSIONS[version] for version in versions for _ in range(servers)]
+        return WorkerSession(self.service, config, now=time.monotonic(), dialects=dialects)
 
     def run(self) -> None:
         """Serve until `stop`."""
@@ -188,10 +196,10 @@ class _Channel:
 
     rests = True
 
-    def __init__(self, worker: Worker, session: WorkerSession, endpoint: str, *, watch: bool) -> None:
+    def __init__(self, worker: Worker, session: WorkerSession, endpoints: Sequence[str], *, watch: bool) -> None:
         self.session = session
         self._worker = worker
-        self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=watch)
+        self._dealer = Dealer(zmq.Context.instance(), endpoints, watch=watch or len(endpoints) > 1)
 
     def partial(self, job: Job, body: Frames) -> None:
         self.session.partial(job.number, body, time.monotonic())
@@ -235,6 +243,8 @@ class _Channel:
         return self.session.next_deadline()
 
     def flush(self, now: float) -> None:
+        if self.session.state is SessionState.AWAY:
+            self._dealer.answered = False  # whatever it said: the next one is to be tried
         self._dealer.send(self.session.take_output())
         for job in self.session.take_jobs():
             self._worker.hand_over(self, job)

@@ -169,5 +169,7 @@ class BinaryStarClient(LazyPirate):
     A try takes the time of a fail-over and a half, so that the passive server is not asked before it may vote.
     """
 
+    hasty = False
+
     def __init__(self, primary: str, backup: str, *, config: StarConfig | None = None, retries: int = 5) -> None:
         super().__init__([primary, backup], timeout=1.5 * (config or StarConfig()).expiry, retries=retries)

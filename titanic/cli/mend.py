@@ -24,7 +24,7 @@ def retry(
     everything: bool,
     service: str | None,
     older_than: float | None,
-    endpoint: str,
+    endpoint: tuple[str, ...],
     timeout: float,
     mdp: str,
 ) -> None:
@@ -47,7 +47,9 @@ def retry(
 @option("--service", metavar="SERVICE", default=None, help="Only those of this service.")
 @option("--state", type=click.Choice(PURGED), required=True, help="In which state.")
 @endpoint
-def purge(state: str, service: str | None, older_than: float | None, endpoint: str, timeout: float, mdp: str) -> None:
+def purge(
+    state: str, service: str | None, older_than: float | None, endpoint: tuple[str, ...], timeout: float, mdp: str
+) -> None:
     """Close all requests in a state: they and their replies are gone. Prints how many there were.
 
     \b

@@ -14,9 +14,9 @@ import threading
 
 import click
 
-from broker import DEFAULT_ENDPOINT, RemoteError, Worker, WorkerConfig
+from broker import RemoteError, Worker, WorkerConfig
 from titanic.cli.help import command
-from titanic.cli.options import configured, option, seconds
+from titanic.cli.options import configured, endpoint_option, option, seconds
 from titanic.cli.output import as_text
 from titanic.cli.running import Ending, log_to_stderr, say
 from titanic.tsp import Frames
@@ -111,13 +111,13 @@ class CommandHandler:
 @command()
 @click.argument("service")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-@option("--endpoint", metavar="ENDPOINT", default=DEFAULT_ENDPOINT, help="Where the broker is.")
+@endpoint_option()
 @seconds("--heartbeat", least=0.01, default=2.5, help="Between heartbeats.")
 @seconds("--limit", least=0.001, default=None, help="End a command that takes longer.")
 @option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests to work on at a time.")
 @configured
 def work(
-    service: str, command: tuple[str, ...], jobs: int, limit: float | None, heartbeat: float, endpoint: str
+    service: str, command: tuple[str, ...], jobs: int, limit: float | None, heartbeat: float, endpoint: tuple[str, ...]
 ) -> None:
     """Serve SERVICE with a command: COMMAND is run for each request.
 
@@ -143,6 +143,6 @@ def work(
         handler.kill_all()
 
     ending = Ending(worker.stop, at_once)
-    say(f"connecting to {endpoint} to work on {service}")
+    say(f"connecting to {' or '.join(endpoint)} to work on {service}")
     worker.run()
     sys.exit(ending.code)

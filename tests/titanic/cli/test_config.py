@@ -98,7 +98,7 @@ def test_unknown_keys(toml: Path, text: str, fact: str) -> None:
     ("command", "text", "fact"),
     [
         ("status", "endpoint = 5", "endpoint cannot be 5"),
-        ("status", "endpoint = ['a', 'b']", "endpoint cannot be ['a', 'b']"),
+        ("status", "timeout = ['a', 'b']", "timeout cannot be ['a', 'b']"),
         ("status", "timeout = true", "timeout cannot be True"),
         ("status", "timeout = 'soon'", "timeout: 'soon' is not a number of seconds"),
         ("status", "timeout = nan", "timeout: nan is not a number of seconds"),
