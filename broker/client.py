@@ -63,9 +63,7 @@ class Conversation:
     def _ask(self, service: bytes, body: Iterable[Body], timeout: float | None, retries: int | None) -> int:
         if self._closed:
             raise UsageError("the client is closed")
-        frames = [_bytes(frame) for frame in body]
-        if not frames:
-            raise UsageError("a request needs at least one body frame")
+        frames = body_frames(body)
         if len(self._session) and not self._session.correlated:
             raise UsageError("a request is in flight: read its reply to the end first, or use a Pipeline")
         ticket = self._session.request(service, frames, time.monotonic(), timeout=timeout, retries=retries)
@@ -257,6 +255,14 @@ class Pipeline(Conversation):
             self._events.extendleft(reversed(others))
 
 
+def body_frames(body: Iterable[Body]) -> Frames:
+    """A request's body as frames. UsageError when there is none."""
+    frames = [_bytes(frame) for frame in body]
+    if not frames:
+        raise UsageError("a request needs at least one body frame")
+    return frames
+
+
 def _bytes(value: Body) -> bytes:
     if isinstance(value, str):
         return value.encode()
@@ -266,9 +272,13 @@ def _bytes(value: Body) -> bytes:
 
 
 def _body_of(event: Event, endpoint: str) -> Frames:
-    """The body of an event; raises for what is not a reply."""
+    return reply_body(event, f"no answer from {endpoint}; is a broker there, and does the service have a worker?")
+
+
+def reply_body(event: Event, silence: str) -> Frames:
+    """The body of an event; raises for what is not a reply. `silence`: what to say when there was none."""
     if event.kind is EventKind.GAVE_UP:
-        raise TimedOut(f"no answer from {endpoint}; is a broker there, and does the service have a worker?")
+        raise TimedOut(silence)
     error = read_error(event.body) if event.kind is EventKind.FINAL else None
     if error is not None:
         raise RemoteError(error.status, error.text, error.detail)

@@ -47,13 +47,16 @@ class Servers:
         """What is known of one."""
         return self._health[name]
 
-    def choose(self) -> str:
-        """The server to talk to. Asked again it is the same one, unless something has become known meanwhile."""
-        return min(self._health, key=lambda name: self._health[name])
+    def choose(self, avoid: str | None = None) -> str:
+        """The server to talk to. Asked again it is the same one, unless something has become known meanwhile.
 
-    def live(self) -> str | None:
+        `avoid`: one that is to be taken only if no other is as healthy.
+        """
+        return min(self._health, key=lambda name: (self._health[name], name == avoid))
+
+    def live(self, avoid: str | None = None) -> str | None:
         """The same, but only if it is known to live."""
-        name = self.choose()
+        name = self.choose(avoid)
         return name if self._health[name] is Health.LIVE else None
 
     def answered(self, name: str) -> None:

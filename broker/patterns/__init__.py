@@ -4,13 +4,16 @@
     SimpleQueue, SimpleWorker       least recently used worker                         simple_pirate.py
     ParanoidQueue, ParanoidWorker   the same with heartbeats (RFC 6)                   paranoid_pirate.py
     BinaryStar, BinaryStarClient    two servers, one of them active                    binary_star.py
+    Freelance, Shotgun              clients that know several servers (RFC 10)         freelance.py
 
 Majordomo, the broker with services, is `broker` itself. README.md says when to use which.
 """
 
 from broker.patterns.binary_star import BinaryStar, BinaryStarClient, SplitBrain
 from broker.patterns.core.binary_star import StarConfig
+from broker.patterns.core.freelance import FreelanceConfig
 from broker.patterns.core.pirate_queue import QueueConfig
+from broker.patterns.freelance import Freelance, Shotgun, freelance_server
 from broker.patterns.lazy_pirate import LazyPirate
 from broker.patterns.paranoid_pirate import ParanoidQueue, ParanoidWorker
 from broker.patterns.pirate_queue import Queue
@@ -20,14 +23,18 @@ from broker.patterns.simple_pirate import SimpleQueue, SimpleWorker
 __all__ = [
     "BinaryStar",
     "BinaryStarClient",
+    "Freelance",
+    "FreelanceConfig",
     "LazyPirate",
     "ParanoidQueue",
     "ParanoidWorker",
     "Queue",
     "QueueConfig",
     "Server",
+    "Shotgun",
     "SimpleQueue",
     "SimpleWorker",
     "SplitBrain",
     "StarConfig",
+    "freelance_server",
 ]

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.client import Body, Conversation
+from broker.client import Body, Conversation, reply_body
 from broker.config import DEFAULT_ENDPOINT, ClientConfig
-from broker.core.client import ClientSession, EventKind
-from broker.core.mdp import Frames, read_error
-from broker.errors import RemoteError, TimedOut
+from broker.core.client import ClientSession
+from broker.core.mdp import Frames
 from broker.patterns.core.lazy_pirate import PLAIN
 
 
@@ -39,12 +38,8 @@ class LazyPirate(Conversation):
                 self._pump(None)
                 for event in self._session.take_events():
                     done = True
-                    if event.kind is EventKind.GAVE_UP:
-                        tries = 1 + (self.config.retries if retries is None else retries)
-                        raise TimedOut(f"no answer from {self.endpoint} in {tries} tries; is a server there?")
-                    if (error := read_error(event.body)) is not None:
-                        raise RemoteError(error.status, error.text, error.detail)
-                    return event.body
+                    tries = 1 + (self.config.retries if retries is None else retries)
+                    return reply_body(event, f"no answer from {self.endpoint} in {tries} tries; is a server there?")
         finally:
             if not done:
                 self._session.cancel(ticket)

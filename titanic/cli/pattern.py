@@ -10,6 +10,7 @@ PATTERNS = {
     "lazy-pirate": "A client that asks again; a server to ask.",
     "simple-pirate": "A queue for least recently used workers.",
     "paranoid-pirate": "The same with heartbeats both ways.",
+    "freelance": "Clients that know several servers.",
     "binary-star": "Two servers, one of them active.",
 }
 """Each pattern and its line in the help. Its module in `titanic.cli.patterns`, and its command there, are called so."""

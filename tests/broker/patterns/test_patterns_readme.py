@@ -21,7 +21,7 @@ def test_the_programs() -> None:
 
 
 def test_every_setting_is_in_the_tables() -> None:
-    for config in (patterns.QueueConfig, patterns.StarConfig):
+    for config in (patterns.QueueConfig, patterns.StarConfig, patterns.FreelanceConfig):
         assert [name for name in config.__dataclass_fields__ if f"`{name}`" not in TEXT] == []
 
 

@@ -107,6 +107,35 @@ def test_a_command_that_fails(tmp_path: Path) -> None:
         assert "500 the command exited with 3" in done.err
 
 
+@pytest.mark.parametrize("model", ["1", "2", "3"])
+def test_freelance_goes_on_with_the_server_that_is_left(model: str, tmp_path: Path) -> None:
+    a, b = (f"ipc://{tmp_path}/at-{name}" for name in "ab")
+    serve = ("pattern", "freelance", "server", "--model", model, "--bind")
+    several = ("--model", model, "--endpoint", a, "--endpoint", b, "--timeout", "0.3", "--retries", "90")
+    with running(tmp_path / "b", *serve, b, "--", "echo", "b") as left:
+        with running(tmp_path / "a", *serve, a, "--", "echo", "a") as first:
+            first.says("server at ")
+            left.says("server at ")
+            assert ask("freelance", "hello", *several).out in (b"a\n", b"b\n")
+            first.kill()
+        assert ask("freelance", "hello", *several) == (0, b"b\n", "")
+        left.send(signal.SIGSTOP)  # hung: it has its connections, and says nothing
+        with running(tmp_path / "a2", *serve, a, "--", "echo", "a again") as again:
+            assert ask("freelance", "hello", *several) == (0, b"a again\n", "")
+            again.send(signal.SIGTERM)
+            assert again.ends() == 0
+        left.send(signal.SIGCONT)
+    done = ask("freelance", "x", "--model", model, "--endpoint", a, "--timeout", "0.05", "--retries", "1")
+    assert (done.code, done.out) == (3, b"")
+    assert f"no answer from {a}" in done.err
+
+
+def test_freelance_servers_have_to_know_where_they_are() -> None:
+    done = here("pattern", "freelance", "server", "--bind", "tcp://127.0.0.1:*")
+    assert done.code == 1
+    assert "needs their endpoint as `public`" in done.err
+
+
 BEAT = ("--heartbeat", "0.2")
 
 
