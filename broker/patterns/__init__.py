@@ -4,6 +4,7 @@
     SimpleQueue, SimpleWorker       least recently used worker                         simple_pirate.py
     ParanoidQueue, ParanoidWorker   the same with heartbeats (RFC 6)                   paranoid_pirate.py
     BinaryStar, BinaryStarClient    two servers, one of them active                    binary_star.py
+    Idempotent, Stamps              a handler that does nothing twice                  idempotent.py
     Freelance, Shotgun              clients that know several servers (RFC 10)         freelance.py
 
 Majordomo, the broker with services, is `broker` itself. README.md says when to use which.
@@ -12,8 +13,10 @@ Majordomo, the broker with services, is `broker` itself. README.md says when to 
 from broker.patterns.binary_star import BinaryStar, BinaryStarClient, SplitBrain
 from broker.patterns.core.binary_star import StarConfig
 from broker.patterns.core.freelance import FreelanceConfig
+from broker.patterns.core.idempotent import Replies, Stamp, Store
 from broker.patterns.core.pirate_queue import QueueConfig
 from broker.patterns.freelance import Freelance, Shotgun, freelance_server
+from broker.patterns.idempotent import Idempotent, Stamps
 from broker.patterns.lazy_pirate import LazyPirate
 from broker.patterns.paranoid_pirate import ParanoidQueue, ParanoidWorker
 from broker.patterns.pirate_queue import Queue
@@ -25,16 +28,21 @@ __all__ = [
     "BinaryStarClient",
     "Freelance",
     "FreelanceConfig",
+    "Idempotent",
     "LazyPirate",
     "ParanoidQueue",
     "ParanoidWorker",
     "Queue",
     "QueueConfig",
+    "Replies",
     "Server",
     "Shotgun",
     "SimpleQueue",
     "SimpleWorker",
     "SplitBrain",
+    "Stamp",
+    "Stamps",
     "StarConfig",
+    "Store",
     "freelance_server",
 ]

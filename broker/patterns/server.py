@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import Any
 
 import zmq
 
@@ -29,6 +30,7 @@ MOST_IN_HAND = 1000
 
 class Server:
     """Answers each request with what `handler` returns: bytes, text, or frames. Handlers run beside the socket.
+    What a handler yields goes into its one reply, in front.
 
         server = Server(lambda frames: frames)
         server.bind("tcp://127.0.0.1:5555")
@@ -159,7 +161,7 @@ class Server:
 
     def _answer(self, body: Frames) -> Frames:
         try:
-            return reply_frames(self._handler(body))
+            return _whole(self._handler(body))
         except RemoteError as error:
             return error_body(error.status, error.text, *reply_frames(error.detail))
         except BaseException as error:  # SystemExit too: it would end this thread only, and silently
@@ -170,3 +172,14 @@ class Server:
         self._in_hand -= 1
         self._handlers.done()
         self.core.reply(ask, body, time.monotonic())
+
+
+def _whole(result: Any) -> Frames:
+    """The frames of all that a handler yields and returns."""
+    frames: Frames = []
+    while isinstance(result, Generator):
+        try:
+            frames += reply_frames(next(result))
+        except StopIteration as end:
+            result = end.value
+    return frames + reply_frames(result)

@@ -10,6 +10,8 @@ PATTERNS = {
     "lazy-pirate": "A client that asks again; a server to ask.",
     "simple-pirate": "A queue for least recently used workers.",
     "paranoid-pirate": "The same with heartbeats both ways.",
+    "majordomo-async": "A client with many requests in flight.",
+    "idempotent": "A worker that does nothing twice.",
     "freelance": "Clients that know several servers.",
     "binary-star": "Two servers, one of them active.",
 }

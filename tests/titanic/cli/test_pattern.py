@@ -8,11 +8,13 @@ import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from threading import Event
 
 import click
 import pytest
 from support.cli_titanic import Ended, Running, here, running
 
+from broker import Worker, WorkerConfig
 from titanic.cli import main
 from titanic.cli.pattern import PATTERNS, pattern
 
@@ -59,7 +61,8 @@ def test_every_role_has_help_and_examples_that_it_understands(name: str, role: s
     assert examples
     for line in examples:
         words = shlex.split(re.split(" [<>|] ", line)[0].rstrip("& "))
-        command.make_context(role, words, CONTEXT)
+        files = {"addresses.txt": "-"}
+        command.make_context(role, [files.get(word, word) for word in words], CONTEXT)
 
 
 def test_a_pattern_that_is_none() -> None:
@@ -105,6 +108,53 @@ def test_a_command_that_fails(tmp_path: Path) -> None:
         done = ask("lazy-pirate", "x", "--endpoint", server.says(r"server at (\S+)")[1], "--timeout", "30")
         assert done.code == 1
         assert "500 the command exited with 3" in done.err
+
+
+def slow_echo(frames: list[bytes]) -> list[bytes]:
+    Event().wait(0.0002)  # so that there is something in flight when the broker ends
+    return frames
+
+
+def test_majordomo_async_survives_a_restart_of_the_broker(tmp_path: Path) -> None:
+    lines = [f"line {number}" for number in range(3000)]
+    (tmp_path / "lines.txt").write_text("\n".join(lines))
+    with running(tmp_path / "broker1", "broker", "--bind", "tcp://127.0.0.1:*") as broker:
+        endpoint = broker.says(r"broker at (\S+)")[1]
+        many = ("--lines", tmp_path / "lines.txt", "--window", "500", "--timeout", "2", "--retries", "30")
+        with (
+            Worker("echo", slow_echo, endpoint, config=WorkerConfig(heartbeat_interval=0.2)),
+            running(
+                tmp_path / "client", "pattern", "majordomo-async", "client", "echo", "--endpoint", endpoint, *many
+            ) as client,
+        ):
+            assert client.process.stdout is not None
+            first = [client.process.stdout.readline() for _ in range(10)]
+            broker.kill()
+            with running(tmp_path / "broker2", "broker", "--bind", endpoint):
+                rest = client.process.stdout.read().splitlines(keepends=True)
+                assert client.ends() == 0
+    assert [line.decode().rstrip("\n") for line in first + rest] == lines
+    assert ask("majordomo-async", "echo").code == 2
+    done = ask("majordomo-async", "echo", "x", "--endpoint", endpoint, "--timeout", "0.05", "--retries", "1")
+    assert done.code == 3
+
+
+def test_idempotent_workers_execute_once_also_when_the_broker_is_restarted(tmp_path: Path) -> None:
+    book = tmp_path / "payments.txt"
+    with running(tmp_path / "broker1", "broker", "--bind", "tcp://127.0.0.1:*") as broker:
+        endpoint = broker.says(r"broker at (\S+)")[1]
+        at = ("--endpoint", endpoint)
+        work = ("pattern", "idempotent", "worker", "pay", *at, "--jobs", "3", "--", "tee", "-a", book)
+        with running(tmp_path / "work", *work) as worker:
+            worker.says("is registered at")
+            pay = ("idempotent", "pay", *at, "--timeout", "1", "--retries", "60", "--name", "shop", "--number")
+            assert [ask(*pay, number, f"{number};").out for number in ("1", "1", "2")] == [b"1;", b"1;", b"2;"]
+            broker.kill()
+            with running(tmp_path / "broker2", "broker", "--bind", endpoint):
+                assert [ask(*pay, number, f"{number};").out for number in ("2", "3", "1")] == [b"2;", b"3;", b"1;"]
+                worker.send(signal.SIGTERM)
+                assert worker.ends() == 0
+    assert book.read_text() == "1;2;3;"
 
 
 @pytest.mark.parametrize("model", ["1", "2", "3"])
