@@ -151,12 +151,15 @@ class Dealer:
                 continue
             if self.socket is None or number != self.number:
                 self._open(number)
-            assert self.socket is not None
             self.answered = False
             try:
-                send(self.socket, frames)
+                self._transmit(frames)
             except zmq.Again:  # the queue of a broker that does not read is full: the session will send again
                 continue
+
+    def _transmit(self, frames: Frames) -> None:
+        assert self.socket is not None
+        send(self.socket, frames)
 
     def receive(self) -> Frames | None:
         """One message of the present connection."""
@@ -216,11 +219,16 @@ class Dealer:
             self.socket = None
             self._changed = True
 
-    def _open(self, number: Any) -> None:
+    def _choose(self) -> str:
+        """Close the present connection; where the next one goes."""
         self.close()
         if self.answered:
             self.servers.answered(self.server)
-        endpoint = self.server = self.servers.choose()
+        self.server = self.servers.choose()
+        return self.server
+
+    def _open(self, number: Any) -> None:
+        endpoint = self._choose()
         socket = self.socket = self.context.socket(zmq.DEALER)
         socket.linger = LINGER
         socket.sndhwm = socket.rcvhwm = 0

@@ -75,6 +75,10 @@ class Worker:
     _watch = False
     """Whether to learn from the transport when the connection breaks: for protocols without heartbeats."""
 
+    def connection(self, channel: _Channel, endpoints: Sequence[str], *, watch: bool) -> Dealer:
+        """Called by a channel, for the sockets that it speaks through."""
+        return Dealer(zmq.Context.instance(), endpoints, watch=watch)
+
     def _new_session(self, config: WorkerConfig | None, servers: int) -> WorkerSession:
         """Protocols other than MDP have their own. Each version is tried with each of so many servers."""
         versions = (config or WorkerConfig()).versions
@@ -199,7 +203,7 @@ class _Channel:
     def __init__(self, worker: Worker, session: WorkerSession, endpoints: Sequence[str], *, watch: bool) -> None:
         self.session = session
         self._worker = worker
-        self._dealer = Dealer(zmq.Context.instance(), endpoints, watch=watch or len(endpoints) > 1)
+        self._dealer = worker.connection(self, endpoints, watch=watch or len(endpoints) > 1)
 
     def partial(self, job: Job, body: Frames) -> None:
         self.session.partial(job.number, body, time.monotonic())

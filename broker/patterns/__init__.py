@@ -6,20 +6,27 @@
     BinaryStar, BinaryStarClient    two servers, one of them active                    binary_star.py
     Idempotent, Stamps              a handler that does nothing twice                  idempotent.py
     Freelance, Shotgun              clients that know several servers (RFC 10)         freelance.py
+    Generaldomo*                    Majordomo over CLIENT and SERVER sockets           generaldomo.py
+    Scatter, Gather                 single frames one way (RFC 49)                     scatter_gather.py
 
+The last two need draft sockets (`broker.drafts`).
 Majordomo, the broker with services, is `broker` itself. README.md says when to use which.
 """
 
+from broker.drafts import MissingDrafts
 from broker.patterns.binary_star import BinaryStar, BinaryStarClient, SplitBrain
 from broker.patterns.core.binary_star import StarConfig
 from broker.patterns.core.freelance import FreelanceConfig
+from broker.patterns.core.generaldomo import pack, unpack
 from broker.patterns.core.idempotent import Replies, Stamp, Store
 from broker.patterns.core.pirate_queue import QueueConfig
 from broker.patterns.freelance import Freelance, Shotgun, freelance_server
+from broker.patterns.generaldomo import Generaldomo, GeneraldomoBroker, GeneraldomoWorker
 from broker.patterns.idempotent import Idempotent, Stamps
 from broker.patterns.lazy_pirate import LazyPirate
 from broker.patterns.paranoid_pirate import ParanoidQueue, ParanoidWorker
 from broker.patterns.pirate_queue import Queue
+from broker.patterns.scatter_gather import Gather, Scatter
 from broker.patterns.server import Server
 from broker.patterns.simple_pirate import SimpleQueue, SimpleWorker
 
@@ -28,13 +35,19 @@ __all__ = [
     "BinaryStarClient",
     "Freelance",
     "FreelanceConfig",
+    "Gather",
+    "Generaldomo",
+    "GeneraldomoBroker",
+    "GeneraldomoWorker",
     "Idempotent",
     "LazyPirate",
+    "MissingDrafts",
     "ParanoidQueue",
     "ParanoidWorker",
     "Queue",
     "QueueConfig",
     "Replies",
+    "Scatter",
     "Server",
     "Shotgun",
     "SimpleQueue",
@@ -45,4 +58,6 @@ __all__ = [
     "StarConfig",
     "Store",
     "freelance_server",
+    "pack",
+    "unpack",
 ]

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -14,13 +13,13 @@ import zmq
 
 from broker import transport
 from broker.client import Body, body_frames, reply_body
-from broker.core.client import Event, EventKind
+from broker.core.client import Event
 from broker.core.mdp import Frames
 from broker.errors import EndpointError, UsageError
-from broker.loop import Loop
 from broker.patterns.core import freelance
 from broker.patterns.core.freelance import FreelanceConfig
 from broker.patterns.server import Server
+from broker.patterns.shared import SharedClient
 from broker.worker import Handler
 
 WAYS = {1: "plain", 2: "numbered", 3: "flp"}
@@ -113,7 +112,7 @@ class Shotgun:
             return
 
 
-class Freelance:
+class Freelance(SharedClient):
     """Model 3: asks a server that lives, and the next one when it dies. Any number of threads may share it.
 
         with Freelance(["tcp://10.0.0.1:5555", "tcp://10.0.0.2:5555"]) as client:
@@ -126,9 +125,8 @@ class Freelance:
     rests = False
 
     def __init__(self, endpoints: str | Iterable[str], config: FreelanceConfig | None = None) -> None:
+        super().__init__("freelance")
         self.core = freelance.Agent(endpoints, config, now=time.monotonic())
-        self._loop = Loop()
-        self._futures: dict[int, Future[Event]] = {}
         context: zmq.Context[transport.Socket] = zmq.Context.instance()
         socket = self._socket = context.socket(zmq.ROUTER)
         socket.linger = 0
@@ -138,9 +136,6 @@ class Freelance:
         socket.sndhwm = socket.rcvhwm = 0
         socket.heartbeat_ivl, socket.heartbeat_timeout = 5_000, 15_000
         socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 1_000
-        self._thread: threading.Thread | None = None
-        self._stopping = False
-        self._guard = threading.Lock()  # nothing may be asked behind the agent's back, when it is ending
         self._loop.add(self)
         try:
             for name in self.core.servers.names:
@@ -156,32 +151,7 @@ class Freelance:
     def send(self, *body: Body, timeout: float | None = None, retries: int | None = None) -> Future[Event]:
         """Ask without waiting; what becomes of it will be in the future. Any thread may ask."""
         frames = body_frames(body)
-        future: Future[Event] = Future()
-        with self._guard:
-            if self._thread is None or self._stopping:
-                raise UsageError("the client is not running; use it in a with block, or call start")
-            self._loop.call(self._ask, future, frames, timeout, retries)
-        return future
-
-    def start(self) -> Freelance:
-        """Start the agent."""
-        self._thread = threading.Thread(target=self._loop.run, name="freelance", daemon=True)
-        self._thread.start()
-        return self
-
-    def stop(self) -> None:
-        """Stop the agent; requests without an answer end with TimedOut. Any thread may ask."""
-        with self._guard:
-            self._stopping = True
-            self._loop.stop()
-        if self._thread is not None:
-            self._thread.join()
-
-    def __enter__(self) -> Freelance:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+        return self._submit(lambda now: self.core.request(frames, now, timeout=timeout, retries=retries))
 
     # -- the channel -----------------------------------------------------------------------------------------
 
@@ -219,20 +189,12 @@ class Freelance:
                     transport.send(self._socket, [name.encode(), *frames])
                 except zmq.ZMQError:
                     self.core.undeliverable(name, frames, now)
-        for event in self.core.take_events():
-            self._futures.pop(event.ticket).set_result(event)
+        self._tell(self.core.take_events())
 
     def close(self) -> None:
         """Close the socket. Nobody waits for ever."""
         self._socket.close()
-        while self._futures:
-            ticket, future = self._futures.popitem()
-            future.set_result(Event(ticket, EventKind.GAVE_UP, []))
-
-    # -- inside ----------------------------------------------------------------------------------------------
-
-    def _ask(self, future: Future[Event], body: Frames, timeout: float | None, retries: int | None) -> None:
-        self._futures[self.core.request(body, time.monotonic(), timeout=timeout, retries=retries)] = future
+        self._give_up()
 
 
 def _silence(core: freelance.FreelanceSession) -> str:

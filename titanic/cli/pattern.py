@@ -14,6 +14,8 @@ PATTERNS = {
     "idempotent": "A worker that does nothing twice.",
     "freelance": "Clients that know several servers.",
     "binary-star": "Two servers, one of them active.",
+    "generaldomo": "Majordomo with sockets that threads share.",
+    "scatter-gather": "Messages one way, each to one of many.",
 }
 """Each pattern and its line in the help. Its module in `titanic.cli.patterns`, and its command there, are called so."""
 

@@ -226,6 +226,48 @@ def test_binary_star_with_two_active_servers_ends(tmp_path: Path) -> None:
     assert "both servers are active: each has lost sight of the other" in one.log.read_text()
 
 
+def test_generaldomo_survives_its_broker(tmp_path: Path) -> None:
+    with running(
+        tmp_path / "1",
+        *("pattern", "generaldomo", "broker", "--bind", "tcp://127.0.0.1:*", "--bind-server", "tcp://127.0.0.1:*"),
+    ) as broker:
+        router, server = broker.says(r"broker at (\S+), for CLIENT sockets at (\S+)").groups()
+        work = ("pattern", "generaldomo", "worker", "upper", "--endpoint", server, *SHOUT)
+        with running(tmp_path / "work", *work) as worker:
+            worker.says("is registered at")
+            patient = ("--endpoint", server, "--timeout", "2", "--retries", "30")
+            assert ask("generaldomo", "upper", "hello", *patient) == (0, b"HELLO", "")
+            assert here("call", "upper", "hello", "--endpoint", router, "--timeout", "30").out == b"HELLO"
+            broker.kill()
+            with running(
+                tmp_path / "2",
+                *("pattern", "generaldomo", "broker", "--bind", router, "--bind-server", server),
+            ) as again:
+                assert ask("generaldomo", "upper", "again", *patient).out == b"AGAIN"
+                for one in (worker, again):
+                    one.send(signal.SIGTERM)
+                    assert one.ends() == 0
+    done = ask("generaldomo", "x", "y", "--endpoint", "tcp://127.0.0.1:9", "--timeout", "0.05", "--retries", "0")
+    assert done.code == 3
+
+
+def test_scatter_gather(tmp_path: Path) -> None:
+    gather = ("pattern", "scatter-gather", "gather", "--bind", "tcp://127.0.0.1:*")
+    scatter = ("pattern", "scatter-gather", "scatter")
+    with running(tmp_path / "1", *gather, "--count", "3") as one:
+        at = ("--endpoint", one.says(r"gathering at (\S+)")[1])
+        assert here(*scatter, "a", "b", *at).code == 0
+        assert here(*scatter, "--lines", "-", *at, stdin=b"c\n").code == 0
+        assert one.ends() == 0
+        assert one.process.stdout is not None
+        assert one.process.stdout.read() == b"a\nb\nc\n"
+    with running(tmp_path / "2", *gather) as two:
+        two.says("gathering at")
+        two.send(signal.SIGTERM)
+        assert two.ends() == 0
+    assert here(*scatter).code == 2
+
+
 @pytest.mark.parametrize("kind", ["simple-pirate", "paranoid-pirate"])
 def test_pirates_survive_their_queue_and_a_hung_worker(kind: str, tmp_path: Path) -> None:
     beat = ("--heartbeat", "0.1") if kind == "paranoid-pirate" else ()
