@@ -110,13 +110,15 @@ class Loop:
     def close_unless_running(self) -> None:
         """Close the channels of a loop that was never run; a later `run` returns at once."""
         with self._guard:
-            if not self._running:
-                self._close()
+            if self._running:
+                return
+            self._running = True
+        self._close()  # without the guard: a channel may wait for a thread of its own, which may be in `call`
 
     def run(self) -> None:
         """Run until `stop`, then close all channels."""
         with self._guard:
-            if self._closed:
+            if self._running:
                 return
             self._running = True
         # A signal that comes just before a poll, or to another thread, does not interrupt it: it is to be woken.
