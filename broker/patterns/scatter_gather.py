@@ -120,7 +120,8 @@ class Gather(_End):
         until = None if timeout is None else time.monotonic() + timeout
         while self._enter():
             try:
-                if (got := self._socket.receive(LOOK)) is not None:
+                left = LOOK if until is None else max(0, min(LOOK, int((until - time.monotonic()) * 1000)))
+                if (got := self._socket.receive(left)) is not None:
                     return got[0]
             finally:
                 self._leave()

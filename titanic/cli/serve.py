@@ -139,6 +139,13 @@ def service_limits(
 @size("--capacity", default=None, help="What the store may hold; default: as before, or 1GiB.")
 @bind_option
 @option("--broker", default=None, metavar="ENDPOINT", help="Use the broker that is there instead of an own one.")
+@option(
+    "--gather",
+    multiple=True,
+    metavar="ENDPOINT",
+    default=(),
+    help="Where to take requests that want no answer, from SCATTER sockets; may be given repeatedly.",
+)
 @seconds("--grace", least=0, default=SERVER.grace, help="On shutdown: how long running requests may still take.")
 @seconds(
     "--keep-replies",
@@ -226,6 +233,7 @@ def serve(bind: tuple[str, ...], log_level: str, **settings: Any) -> None:
     Example:
       titanic serve --store /var/lib/titanic --capacity 20GiB --bind tcp://0.0.0.0:5555
       titanic serve --store S --broker tcp://10.0.0.5:5555
+      titanic serve --store S --gather tcp://127.0.0.1:5557
     """
     chosen = click.get_current_context().get_parameter_source("bind")
     if settings["broker"] is not None and chosen is ParameterSource.COMMANDLINE:
@@ -240,6 +248,8 @@ def serve(bind: tuple[str, ...], log_level: str, **settings: Any) -> None:
         counts = transaction.counts()
     where = ", ".join(server.endpoints)
     way = f"serving at {where}" if server.config.broker is None else f"connecting to the broker at {where}"
+    if server.gathers:
+        way += f", gathering at {', '.join(server.gathers)}"
     say(f"{way}; store {server.store.path}: {counted(counts.requests, 'request')}, {counts.waiting} waiting")
     _run(asked, lambda: server.alive, server.stop, lambda: server.problem)
 

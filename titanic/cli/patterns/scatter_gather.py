@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from itertools import chain
 from typing import BinaryIO
 
 import click
 
-from broker.patterns import Gather, Scatter
+from broker.patterns import Gather, Scatter, pack
 from titanic.cli.help import Command
 from titanic.cli.options import option, seconds
 from titanic.cli.running import Ending, say
@@ -27,24 +28,27 @@ def scatter_gather() -> None:
 @click.argument("message", nargs=-1)
 @option("--lines", type=click.File("rb"), metavar="FILE", help="A message for each line; - is standard input.")
 @option("--endpoint", multiple=True, metavar="ENDPOINT", default=(ENDPOINT,), help="Where to connect to; repeatable.")
+@option("--service", metavar="SERVICE", default=None, help="Make each a request for `titanic serve --gather`.")
 @seconds("--timeout", least=0.001, default=5.0, help="Wait for somebody who takes a message.")
-def scatter(message: tuple[str, ...], lines: BinaryIO | None, endpoint: tuple[str, ...], timeout: float) -> None:
+def scatter(
+    message: tuple[str, ...], lines: BinaryIO | None, endpoint: tuple[str, ...], service: str | None, timeout: float
+) -> None:
     """Send each MESSAGE. Exits with 3 when nobody takes one.
 
     \b
     Example:
       titanic pattern scatter-gather scatter one two three
       titanic pattern scatter-gather scatter --lines addresses.txt
+      titanic pattern scatter-gather scatter hello --service upper
     """
     if bool(message) == (lines is not None):
         raise click.UsageError("give MESSAGE or --lines, one of them")
+    texts = chain((text.encode() for text in message), (line.removesuffix(b"\n") for line in lines or ()))
     with Scatter() as sending:
         for one in endpoint:
             sending.connect(one)
-        for text in message:
-            sending.send(text.encode(), timeout)
-        for line in lines or ():
-            sending.send(line.removesuffix(b"\n"), timeout)
+        for text in texts:
+            sending.send(text if service is None else pack([service.encode(), text]), timeout)
 
 
 @scatter_gather.command(cls=Command)
