@@ -78,6 +78,7 @@ class DraftSocket:
         self._socket.sndhwm = self._socket.rcvhwm = QUEUE
         self._socket.sndtimeo = mute
         self._socket.linger = 2 * MUTE
+        self._names_peers = kind == "SERVER"
         self._patience: int | None = None
 
     def bind(self, endpoint: str) -> str:
@@ -108,7 +109,7 @@ class DraftSocket:
             frame = self._socket.recv(copy=False)
         except self._again:
             return None
-        return bytes(frame.bytes), frame.routing_id or 0
+        return bytes(frame.bytes), frame.routing_id if self._names_peers else 0
 
     def close(self, linger: int | None = None) -> None:
         """Close it, not while a thread receives; what was sent may still go out, for `linger` milliseconds."""
