@@ -13,7 +13,10 @@ from broker import patterns
 
 PUBLIC = {"broker", "broker.patterns"}
 ROOT = Path(__file__).parent.parent
-PATTERNS = {f"broker/patterns/{name}.py" for name in ("server", "pirate_queue", "binary_star", "freelance", "packed")}
+PATTERNS = {
+    f"broker/patterns/{name}.py"
+    for name in ("server", "pirate_queue", "binary_star", "freelance", "packed", "tripping")
+}
 SHELLS = {
     f"broker/{name}.py" for name in ("loop", "transport", "router", "server", "client", "worker", "drafts")
 } | PATTERNS

@@ -37,12 +37,12 @@ LAST = 5.0
 class Ingest:
     """The GATHER socket, the thread that reads it, and what is not stored yet."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, here: Broker) -> None:
         """Raises broker.patterns.MissingDrafts."""
         self.counts = {"stored": 0, "dropped": 0}
         self._gather = Gather()
         self._answers: SimpleQueue[list[Frames]] = SimpleQueue()
-        self._peer = broker.connect_local(self._answers.put)
+        self._peer = here.connect_local(self._answers.put)
         self._session = ClientSession(ClientConfig(timeout=None), correlated=True)
         self._in_hand: dict[int, Frames] = {}
         self._refused: list[Frames] = []

@@ -7,9 +7,10 @@
     Idempotent, Stamps              a handler that does nothing twice                  idempotent.py
     Freelance, Shotgun              clients that know several servers (RFC 10)         freelance.py
     Generaldomo*                    Majordomo over CLIENT and SERVER sockets           generaldomo.py
+    trip                            round trips, measured                              tripping.py
     Scatter, Gather                 single frames one way (RFC 49)                     scatter_gather.py
 
-The last two need draft sockets (`broker.drafts`).
+Generaldomo and scatter-gather need draft sockets (`broker.drafts`).
 Majordomo, the broker with services, is `broker` itself. README.md says when to use which.
 """
 
@@ -29,8 +30,10 @@ from broker.patterns.pirate_queue import Queue
 from broker.patterns.scatter_gather import Gather, Scatter
 from broker.patterns.server import Server
 from broker.patterns.simple_pirate import SimpleQueue, SimpleWorker
+from broker.patterns.tripping import KINDS, Trips, trip
 
 __all__ = [
+    "KINDS",
     "BinaryStar",
     "BinaryStarClient",
     "Freelance",
@@ -57,7 +60,9 @@ __all__ = [
     "Stamps",
     "StarConfig",
     "Store",
+    "Trips",
     "freelance_server",
     "pack",
+    "trip",
     "unpack",
 ]

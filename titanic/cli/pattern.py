@@ -15,6 +15,7 @@ PATTERNS = {
     "freelance": "Clients that know several servers.",
     "binary-star": "Two servers, one of them active.",
     "generaldomo": "Majordomo with sockets that threads share.",
+    "tripping": "Measures round trips.",
     "scatter-gather": "Messages one way, each to one of many.",
 }
 """Each pattern and its line in the help. Its module in `titanic.cli.patterns`, and its command there, are called so."""
