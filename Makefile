@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torture tools lint format types check bench bench-peers wheel clean
+.PHONY: help demo test torture tools lint format types check bench bench-peers wheel deb clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -52,6 +52,9 @@ bench-peers: $(READY) ## Titanic beside RabbitMQ, Redis, NATS, Celery and others
 wheel: $(READY) ## Build the wheel and the source distribution into dist/
 	$(BIN)/python -m build --no-isolation
 
+deb: $(READY) ## Build a Debian package for this machine into dist/
+	deploy/deb.sh $(BIN)/python dist
+
 clean: ## Remove everything that make made
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -80,10 +83,14 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@echo "$(CURDIR) $$($(BIN)/python $(WHO))" >$@
 
-# Debian packages that tests use. Without them, and without the right to install them, those tests are skipped.
+# Programs that tests use, and the Debian packages that have them. Without them, and without the right to install them,
+# those tests are skipped.
+TOOLS := strace:strace faketime:faketime promtool:prometheus systemd-nspawn:systemd-container debootstrap:debootstrap
 tools:
-	@missing=; for tool in strace faketime; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
-	  [ -z "$$missing" ] || \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing; \
+	@missing=; for tool in $(TOOLS); do \
+	    command -v "$${tool%:*}" >/dev/null || missing="$$missing $${tool#*:}"; \
+	  done; \
+	  if [ -z "$$missing" ]; then :; \
+	  elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
 	  else echo "Missing:$$missing; tests that need them are skipped. On Debian: apt-get install$$missing"; fi

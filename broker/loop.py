@@ -61,7 +61,8 @@ class Loop:
 
     def __init__(self) -> None:
         self._channels: list[Channel] = []
-        self._restless: list[Channel] = []
+        self._restless: dict[Channel, float | None] = {}
+        """With their deadlines as they were after the last round."""
         self._touched: dict[Channel, None] = {}
         self._resting: Timers[Any] = Timers()
         """Their deadlines."""
@@ -82,7 +83,7 @@ class Loop:
         if channel.rests:
             self._touched[channel] = None
         else:
-            self._restless.append(channel)
+            self._restless[channel] = 0.0
         self._stale = True
 
     def touch(self, channel: Channel) -> None:
@@ -170,25 +171,27 @@ class Loop:
         touched.update((channel, None) for channel in inputs if channel.rests)
         touched.update(dict.fromkeys(self._resting.due(now)))
         for channel in touched:
-            self._serve(channel, now)
+            deadline = self._serve(channel, channel.next_deadline(), now)
             self._stale = channel.changed() or self._stale
-            if (deadline := channel.next_deadline()) is None:
+            if deadline is None:
                 self._resting.cancel(channel)
             else:
                 self._resting.set(channel, deadline)
-        for channel in self._restless:
-            self._serve(channel, now)
+        for channel, deadline in list(self._restless.items()):  # one may add another
+            self._restless[channel] = self._serve(channel, deadline, now)
         return more
 
-    def _serve(self, channel: Channel, now: float) -> None:
-        deadline = channel.next_deadline()
+    @staticmethod
+    def _serve(channel: Channel, deadline: float | None, now: float) -> float | None:
+        """Let a channel do what is due, and send; its next deadline comes back."""
         if deadline is not None and deadline <= now:
             channel.tick(now)
         channel.flush(now)
+        return channel.next_deadline()
 
     def _timeout(self) -> int | None:
         """Milliseconds to the next deadline, rounded up: waking too early would mean to spin."""
-        deadlines = [when for channel in self._restless if (when := channel.next_deadline()) is not None]
+        deadlines = [when for when in self._restless.values() if when is not None]
         if (resting := self._resting.next()) is not None:
             deadlines.append(resting)
         if not deadlines:

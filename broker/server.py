@@ -15,7 +15,7 @@ import zmq
 from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore
 from broker.core.mdp import Frames, Output, Peer, error_body
-from broker.core.mmi import About
+from broker.core.mmi import About, counters
 from broker.core.request import Request
 from broker.loop import Loop
 from broker.router import Router
@@ -141,6 +141,15 @@ class Broker:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def workers(self) -> dict[bytes, int]:
+        """How many workers each service has, of those that have any. Any thread may ask."""
+        return {name: service.workers for name, service in self.core.services.copy().items() if service.workers}
+
+    def counters(self) -> dict[str, int]:
+        """What `mmi.stats` tells. Any thread may ask."""
+        workers = self.core.workers.copy().values()
+        return counters(self.core, sum(worker.request is not None for worker in workers))
 
     # -- called in the loop's thread -------------------------------------------------------------------------
 

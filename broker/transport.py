@@ -6,16 +6,18 @@ used as here, 2.8 and 3.3: an echo ROUTER does 98,000 round trips a second inste
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from errno import EMFILE, ENFILE, ENOMEM
 from typing import Any
 
 import zmq
 
 from broker.core.mdp import Frames, Output
 from broker.core.servers import Health, Servers
-from broker.errors import EndpointError
+from broker.errors import EndpointError, OutOfSockets
 
 Socket = zmq.Socket[bytes]
 
@@ -33,6 +35,10 @@ _recv = _backend.recv
 _send = _backend.send
 _DONTWAIT = int(zmq.DONTWAIT)
 _SNDMORE = int(zmq.SNDMORE)
+
+
+_SCARCE = (EMFILE, ENFILE, ENOMEM)
+"""No socket now, perhaps later."""
 
 
 def receive(socket: Socket, most_bytes: int = 1 << 62) -> Frames | None:
@@ -86,7 +92,7 @@ def bind(socket: Socket, endpoint: str) -> str:
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
-        raise EndpointError(f"cannot bind {endpoint}: {error.strerror}; {_advice(error)}") from error
+        raise EndpointError(f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}; {_advice(error)}") from error
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
@@ -96,13 +102,21 @@ def connect(socket: Socket, endpoint: str) -> None:
     try:
         socket.connect(endpoint)
     except zmq.ZMQError as error:
-        raise EndpointError(f"cannot connect to {endpoint}: {error.strerror}; {_advice(error)}") from error
+        fact = zmq.strerror(error.errno or 0)  # that of pyzmq repeats the endpoint
+        raise EndpointError(f"cannot connect to {endpoint}: {fact}; {_advice(error)}") from error
+
+
+_ADVICE = {
+    errno.EADDRINUSE: "is another one running? stop it, or choose another endpoint",
+    errno.EADDRNOTAVAIL: "this machine has no such address: choose one that it has, or 0.0.0.0 for all of them",
+    errno.ENODEV: "this machine has no such address: choose one that it has, or 0.0.0.0 for all of them",
+    errno.ENOENT: "the folder of an ipc:// endpoint must be there: make it, or choose another endpoint",
+    errno.EACCES: "choose a port above 1023, or a folder that may be written",
+}
 
 
 def _advice(error: zmq.ZMQError) -> str:
-    if error.errno == zmq.EADDRINUSE:
-        return "is another one running? stop it, or choose another endpoint"
-    return "an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"
+    return _ADVICE.get(error.errno or 0) or "an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"
 
 
 def _monitored_event(monitor: Socket) -> int:
@@ -229,6 +243,24 @@ class Dealer:
 
     def _open(self, number: Any) -> None:
         endpoint = self._choose()
+        check_port(endpoint)
+        try:
+            self._make_socket()
+        except zmq.ZMQError as error:
+            self.close(linger=0)
+            if error.errno not in _SCARCE:
+                raise
+            text = f"cannot connect to {endpoint}: {error.strerror}; a larger limit (ulimit -n) may help"
+            raise OutOfSockets(text) from error
+        assert self.socket is not None
+        try:
+            connect(self.socket, endpoint)
+        except EndpointError:
+            self.close()
+            raise
+        self.number, self._changed = number, True
+
+    def _make_socket(self) -> None:
         socket = self.socket = self.context.socket(zmq.DEALER)
         socket.linger = LINGER
         socket.sndhwm = socket.rcvhwm = 0
@@ -239,9 +271,3 @@ class Dealer:
         socket.reconnect_ivl_max = 2_000
         if self._watch:
             self._monitor = socket.get_monitor_socket(self._breaks)
-        try:
-            connect(socket, endpoint)
-        except EndpointError:
-            self.close()
-            raise
-        self.number, self._changed = number, True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import broker
 from titanic import ids, tsp
 from titanic.errors import (
@@ -18,18 +20,18 @@ from titanic.text import counted
 from titanic.tsp import Frames
 
 
-def translate(error: broker.BrokerError, endpoint: str) -> TitanicError:
-    """The error of this package that an error of the broker's client is."""
+def translate(error: broker.BrokerError, endpoint: str, waited: float) -> TitanicError:
+    """The error of this package that an error of the broker's client is, after so many seconds."""
     if isinstance(error, broker.TimedOut):
-        return _silence(endpoint)
+        return _silence(endpoint, waited)
     if isinstance(error, broker.UsageError):
         return InvalidRequest(str(error))
     if isinstance(error, broker.EndpointError):
-        return CallerError(str(error), "", "an endpoint is like tcp://127.0.0.1:5555")
+        return CallerError(str(error))
     if isinstance(error, broker.RemoteError) and error.status < 500:
         return InvalidRequest(error.text)
     if died(error):
-        return _silence(endpoint)
+        return _silence(endpoint, waited)
     return Refused(str(error))
 
 
@@ -39,17 +41,17 @@ def died(error: broker.BrokerError) -> bool:
     return isinstance(error, broker.RemoteError) and error.status == 500
 
 
-def _silence(endpoint: str) -> TimedOut:
+def _silence(endpoint: str, waited: float) -> TimedOut:
     return TimedOut(
-        "no answer",
         f"nobody answered at {endpoint}",
+        f"waited {waited:.3g} s",
         "is it running, and is this its endpoint? what was asked may still be done when it is there again",
     )
 
 
 def unknown(uuid: str) -> UnknownRequest:
     """Nobody knows this request."""
-    return UnknownRequest(f"unknown UUID {uuid}", "it was closed or never accepted", "")
+    return UnknownRequest(f"unknown UUID {uuid}", "it was closed, deleted after its time, or never accepted", "")
 
 
 def check(reply: Frames) -> Frames:
@@ -85,9 +87,43 @@ def read_reply(uuid: str, reply: Frames) -> Frames | None:
     return check(reply)
 
 
-def read_outcome(uuid: str, reply: Frames) -> Frames | RequestError | UnknownRequest | None:
+Ended = Frames | RequestError | UnknownRequest
+"""How a request has ended: the reply's frames, or the error that stands for it."""
+
+
+def read_outcome(uuid: str, reply: Frames) -> Ended | None:
     """The same, with the errors that are for good as values."""
     try:
         return read_reply(uuid, reply)
     except (RequestFailed, UnknownRequest) as error:
         return error
+
+
+def read_outcomes(uuids: Sequence[str], reply: Frames) -> list[Ended | None]:
+    """How several requests have ended, None for those that are pending. It may be that the answer does not reach to
+    the last of them: then the list is shorter, but never empty."""
+    if len(uuids) == 1:
+        return [read_outcome(uuids[0], reply)]
+    frames = check(reply)
+    outcomes: list[Ended | None] = []
+    at = 1
+    try:
+        for line in frames[0].split(b"\n"):
+            status, count = line.split(b" ")
+            own = frames[at : at + int(count)]
+            at += len(own)
+            outcomes.append(None if status == tsp.PENDING else _outcome(uuids[len(outcomes)], status, own))
+    except (IndexError, ValueError) as error:
+        raise Refused("the answer to a titanic.reply makes no sense", repr(frames[:1])[:200]) from error
+    return outcomes
+
+
+def _outcome(uuid: str, status: bytes, frames: Frames) -> Ended:
+    if status == tsp.OK:
+        return frames
+    if status == b"400":
+        return unknown(uuid)
+    text = frames[0].decode(errors="replace")
+    if not text.startswith(tsp.ENDED):
+        raise Refused(text)
+    return RequestFailed(text, detail=frames[1:])

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +19,12 @@ Item = TypeVar("Item")
 
 AGAIN = 0.01
 """Seconds until work that was put off is looked at again, when nothing else comes."""
+
+
+class _Call(NamedTuple):
+    """Something else than an item that the thread is to do."""
+
+    function: Callable[[], None]
 
 
 class BatchThread(Generic[Item]):
@@ -30,7 +36,7 @@ class BatchThread(Generic[Item]):
 
     def __init__(self, name: str, work: Callable[[list[Item]], bool | None]) -> None:
         self._work = work
-        self._queue: SimpleQueue[Item | None] = SimpleQueue()
+        self._queue: SimpleQueue[Item | _Call | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -40,6 +46,10 @@ class BatchThread(Generic[Item]):
     def put(self, item: Item) -> None:
         """Add an item. Any thread may."""
         self._queue.put(item)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have a function called in the thread, once what was put before is done. Any thread may ask."""
+        self._queue.put(_Call(function))
 
     def stop(self) -> None:
         """Work off what was put so far, then end."""
@@ -52,11 +62,15 @@ class BatchThread(Generic[Item]):
         again: bool | None = False
         while True:
             batch: list[Item] = []
+            calls: list[_Call] = []
             stopping = False
             try:
                 item = get(timeout=AGAIN if again else None)
                 while item is not None:
-                    batch.append(item)
+                    if isinstance(item, _Call):
+                        calls.append(item)
+                    else:
+                        batch.append(item)
                     item = get_nowait()
                 stopping = True
             except Empty:
@@ -69,5 +83,7 @@ class BatchThread(Generic[Item]):
                     # Every item answers for its own errors; what comes here is a fault of this program. The thread
                     # must live on: all others depend on it.
                     log.exception("the %s thread met an unexpected error", self._thread.name)
+            for call in calls:
+                call.function()
             if stopping:
                 return

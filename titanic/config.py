@@ -8,7 +8,7 @@ from pathlib import Path
 
 from broker import DEFAULT_ENDPOINT, BrokerConfig, WorkerConfig
 from titanic.errors import CallerError
-from titanic.store import Retention
+from titanic.store import MIN_CAPACITY, Retention
 
 MOST_LANES = 150
 """ZeroMQ allows 1023 sockets in a process."""
@@ -86,7 +86,7 @@ class ServerConfig:
 
 
 _LIMITS: dict[str, tuple[float, float]] = {
-    "capacity": (1 << 16, 1 << 62),
+    "capacity": (MIN_CAPACITY, 1 << 44),
     "lanes": (1, MOST_LANES),
     "max_attempts": (1, 65535),
     "retry_first": (0, 1e9),

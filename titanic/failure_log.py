@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from titanic.logs import event
 from titanic.store import Status
 from titanic.text import one_line
 
@@ -39,4 +40,5 @@ class FailureLog:
                 log.warning("more fail: counted for %.0f s, not listed; see titanic ls --state failed", WINDOW)
             return
         name = one_line(service.decode(errors="replace"), MOST_TEXT)
-        log.warning("%s for %s %s: %s", uuid.hex(), name, status.name.lower(), one_line(reason, MOST_TEXT))
+        word, text = status.name.lower(), one_line(reason, MOST_TEXT)
+        log.warning("%s for %s %s: %s", uuid.hex(), name, word, text, extra=event(word, uuid=uuid, service=service))

@@ -54,9 +54,14 @@ class Limits:
                 return 0
         except broker.TimedOut:
             return 0
+        return self.most if size > self.most else 0
+
+    @property
+    def most(self) -> int:
+        """The most that the broker takes, if that is known by now, else 0."""
         limits = (self._document or {}).get("limits")
         most = limits.get("max_body") if isinstance(limits, dict) else None
-        return most if isinstance(most, int) and size > most else 0
+        return most if isinstance(most, int) else 0
 
     def _ask(self, timeout: float | None, retries: int | None) -> dict[str, Any]:
         try:

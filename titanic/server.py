@@ -13,18 +13,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from broker import Broker
 from titanic import descriptors, tsp
+from titanic.clock import wall_us
 from titanic.config import ServerConfig
 from titanic.dispatch.connection import Scout
 from titanic.dispatch.courier import LocalCourier, SocketCourier
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.lane_courier import LaneCourier
 from titanic.errors import CallerError, TitanicError
+from titanic.figures import Figures, loads
 from titanic.ingest import Ingest
 from titanic.lanes import Lanes
+from titanic.pulse import Ask as AskPart
+from titanic.pulse import Pulse
 from titanic.rivals import Rivals
 from titanic.services.asks import Answers, Ask
 from titanic.services.services import Services
@@ -37,6 +42,9 @@ log = logging.getLogger(__name__)
 
 OTHER_FILES = 40
 """File descriptors besides those of the lanes, which take two each."""
+
+LIVE = ("retention", "limits", "max_attempts", "retry_first", "retry_most", "grace")
+"""Settings that can be changed while it serves."""
 
 FEW_LANES = 4
 """For services that are rarely asked."""
@@ -80,6 +88,7 @@ class Server:
         )
         self._services.use(self._dispatcher)
         self._dispatcher.serve(Waiters(answer, self._services.look))
+        self.pulse = Pulse(self._parts())
 
     def start(self) -> Server:
         """Serve, in threads of its own. An endpoint that cannot be right raises broker.EndpointError."""
@@ -115,6 +124,61 @@ class Server:
         self._writer.stop()
         self._end()
 
+    @property
+    def running(self) -> int:
+        """Requests that are with a worker, or whose outcome is on its way to the disk."""
+        return len(self._dispatcher.core.flights)
+
+    @property
+    def accepted(self) -> int:
+        """Requests accepted since the start."""
+        return self._services.accepted
+
+    @property
+    def workers(self) -> dict[bytes, int] | None:
+        """How many workers each service has; None with a broker elsewhere, which knows."""
+        return None if self._broker is None else self._broker.workers()
+
+    def figures(self) -> Figures:
+        """What was counted and what is there. Any thread may ask; it takes some milliseconds with many services."""
+        workers = self.workers
+        with self.store.read() as transaction:
+            services = loads(transaction, self._dispatcher.flying(), workers, wall_us())
+            counts = transaction.counts()
+        counted = self._services.figures()
+        return Figures(
+            counted={**counted["intake"], **counted["asked"], **self._dispatcher.core.counts},
+            refused=counted["refused"],
+            services=services,
+            store=counts,
+            usable=self.store.usable,
+            accepting=self._services.accepting,
+            waiting_clients=len(self._dispatcher.waiters),
+            commit_seconds=self._writer.seconds,
+            commit_sizes=self._writer.sizes,
+            lags=self.pulse.lags(time.monotonic()),
+            broker=None if self._broker is None else self._broker.counters(),
+        )
+
+    def reload(self, config: ServerConfig) -> None:
+        """Go on with the settings of `config` that are LIVE; the others stay as they were."""
+        self.config = replace(self.config, **{name: getattr(config, name) for name in LIVE})
+        self._dispatcher.reconfigure(self.config)
+        self._services.limit(self.config.limits)
+
+    def _parts(self) -> dict[str, AskPart]:
+        """The threads that do the work, and how each is reached."""
+        parts: dict[str, AskPart] = {
+            "writer": self._writer.call,
+            "reader": self._services.call,
+            "dispatcher": self._dispatcher.loop.call,
+        }
+        if self._broker is not None:
+            parts["broker"] = self._broker.loop.call
+        if self._lanes is not None:
+            parts["lanes"] = self._lanes.call
+        return parts
+
     def _end(self) -> None:
         """Close what is open, once the threads that use the store have ended, or never began."""
         self._dispatcher.stop()
@@ -125,6 +189,11 @@ class Server:
         if self._lanes is not None:
             self._lanes.stop()
         self.store.close()
+
+    @property
+    def ready(self) -> bool:
+        """Whether clients are served; with a broker elsewhere, not before it knows of us."""
+        return self.alive and (self._lanes is None or self._lanes.registered > 0)
 
     @property
     def alive(self) -> bool:
@@ -171,10 +240,14 @@ class Server:
         lanes |= dict.fromkeys((tsp.REQUEST, tsp.REPLY, tsp.CLOSE, tsp.SUBMIT, tsp.WAIT), config.lanes)
         connections = sum(lanes.values()) + min(4 * config.lanes, LaneCourier.MOST)
         descriptors.require(2 * connections + OTHER_FILES, f"{config.lanes} lanes")
-        self._lanes = Lanes(endpoint, lanes, self._handle, config.worker)
+        self._lanes = Lanes(endpoint, lanes, self._handle, config.worker, self._lost)
         self._scout = Scout(endpoint, self._found)
         self._dispatcher.loop.add(self._scout)
         return self._lanes.answer
+
+    def _lost(self, ask: Ask) -> None:
+        """Called in the lanes' thread: the connection is gone that this ask came by."""
+        self._dispatcher.loop.call(self._dispatcher.waiters.forget, ask)
 
     def _found(self, version: str, ours: bool) -> None:
         """Called in the dispatcher's thread: there is a broker. Serve it, if no other queue does."""
@@ -196,6 +269,8 @@ class Server:
         assert self._lanes is not None
         self._lanes.register(version)
         endpoint, dispatcher, config = self.endpoints[0], self._dispatcher, self.config
+        # A lane is taken by one who waits: the next one must find one that is free.
+        dispatcher.waiters.room = config.lanes - max(1, config.lanes // 8)
         if ours:
             dispatcher.use(SocketCourier(dispatcher.core, dispatcher.loop, endpoint))
         else:

@@ -4,6 +4,7 @@
     titanic.request  service body…    200 uuid
     titanic.reply    uuid             200 body…   300 (pending)   400 (unknown)   500 text (failed for good)
     titanic.close    uuid             200 (also when it was unknown)
+                     uuids            of several at once, one a line    (services/replying.py, services/closing.py)
     titanic.submit   options service body…   200 uuids    (services/submission.py)
     titanic.wait     seconds uuid     as titanic.reply, as soon as there is one    (services/waiting.py)
     titanic.admin    JSON options     200 JSON    (services/admin.py)
@@ -39,6 +40,9 @@ PENDING = b"300"
 ENDED = ("failed:", "expired:", "cancelled:")
 """How the text of a 500 begins that is the answer for good, and no reason to try again later."""
 
+MOST_UUIDS = 1000
+"""UUIDs in one message."""
+
 Frames = list[bytes]
 
 
@@ -66,7 +70,7 @@ def failure(text: str) -> Frames:
     return [b"500 " + text.encode()]
 
 
-UNKNOWN = bad_request("unknown: no request has this UUID; it was closed or never accepted")
+UNKNOWN = bad_request("unknown: no request has this UUID; it was closed, deleted after its time, or never accepted")
 
 
 def request_fault(body: Frames) -> str | None:
@@ -81,8 +85,17 @@ def request_fault(body: Frames) -> str | None:
 
 
 def read_uuid(body: Frames) -> bytes | None:
-    """The UUID that a titanic.reply or titanic.close names; None when it is not 32 hexadecimal digits."""
+    """The one UUID that a body names; None when it is not 32 hexadecimal digits."""
     return ids.parse(body[0]) if len(body) == 1 else None
 
 
-BAD_UUID = bad_request("bad UUID: it must be 32 hexadecimal digits")
+def read_uuids(body: Frames) -> list[bytes] | None:
+    """The UUIDs that a titanic.reply or titanic.close names; None when one is not 32 hexadecimal digits, or when they
+    are more than MOST_UUIDS."""
+    if len(body) != 1:
+        return None
+    uuids = [uuid for line in body[0].split(b"\n", MOST_UUIDS - 1) if (uuid := ids.parse(line)) is not None]
+    return uuids if len(uuids) == body[0].count(b"\n") + 1 else None
+
+
+BAD_UUID = bad_request(f"bad UUID: it must be 32 hexadecimal digits (or up to {MOST_UUIDS} of them, one a line)")

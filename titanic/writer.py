@@ -7,12 +7,15 @@ one transaction with one sync. Only after it is on disk do they learn it (`commi
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from titanic.batches import BatchThread
 from titanic.clock import wall_us
 from titanic.errors import StoreError, StoreFailed, StoreFull
+from titanic.histogram import Histogram
+from titanic.logs import event
 from titanic.store import Store, WriteTransaction
 
 log = logging.getLogger(__name__)
@@ -20,11 +23,19 @@ log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+"""The buckets in which commits are counted."""
+
+
 class Write(Protocol):
     """A batch of one kind of change."""
 
     def write(self, transaction: WriteTransaction, now_us: int) -> None:
         """Make the changes. A StoreError raised here drops the whole transaction, with everybody's changes."""
+
+    def __len__(self) -> int:
+        """How many changes that is, roughly."""
 
     def parts(self) -> Sequence[Write]:
         """Smaller writes that together make up this one; none when it cannot be divided. In a full store a
@@ -51,11 +62,16 @@ class Writer:
         self._thread: BatchThread[Write] = BatchThread("writer", self._commit)
         self.start = self._thread.start
         self.put = self._thread.put
+        self.call = self._thread.call
         self.stop = self._thread.stop
         self.commits = 0
+        self.seconds = Histogram(SECONDS)
+        """What commits took, their changes included."""
+        self.sizes = Histogram(SIZES)
+        """Changes in each."""
 
     def _commit(self, writes: list[Write]) -> None:
-        now_us = wall_us()
+        now_us, began = wall_us(), time.monotonic()
         at_work: Write | None = None
         try:
             with self._store.write() as transaction:
@@ -77,6 +93,8 @@ class Writer:
                 write.failed(failure)
             return
         self.commits += 1
+        self.seconds.add(time.monotonic() - began)
+        self.sizes.add(sum(map(len, writes)))
         for write in writes:
             try:
                 write.committed()
@@ -86,7 +104,7 @@ class Writer:
     @staticmethod
     def _failure(error: Exception) -> StoreError:
         if isinstance(error, StoreError):
-            log.error("could not write: %s", error)
+            log.error("could not write: %s", error, extra=event("write-failed"))
             return error
         log.error("a fault of this program: could not write", exc_info=error)
         return StoreFailed("the write failed", f"{type(error).__name__}: {error}", "report this as a bug")

@@ -72,6 +72,8 @@ class BrokerCore:
         self.waiting_bytes = 0
         self.stats: dict[str, int] = dict.fromkeys(mmi.COUNTERS, 0)
         self.documents = mmi.Documents()
+        self._delivered: dict[tuple[Peer, bytes], Request] = {}
+        """Requests that workers have, by their marks."""
         self._integrated: list[Service] = []
         self._output: list[Output] = []
         self._beats: Timers[WorkerPeer] = Timers()
@@ -164,7 +166,7 @@ class BrokerCore:
         What they had in hand is nobody's now: its clients ask again, like those of a broker that was killed.
         """
         for worker in list(self.workers.values()):
-            worker.request = None
+            self._take_from(worker)
             self._send_worker(worker, Command.DISCONNECT, (), now)
             self._forget(worker, now)
 
@@ -266,9 +268,8 @@ class BrokerCore:
         service = self.services.get(name)
         request = service.waiting.remove(peer, mark) if service is not None else None
         if service is None or request is None:
-            for worker in self.workers.values():
-                if worker.request is not None and worker.request.marked(peer, mark):
-                    worker.request.wanted = False
+            if (delivered := self._delivered.get((peer, mark))) is not None and delivered.service == name:
+                delivered.wanted = False
             return False
         self.waiting -= 1
         self.waiting_bytes -= request.size
@@ -335,7 +336,7 @@ class BrokerCore:
         if message is not None:
             self._output.append((request.peer, message))
         elif request.collected_size > self.config.max_body:
-            worker.request = None
+            self._take_from(worker)
             self._answer_error(request, 413, f"the PARTIALs of the reply passed {self.config.max_body} bytes")
             self._invalid(worker, now)
 
@@ -345,7 +346,7 @@ class BrokerCore:
             self._invalid(worker, now)
             return
         self.stats["replies"] += 1
-        worker.request = None
+        self._take_from(worker)
         self._output.append((request.peer, request.final(_as_workers(rest[2:]))))
         if worker.dialect.silent_when_busy:
             self._heard(worker, now)
@@ -391,12 +392,21 @@ class BrokerCore:
 
     def _deliver(self, worker: WorkerPeer, request: Request, now: float) -> None:
         worker.request = request
+        if (mark := request.mark) is not None:
+            self._delivered[mark] = request
         request.token = b"%016x" % next(self._tokens)
         request.deliveries += 1
         request.partials_seen = 0
         self._send_worker(worker, Command.REQUEST, (request.token, b"", *request.body), now)
         if worker.dialect.silent_when_busy:
             self._heard(worker, now)
+
+    def _take_from(self, worker: WorkerPeer) -> Request | None:
+        """The request that a worker has is not its any more."""
+        request, worker.request = worker.request, None
+        if request is not None and (mark := request.mark) is not None and self._delivered.get(mark) is request:
+            del self._delivered[mark]
+        return request
 
     def _send_worker(self, worker: WorkerPeer, command: Command, rest: tuple[bytes, ...], now: float) -> None:
         self._output.append((worker.peer, worker.dialect.encode(command, rest)))
@@ -411,13 +421,12 @@ class BrokerCore:
         self._silences.set(worker, now + silence)
 
     def _forget(self, worker: WorkerPeer, now: float) -> None:
-        service, request = worker.service, worker.request
+        service, request = worker.service, self._take_from(worker)
         del self.workers[worker.peer]
         self._beats.cancel(worker)
         self._silences.cancel(worker)
         service.idle.pop(worker, None)
         service.workers -= 1
-        worker.request = None
         if request is not None:
             self._deliver_again(request, service, now)
         self._drop_unused(service)

@@ -45,6 +45,9 @@ COUNTERS = (
 )
 """The counters of `mmi.stats`."""
 
+GAUGES = ("waiting", "waiting_bytes", "workers", "workers_busy", "services")
+"""What else it tells: what is there now."""
+
 
 @dataclass(frozen=True, slots=True)
 class About:
@@ -126,15 +129,20 @@ def _workers(core: BrokerCore, now: float) -> dict[str, int]:
     return {_text(service.name): service.workers for service in core.services.values() if service.workers}
 
 
-def _stats(core: BrokerCore, now: float) -> dict[str, int]:
+def counters(core: BrokerCore, workers_busy: int) -> dict[str, int]:
+    """What was counted since the start (`COUNTERS`), and what is there now (`GAUGES`)."""
     return {
         **core.stats,
         "waiting": core.waiting,
         "waiting_bytes": core.waiting_bytes,
         "workers": len(core.workers),
-        "workers_busy": sum(worker.request is not None for worker in core.workers.values()),
+        "workers_busy": workers_busy,
         "services": len(core.services),
     }
+
+
+def _stats(core: BrokerCore, now: float) -> dict[str, int]:
+    return counters(core, sum(worker.request is not None for worker in core.workers.values()))
 
 
 def _broker(core: BrokerCore, now: float) -> dict[str, Any]:

@@ -60,9 +60,10 @@ class Request:
         self.wanted = True
         """Not any more when its client took it back while a worker had it: no second worker gets it."""
 
-    def marked(self, peer: Peer, mark: bytes) -> bool:
-        """Whether it is a peer's, with this last address frame in front of it."""
-        return self.peer == peer and len(self.stack) >= 2 and self.stack[-2] == mark
+    @property
+    def mark(self) -> tuple[Peer, bytes] | None:
+        """Whose it is, and the last address frame that its peer put in front of it. None: there is none."""
+        return (self.peer, self.stack[-2]) if len(self.stack) >= 2 else None
 
     def partial(self, body: Frames) -> Frames | None:
         """The PARTIAL message for the client, or None when there is nothing to send (yet)."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import count
 
 from broker.core.mdp import Peer, WorkerDialect
 from broker.core.request import Request
+
+Key = tuple[Peer, bytes] | int
+Queue = OrderedDict[Key, Request]
 
 
 class WorkerPeer:
@@ -25,16 +29,17 @@ class WorkerPeer:
 class FairQueue:
     """Requests in order for each client, clients in turn: who sends a thousand delays nobody who sends one.
 
-    What `push_front` puts back comes before all else.
+    What `push_front` puts back comes before all else. Whatever is asked of it costs the same however many wait:
+    ordered dicts by the mark of the request, and by the client in the order of their turns.
     """
 
-    __slots__ = ("_front", "_length", "_queues", "_turns")
+    __slots__ = ("_front", "_length", "_queues", "_unmarked")
 
     def __init__(self) -> None:
-        self._front: deque[Request] = deque()
-        self._queues: dict[Peer, deque[Request]] = {}
-        self._turns: deque[Peer] = deque()
+        self._front: Queue = OrderedDict()
+        self._queues: OrderedDict[Peer, Queue] = OrderedDict()
         self._length = 0
+        self._unmarked = count()
 
     def __len__(self) -> int:
         return self._length
@@ -42,65 +47,60 @@ class FairQueue:
     def push(self, request: Request) -> None:
         queue = self._queues.get(request.peer)
         if queue is None:
-            queue = self._queues[request.peer] = deque()
-            self._turns.append(request.peer)
-        queue.append(request)
+            queue = self._queues[request.peer] = OrderedDict()
+        queue[self._key(request, queue)] = request
         self._length += 1
 
     def push_front(self, request: Request) -> None:
-        self._front.appendleft(request)
+        key = self._key(request, self._front)
+        self._front[key] = request
+        self._front.move_to_end(key, last=False)
         self._length += 1
 
     def pop(self) -> Request:
-        """The next request; IndexError when there is none."""
+        """The next request; KeyError when there is none."""
         if self._front:
-            request = self._front.popleft()
+            _, request = self._front.popitem(last=False)
         else:
-            peer = self._turns.popleft()
-            queue = self._queues[peer]
-            request = queue.popleft()
+            peer, queue = self._queues.popitem(last=False)
+            _, request = queue.popitem(last=False)
             if queue:
-                self._turns.append(peer)
-            else:
-                del self._queues[peer]
+                self._queues[peer] = queue  # behind the others
         self._length -= 1
         return request
 
     def remove(self, peer: Peer, mark: bytes) -> Request | None:
         """Take out a peer's request by the last address frame that the peer put in front of it."""
-        for queue in (self._front, self._queues.get(peer, ())):
-            for request in queue:
-                if request.marked(peer, mark):
-                    break
-            else:
-                continue
-            assert isinstance(queue, deque)
-            queue.remove(request)
-            if peer in self._queues and not self._queues[peer]:
+        key = (peer, mark)
+        request = self._front.pop(key, None)
+        if request is None and (queue := self._queues.get(peer)) is not None:
+            request = queue.pop(key, None)
+            if not queue:
                 del self._queues[peer]
-                self._turns.remove(peer)
+        if request is not None:
             self._length -= 1
-            return request
-        return None
+        return request
 
     def take_older(self, limit: float) -> Iterator[Request]:
         """Take out the requests that arrived at `limit` or before."""
-        if self._front:
-            fresh = deque(request for request in self._front if request.arrived > limit)
-            for request in self._front:
-                if request.arrived <= limit:
-                    self._length -= 1
-                    yield request
-            self._front = fresh
-        emptied = False
-        for queue in self._queues.values():
-            while queue and queue[0].arrived <= limit:
+        # Each queue is in the order of arrival, but for the front, where any may be the oldest.
+        for key in [key for key, request in self._front.items() if request.arrived <= limit]:
+            self._length -= 1
+            yield self._front.pop(key)
+        emptied = []
+        for peer, queue in self._queues.items():
+            while queue and next(iter(queue.values())).arrived <= limit:
                 self._length -= 1
-                yield queue.popleft()
-            emptied = emptied or not queue
-        if emptied:
-            self._turns = deque(peer for peer in self._turns if self._queues[peer])
-            self._queues = {peer: queue for peer, queue in self._queues.items() if queue}
+                yield queue.popitem(last=False)[1]
+            if not queue:
+                emptied.append(peer)
+        for peer in emptied:
+            del self._queues[peer]
+
+    def _key(self, request: Request, queue: Queue) -> Key:
+        """The key of a request: its mark, or, should it have none or one that is taken, a number."""
+        key = request.mark
+        return next(self._unmarked) if key is None or key in queue else key
 
 
 class Service:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from broker.config import WorkerConfig
 from broker.core.backoff import Backoff
-from broker.core.mdp import WORKER_V01, WORKER_V02, Command, Frames, Output, Peer, WorkerDialect
+from broker.core.mdp import WORKER_V01, WORKER_V02, Command, Frames, Output, Peer, WorkerDialect, read_error
 
 VERSIONS: dict[str, WorkerDialect] = {dialect.name: dialect for dialect in (WORKER_V01, WORKER_V02)}
 
@@ -62,6 +62,8 @@ class WorkerSession:
         self.dropped_replies = 0
         self.stopped = False
         """Whether `leave` is complete: good-bye was said and nothing is in hand."""
+        self.refused = False
+        """Whether the last thing that happened was that the broker sent us away when we had said READY."""
         self._version = 0
         self._heard_any = False
         self._backoff = Backoff(self.config.reconnect_first, self.config.reconnect_most)
@@ -89,6 +91,7 @@ class WorkerSession:
             return
         self._silent_at = now + self.config.heartbeat_interval * self.config.liveness
         command, rest = parsed
+        self.refused = command is Command.DISCONNECT and not self._heard_any
         self._heard_any = True
         if command is not Command.DISCONNECT:
             self._backoff.reset()
@@ -125,6 +128,11 @@ class WorkerSession:
         """Whether the broker has been heard on the present connection; without heartbeats: whether there is one."""
         return self.state is not SessionState.AWAY and (self._heard_any or not self.dialect.heartbeats)
 
+    @property
+    def stranded(self) -> bool:
+        """Whether a request is still being handled whose connection is gone: its reply will be dropped."""
+        return self._job_running and self.state is SessionState.AWAY
+
     # -- what a shell does with it ---------------------------------------------------------------------------
 
     def take_jobs(self) -> list[Job]:
@@ -148,7 +156,10 @@ class WorkerSession:
         if self.state is SessionState.BUSY:
             if self._unwatched:
                 self._silent_at = now + self.config.heartbeat_interval * self.config.liveness
-            self._send(Command.FINAL, (*self._envelope, *self._partials, *body), now)
+            # An error is told by how a body begins: behind parts it would be taken for one more of them.
+            parts = self._partials if read_error(body) is None else ()
+            self._send(Command.FINAL, (*self._envelope, *parts, *body), now)
+            self._partials = []
             self.state = SessionState.IDLE
         else:
             self.dropped_replies += 1

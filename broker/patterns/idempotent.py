@@ -13,7 +13,8 @@ from broker.client import Body, body_frames
 from broker.core.mdp import Frames
 from broker.errors import RemoteError
 from broker.patterns.core.idempotent import Replies, Stamp, Store, open_stamp
-from broker.worker import Handler, Reply, reply_frames
+from broker.replies import as_frames
+from broker.worker import Handler, Reply
 
 
 class Stamps:
@@ -85,13 +86,13 @@ class Idempotent:
         result: Any = self._handler(body)
         while isinstance(result, Generator):
             try:
-                part = reply_frames(next(result))
+                part = as_frames(next(result))
             except StopIteration as end:
                 result = end.value
             else:
                 parts.append(part)
                 yield part
-        parts.append(reply_frames(result))
+        parts.append(as_frames(result))
         with self._changed:
             self._store.put(stamp, parts, time.monotonic())
 

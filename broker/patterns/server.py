@@ -19,8 +19,9 @@ from broker.errors import RemoteError, UsageError
 from broker.handlers import Handlers
 from broker.loop import Loop
 from broker.patterns.core.replier import Ask, Replier
+from broker.replies import as_frames, failure
 from broker.router import Router
-from broker.worker import Handler, reply_frames
+from broker.worker import Handler
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Server:
         """Take what has arrived, as far as there is room."""
         while self._wants_more and (frames := self._router.receive()) is not None:
             self.core.receive(frames[0], frames[1:], now)
-            self._hand_over()
+            self._hand_over(now)
         return self._wants_more and self._router.skipping
 
     def tick(self, now: float) -> None:
@@ -150,10 +151,12 @@ class Server:
     def _leave(self) -> None:
         self._leaving = True
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, now: float) -> None:
         for ask in self.core.take_asks():
-            self._in_hand += 1
-            self._handlers.call(self._handle, ask)
+            if self._handlers.call(self._handle, ask):
+                self._in_hand += 1
+            else:
+                self.core.reply(ask, error_body(500, "the server cannot start a thread; try again later"), now)
 
     def _handle(self, ask: Ask) -> None:
         """Runs in a handler thread."""
@@ -163,10 +166,10 @@ class Server:
         try:
             return _whole(self._handler(body))
         except RemoteError as error:
-            return error_body(error.status, error.text, *reply_frames(error.detail))
+            return error_body(error.status, error.text, *as_frames(error.detail))
         except BaseException as error:  # SystemExit too: it would end this thread only, and silently
             log.exception("a handler failed")
-            return error_body(500, f"{type(error).__name__}: {error}")
+            return failure(error)
 
     def _reply(self, ask: Ask, body: Frames) -> None:
         self._in_hand -= 1
@@ -179,7 +182,7 @@ def _whole(result: Any) -> Frames:
     frames: Frames = []
     while isinstance(result, Generator):
         try:
-            frames += reply_frames(next(result))
+            frames += as_frames(next(result))
         except StopIteration as end:
             result = end.value
-    return frames + reply_frames(result)
+    return frames + as_frames(result)

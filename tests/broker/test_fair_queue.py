@@ -25,7 +25,7 @@ def test_in_turn() -> None:
     for body in ("a1", "a2", "a3", "b1", "b2", "c1"):
         queue.push(request(body[0], body))
     assert drain(queue) == "a1 b1 c1 a2 b2 a3"
-    with pytest.raises(IndexError):
+    with pytest.raises(KeyError):
         queue.pop()
 
 
@@ -67,3 +67,26 @@ def test_nobody_waits_for_more_than_one_of_each_other_client() -> None:
     assert got == sent
     last_c = max(at for at, peer in enumerate(turns) if peer == "c")
     assert last_c < 3 * len(sent["c"])
+
+
+def marked(peer: str, mark: str, body: str) -> Request:
+    return Request(peer, [mark.encode(), b""], CLIENT_V02, b"echo", [body.encode()], 0.0)
+
+
+def test_taking_one_out() -> None:
+    queue = FairQueue()
+    queue.push(request("a", "a0"))
+    for mark in "1234":
+        queue.push(marked("a", mark, f"a{mark}"))
+    queue.push(marked("a", "2", "a2 again"))
+    queue.push(marked("b", "1", "b1"))
+    queue.push_front(marked("c", "9", "c9"))
+    for peer, mark, body in (("a", "2", b"a2"), ("b", "1", b"b1"), ("c", "9", b"c9")):
+        found = queue.remove(peer, mark.encode())
+        assert found is not None
+        assert found.body == [body]
+    for peer, mark in (("a", "2"), ("b", "1"), ("c", "9"), ("c", "1"), ("x", "1")):
+        assert queue.remove(peer, mark.encode()) is None
+    assert len(queue) == 5
+    assert drain(queue) == "a0 a1 a3 a4 a2 again"
+    assert list(queue.take_older(1)) == []

@@ -11,7 +11,10 @@ from broker.core.service import FairQueue
 
 def queued(queue: FairQueue) -> list[Request]:
     """All that waits in a queue, in no order that matters."""
-    return [*queue._front, *(request for own in queue._queues.values() for request in own)]
+    assert all(queue._queues.values()), "a client without requests has turns"
+    rows = [row for own in (queue._front, *queue._queues.values()) for row in own.items()]
+    assert all(isinstance(key, int) or key == request.mark for key, request in rows)
+    return [request for _, request in rows]
 
 
 def check(core: BrokerCore) -> None:
@@ -25,7 +28,6 @@ def check(core: BrokerCore) -> None:
         assert not (service.idle and service.waiting), f"{name!r} has free workers while requests wait"
         held = queued(service.waiting)
         assert len(service.waiting) == len(held)
-        assert len(service.waiting._turns) == len(set(service.waiting._turns)) == len(service.waiting._queues)
         waiting += held
     assert core.waiting == len(waiting)
     assert core.waiting_bytes == sum(request.size for request in waiting)
@@ -39,6 +41,9 @@ def check(core: BrokerCore) -> None:
     in_hand = [worker.request for worker in core.workers.values() if worker.request]
     assert len({id(request) for request in [*in_hand, *waiting]}) == len(in_hand) + len(waiting)
 
+    assert {id(request) for request in core._delivered.values()} <= {id(request) for request in in_hand}
+    assert all(request.mark == mark for mark, request in core._delivered.items())
+
     registered = set(core.workers.values())
     assert set(core._beats._when) == set(core._silences._when) == registered
 
@@ -48,6 +53,7 @@ def check_empty(core: BrokerCore) -> None:
     check(core)
     assert core.services == {}
     assert core.workers == {}
+    assert core._delivered == {}
     assert (core.waiting, core.waiting_bytes) == (0, 0)
     for timers in (core._beats, core._silences):
         assert not timers._when

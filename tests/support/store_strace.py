@@ -123,7 +123,7 @@ def read_record(log: str, path: Path) -> list[Recorded]:
     lines = 0
     for line in log.splitlines():
         if match := _OPENED.search(line):
-            name = _bytes(match["path"]).decode(errors="replace")
+            name = unescaped(match["path"]).decode(errors="replace")
             opened[match["fd"]] = name, "O_DSYNC" in match["flags"]
             continue
         match = _CALL.match(line)
@@ -143,7 +143,7 @@ def read_record(log: str, path: Path) -> list[Recorded]:
         elif match["name"] in ("fdatasync", "fsync"):
             events.append(Sync())
         else:
-            chunks = b"".join(_bytes(text) for text in re.findall(r'"([^"]*)"', rest))
+            chunks = b"".join(unescaped(text) for text in re.findall(r'"([^"]*)"', rest))
             assert len(chunks) == int(match["result"]), f"not all of it is in the log: {line[:100]}"
             if match["name"] == "pwrite64":
                 offset = int(rest.rsplit(", ", 1)[1])
@@ -155,7 +155,8 @@ def read_record(log: str, path: Path) -> list[Recorded]:
     return events
 
 
-def _bytes(text: str) -> bytes:
+def unescaped(text: str) -> bytes:
+    """A string as strace prints it with `-xx`."""
     return bytes.fromhex(text.replace("\\x", ""))
 
 

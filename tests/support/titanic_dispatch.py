@@ -65,7 +65,7 @@ class Play:
             self.queue.setdefault(service.encode(), []).append(name.encode())
             self.priorities[name.encode()] = priority
             self.expires[name.encode()] = int(expires * 1e6)
-        self.core.arrived({service.encode(): priority})
+        self.core.arrived({service.encode(): priority}, self.now)
 
     def workers(self, service: str, count: int) -> None:
         self.present[service.encode()] = count
@@ -189,6 +189,8 @@ class Play:
         assert core._hungry.keys() <= core.backlogs.keys()
         settling = [flight.size for flight in core.flights.values() if flight.settling and not flight.held]
         assert core._settling_bytes == sum(settling)
+        expiring = [flight for flight in core.flights.values() if flight.expiring and not flight.held]
+        assert core._expiring == len(expiring)
 
     # -- the store -------------------------------------------------------------------------------------------
 
@@ -204,7 +206,9 @@ class Play:
                     return
                 rows = rows[:at]
                 break
-        self.core.fetched(fetch.service, [self.row(fetch.service, name) for name in rows], self.now)
+        self.core.fetched(
+            fetch.service, [self.row(fetch.service, name) for name in rows], self.now, int(self.now * 1e6)
+        )
 
     def key(self, service: bytes, name: bytes) -> bytes:
         """Its place in the queue."""

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TARGETS = ["help", "demo", "test", "torture", "lint", "format", "types", "check", "bench", "bench-peers"]
-TARGETS += ["wheel", "clean"]
+TARGETS += ["wheel", "deb", "clean"]
 
 PYTHON = """#!/bin/sh
 # Options: OLD, it is older than it must be; a file `bare`, it has no ensurepip.

@@ -10,7 +10,7 @@ import pytest
 
 from broker import ClientSession, Loop
 from titanic.dispatch.actions import Send
-from titanic.dispatch.courier import LocalCourier, Parts
+from titanic.dispatch.courier import MMI_TIMEOUT, LocalCourier, Parts
 from titanic.dispatch.lane_courier import LaneCourier
 
 NOW = 100.0
@@ -211,6 +211,26 @@ def test_a_late_reply_to_a_cancelled_request_is_dropped_and_not_taken_for_the_ne
     courier.deliver(NOW)
     assert heard.replies == {b"1": [b"in time"]}
     assert (courier._sends, courier._parts._frames, courier._abandoned, courier._recalled) == ({}, {}, {}, set())
+
+
+def test_a_question_to_have_one_back_is_asked_until_it_is_answered(heard: Heard) -> None:
+    courier, peer = local(heard)
+    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
+    heard.overdue = {b"1"}
+    courier.recall(b"1", NOW)
+    courier.push(NOW)
+    for tries in (1, 2, 3):
+        assert [frames[4] for frames in peer.sent].count(b"mmi.cancel") == tries
+        courier.session.tick(NOW + tries * 2 * MMI_TIMEOUT)
+        courier.deliver(NOW + tries * 2 * MMI_TIMEOUT)
+        courier.push(NOW + tries * 2 * MMI_TIMEOUT)
+    first, question = peer.sent[0], peer.sent[-1]
+    assert heard.done == [], "nobody has said that a worker has it"
+    courier.receive([[*question[:2], b"MDPC02", b"\3", b"mmi.cancel", b"200"]], NOW)
+    courier.receive([[*first[:2], b"MDPC02", b"\3", b"echo", b"MDPE01", b"499 cancelled by its client"]], NOW)
+    courier.deliver(NOW)
+    assert heard.replies == {b"1": [b"MDPE01", b"499 cancelled by its client"]}
+    assert (courier._sends, courier._tickets, courier._recalls, courier._recalled) == ({}, {}, {}, set())
 
 
 @pytest.mark.parametrize("reply_first", [True, False])

@@ -7,6 +7,8 @@ from support.titanic_dispatch import Play, names
 
 from titanic.config import ServiceLimits
 from titanic.dispatch.backlog import AHEAD
+from titanic.dispatch.core import OVERTAKE
+from titanic.store import DEFAULT_PRIORITY
 
 WORKERS = 2
 
@@ -74,3 +76,43 @@ def test_nothing_is_sent_ahead_when_the_workers_are_gone() -> None:
     play.later_by(10)
     work(play, 5, 0.001)
     assert len(play.sent) == sent
+
+
+def stuck_with_some_ahead() -> tuple[Play, list[str]]:
+    """A fast service that has become slow, and what it was given ahead: no worker has that yet."""
+    play = started()
+    work(play, 300, 0.001)
+    ahead = play.sent[len(play.ended) + WORKERS :]
+    assert len(ahead) > WORKERS
+    play.queued |= {name.encode() for name in ahead}
+    return play, ahead
+
+
+def test_a_more_urgent_one_overtakes_what_is_ahead_and_does_not_move() -> None:
+    play, ahead = stuck_with_some_ahead()
+    play.submit("echo", "urgent", priority=9)
+    play.later_by(OVERTAKE / 2)
+    assert "urgent" not in play.sent
+    play.later_by(OVERTAKE)
+    assert not play.queued
+    sent = play.sent[-len(ahead) :]
+    assert sent == ["urgent", *ahead[:-1]]
+    assert play.core.counts["returned"] == len(ahead)
+
+
+def test_what_moves_is_left_alone() -> None:
+    play, ahead = stuck_with_some_ahead()
+    play.queued.clear()  # all of it is with workers by the time that it is looked at
+    play.submit("echo", "urgent", priority=9)
+    work(play, len(ahead) + WORKERS, 0.001)
+    play.later_by(2 * OVERTAKE)
+    assert play.core.counts["returned"] == 0
+    assert "urgent" in play.sent
+
+
+@pytest.mark.parametrize("priority", [0, DEFAULT_PRIORITY])
+def test_what_is_not_more_urgent_overtakes_nothing(priority: int) -> None:
+    play, _ = stuck_with_some_ahead()
+    play.submit("echo", "another", priority=priority)
+    play.later_by(5 * OVERTAKE)
+    assert play.core.counts["returned"] == 0

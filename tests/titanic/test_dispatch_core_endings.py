@@ -329,7 +329,7 @@ def test_rows_that_come_when_it_is_too_late_are_not_sent() -> None:
     play.submit("echo", "a")
     play.core.present(b"echo", 1, play.now)
     play.core.stopping = True
-    play.core.fetched(b"echo", [play.row(b"echo", b"a")], play.now)
+    play.core.fetched(b"echo", [play.row(b"echo", b"a")], play.now, 0)
     assert play.core.take_sends(play.now, 0) == []
-    play.core.fetched(b"unknown", [], play.now)
+    play.core.fetched(b"unknown", [], play.now, 0)
     play.check()

@@ -295,3 +295,32 @@ def test_a_reply_that_fits_later_is_kept(times: int) -> None:
     play.write()
     assert play.ended["a"].frames == [b"A"]
     assert play.core.flights == {}
+
+
+def test_many_that_are_too_late_are_met_in_few_looks_and_take_no_place() -> None:
+    play = Play()
+    play.workers("echo", 1)
+    play.submit("echo", "first")
+    play.go()
+    play.submit("echo", *names("r", 3000), expires=play.now + 5)
+    play.submit("echo", "the last")
+    play.now += 5
+    fetches = play.fetches
+    play.reply("first", b"done")
+    assert play.fetches - fetches < 30
+    assert play.core.counts["expired"] == 3000
+    assert play.sent == ["first", "the last"]
+
+
+def test_what_had_ended_already_does_not_count() -> None:
+    play = Play(max_attempts=2)
+    play.workers("echo", 3)
+    play.submit("echo", "a", "b", "c")
+    play.go()
+    play.disk = "slow"
+    play.reply("a", b"A")
+    play.fail("b")
+    play.reply("c", b"C")
+    (first,), (second,), (third,) = play.unwritten
+    play.core.settled([first.uuid, second.uuid, third.uuid], [first, second])
+    assert (play.core.counts["succeeded"], play.core.counts["retried"]) == (1, 0)

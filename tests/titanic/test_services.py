@@ -12,6 +12,7 @@ import pytest
 
 from titanic import tsp
 from titanic.errors import StoreFailed, StoreFull
+from titanic.services import replying
 from titanic.services.asks import Answers
 from titanic.services.services import Services
 from titanic.store import MIN_CAPACITY, ReadTransaction, Status, Store, WriteTransaction
@@ -47,8 +48,8 @@ class Desk:
     def returned(self, services: Collection[bytes]) -> None:
         self.told.append(("returned", set(services)))
 
-    def look_at_clock(self) -> None:
-        self.told.append("clock")
+    def due_at(self, when_us: int) -> None:
+        self.told.append(when_us)
 
     def closed(self, uuids: list[bytes]) -> None:
         self.told.append(uuids)
@@ -75,6 +76,9 @@ class _Flag:
         self._event = event
 
     def write(self, transaction: WriteTransaction, now_us: int) -> None: ...
+
+    def __len__(self) -> int:
+        return 0
 
     def committed(self) -> None:
         self._event.set()
@@ -138,6 +142,90 @@ def test_one_damaged_reply_fails_no_other(desk: Desk) -> None:
     assert answers[0] == answers[2] == [b"200", b"R"]
     assert answers[1][0].startswith(b"500 not read: ")
     assert desk.ask(tsp.CLOSE, [bad]) == [[b"200"]]
+
+
+def test_replies_to_several_in_one_message(desk: Desk) -> None:
+    done, failed, pending, damaged = accept(desk, b"a", b"a", b"a", b"a")
+    ends = ((done, Status.DONE, [b"R", b"S"]), (failed, Status.FAILED, [b"why"]), (damaged, Status.DONE, [b"R"]))
+    with desk.store.write() as transaction:
+        for uuid, status, frames in ends:
+            transaction.finish(
+                bytes.fromhex(uuid.decode()), status, frames, attempts=1, dispatched_at=1, finished_at=2, reason="x"
+            )
+        record = bytearray(transaction._txn.get(bytes.fromhex(damaged.decode()), db=transaction._db.replies))
+        record[-1] ^= 1
+        transaction._txn.put(bytes.fromhex(damaged.decode()), bytes(record), db=transaction._db.replies)
+    unknown = b"0" * 32
+    (answer,) = desk.ask(tsp.REPLY, [b"\n".join((pending, failed, unknown, damaged, done, done.upper()))])
+    text = answer.pop(4)
+    assert answer == [b"200", b"300 0\n500 2\n400 0\n500 1\n200 2\n200 2", b"failed: x", b"why", *[b"R", b"S"] * 2]
+    assert text.startswith(b"not read: ")
+    assert desk.services.counts["replies_given"] == 4
+
+
+def test_an_answer_to_several_ends_when_it_is_large_enough(desk: Desk) -> None:
+    uuids = accept(desk, b"a", b"a", b"a")
+    for uuid in uuids:
+        with desk.store.write() as transaction:
+            transaction.finish(
+                bytes.fromhex(uuid.decode()),
+                Status.DONE,
+                [bytes(replying.MOST_BYTES // 2)],
+                attempts=1,
+                dispatched_at=1,
+                finished_at=2,
+            )
+    (answer,) = desk.ask(tsp.REPLY, [b"\n".join(uuids)])
+    assert [len(frame) for frame in answer[2:]] == [replying.MOST_BYTES // 2] * 2
+    assert answer[1] == b"200 1\n200 1"
+
+
+@pytest.mark.parametrize("name", [tsp.REPLY, tsp.CLOSE])
+def test_several_of_which_one_is_none_are_refused_as_a_whole(desk: Desk, name: bytes) -> None:
+    (uuid,) = accept(desk, b"a")
+    most = [uuid] * tsp.MOST_UUIDS
+    lists = ([uuid, b"x"], [uuid, b""], [b"", uuid], [*most, uuid], [b"\n"] * 5000)
+    bodies = [b"\n".join(frames) for frames in lists]
+    assert desk.ask(name, *([body] for body in bodies), [uuid, uuid]) == [tsp.BAD_UUID] * 6
+    assert desk.ask(tsp.REPLY, [uuid]) == [[b"300"]]
+    assert desk.ask(name, [b"\n".join(most)])[0][0] == b"200"
+
+
+def test_several_are_closed_at_once(desk: Desk) -> None:
+    first, second, third, fourth = accept(desk, b"a", b"a", b"a", b"a")
+    answers = desk.ask(tsp.CLOSE, [b"\n".join((first, b"0" * 32, second, second))], [b"bad"], [third])
+    assert answers == [[b"200"], tsp.BAD_UUID, [b"200"]]
+    assert desk.told[1:] == [[bytes.fromhex(uuid.decode()) for uuid in (first, second, third)]]
+    assert desk.ask(tsp.REPLY, [b"\n".join((first, second, third, fourth))]) == [
+        [b"200", b"400 0\n400 0\n400 0\n300 0"]
+    ]
+
+
+def test_closing_several_in_parts_is_answered_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a full store a transaction must not change too much, and nobody knows before what is too much."""
+    uuids = accept(desk, *[b"a"] * 9)
+    closed = 0
+    close, leave = WriteTransaction.close, WriteTransaction.__exit__
+
+    def counting(self: WriteTransaction, uuid: bytes, now_us: int | None = None) -> Any:
+        nonlocal closed
+        closed += 1
+        return close(self, uuid, now_us)
+
+    def limited(self: WriteTransaction, *args: Any) -> None:
+        nonlocal closed
+        if closed > 2:
+            closed = 0
+            self._txn.abort()
+            raise StoreFull(1, 1)
+        closed = 0
+        leave(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WriteTransaction, "close", counting)
+        patch.setattr(WriteTransaction, "__exit__", limited)
+        assert desk.ask(tsp.CLOSE, [b"\n".join(uuids[:8])], [b"bad"], [uuids[8]]) == [[b"200"], tsp.BAD_UUID, [b"200"]]
+    assert desk.ask(tsp.REPLY, [b"\n".join(uuids)]) == [[b"200", b"\n".join([b"400 0"] * 9)]]
 
 
 def test_a_fault_of_the_program_is_answered_too(

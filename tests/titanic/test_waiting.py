@@ -135,6 +135,21 @@ def test_more_than_can_wait_are_refused(hall: Hall, monkeypatch: pytest.MonkeyPa
     assert hall.looks == asks[:2]
 
 
+def test_those_who_are_forgotten_are_not_answered(hall: Hall) -> None:
+    looked_for, waiting_, other = Ask(), Ask(), Ask()
+    hall.waiters.add([waiting_, other], 0)
+    hall.store_says(b"300")
+    hall.waiters.add([looked_for], 0)
+    for ask in (looked_for, waiting_, waiting_, Ask()):
+        hall.waiters.forget(ask)
+    hall.store_says(b"300")
+    hall.waiters.wake([UUID])
+    hall.store_says(b"200", b"x")
+    assert hall.answers == {other: [b"200", b"x"]}
+    assert len(hall.waiters) == 0
+    assert hall.waiters.next_deadline() is None
+
+
 def test_all_are_answered_at_the_end(hall: Hall) -> None:
     before, after = [Ask(), Ask(uuid=OTHER)], Ask()
     hall.waiters.add(before, 0)
@@ -168,3 +183,18 @@ def test_what_is_no_wait(hall: Hall, body: list[bytes]) -> None:
     hall.waiters.add([ask], 0)
     assert hall.answers == {ask: waiting.BAD_WAIT}
     assert hall.looks == []
+
+
+def test_when_there_is_no_more_room_those_are_sent_away_that_have_waited_for_longest(hall: Hall) -> None:
+    hall.waiters.room = 2
+    asks = [Ask(uuid=bytes([number]) * 16) for number in range(5)]
+    hall.waiters.add(asks[:3], 0)
+    assert hall.answers == {}, "the store was not looked at for anyone yet"
+    hall.store_says(b"300")
+    assert hall.answers == {asks[0]: [b"300"]}
+    hall.waiters.add(asks[3:], 1)
+    assert hall.answers == {key: [b"300"] for key in asks[:3]}
+    hall.store_says(b"200", b"x")
+    assert hall.answers == {key: [b"300"] for key in asks[:3]} | {key: [b"200", b"x"] for key in asks[3:]}
+    assert len(hall.waiters) == 0
+    assert hall.waiters.next_deadline() is None

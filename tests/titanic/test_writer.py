@@ -30,6 +30,9 @@ class Put:
         if self.error is not None:
             raise self.error
 
+    def __len__(self) -> int:
+        return 1
+
     def parts(self) -> list[Put]:
         return []
 
@@ -135,6 +138,9 @@ class Pile:
     def write(self, transaction: WriteTransaction, now_us: int) -> None:
         if len(self.items) > 2:
             raise StoreFull(1, 1)
+
+    def __len__(self) -> int:
+        return len(self.items)
 
     def parts(self) -> list[Pile]:
         return [Pile(list(half), self.heard) for half in halves(self.items)]

@@ -18,8 +18,9 @@ BATCH = 100
 
 
 def accept(stage: Stage, count: int, *, window: int = 1000, body: bytes = BODY) -> None:
-    """Stored and acknowledged."""
-    stage.client.submit_many(ABSENT, [body] * count, window=window)
+    """Stored and acknowledged, each in a message of its own."""
+    with Pipeline(stage.endpoint, timeout=PATIENCE) as pipeline:
+        _all_fine(pipeline.map(tsp.REQUEST, [[ABSENT, body]] * count, window=window))
 
 
 def accept_one(stage: Stage, count: int) -> None:

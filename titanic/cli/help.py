@@ -6,6 +6,10 @@ from functools import partial
 from typing import Any
 
 import click
+from click.core import ParameterSource
+
+ARGUMENTS = "titanic.arguments"
+"""Where a context keeps what a command was called with."""
 
 
 class Option(click.Option):
@@ -14,6 +18,16 @@ class Option(click.Option):
     def __init__(self, *names: Any, group: str = "", **settings: Any) -> None:
         super().__init__(*names, **settings)
         self.group = group
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """As ever; a complaint about what the environment says names the variable."""
+        try:
+            return super().process_value(ctx, value)
+        except click.BadParameter as error:
+            if ctx.get_parameter_source(self.name or "") is not ParameterSource.ENVIRONMENT:
+                raise
+            where = f"{error.message} (from {self.envvar} in the environment)"
+            raise click.BadParameter(where, ctx, self) from error
 
 
 class Command(click.Command):
@@ -28,6 +42,17 @@ class Command(click.Command):
         for group, records in groups.items():
             with formatter.section(group or "Options"):
                 formatter.write_dl(records)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As ever; the arguments are kept for `parse_again`."""
+        ctx.meta[ARGUMENTS] = list(args)
+        return super().parse_args(ctx, args)
+
+
+def parse_again(context: click.Context) -> dict[str, Any]:
+    """What a command's parameters would be if it were called now: its file may have changed. Raises UsageError."""
+    with context.command.make_context(context.info_name, list(context.meta[ARGUMENTS]), context.parent) as again:
+        return dict(again.params)
 
 
 command = partial(click.command, cls=Command)

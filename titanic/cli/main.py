@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import re
 import sys
 from importlib import import_module
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import click
 
 import broker
-from titanic.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PENDING, EXIT_UNKNOWN, say
+from titanic.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PENDING, EXIT_UNKNOWN, EXIT_USAGE, say
 from titanic.errors import TimedOut, TitanicError, UnknownRequest
 from titanic.version import __version__
 
@@ -26,7 +27,8 @@ COMMANDS = {
     "close": ("queue", "Delete requests and their replies."),
     "call": ("queue", "Send a plain request, nothing stored."),
     "work": ("work", "Serve a service with any command."),
-    "status": ("inspect", "What is stored, who waits, who works."),
+    "status": ("status", "What is stored, who waits, who works."),
+    "health": ("status", "Whether all is well, for scripts."),
     "ls": ("inspect", "List stored requests."),
     "show": ("inspect", "All about one request."),
     "retry": ("mend", "Give requests that failed another life."),
@@ -35,6 +37,7 @@ COMMANDS = {
     "backup": ("store", "Copy a store, also while it is used."),
     "restore": ("store", "Make a store from a backup."),
     "pattern": ("pattern", "Run another of the Guide's reliability patterns."),
+    "config": ("config", "What is set, and where; check a file."),
     "bench": ("bench", "Measure the speed of this machine."),
     "demo": ("demo", "See what it is for, in under a minute."),
 }
@@ -89,15 +92,21 @@ class Titanic(click.Group):
             say(error)
             sys.exit(EXIT_UNKNOWN)
         except (TitanicError, broker.BrokerError) as error:
-            say(error)
-            sys.exit(EXIT_FAILED)
+            say(re.sub(r"\[Errno \d+\] ", "", str(error)))
+            sys.exit(EXIT_USAGE if _cannot_be(error) else EXIT_FAILED)
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader of our output has seen enough: click ends quietly
                 raise
-            say(error)
+            say("; ".join(str(part) for part in (error.filename, error.strerror or error) if part))
             sys.exit(EXIT_FAILED)
         except KeyboardInterrupt:
             sys.exit(EXIT_INTERRUPTED)
+
+
+def _cannot_be(error: Exception) -> bool:
+    """Whether an endpoint is at fault that is of no use to anybody: one that is taken may be free later."""
+    found = error if isinstance(error, broker.EndpointError) else error.__cause__
+    return isinstance(found, broker.EndpointError) and getattr(found.__cause__, "errno", None) != errno.EADDRINUSE
 
 
 @click.group(cls=Titanic, context_settings={"help_option_names": ["-h", "--help"]})
@@ -115,6 +124,8 @@ def main() -> None:
 
     Every option can also be given as an environment variable, TITANIC_ and its name in capitals, and in a TOML
     file named by --config or TITANIC_CONFIG: keys at its top for all commands, tables like [serve] for one.
+    Times are seconds or have a unit, as in 90s, 5m, 1.5h, 30d; so have sizes, as in 64MiB, 1.5GB.
+    `titanic config show` tells what counts and where it was said.
 
     \b
     Completion in this shell (zsh_source and fish_source do the same for theirs):
@@ -124,5 +135,5 @@ def main() -> None:
     Exit codes:
       0  fine                               3  timed out, or still pending
       1  refused or failed                  4  unknown UUID
-      2  wrong usage                      130  interrupted
+      2  wrong usage                 130, 143  ended by Ctrl-C or SIGTERM
     """

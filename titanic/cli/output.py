@@ -1,6 +1,7 @@
 """How results are shown: tables for people, JSON for programs, bodies as they are; and the exit codes.
 
-0  fine     1  refused or failed     2  usage     3  timed out, still pending     4  unknown UUID     130  Ctrl-C
+0  fine     1  refused or failed     2  usage     3  timed out, still pending     4  unknown UUID
+130, 143  ended by Ctrl-C or SIGTERM
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import click
 
 from titanic.text import printable
 
-EXIT_FAILED, EXIT_PENDING, EXIT_UNKNOWN, EXIT_INTERRUPTED = 1, 3, 4, 130
+EXIT_FAILED, EXIT_USAGE, EXIT_PENDING, EXIT_UNKNOWN, EXIT_INTERRUPTED = 1, 2, 3, 4, 130
 
 
 def say(message: object, detail: Sequence[bytes] = ()) -> None:

@@ -1,34 +1,25 @@
-"""How commands that run until they are stopped say that they run, log, and stop."""
+"""How commands that run until they are stopped say that they run, and stop."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
 
 import click
 
-from titanic.version import __version__
+from titanic import logs
 
 LAST_WORDS = 1.0
 """Seconds that a command has to say good-bye when it is to end at once."""
 
 
-def say(text: str) -> None:
-    """A line on stderr with the version."""
-    click.echo(f"titanic {__version__} {text}", err=True)
-
-
-def log_to_stderr(level: str) -> None:
-    """Let the log begin."""
-    logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+def say(text: str, event: str) -> None:
+    """A line on stderr about the command itself; `event` is its fixed word in JSON."""
+    click.echo(logs.line(text, event), err=True, nl=False)
 
 
 class Ending:
@@ -51,7 +42,7 @@ class Ending:
         self._asked += 1
         if self._asked == 1:
             with contextlib.suppress(OSError):
-                os.write(2, f"titanic {__version__} stopping\n".encode())  # sys.stderr may be in the middle of a write
+                os.write(2, logs.line("stopping", "stopping").encode())  # sys.stderr may be in the middle of a write
             self._stop()
             return
         self.code = 128 + number

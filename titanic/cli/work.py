@@ -15,10 +15,11 @@ import threading
 import click
 
 from broker import RemoteError, Worker, WorkerConfig
+from titanic import logs
 from titanic.cli.help import command
-from titanic.cli.options import configured, endpoint_option, option, seconds
+from titanic.cli.options import configured, endpoint_option, log_options, option, seconds
 from titanic.cli.output import as_text
-from titanic.cli.running import Ending, log_to_stderr, say
+from titanic.cli.running import Ending, say
 from titanic.tsp import Frames
 
 log = logging.getLogger("titanic.work")
@@ -115,9 +116,18 @@ class CommandHandler:
 @seconds("--heartbeat", least=0.01, default=2.5, help="Between heartbeats.")
 @seconds("--limit", least=0.001, default=None, help="End a command that takes longer.")
 @option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests to work on at a time.")
+@log_options[1]
+@log_options[0]
 @configured
 def work(
-    service: str, command: tuple[str, ...], jobs: int, limit: float | None, heartbeat: float, endpoint: tuple[str, ...]
+    service: str,
+    command: tuple[str, ...],
+    jobs: int,
+    limit: float | None,
+    heartbeat: float,
+    endpoint: tuple[str, ...],
+    log_level: str,
+    log_format: str,
 ) -> None:
     """Serve SERVICE with a command: COMMAND is run for each request.
 
@@ -132,7 +142,7 @@ def work(
     Example:
       titanic work upper --jobs 4 -- tr a-z A-Z
     """
-    log_to_stderr("info")
+    logs.begin(log_level, log_format)
     if shutil.which(command[0]) is None:
         raise click.UsageError(f"command not found: {command[0]}")
     handler = CommandHandler(command, limit)
@@ -143,6 +153,6 @@ def work(
         handler.kill_all()
 
     ending = Ending(worker.stop, at_once)
-    say(f"connecting to {' or '.join(endpoint)} to work on {service}")
+    say(f"connecting to {' or '.join(endpoint)} to work on {service}", "serving")
     worker.run()
     sys.exit(ending.code)

@@ -17,11 +17,13 @@ class Fetch(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send a request to its service: answer with `replied`."""
+    """Send a request to its service: answer with `replied`. `mortal`: its time to live has an end, so it is not to be
+    sent again without a look at the clock."""
 
     uuid: bytes
     service: bytes
     body: Frames
+    mortal: bool = False
 
 
 class Finish(NamedTuple):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from titanic.services.submission import Policy
-from titanic.store import priority_in
+from titanic.store import MAX_PRIORITY, priority_in
+
+HIGHEST = MAX_PRIORITY
 
 AHEAD = 0.01
 """Seconds of work that a service is given ahead. A worker that is free then has its next request from the broker at
@@ -26,11 +28,14 @@ class Backlog:
         "finished",
         "in_flight",
         "known",
+        "late",
+        "least_urgent",
         "lingering",
         "name",
         "pause",
         "room",
         "trouble",
+        "urgent",
         "waiting",
     )
 
@@ -50,6 +55,12 @@ class Backlog:
         """How many may be in flight: as many as there are workers, 0 when there is none; None: not known yet."""
         self.ahead = 0
         """How many more may be sent, to wait at the broker for the worker that is free next."""
+        self.late = 0
+        """How many more than it has room for are looked at: of those at the last look the time was over."""
+        self.least_urgent = HIGHEST
+        """The lowest priority among those that were sent since nothing was in flight."""
+        self.urgent = 0
+        """The highest priority of those that came while others were ahead, since that was looked at."""
         self.finished = 0
         """Attempts that ended since `counted_from`."""
         self.counted_from = 0.0
@@ -71,6 +82,11 @@ class Backlog:
     def taken(self) -> int:
         """How many workers it has that can take nothing now."""
         return self.in_flight + self.lingering
+
+    @property
+    def surplus(self) -> int:
+        """How many more are with the broker than workers can have."""
+        return max(0, self.in_flight - (self.room or 0))
 
     @property
     def hungry(self) -> bool:
@@ -118,10 +134,13 @@ class Flight:
         "backlog",
         "closed",
         "expires_at",
+        "expiring",
         "held",
         "max_attempts",
         "overdue",
         "policy",
+        "priority",
+        "recalled",
         "refused",
         "settling",
         "size",
@@ -129,7 +148,14 @@ class Flight:
     )
 
     def __init__(
-        self, backlog: Backlog, attempts: int, max_attempts: int, policy: Policy, expires_at: int, started: float
+        self,
+        backlog: Backlog,
+        attempts: int,
+        max_attempts: int,
+        policy: Policy,
+        expires_at: int,
+        started: float,
+        priority: int = HIGHEST,
     ) -> None:
         self.backlog = backlog
         self.attempts = attempts
@@ -138,12 +164,17 @@ class Flight:
         self.expires_at = expires_at
         """The end of its time to live, µs since the epoch; 0: none."""
         self.started = started
+        self.priority = priority
+        self.recalled = False
+        """Whether the broker was asked for it, because of others that are more urgent."""
         self.refused = 0
         """How often its outcome found no room in the store."""
         self.settling = False
         """Whether its attempt is over and the outcome on its way to the disk."""
         self.size = 0
         """Memory of that outcome, roughly."""
+        self.expiring = False
+        """Whether that outcome is that its time is over."""
         self.held = False
         """Whether the disk did not take the outcome. It keeps its place meanwhile, as if it were still with the
         worker: a disk that fails must not let results pile up in memory."""

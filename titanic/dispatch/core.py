@@ -16,6 +16,7 @@ A request in flight ends in one of these ways:
                                               its worker has no place for another one
     no reply in time, and no worker had it  → back to the queue, as with 503
     its time to live is over before it is sent → Finish expired
+    more urgent ones came, and what is ahead of them at the broker does not move → back to the queue
     closed by its client                    → forgotten, a reply that still comes is dropped
 
 Everything that happened is told by methods, everything to be done is taken with the `take_` methods. What is
@@ -34,7 +35,7 @@ from titanic.config import ServerConfig
 from titanic.dispatch.actions import Fetch, Finish, Outcome, Postpone, Send
 from titanic.dispatch.backlog import Backlog, Flight
 from titanic.services.submission import Policy, read_policy
-from titanic.store import ReadyRow, Status
+from titanic.store import ReadyRow, Status, priority_in
 from titanic.tsp import Frames
 
 NEVER_TAKEN = (400, 413)
@@ -53,6 +54,16 @@ faster than the disk must not fill the memory."""
 
 QUESTIONS = 200
 """Questions a second about services that are absent, roughly, at a broker that must be asked for each."""
+
+OVERTAKE = 0.05
+"""Seconds for which a more urgent request waits for what was sent ahead of it. Then that is taken back."""
+
+LATE_MOST = 256
+"""Requests whose time is over of which one look into the store brings more than can be sent, at most."""
+
+EXPIRING_MOST = 1000
+"""Requests whose time is over that are on their way to the disk, beyond which no more are looked for: all that is
+written goes through one thread, and others wait there, too."""
 
 FOOTPRINT = 500
 """Bytes of memory that an outcome takes besides its frames, roughly."""
@@ -86,10 +97,13 @@ class DispatchCore:
         self._limits: Timers[bytes] = Timers()
         self._lapses: Timers[bytes] = Timers()
         """When the time to live of what was sent is over."""
+        self._overtakes: Timers[bytes] = Timers()
+        """When it is looked at whether urgent requests of a service still wait."""
         self._sends: list[Send] = []
         self._recalls: list[bytes] = []
         self._outcomes: list[Outcome] = []
         self._settling_bytes = 0
+        self._expiring = 0
         self._rewrites: list[Outcome] = []
         self._rewrite_at: float | None = None
         self._rewrite_pause = 0.0
@@ -97,11 +111,15 @@ class DispatchCore:
 
     # -- what happened ---------------------------------------------------------------------------------------
 
-    def arrived(self, services: Mapping[bytes, int]) -> None:
+    def arrived(self, services: Mapping[bytes, int], now: float) -> None:
         """These services have new requests in the store, the highest priority of which is given."""
         for name, priority in services.items():
             backlog = self._backlog(name)
             backlog.added(priority)
+            if priority > backlog.least_urgent and backlog.surplus:
+                backlog.urgent = max(backlog.urgent, priority)
+                if name not in self._overtakes:
+                    self._overtakes.set(name, now + OVERTAKE)
             self._place(backlog)
 
     def returned(self, services: Iterable[bytes]) -> None:
@@ -136,20 +154,30 @@ class DispatchCore:
         for name in [name for name in workers if name in self._absent]:
             self.present(name, workers[name], now)
 
-    def fetched(self, name: bytes, rows: Sequence[ReadyRow], now: float) -> None:
-        """What the store had for a `Fetch`. It may be less than was asked for; nothing means that there is no more."""
+    def fetched(self, name: bytes, rows: Sequence[ReadyRow], now: float, wall_us: int) -> None:
+        """What the store had for a `Fetch`. It may be less than was asked for; nothing means that there is no more.
+
+        `wall_us` is the time of day. Those whose time is over expire here, and take no worker's place.
+        """
         backlog = self.backlogs.get(name)
         if backlog is None:
             return
         backlog.waiting = bool(rows)
+        late = 0
         for row in rows:
             if row.uuid in self.flights:
                 backlog.cursor = row.key
+            elif 0 < row.expires_at <= wall_us and not self.stopping:
+                backlog.cursor = row.key
+                self._take_off(row.uuid, backlog, self._flight(row, backlog, now))
+                self._expired(row.uuid)
+                late += 1
             elif backlog.free and not self.stopping:
                 backlog.cursor = row.key
                 self._begin(row, backlog, now)
             else:
                 break
+        backlog.late = min(LATE_MOST, 2 * late)
         self._place(backlog)
 
     def damaged(self, name: bytes, uuid: bytes, reason: str, now: float) -> None:
@@ -203,6 +231,9 @@ class DispatchCore:
             flight = self.flights.get(uuid)
             if flight is not None and not flight.settling and not flight.closed:
                 self._recalls.append(uuid)  # if no worker has it yet, none is to begin
+        for name in self._overtakes.due(now):
+            if (backlog := self.backlogs.get(name)) is not None:
+                self._overtake(backlog, now)
 
     def kept(self, uuid: bytes) -> bool:
         """A request cannot be taken back: a worker has it, or nobody can say. Whether this attempt is over therefore:
@@ -221,13 +252,17 @@ class DispatchCore:
         backlog.lingering -= 1
         self._place(backlog)
 
-    def settled(self, uuids: Iterable[bytes]) -> None:
-        """The outcomes of these requests are on disk."""
+    def settled(self, uuids: Iterable[bytes], moot: Iterable[Outcome] = ()) -> None:
+        """The outcomes of these requests are on disk. `moot`: outcomes that changed nothing there, because the
+        requests had ended or were closed already; they don't count."""
         self._rewrite_pause = 0.0
+        for outcome in moot:
+            self.counts[_COUNTED_AS[outcome.status] if isinstance(outcome, Finish) else "retried"] -= 1
         for uuid in uuids:
             flight = self._forget(uuid)
             if flight is not None and not flight.held:
                 self._settling_bytes -= flight.size
+                self._expiring -= flight.expiring
 
     def unsettled(self, outcomes: Sequence[Outcome], now: float, *, full: bool = False) -> None:
         """The outcomes could not be written: try it again after a while.
@@ -242,6 +277,7 @@ class DispatchCore:
             if not flight.held:
                 flight.held = True
                 self._settling_bytes -= flight.size
+                self._expiring -= flight.expiring
                 flight.backlog.in_flight += 1
                 self._place(flight.backlog)
         self._rewrites += outcomes
@@ -261,6 +297,10 @@ class DispatchCore:
     def set_alarm(self, when: float | None) -> None:
         """When the next delayed request is due; None: there is none."""
         self._alarm = when
+
+    def hasten_alarm(self, when: float) -> None:
+        """One more delayed request is due then."""
+        self._alarm = when if self._alarm is None else min(self._alarm, when)
 
     # -- what is to be done ----------------------------------------------------------------------------------
 
@@ -291,9 +331,11 @@ class DispatchCore:
             return []
         fetches = []
         for name, backlog in self._hungry.items():
+            if backlog.late and self._expiring >= EXPIRING_MOST:
+                continue
             # After a rewind the rows that are known already are met again, and passed over.
             known = backlog.known if backlog.cursor is None else 0
-            fetches.append(Fetch(name, backlog.cursor, backlog.free + known))
+            fetches.append(Fetch(name, backlog.cursor, backlog.free + known + backlog.late))
         return fetches
 
     def take_sends(self, now: float, wall_us: int) -> list[Send]:
@@ -304,15 +346,17 @@ class DispatchCore:
         so nothing is sent whose end is on its way to the disk.
         """
         sends, self._sends = self._sends, []
-        late = [send for send in sends if 0 < self.flights[send.uuid].expires_at <= wall_us]
-        for send in late:
-            sends.remove(send)
-            self._expired(send.uuid)
+        good = []
         for send in sends:
-            if end := self.flights[send.uuid].expires_at:
+            end = self.flights[send.uuid].expires_at
+            if 0 < end <= wall_us:
+                self._expired(send.uuid)
+                continue
+            if end:
                 self._lapses.set(send.uuid, now + (end - wall_us) / 1e6)
-        self.counts["dispatched"] += len(sends)
-        return sends
+            good.append(send)
+        self.counts["dispatched"] += len(good)
+        return good
 
     def take_recalls(self) -> list[bytes]:
         """Requests to be taken back, if no worker has them yet: answer with `replied`, or first with `kept`."""
@@ -340,7 +384,7 @@ class DispatchCore:
 
     def next_deadline(self) -> float | None:
         """When something is to be done without anything having happened."""
-        times = [self._rewrite_at, self._limits.next(), self._lapses.next()]
+        times = [self._rewrite_at, self._limits.next(), self._lapses.next(), self._overtakes.next()]
         if not self.stopping:
             times += (self._questions.next(), self._alarm, self._survey_at if self._survey_due else None)
         return min((time for time in times if time is not None), default=None)
@@ -379,13 +423,36 @@ class DispatchCore:
         limits = self.config.limits.get(name)
         return 0 if limits is not None and limits.running else self.most_ahead
 
-    def _begin(self, row: ReadyRow, backlog: Backlog, now: float) -> None:
+    def _flight(self, row: ReadyRow, backlog: Backlog, now: float) -> Flight:
         policy = read_policy(row.options) if row.options else _NO_POLICY
-        max_attempts = row.max_attempts or self.config.max_attempts
-        self._take_off(row.uuid, backlog, Flight(backlog, row.attempts, max_attempts, policy, row.expires_at, now))
-        if policy.limit:
-            self._limits.set(row.uuid, now + policy.limit)
-        self._sends.append(Send(row.uuid, backlog.name, row.body))
+        most = row.max_attempts or self.config.max_attempts
+        return Flight(backlog, row.attempts, most, policy, row.expires_at, now, priority_in(row.key))
+
+    def _begin(self, row: ReadyRow, backlog: Backlog, now: float) -> None:
+        flight = self._flight(row, backlog, now)
+        if not backlog.in_flight:
+            backlog.least_urgent = flight.priority
+        backlog.least_urgent = min(backlog.least_urgent, flight.priority)
+        self._take_off(row.uuid, backlog, flight)
+        if flight.policy.limit:
+            self._limits.set(row.uuid, now + flight.policy.limit)
+        self._sends.append(Send(row.uuid, backlog.name, row.body, row.expires_at > 0))
+
+    def _overtake(self, backlog: Backlog, now: float) -> None:
+        """Take back what was sent ahead and is less urgent than what has come since."""
+        urgent, backlog.urgent = backlog.urgent, 0
+        behind = [
+            (uuid, flight)
+            for uuid, flight in self.flights.items()
+            if flight.backlog is backlog
+            and flight.priority < urgent
+            and flight.started <= now - OVERTAKE
+            and not (flight.settling or flight.closed or flight.recalled)
+        ]
+        # Those that were sent last are those that no worker has yet.
+        for uuid, flight in behind[-backlog.surplus :] if backlog.surplus else []:
+            flight.recalled = True
+            self._recalls.append(uuid)
 
     def _take_off(self, uuid: bytes, backlog: Backlog, flight: Flight) -> None:
         backlog.in_flight += 1
@@ -396,6 +463,8 @@ class DispatchCore:
         flight = self._landing(uuid)
         if flight is not None:
             reason = f"not done in time, after {flight.attempts} attempts"
+            flight.expiring = True
+            self._expiring += 1
             self._finish(uuid, flight, Status.EXPIRED, [], reason)
 
     def _landing(self, uuid: bytes) -> Flight | None:
@@ -473,5 +542,6 @@ class DispatchCore:
             self._alarm = now  # the end of its time counts again
         backlog = flight.backlog
         backlog.rewind()  # first: a backlog with something waiting is not forgotten
-        self._pause(backlog, now)
+        if not flight.recalled:
+            self._pause(backlog, now)
         self._forget(uuid)

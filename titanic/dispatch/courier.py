@@ -114,6 +114,8 @@ class _Correlated:
         self._results = results
         self._sends: dict[int, Send] = {}
         """What is in flight, by ticket."""
+        self._tickets: dict[bytes, int] = {}
+        """Their tickets, by UUID."""
         self._parts: Parts[int] = Parts()
         self._names: set[bytes] = set()
         self._question = 0
@@ -126,14 +128,12 @@ class _Correlated:
 
     def send(self, sends: Sequence[Send], now: float) -> None:
         for send in sends:
-            self._sends[self.session.request(send.service, send.body, now)] = send
+            ticket = self._tickets[send.uuid] = self.session.request(send.service, send.body, now)
+            self._sends[ticket] = send
 
     def recall(self, uuid: bytes, now: float) -> None:
-        ticket = next((ticket for ticket, send in self._sends.items() if send.uuid == uuid), 0)
-        if ticket:
-            what = [self._sends[ticket].service, self.session.mark(ticket)]
-            question = self.session.request(b"mmi.cancel", what, now, timeout=MMI_TIMEOUT, retries=0)
-            self._recalls[question] = ticket
+        if ticket := self._tickets.get(uuid):
+            self._recall(ticket, now)
             self._recalled.add(ticket)
 
     def ask(self, names: Sequence[bytes], now: float) -> None:
@@ -147,7 +147,7 @@ class _Correlated:
     def deliver(self, now: float) -> None:
         for ticket, kind, body in self.session.take_events():
             if ticket in self._recalls:
-                self._kept(self._recalls.pop(ticket))
+                self._recall_answered(self._recalls.pop(ticket), body, now)
             elif ticket in self._abandoned:
                 if kind is not EventKind.PARTIAL:
                     self._results.left(self._abandoned.pop(ticket))
@@ -158,16 +158,31 @@ class _Correlated:
                 self._parts.add(ticket, body)
             else:
                 self._recalled.discard(ticket)
-                self._results.replied(self._sends.pop(ticket).uuid, self._parts.complete(ticket, body), now)
+                self._results.replied(self._take(ticket).uuid, self._parts.complete(ticket, body), now)
 
-    def _kept(self, ticket: int) -> None:
-        """What was asked back and is still here then was not given back."""
+    def _recall(self, ticket: int, now: float) -> None:
+        what = [self._sends[ticket].service, self.session.mark(ticket)]
+        question = self.session.request(b"mmi.cancel", what, now, timeout=MMI_TIMEOUT, retries=0)
+        self._recalls[question] = ticket
+
+    def _recall_answered(self, ticket: int, body: Frames, now: float) -> None:
+        """A worker has it, it was given back (which its own answer says), or nobody has said anything."""
         send = self._sends.get(ticket)
-        if send is not None and self._results.kept(send.uuid):
+        if send is None or body == [b"200"]:
+            return
+        if body != [b"404"]:
+            self._recall(ticket, now)
+        elif self._results.kept(send.uuid):
             self._abandoned[ticket] = send.service
             self._recalled.discard(ticket)
             self._parts.complete(ticket, [])
-            del self._sends[ticket]
+            self._take(ticket)
+
+    def _take(self, ticket: int) -> Send:
+        """Not in flight any more."""
+        send = self._sends.pop(ticket)
+        del self._tickets[send.uuid]
+        return send
 
     def _tell_presence(self, body: Frames, now: float) -> None:
         try:
@@ -207,13 +222,15 @@ class SocketCourier(_Correlated):
         loop.add(self._connection)
 
     def _lost(self, now: float) -> None:
-        """The broker has died: it will not answer, and what is not wanted must not be sent to the next one."""
+        """The broker has died: it will not answer. What is not wanted must not be sent to the next one, and what has an
+        end of its time not without a look at the clock."""
         self.deliver(now)
-        for ticket in self._abandoned.keys() | self._recalled:
+        back = self._recalled | {ticket for ticket, send in self._sends.items() if send.mortal}
+        for ticket in self._abandoned.keys() | back:
             self.session.cancel(ticket)
-        for ticket in self._recalled:
+        for ticket in back:
             self._parts.complete(ticket, [])
-            self._results.replied(self._sends.pop(ticket).uuid, error_body(499, "the broker has died"), now)
+            self._results.replied(self._take(ticket).uuid, error_body(499, "the broker has died"), now)
         for service in self._abandoned.values():
             self._results.left(service)
         self._recalled.clear()

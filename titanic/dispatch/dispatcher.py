@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 FETCH_BYTES = 64 << 20
 """Bodies that one look into the store brings, at most."""
 
+LOOKS = 20
+"""Looks into the store for more and more requests, until results get their turn."""
+
 STEP = 500
 """Requests that one look at the clock does something about, of each kind, at most: a trickle, not a pause."""
 
@@ -57,6 +60,8 @@ class Dispatcher:
         """The wall clock, as the writer's thread sees it."""
         self._serving = False
         self._readers_at = 0.0
+        self._more = False
+        """Whether the last round was not done with looking."""
         self._store = store
         self._writer = writer
         self._courier: Courier | None = None
@@ -74,6 +79,10 @@ class Dispatcher:
         """Tell these what happens to requests. Call it before `start`."""
         self.waiters = waiters
         self._serving = True
+
+    def reconfigure(self, config: ServerConfig) -> None:
+        """Go on with other settings. Any thread may say so."""
+        self.loop.call(self._reconfigure, config)
 
     def start(self) -> None:
         """Begin with what the store holds."""
@@ -102,15 +111,15 @@ class Dispatcher:
 
     def arrived(self, services: Mapping[bytes, int]) -> None:
         """New requests for these services are on disk, with these priorities at most."""
-        self.loop.call(self.core.arrived, services)
+        self.loop.call(lambda: self.core.arrived(services, time.monotonic()))
 
     def returned(self, services: Collection[bytes]) -> None:
         """Old requests for these services are in the queue again."""
         self.loop.call(self._returned, services)
 
-    def look_at_clock(self) -> None:
-        """Something is on disk that has a time of its own."""
-        self.loop.call(self.look)
+    def due_at(self, when_us: int) -> None:
+        """Something is on disk that is due then."""
+        self.loop.call(self._hasten_alarm, when_us)
 
     def closed(self, uuids: Sequence[bytes]) -> None:
         """These requests are no longer in the store."""
@@ -127,6 +136,11 @@ class Dispatcher:
     def running(self) -> Collection[bytes]:
         """The requests that are with a worker, or whose outcome is on its way to the disk."""
         return self.core.flights.copy().keys()
+
+    def flying(self) -> dict[bytes, int]:
+        """How many requests of each service are in flight, of those that have any. Any thread may ask."""
+        backlogs = self.core.backlogs.copy()
+        return {name: backlog.in_flight for name, backlog in backlogs.items() if backlog.in_flight}
 
     def stats(self) -> dict[str, Any]:
         """Figures for titanic.stats."""
@@ -160,6 +174,8 @@ class Dispatcher:
 
     def next_deadline(self) -> float | None:
         """The core's, or that of a client who waits; soon, because of the readers."""
+        if self._more:
+            return 0.0
         times = (
             self.core.next_deadline() if self._courier is not None else None,
             self.waiters.next_deadline(),
@@ -188,7 +204,11 @@ class Dispatcher:
             courier.ask(questions, now)
         if core.take_survey(now):
             courier.survey(now)
-        while fetches := core.take_fetches():
+        self._more = True
+        for _ in range(LOOKS):
+            if not (fetches := core.take_fetches()):
+                self._more = False
+                break
             self._fetch(fetches, now)
             if sends := core.take_sends(now, wall_us()):
                 courier.send(sends, now)
@@ -201,13 +221,17 @@ class Dispatcher:
     def _run(self) -> None:
         try:
             with self._store.read() as transaction:
-                self.core.arrived(dict.fromkeys(transaction.waiting(), DEFAULT_PRIORITY))
+                self.core.arrived(dict.fromkeys(transaction.waiting(), DEFAULT_PRIORITY), time.monotonic())
             self.look()
             self.loop.run()
         except Exception:
             log.exception("the dispatcher met an unexpected error")
         finally:
             self._settled.set()  # nothing more will be
+
+    def _reconfigure(self, config: ServerConfig) -> None:
+        self.config = self.core.config = config
+        self.look()
 
     def _set_stopping(self) -> None:
         self.core.stopping = True
@@ -245,11 +269,16 @@ class Dispatcher:
 
     def set_alarm(self, due_us: int | None) -> None:
         """Have what has a time of its own looked at when the first of it is due (µs since the epoch)."""
-        now = time.monotonic()
-        if due_us is None:
-            self.core.set_alarm(None)
-        else:
-            self.core.set_alarm(now + min(LONGEST_ALARM, max(SHORTEST_ALARM, (due_us - wall_us()) / 1e6)))
+        self.core.set_alarm(None if due_us is None else self._alarm_for(due_us))
+
+    def _hasten_alarm(self, due_us: int) -> None:
+        """The same for something new: what was due earlier still is. (It may have been delayed by a clock that was
+        wrong, as `look` has it; but then the alarm is set already.)"""
+        self.core.hasten_alarm(self._alarm_for(due_us))
+
+    @staticmethod
+    def _alarm_for(due_us: int) -> float:
+        return time.monotonic() + min(LONGEST_ALARM, max(SHORTEST_ALARM, (due_us - wall_us()) / 1e6))
 
     def _fetch(self, fetches: Sequence[Fetch], now: float) -> None:
         try:
@@ -261,7 +290,7 @@ class Dispatcher:
                         log.error("cannot dispatch: %s", damage)
                         self.core.damaged(service, damage.uuid, str(damage), now)
                     else:
-                        self.core.fetched(service, rows, now)
+                        self.core.fetched(service, rows, now, wall_us())
         except StoreError as error:
             log.error("cannot read what to dispatch: %s", error)
             for fetch in fetches:

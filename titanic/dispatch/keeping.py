@@ -51,6 +51,9 @@ class Keep:
         if self._unchecked is not None:
             self._moved, self._due = True, 0
 
+    def __len__(self) -> int:
+        return 1
+
     def parts(self) -> list[Write]:
         return [Keep(self._dispatcher, self._step // 4)] if self._step >= 4 else []
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from titanic import tsp
 from titanic.config import ServiceLimits
 from titanic.errors import InvalidRequest, StoreError, StoreFull
+from titanic.logs import event
 from titanic.services import submission
 from titanic.services.asks import Answer, Ask, Watcher
 from titanic.store import NewRequest, WriteTransaction
 from titanic.tsp import Frames
 
+log = logging.getLogger(__name__)
+
 Parse = Callable[[Frames, int], list[NewRequest]]
 """What an ask's body asks to be stored; ValueError says what is wrong with it."""
+
+
+REASONS = ("invalid", "store_full", "service_full", "busy", "stopping", "disk")
 
 
 class Intake:
@@ -28,6 +35,18 @@ class Intake:
         """When not empty, everything is refused with this text."""
         self.bytes_written = 0
         self.counts = {"accepted": 0, "refused": 0, "repeated": 0}
+        self.refused = dict.fromkeys(REASONS, 0)
+        """The refusals, by reason. Of each reason one thread counts."""
+        self.accepting = True
+        """Whether the store had room for what came last."""
+
+    def note_room(self, full: bool) -> None:
+        """Tell, once, that the store is full, or that it takes requests again."""
+        if full and self.accepting:
+            log.warning("the store is full: new requests are refused until some are closed", extra=event("store-full"))
+        elif not full and not self.accepting:
+            log.info("the store takes requests again", extra=event("store-not-full"))
+        self.accepting = not full
 
 
 def parse_request(body: Frames, now_us: int) -> list[NewRequest]:
@@ -53,23 +72,24 @@ class Accept:
     def _begin(self) -> None:
         self._answers: list[tuple[Any, Frames]] = []
         self._arrived: dict[bytes, int] = {}
-        self._due = False
+        self._due: int | None = None
         self._accepted = 0
         self._repeated = 0
-        self._refused = 0
+        self._refused: list[str] = []
+        self._full = False
 
     def write(self, transaction: WriteTransaction, now_us: int) -> None:
         self._begin()
         if self._intake.refusing:
             for ask in self._asks:
-                self._refuse(ask, tsp.failure(self._intake.refusing))
+                self._refuse(ask, "stopping", tsp.failure(self._intake.refusing))
             return
         good: list[tuple[Ask, list[NewRequest]]] = []
         for ask in self._asks:
             try:
                 good.append((ask, self._parse(ask.body, now_us)))
             except ValueError as error:
-                self._refuse(ask, tsp.bad_request(str(error)))
+                self._refuse(ask, "invalid", tsp.bad_request(str(error)))
         if self._intake.limits:
             for one in good:  # one by one: each counts against the limit of the next
                 self._accept(transaction, [one], now_us)
@@ -82,7 +102,7 @@ class Accept:
             return
         try:
             if self._intake.limits and (fault := self._beyond_limit(transaction, requests, now_us)):
-                self._refuse(asks[0][0], tsp.failure(fault))
+                self._refuse(asks[0][0], "service_full", tsp.failure(fault))
                 return
             accepted = transaction.accept(requests, now_us)
         except (StoreFull, InvalidRequest) as error:
@@ -90,9 +110,10 @@ class Accept:
                 for one in asks:  # the others may still fit
                     self._accept(transaction, [one], now_us)
             elif isinstance(error, StoreFull):
-                self._refuse(asks[0][0], tsp.failure(f"store full: {error}"))
+                self._full = True
+                self._refuse(asks[0][0], "store_full", tsp.failure(f"store full: {error}"))
             else:
-                self._refuse(asks[0][0], tsp.bad_request(str(error)))
+                self._refuse(asks[0][0], "invalid", tsp.bad_request(str(error)))
             return
         at = 0
         for ask, each in asks:
@@ -107,8 +128,9 @@ class Accept:
             self._repeated += 1
             return
         self._accepted += 1
-        if request.not_before or request.expires_at or request.key:
-            self._due = True
+        for when in (request.not_before, request.expires_at, request.key_until if request.key else 0):
+            if when and (self._due is None or when < self._due):
+                self._due = when
         if not request.not_before:
             highest = self._arrived.get(request.service, -1)
             self._arrived[request.service] = max(highest, request.priority)
@@ -127,9 +149,12 @@ class Accept:
             return f"service full: {load.bytes} bytes wait for {name.decode()}; its limit is {limits.bytes}"
         return None
 
-    def _refuse(self, ask: Ask, answer: Frames) -> None:
-        self._refused += 1
+    def _refuse(self, ask: Ask, reason: str, answer: Frames) -> None:
+        self._refused.append(reason)
         self._answers.append((ask, answer))
+
+    def __len__(self) -> int:
+        return len(self._asks)
 
     def parts(self) -> Sequence[Accept]:
         """None: a request that finds no room is refused one by one, in `write`."""
@@ -140,14 +165,19 @@ class Accept:
         intake.bytes_written += self._size
         intake.counts["accepted"] += self._accepted
         intake.counts["repeated"] += self._repeated
-        intake.counts["refused"] += self._refused
+        intake.counts["refused"] += len(self._refused)
+        for reason in self._refused:
+            intake.refused[reason] += 1
+        if self._full or self._accepted:
+            intake.note_room(self._full)
         intake.answer(self._answers)
         if self._arrived:
             intake.watcher.arrived(self._arrived)
-        if self._due:
-            intake.watcher.look_at_clock()
+        if self._due is not None:
+            intake.watcher.due_at(self._due)
 
     def failed(self, error: StoreError) -> None:
         self._intake.bytes_written += self._size
         self._intake.counts["refused"] += len(self._asks)
+        self._intake.refused["disk"] += len(self._asks)
         self._intake.answer([(ask, tsp.failure(f"not stored: {error}")) for ask in self._asks])

@@ -55,6 +55,9 @@ class Administer:
             except StoreFull as error:
                 self._answers.append((ask, tsp.failure(f"not done, or not all of it: {error}")))
 
+    def __len__(self) -> int:
+        return len(self._asks)
+
     def parts(self) -> list[Administer]:
         """Ask by ask, then fewer requests of each."""
         if len(self._asks) > 1:

@@ -32,8 +32,8 @@ class Watcher(Protocol):
     def returned(self, services: Collection[bytes]) -> None:
         """These services have requests again that were there before."""
 
-    def look_at_clock(self) -> None:
-        """Something with a time of its own was stored: see when it is due."""
+    def due_at(self, when_us: int) -> None:
+        """Something was stored that is due then (µs since the epoch), and nothing that is due earlier."""
 
     def closed(self, uuids: Sequence[bytes]) -> None:
         """These requests are closed: do not dispatch them, drop their replies."""

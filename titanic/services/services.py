@@ -15,13 +15,13 @@ from titanic import tsp
 from titanic.batches import BatchThread
 from titanic.config import ServiceLimits
 from titanic.errors import StoreError
-from titanic.services import listing
+from titanic.services import listing, replying
 from titanic.services.accepting import PARSERS, Accept, Intake
 from titanic.services.admin import Administer
 from titanic.services.asks import Answer, Answers, Ask, Watcher
 from titanic.services.closing import Close
 from titanic.services.turns import PORTION, Batch, Turns
-from titanic.store import Outcome, ReadTransaction, Status, Store
+from titanic.store import ReadTransaction, Store
 from titanic.tsp import Frames
 from titanic.writer import Writer
 
@@ -68,6 +68,7 @@ class Services:
         self._turns = Turns(sated)
         self._reader: BatchThread[Batch] = BatchThread("reader", self._read)
         self.start = self._reader.start
+        self.call = self._reader.call
         self.stop = self._reader.stop
         self._most_bytes = most_bytes
         # Two counters, because += is not atomic: each is changed in one thread only.
@@ -78,6 +79,24 @@ class Services:
         """Refuse all new requests from now on, with this text."""
         self._intake.refusing = text
 
+    @property
+    def accepted(self) -> int:
+        """Requests accepted since the start."""
+        return self._intake.counts["accepted"]
+
+    def figures(self) -> dict[str, dict[str, int]]:
+        """What was counted since the start. Any thread may ask."""
+        return {"intake": dict(self._intake.counts), "refused": dict(self._intake.refused), "asked": dict(self.counts)}
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the store had room for what came last."""
+        return self._intake.accepting
+
+    def limit(self, limits: Mapping[bytes, ServiceLimits]) -> None:
+        """From now on these are the services' limits. Any thread may say so."""
+        self._intake.limits = limits
+
     def handle(self, name: bytes, batch: Sequence[Ask]) -> None:
         """Take a batch for one of the services; the answers follow. Never blocks. One thread calls it."""
         if name in PARSERS:
@@ -85,6 +104,7 @@ class Services:
             waiting = self._bytes_taken - self._intake.bytes_written
             if waiting and waiting + size > self._most_bytes:
                 text = f"busy: {waiting} bytes wait for the disk; try again in a moment"
+                self._intake.refused["busy"] += len(batch)
                 self._answer([(ask, tsp.failure(text)) for ask in batch])
                 return
             self._bytes_taken += size
@@ -136,7 +156,9 @@ class Services:
     def _read_one(self, transaction: ReadTransaction, name: bytes, body: Frames) -> Frames:
         try:
             if name in (tsp.REPLY, tsp.WAIT):
-                return self._reply(transaction, body[-1:])
+                frames, found = replying.answer(transaction, body[1:] if name == tsp.WAIT else body)
+                self.counts["replies_given"] += found
+                return frames
             if name == tsp.LIST:
                 return listing.answer(transaction, body, self._watcher.running)
             return [tsp.OK, json.dumps(self._stats(transaction)).encode()]
@@ -146,24 +168,11 @@ class Services:
             log.exception("a fault of this program: could not answer %s", name.decode())
             return tsp.failure(f"not read: {type(error).__name__}: {error}")
 
-    def _reply(self, transaction: ReadTransaction, body: Frames) -> Frames:
-        uuid = tsp.read_uuid(body)
-        if uuid is None:
-            return tsp.BAD_UUID
-        outcome = transaction.reply(uuid)
-        if outcome is None:
-            return tsp.UNKNOWN
-        if not isinstance(outcome, Outcome):
-            return [tsp.PENDING]
-        self.counts["replies_given"] += 1
-        if outcome.status is Status.DONE:
-            return [tsp.OK, *outcome.frames]
-        return [*tsp.failure(f"{outcome.status.name.lower()}: {outcome.reason}"), *outcome.frames]
-
     def _stats(self, transaction: ReadTransaction) -> dict[str, Any]:
         return {
             "store": {"path": str(self._store.path), **transaction.counts()._asdict()},
             "services": {name.decode(errors="replace"): count for name, count in transaction.waiting().items()},
+            "accepting": self._intake.accepting,
             "since_start": {**self._intake.counts, **self.counts, "commits": self._writer.commits},
             **self._watcher.stats(),
         }

@@ -65,17 +65,16 @@ def parse(body: Frames, now_us: int) -> list[NewRequest]:
     bodies = [[frame] for frame in body[2:]] if options.get("many") else [body[2:]]
     keys = _keys(options, len(bodies))
     policy = {name: options[name] for name in Policy._fields if name in options}
-    record = NewRequest(
-        service=body[1],
-        body=[],
-        priority=options.get("priority", DEFAULT_PRIORITY),
-        not_before=_moment(options.get("delay"), now_us),
-        expires_at=_moment(options.get("ttl"), now_us),
-        max_attempts=options.get("max_attempts", 0),
-        options=json.dumps(policy).encode() if policy else b"",
-        key_until=_moment(options.get("key_for", KEY_FOR), now_us) if any(keys) else 0,
+    service = body[1]
+    shared = (
+        options.get("priority", DEFAULT_PRIORITY),
+        _moment(options.get("delay"), now_us),
+        _moment(options.get("ttl"), now_us),
+        options.get("max_attempts", 0),
+        json.dumps(policy).encode() if policy else b"",
     )
-    return [record._replace(body=frames, key=key) for frames, key in zip(bodies, keys, strict=True)]
+    key_until = _moment(options.get("key_for", KEY_FOR), now_us) if any(keys) else 0
+    return [NewRequest(service, frames, *shared, key, key_until) for frames, key in zip(bodies, keys, strict=True)]
 
 
 def _moment(seconds: float | None, now_us: int) -> int:

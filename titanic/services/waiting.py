@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from broker import Timers
@@ -44,6 +45,8 @@ class Waiters:
         self._look = look
         self.most = MOST_SECONDS
         """How long one may wait; who wants to wait longer is told that it is pending, and asks again."""
+        self.room = MOST_WAITERS
+        """How many may wait at a time before those that have waited for longest are told that it is pending."""
         self._dismissing = False
         self._asks: dict[bytes, dict[int, Ask]] = {}
         self._uuids: dict[int, bytes] = {}
@@ -79,6 +82,7 @@ class Waiters:
             self._answer(refused)
         if good:
             self._look(good)
+        self._make_room()
 
     def found(self, answers: Sequence[tuple[Any, Frames]]) -> None:
         """What the store says. Those for whom it is pending go on waiting until their time is over."""
@@ -91,6 +95,7 @@ class Waiters:
                 self._deadlines.set(id(ask), until)
         if ended:
             self._answer(ended)
+        self._make_room()
 
     def wake(self, uuids: Iterable[bytes]) -> None:
         """Something happened to these requests: look again."""
@@ -115,9 +120,24 @@ class Waiters:
         if left:
             self._answer([(ask, [tsp.PENDING]) for ask in left])
 
+    def forget(self, ask: Ask) -> None:
+        """Nobody waits for the answer to this ask any more, if it is not answered yet."""
+        self._forget(ask)
+
     def next_deadline(self) -> float | None:
         """When `tick` has something to do."""
         return self._deadlines.next()
+
+    def _make_room(self) -> None:
+        """Send away those that have waited for longest, but not before the store was looked at for them."""
+        more = len(self._known) - self.room
+        if more <= 0:
+            return
+        gone = list(islice((ask for key, ask in self._known.items() if key not in self._until), more))
+        for ask in gone:
+            self._forget(ask)
+        if gone:
+            self._answer([(ask, [tsp.PENDING]) for ask in gone])
 
     def _forget(self, ask: Ask) -> bool:
         uuid = self._uuids.pop(id(ask), None)

@@ -1,13 +1,16 @@
 """The store of Titanic: requests and replies that outlive the process. Start reading at store.py."""
 
+from titanic.store.apart import Checked, check_apart
 from titanic.store.backup import Progress, backup, restore
-from titanic.store.check import Problem, check
+from titanic.store.check import check
 from titanic.store.closed import ClosedRequest
+from titanic.store.findings import Problem
 from titanic.store.outcome import Outcome, Pending
 from titanic.store.read import ReadTransaction
 from titanic.store.repair import repair
-from titanic.store.request import DEFAULT_PRIORITY, NewRequest, Request
+from titanic.store.request import DEFAULT_PRIORITY, MAX_PRIORITY, NewRequest, Request
 from titanic.store.room import MIN_CAPACITY
+from titanic.store.salvage import Salvaged, salvage
 from titanic.store.schema import priority_in
 from titanic.store.state import ENDING, TRANSITIONS, Event, State, Status
 from titanic.store.store import DEFAULT_CAPACITY, Store
@@ -31,10 +34,12 @@ __all__ = [
     "DEFAULT_CAPACITY",
     "DEFAULT_PRIORITY",
     "ENDING",
+    "MAX_PRIORITY",
     "MIN_CAPACITY",
     "TRANSITIONS",
     "Accepted",
     "Archive",
+    "Checked",
     "Closed",
     "ClosedRequest",
     "Counts",
@@ -51,6 +56,7 @@ __all__ = [
     "ReadyRow",
     "Request",
     "Retention",
+    "Salvaged",
     "State",
     "Status",
     "Store",
@@ -58,7 +64,9 @@ __all__ = [
     "WriteTransaction",
     "backup",
     "check",
+    "check_apart",
     "priority_in",
     "repair",
     "restore",
+    "salvage",
 ]

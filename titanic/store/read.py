@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from titanic.errors import RecordCorrupt
+from titanic.ids import time_of
 from titanic.store import outcome, request
 from titanic.store.outcome import Outcome, Pending
 from titanic.store.record import verify
@@ -19,11 +20,11 @@ from titanic.store.schema import (
     KEY,
     LOAD,
     LOAD_PREFIX,
-    LOST_KEY,
     REPLIED,
-    U64,
     due_of,
+    ready_prefix,
     timer_of,
+    unpack,
     uuid_of,
 )
 from titanic.store.selection import Selection
@@ -122,15 +123,24 @@ class ReadTransaction(Selection):
         """How many requests each service has in the queue. Services without any are absent."""
         return {service: load[0] for service, load in self._loads_by_service().items() if load[0]}
 
+    def oldest(self, service: bytes) -> int | None:
+        """When the oldest request in the service's queue was submitted, in µs since the epoch; None: it is empty."""
+        cursor = self._txn.cursor(self._db.ready)
+        times = []
+        for priority in range(10):
+            prefix = ready_prefix(service, priority)
+            if cursor.set_range(prefix) and (key := bytes(cursor.key())).startswith(prefix):
+                times.append(time_of(uuid_of(key)))
+        return min(times, default=None)
+
     def load(self, service: bytes) -> Load:
         """What the service has to do, without counting."""
-        value = self._txn.get(LOAD_PREFIX + service, db=self._db.meta)
-        return Load(0, 0) if value is None else Load(*LOAD.unpack(value)[1:])
+        _, waiting, size = self._meta_row(LOAD_PREFIX + service, LOAD) or (0, 0, 0)
+        return Load(waiting, size)
 
     def counts(self) -> Counts:
         """Totals, without counting."""
         stat, db = self._txn.stat, self._db
-        lost = self._txn.get(LOST_KEY, db=db.meta)
         return Counts(
             requests=stat(db.requests)["entries"],
             waiting=stat(db.ready)["entries"],
@@ -139,18 +149,18 @@ class ReadTransaction(Selection):
             used=self._used(),
             capacity=self._environment.capacity,
             closed=stat(db.closed)["entries"],
-            lost=0 if lost is None else U64.unpack(lost)[0],
+            lost=self._lost_lives(),
         )
 
-    def _loads_by_service(self) -> dict[bytes, tuple[int, int, int]]:
-        loads: dict[bytes, tuple[int, int, int]] = {}
+    def _loads_by_service(self) -> dict[bytes, tuple[int, ...]]:
+        loads: dict[bytes, tuple[int, ...]] = {}
         cursor = self._txn.cursor(self._db.meta)
         if cursor.set_range(LOAD_PREFIX):
             for view, value in cursor.iternext():
                 key = bytes(view)
                 if not key.startswith(LOAD_PREFIX):
                     break
-                loads[key[len(LOAD_PREFIX) :]] = LOAD.unpack(value)
+                loads[key[len(LOAD_PREFIX) :]] = unpack(LOAD, value, "meta", key)
         return loads
 
     def _first_time(self, kind: bytes, skip: Collection[bytes] = ()) -> list[int]:

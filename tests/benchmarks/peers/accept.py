@@ -60,7 +60,11 @@ class Titanic(Peer):
         self.client.stats()
 
     def many(self, count: int) -> None:
-        self.client.submit_many("absent", [BODY] * count, window=WINDOW)
+        from broker import Pipeline
+
+        with Pipeline(self.client.endpoint, timeout=60) as pipeline:
+            for reply in pipeline.map("titanic.request", [["absent", BODY]] * count, window=WINDOW):
+                assert reply[0] == b"200"
 
     def one(self, count: int) -> None:
         for _ in range(count):

@@ -11,7 +11,6 @@ from titanic.cli.help import Command
 from titanic.cli.options import option
 from titanic.cli.output import print_body
 from titanic.cli.patterns.roles import body_argument, command_argument, handler, heartbeat_option, jobs_option, run
-from titanic.cli.running import log_to_stderr
 
 log = logging.getLogger("titanic.binary-star")
 
@@ -69,7 +68,6 @@ def server(
       titanic pattern binary-star server primary -- tr a-z A-Z &
       titanic pattern binary-star server backup -- tr a-z A-Z &
     """
-    log_to_stderr("info")
     star = BinaryStar(
         primary=role == "primary",
         bind=bind_state or STATES[role],

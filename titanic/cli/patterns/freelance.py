@@ -19,7 +19,6 @@ from titanic.cli.patterns.roles import (
     patience_options,
     run,
 )
-from titanic.cli.running import log_to_stderr
 
 
 def model_option(text: str) -> Callable[[Function], Function]:
@@ -74,6 +73,5 @@ def server(command: tuple[str, ...], bind: str, public: str, model: int, jobs: i
       titanic pattern freelance server --bind tcp://127.0.0.1:5556 -- tr a-z A-Z &
       titanic pattern freelance server --bind tcp://0.0.0.0:5555 --public tcp://10.0.0.1:5555
     """
-    log_to_stderr("info")
     here = freelance_server(handler(command), bind, model=model, public=public, jobs=jobs)
     run(here, f"server at {bind}")

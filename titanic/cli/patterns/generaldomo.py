@@ -17,7 +17,6 @@ from titanic.cli.patterns.roles import (
     patience_options,
     run,
 )
-from titanic.cli.running import log_to_stderr
 from titanic.version import __version__
 
 SERVER = "tcp://127.0.0.1:5556"
@@ -41,7 +40,6 @@ def broker(bind: str, bind_server: str) -> None:
     Example:
       titanic pattern generaldomo broker --bind tcp://0.0.0.0:5555 --bind-server tcp://0.0.0.0:5556
     """
-    log_to_stderr("info")
     here = GeneraldomoBroker(version=__version__)
     run(here, f"broker at {here.bind(bind)}, for CLIENT sockets at {here.bind_server(bind_server)}")
 
@@ -73,6 +71,5 @@ def worker(service: str, command: tuple[str, ...], endpoint: str, jobs: int) -> 
     Example:
       titanic pattern generaldomo worker upper --jobs 4 -- tr a-z A-Z
     """
-    log_to_stderr("info")
     here = GeneraldomoWorker(service, handler(command), endpoint, jobs=jobs)
     run(here, f"connecting to {endpoint} to work on {service}")

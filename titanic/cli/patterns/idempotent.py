@@ -17,7 +17,6 @@ from titanic.cli.patterns.roles import (
     patience_options,
     run,
 )
-from titanic.cli.running import log_to_stderr
 
 
 @click.group()
@@ -46,7 +45,6 @@ def worker(
     Example:
       titanic pattern idempotent worker pay --jobs 4 -- tee -a payments.txt
     """
-    log_to_stderr("info")
     once = Idempotent(handler(command), Replies(most=keep, keep=keep_for))
     run(Worker(service, once, endpoint, jobs=jobs), f"connecting to {' or '.join(endpoint)} to work on {service}")
 

@@ -16,7 +16,6 @@ from titanic.cli.patterns.roles import (
     patience_options,
     run,
 )
-from titanic.cli.running import log_to_stderr
 
 
 @click.group()
@@ -52,6 +51,5 @@ def server(command: tuple[str, ...], bind: str, jobs: int) -> None:
     Example:
       titanic pattern lazy-pirate server --jobs 4 -- tr a-z A-Z
     """
-    log_to_stderr("info")
     here = Server(handler(command), jobs=jobs)
     run(here, f"server at {here.bind(bind)}")

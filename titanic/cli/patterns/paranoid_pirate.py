@@ -9,7 +9,6 @@ from broker.patterns import ParanoidQueue, ParanoidWorker, QueueConfig
 from titanic.cli.help import Command
 from titanic.cli.options import option
 from titanic.cli.patterns.roles import bind_option, command_argument, handler, heartbeat_option, jobs_option, run
-from titanic.cli.running import log_to_stderr
 
 WORKERS = "tcp://127.0.0.1:5556"
 
@@ -34,7 +33,6 @@ def queue(bind: str, bind_workers: str, heartbeat: float) -> None:
     Example:
       titanic pattern paranoid-pirate queue --bind tcp://0.0.0.0:5555 --bind-workers tcp://0.0.0.0:5556
     """
-    log_to_stderr("info")
     here = ParanoidQueue(QueueConfig(heartbeat_interval=heartbeat))
     run(here, f"queue at {here.bind_clients(bind)}, for workers at {here.bind_workers(bind_workers)}")
 
@@ -51,6 +49,5 @@ def worker(command: tuple[str, ...], endpoint: str, heartbeat: float, jobs: int)
     Example:
       titanic pattern paranoid-pirate worker --jobs 4 -- tr a-z A-Z
     """
-    log_to_stderr("info")
     config = WorkerConfig(heartbeat_interval=heartbeat, liveness=3)
     run(ParanoidWorker(handler(command), endpoint, jobs=jobs, config=config), f"connecting to {endpoint}")

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import click
 
 from broker import DEFAULT_ENDPOINT
+from titanic import logs
 from titanic.cli.options import Function, option, seconds
 from titanic.cli.running import Ending, say
 from titanic.cli.work import CommandHandler
@@ -85,7 +86,8 @@ def handler(command: tuple[str, ...]) -> Callable[[Frames], Any]:
 
 def run(role: Runs, text: str) -> None:
     """Run until the first signal, which lets what is in hand finish; a second one ends the process at once."""
+    logs.begin("info", "auto")
     ending = Ending(role.stop)
-    say(text)
+    say(text, "serving")
     role.run()
     sys.exit(ending.code)

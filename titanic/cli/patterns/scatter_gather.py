@@ -63,7 +63,7 @@ def gather(bind: tuple[str, ...], count: int | None) -> None:
     """
     receiving = Gather()
     ending = Ending(receiving.stop)
-    say(f"gathering at {', '.join([receiving.bind(one) for one in bind])}")
+    say(f"gathering at {', '.join([receiving.bind(one) for one in bind])}", "serving")
     for number, message in enumerate(receiving, 1):
         sys.stdout.buffer.write(message + b"\n")
         sys.stdout.buffer.flush()

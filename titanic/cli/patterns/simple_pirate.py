@@ -8,7 +8,6 @@ from broker.patterns import SimpleQueue, SimpleWorker
 from titanic.cli.help import Command
 from titanic.cli.options import option
 from titanic.cli.patterns.roles import bind_option, command_argument, handler, jobs_option, run
-from titanic.cli.running import log_to_stderr
 
 WORKERS = "tcp://127.0.0.1:5556"
 
@@ -31,7 +30,6 @@ def queue(bind: str, bind_workers: str) -> None:
     Example:
       titanic pattern simple-pirate queue --bind tcp://0.0.0.0:5555 --bind-workers tcp://0.0.0.0:5556
     """
-    log_to_stderr("info")
     here = SimpleQueue()
     run(here, f"queue at {here.bind_clients(bind)}, for workers at {here.bind_workers(bind_workers)}")
 
@@ -47,5 +45,4 @@ def worker(command: tuple[str, ...], endpoint: str, jobs: int) -> None:
     Example:
       titanic pattern simple-pirate worker --jobs 4 -- tr a-z A-Z
     """
-    log_to_stderr("info")
     run(SimpleWorker(handler(command), endpoint, jobs=jobs), f"connecting to {endpoint}")

@@ -38,7 +38,7 @@ def tripping(kind: tuple[str, ...], synchronous: int, asynchronous: int) -> None
         try:
             found = trip(one, synchronous, asynchronous)
         except MissingDrafts as error:
-            say(f"without {one}: {error}")
+            say(f"without {one}: {error}", "missing")
             continue
         many = "–" if found.asynchronous is None else f"{found.asynchronous:,.0f}"
         rows.append((one, f"{found.synchronous:,.0f}", many))

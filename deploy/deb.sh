@@ -1,0 +1,58 @@
+#!/bin/sh
+# A Debian package for this machine's architecture and the Python of its system.
+#
+#   deb.sh PYTHON OUTDIR [REVISION]
+#
+# PYTHON has the modules build and pip; it need not be the system's. What Titanic needs of Python goes into the package,
+# as Debian has not all of it: into /usr/lib/titanic, where nothing else looks for modules.
+set -eu
+python=$1 out=$2 revision=${3:-1}
+here=$(cd "$(dirname "$0")" && pwd)
+system=/usr/bin/python3
+
+command -v dpkg-deb >/dev/null || { echo "deb.sh: this needs dpkg-deb, that is a Debian system" >&2; exit 1; }
+[ -x $system ] || { echo "deb.sh: this needs $system; on Debian: apt-get install python3" >&2; exit 1; }
+mkdir -p "$out"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+root=$work/root
+
+"$python" -m build --no-isolation --wheel --outdir "$work" "$here/.." >/dev/null
+for wheel in "$work"/titanic_queue-*.whl; do :; done
+version=$(basename "$wheel" | cut -d- -f2)
+minor=$($system -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+next=$($system -c 'import sys; print("%d.%d" % (sys.version_info[0], sys.version_info[1] + 1))')
+machine=$(uname -m)
+
+"$python" -m pip --quiet --disable-pip-version-check install --target "$root/usr/lib/titanic" --no-compile \
+    --only-binary=:all: --implementation cp --python-version "$minor" --platform "manylinux_2_28_$machine" \
+    --platform "manylinux2014_$machine" --platform "manylinux_2_17_$machine" "$wheel"
+rm -rf "$root/usr/lib/titanic/bin"
+
+units=$root/lib/systemd/system
+doc=$root/usr/share/doc/titanic-queue
+mkdir -p "$units" "$root/usr/bin" "$root/usr/lib/sysusers.d" "$root/usr/lib/tmpfiles.d" "$root/etc/titanic" "$doc"
+for unit in "$here"/systemd/titanic*; do
+    sed 's|@BIN@|/usr/bin|; s|@LIB@|/usr/lib/titanic|' "$unit" >"$units/$(basename "$unit")"
+done
+cp "$here/systemd/sysusers.conf" "$root/usr/lib/sysusers.d/titanic.conf"
+cp "$here/systemd/tmpfiles.conf" "$root/usr/lib/tmpfiles.d/titanic.conf"
+cp "$here/titanic-backup" "$root/usr/lib/titanic/titanic-backup"
+cp "$here/debian/titanic" "$root/usr/bin/titanic"
+sed 's|^#store = .*|store = "/var/lib/titanic/store"|; s|^#metrics = |metrics = |' "$here/titanic.toml" >"$root/etc/titanic/titanic.toml"
+cp "$here/README.md" "$doc/README.md"
+cp -r "$here/prometheus" "$here/grafana" "$doc/"
+cp "$here/../LICENSE" "$doc/copyright"
+gzip -9n <"$here/../CHANGELOG.md" >"$doc/changelog.gz"
+
+mkdir "$root/DEBIAN"
+architecture=$(dpkg --print-architecture)
+sed "s|@VERSION@|$version-$revision|; s|@ARCHITECTURE@|$architecture|; s|@PYTHON@|$minor|; s|@NEXT@|$next|
+     s|@SIZE@|$(du -sk "$root" | cut -f1)|" "$here/debian/control" >"$root/DEBIAN/control"
+cp "$here/debian/postinst" "$here/debian/prerm" "$here/debian/postrm" "$root/DEBIAN/"
+echo /etc/titanic/titanic.toml >"$root/DEBIAN/conffiles"
+chmod -R u=rwX,go=rX "$root"
+
+package=$out/titanic-queue_$version-${revision}_$architecture.deb
+dpkg-deb --root-owner-group --build "$root" "$package" >/dev/null
+echo "$package: $(du -h "$package" | cut -f1)"

@@ -1,0 +1,180 @@
+#!/bin/sh
+# Titanic as a service of this machine. Run it again to upgrade: settings and data stay as they are.
+set -eu
+
+usage() {
+    cat <<'END'
+Usage: install.sh [--prefix DIR] [--wheels DIR] [--python PROGRAM] [--no-start]
+       install.sh --rollback
+       install.sh --uninstall [--purge]
+
+Installs Titanic into a virtual environment of its own, with systemd units, and starts it.
+
+  --prefix DIR      where the program goes (default: where it is, or /opt/titanic)
+  --wheels DIR      install from the wheels in DIR, without a network; else from the folder that this script is in
+  --python PROGRAM  the Python to use, 3.11 or newer (default python3)
+  --no-start        neither enable nor start anything
+  --rollback        go back to the version that was there before the last upgrade
+  --uninstall       remove the program; settings, data and backups stay
+  --purge           with it: those too, and the user
+
+Settings are in /etc/titanic/titanic.toml, the store is in /var/lib/titanic, backups go to /var/backups/titanic.
+Upgrading restarts what runs. Exits with 0 when it is done, 1 when it could not be, 2 for wrong usage.
+END
+}
+
+prefix='' wheels='' python=python3 start=yes action=install purge=no
+fail() { echo "install.sh: $*" >&2; exit 1; }
+wrong() { echo "install.sh: $*; install.sh --help lists the options" >&2; exit 2; }
+
+while [ $# -gt 0 ]; do
+    case $1 in
+        --prefix | --wheels | --python)
+            [ $# -gt 1 ] || wrong "$1 wants a value"
+            case $1 in --prefix) prefix=$2 ;; --wheels) wheels=$2 ;; --python) python=$2 ;; esac
+            shift ;;
+        --no-start) start=no ;;
+        --rollback | --uninstall) action=${1#--} ;;
+        --purge) purge=yes ;;
+        -h | --help) usage; exit 0 ;;
+        *) wrong "unknown option $1" ;;
+    esac
+    shift
+done
+units=/etc/systemd/system
+[ -n "$prefix" ] || [ ! -e $units/titanic.service ] ||
+    prefix=$(sed -n 's|^ExecStart=\(.*\)/current/bin/titanic .*|\1|p' $units/titanic.service)
+prefix=${prefix:-/opt/titanic}
+case $prefix in /*) ;; *) wrong "--prefix must begin with a /" ;; esac
+[ "$purge" = no ] || [ "$action" = uninstall ] || wrong "--purge goes with --uninstall"
+[ "$(id -u)" = 0 ] || fail "this needs root"
+
+here=$(cd "$(dirname "$0")" && pwd)
+settings=/etc/titanic/titanic.toml
+services="titanic.service titanic-broker.service titanic-store.service titanic-worker@.service"
+services="$services titanic-backup.service titanic-backup.timer"
+
+booted() { [ -d /run/systemd/system ]; }
+
+running() {  # which of our units run
+    booted || return 0
+    systemctl list-units --plain --no-legend --state=active,activating,failed 'titanic*.service' | sed 's/ .*//'
+}
+
+restart() {
+    booted || { echo "systemd does not run here: nothing is started"; return 0; }
+    systemctl daemon-reload
+    were=$(running | grep -v '^titanic-backup' || true)
+    # shellcheck disable=SC2086  # a list of units
+    [ -z "$were" ] || systemctl restart $were
+}
+
+make_environment() {  # a new one beside the old: what runs goes on undisturbed until it is restarted
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+        fail "Titanic needs Python 3.11 or newer, and $python is $("$python" -V 2>&1 || echo none); --python names another"
+    "$python" -c 'import venv, ensurepip' 2>/dev/null ||
+        fail "$python has no venv module; on Debian: apt-get install python3-venv"
+    [ -n "$wheels" ] || [ -f "$here/../pyproject.toml" ] ||
+        fail "there is no source beside this script; --wheels says where wheels are"
+    mkdir -p "$prefix"
+    new=$prefix/$(date +%Y%m%d-%H%M%S)-$$
+    trap 'rm -rf "$new"' EXIT
+    "$python" -m venv "$new"
+    pip="$new/bin/python -m pip --quiet --disable-pip-version-check install"
+    if [ -n "$wheels" ]; then
+        $pip --no-index --find-links "$wheels" titanic-queue
+    else
+        $pip "$here/.."
+    fi
+    "$new/bin/python" -m compileall -q "$new/lib" || true
+    version=$("$new/bin/titanic" --version | sed 's/.* //')
+    [ ! -e $settings ] || "$new/bin/titanic" config check $settings ||
+        fail "Titanic $version does not understand these settings; nothing was changed"
+    trap - EXIT
+}
+
+switch_to() {  # the links change at once, each by a rename
+    ln -sfn "$1" "$prefix/current.new" && mv -fT "$prefix/current.new" "$prefix/current"
+}
+
+install_files() {
+    mkdir -p "$prefix/lib" /etc/titanic
+    cp "$here/titanic-backup" "$prefix/lib/titanic-backup"
+    for unit in $services; do
+        sed "s|@BIN@|$prefix/current/bin|; s|@LIB@|$prefix/lib|" "$here/systemd/$unit" >"$units/$unit"
+    done
+    mkdir -p /etc/sysusers.d /etc/tmpfiles.d
+    cp "$here/systemd/sysusers.conf" /etc/sysusers.d/titanic.conf
+    cp "$here/systemd/tmpfiles.conf" /etc/tmpfiles.d/titanic.conf
+    systemd-sysusers /etc/sysusers.d/titanic.conf
+    systemd-tmpfiles --create /etc/tmpfiles.d/titanic.conf
+    # The command for people, with the service's settings.
+    cat >/usr/local/bin/titanic.new <<END
+#!/bin/sh
+[ -n "\${TITANIC_CONFIG+set}" ] || [ ! -r /etc/titanic/titanic.toml ] || export TITANIC_CONFIG=/etc/titanic/titanic.toml
+exec "$prefix/current/bin/titanic" "\$@"
+END
+    chmod 755 /usr/local/bin/titanic.new
+    mv -f /usr/local/bin/titanic.new /usr/local/bin/titanic
+    if [ ! -e $settings ]; then
+        sed 's|^#store = .*|store = "/var/lib/titanic/store"|; s|^#metrics = |metrics = |' "$here/titanic.toml" >$settings
+    else
+        cp "$here/titanic.toml" $settings.dist
+        echo "$settings is as it was; what is new stands in $settings.dist"
+    fi
+}
+
+do_install() {
+    first=yes
+    [ ! -e "$units/titanic.service" ] || first=no
+    make_environment
+    old=$(readlink "$prefix/current" || true)
+    switch_to "$new"
+    if [ -n "$old" ]; then
+        ln -sfn "$old" "$prefix/previous"
+        for each in "$prefix"/2*-*; do
+            [ "$each" = "$new" ] || [ "$each" = "$old" ] || rm -rf "$each"
+        done
+    fi
+    install_files
+    if [ $start = no ]; then
+        ! booted || systemctl daemon-reload
+    elif [ $first = yes ] && booted; then
+        systemctl daemon-reload
+        systemctl --quiet enable --now titanic.service
+    else
+        restart
+    fi
+    echo "Titanic $version is installed in $prefix"
+}
+
+do_rollback() {
+    old=$(readlink "$prefix/previous") || fail "there is no earlier version in $prefix"
+    now=$(readlink "$prefix/current")
+    switch_to "$old"
+    ln -sfn "$now" "$prefix/previous"
+    restart
+    echo "Titanic $("$prefix/current/bin/titanic" --version | sed 's/.* //') is in use again"
+}
+
+do_uninstall() {
+    if booted; then
+        # shellcheck disable=SC2046  # a list of units
+        systemctl --quiet stop $(running) titanic-backup.timer 2>/dev/null || true
+        # shellcheck disable=SC2046
+        systemctl --quiet disable $(cd $units && ls -d titanic*.service titanic*.timer 2>/dev/null) 2>/dev/null || true
+    fi
+    for unit in $services; do rm -f "$units/$unit"; done
+    rm -f "$units"/*.wants/titanic-worker@*.service
+    ! booted || { systemctl daemon-reload; systemctl reset-failed 'titanic*' 2>/dev/null || true; }
+    rm -rf "$prefix" /usr/local/bin/titanic /etc/sysusers.d/titanic.conf /etc/tmpfiles.d/titanic.conf
+    if [ $purge = yes ]; then
+        rm -rf /etc/titanic /var/lib/titanic /var/backups/titanic
+        ! id titanic >/dev/null 2>&1 || userdel titanic
+        echo "Titanic is gone, with its settings, data and backups"
+    else
+        echo "Titanic is gone; /etc/titanic, /var/lib/titanic, /var/backups/titanic and the user titanic stay"
+    fi
+}
+
+"do_$action"

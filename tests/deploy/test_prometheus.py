@@ -1,0 +1,119 @@
+"""Alerts, dashboard and scrape configuration: sound in themselves, and of names that are exported."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+from support.cli_titanic import here, running
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+ALERTS = DEPLOY / "prometheus/alerts.yml"
+DASHBOARD = DEPLOY / "grafana/titanic.json"
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None and "CI" not in os.environ, reason="needs promtool, which isn't installed"
+)
+
+
+def promtool(*arguments: str) -> None:
+    """Run it in the folder of the rules; it must have nothing to complain of."""
+    done = subprocess.run(
+        ["promtool", *arguments], cwd=ALERTS.parent, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def alerts() -> list[str]:
+    return re.findall(r"- alert: (\w+)", ALERTS.read_text())
+
+
+def expressions() -> list[str]:
+    """All of the dashboard, and the names in the variables."""
+    dashboard = json.loads(DASHBOARD.read_text())
+    return [
+        *(target["expr"] for panel in dashboard["panels"] for target in panel["targets"]),
+        *(one["definition"] for one in dashboard["templating"]["list"] if "definition" in one),
+    ]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The names that a server exports which has a service."""
+    folder = tmp_path_factory.mktemp("exported")
+    arguments = ("serve", "--bind", "tcp://127.0.0.1:*", "--store", folder / "store", "--metrics", "127.0.0.1:0")
+    with running(folder / "log", *arguments) as server:
+        here("submit", "s", "x", "--endpoint", server.says(r"serving at ([^;]+);")[1])
+        url = server.says(r"metrics at (\S+)")[1]
+        names: set[str] = set()
+        while "titanic_thread_lag_seconds" not in names:  # they are asked for the first time soon
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                names = set(re.findall(r"^(\w+)[ {]", answer.read().decode(), re.MULTILINE))
+        return names
+
+
+@needs_promtool
+def test_the_rules_are_sound() -> None:
+    promtool("check", "rules", "alerts.yml")
+
+
+@needs_promtool
+def test_the_alerts_fire_when_they_should() -> None:
+    promtool("test", "rules", "alerts_test.yml")
+
+
+@needs_promtool
+def test_the_scrape_configuration_is_sound() -> None:
+    promtool("check", "config", "--syntax-only", "scrape.yml")
+
+
+def test_every_alert_is_tried() -> None:
+    tried = re.findall(r"alertname: (\w+)", (ALERTS.parent / "alerts_test.yml").read_text())
+    assert len(alerts()) > 10
+    assert set(tried) == set(alerts())
+
+
+def test_alerts_are_about_what_is_exported(exported: set[str]) -> None:
+    named = set(
+        re.findall(
+            r"\b(?:titanic|process)_\w+",
+            "\n".join(re.findall(r"expr: (.*?)\n +(?:for|labels):", ALERTS.read_text(), re.DOTALL)),
+        )
+    )
+    assert len(named) > 8
+    assert named <= exported
+
+
+def test_the_dashboard_is_about_what_is_exported(exported: set[str]) -> None:
+    named = set(re.findall(r"\b(?:titanic|process)_\w+", "\n".join(expressions())))
+    assert len(named) > 20
+    assert named <= exported
+
+
+def test_what_is_exported_is_shown(exported: set[str]) -> None:
+    """A figure that nobody looks at need not be counted; a few are for those who look closer."""
+    shown = set(re.findall(r"\btitanic_\w+", "\n".join([*expressions(), ALERTS.read_text()])))
+    closer = {"titanic_requests_repeated_total", "titanic_requests_returned_total", "titanic_replies_given_total"}
+    closer |= {"titanic_store_free_bytes", "titanic_waiting_clients", "titanic_commit_seconds_count"}
+    closer |= {"titanic_commit_seconds_sum", "titanic_commit_changes_bucket"}
+    closer |= {name for name in exported if name.startswith("titanic_broker_")}
+    assert {name for name in exported if name.startswith("titanic_")} - shown - closer == set()
+
+
+def test_the_panels_have_titles_and_places_of_their_own() -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    assert len({panel["title"] for panel in panels}) == len(panels)
+    taken = [
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(taken) == len(set(taken))
+    assert max(x for x, _ in taken) < 24

@@ -1,0 +1,73 @@
+"""deploy/titanic.toml: every key of the servers, commented out at the default that the code has."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from support.cli_titanic import here
+
+from titanic.cli import main
+from titanic.cli.config_file import commands_of
+from titanic.cli.serve import Queue
+
+FILE = Path(__file__).parents[2] / "deploy" / "titanic.toml"
+SHARED = ("store", "endpoint", "timeout", "mdp")
+"""Keys that stand above the tables."""
+
+COMMENTED = re.compile(r"^#([a-z-]+ = .+)$", re.MULTILINE)
+"""A comment for people has a space behind its #."""
+
+
+@pytest.fixture
+def commented() -> dict[str, Any]:
+    """What it says once it is not commented out any more."""
+    return tomllib.loads(COMMENTED.sub(r"\1", FILE.read_text()))
+
+
+def test_as_it_is_it_sets_nothing() -> None:
+    assert tomllib.loads(FILE.read_text()) == {"serve": {}, "broker": {}, "work": {}}
+    assert here("config", "check", FILE).code == 0
+
+
+@pytest.mark.parametrize("name", ["serve", "broker", "work"])
+def test_every_key_is_there_at_its_default(name: str, commented: dict[str, Any]) -> None:
+    options = commands_of(click.Context(main))[name]
+    assert set(commented[name]) | ({"store"} & set(options)) == set(options)
+    defaults = here("config", "show", "--json", name).json
+    for key in commented[name]:
+        if defaults[key]["value"] is not None:
+            assert commented[name][key] == defaults[key]["value"], key
+        else:
+            block = FILE.read_text().partition(f"\n#{key} = ")[0].rpartition("\n\n")[2]
+            assert "No default" in block.splitlines()[-1], key
+
+
+def test_those_above_the_tables_too(commented: dict[str, Any]) -> None:
+    defaults = here("config", "show", "--json", "status").json
+    above = {key: value for key, value in commented.items() if not isinstance(value, dict)}
+    assert above == {key: defaults[key]["value"] for key in SHARED}
+
+
+def test_with_all_of_it_set_it_is_right(tmp_path: Path) -> None:
+    path = tmp_path / "titanic.toml"
+    path.write_text(COMMENTED.sub(r"\1", FILE.read_text()))
+    assert here("config", "check", path).code == 0
+
+
+def test_what_is_marked_live_can_be_changed_alive() -> None:
+    marked: set[str] = set()
+    above = ""
+    for line in FILE.read_text().partition("[broker]")[0].splitlines():
+        if line.startswith("# "):
+            above = line
+        elif (match := COMMENTED.match(line)) and "(live)" in above:
+            marked.add(match[1].split()[0])
+        elif not line:
+            above = ""
+    options = commands_of(click.Context(main))["serve"]
+    assert marked == {key for key, option in options.items() if option.name in Queue.live | {"log_level"}}

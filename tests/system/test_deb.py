@@ -1,0 +1,79 @@
+"""The Debian package on a real systemd: installed, upgraded, removed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.machine import ROOT, Machine, machine, needs_machine
+
+pytestmark = [needs_machine, pytest.mark.timeout(1200)]
+
+SOMEBODY = "nobody"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Machine]:
+    with machine(tmp_path) as one:
+        yield one
+
+
+def package(here: Machine, revision: int) -> str:
+    """Build a package as `make deb` does; where it is in the machine."""
+    command = [str(ROOT / "deploy/deb.sh"), sys.executable, str(here.folder / "root"), str(revision)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (name,) = (here.folder / "root").glob(f"titanic-queue_*-{revision}_*.deb")
+    return f"/root/{name.name}"
+
+
+def test_its_life(here: Machine) -> None:
+    old, new = package(here, 1), package(here, 2)
+
+    # Installed: it serves, with its settings, for everybody.
+    here.does("dpkg", "--install", old)
+    assert here.shows("titanic", "ActiveState") == "active"
+    assert here.shows("titanic", "UnitFileState") == "enabled"
+    kept = here.does("titanic", "submit", "absent", "kept", user=SOMEBODY)
+    (here.folder / "etc/titanic/workers/upper.conf").write_text("COMMAND=tr a-z A-Z\n")
+    here.does("systemctl", "start", "titanic-worker@upper", "titanic-backup")
+    uuid = here.does("titanic", "submit", "upper", "hello", user=SOMEBODY)
+    assert here.does("titanic", "reply", uuid, "--wait", "60", user=SOMEBODY) == "HELLO"
+    assert kept in here.does("titanic", "ls", "--offline")
+    assert "/etc/titanic/titanic.toml:" in here.does("titanic", "config", "show", "serve")
+    assert here.run("dpkg", "--verify", "titanic-queue").out == ""
+
+    # Upgraded: what ran runs, what was set is set, nothing is lost.
+    settings = here.folder / "etc/titanic/titanic.toml"
+    settings.write_text(settings.read_text().replace("#grace = 10.0", "grace = 3.0"))
+    before = here.shows("titanic", "MainPID")
+    here.does("dpkg", "--install", new)
+    assert here.does("dpkg-query", "--show", "--showformat", "${Version}", "titanic-queue").endswith("-2")
+    assert here.shows("titanic", "MainPID") not in (before, "0")
+    assert here.shows("titanic-worker@upper", "ActiveState") == "active"
+    assert "grace = 3.0" in settings.read_text()
+    assert here.run("titanic", "reply", kept, user=SOMEBODY).code == 3
+
+    # What somebody stopped is left alone.
+    here.does("systemctl", "disable", "--now", "titanic")
+    here.does("dpkg", "--install", old)
+    assert here.shows("titanic", "ActiveState") == "inactive"
+    assert here.shows("titanic", "UnitFileState") == "disabled"
+
+    # Removed, what it knew stays, and is used again.
+    here.does("dpkg", "--remove", "titanic-queue")
+    assert here.run("titanic", "--version").code != 0
+    assert here.says("systemctl list-units --plain --no-legend 'titanic*'") == ""
+    assert here.says("ls -d /usr/lib/titanic 2>/dev/null || echo none") == "none"
+    here.does("dpkg", "--install", new)
+    here.does("systemctl", "enable", "--now", "titanic")
+    assert here.run("titanic", "reply", kept, user=SOMEBODY).code == 3
+
+    # Purged, it was never there.
+    here.does("dpkg", "--purge", "titanic-queue")
+    left = "/etc/titanic /var/lib/titanic /var/backups/titanic /usr/lib/titanic /usr/bin/titanic"
+    assert here.says(f"ls -d {left} 2>/dev/null || echo none") == "none"
+    assert here.says("find /etc/systemd /lib/systemd /var/lib/systemd -name '*titanic*'") == ""

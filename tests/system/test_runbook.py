@@ -1,0 +1,60 @@
+"""deploy/README.md: its commands, run as written, one after another, on a machine where some things went wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.machine import ROOT, machine, needs_machine
+
+README = (ROOT / "deploy/README.md").read_text()
+COMMANDS = re.findall(r"^    # (.*)$", README, re.MULTILINE)
+
+WITHOUT_NETWORK = {
+    "deploy/install.sh": "deploy/install.sh --wheels /root/wheels",
+    "make deb && dpkg --install dist/titanic-queue_*.deb": "true",  # that is what test_deb.py is about
+}
+"""Commands that would fetch something."""
+
+
+def test_every_alert_has_its_entry() -> None:
+    alerts = re.findall(r"- alert: (\w+)", (ROOT / "deploy/prometheus/alerts.yml").read_text())
+    headings = " ".join(re.findall(r"^## (.*)$", README.partition("# Runbook")[2], re.MULTILINE))
+    assert [name for name in alerts if name not in headings] == []
+
+
+def test_every_event_is_listed() -> None:
+    named = {
+        name
+        for path in (ROOT / "titanic").rglob("*.py")
+        for name in re.findall(r'event\("([a-z-]+)"', path.read_text())
+    }
+    table = README.partition("| event | when |")[2].partition("# Runbook")[0]
+    assert len(named) >= 5
+    assert [name for name in sorted(named) if f"`{name}`" not in table] == []
+
+
+@needs_machine
+@pytest.mark.timeout(1200)
+def test_the_commands_work(tmp_path: Path) -> None:
+    assert len(COMMANDS) > 50
+    with machine(tmp_path) as here:
+        variables = "SERVICE=broken UUID="
+        for command in COMMANDS:
+            line = WITHOUT_NETWORK.get(command, command)
+            done = here.run("sh", "-c", f"cd /root; export {variables}\n{line}")
+            assert done.code == 0, f"{command}: {done}\n{here.journal()}"
+            if command == "titanic health":  # from here on there is something to look at
+                (here.folder / "etc/titanic/workers/broken.conf").write_text("COMMAND=false\n")
+                here.does("systemctl", "start", "titanic-worker@broken")
+                uuid = here.does("titanic", "submit", "broken", "x", "--max-attempts", "1")
+                here.until(lambda: "broken" in here.does("titanic", "ls", "--state", "failed"))
+                here.does("titanic", "submit", "absent", "x")
+                variables += uuid
+            if command == 'titanic show "$UUID"':
+                assert "the command exited with 1" in done.out
+            if command == 'journalctl TITANIC_UUID="$UUID"':
+                assert "for broken failed: the command exited with 1" in done.out
+            if command.endswith(("/healthz", "/readyz")):
+                assert done.out == "ok\n"

@@ -1,0 +1,224 @@
+"""Titanic as a service of a real systemd, installed by deploy/install.sh, seen from inside the machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.machine import Machine, machine, needs_machine
+
+pytestmark = [needs_machine, pytest.mark.timeout(1200)]
+
+INSTALL = ("/root/deploy/install.sh", "--wheels", "/root/wheels")
+TOML = "/etc/titanic/titanic.toml"
+SOMEBODY = "nobody"
+SERVERS = tuple(f"titanic{name}.service" for name in ("", "-broker", "-store", "-backup"))
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Machine]:
+    with machine(tmp_path) as one:
+        yield one
+
+
+def exposure(here: Machine, unit: str) -> float:
+    """What `systemd-analyze security` thinks of a unit: 0 is a fortress, 10 a barn."""
+    return float(here.does("systemd-analyze", "--no-pager", "security", unit).rpartition(": ")[2].split()[0])
+
+
+def main_pid(here: Machine) -> int:
+    return int(here.shows("titanic", "MainPID"))
+
+
+def restarted(here: Machine, times: int) -> bool:
+    """Whether it runs again, for the so-manieth time."""
+    found = (here.shows("titanic", "NRestarts"), here.shows("titanic", "ActiveState"))
+    return found == (str(times), "active")
+
+
+def serve_upper(here: Machine) -> None:
+    """Start a worker of the service upper."""
+    (here.folder / "etc/titanic/workers/upper.conf").write_text("COMMAND=tr a-z A-Z\nTITANIC_JOBS=2\n")
+    here.does("systemctl", "enable", "--now", "titanic-worker@upper")
+
+
+def test_its_life(here: Machine) -> None:
+    assert here.does(*INSTALL).endswith(" is installed in /opt/titanic")
+
+    # It serves, and systemd knows how it is.
+    assert here.shows("titanic", "ActiveState") == "active"
+    assert here.shows("titanic", "StatusText").startswith("0 waiting, 0 running, ")
+    assert here.shows("titanic", "User") == "titanic"
+    here.does("systemd-analyze", "--man=no", "verify", *SERVERS)
+    assert [unit for unit in SERVERS if exposure(here, unit) > 1.5] == []
+
+    # The whole walk, as somebody without any rights.
+    uuid = here.does("titanic", "submit", "upper", "hello", user=SOMEBODY)
+    assert here.run("titanic", "reply", uuid, user=SOMEBODY).code == 3
+    serve_upper(here)
+    assert here.does("titanic", "reply", uuid, "--wait", "30", user=SOMEBODY) == "HELLO"
+    here.does("titanic", "close", uuid, user=SOMEBODY)
+    assert here.run("titanic", "reply", uuid, user=SOMEBODY).code == 4
+
+    # Killed: it is there again, and nothing is lost.
+    kept = here.does("titanic", "submit", "absent", "kept", user=SOMEBODY)
+    here.does("kill", "-KILL", str(main_pid(here)))
+    here.until(lambda: restarted(here, 1))
+    assert here.run("titanic", "reply", kept, user=SOMEBODY).code == 3
+
+    # The configuration changes while it serves; a faulty one does not.
+    pid = main_pid(here)
+    settings = here.folder / TOML.lstrip("/")
+    good = settings.read_text().replace("#keep-dead = 2592000", "keep-dead = 60")
+    settings.write_text(good)
+    here.does("systemctl", "reload", "titanic")
+    here.until(lambda: "reloaded: keep-dead" in here.journal("TITANIC_EVENT=reloaded", "PRIORITY=6"))
+    settings.write_text(f"{good}\n[serv]\n")
+    here.does("systemctl", "reload", "titanic")
+    fault = here.until(lambda: here.journal("TITANIC_EVENT=reload-refused", "PRIORITY=3"))
+    assert f"{TOML}:" in fault
+    assert "unknown key [serv]; did you mean serve?" in fault
+    assert main_pid(here) == pid
+    settings.write_text(good)
+
+    # Stuck: the watchdog ends it, and it is there again.
+    drop_in = here.folder / "run/systemd/system/titanic.service.d/soon.conf"
+    here.does("sh", "-c", "mkdir -p /run/systemd/system/titanic.service.d")
+    here.does("tee", f"/{drop_in.relative_to(here.folder)}", stdin="[Service]\nWatchdogSec=2\n")
+    here.does("systemctl", "daemon-reload")
+    here.does("systemctl", "restart", "titanic")
+    here.does("kill", "-STOP", str(main_pid(here)))
+    here.until(lambda: restarted(here, 1))
+    assert "Watchdog timeout (limit 2s)!" in here.journal()
+    assert here.run("titanic", "reply", kept, user=SOMEBODY).code == 3
+
+    # Stopped in the middle of traffic: at once, with 0, and what was acknowledged is there.
+    submit = "while titanic submit absent x --timeout 1; do :; done >/tmp/acknowledged 2>/tmp/refused"
+    here.does("systemd-run", "--unit=traffic", "--uid=nobody", "sh", "-c", submit)
+    here.until(lambda: (here.folder / "tmp/acknowledged").exists() or here.says("cat /tmp/acknowledged || true"))
+    began = time.monotonic()
+    here.does("systemctl", "stop", "titanic")
+    assert time.monotonic() - began < 30
+    assert here.shows("titanic", "Result") == "success"
+    assert here.shows("titanic", "ExecMainStatus") == "0"
+    here.until(lambda: here.run("systemctl", "is-active", "traffic").code != 0)
+    acknowledged = here.does("cat", "/tmp/acknowledged").split()
+    assert acknowledged
+
+    # Switched off and on again: it is there by itself, and so is all of that.
+    here.power_off()
+    here.boot()
+    here.until(lambda: restarted(here, 0))
+    listed = here.does("titanic", "ls", "--limit", "100000", "--state", "waiting", user=SOMEBODY)
+    assert [one for one in [kept, *acknowledged] if one not in listed] == []
+    uuid = here.does("titanic", "submit", "upper", "again", user=SOMEBODY)
+    assert here.does("titanic", "reply", uuid, "--wait", "60", user=SOMEBODY) == "AGAIN"
+
+
+def test_its_upkeep(here: Machine) -> None:
+    here.does(*INSTALL)
+    kept = here.does("titanic", "submit", "absent", "kept")
+
+    # Installed once more, which is an upgrade; and back.
+    first = here.says("readlink /opt/titanic/current")
+    here.does(*INSTALL)
+    second = here.says("readlink /opt/titanic/current")
+    assert first != second
+    assert second in here.says(f"cat /proc/{main_pid(here)}/cmdline | tr '\\0' ' '; readlink -f /opt/titanic/current")
+    here.does("/root/deploy/install.sh", "--rollback")
+    assert here.says("readlink /opt/titanic/current") == first
+    assert here.run("titanic", "reply", kept).code == 3
+    here.does(*INSTALL)
+    assert len(here.says("ls -d /opt/titanic/2*").split()) == 2
+
+    # An upgrade that would not understand the settings changes nothing; a start with them is not tried again and again.
+    here.says(f"echo 'garce = 1' >>{TOML}")
+    refused = here.run(*INSTALL)
+    assert (refused.code, f"{TOML}:" in refused.err) == (1, True)
+    assert "unknown key [work] garce" in refused.err
+    assert "does not understand these settings; nothing was changed" in refused.err
+    assert len(here.says("ls -d /opt/titanic/2*").split()) == 2
+    assert here.shows("titanic", "ActiveState") == "active"
+    assert here.run("systemctl", "restart", "titanic").code != 0
+    assert here.shows("titanic", "ExecMainStatus") == "2"
+    assert (here.shows("titanic", "ActiveState"), here.shows("titanic", "NRestarts")) == ("failed", "0")
+    assert f"{TOML}:" in here.journal()
+    here.says(f"sed -i '/^garce/d' {TOML}")
+    here.does("systemctl", "restart", "titanic")
+
+    # A backup, and what is restored from it.
+    for _ in range(3):
+        here.does("systemctl", "start", "titanic-backup")
+    copies = here.says("ls -d /var/backups/titanic/*").split()
+    assert len(copies) == 3
+    here.does("titanic", "restore", copies[0], "--store", "/tmp/restored")
+    assert kept in here.does("titanic", "ls", "--store", "/tmp/restored")
+    config = "KEEP=1 INTO=/var/backups/titanic"
+    here.says(
+        f"mkdir -p /etc/systemd/system/titanic-backup.service.d; printf '[Service]\\nEnvironment={config}\\n'"
+        " >/etc/systemd/system/titanic-backup.service.d/few.conf; systemctl daemon-reload"
+    )
+    here.does("systemctl", "start", "titanic-backup")
+    assert len(here.says("ls -d /var/backups/titanic/*").split()) == 1
+    assert here.shows("titanic-backup.timer", "ActiveState") == "inactive"
+    here.does("systemctl", "enable", "--now", "titanic-backup.timer")
+    assert here.shows("titanic-backup.timer", "ActiveState") == "active"
+
+    # Through a socket, for members of its group only.
+    here.says(f"""sed -i 's|^#bind = .*|bind = ["tcp://127.0.0.1:5555", "ipc:///run/titanic/titanic.sock"]|' {TOML}""")
+    here.does("systemctl", "restart", "titanic")
+    here.says("useradd --system --groups titanic friend; useradd --system stranger")
+    ipc = ("--endpoint", "ipc:///run/titanic/titanic.sock", "--timeout", "1")
+    assert here.run("titanic", "status", *ipc, user="friend").code == 0
+    assert here.run("titanic", "status", *ipc, user="stranger").code == 3
+
+    # Broker and queue apart.
+    here.does("systemctl", "disable", "--now", "titanic")
+    here.does("systemctl", "enable", "--now", "titanic-broker", "titanic-store")
+    assert here.shows("titanic-store", "ActiveState") == "active"
+    assert here.run("titanic", "reply", kept).code == 3
+    serve_upper(here)
+    uuid = here.does("titanic", "submit", "upper", "apart", user=SOMEBODY)
+    assert here.does("titanic", "reply", uuid, "--wait", "60", user=SOMEBODY) == "APART"
+    here.does("systemctl", "disable", "--now", "titanic-broker", "titanic-store")
+    here.does("systemctl", "enable", "--now", "titanic")
+
+    # Removed: what it knew stays, and is used again; or not.
+    assert "stay" in here.does("/root/deploy/install.sh", "--uninstall")
+    assert here.run("systemctl", "cat", "titanic").code != 0
+    assert here.says("ls /opt/titanic /usr/local/bin/titanic 2>/dev/null || echo none") == "none"
+    assert here.says("ls /etc/systemd/system/*/titanic* 2>/dev/null || echo none") == "none"
+    here.does(*INSTALL)
+    assert here.run("titanic", "reply", kept).code == 3
+    here.does("/root/deploy/install.sh", "--uninstall", "--purge")
+    left = "/etc/titanic /var/lib/titanic /var/backups/titanic /opt/titanic"
+    assert here.says(f"ls -d {left} 2>/dev/null || echo none") == "none"
+    assert here.run("id", "titanic").code != 0
+
+
+def test_what_install_says(here: Machine) -> None:
+    assert here.does("/root/deploy/install.sh", "--help").startswith("Usage: install.sh ")
+    for arguments, code, fact in (
+        (("--wheel", "x"), 2, "unknown option --wheel; install.sh --help lists the options"),
+        (("--prefix",), 2, "--prefix wants a value"),
+        (("--prefix", "here"), 2, "--prefix must begin with a /"),
+        (("--purge",), 2, "--purge goes with --uninstall"),
+        (("--rollback",), 1, "there is no earlier version in /opt/titanic"),
+        (("--python", "/bin/false"), 1, "Titanic needs Python 3.11 or newer"),
+        ((), 1, "there is no source beside this script; --wheels says where wheels are"),
+    ):
+        done = here.run("/root/deploy/install.sh", *arguments)
+        assert (done.code, fact in done.err) == (code, True), done
+    assert (
+        "needs root"
+        in here.run("sh", "-c", "cp /root/deploy/install.sh /tmp && setpriv --reuid=nobody /tmp/install.sh").err
+    )
+    assert here.says("ls /opt") == ""
+    here.does("/root/deploy/install.sh", "--wheels", "/root/wheels", "--prefix", "/srv/t", "--no-start")
+    assert here.shows("titanic", "ActiveState") == "inactive"
+    assert "/srv/t/current/bin/titanic serve" in here.does("systemctl", "cat", "titanic")
+    assert here.does(*INSTALL, "--no-start").endswith(" is installed in /srv/t")
+    assert here.does("/root/deploy/install.sh", "--rollback").endswith(" is in use again")
+    assert here.does("titanic", "--version").startswith("titanic, version ")

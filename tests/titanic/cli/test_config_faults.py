@@ -1,0 +1,135 @@
+"""Fifty configurations that are wrong, and the line of error that each gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.cli_titanic import here
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    return tmp_path / "titanic.toml"
+
+
+WRONG = [
+    # What is not TOML.
+    ("endpoint = ", 1, "this is not TOML: Invalid value"),
+    ("# fine\nendpoint = tcp://127.0.0.1:5555", 2, "this is not TOML: Invalid value"),
+    ("[serve\ngrace = 1", 1, "this is not TOML: Expected ']' at the end of a table declaration"),
+    ("[serve]\ngrace = 1\ngrace = 2", 3, "this is not TOML: Cannot overwrite a value"),
+    ("[serve]\ngrace = 1\n[serve]\ngrace = 2", 3, "this is not TOML: Cannot declare ('serve',) twice"),
+    ("[serve]\nbind = ['a',\n'b'\ngrace = 1", 4, "this is not TOML: Unclosed array"),
+    ("store = '/var/lib", 1, "this is not TOML: "),
+    ("[serve]\ngrace: 3", 2, "this is not TOML: Expected '=' after a key"),
+    # Keys that nobody knows.
+    ("endpiont = 'x'", 1, "unknown key endpiont; did you mean endpoint?"),
+    ("\n\n[serv]\nbind = 'x'", 3, "unknown key [serv]; did you mean serve?"),
+    ("[status]\n# a word\ntimeuot = 1", 3, "unknown key [status] timeuot; did you mean timeout?"),
+    ("[serve]\nretry_frist = 1", 2, "unknown key [serve] retry_frist; did you mean retry-first?"),
+    ("[serve]\nbind = [\n  'tcp://*:1',\n]\ncapcity = 1", 5, "unknown key [serve] capcity; did you mean capacity?"),
+    ("[status]\nbind = 'x'", 2, "unknown key [status] bind; it is an option of serve, broker"),
+    ("[broker]\ncapacity = '1GiB'", 2, "unknown key [broker] capacity; it is an option of serve"),
+    ("as_json = true", 1, "unknown key as_json; did you mean json?"),
+    ("config = 'x'", 1, "unknown key config"),
+    ("zzz = 1", 1, "unknown key zzz"),
+    ("[zzz]", 1, "unknown key [zzz]"),
+    ("serve.gracee = 1", 1, "unknown key [serve] gracee; did you mean grace?"),
+    ("[[serve]]\ngrace = 1", 1, "unknown key serve"),
+    ("[serve.limits]\nmail = 3", 1, "unknown key [serve] limits"),
+    # Values of the wrong kind.
+    ("endpoint = 5", 1, "endpoint (of titanic submit) cannot be 5; it must be a text in quotes"),
+    ("[status]\nmdp = ['a', 'b']", 2, "[status] mdp cannot be ['a', 'b']; it must be a text in quotes"),
+    ("[status]\ntimeout = true", 2, "[status] timeout cannot be True; it must be a number"),
+    ("[status]\ntimeout = 2026-01-01", 2, "[status] timeout cannot be datetime.date(2026, 1, 1); it must be a number"),
+    ("[status]\njson = 'yes'", 2, "[status] json cannot be 'yes'; it must be true or false"),
+    ("[serve]\npreallocate = 1", 2, "[serve] preallocate cannot be 1; it must be true or false"),
+    ("[ls]\nlimit = 0.5", 2, "[ls] limit cannot be 0.5; it must be a whole number"),
+    ("[serve]\nbind = [1]", 2, "[serve] bind cannot be [1]; it must be a text in quotes, or a list of them"),
+    ("[serve]\nstore = 3", 2, "[serve] store cannot be 3; it must be a text in quotes"),
+    ("[serve]\nmax-attempts = '5'", 2, "[serve] max-attempts cannot be '5'; it must be a whole number"),
+    ("[serve]\ncapacity = [1]", 2, "[serve] capacity cannot be [1]; it must be a size like 500, 64MiB or 1.5GB"),
+    ("[serve]\ngrace = {s = 1}", 2, "[serve] grace cannot be {'s': 1}; it must be a number"),
+    # Values that cannot be.
+    ("[status]\ntimeout = 'soon'", 2, "[status] timeout: 'soon' is not a number of seconds from 0.001 to 1e+08"),
+    ("[status]\ntimeout = nan", 2, "[status] timeout: nan is not a number of seconds"),
+    ("[serve]\ngrace = -1", 2, "[serve] grace: -1 is not a number of seconds from 0 to 1e+08"),
+    ("[serve]\nretry-most = inf", 2, "[serve] retry-most: inf is not a number of seconds"),
+    ("[serve]\nheartbeat = 0", 2, "[serve] heartbeat: 0 is not a number of seconds from 0.01 to 1e+08"),
+    ("[status]\nmdp = '9'", 2, "[status] mdp: '9' is not one of '0.2', '0.1', 'majortomo'"),
+    ("[serve]\nlog-level = 'loud'", 2, "[serve] log-level: 'loud' is not one of 'debug', 'info', 'warning', 'error'"),
+    ("[ls]\nlimit = 0", 2, "[ls] limit: 0 is not in the range x>=1"),
+    ("[serve]\nmax-attempts = 70000", 2, "[serve] max-attempts: 70000 is not in the range 1<=x<=65535"),
+    ("[serve]\nlanes = 151", 2, "[serve] lanes: 151 is not in the range 1<=x<=150"),
+    ("[serve]\ncapacity = '1 parsec'", 2, "[serve] capacity: '1 parsec' is not a size"),
+    ("[serve]\ncapacity = 0", 2, "[serve] capacity: 0 is not a size from 65536 to 16TiB"),
+    ("[serve]\nmax-body = '99TiB'", 2, "[serve] max-body: 99TiB is not a size from 65536 to 16TiB"),
+    ("[serve]\nservice-limit = 'mail'", 2, "[serve] service-limit: 'mail' is not like NAME:waiting=1000,bytes=64MiB"),
+    ("[serve]\nservice-limit = ['a:waiting=1', 'b:size=1']", 2, "[serve] service-limit: 'b:size=1' is not like NAME:"),
+    ("[serve]\nservice-limit = ['a:waiting=many']", 2, "[serve] service-limit: 'many' is not a size"),
+    # Endpoints.
+    ("[serve]\nbind = 'localhost'", 2, "[serve] bind: 'localhost' is not an endpoint; write it like tcp://"),
+    ("[serve]\nbind = ['tcp://*:1', 'tcp://10.0.0.5']", 2, "[serve] bind: 'tcp://10.0.0.5' is not an endpoint"),
+    ("[serve]\nbroker = 'carrier://pigeon'", 2, "[serve] broker: 'carrier://pigeon' is not an endpoint"),
+    (
+        "[work]\nendpoint = 'tcp://h:70000'",
+        2,
+        "[work] endpoint: 'tcp://h:70000' has no such port; ports go up to 65535",
+    ),
+]
+
+
+def test_there_are_fifty() -> None:
+    assert len({text for text, _, _ in WRONG}) == len(WRONG) >= 50
+
+
+@pytest.mark.parametrize(("text", "line", "fact"), WRONG)
+def test_it_is_told_where_and_why(toml: Path, text: str, line: int, fact: str) -> None:
+    toml.write_text(text)
+    done = here("config", "check", toml)
+    assert done.out == b""
+    said = done.err.splitlines()
+    if "not TOML" in fact:
+        assert done.code == 2
+        assert said[-1].startswith(f"Error: {toml}:{line}: {fact}")
+    else:
+        assert done.code == 1
+        assert said[0].startswith(f"{toml}:{line}: {fact}")
+
+
+def test_a_command_does_not_start_with_any_of_them(toml: Path) -> None:
+    """All that is wrong is said, not only the first; values for other commands are their business."""
+    toml.write_text("timeuot = 1\n[status]\ntimeout = 'soon'\n[serve]\ngrace = 'soon'\ngarce = 1\n")
+    done = here("status", "--config", toml)
+    assert (done.code, done.out) == (2, b"")
+    assert done.err.partition("Error: ")[2].splitlines() == [
+        f"{toml}:1: unknown key timeuot; did you mean timeout?",
+        f"{toml}:6: unknown key [serve] garce; did you mean grace?",
+        f"{toml}:3: [status] timeout: 'soon' is not a number of seconds from 0.001 to 1e+08",
+    ]
+
+
+def test_files_that_cannot_be_read(toml: Path, tmp_path: Path) -> None:
+    toml.write_bytes(b"# fine\na = '\xff'")
+    assert f"{toml}:2: this is not TOML: it is not UTF-8" in here("status", "--config", toml).err
+    assert "No such file" in here("status", "--config", tmp_path / "absent").err
+    assert "No such file" in here("config", "check", tmp_path / "absent").err
+    assert here("status", "--config", tmp_path).code == 2
+    assert "cannot read" in here("config", "check", tmp_path).err
+
+
+def test_a_file_that_is_right(toml: Path) -> None:
+    toml.write_text(
+        'endpoint = "tcp://[::1]:5"\n[serve]\nbind = ["ipc:///run/t.sock", "tcp://*:*"]\nmax_body = 1000000\n'
+    )
+    assert here("config", "check", toml) == (0, f"{toml}: 3 settings, all right\n".encode(), "")
+
+
+def test_a_variable_that_is_wrong_is_named() -> None:
+    done = here("status", TITANIC_TIMEOUT="soon")
+    assert done.code == 2
+    assert done.err.splitlines()[-1] == (
+        "Error: Invalid value for '--timeout': 'soon' is not a number of seconds from 0.001 to 1e+08"
+        " (from TITANIC_TIMEOUT in the environment)"
+    )

@@ -1,0 +1,130 @@
+"""What `titanic serve` and `titanic broker` tell a service manager, and the signals that one sends."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.cli_titanic import here, running, serving, until
+from support.service_manager import Manager
+
+ANY = "tcp://127.0.0.1:*"
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    with Manager(tmp_path / "notify") as one:
+        yield one
+
+
+def test_the_life_of_a_queue(tmp_path: Path, manager: Manager) -> None:
+    env = {**manager.env, "WATCHDOG_USEC": "2000000"}
+    with running(tmp_path / "log", "serve", "--bind", ANY, "--store", tmp_path / "s", "--grace", "7", **env) as server:
+        status = r"0 waiting, 0 running, 0 accepted a second; 0 % of the store used"
+        assert manager.hears("READY") == {"READY": "1", "STATUS": status}
+        endpoint = server.says(r"serving at (\S+);")[1]
+        here("submit", "s", "x", "--endpoint", endpoint)
+        assert manager.hears("WATCHDOG") == {"WATCHDOG": "1"}
+        assert manager.hears("STATUS")["STATUS"].startswith(("0 waiting", "1 waiting"))
+        server.send(signal.SIGHUP)
+        assert int(manager.hears("RELOADING")["MONOTONIC_USEC"]) > 0
+        assert manager.hears("READY")["STATUS"].startswith("1 waiting, 0 running, ")
+        server.send(signal.SIGTERM)
+        assert manager.hears("STOPPING") == {"STOPPING": "1", "STATUS": "stopping", "EXTEND_TIMEOUT_USEC": "27000000"}
+        assert server.ends() == 0
+
+
+def test_the_life_of_a_broker(tmp_path: Path, manager: Manager) -> None:
+    with running(tmp_path / "log", "broker", "--bind", ANY, **manager.env) as broker:
+        assert manager.hears("READY")["STATUS"] == "0 waiting, 0 workers, 0 requests a second"
+        broker.send(signal.SIGHUP)
+        broker.says("reloaded: nothing has changed")
+        broker.send(signal.SIGTERM)
+        manager.hears("STOPPING")
+        assert broker.ends() == 0
+
+
+def test_a_queue_is_not_ready_before_its_broker_is_there(tmp_path: Path, manager: Manager) -> None:
+    endpoint = f"ipc://{tmp_path}/broker"
+    arguments = ("serve", "--broker", endpoint, "--store", tmp_path / "s")
+    with running(tmp_path / "queue.log", *arguments, **manager.env) as queue:
+        queue.says("connecting to the broker")
+        assert manager.silent("READY", 0.5)
+        with running(tmp_path / "broker.log", "broker", "--bind", endpoint):
+            manager.hears("READY")
+
+
+def test_nothing_is_told_to_the_watchdog_of_another_process(tmp_path: Path, manager: Manager) -> None:
+    env = {**manager.env, "WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "1"}
+    with running(tmp_path / "log", "broker", "--bind", ANY, **env):
+        manager.hears("READY")
+        assert manager.silent("WATCHDOG", 1.2)
+
+
+def test_settings_change_while_it_serves(tmp_path: Path) -> None:
+    toml = tmp_path / "titanic.toml"
+    toml.write_text("[serve]\nretry-first = 5\n")
+    with serving(tmp_path, "--config", str(toml)) as (server, endpoint):
+        toml.write_text(
+            "[serve]\nlog-level = 'debug'\nkeep-dead = 60\nservice-limit = 's:waiting=1'\n"
+            "capacity = '2GiB'\nlanes = 3\n"
+        )
+        server.send(signal.SIGHUP)
+        server.says("INFO titanic: reloaded: keep-dead, log-level, retry-first, service-limit\n")
+        server.says("WARNING titanic: to be changed by a restart: capacity, lanes\n")
+        assert here("submit", "s", "x", "--endpoint", endpoint).code == 0
+        refused = here("submit", "s", "x", "--endpoint", endpoint)
+        assert (refused.code, "its limit is 1" in refused.err) == (1, True)
+
+
+def test_a_faulty_file_changes_nothing(tmp_path: Path) -> None:
+    toml = tmp_path / "titanic.toml"
+    toml.write_text("")
+    with serving(tmp_path, "--config", str(toml)) as (server, endpoint):
+        toml.write_text("[serve]\nservice-limit = 's:waiting=1'\nlog-leve = 'debug'\n")
+        server.send(signal.SIGHUP)
+        fault = f"{toml}:3: unknown key [serve] log-leve; did you mean log-level?"
+        server.says(re.escape(f"ERROR titanic: not reloaded, nothing has changed: {fault}\n"))
+        for _ in range(2):
+            assert here("submit", "s", "x", "--endpoint", endpoint).code == 0
+        toml.write_text("[serve]\nservice-limit = 's:waiting=2'\n")
+        server.send(signal.SIGHUP)
+        server.says("reloaded: service-limit\n")
+        assert here("submit", "s", "x", "--endpoint", endpoint).code == 1
+
+
+@pytest.mark.skipif(shutil.which("strace") is None and "CI" not in os.environ, reason="needs strace")
+def test_the_watchdog_hears_nothing_while_a_commit_is_stuck(tmp_path: Path, manager: Manager) -> None:
+    """The disk takes its time; when it is done, all goes on."""
+    env = {**manager.env, "WATCHDOG_USEC": "2000000"}
+    with running(tmp_path / "log", "serve", "--bind", ANY, "--store", tmp_path / "s", **env) as server:
+        endpoint = server.says(r"serving at (\S+);")[1]
+        manager.hears("WATCHDOG")
+        slow = "inject=fdatasync:delay_enter=600000000"
+        pid = str(server.process.pid)
+        strace = ("strace", "-f", "-q", "-e", "trace=fdatasync", "-e", slow, "-o", f"{tmp_path}/trace", "-p", pid)
+        with running(tmp_path / "strace.log", program=strace):
+            until(lambda: all(tracer(task) for task in Path(f"/proc/{pid}/task").iterdir()))
+            assert here("submit", "s", "x", "--endpoint", endpoint, "--timeout", "0.1").code == 3
+            until(lambda: manager.silent("WATCHDOG", 1.5))
+        manager.hears("WATCHDOG")
+        until(lambda: b'"waiting": 1' in here("status", "--json", "--endpoint", endpoint).out)
+
+
+def tracer(task: Path) -> int:
+    """Who traces a thread; 0: nobody."""
+    return int((task / "status").read_text().partition("TracerPid:")[2].split()[0])
+
+
+def test_a_variable_that_nobody_reads_is_told(tmp_path: Path) -> None:
+    with running(tmp_path / "log", "broker", "--bind", ANY, TITANIC_METRISC="x", TITANIC_STORE="y") as broker:
+        broker.says(
+            "WARNING titanic: TITANIC_METRISC in the environment is not used; did you mean TITANIC_METRICS\\?\n"
+        )
+        broker.says("broker at")
+    assert "TITANIC_STORE" not in (tmp_path / "log").read_text()

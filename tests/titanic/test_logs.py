@@ -1,0 +1,150 @@
+"""The log's formats, its fields, and what is repeated."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import signal
+import socket
+import struct
+from pathlib import Path
+
+import pytest
+from support.cli_titanic import running
+
+from titanic.client import Client
+from titanic.errors import InvalidRequest, RequestFailed
+from titanic.logs import event
+from titanic.logs.begin import Json
+from titanic.logs.journal import JournalHandler
+from titanic.logs.repeats import LINES, WINDOW, Repeats
+
+ANY = "tcp://127.0.0.1:*"
+
+
+def record(text: str, *args: object, level: int = logging.WARNING, **extra: object) -> logging.LogRecord:
+    return logging.getLogger("test").makeRecord("test", level, "file", 1, text, args, None, extra=extra)
+
+
+def received(journal: socket.socket) -> dict[str, str]:
+    """An entry, read as the protocol has it."""
+    data = journal.recv(1 << 20)
+    fields = {}
+    while data:
+        head, _, rest = data.partition(b"\n")
+        name, equals, value = head.partition(b"=")
+        if not equals:
+            (length,) = struct.unpack_from("<Q", rest)
+            value, rest = rest[8 : 8 + length], rest[9 + length :]
+        fields[name.decode()] = value.decode()
+        data = rest
+    return fields
+
+
+def test_json_has_a_line_per_event() -> None:
+    text = Json().format(record("no\nway: %s", "é", **event("failed", uuid=b"\1" * 16, service=b"mail\xff")))
+    assert "\n" not in text
+    document = json.loads(text)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", document.pop("time"))
+    assert document == {
+        "level": "warning",
+        "logger": "test",
+        "message": "no\nway: é",
+        "event": "failed",
+        "uuid": "01" * 16,
+        "service": "mail�",
+    }
+
+
+def test_the_journal_gets_priorities_and_fields(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
+        journal.bind(path)
+        handler = JournalHandler(path)
+        handler.emit(record("two\nlines", level=logging.ERROR, **event("store-full", service=b"mail")))
+        assert received(journal) == {
+            "MESSAGE": "two\nlines",
+            "PRIORITY": "3",
+            "SYSLOG_IDENTIFIER": "titanic",
+            "LOGGER": "test",
+            "THREAD_NAME": "MainThread",
+            "TITANIC_EVENT": "store-full",
+            "TITANIC_SERVICE": "mail",
+        }
+        handler.emit(record("x" * (1 << 20), level=logging.INFO))
+        entry = received(journal)
+        assert (entry["PRIORITY"], len(entry["MESSAGE"])) == ("6", 32 << 10)
+        handler.close()
+
+
+def test_without_a_journal_stderr_gets_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    handler = JournalHandler(str(tmp_path / "absent"))
+    handler.emit(record("lost?"))
+    assert capsys.readouterr().err == "<4>lost?\n"
+    handler.close()
+
+
+def test_repeats_are_counted_not_listed() -> None:
+    now = 0.0
+    repeats = Repeats(lambda: now)
+    assert [repeats.filter(record("no %s", number)) for number in range(LINES + 5)] == [True] * LINES + [False] * 5
+    assert repeats.filter(record("another"))
+    now = WINDOW
+    again = record("no %s", "more")
+    assert repeats.filter(again)
+    assert again.getMessage() == "no more (and 5 more like this in the minute before)"
+
+
+def test_repeats_forget() -> None:
+    repeats = Repeats(lambda: 0.0)
+    for number in range(5000):
+        assert repeats.filter(record(f"message {number}"))
+    assert len(repeats._seen) <= 1000
+
+
+def test_a_server_that_logs_json_says_nothing_else(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with running(log, "serve", "--bind", ANY, "--store", tmp_path / "store", "--log-format", "json") as server:
+        server.says("serving at")
+        server.send(signal.SIGHUP)
+        server.says("reloaded")
+        server.send(signal.SIGTERM)
+        assert server.ends() == 0
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["serving", "reloaded", "stopping"]
+    assert all(line["level"] == "info" for line in lines)
+
+
+def test_the_journal_is_chosen_when_stderr_goes_there(tmp_path: Path) -> None:
+    """With JOURNAL_STREAM naming our stderr: what is logged does not come there as text, unless there is no journal."""
+    log = tmp_path / "log"
+    log.touch()
+    stat = log.stat()
+    stream = f"{stat.st_dev}:{stat.st_ino}"
+    with running(log, "broker", "--bind", ANY, JOURNAL_STREAM=stream) as broker:
+        broker.says("broker at")
+        broker.send(signal.SIGHUP)
+        if not Path("/run/systemd/journal/socket").exists():
+            broker.says("<6>reloaded: nothing has changed\n")
+        broker.send(signal.SIGTERM)
+        assert broker.ends() == 0
+    assert " INFO titanic: " not in log.read_text()
+
+
+def test_bodies_are_never_logged(tmp_path: Path) -> None:
+    """Not of requests, of replies, of what is refused or fails, however much is logged."""
+    log = tmp_path / "log"
+    arguments = ("serve", "--bind", ANY, "--store", tmp_path / "store", "--log-level", "debug", "--max-attempts", "1")
+    with running(log, *arguments) as server:
+        endpoint = server.says(r"serving at (\S+);")[1]
+        command = ("work", "s", "--endpoint", endpoint, "--log-level", "debug", "--", "sh", "-c", "! grep fails")
+        with running(tmp_path / "work.log", *command), Client(endpoint) as client:
+            assert client.wait(client.submit("s", b"s3cret"), 30) == [b""]
+            with pytest.raises(RequestFailed):
+                client.wait(client.submit("s", b"s3cret fails"), 30)
+            with pytest.raises(InvalidRequest):
+                client.submit("mmi.x", b"s3cret")
+        server.send(signal.SIGTERM)
+        assert server.ends() == 0
+    assert "s3cret" not in log.read_text() + (tmp_path / "work.log").read_text()

@@ -1,0 +1,160 @@
+"""`titanic config show` and `check`: what is set, where it was set, and whether a file is right."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+from click.core import ParameterSource, augment_usage_errors
+
+from titanic.cli.config_file import Document, Found, commands_of
+from titanic.cli.environment import strangers
+from titanic.cli.help import Option, command
+from titanic.cli.options import json_flag
+from titanic.cli.output import EXIT_FAILED, print_json, print_table
+from titanic.text import counted
+
+_file_option = click.option(
+    "--config",
+    "path",
+    cls=Option,
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    envvar="TITANIC_CONFIG",
+    help="TOML file with values.",
+)
+
+
+class Effective(NamedTuple):
+    """A value that counts, and what says so."""
+
+    name: str
+    value: Any
+    source: str
+
+
+@click.group("config")
+def config() -> None:
+    """What is set and where it was set; whether a file is right.
+
+    \b
+    Example:
+      titanic config show
+      titanic config check /etc/titanic/titanic.toml
+    """
+
+
+@command("show", context_settings={"ignore_unknown_options": True})
+@json_flag
+@_file_option
+@click.argument("name", metavar="[COMMAND]", default="serve")
+@click.argument("arguments", metavar="[OPTIONS-OF-COMMAND]...", nargs=-1, type=click.UNPROCESSED)
+def show(name: str, arguments: tuple[str, ...], path: str | None, as_json: bool) -> None:
+    """Print the values that COMMAND (serve, if none is named) would run with, and where each comes from.
+
+    A file gives way to TITANIC_ variables of the environment, and these to options.
+
+    --json prints {option: {value, source}}.
+
+    \b
+    Example:
+      titanic config show --config /etc/titanic/titanic.toml
+      titanic config show work --jobs 4
+    """
+    context = click.get_current_context()
+    commands = commands_of(context)
+    if name not in commands:
+        near = difflib.get_close_matches(name, commands, n=1)
+        raise click.UsageError(f"no such command: {name}" + (f"; did you mean {near[0]}?" if near else ""))
+    found: dict[str, Found] = {}
+    if path is not None:
+        document = Document(Path(path), commands)
+        found = document.of(name)
+        _stop_at(document)
+    rows = list(_effective(context, name, arguments, found))
+    if as_json:
+        print_json({row.name: {"value": row.value, "source": row.source} for row in rows})
+    else:
+        print_table(("OPTION", "VALUE", "FROM"), [(row.name, _shown(row.value), row.source) for row in rows])
+    for text in strangers(context):
+        click.echo(f"titanic: {text}", err=True)
+
+
+def _effective(
+    context: click.Context, name: str, arguments: tuple[str, ...], found: dict[str, Found]
+) -> Iterator[Effective]:
+    root = context.find_root()
+    assert isinstance(root.command, click.Group)
+    subject = root.command.get_command(root, name)
+    assert subject is not None
+    defaults = {key: one.value for key, one in found.items()}
+    with click.Context(subject, parent=root, info_name=name, default_map=defaults) as inner:
+        inner.params.clear()
+        given, _, _ = subject.make_parser(inner).parse_args(list(arguments))
+        for key, option in commands_of(context)[name].items():
+            raw, source = option.consume_value(inner, given)
+            inner.set_parameter_source(option.name or "", source)
+            with augment_usage_errors(inner, param=option):
+                value = option.process_value(inner, raw)
+            if source is ParameterSource.DEFAULT_MAP:
+                where = str(found[option.name or ""].place)
+            else:
+                where = _WHERE.get(source, "default").format(variable=option.envvar)
+            yield Effective(key, value if option.is_flag else _plain(raw), where)
+
+
+_WHERE = {ParameterSource.COMMANDLINE: "command line", ParameterSource.ENVIRONMENT: "environment {variable}"}
+
+
+def _plain(raw: Any) -> Any:
+    """A value as it would be written in a file."""
+    if isinstance(raw, (list, tuple)):
+        return [_plain(one) for one in raw]
+    return raw if raw is None or isinstance(raw, (bool, int, float)) else str(raw)
+
+
+def _shown(value: Any) -> str:
+    return (
+        "–"
+        if value is None
+        else json.dumps(value, ensure_ascii=False)
+        if isinstance(value, (list, bool))
+        else str(value)
+    )
+
+
+@command("check")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+def check(path: Path) -> None:
+    """Check a TOML file: every key and every value, for every command. Nothing is started or touched.
+
+    Prints what is wrong, a line each, with file and line; exits with 1 then.
+
+    \b
+    Example:
+      titanic config check /etc/titanic/titanic.toml
+    """
+    commands = commands_of(click.get_current_context())
+    document = Document(path, commands)
+    for name in commands:
+        document.of(name)
+    _stop_at(document)
+    settings = sum(len(value) if isinstance(value, dict) else 1 for value in document.values.values())
+    click.echo(f"{path}: {counted(settings, 'setting')}, all right")
+
+
+def _stop_at(document: Document) -> None:
+    """Tell what is wrong with a file, if anything is, and end."""
+    for fault in sorted(document.faults, key=lambda fault: fault.place.line):
+        click.echo(str(fault), err=True)
+    if document.faults:
+        sys.exit(EXIT_FAILED)
+
+
+config.add_command(show)
+config.add_command(check)

@@ -1,0 +1,50 @@
+"""The type of endpoints on the command line and in files."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from typing import Any
+
+import click
+
+from titanic.cli.output import say
+
+
+class Endpoint(click.ParamType[str]):
+    """Taken as it is: binding and connecting know best. A file is checked more closely, before anything is started."""
+
+    name = "endpoint"
+
+    def fault(self, value: str) -> str:
+        """What is wrong with an endpoint; empty: nothing that can be seen from here."""
+        if re.fullmatch(r"(ipc|inproc)://.+", value):
+            return ""
+        match = re.fullmatch(r"tcp://[^:/ ]+:(\d+|\*)|tcp://\[[^\]]+\]:(\d+|\*)", value)
+        if match is None:
+            return (
+                f"{value!r} is not an endpoint; write it like tcp://127.0.0.1:5555 or ipc:///run/titanic/titanic.sock"
+            )
+        port = match[1] or match[2]
+        return f"{value!r} has no such port; ports go up to 65535" if port != "*" and int(port) > 65535 else ""
+
+
+class PeerEndpoint(Endpoint):
+    """One to ask. ZeroMQ would look for a name that nobody knows until the time is over."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The endpoint as it is."""
+        text: str = super().convert(value, param, ctx)
+        match = re.fullmatch(r"tcp://([^:;]+):\d+", text)
+        name = match[1] if match else "127.0.0.1"
+        try:
+            socket.getaddrinfo(os.fsencode(name), None)  # as bytes: else it loads a codec, for milliseconds
+        except socket.gaierror as error:
+            if error.errno == socket.EAI_NONAME:  # others may pass
+                self.fail(f"no machine is known by the name {name!r}; is it spelt right?", param, ctx)
+            say(f"the name {name!r} cannot be looked up now ({error.strerror}); trying all the same")
+        return text
+
+
+ENDPOINT, PEER = Endpoint(), PeerEndpoint()

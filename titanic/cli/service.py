@@ -1,0 +1,220 @@
+"""How a server runs: until its end is asked for or it cannot go on, telling the service manager how it is.
+
+    SIGTERM, SIGINT     stop; a second one ends it at once
+    SIGHUP              read the configuration again
+    NOTIFY_SOCKET       READY when clients are served, STATUS, RELOADING, STOPPING
+    WATCHDOG_USEC       WATCHDOG as long as every thread that does the work answers
+
+The main thread does nothing else, so it is there when the others are stuck.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+from titanic import logs
+from titanic.cli.environment import strangers
+from titanic.cli.help import parse_again
+from titanic.cli.listen import Address
+from titanic.cli.output import EXIT_FAILED
+from titanic.cli.running import Ending, say
+from titanic.errors import CallerError, TitanicError
+from titanic.notify import Notifier
+from titanic.presence_log import PresenceLog
+from titanic.pulse import Pulse
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from titanic.metrics.listener import Listener
+
+log = logging.getLogger("titanic")
+
+NOTICE = 0.5
+"""Seconds after which a signal is noticed, at the latest."""
+
+STARTING = 0.02
+"""Seconds between looks whether it serves already."""
+
+STATUS_EVERY = 5.0
+"""Seconds between STATUS lines."""
+
+PRESENCE_EVERY = 2.0
+"""Seconds between looks who has workers."""
+
+LATE = 10.0
+"""Seconds that a thread may owe an answer until it is called stuck."""
+
+LAST_STEPS = 20.0
+"""Seconds that stopping may take besides the time that running requests are given."""
+
+
+class Subject(Protocol):
+    """What is run."""
+
+    pulse: Pulse
+    live: frozenset[str]
+    """Parameters of the command that `reload` takes over."""
+
+    @property
+    def problem(self) -> TitanicError | None:
+        """Why it cannot go on, if that is to be said."""
+
+    @property
+    def grace(self) -> float:
+        """Seconds that running requests are given at the end."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can go on."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether clients are served."""
+
+    def status(self) -> str:
+        """A line about it."""
+
+    def workers(self) -> Mapping[bytes, int]:
+        """Which services have workers, and how many, as far as it knows."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Its figures, for Prometheus."""
+
+    def reload(self, settings: dict[str, object]) -> None:
+        """Take over the parameters that can change while it runs."""
+
+    def stop(self) -> None:
+        """End it."""
+
+
+class Signals:
+    """What was asked for. To be made before anything is started."""
+
+    def __init__(self) -> None:
+        self.end = threading.Event()
+        self.reload = threading.Event()
+        Ending(self.end.set)
+        signal.signal(signal.SIGHUP, lambda *_: self.reload.set())
+        with contextlib.suppress(Exception):  # stderr may be no file
+            faulthandler.enable()  # the watchdog ends us with SIGABRT: then every thread says where it was
+
+
+def begin(level: str, format: str) -> Signals:
+    """Let the log begin, and look out for signals."""
+    logs.begin(level, format)
+    for text in strangers(click.get_current_context()):
+        log.warning(text, extra=logs.event("stranger"))
+    return Signals()
+
+
+def run(subject: Subject, signals: Signals, metrics: Address | None) -> None:
+    """Run it until its end, then exit unless that was asked for. `metrics`: where to serve its figures."""
+    try:
+        listener = None if metrics is None else _listen(subject, signals, metrics)
+    except TitanicError:
+        subject.stop()
+        raise
+    _run(subject, signals, Notifier())
+    if listener is not None:
+        listener.stop()
+
+
+def _listen(subject: Subject, signals: Signals, address: Address) -> Listener:
+    from titanic.metrics.listener import Listener  # not every server pays for it
+
+    def unhealthy() -> str:
+        late = subject.pulse.late(time.monotonic(), LATE)
+        if late:
+            return f"stuck for {LATE:g} s or more: {', '.join(late)}"
+        return "" if subject.alive else "it cannot go on: see its log"
+
+    def unready() -> str:
+        if signals.end.is_set():
+            return "stopping"
+        return unhealthy() or ("" if subject.ready else "its broker is not there yet")
+
+    listener = Listener(*address, subject.collect, unhealthy=unhealthy, unready=unready)
+    say(f"metrics at http://{Address(address.host, listener.port)}/metrics", "metrics")
+    return listener
+
+
+def _run(subject: Subject, signals: Signals, notifier: Notifier) -> None:
+    ready, status_at, presence_at = False, 0.0, 0.0
+    presence = PresenceLog()
+    while not signals.end.wait(NOTICE if ready else STARTING):
+        now = time.monotonic()
+        if (error := subject.problem) is not None:
+            subject.stop()
+            raise error
+        if not subject.alive:
+            say("stopping: it can't go on, see the log above", "failed")
+            with contextlib.suppress(Exception):
+                subject.stop()
+            sys.exit(EXIT_FAILED)
+        if signals.reload.is_set():
+            signals.reload.clear()
+            notifier.reloading()
+            _reload(subject, click.get_current_context())
+            notifier.ready(subject.status())
+        if subject.pulse.look(now):
+            notifier.alive()
+            if not ready and subject.ready:
+                ready = True
+                notifier.ready(subject.status())
+        if now >= presence_at:
+            presence_at = now + PRESENCE_EVERY
+            presence.look(subject.workers())
+        if notifier.wanted and ready and now >= status_at:
+            status_at = now + STATUS_EVERY
+            notifier.status(subject.status())
+    notifier.stopping(subject.grace + LAST_STEPS)
+    _stop(subject.stop)
+
+
+def _stop(stop: Callable[[], None]) -> None:
+    # A signal that comes just before a thread begins to wait is only seen when that ends: this one looks up often.
+    stopping = ThreadPoolExecutor(1, "stop").submit(stop)
+    while not wait([stopping], NOTICE).done:
+        pass
+    stopping.result()
+
+
+def _reload(subject: Subject, context: click.Context) -> None:
+    """Read the configuration again. With a fault in it everything stays as it is."""
+    try:
+        settings = parse_again(context)
+        changed = {name for name, value in settings.items() if value != context.params[name]}
+        logs.set_level(settings["log_level"])
+        subject.reload(settings)
+    except click.UsageError as error:
+        fault = error.format_message().replace("\n", " | ")
+        log.error("not reloaded, nothing has changed: %s", fault, extra=logs.event("reload-refused"))
+        return
+    except CallerError as error:
+        log.error("not reloaded, nothing has changed: %s", error, extra=logs.event("reload-refused"))
+        return
+    taken = sorted(_named(context, changed & (subject.live | {"log_level"})))
+    waiting = sorted(_named(context, changed - subject.live - {"log_level"}))
+    for name in changed & (subject.live | {"log_level"}):
+        context.params[name] = settings[name]
+    log.info("reloaded: %s", ", ".join(taken) or "nothing has changed", extra=logs.event("reloaded"))
+    if waiting:
+        log.warning("to be changed by a restart: %s", ", ".join(waiting), extra=logs.event("restart-needed"))
+
+
+def _named(context: click.Context, parameters: set[str]) -> list[str]:
+    """Options by the names that people know."""
+    options = [one for one in context.command.params if isinstance(one, click.Option) and one.name in parameters]
+    return [max(one.opts, key=len).lstrip("-") for one in options]

@@ -1,0 +1,203 @@
+"""`titanic status` and `health`: how the whole of it is."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+import broker
+from titanic.cli.help import command
+from titanic.cli.offline import Files, look, lookable
+from titanic.cli.options import endpoint, json_flag, option, seconds
+from titanic.cli.output import EXIT_FAILED, age, duration, print_json, print_table, size
+from titanic.client import Client
+from titanic.errors import TimedOut
+from titanic.text import counted, printable
+
+RATES = ("accepted", "dispatched", "succeeded", "failed", "closed")
+
+
+@command()
+@json_flag
+@seconds(
+    "--watch",
+    least=0.1,
+    default=None,
+    is_flag=False,
+    flag_value=2.0,
+    help="Go on and show it anew every so often (2 s, when not said), with rates, until Ctrl-C.",
+)
+@lookable
+def status(as_json: bool, watch: float | None, **where: Any) -> None:
+    """What is stored, what waits for whom, how many workers are there.
+
+    --json prints one object, with --watch one on each line; with --offline store, services and workers only.
+
+    \b
+    store            {path, requests, waiting, delayed, replies, used,
+                     capacity, closed, lost}: requests = waiting (those that
+                     run too) + delayed + replies (all that ended); used and
+                     capacity are bytes; closed ones that are remembered, and
+                     lost ones, which were forgotten before an archive had
+                     them
+    accepting        whether new requests are taken
+    services         {name: requests that wait}
+    workers          {name: count}; null when nobody tells
+    running          requests that workers have now
+    waiting_clients  clients that wait for a reply
+    since_start      {accepted, refused, repeated (the key was known),
+                     replies_given, closed, commits}
+    dispatch         since the start: {dispatched, succeeded, failed (for
+                     good), expired, retried, returned (were no attempt)}
+
+    \b
+    Example:
+      titanic status
+      titanic status --watch 5
+      titanic status --json | jq .store.used
+    """
+    if watch is not None:
+        try:
+            _watch(watch, as_json, where)
+        except KeyboardInterrupt:
+            click.echo()
+        return
+    document = _ask(where)
+    if as_json:
+        print_json(document)
+    else:
+        _show(document)
+
+
+def _ask(where: dict[str, Any]) -> dict[str, Any]:
+    with look(**where) as source:
+        document = source.stats()
+        document["workers"] = None if isinstance(source, Files) else _workers(source)
+    return document
+
+
+def _watch(every: float, as_json: bool, where: dict[str, Any]) -> None:
+    before: tuple[float, dict[str, Any]] | None = None
+    terminal = sys.stdout.isatty()
+    while True:
+        began = time.monotonic()
+        try:
+            document = _ask(where)
+        except (TimedOut, broker.TimedOut) as error:  # it may come back
+            document = None
+            click.echo(f"titanic: {error}", err=True)
+        if document is not None:
+            if as_json:
+                click.echo(json.dumps(document))
+            else:
+                if terminal:
+                    click.clear()
+                click.echo(f"{time.strftime('%Y-%m-%d %H:%M:%S')}, every {every:g} s; Ctrl-C ends it\n")
+                _show(document, before, began)
+                if not terminal:
+                    click.echo()
+            sys.stdout.flush()
+            before = (began, document)
+        time.sleep(max(0.0, every - (time.monotonic() - began)))
+
+
+def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None = None, now: float = 0.0) -> None:
+    store, running, done = document["store"], document.get("running", 0), document.get("since_start")
+    full = "" if document.get("accepting", True) else "; it is full: new requests are refused"
+    click.echo(
+        f"store {printable(store['path'])}: {counted(store['requests'], 'request')}"
+        f" ({max(0, store['waiting'] - running)} waiting, {running} running,"
+        f" {store['delayed']} delayed, {store['replies']} ended),"
+        f" {size(store['used'])} of {size(store['capacity'])} used, {store['closed']} closed remembered{full}"
+    )
+    if done is not None:
+        ended = document["dispatch"]
+        click.echo(
+            f"since the start {done['accepted']} accepted, {done['refused']} refused,"
+            f" {ended['succeeded']} succeeded, {ended['failed']} failed, {ended['expired']} expired,"
+            f" {done['closed']} closed"
+        )
+    if before is not None and done is not None:
+        click.echo(f"a second {', '.join(_rates(document, before[1], now - before[0]))}")
+    workers = document["workers"]
+    names = {*document["services"], *(workers or ())}
+    rows = [
+        (name, str(document["services"].get(name, 0)), "?" if workers is None else str(workers.get(name, 0)))
+        for name in sorted(names)
+        if not name.startswith("titanic.")
+    ]
+    if rows:
+        click.echo()
+        print_table(("SERVICE", "WAITING", "WORKERS"), rows, right=("WAITING", "WORKERS"))
+
+
+def _rates(document: dict[str, Any], before: dict[str, Any], elapsed: float) -> Iterator[str]:
+    now, then = ({**each["since_start"], **each["dispatch"]} for each in (document, before))
+    for name in RATES:
+        yield f"{max(0, now[name] - then[name]) / elapsed:.1f} {name}"
+
+
+def _workers(client: Client) -> dict[str, int] | None:
+    """Workers per service; None when the broker does not tell."""
+    try:
+        document: dict[str, int] = json.loads(client.call("mmi.workers")[0])
+    except (ValueError, IndexError, broker.RemoteError, TimedOut):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+@command()
+@json_flag
+@option(
+    "--max-waiting",
+    envvar="TITANIC_HEALTH_MAX_WAITING",  # TITANIC_MAX_WAITING is the broker's
+    type=click.IntRange(0),
+    metavar="N",
+    default=None,
+    help="More requests that wait are too many.",
+)
+@seconds("--max-age", least=0, default=None, help="One that waits longer is too old.")
+@endpoint
+def health(
+    as_json: bool, max_waiting: int | None, max_age: float | None, endpoint: tuple[str, ...], timeout: float, mdp: str
+) -> None:
+    """Whether all is well: the queue answers, it takes requests, and what waits is within the limits given.
+
+    Prints one line. Exits with 0 when all is well, 1 when something is not, 3 when nobody answers.
+
+    --json prints {healthy, problems: [text], waiting, oldest}; oldest is the age in seconds of the request that waits
+    longest, or null.
+
+    \b
+    Example:
+      titanic health
+      titanic health --max-waiting 10000 --max-age 600
+    """
+    with Client(endpoint, timeout=timeout, version=mdp) as client:
+        document = client.stats()
+        rows, after = client.list(state="waiting", limit=1)
+        while not rows and after is not None:  # a page can be empty and yet not the last
+            rows, after = client.list(state="waiting", limit=1, after=after)
+    waiting = max(0, document["store"]["waiting"] - document["running"])
+    oldest = max(0.0, time.time() - rows[0]["submitted_at"] / 1e6) if rows else None
+    problems = []
+    if not document["accepting"]:
+        problems.append("the store is full and refuses requests")
+    if max_waiting is not None and waiting > max_waiting:
+        problems.append(f"{waiting} requests wait, more than {max_waiting}")
+    if max_age is not None and oldest is not None and oldest > max_age:
+        problems.append(f"one waits for {duration(oldest)}, longer than {duration(max_age)}")
+    if as_json:
+        print_json({"healthy": not problems, "problems": problems, "waiting": waiting, "oldest": oldest})
+    elif problems:
+        click.echo(f"not well: {'; '.join(problems)}")
+    else:
+        since = f", the oldest for {age(rows[0]['submitted_at'])}" if rows else ""
+        click.echo(f"well: {waiting} waiting{since}, {document['running']} running")
+    if problems:
+        sys.exit(EXIT_FAILED)

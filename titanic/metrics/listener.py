@@ -1,0 +1,123 @@
+"""/metrics, /healthz and /readyz, each question in a thread of its own that reads snapshots."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import AF_INET, AF_INET6
+
+from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from titanic.errors import CallerError, StoreError
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 10.0
+"""Seconds that a question may take to come in, and its answer to be taken."""
+
+Collect = Callable[[], Iterable[Metric]]
+Fault = Callable[[], str]
+"""What is wrong; empty: nothing."""
+
+
+class Listener:
+    """Answers, in threads, from now on until `stop`."""
+
+    def __init__(self, host: str, port: int, collect: Collect, *, unhealthy: Fault, unready: Fault) -> None:
+        """Raises CallerError when nobody can listen there."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Figures(collect))
+        ProcessCollector(registry=registry)
+        registry.register(PLATFORM_COLLECTOR)
+        registry.register(GC_COLLECTOR)
+
+        try:
+            self._server = (_Server6 if ":" in host else _Server)((host, port), _Asked)
+        except OSError as error:
+            where = f"{host or '*'}:{port}"
+            advice = "is another one running? give --metrics another port"
+            raise CallerError(f"cannot serve metrics at {where}", error.strerror or str(error), advice) from error
+        self._server.registry = registry
+        self._server.pages = {"/healthz": unhealthy, "/readyz": unready}
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer nobody any more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    address_family = AF_INET
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_address = True
+    registry: CollectorRegistry
+    pages: Mapping[str, Fault]
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Who asked did not wait for the answer, most likely: not worth a line."""
+        log.debug("could not answer %s", client_address, exc_info=True)
+
+
+class _Server6(_Server):
+    address_family = AF_INET6
+
+
+class _Figures(Collector):
+    def __init__(self, collect: Collect) -> None:
+        self._collect = collect
+
+    def collect(self) -> Iterable[Metric]:
+        return self._collect()
+
+
+class _Asked(BaseHTTPRequestHandler):
+    """One question."""
+
+    timeout = PATIENCE
+    server_version = "titanic"
+    sys_version = ""
+    server: _Server
+
+    def do_GET(self) -> None:
+        """Answer it."""
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._metrics()
+        elif path in self.server.pages:
+            fault = self.server.pages[path]()
+            code = HTTPStatus.SERVICE_UNAVAILABLE if fault else HTTPStatus.OK
+            self._answer(code, "text/plain; charset=utf-8", f"{fault or 'ok'}\n".encode())
+        else:
+            text = "there are /metrics, /healthz and /readyz\n"
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", text.encode())
+
+    def _metrics(self) -> None:
+        encode, kind = choose_encoder(self.headers.get("Accept", ""))
+        try:
+            body = encode(self.server.registry)
+        except StoreError as error:  # /healthz says so, too
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", f"{error}\n".encode())
+            return
+        self._answer(HTTPStatus.OK, kind, body)
+
+    def _answer(self, code: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Not worth a line."""
+        log.debug(format, *args)

@@ -1,0 +1,50 @@
+"""What a service manager is told: sd_notify(3), datagrams of NAME=value lines to the socket in NOTIFY_SOCKET."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Mapping
+
+
+class Notifier:
+    """Tells whoever started this process, if it wants to know."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        address = environment.get("NOTIFY_SOCKET", "")
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self.wanted = bool(address)
+        ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        self.watchdog = int(environment.get("WATCHDOG_USEC", "0")) / 1e6 if ours else 0.0
+        """Seconds without an `alive` after which we are killed; 0: never."""
+
+    def ready(self, status: str) -> None:
+        """We serve (again, after `reloading`)."""
+        self._tell(READY="1", STATUS=status)
+
+    def alive(self) -> None:
+        """Those who do the work got on with it."""
+        if self.watchdog:
+            self._tell(WATCHDOG="1")
+
+    def status(self, text: str) -> None:
+        """What `systemctl status` is to show."""
+        self._tell(STATUS=text)
+
+    def reloading(self) -> None:
+        """The configuration is being read again; `ready` follows."""
+        self._tell(RELOADING="1", MONOTONIC_USEC=str(time.monotonic_ns() // 1000))
+
+    def stopping(self, seconds: float) -> None:
+        """We end, and may take so long."""
+        self._tell(STOPPING="1", STATUS="stopping", EXTEND_TIMEOUT_USEC=str(int(seconds * 1e6)))
+
+    def _tell(self, **fields: str) -> None:
+        if not self.wanted:
+            return
+        message = "\n".join(f"{name}={value}" for name, value in fields.items()).encode()
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as to:
+            to.settimeout(1)  # a manager that does not read must not stop the work
+            to.sendto(message, self._address)

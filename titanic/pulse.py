@@ -1,0 +1,57 @@
+"""Whether the threads that do the work get on with it.
+
+Each is asked for a sign of life through the queue where its work comes in: one that is stuck, in a call to the disk or
+for a fault of this program, does not answer. That costs a function call for each look, and nothing between them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+Ask = Callable[[Callable[[], None]], None]
+"""Have a function called in a thread, soon."""
+
+
+class Pulse:
+    """One thread looks; any may ask how it was."""
+
+    def __init__(self, parts: Mapping[str, Ask]) -> None:
+        """`parts`: the threads' names, and how to ask each."""
+        self._lags: dict[str, float] = {}
+        self._parts = parts
+        self._missing: set[str] = set()
+        self._asked_at: float | None = None
+
+    def look(self, now: float) -> bool:
+        """Whether all have answered since the last look that said so. Those who have are asked again."""
+        if self._missing:
+            return False
+        first = self._asked_at is None
+        self._asked_at = now
+        self._missing = set(self._parts)
+        for name, ask in self._parts.items():
+            ask(self._answerer(name))
+        return not first
+
+    def late(self, now: float, after: float) -> list[str]:
+        """Who has owed an answer for `after` seconds."""
+        asked_at = self._asked_at
+        return sorted(self._missing) if asked_at is not None and now > asked_at + after else []
+
+    def lags(self, now: float) -> dict[str, float]:
+        """Seconds that each part last took to answer; of one that owes an answer, the seconds since it was asked."""
+        missing = self._missing.copy()
+        owed = dict.fromkeys(missing, now - self._asked_at) if self._asked_at is not None else {}
+        return {name: max(lag, owed.get(name, 0.0)) for name, lag in self._lags.copy().items()} | {
+            name: lag for name, lag in owed.items() if name not in self._lags
+        }
+
+    def _answerer(self, name: str) -> Callable[[], None]:
+        asked = time.monotonic()
+
+        def answer() -> None:
+            self._lags[name] = time.monotonic() - asked
+            self._missing.discard(name)
+
+        return answer
