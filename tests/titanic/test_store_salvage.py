@@ -264,7 +264,7 @@ def test_a_walk_ends_where_lmdb_can_not_go_on(damaged):
         with (path / "data.mdb").open("r+b") as file:
             file.seek(number * PAGE)
             file.write(page)
-    with Store.open(path) as store:
+    with Store.open(path, to_repair=True) as store:
         (problem,) = check(store)
         assert problem.where == "requests"
         assert "MDB_PAGE_NOTFOUND" in problem.what

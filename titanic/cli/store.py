@@ -125,7 +125,7 @@ def _check(path: Path) -> Checked:
         expect_readable(path)
         return check_apart(path)
     try:
-        with Store.open(path, verified=True) as store:
+        with Store.open(path, to_repair=True, verified=True) as store:
             return Checked(check_store(store), *_counts(store))
     except StoreLocked:
         return check_apart(path)

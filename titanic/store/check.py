@@ -19,6 +19,7 @@ from titanic.store.ending import retention_kind
 from titanic.store.findings import Problem, Remedy, Verb
 from titanic.store.outcome import Outcome
 from titanic.store.read import ReadTransaction
+from titanic.store.record import verify
 from titanic.store.request import Header
 from titanic.store.retry import Retry
 from titanic.store.schema import (
@@ -89,7 +90,8 @@ class Walk(TimerFindings, RingFindings, CountFindings):
                     load = self._loads.setdefault(header.service, [0, 0, 0])
                     load[1] += 1
                     load[2] += header.size
-                request.decode(uuid, record, self._fetch)
+                verify(uuid, record, request.DATABASE)
+                request.decode_rest(uuid, record, header, self._fetch)
             except RecordCorrupt as error:
                 remedy = Remedy(Verb.FAIL, "requests", uuid, b"the request was damaged")
                 self._report("requests", uuid, str(error), remedy)

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from titanic.errors import RecordCorrupt
 from titanic.store import closed
 from titanic.store.findings import Findings, Remedy, Verb
+from titanic.store.record import verify
 from titanic.store.schema import ARCHIVE, ARCHIVE_KEY, SEQUENCE_KEY, TIME_SIZE, U64, closed_key, sequence_of
 
 MOST_LOST_LIVES = 10_000
@@ -39,9 +40,11 @@ class RingFindings(Findings):
                 continue
             sequence = sequence_of(view)
             try:
-                for ref in closed.decode_header(sequence, record).refs:
+                header = closed.decode_header(sequence, record)
+                for ref in header.refs:
                     self._refer("closed", closed_key(sequence), ref)
-                closed.decode(sequence, record, self._fetch)
+                verify(closed_key(sequence), record, closed.DATABASE)
+                closed.decode_rest(sequence, record, header, self._fetch)
             except RecordCorrupt as error:
                 spoiled[sequence] = str(error)
                 continue

@@ -241,14 +241,17 @@ def decode_header(sequence: int, record: memoryview) -> Header:
 
 def decode(sequence: int, record: memoryview, fetch: Fetch = refuse_blob) -> ClosedRequest:
     """The whole of it. Raises RecordCorrupt when a checksum is wrong."""
-    key = closed_key(sequence)
-    verify(key, record, DATABASE)
-    header = decode_header(sequence, record)
+    verify(closed_key(sequence), record, DATABASE)
+    return decode_rest(sequence, record, decode_header(sequence, record), fetch)
+
+
+def decode_rest(sequence: int, record: memoryview, header: Header, fetch: Fetch) -> ClosedRequest:
+    """The whole of it, when the header was decoded and the checksum verified before."""
     try:
         request = _frames(record, header.request, fetch)
         reply = _frames(record, header.reply, fetch)
     except ValueError as error:
-        raise RecordCorrupt(key, DATABASE, str(error)) from error
+        raise RecordCorrupt(closed_key(sequence), DATABASE, str(error)) from error
     attempts, _, submitted_at, dispatched_at, replied_at = header.fields[2:7]
     return ClosedRequest(
         sequence,

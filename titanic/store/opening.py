@@ -21,11 +21,11 @@ from titanic.ids import IdMaker
 from titanic.store import lock
 from titanic.store.environment import Environment, Pace, Settings
 from titanic.store.failures import disk_full, is_of_the_system
+from titanic.store.read import ReadTransaction
 from titanic.store.room import MIN_CAPACITY, divide, reserved
 from titanic.store.schema import CAPACITY_KEY, FORMAT, FORMAT_KEY, MOST_BYTES, PAGE, REPAIR, U32, U64, Databases
 from titanic.store.structure import SALVAGE, faults
 from titanic.store.upgrade import upgrade
-from titanic.store.view import View
 
 DATA = "data.mdb"
 NEW = "new.mdb"
@@ -33,7 +33,7 @@ LOCK = "lock.mdb"
 _LOCK_SIZE = 2 * PAGE
 _OURS = {DATA, LOCK, lock.FILE, NEW, "lost+found"}
 _READERS = 126
-_MOST_FORMATS = 99
+_MOST_FORMATS = 999
 """A number beyond that is damage and no format to come."""
 DEFAULT_CAPACITY = 1 << 30
 
@@ -90,8 +90,11 @@ def open_environment(
             env = _open(directory, max(capacity or 0, data.stat().st_size))
         room = divide(capacity or max(known or DEFAULT_CAPACITY, MIN_CAPACITY))
         environment = Environment(env, _open_databases(env, data), room, settings, IdMaker(_last_id(env)), Pace())
-        with View(environment) as view:
+        with ReadTransaction(environment) as view:
             used = view._used()
+            if not to_repair:
+                view.waiting()  # what every server needs at once; better it ends here, with a reason, than later
+                view.archive()
         needed = max(room.capacity, data.stat().st_size, used + reserved(room.capacity))
         env.set_mapsize(needed - needed % PAGE)
         if known != room.capacity and (known is not None or capacity is not None):

@@ -91,7 +91,7 @@ class Store:
         room of new requests: drop them and count the loss, or refuse the requests.
 
         `verified`: look through all pages before LMDB does, which some damage makes end the process (structure.py).
-        `to_repair`: open it also when the row is damaged that says which format it has; repair() writes it anew.
+        `to_repair`: open it also when counters or the number of its format are damaged; repair() writes them anew.
 
         Raises CapacityTooSmall, StoreUnwritable, NotAStore, StoreLocked, StoreTooNew or StoreCorrupt.
         """
