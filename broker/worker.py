@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,8 @@ import zmq
 
 from broker.config import DEFAULT_ENDPOINT, WorkerConfig
 from broker.core.mdp import Command, Frames, error_body, service_fault
-from broker.core.worker import Job, SessionState, WorkerSession
+from broker.core.servers import Servers
+from broker.core.worker import VERSIONS, Job, SessionState, WorkerSession
 from broker.errors import OutOfSockets, RemoteError, UsageError
 from broker.handlers import Handlers
 from broker.interrupts import interrupts
@@ -39,6 +40,7 @@ class Worker:
 
         Worker("echo", lambda frames: frames).run()
 
+    Of several endpoints it works for one at a time, and goes to the next when that broker is lost.
     `run` blocks until another thread (or a signal handler) calls `stop`, which lets what is in hand finish. Ctrl-C does
     so by itself; for other signals, `signal.signal(signal.SIGTERM, lambda *_: worker.stop())`.
     `start` runs it in a thread of its own. As a context manager it is started and stopped.
@@ -48,7 +50,7 @@ class Worker:
         self,
         service: str | bytes,
         handler: Handler,
-        endpoint: str = DEFAULT_ENDPOINT,
+        endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
         *,
         jobs: int = 1,
         config: WorkerConfig | None = None,
@@ -63,16 +65,31 @@ class Worker:
         self._loop = Loop()
         self._handlers = Handlers(jobs)
         self._thread: threading.Thread | None = None
+        endpoints = Servers(endpoint)
         self._ended = False
         self._channels = [
-            _Channel(self, WorkerSession(name, config, now=time.monotonic()), endpoint) for _ in range(jobs)
+            _Channel(self, self._new_session(config, len(endpoints)), endpoints.names, watch=self._watch)
+            for _ in range(jobs)
         ]
         for channel in self._channels:
             self._loop.add(channel)
         self._config = config or WorkerConfig()
         interval = self._config.heartbeat_interval
-        self._presence = Presence(log, name.decode(errors="replace"), endpoint, interval, self._any_registered)
+        self._presence = Presence(log, name.decode(errors="replace"), str(endpoints), interval, self._any_registered)
         self._loop.add(self._presence)
+
+    _watch = False
+    """Whether to learn from the transport when the connection breaks: for protocols without heartbeats."""
+
+    def connection(self, channel: _Channel, endpoints: Sequence[str], *, watch: bool) -> Dealer:
+        """Called by a channel, for the sockets that it speaks through."""
+        return Dealer(zmq.Context.instance(), endpoints, watch=watch)
+
+    def _new_session(self, config: WorkerConfig | None, servers: int) -> WorkerSession:
+        """Protocols other than MDP have their own. Each version is tried with each of so many servers."""
+        versions = (config or WorkerConfig()).versions
+        dialects = [VERSIONS[version] for version in versions for _ in range(servers)]
+        return WorkerSession(self.service, config, now=time.monotonic(), dialects=dialects)
 
     def run(self) -> None:
         """Serve until `stop`, or until Ctrl-C, which ends it as `stop` does; a second one is a KeyboardInterrupt."""
@@ -218,10 +235,10 @@ class _Channel:
 
     rests = True
 
-    def __init__(self, worker: Worker, session: WorkerSession, endpoint: str) -> None:
+    def __init__(self, worker: Worker, session: WorkerSession, endpoints: Sequence[str], *, watch: bool) -> None:
         self.session = session
         self._worker = worker
-        self._dealer = Dealer(zmq.Context.instance(), endpoint)
+        self._dealer = worker.connection(self, endpoints, watch=watch or len(endpoints) > 1)
 
     def partial(self, job: Job, body: Frames) -> None:
         self.session.partial(job.number, body, time.monotonic())
@@ -251,7 +268,8 @@ class _Channel:
         session = self.session
         self.leave(now)
         if session.state is SessionState.BUSY:
-            self._dealer.send([(session.connection, session.dialect.encode(Command.DISCONNECT, ()))])
+            if session.dialect.has(Command.DISCONNECT):
+                self._dealer.send([(session.connection, session.dialect.encode(Command.DISCONNECT, ()))])
             session.lost(now)
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
@@ -266,6 +284,8 @@ class _Channel:
             self.session.receive(self._dealer.number, frames, now)
             if self.session.refused:
                 self._worker.refused(now)
+        if self._dealer.broke():
+            self.session.lost(now)
         return False
 
     def tick(self, now: float) -> None:
@@ -275,6 +295,8 @@ class _Channel:
         return self.session.next_deadline()
 
     def flush(self, now: float) -> None:
+        if self.session.state is SessionState.AWAY:
+            self._dealer.answered = False  # whatever it said: the next one is to be tried
         try:
             self._dealer.send(self.session.take_output())
         except OutOfSockets as error:

@@ -68,12 +68,22 @@ class Client:
     """
 
     def __init__(
-        self, endpoint: str = DEFAULT_ENDPOINT, *, timeout: float = 5.0, retries: int = 2, version: str = "0.2"
+        self,
+        endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
+        *,
+        timeout: float = 5.0,
+        retries: int = 2,
+        version: str = "0.2",
     ) -> None:
-        """`timeout` seconds for each of 1 + `retries` tries; `version` of MDP: 0.2, 0.1 or majortomo."""
-        self.endpoint = endpoint
+        """`timeout` seconds for each of 1 + `retries` tries; `version` of MDP: 0.2, 0.1 or majortomo.
+
+        Of several endpoints the next one is used when one fails. They should lead to the same queue: no other knows
+        its UUIDs.
+        """
+        self._endpoints = endpoint
         self._many: Pipeline | None = None
         self._single = broker.Client(endpoint, timeout=timeout, retries=retries, version=version)
+        self.endpoint = self._single.endpoint
         self._limits = Limits(self._single)
         self._patience = timeout * (1 + retries)
         self._settings: dict[str, Any] = {"timeout": timeout, "retries": retries, "version": version}
@@ -241,7 +251,7 @@ class Client:
         if timeout is None:
             yield from self._replies(self._pipeline(), pending, timeout, window)
         else:
-            with Pipeline(self.endpoint, **self._tries(timeout)) as pipeline:
+            with Pipeline(self._endpoints, **self._tries(timeout)) as pipeline:
                 yield from self._replies(pipeline, pending, timeout, window)
 
     def close_many(self, uuids: Iterable[str], *, window: int = 1000) -> None:
@@ -347,7 +357,7 @@ class Client:
 
     def _pipeline(self) -> Pipeline:
         if self._many is None:
-            self._many = Pipeline(self.endpoint, **self._settings)
+            self._many = Pipeline(self._endpoints, **self._settings)
         return self._many
 
     def _map(

@@ -47,6 +47,8 @@ class ServerConfig:
     """Limits of single services, by name."""
     bind: tuple[str, ...] = (DEFAULT_ENDPOINT,)
     """Endpoints of the integrated broker."""
+    gather: tuple[str, ...] = ()
+    """Endpoints of a GATHER socket, for requests that want no answer; with the integrated broker only."""
     broker: str | None = None
     """Endpoint of a broker of its own; None: the broker runs in this process."""
     lanes: int = 64
@@ -74,6 +76,8 @@ class ServerConfig:
     """The lanes' settings."""
 
     def __post_init__(self) -> None:
+        if self.gather and self.broker is not None:
+            raise CallerError("gather is for the integrated broker", "with another one there is none", "leave one out")
         for name, (least, most) in _LIMITS.items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:

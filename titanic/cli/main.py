@@ -36,6 +36,7 @@ COMMANDS = {
     "check": ("store", "Check a store, and repair it."),
     "backup": ("store", "Copy a store, also while it is used."),
     "restore": ("store", "Make a store from a backup."),
+    "pattern": ("pattern", "Run another of the Guide's reliability patterns."),
     "config": ("config", "What is set, and where; check a file."),
     "bench": ("bench", "Measure the speed of this machine."),
     "demo": ("demo", "See what it is for, in under a minute."),
@@ -63,7 +64,7 @@ class Titanic(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """`titanic help serve` is `titanic serve --help`."""
-        return super().parse_args(ctx, [*args[1:2], "--help"] if args[:1] == ["help"] else args)
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -33,7 +33,7 @@ def retry(
     service: str | None,
     older_than: float | None,
     as_json: bool,
-    endpoint: str,
+    endpoint: tuple[str, ...],
     timeout: float,
     mdp: str,
 ) -> None:
@@ -89,7 +89,7 @@ def purge(
     service: str | None,
     older_than: float | None,
     as_json: bool,
-    endpoint: str,
+    endpoint: tuple[str, ...],
     timeout: float,
     mdp: str,
 ) -> None:

@@ -54,7 +54,7 @@ def lookable(function: Function) -> Function:
     return function
 
 
-def look(*, offline: bool, store: Path, endpoint: str, timeout: float, mdp: str) -> Client | Files:
+def look(*, offline: bool, store: Path, endpoint: tuple[str, ...], timeout: float, mdp: str) -> Client | Files:
     """Whom to ask."""
     source = click.get_current_context().get_parameter_source("store")
     if offline or source is ParameterSource.COMMANDLINE:

@@ -82,6 +82,19 @@ def size(name: str, *, least: int = LEAST_SIZE, **settings: Any) -> Callable[[Fu
     return option(name, type=lambda value: read_size(value, least=least), metavar="SIZE", **settings)
 
 
+def endpoint_option(group: str = "") -> Callable[[Function], Function]:
+    """`--endpoint` alone."""
+    return option(
+        "--endpoint",
+        type=PEER,
+        multiple=True,
+        metavar="ENDPOINT",
+        default=(DEFAULT_ENDPOINT,),
+        group=group,
+        help="Where the broker is; given repeatedly, the next one is used when one fails.",
+    )
+
+
 def endpoint(function: Function) -> Function:
     """`--endpoint`, `--timeout` and `--mdp`: how to reach a broker."""
     versions = click.Choice(["0.2", "0.1", "majortomo"])
@@ -97,14 +110,7 @@ def endpoint(function: Function) -> Function:
         seconds(
             "--timeout", least=0.001, default=5.0, group=CONNECTION, help="Wait for an answer, at each of 3 tries."
         ),
-        option(
-            "--endpoint",
-            type=PEER,
-            metavar="ENDPOINT",
-            default=DEFAULT_ENDPOINT,
-            group=CONNECTION,
-            help="Where the broker is.",
-        ),
+        endpoint_option(CONNECTION),
     ):
         function = add(function)
     return function

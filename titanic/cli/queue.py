@@ -92,7 +92,7 @@ def submit(
     lines: BinaryIO | None,
     wait: float | None,
     as_json: bool,
-    endpoint: str,
+    endpoint: tuple[str, ...],
     timeout: float,
     mdp: str,
     **chosen: Any,
@@ -186,7 +186,7 @@ def _stdin() -> tuple[bytes]:
 @json_flag
 @seconds("--wait", least=0, default=None, help="Wait so long for the reply, at most.")
 @endpoint
-def reply(uuid: str, wait: float | None, as_json: bool, endpoint: str, timeout: float, mdp: str) -> None:
+def reply(uuid: str, wait: float | None, as_json: bool, endpoint: tuple[str, ...], timeout: float, mdp: str) -> None:
     """Print the reply to the request with this UUID, byte for byte. It stays until the request is closed.
 
     Exits with 3 while it is pending, 4 when the UUID is unknown, 1 when the request failed for good; what its
@@ -246,7 +246,7 @@ def _why_pending(row: dict[str, Any]) -> str:
 @click.argument("uuid", type=uuid_type, metavar="UUID...", nargs=-1, required=True)
 @json_flag
 @endpoint
-def close(uuid: tuple[str, ...], as_json: bool, endpoint: str, timeout: float, mdp: str) -> None:
+def close(uuid: tuple[str, ...], as_json: bool, endpoint: tuple[str, ...], timeout: float, mdp: str) -> None:
     """Delete requests and their replies. What is not dispatched yet is cancelled. Unknown UUIDs are fine.
 
     --json prints {uuids}: those that are closed now.
@@ -268,7 +268,13 @@ def close(uuid: tuple[str, ...], as_json: bool, endpoint: str, timeout: float, m
 @stdin_flag
 @endpoint
 def call(
-    service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool, endpoint: str, timeout: float, mdp: str
+    service: str,
+    body: tuple[bytes, ...],
+    from_stdin: bool,
+    as_json: bool,
+    endpoint: tuple[str, ...],
+    timeout: float,
+    mdp: str,
 ) -> None:
     """Send a plain MDP request to SERVICE and print the reply. Nothing is stored.
 
@@ -300,7 +306,7 @@ def call(
                 raise TimedOut(f"no answer from {service}", "the broker is there", advice) from None
             raise
     unknown = service.startswith("mmi.") and result == [b"501"]
-    problem = f"501 the broker at {endpoint} has no {service}" if unknown else None
+    problem = f"501 the broker at {' or '.join(endpoint)} has no {service}" if unknown else None
     if as_json:
         print_json({"body": json_frames(result), "error": problem})
     elif problem is None:
@@ -310,7 +316,7 @@ def call(
         sys.exit(EXIT_FAILED)
 
 
-def _answers(endpoint: str, mdp: str) -> bool:
+def _answers(endpoint: tuple[str, ...], mdp: str) -> bool:
     """Whether a broker is there at all."""
     with broker.Client(endpoint, timeout=1.0, retries=0, version=mdp) as client:
         try:

@@ -57,6 +57,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     Example:
       titanic serve --store /var/lib/titanic --capacity 20GiB --bind tcp://0.0.0.0:5555
       titanic serve --store S --broker tcp://10.0.0.5:5555
+      titanic serve --store S --gather tcp://127.0.0.1:5557
     """
     chosen = click.get_current_context().get_parameter_source("bind")
     if settings["broker"] is not None and chosen is ParameterSource.COMMANDLINE:
@@ -75,6 +76,8 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
         counts = transaction.counts()
     where = ", ".join(server.endpoints)
     way = f"serving at {where}" if server.config.broker is None else f"connecting to the broker at {where}"
+    if server.gathers:
+        way += f", gathering at {', '.join(server.gathers)}"
     if new:
         stored = f"new, for {write_size(counts.capacity)}"
     else:

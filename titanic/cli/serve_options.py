@@ -207,6 +207,14 @@ def queue_options(function: Function) -> Function:
             "--grace", least=0, default=SERVER.grace, help="On shutdown: how long running requests may still take."
         ),
         option(
+            "--gather",
+            type=ENDPOINT,
+            multiple=True,
+            metavar="ENDPOINT",
+            default=(),
+            help="Where to take requests that want no answer, from SCATTER sockets; may be given repeatedly.",
+        ),
+        option(
             "--broker",
             type=ENDPOINT,
             default=None,

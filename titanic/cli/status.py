@@ -164,7 +164,7 @@ def _workers(client: Client) -> dict[str, int] | None:
 @seconds("--max-age", least=0, default=None, help="One that waits longer is too old.")
 @endpoint
 def health(
-    as_json: bool, max_waiting: int | None, max_age: float | None, endpoint: str, timeout: float, mdp: str
+    as_json: bool, max_waiting: int | None, max_age: float | None, endpoint: tuple[str, ...], timeout: float, mdp: str
 ) -> None:
     """Whether all is well: the queue answers, it takes requests, and what waits is within the limits given.
 

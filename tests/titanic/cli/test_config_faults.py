@@ -40,7 +40,7 @@ WRONG = [
     ("[serve.limits]\nmail = 3", 1, "unknown key [serve] limits"),
     # Values of the wrong kind.
     ("endpoint = 5", 1, "endpoint (of titanic submit) cannot be 5; it must be a text in quotes"),
-    ("[status]\nendpoint = ['a', 'b']", 2, "[status] endpoint cannot be ['a', 'b']; it must be a text in quotes"),
+    ("[status]\nmdp = ['a', 'b']", 2, "[status] mdp cannot be ['a', 'b']; it must be a text in quotes"),
     ("[status]\ntimeout = true", 2, "[status] timeout cannot be True; it must be a number"),
     ("[status]\ntimeout = 2026-01-01", 2, "[status] timeout cannot be datetime.date(2026, 1, 1); it must be a number"),
     ("[status]\njson = 'yes'", 2, "[status] json cannot be 'yes'; it must be true or false"),
