@@ -1,8 +1,10 @@
 """The store of Titanic: requests and replies that outlive the process. Start reading at store.py."""
 
 from titanic.store.backup import Progress, backup, restore
+from titanic.store.bulk import ClosedBulk
 from titanic.store.check import Problem, check
-from titanic.store.closed import ClosedRequest
+from titanic.store.closed import LAYOUT as CLOSED_LAYOUT
+from titanic.store.closed import UNCLAIMED, ClosedRequest
 from titanic.store.outcome import Outcome, Pending
 from titanic.store.read import ReadTransaction
 from titanic.store.repair import repair
@@ -27,15 +29,18 @@ from titanic.store.views import (
 from titanic.store.write import WriteTransaction
 
 __all__ = [
+    "CLOSED_LAYOUT",
     "DAY",
     "DEFAULT_CAPACITY",
     "DEFAULT_PRIORITY",
     "ENDING",
     "MIN_CAPACITY",
     "TRANSITIONS",
+    "UNCLAIMED",
     "Accepted",
     "Archive",
     "Closed",
+    "ClosedBulk",
     "ClosedRequest",
     "Counts",
     "Description",
