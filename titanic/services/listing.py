@@ -1,10 +1,11 @@
 """titanic.list: what is in the store, as JSON, in pages.
 
-Options, a JSON object: `uuid` (that one alone), `keys` (those that were submitted with these, at most 1000), `service`, `state` (waiting, delayed, running, done, failed, expired,
-cancelled), `after` (a UUID: the page after it), `limit` (1 to 1000, default 100). The reply is a JSON object:
-`requests`, a list of objects, and `next`, what to pass as `after` for the following page, null at the end. With `keys`
-there is `uuids` too, the UUID of each key that is remembered, also when its request is closed. A page
-looks at a bounded number of requests, so it can be short, or empty, and yet have a `next`.
+Options, a JSON object: `uuid` (that one alone), `keys` (those that were submitted with these, at most 1000), `service`,
+`state` (waiting, delayed, running, done, failed, expired, cancelled), `after` (a UUID: the page after it), `limit`
+(1 to 1000, default 100). The reply is a JSON object: `requests`, a list of objects, and `next`, what to pass as `after`
+for the following page, null at the end. With `keys` there is `uuids` too, the UUID of each key that is remembered,
+also when its request is closed. A page looks at a bounded number of requests, so it can be short, or empty, and yet
+have a `next`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ import struct
 from typing import NamedTuple
 from zlib import crc32
 
-from titanic.errors import RecordCorrupt
 from titanic.store import closed, request
 from titanic.store.closed import ClosedRequest
 from titanic.store.record import BODY, CRC, PREFIX
@@ -49,34 +48,38 @@ class Bulk(Selection):
         Empty when `first` is not in the ring (any more): see `closed_range`. Raises RecordCorrupt when a record is
         damaged, or missing although it is newer than the first.
         """
-        parts: list[bytes | memoryview] = []
+        parts: list[bytes] = []
         starts: list[int] = []
         apart: dict[int, ClosedRequest] = {}
         cursor = self._txn.cursor(self._db.closed)
         if last < first or not cursor.set_key(closed_key(first)):
             return ClosedBulk(first, b"", starts, apart)
-        expected, at = first, 0
+        at = 0
+        add_start, add_part, frames, crc = starts.append, parts.append, _FRAMES.unpack_from, CRC.unpack_from
+        number = first - 1
         for record in cursor.iternext(keys=False):
-            if at and (expected > last or at >= max_bytes):
+            number += 1
+            if at and (number > last or at >= max_bytes):
                 break
-            key = closed_key(expected)  # the sum is over the key: a number that is missing is found, too
-            if len(record) < _HEADER_SIZE or record[0] != _FORMAT:
-                closed.decode_header(expected, record)  # raises
-            if CRC.unpack_from(record, PREFIX)[0] != crc32(record[BODY:], crc32(record[:PREFIX], crc32(key))):
-                closed.decode(expected, record)
-            request_where, reply_where, _, _, request_frames, _, reply_frames, _ = _FRAMES.unpack_from(
-                record, _FRAMES_AT
-            )
-            starts.append(at)
-            parts.append(record)
-            at += len(record)
+            row = bytes(record)  # pieces of views cost more than the copy
+            size = len(row)
+            # The sum is over the key: a number that is missing is found, too.
+            if size < _HEADER_SIZE or crc(row, PREFIX)[0] != crc32(
+                row[BODY:], crc32(closed_key(number) + row[:PREFIX])
+            ):
+                closed.decode(number, record)
+            if row[0] != _FORMAT:
+                closed.decode_header(number, record)  # raises
+            add_start(at)
+            add_part(row)
+            at += size
+            request_where, reply_where, _, _, request_frames, _, reply_frames, _ = frames(row, _FRAMES_AT)
             if request_where or reply_where or request_frames > 1 or reply_frames > 1:
-                whole = closed.decode(expected, record, self._fetch)
-                apart[expected - first] = whole
-                parts += whole.request
-                parts += whole.reply
-                at += sum(map(len, whole.request)) + sum(map(len, whole.reply))
-            expected += 1
+                whole = closed.decode(number, record, self._fetch)
+                apart[number - first] = whole
+                for part in (*whole.request, *whole.reply):
+                    add_part(part)
+                    at += len(part)
         return ClosedBulk(first, b"".join(parts), starts, apart)
 
     def cut_closed(self, first: int, last: int, max_bytes: int) -> int:

@@ -1,0 +1,93 @@
+"""Replies as a DataFrame: what became of the requests that were submitted with some keys."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from broker import DEFAULT_ENDPOINT
+from titanic import Client, RequestFailed, TimedOut
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+REPLIES = "key STRING, request_id STRING, state STRING, reply BINARY, reply_sizes ARRAY<INT>, error STRING"
+"""The columns of what `collect` returns. `state` is ok, failed, expired, pending, closed (the reply was fetched, and the
+request closed) or unknown (no such key, or forgotten). `reply` is what the worker sent, with an error too; its frames
+are joined, `reply_sizes` says where to cut when there isn't exactly one."""
+
+_SCHEMA = pa.schema(
+    [
+        ("key", pa.string()),
+        ("request_id", pa.string()),
+        ("state", pa.string()),
+        ("reply", pa.binary()),
+        ("reply_sizes", pa.list_(pa.int32())),
+        ("error", pa.string()),
+    ]
+)
+
+
+def collect(
+    keys: DataFrame, endpoint: str = DEFAULT_ENDPOINT, *, key_column: str = "key", timeout: float = 0.0
+) -> DataFrame:
+    """The replies to the requests that were submitted with the keys in a column, one row for each: see REPLIES.
+
+    Waits for those that are pending until `timeout` seconds have passed since this call. Nothing is closed: it can be
+    read again, until `close`. Keys are remembered by the queue for as long as the option keyFor said.
+    """
+    until = time.time() + timeout
+
+    def fetch(batches: Iterator[Any]) -> Iterator[Any]:
+        with Client(endpoint) as client:
+            for batch in batches:
+                names = [str(key) for key in batch.column(0).to_pylist() if key is not None]
+                yield pa.RecordBatch.from_pylist(list(_replies(client, names, until)), schema=_SCHEMA)
+
+    return keys.select(key_column).mapInArrow(fetch, REPLIES)
+
+
+def close(requests: DataFrame, endpoint: str = DEFAULT_ENDPOINT, *, id_column: str = "request_id") -> int:
+    """Close the requests whose UUIDs are in a column, and return how many these were. They move to the ring."""
+
+    def end(batches: Iterable[Any]) -> Iterator[Any]:
+        with Client(endpoint) as client:
+            for batch in batches:
+                uuids = [uuid for uuid in batch.column(0).to_pylist() if uuid is not None]
+                client.close_many(uuids)
+                yield pa.record_batch([pa.array([len(uuids)], pa.int64())], names=["closed"])
+
+    counts = requests.select(id_column).mapInArrow(end, "closed BIGINT").collect()
+    return sum(row["closed"] for row in counts)
+
+
+def _replies(client: Client, keys: list[str], until: float) -> Iterator[dict[str, Any]]:
+    uuids, states = client.find(keys)
+    outcomes: dict[str, Any] = {}
+    pending = [uuid for uuid in uuids.values() if uuid in states]
+    try:
+        for uuid, outcome in client.replies(pending, timeout=max(0.0, until - time.time())):
+            outcomes[uuid] = outcome
+    except TimedOut:
+        pass
+    for key in keys:
+        uuid = uuids.get(key)
+        row: dict[str, Any] = {"key": key, "request_id": uuid}
+        outcome = outcomes.get(uuid or "")
+        if uuid is None:
+            row["state"] = "unknown"
+        elif isinstance(outcome, list):
+            row |= {"state": "ok", **_frames(outcome)}
+        elif isinstance(outcome, RequestFailed):
+            word, _, reason = str(outcome).partition(": ")
+            row |= {"state": word, "error": reason, **_frames(outcome.detail)}
+        else:
+            row["state"] = "pending" if uuid in states and outcome is None else "closed"
+        yield row
+
+
+def _frames(frames: list[bytes]) -> dict[str, Any]:
+    return {"reply": b"".join(frames), "reply_sizes": None if len(frames) == 1 else list(map(len, frames))}
