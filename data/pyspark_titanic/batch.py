@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from titanic_data.options import EARLIEST, LATEST, ReadOptions
+from titanic_data.options import EARLIEST, LATEST, ReadOptions, first_number
 from titanic_data.reading import closed_range, lost, read_closed, read_waiting, split, split_waiting
 
 
@@ -32,11 +32,11 @@ class ClosedReader(DataSourceReader):
         """The range as it is now, cut."""
         options = self.options
         oldest, newest = closed_range(options.path)
-        first = {EARLIEST: oldest, LATEST: newest + 1}.get(options.startingoffsets, options.startingoffsets)
+        first = first_number(options, oldest, newest)
         last = newest if options.endingoffsets == LATEST else options.endingoffsets
         if int(last) > newest:
             raise lost(options.path, newest + 1, int(last), oldest, newest)
-        first, last = max(int(first), self.least), min(int(last), self.most)
+        first, last = max(first, self.least), min(int(last), self.most)
         if first < oldest and first <= last:
             if options.failondataloss and options.startingoffsets != EARLIEST:
                 raise lost(options.path, first, min(last, oldest - 1), oldest, newest)

@@ -19,7 +19,7 @@ class Accepted(WriterCommitMessage):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Of df.write. There is nothing to commit, and nothing to take back: a job that is run again adds what is missing."""
+    """Of df.write. There is nothing to commit or to take back: a job that is run again adds what is missing."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout

@@ -50,7 +50,9 @@ class DefaultSource(DataSource):
         """For spark.readStream."""
         options = self._read_options()
         if options.table != "closed":
-            raise InvalidOption(f"the table {options.table} cannot be streamed", "it has no order", "read it as a batch")
+            raise InvalidOption(
+                f"the table {options.table} cannot be streamed", "it has no order", "read it as a batch"
+            )
         return ClosedStream(options, _columns(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
@@ -79,6 +81,7 @@ def _columns(options: ReadOptions, schema: StructType) -> list[str]:
     for field in schema:
         found, right = field.dataType.simpleString().upper(), table.sql_type(field.name)
         if found != right:
-            raise InvalidRows(f"the column {field.name} cannot be read as {found}", f"it is {right}", "change the schema")
+            raise InvalidRows(
+                f"the column {field.name} cannot be read as {found}", f"it is {right}", "change the schema"
+            )
     return columns
-

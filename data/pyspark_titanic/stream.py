@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from titanic_data.options import EARLIEST, LATEST, ReadOptions
+from titanic_data.options import ReadOptions, first_number
 from titanic_data.reading import closed_range, lost, read_closed, split
 
 SEQ = "seq"
@@ -29,15 +29,14 @@ class ClosedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         """Where a query without a checkpoint begins."""
         oldest, newest = closed_range(self.options.path)
-        first = {EARLIEST: oldest, LATEST: newest + 1}.get(self.options.startingoffsets, self.options.startingoffsets)
-        return {SEQ: int(first) - 1}
+        return {SEQ: first_number(self.options, oldest, newest) - 1}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """maxOffsetsPerTrigger."""
         most = self.options.maxoffsetspertrigger
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # type: ignore[override]  # noqa: N802
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """The end of the next micro-batch."""
         oldest, newest = closed_range(self.options.path)
         if newest < start[SEQ] and self.options.failondataloss:

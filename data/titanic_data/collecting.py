@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 REPLIES = "key STRING, request_id STRING, state STRING, reply BINARY, reply_sizes ARRAY<INT>, error STRING"
-"""The columns of what `collect` returns. `state` is ok, failed, expired, pending, closed (the reply was fetched, and the
-request closed) or unknown (no such key, or forgotten). `reply` is what the worker sent, with an error too; its frames
+"""The columns of what `collect` returns. `state` is ok, failed, expired, pending, closed (the reply was fetched and the
+request closed), or unknown (no such key, or forgotten). `reply` is what the worker sent, with an error too; its frames
 are joined, `reply_sizes` says where to cut when there isn't exactly one."""
 
 _SCHEMA = pa.schema(
@@ -69,15 +69,15 @@ def _replies(client: Client, keys: list[str], until: float) -> Iterator[dict[str
     outcomes: dict[str, Any] = {}
     pending = [uuid for uuid in uuids.values() if uuid in states]
     try:
-        for uuid, outcome in client.replies(pending, timeout=max(0.0, until - time.time())):
-            outcomes[uuid] = outcome
+        for uuid, answer in client.replies(pending, timeout=max(0.0, until - time.time())):
+            outcomes[uuid] = answer
     except TimedOut:
         pass
     for key in keys:
-        uuid = uuids.get(key)
-        row: dict[str, Any] = {"key": key, "request_id": uuid}
-        outcome = outcomes.get(uuid or "")
-        if uuid is None:
+        found = uuids.get(key)
+        row: dict[str, Any] = {"key": key, "request_id": found}
+        outcome = outcomes.get(found or "")
+        if found is None:
             row["state"] = "unknown"
         elif isinstance(outcome, list):
             row |= {"state": "ok", **_frames(outcome)}
@@ -85,7 +85,7 @@ def _replies(client: Client, keys: list[str], until: float) -> Iterator[dict[str
             word, _, reason = str(outcome).partition(": ")
             row |= {"state": word, "error": reason, **_frames(outcome.detail)}
         else:
-            row["state"] = "pending" if uuid in states and outcome is None else "closed"
+            row["state"] = "pending" if found in states and outcome is None else "closed"
         yield row
 
 

@@ -5,7 +5,7 @@ Names follow Spark's Kafka source. Spark hands them over in whatever case they w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from broker import DEFAULT_ENDPOINT
@@ -72,14 +72,41 @@ class WriteOptions(NamedTuple):
 
 
 READ_NAMES = (
-    "path table columns startingOffsets endingOffsets maxOffsetsPerTrigger minPartitions rowsPerPartition batchSize"
-    " failOnDataLoss pushFilters"
-).split()
+    "path",
+    "table",
+    "columns",
+    "startingOffsets",
+    "endingOffsets",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+    "rowsPerPartition",
+    "batchSize",
+    "failOnDataLoss",
+    "pushFilters",
+)
 WRITE_NAMES = (
-    "endpoint service keyColumn bodyColumn window keyFor timeout ttl delay priority max_attempts"
-).split()
-STREAMING = {"checkpointlocation", "path"}
+    "endpoint",
+    "service",
+    "keyColumn",
+    "bodyColumn",
+    "window",
+    "keyFor",
+    "timeout",
+    "ttl",
+    "delay",
+    "priority",
+    "max_attempts",
+)
+STREAMING = frozenset({"checkpointlocation", "path"})
 """What Spark passes on to a sink although it is for itself."""
+
+
+def first_number(options: ReadOptions, oldest: int, newest: int) -> int:
+    """What `startingOffsets` is in a ring with these numbers."""
+    start = options.startingoffsets
+    if isinstance(start, int):
+        return start
+    return oldest if start == EARLIEST else newest + 1
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
@@ -102,7 +129,10 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def _read(
-    given: Mapping[str, str], names: list[str], readers: Mapping[str, Callable[[str], Any]], ignored: set[str] = set()
+    given: Mapping[str, str],
+    names: Sequence[str],
+    readers: Mapping[str, Callable[[str], Any]],
+    ignored: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
     values: dict[str, Any] = {}
     known = {name.lower(): name for name in names}

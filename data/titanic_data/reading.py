@@ -42,6 +42,13 @@ def store_at(path: str | Path) -> Store:
     return store
 
 
+def forget(path: str | Path) -> None:
+    """Close a store that this process reads, so that it can be opened in another way."""
+    known, store = _stores.pop(str(path), (None, None))
+    if store is not None and known is not None and known[0] == os.getpid():
+        store.close()
+
+
 def closed_range(path: str | Path) -> tuple[int, int]:
     """The first and the last number in the ring."""
     with store_at(path).read() as transaction:

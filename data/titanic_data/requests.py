@@ -67,7 +67,9 @@ def layout(types: Mapping[str, str], options: WriteOptions) -> Layout:
     if "service" in columns and options.service:
         columns = tuple(name for name in columns if name != "service")
     elif "service" not in columns and not options.service:
-        raise InvalidRows("nobody says which service is to have the rows", "", 'say .option("service", …) or add a column')
+        raise InvalidRows(
+            "nobody says which service is to have the rows", "", 'say .option("service", …) or add a column'
+        )
     known = {options.bodycolumn, options.keycolumn, "service", *_OPTIONS}
     if unknown := [name for name in types if name not in known]:
         fact = f"a request has {', '.join(sorted(known))}"
@@ -99,9 +101,14 @@ def rows(found: Layout, batches: Iterable[Any]) -> Iterator[Row]:
             service = values.pop("service", options.service)
             if body is None or not service:
                 missing = options.bodycolumn if body is None else "service"
-                raise InvalidRows(f"the row with the key {key!r} has no {missing}", "it is null", "filter such rows out")
+                raise InvalidRows(
+                    f"the row with the key {key!r} has no {missing}", "it is null", "filter such rows out"
+                )
             settings = {**defaults, **values}
-            group = service, tuple(sorted((name, value) for name, value in settings.items() if value or name == "priority"))
+            group = (
+                service,
+                tuple(sorted((name, value) for name, value in settings.items() if value or name == "priority")),
+            )
             yield Row(group, str(key), body.encode() if isinstance(body, str) else body)
 
 
@@ -137,7 +144,9 @@ def submit(found: Layout, batches: Iterable[Any]) -> int:
     return count
 
 
-def _flush(client: Client, groups: dict[Any, list[Row]], sizes: dict[Any, int], group: Any, options: WriteOptions) -> int:
+def _flush(
+    client: Client, groups: dict[Any, list[Row]], sizes: dict[Any, int], group: Any, options: WriteOptions
+) -> int:
     some = groups.pop(group)
     del sizes[group]
     _send(client, some, options)

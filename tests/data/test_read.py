@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def frames(body: bytearray | None, sizes: list[int] | None) -> list[bytes] | Non
     if body is None or sizes is None:
         return None if body is None else [bytes(body)]
     bounds = [sum(sizes[:n]) for n in range(len(sizes) + 1)]
-    return [bytes(body[begin:end]) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    return [bytes(body[begin:end]) for begin, end in pairwise(bounds)]
 
 
 def test_ranges_and_columns(spark: SparkSession, store: Path) -> None:

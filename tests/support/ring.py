@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
+from titanic.errors import StoreFull
 from titanic.store import NewRequest, Status, Store
 
 DAY = 24 * 3600 * 1_000_000
@@ -62,9 +64,13 @@ def ring(path: Path, count: int, *, capacity: int = 256 << 20, step_us: int = 60
 
 def wait_for_room(store: Store, count: int) -> None:
     """Store requests until the ring has let go of so many closed ones."""
-    first = 0
+    first = refused = 0
     while first <= count:
-        with store.write() as txn:
-            for uuid in txn.accept_many([NewRequest(b"filler", [b"f" * 50_000])] * 20, BEGIN):
+        assert refused < 20, f"it begins at {first} and is full"
+        with store.write() as txn, suppress(StoreFull):  # freed pages can be used some transactions later
+            refused += 1
+            for uuid in txn.accept_many([NewRequest(b"filler", [b"f" * 50_000])] * 4, BEGIN):
                 txn.close(uuid, BEGIN)
-            first = txn.closed_range()[0]
+            refused = 0
+        with store.read() as reader:
+            first = reader.closed_range()[0]
