@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ REPLIES = "key STRING, request_id STRING, state STRING, reply BINARY, reply_size
 request closed), or unknown (no such key, or forgotten). `reply` is what the worker sent, with an error too; its frames
 are joined, `reply_sizes` says where to cut when there isn't exactly one."""
 
-_SCHEMA = pa.schema(
+_REPLY = pa.struct(
     [
         ("key", pa.string()),
         ("request_id", pa.string()),
@@ -39,33 +39,38 @@ def collect(
     Waits for those that are pending until `timeout` seconds have passed since this call. Nothing is closed: it can be
     read again, until `close`. Keys are remembered by the queue for as long as the option keyFor said.
     """
+    from pyspark.sql.pandas.functions import arrow_udf
+
     until = time.time() + timeout
 
-    def fetch(batches: Iterator[Any]) -> Iterator[Any]:
+    def fetch(columns: Iterator[pa.Array]) -> Iterator[pa.Array]:
         with Client(endpoint) as client:
-            for batch in batches:
-                names = [str(key) for key in batch.column(0).to_pylist() if key is not None]
-                yield pa.RecordBatch.from_pylist(list(_replies(client, names, until)), schema=_SCHEMA)
+            for column in columns:
+                names = [None if key is None else str(key) for key in column.to_pylist()]
+                yield pa.array(_replies(client, names, until), _REPLY)
 
-    return keys.select(key_column).mapInArrow(fetch, REPLIES)
+    # Its kind follows from its type hints, which the stubs do not know. Nondeterministic: called once for each key.
+    udf = arrow_udf(fetch, REPLIES).asNondeterministic()  # type: ignore[call-overload]
+    return keys.select(udf(key_column).alias("reply")).select("reply.*")
 
 
 def close(requests: DataFrame, endpoint: str = DEFAULT_ENDPOINT, *, id_column: str = "request_id") -> int:
     """Close the requests whose UUIDs are in a column, and return how many these were. They move to the ring."""
+    from pyspark.sql.pandas.functions import arrow_udf
 
-    def end(batches: Iterable[Any]) -> Iterator[Any]:
+    def end(columns: Iterator[pa.Array]) -> Iterator[pa.Array]:
         with Client(endpoint) as client:
-            for batch in batches:
-                uuids = [uuid for uuid in batch.column(0).to_pylist() if uuid is not None]
-                client.close_many(uuids)
-                yield pa.record_batch([pa.array([len(uuids)], pa.int64())], names=["closed"])
+            for column in columns:
+                client.close_many(uuid for uuid in column.to_pylist() if uuid is not None)
+                yield column
 
-    counts = requests.select(id_column).mapInArrow(end, "closed BIGINT").collect()
-    return sum(row["closed"] for row in counts)
+    udf = arrow_udf(end, "STRING").asNondeterministic()  # type: ignore[call-overload]
+    return requests.select(udf(id_column).alias("id")).where("id IS NOT NULL").count()
 
 
-def _replies(client: Client, keys: list[str], until: float) -> Iterator[dict[str, Any]]:
-    uuids, states = client.find(keys)
+def _replies(client: Client, keys: list[str | None], until: float) -> list[dict[str, Any]]:
+    uuids, states = client.find([key for key in keys if key])
+    rows = []
     outcomes: dict[str, Any] = {}
     pending = [uuid for uuid in uuids.values() if uuid in states]
     try:
@@ -74,7 +79,7 @@ def _replies(client: Client, keys: list[str], until: float) -> Iterator[dict[str
     except TimedOut:
         pass
     for key in keys:
-        found = uuids.get(key)
+        found = uuids.get(key or "")
         row: dict[str, Any] = {"key": key, "request_id": found}
         outcome = outcomes.get(found or "")
         if found is None:
@@ -86,7 +91,8 @@ def _replies(client: Client, keys: list[str], until: float) -> Iterator[dict[str
             row |= {"state": word, "error": reason, **_frames(outcome.detail)}
         else:
             row["state"] = "pending" if found in states and outcome is None else "closed"
-        yield row
+        rows.append(row)
+    return rows
 
 
 def _frames(frames: list[bytes]) -> dict[str, Any]:
