@@ -43,15 +43,15 @@ def session(name: str = "titanic-data", *, quick: bool = False, settings: dict[s
         "spark.app.name": name,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
     }
     if usual["spark.master"].startswith("local"):
         usual |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    if quick:
-        usual["spark.driver.extraJavaOptions"] = QUICK
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    java = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
+    usual["spark.driver.extraJavaOptions"] = f"{java} {QUICK}" if quick else java
     builder = SparkSession.builder
     for key, value in {**usual, **(settings or {})}.items():
         builder = builder.config(key, value)
