@@ -7,11 +7,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from support.ring import BEGIN, ring
+from support.ring import BEGIN, ring, wait_for_room
 
+from pyspark_titanic.batch import ClosedReader
 from titanic.store import ClosedRequest, NewRequest, Status, Store
+from titanic_data.errors import DataLoss
+from titanic_data.options import read_options
+from titanic_data.reading import forget
 from titanic_data.rows import STATUSES
 from titanic_data.tables import CLOSED
 
@@ -140,6 +145,94 @@ def test_what_waits(spark: SparkSession, tmp_path: Path) -> None:
     assert (first.idempotency_key, first.due_at, micros(first.submitted_at)) == ("k0", None, BEGIN)
     assert (last.state, last.request, last.request_sizes) == ("delayed", b"ab", [1, 1])
     assert (micros(last.due_at), micros(last.expires_at)) == (BEGIN * 2, BEGIN * 3)
+
+
+def damaged(path: Path, number: int) -> None:
+    """Flip a bit of a record in the ring."""
+    with lmdb.open(str(path), max_dbs=16, map_size=512 << 20) as env, env.begin(write=True) as txn:
+        closed, key = env.open_db(b"closed", txn), number.to_bytes(8, "big")
+        record = txn.get(key, db=closed)
+        txn.put(key, record[:-1] + bytes([record[-1] ^ 1]), db=closed)
+
+
+def test_a_damaged_record_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    path = ring(tmp_path / "store", 20)
+    damaged(path, 9)
+    with pytest.raises(Exception, match="the record of 0000000000000009 in 'closed' is damaged"):
+        load(spark, path).count()
+    assert load(spark, path, endingOffsets=8).count() == 8
+
+
+def test_a_ring_that_let_go_meanwhile(spark: SparkSession, tmp_path: Path) -> None:
+    path = ring(tmp_path / "store", 100, capacity=16 << 20)
+    strict, lax = load(spark, path, columns="seq"), load(spark, path, columns="seq", failOnDataLoss=False)
+    words = ("true", "false")
+    parts = [ClosedReader(read_options({"path": str(path), "failOnDataLoss": word}), ["seq"]) for word in words]
+    planned = [reader.partitions() for reader in parts]
+    forget(path)
+    with Store.open(path, capacity=16 << 20) as store:
+        wait_for_room(store, 50)
+        with store.read() as txn:
+            first, _ = txn.closed_range()
+    with pytest.raises(DataLoss, match=f"closed requests 1 to 100 are not in .*; the ring now begins at {first};"):
+        list(parts[0].read(planned[0][0]))
+    found = [number for batch in parts[1].read(planned[1][0]) for number in batch["seq"].to_pylist()]
+    assert found == list(range(first, 101))
+    assert strict.agg({"seq": "min"}).collect() == lax.agg({"seq": "min"}).collect() == [(first,)]  # planned afterwards
+    with pytest.raises(Exception, match=f"titanic: closed requests 5 to {first - 1} are not in the store"):
+        load(spark, path, startingOffsets=5).count()
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"tabel": "closed"}, "there is no option 'tabel'; there are path, table, .*; did you mean table?"),
+        ({"table": "close"}, "the option table cannot be 'close'; there are closed, waiting; did you mean closed?"),
+        ({"columns": "seq,atempts"}, "there is no column 'atempts' in closed; .*; did you mean attempts?"),
+        ({"columns": "seq,seq"}, "a column is named twice"),
+        (
+            {"startingOffsets": "first"},
+            "the option startingOffsets cannot be 'first'; it is earliest, latest or",
+        ),
+        (
+            {"endingOffsets": 999_999},
+            f"closed requests {COUNT + 1} to 999999 are not in .*; its last number is",
+        ),
+        ({"batchSize": 0}, "the option batchSize cannot be '0'; it is a number from 1"),
+        ({"failOnDataLoss": "no"}, "the option failOnDataLoss cannot be 'no'; it is true or false"),
+        ({"table": "waiting", "startingOffsets": 5}, "startingOffsets is for the table closed"),
+        ({"service": "mail"}, "there is no option 'service'"),
+    ],
+)
+def test_bad_options_are_refused_on_the_driver(
+    spark: SparkSession, store: Path, options: dict[str, Any], fault: str
+) -> None:
+    with pytest.raises(Exception, match=f"titanic: {fault}"):
+        load(spark, store, **options).count()
+
+
+def test_stores_that_are_none(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"there is no store at .*/none; No such file or directory"):
+        load(spark, tmp_path / "none")
+    with pytest.raises(Exception, match="titanic: there is no path to read from"):
+        spark.read.format("titanic").load()
+    (tmp_path / "other").mkdir()
+    with lmdb.open(str(tmp_path / "other"), max_dbs=2) as env:
+        env.open_db(b"something")
+    with pytest.raises(Exception, match="it is an LMDB file of something else"):
+        load(spark, tmp_path / "other")
+    late = ring(tmp_path / "late", 1)
+    with lmdb.open(str(late), max_dbs=16, map_size=512 << 20) as env, env.begin(write=True) as txn:
+        txn.put(b"format", (99).to_bytes(4, "little"), db=env.open_db(b"meta", txn))
+    with pytest.raises(Exception, match=r"was written by a later version; its format is 99, .*; upgrade this Titanic"):
+        load(spark, late)
+
+
+def test_a_schema_that_does_not_fit(spark: SparkSession, store: Path) -> None:
+    with pytest.raises(Exception, match="titanic: the column seq cannot be read as INT; it is BIGINT"):
+        spark.read.format("titanic").schema("seq INT").load(str(store)).count()
+    with pytest.raises(Exception, match="titanic: there is no column 'number' in closed"):
+        spark.read.format("titanic").schema("number BIGINT").load(str(store)).count()
 
 
 def test_the_documented_columns_come_first() -> None:
