@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def _latency(pyplot: Any, rows: Rows) -> Any:
     titles = {"waiting": "Waiting", "running": "Running", "fetched": "Until fetched"}
     for axes, (span, title) in zip(panes, titles.items(), strict=True):
         for service, some in _by_service(rows).items():
-            hours = [row["hour"] for row in some]
+            hours = _times(some)
             (line,) = axes.plot(hours, [row[f"{span}_p50"] for row in some], marker=".", label=f"{service}, p50")
             tails = [row[f"{span}_p99"] for row in some]
             axes.plot(hours, tails, linestyle=":", color=line.get_color(), label=f"{service}, p99")
@@ -52,7 +53,7 @@ def _lines(column: str, title: str, label: str) -> Callable[[Any, Rows], Any]:
     def make(pyplot: Any, rows: Rows) -> Any:
         picture, axes = pyplot.subplots(figsize=(10, 5), layout="constrained")
         for service, some in _by_service(rows).items():
-            hours = [row["hour"] for row in some]
+            hours = _times(some)
             axes.plot(hours, [row[column] for row in some], drawstyle="steps-post", label=service)
         axes.set(title=title, ylabel=label)
         axes.set_ylim(bottom=0)
@@ -79,14 +80,19 @@ def _bars(column: str, title: str, label: str, *names: str) -> Callable[[Any, Ro
 
 _PICTURES: dict[str, Callable[[Any, Rows], Any]] = {
     "latency": _latency,
-    "throughput": _lines("closed", "Throughput", "closed in an hour"),
-    "backlog": _lines("backlog", "Backlog", "requests at the end of the hour"),
+    "throughput": _lines("closed", "Throughput", "closed in the time"),
+    "backlog": _lines("backlog", "Backlog", "requests that have not ended"),
     "failures": _bars("requests", "Failures", "requests", "service", "status", "reason"),
     "retries": _bars("requests", "Attempts", "requests", "service", "attempts"),
     "breaches": _bars("share", "Service levels missed", "share of the requests", "service", "within"),
     "duplicates": _bars("executed_again", "Executed again under a key", "requests", "service"),
     "bodies": _bars("bytes", "Largest requests", "bytes", "service", "request_id"),
 }
+
+
+def _times(rows: Rows) -> list[Any]:
+    """The beginnings of the hours, or whatever the report was made by."""
+    return [next(value for value in row.values() if isinstance(value, datetime)) for row in rows]
 
 
 def _by_service(rows: Rows) -> dict[str, list[dict[str, Any]]]:

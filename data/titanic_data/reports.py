@@ -5,9 +5,9 @@
 
     latency(archive_frame(spark, "/archive")).where("service = 'resize'").show()
 
-Spans are seconds. An hour is named by its beginning, in the session's time zone. Percentiles are exact. What a store
-does not note cannot be told: of a request that was tried several times the last attempt is known, `waiting` is the time
-until that.
+Spans are seconds. An hour (day, minute, second: `by`) is named by its beginning, in the session's time zone. Percentiles
+are exact. What a store does not note cannot be told: of a request that was tried several times the last attempt is
+known, `waiting` is the time until that.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from pyspark.sql import functions as f
 from titanic_data.errors import InvalidOption
 
 PERCENTILES = (0.5, 0.9, 0.99)
+PERIODS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
+"""What `by` may be, in seconds."""
+
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -40,7 +43,7 @@ def service_level(text: str) -> ServiceLevel:
     return ServiceLevel(match[1], float(match[2]) * UNITS[match[3]])
 
 
-def latency(closed: DataFrame) -> DataFrame:
+def latency(closed: DataFrame, by: str = "hour") -> DataFrame:
     """For each service and hour of submission: how long requests waited for their (last) attempt, how long that ran,
     and how long the reply lay there until somebody closed the request. p50, p90, p99 and max of each."""
     spans = {
@@ -53,30 +56,31 @@ def latency(closed: DataFrame) -> DataFrame:
         found = f.percentile(span, f.array(*map(f.lit, PERCENTILES)))
         columns += [found[n].alias(f"{name}_p{round(100 * p)}") for n, p in enumerate(PERCENTILES)]
         columns.append(f.max(span).alias(f"{name}_max"))
-    return _by_hour(closed, "submitted_at").agg(*columns).orderBy("service", "hour")
+    return _grouped(closed, "submitted_at", by).agg(*columns).orderBy("service", by)
 
 
-def throughput(closed: DataFrame) -> DataFrame:
+def throughput(closed: DataFrame, by: str = "hour") -> DataFrame:
     """For each service and hour of closing: how many were closed, by status, and how many a second."""
     statuses = [_count(f.col("status") == name).alias(name) for name in ("ok", "failed", "expired", "cancelled")]
-    rate = (f.count("*") / 3600).alias("per_second")
-    return _by_hour(closed, "closed_at").agg(f.count("*").alias("closed"), *statuses, rate).orderBy("service", "hour")
+    rate = (f.count("*") / PERIODS[by]).alias("per_second")
+    counts = _grouped(closed, "closed_at", by).agg(f.count("*").alias("closed"), *statuses, rate)
+    return counts.orderBy("service", by)
 
 
-def backlog(closed: DataFrame) -> DataFrame:
+def backlog(closed: DataFrame, by: str = "hour") -> DataFrame:
     """For each service and hour: how many came, how many ended, and how many had not ended when the hour was over. Of
     those that were closed meanwhile: what still waits is not in the ring."""
     ended = f.coalesce("replied_at", "closed_at")
-    came = closed.select("service", f.date_trunc("hour", "submitted_at").alias("hour"), f.lit(1).alias("n"))
-    went = closed.select("service", f.date_trunc("hour", ended).alias("hour"), f.lit(-1).alias("n"))
+    came = closed.select("service", f.date_trunc(by, "submitted_at").alias(by), f.lit(1).alias("n"))
+    went = closed.select("service", f.date_trunc(by, ended).alias(by), f.lit(-1).alias("n"))
     hours = (
         came.union(went)
-        .groupBy("service", "hour")
+        .groupBy("service", by)
         .agg(_count(f.col("n") > 0).alias("submitted"), _count(f.col("n") < 0).alias("ended"))
     )
-    until_now = Window.partitionBy("service").orderBy("hour").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    until_now = Window.partitionBy("service").orderBy(by).rowsBetween(Window.unboundedPreceding, Window.currentRow)
     left = f.sum(f.col("submitted") - f.col("ended")).over(until_now)
-    return hours.withColumn("backlog", left).orderBy("service", "hour")
+    return hours.withColumn("backlog", left).orderBy("service", by)
 
 
 def failures(closed: DataFrame) -> DataFrame:
@@ -172,8 +176,8 @@ def _seconds(begin: str, end: str) -> Column:
     )
 
 
-def _by_hour(closed: DataFrame, moment: str) -> GroupedData:
-    return closed.groupBy("service", f.date_trunc("hour", moment).alias("hour"))
+def _grouped(closed: DataFrame, moment: str, by: str) -> GroupedData:
+    return closed.groupBy("service", f.date_trunc(by, moment).alias(by))
 
 
 def _count(condition: Column) -> Column:

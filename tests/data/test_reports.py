@@ -115,6 +115,17 @@ def test_another_engine_says_the_same(closed: DataFrame, oracle: duckdb.DuckDBPy
         assert all(alike(one, other) for one, other in zip(row, values, strict=True)), f"{row} is not {values}"
 
 
+@pytest.mark.parametrize("by", reports.PERIODS)
+def test_other_lengths_of_time(closed: DataFrame, oracle: duckdb.DuckDBPyConnection, by: str) -> None:
+    found = [tuple(row.values()) for row in reports.throughput(closed, by).toArrow().to_pylist()]
+    oracle_sql = ORACLES["throughput"].replace("'hour'", f"'{by}'").replace("3600.0", f"{reports.PERIODS[by]}.0")
+    answer = oracle.sql(oracle_sql).to_arrow_table()
+    expected = list(zip(*(column.to_pylist() for column in answer.columns), strict=True))
+    assert len(found) == len(expected)
+    for row, values in zip(found, expected, strict=True):
+        assert all(alike(one, other) for one, other in zip(row, values, strict=True)), f"{row} is not {values}"
+
+
 def test_no_rows_give_no_answers(closed: DataFrame) -> None:
     nothing = closed.where("seq < 0")
     for name, report in REPORTS.items():

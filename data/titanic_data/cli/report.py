@@ -17,6 +17,8 @@ from titanic_data.cli.options import archive_option, store_option
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+BY_TIME = ("latency", "throughput", "backlog")
+PERIODS = ("second", "minute", "hour", "day")
 NAMES = ("latency", "throughput", "backlog", "failures", "retries", "breaches", "duplicates", "bodies")
 
 
@@ -33,6 +35,12 @@ NAMES = ("latency", "throughput", "backlog", "failures", "retries", "breaches", 
     help="Write the answer as Parquet.",
 )
 @option("--sla", "levels", multiple=True, metavar="SERVICE<TIME", help="For breaches: what was promised, 'resize<2s'.")
+@option(
+    "--by",
+    type=click.Choice(PERIODS),
+    default="hour",
+    help="For latency, throughput and backlog: of what length the times are.",
+)
 @option("--where", metavar="SQL", default=None, help="Only requests of which this is true.")
 @option("--live", is_flag=True, help="Look at the ring of --store instead of an archive.")
 @option("--parquet", type=click.Path(path_type=Path), metavar="FILE", default=None, help="Look at such a file instead.")
@@ -45,6 +53,7 @@ def report(
     parquet: Path | None,
     live: bool,
     where: str | None,
+    by: str,
     levels: tuple[str, ...],
     parquet_out: Path | None,
     plot: Path | None,
@@ -62,7 +71,7 @@ def report(
       duplicates   keys, and what was executed twice in spite of one
       bodies       the largest
 
-    Spans are seconds, hours are UTC. --json prints a list of objects.
+    Spans are seconds, times are UTC. --json prints a list of objects.
 
     \b
     Examples:
@@ -80,7 +89,10 @@ def report(
     closed = _closed(archive, store, parquet, live)
     if where is not None:
         closed = closed.where(where)
-    answer = (breaches(closed, promised) if name == "breaches" else REPORTS[name](closed)).toArrow()
+    if name == "breaches":
+        answer = breaches(closed, promised).toArrow()
+    else:
+        answer = REPORTS[name](closed, *([by] if name in BY_TIME else [])).toArrow()
     if parquet_out is not None:
         import pyarrow.parquet as pq
 
@@ -122,7 +134,7 @@ def _cell(value: Any) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:.3f}"
-    return f"{value:%Y-%m-%d %H:%M}" if isinstance(value, datetime) else str(value)
+    return f"{value:%Y-%m-%d %H:%M:%S}".removesuffix(":00") if isinstance(value, datetime) else str(value)
 
 
 def _moment(value: Any) -> str:
