@@ -5,9 +5,9 @@
 
     latency(archive_frame(spark, "/archive")).where("service = 'resize'").show()
 
-Spans are seconds. An hour (day, minute, second: `by`) is named by its beginning, in the session's time zone. Percentiles
-are exact. What a store does not note cannot be told: of a request that was tried several times the last attempt is
-known, `waiting` is the time until that.
+Spans are seconds. An hour (day, minute, second: `by`) is named by its beginning, in the session's time zone.
+Percentiles are exact. What a store does not note cannot be told: of a request that was tried several times the last
+attempt is known, `waiting` is the time until that.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from support.titanic_serving import QUICK, serving
+from support.titanic_serving import serving
 
 import broker
 from broker import Broker, BrokerConfig, WorkerConfig
@@ -31,7 +31,7 @@ def client(server: Server) -> Iterator[Client]:
 
 
 def working(spark: SparkSession, server: Server, transform: Transform, lanes: int = 64) -> SparkWorker:
-    return SparkWorker(spark, "upper", transform, server.endpoints[0], lanes=lanes, config=QUICK)
+    return SparkWorker(spark, "upper", transform, server.endpoints[0], lanes=lanes)
 
 
 def upper(requests: DataFrame) -> DataFrame:
@@ -107,12 +107,12 @@ def test_heartbeats_go_on_while_spark_is_busy(spark: SparkSession) -> None:
 
     def slow(requests: DataFrame) -> DataFrame:
         calls.append(1)
-        busy.wait(2.0)  # ten heartbeats; who is silent for four is gone
+        busy.wait(3.0)  # six heartbeats; who is silent for four is gone
         return upper(requests)
 
-    with Broker(BrokerConfig(heartbeat_interval=0.2)) as running:
+    with Broker(BrokerConfig(heartbeat_interval=0.5)) as running:
         endpoint = running.bind("tcp://127.0.0.1:*")
-        worker = SparkWorker(spark, "upper", slow, endpoint, lanes=4, config=WorkerConfig(heartbeat_interval=0.2))
+        worker = SparkWorker(spark, "upper", slow, endpoint, lanes=4, config=WorkerConfig(heartbeat_interval=0.5))
         with worker, broker.Client(endpoint) as asking:
             assert asking.call("upper", b"x", timeout=60, retries=0) == [b"X"]
     assert calls == [1]

@@ -12,7 +12,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import arrow_udf, col, concat, lit
 from support.running import until
-from support.titanic_serving import QUICK, serving
+from support.titanic_serving import serving
 
 from broker import RemoteError, Worker
 from titanic import Client, Server
@@ -162,7 +162,7 @@ def test_replies_come_back(spark: SparkSession, server: Server, client: Client) 
     frame = orders(spark, 100)
     write(frame, server, service="upper")
     write(orders(spark, 101).where("key = 'order 100'"), server, service="absent")
-    with Worker("upper", work, server.endpoints[0], config=QUICK, jobs=4):
+    with Worker("upper", work, server.endpoints[0], jobs=4):
         keys = frame.select("key").union(spark.createDataFrame([("order 100",), ("nobody",)], "key STRING"))
         found = collect(keys.where("key != 'order 100'"), server.endpoints[0], timeout=60)
         rows = {row.key: row for row in found.collect()}
