@@ -56,7 +56,7 @@ def walk(spark: SparkSession, rows: int, folder: Path) -> None:
         where = ("--archive", folder / "archive")
         data("archive", "--store", folder / "store", "--endpoint", endpoint, *where)
         data("verify", *where)
-        data("report", "latency", "--by", "minute", *where, "--plot", folder / "latency.png")
+        data("report", "latency", "--by", "second", *where, "--plot", folder / "latency.png")
 
 
 @contextmanager

@@ -175,14 +175,17 @@ def _flag(text: str) -> bool:
     return text.lower() == "true"
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= 1e8:
-        raise ValueError("it is a number of seconds")
-    return seconds
+def _seconds(least: float) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+        if not least <= seconds <= 1e8:
+            raise ValueError(f"it is a number of seconds, {least:g} or more")
+        return seconds
+
+    return read
 
 
 def _table(text: str) -> str:
@@ -216,10 +219,10 @@ _WRITE: dict[str, Callable[[str], Any]] = {
     "keycolumn": _word,
     "bodycolumn": _word,
     "window": _number(1, 100_000),
-    "keyfor": _seconds,
-    "timeout": _seconds,
-    "ttl": _seconds,
-    "delay": _seconds,
+    "keyfor": _seconds(1),
+    "timeout": _seconds(0),
+    "ttl": _seconds(0),
+    "delay": _seconds(0),
     "priority": _number(0, 9),
     "max_attempts": _number(0, 65535),
 }

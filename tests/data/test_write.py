@@ -132,6 +132,12 @@ def test_a_job_that_fails_for_good_is_run_again(spark: SparkSession, server: Ser
     assert stored(client) == len(bodies(server)) == 4000
 
 
+def test_rows_with_the_same_key_are_one_request(spark: SparkSession, server: Server, client: Client) -> None:
+    twice = orders(spark, 100).union(orders(spark, 100))
+    write(twice.coalesce(1), server, service="upper")
+    assert stored(client) == 100
+
+
 def test_a_row_without_a_key(spark: SparkSession, server: Server, client: Client) -> None:
     rows = spark.createDataFrame([("a", "x"), (None, "y")], "key STRING, body STRING").coalesce(1)
     with pytest.raises(Exception, match="titanic: a row has no key; its key is None; give each row a key"):
@@ -191,6 +197,7 @@ def test_replies_come_back(spark: SparkSession, server: Server, client: Client) 
         ("key STRING, body STRING", {"service": None}, "nobody says which service is to have the rows"),
         ("key STRING, body STRING", {"windw": 3}, "there is no option 'windw'; there are .*; did you mean window?"),
         ("key STRING, body STRING", {"window": 0}, "the option window cannot be '0'; it is a number from 1 to 100000"),
+        ("key STRING, body STRING", {"keyFor": 0}, "the option keyFor cannot be '0'; it is a number of seconds, 1 or"),
         ("key STRING, body STRING", {"priority": 10}, "the option priority cannot be '10'; it is a number from 0 to 9"),
     ],
 )

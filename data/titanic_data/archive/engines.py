@@ -62,7 +62,7 @@ class SparkEngine:
         spark = self._spark
         reader = spark.read.format("titanic").option("startingOffsets", str(first)).option("endingOffsets", str(last))
         parts = spark.sparkContext.defaultParallelism
-        frame = reader.option("minPartitions", parts).load(str(store)).sortWithinPartitions(*ORDER)
+        frame = reader.option("minPartitions", parts).load(str(store.absolute())).sortWithinPartitions(*ORDER)
         reached("staging")
         name = "spark.sql.parquet.outputTimestampType"
         before = spark.conf.get(name)

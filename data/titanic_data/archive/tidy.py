@@ -18,7 +18,7 @@ from titanic_data.errors import ArchiveError
 from titanic_data.reading import read_closed, store_at
 from titanic_data.tables import CLOSED
 
-ROWS, BYTES = 2_000_000, 256 << 20
+ROWS, BYTES = 1_000_000, 64 << 20
 """Of a compacted range, at most; bytes are those of the files."""
 
 KEEP = 3600.0
