@@ -11,12 +11,12 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql import SparkSession
 
-from titanic_data.errors import MissingPart
-from titanic_data.session import expect_java, session
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {
@@ -36,6 +36,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session of this process."""
+    from titanic_data.errors import MissingPart
+    from titanic_data.session import expect_java, session
+
     try:
         expect_java()
     except MissingPart as error:

@@ -7,20 +7,26 @@ the fields of all with a few operations on arrays: `closed.LAYOUT` says where th
 from __future__ import annotations
 
 import struct
+from itertools import islice
 from typing import NamedTuple
 from zlib import crc32
 
 from titanic.store import closed, request
 from titanic.store.closed import ClosedRequest
-from titanic.store.record import BODY, CRC, PREFIX
+from titanic.store.record import BODY, PREFIX
 from titanic.store.schema import closed_key
 from titanic.store.selection import Selection
 from titanic.store.state import State
 from titanic.store.views import Description
 
-_FRAMES_AT = struct.calcsize("<" + "".join(code for _, code in closed.LAYOUT[:12]))
-_FRAMES = struct.Struct("<" + "".join(code for _, code in closed.LAYOUT[12:]))
-_HEADER_SIZE = _FRAMES_AT + _FRAMES.size
+_SIZES = ("request_frames", "request_size", "reply_frames", "reply_size")
+_LOOKED_AT = ("format", "crc", "request_where", "reply_where", *_SIZES)
+_fields = struct.Struct(
+    "<" + "".join(code if name in _LOOKED_AT else f"{struct.calcsize(code)}x" for name, code in closed.LAYOUT)
+)
+_head = struct.Struct(f">Q{PREFIX}s")
+"""A key (schema.closed_key) and what stands in its record before the checksum."""
+
 _FORMAT = 1
 
 
@@ -55,25 +61,22 @@ class Bulk(Selection):
         if last < first or not cursor.set_key(closed_key(first)):
             return ClosedBulk(first, b"", starts, apart)
         at = 0
-        add_start, add_part, frames, crc = starts.append, parts.append, _FRAMES.unpack_from, CRC.unpack_from
-        number = first - 1
-        for record in cursor.iternext(keys=False):
-            number += 1
-            if at and (number > last or at >= max_bytes):
+        add_start, add_part, fields, head = starts.append, parts.append, _fields.unpack_from, _head.pack
+        for number, record in enumerate(islice(cursor.iternext(keys=False), last - first + 1), first):
+            if at >= max_bytes:
                 break
             row = bytes(record)  # pieces of views cost more than the copy
-            size = len(row)
+            try:
+                format_, crc, request_where, reply_where, request_frames, _, reply_frames, _ = fields(row)
+            except struct.error:
+                closed.decode_header(number, record)  # says what is wrong
+                raise
             # The sum is over the key: a number that is missing is found, too.
-            if size < _HEADER_SIZE or crc(row, PREFIX)[0] != crc32(
-                row[BODY:], crc32(closed_key(number) + row[:PREFIX])
-            ):
-                closed.decode(number, record)
-            if row[0] != _FORMAT:
-                closed.decode_header(number, record)  # raises
+            if crc != crc32(row[BODY:], crc32(head(number, row))) or format_ != _FORMAT:
+                closed.decode(number, record)  # says what is wrong
             add_start(at)
             add_part(row)
-            at += size
-            request_where, reply_where, _, _, request_frames, _, reply_frames, _ = frames(row, _FRAMES_AT)
+            at += len(row)
             if request_where or reply_where or request_frames > 1 or reply_frames > 1:
                 whole = closed.decode(number, record, self._fetch)
                 apart[number - first] = whole
@@ -93,9 +96,8 @@ class Bulk(Selection):
             for record in cursor.iternext(keys=False):
                 if number >= last:
                     break
-                if len(record) >= _HEADER_SIZE:
-                    _, _, _, _, _, request_size, _, reply_size = _FRAMES.unpack_from(record, _FRAMES_AT)
-                    size += request_size + reply_size
+                if len(record) >= _fields.size:
+                    size += sum(_fields.unpack_from(record)[5::2])  # of the request and of the reply
                 if number >= first and size > max_bytes:
                     break
                 number += 1

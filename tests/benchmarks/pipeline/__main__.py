@@ -41,7 +41,7 @@ TARGETS = [
 
 @click.command()
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--rows", type=click.IntRange(1000), default=500_000, show_default=True, help="In the ring.")
+@click.option("--rows", type=click.IntRange(1000), default=1_000_000, show_default=True, help="In the ring.")
 @click.option("--requests", type=click.IntRange(1000), default=40_000, show_default=True, help="For the sink.")
 @click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
 def main(rounds: int, rows: int, requests: int, path: Path | None) -> None:
