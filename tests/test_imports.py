@@ -25,6 +25,9 @@ SHELLS = {
 CORES = ("broker/core", "broker/patterns/core")
 
 
+PIPELINE = ("data/titanic_data", "data/pyspark_titanic")
+
+
 def sources(package: str) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py"))
 
@@ -56,10 +59,37 @@ def importers(*packages: str, of: str) -> set[str]:
 def test_there_is_something_to_look_at() -> None:
     assert set(sources("broker")) > SHELLS
     assert sources("titanic")
+    assert all(map(sources, PIPELINE))
 
 
 def test_the_broker_knows_no_titanic() -> None:
     assert importers("broker", of="titanic") == set()
+
+
+def test_nobody_knows_the_pipeline() -> None:
+    for package in ("titanic_data", "pyspark_titanic"):
+        assert importers("broker", "titanic", of=package) == set()
+
+
+def test_the_queue_needs_nothing_of_the_pipeline() -> None:
+    for package in ("pyspark", "pyarrow", "numpy"):
+        assert importers("broker", "titanic", of=package) == set()
+
+
+def test_the_source_for_spark_is_only_that() -> None:
+    assert importers("data/titanic_data", of="pyspark_titanic") == set()
+    for package in ("titanic", "broker", "zmq", "pyarrow"):
+        assert importers("data/pyspark_titanic", of=package) == set()
+
+
+@pytest.mark.parametrize("source", [source for package in PIPELINE for source in sources(package)])
+def test_the_pipeline_uses_public_names(source: str) -> None:
+    public = {"titanic", "titanic.store", "titanic.errors", "broker"}
+    in_cli = {"titanic.cli", "titanic.config", "titanic.text", "titanic.version"}
+    for module, _ in imports(source):
+        if module.split(".")[0] in ("titanic", "broker"):
+            known = module in public or ("/cli/" in source and any(module.startswith(one) for one in in_cli))
+            assert known, f"{source} imports {module}"
 
 
 def test_only_shells_of_the_broker_know_sockets() -> None:
@@ -87,11 +117,12 @@ def test_the_patterns_stand_on_the_broker_and_not_the_other_way() -> None:
 
 
 def test_only_the_store_knows_lmdb() -> None:
-    assert all(source.startswith("titanic/store/") for source in importers("broker", "titanic", of="lmdb"))
+    assert all(source.startswith("titanic/store/") for source in importers("broker", "titanic", *PIPELINE, of="lmdb"))
 
 
 def test_only_the_command_line_knows_click() -> None:
-    assert all(source.startswith("titanic/cli/") for source in importers("broker", "titanic", of="click"))
+    shells = ("titanic/cli/", "data/titanic_data/cli/")
+    assert all(source.startswith(shells) for source in importers("broker", "titanic", *PIPELINE, of="click"))
 
 
 def test_only_metrics_know_prometheus() -> None:

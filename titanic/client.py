@@ -26,7 +26,7 @@ from titanic.bundle import bundles, submissions
 from titanic.errors import TimedOut
 from titanic.limits import Limits
 from titanic.own_keys import OwnKeys
-from titanic.services import admin
+from titanic.services import admin, listing
 
 Body = bytes | str
 Frames = list[bytes]
@@ -275,6 +275,19 @@ class Client:
         """Close all requests in a state, of a service, submitted more than `older_than` seconds ago; how many."""
         return self._administer({"do": "purge", "state": state, "service": service, "older_than": older_than})
 
+    def archive(
+        self, *, register: bool | None = None, upto: int | None = None, uuid: str | None = None
+    ) -> dict[str, Any]:
+        """What an archive of the closed requests says; how far it is: {registered, archived_upto, first, last, lost}.
+
+        `register`: from now on nothing is dropped from the ring before the archive has it (False: no more). `upto`: it
+        has everything up to this number, which is the request `uuid`. Raises InvalidRequest when that cannot be.
+        """
+        said = {"register": register, "upto": upto, "uuid": uuid and ids.plain(uuid)}
+        options = {"do": "archive", **{name: value for name, value in said.items() if value is not None}}
+        document: dict[str, Any] = json.loads(check(self._ask(tsp.ADMIN, json.dumps(options)))[0])
+        return document
+
     # -- looking around --------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
@@ -302,6 +315,18 @@ class Client:
             raise unknown(uuid)
         row: dict[str, Any] = document["requests"][0]
         return row
+
+    def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """What became of the requests that were submitted with these keys: the UUID of each key that is remembered, and
+        the state of each of these UUIDs whose request is not closed."""
+        uuids: dict[str, str] = {}
+        states: dict[str, str] = {}
+        for at in range(0, len(keys), listing.MAX_LIMIT):
+            options = {"keys": [*keys[at : at + listing.MAX_LIMIT]]}
+            document = json.loads(check(self._ask(tsp.LIST, json.dumps(options)))[0])
+            uuids.update(document["uuids"])
+            states.update((row["uuid"], row["state"]) for row in document["requests"])
+        return uuids, states
 
     def call(self, service: Body, *body: Body) -> Frames:
         """A plain MDP request, nothing stored. Raises broker.RemoteError, InvalidRequest or TimedOut."""

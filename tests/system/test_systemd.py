@@ -59,6 +59,7 @@ def test_its_life(here: Machine) -> None:
     assert here.run("titanic", "reply", uuid, user=SOMEBODY).code == 3
     serve_upper(here)
     assert here.does("titanic", "reply", uuid, "--wait", "30", user=SOMEBODY) == "HELLO"
+    assert exposure(here, "titanic-worker@upper.service") <= 1.5
     here.does("titanic", "close", uuid, user=SOMEBODY)
     assert here.run("titanic", "reply", uuid, user=SOMEBODY).code == 4
 
@@ -173,6 +174,10 @@ def test_its_upkeep(here: Machine) -> None:
     ipc = ("--endpoint", "ipc:///run/titanic/titanic.sock", "--timeout", "1")
     assert here.run("titanic", "status", *ipc, user="friend").code == 0
     assert here.run("titanic", "status", *ipc, user="stranger").code == 3
+    lower = here.folder / "etc/titanic/workers/lower.conf"
+    lower.write_text("COMMAND=tr A-Z a-z\nTITANIC_ENDPOINT=ipc:///run/titanic/titanic.sock\n")
+    here.does("systemctl", "start", "titanic-worker@lower")
+    assert here.does("titanic", "submit", "lower", "QUIET", "--wait", "60").splitlines()[-1] == "quiet"
 
     # Broker and queue apart.
     here.does("systemctl", "disable", "--now", "titanic")

@@ -234,6 +234,16 @@ def test_a_damaged_last_entry_keeps_its_number(path: Path, change: Callable[...,
     assert ring(path) == (1, 3, ["", "", "its record was damaged"], 0)
 
 
+@pytest.mark.parametrize("change", [drop("meta", b"sequence"), sequence(2**64 - 1), sequence(1 << 62)])
+def test_an_empty_ring_has_no_numbers_that_nobody_comes_to(path: Path, change: Callable[..., object]) -> None:
+    uuids = make(path)
+    edit(path, lambda txn, db: [txn.delete(number.to_bytes(8), db=db["closed"]) for number in (1, 2, 3)])
+    edit(path, put_and(archive(1, 3), change, put("closed", b"\xff" * 8, b"x")))
+    assert ring(path) == (4, 3, [], 3)
+    with Store.open(path) as store:
+        assert use(store, uuids) == []
+
+
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("moved", [UNLIKELY, 1 << 62])
 def test_an_entry_under_a_number_never_given_out_is_set_aside(path: Path, number: int, moved: int) -> None:

@@ -48,18 +48,26 @@ MEANT = {"list": "ls", "fetch": "reply", "get": "reply", "delete": "close", "rm"
 
 
 class Titanic(click.Group):
-    """Finds the commands; turns the exceptions of this project into messages and exit codes."""
+    """Finds the commands; turns the exceptions of this project into messages and exit codes.
+
+    The pipeline's `titanic-data` is one, too, with its own `table`, `meant` and `package`.
+    """
+
+    table = COMMANDS
+    meant = MEANT
+    package = "titanic.cli"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In reading order."""
-        return list(COMMANDS)
+        return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import it."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.table:
             return None
-        module = import_module(f"titanic.cli.{COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, "broker_command" if cmd_name == "broker" else cmd_name)
+        module = import_module(f"{self.package}.{self.table[cmd_name][0]}")
+        function = "broker_command" if cmd_name == "broker" else cmd_name.replace("-", "_")
+        command: click.Command = getattr(module, function)
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -70,16 +78,17 @@ class Titanic(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, or tell what it might have been."""
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = [MEANT[args[0]]] if args[0] in MEANT else difflib.get_close_matches(args[0], COMMANDS, n=1)
-            advice = f"did you mean {near[0]}?" if near else "titanic --help lists them"
+        if args[0] not in self.table and not args[0].startswith("-"):
+            meant = self.meant.get(args[0])
+            near = [meant] if meant else difflib.get_close_matches(args[0], self.table, n=1)
+            advice = f"did you mean {near[0]}?" if near else f"{ctx.info_name} --help lists them"
             ctx.fail(f"no such command: {args[0]}; {advice}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List them without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in self.table.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""

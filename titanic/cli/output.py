@@ -22,7 +22,7 @@ EXIT_FAILED, EXIT_USAGE, EXIT_PENDING, EXIT_UNKNOWN, EXIT_INTERRUPTED = 1, 2, 3,
 
 def say(message: object, detail: Sequence[bytes] = ()) -> None:
     """A line for people on stderr, and below it what a worker had to say."""
-    click.echo(f"titanic: {printable(str(message))}", err=True)
+    click.echo(f"titanic: {printable(str(message)).removeprefix('titanic: ')}", err=True)
     if text := as_text(detail):
         click.echo(text, err=True)
 

@@ -2,8 +2,10 @@
 
 from titanic.store.apart import Checked, check_apart
 from titanic.store.backup import Progress, backup, restore
+from titanic.store.bulk import ClosedBulk
 from titanic.store.check import check
-from titanic.store.closed import ClosedRequest
+from titanic.store.closed import LAYOUT as CLOSED_LAYOUT
+from titanic.store.closed import UNCLAIMED, ClosedRequest
 from titanic.store.findings import Problem
 from titanic.store.outcome import Outcome, Pending
 from titanic.store.read import ReadTransaction
@@ -30,6 +32,7 @@ from titanic.store.views import (
 from titanic.store.write import WriteTransaction
 
 __all__ = [
+    "CLOSED_LAYOUT",
     "DAY",
     "DEFAULT_CAPACITY",
     "DEFAULT_PRIORITY",
@@ -37,10 +40,12 @@ __all__ = [
     "MAX_PRIORITY",
     "MIN_CAPACITY",
     "TRANSITIONS",
+    "UNCLAIMED",
     "Accepted",
     "Archive",
     "Checked",
     "Closed",
+    "ClosedBulk",
     "ClosedRequest",
     "Counts",
     "Description",

@@ -26,6 +26,9 @@ from titanic.store.schema import ARCHIVE, ARCHIVE_KEY, SEQUENCE_KEY, TIME_SIZE, 
 MOST_LOST_LIVES = 10_000
 """Entries of `closed` that are put in for missing ones, at most, one after the other."""
 
+_MOST = 1 << 62
+"""A number that nobody ever comes to."""
+
 
 class RingFindings(Findings):
     """The walk through the ring."""
@@ -59,12 +62,16 @@ class RingFindings(Findings):
         registered, upto = found or (0, 0)
         row, why = self._meta_number(SEQUENCE_KEY, U64)
         sequence = last = row[0] if row else 0
-        least = max(sound, upto if registered and (row is None or upto <= sequence) else 0)
+        archived = upto if registered and upto < _MOST and (row is None or upto <= sequence) else 0
+        least = max(sound, archived)
         if row is None:
-            near = [number for number in spoiled if not least or number - least <= MOST_LOST_LIVES]
-            last = max([least, *near])
+            start = least or min(spoiled, default=0)
+            last = max([least, *(n for n in spoiled if n < _MOST and n - start <= MOST_LOST_LIVES)])
             if last or "bytes" in why:
                 self._put_sequence(f"'sequence' {why}", last)
+        elif sequence >= _MOST and not sound:
+            last = least
+            self._put_sequence(f"'sequence' is {sequence}", last)
         elif sound and (sound > sequence or sequence - least > MOST_LOST_LIVES):
             last = least
             self._put_sequence(f"'sequence' is {sequence}, 'closed' goes up to {sound}", last)

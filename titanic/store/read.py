@@ -10,7 +10,8 @@ from collections.abc import Collection
 
 from titanic.errors import RecordCorrupt
 from titanic.ids import time_of
-from titanic.store import outcome, request
+from titanic.store import idempotency, outcome, request
+from titanic.store.bulk import Bulk
 from titanic.store.outcome import Outcome, Pending
 from titanic.store.record import verify
 from titanic.store.request import Request
@@ -27,12 +28,11 @@ from titanic.store.schema import (
     unpack,
     uuid_of,
 )
-from titanic.store.selection import Selection
 from titanic.store.state import State
 from titanic.store.views import Counts, Load, ReadyRow, Retention
 
 
-class ReadTransaction(Selection):
+class ReadTransaction(Bulk):
     """A view of the store as it was when it was entered. Any method may raise RecordCorrupt."""
 
     def state(self, uuid: bytes) -> State | None:
@@ -57,6 +57,13 @@ class ReadTransaction(Selection):
         """The request as it was accepted; None when it is unknown."""
         record = self._txn.get(uuid, db=self._db.requests)
         return None if record is None else request.decode(uuid, record, self._fetch)
+
+    def holder(self, key: bytes) -> bytes | None:
+        """The id of the request that was submitted with this idempotency key, also when it is closed; None when the key
+        is unknown or forgotten."""
+        row = self._txn.get(key, db=self._db.keys) if 0 < len(key) <= request.MAX_KEY else None
+        holder = None if row is None else idempotency.decode(row)
+        return None if holder is None else holder.uuid
 
     def next_ready(self, service: bytes, after: bytes | None, limit: int, max_bytes: int) -> list[ReadyRow]:
         """What the service is to do next: oldest first within a priority, higher priorities before.

@@ -106,7 +106,8 @@ def test_a_command_does_not_start_with_any_of_them(toml: Path) -> None:
     assert done.err.partition("Error: ")[2].splitlines() == [
         f"{toml}:1: unknown key timeuot; did you mean timeout?",
         f"{toml}:6: unknown key [serve] garce; did you mean grace?",
-        f"{toml}:3: [status] timeout: 'soon' is not a time from 0.001 s to 1157 days",
+        f"{toml}:3: [status] timeout: 'soon' is not a time from 0.001 s to 1157 days"
+        "; write seconds, or a unit: 250ms, 90s, 5m, 1.5h, 30d",
     ]
 
 
@@ -131,5 +132,6 @@ def test_a_variable_that_is_wrong_is_named() -> None:
     assert done.code == 2
     assert done.err.splitlines()[-1] == (
         "Error: Invalid value for '--timeout': 'soon' is not a time from 0.001 s to 1157 days"
+        "; write seconds, or a unit: 250ms, 90s, 5m, 1.5h, 30d"
         " (from TITANIC_TIMEOUT in the environment)"
     )
