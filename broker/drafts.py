@@ -8,6 +8,8 @@ Neither can poll these sockets together with others, so a thread waits for each 
 does otherwise than ZeroMQ, and what follows from it here (tests/broker/test_pyomq.py watches over each):
 
 - With DONTWAIT it sends after all, or waits for ever, and receives with an "internal error": time-outs are used.
+- Receiving with a time-out looks once a millisecond or two: 500 round trips a second instead of 27,000. So threads that
+  only receive do so without one, and are woken by closing the socket (which ZeroMQ forbids).
 - More messages on their way than queues hold bring both directions to a standstill: so the queues are long, and who
   uses the sockets bounds what is on its way.
 """
@@ -30,6 +32,9 @@ QUEUE = 100_000
 MUTE = 1000
 """Milliseconds after which a socket that cannot send says so."""
 
+LOOK = 100
+"""Milliseconds after which a thread that waits looks whether it still should."""
+
 
 class MissingDrafts(BrokerError):
     """Nothing here has draft sockets."""
@@ -40,16 +45,19 @@ class Unreachable(BrokerError):
 
 
 class Backend(NamedTuple):
-    """Something that has draft sockets: its module, and how it names the peer that a message is for."""
+    """Something that has draft sockets."""
 
     module: Any
     address: Callable[[Any, bytes, int], None]
+    """How it sends to the peer with a routing id."""
+    wakes: bool
+    """Whether a thread that receives is woken when another one closes the socket."""
 
 
 def choose() -> Backend:
     """What to take here. Raises MissingDrafts."""
     if zmq.DRAFT_API and zmq.has("draft"):
-        return Backend(zmq, lambda socket, data, routing_id: socket.send(data, routing_id=routing_id))
+        return Backend(zmq, lambda socket, data, routing_id: socket.send(data, routing_id=routing_id), wakes=False)
     if find_spec("pyomq") is not None:
         omq = importlib.import_module("pyomq")
 
@@ -58,7 +66,7 @@ def choose() -> Backend:
             frame.routing_id = routing_id
             socket.send(frame, copy=False)
 
-        return Backend(omq, address)
+        return Backend(omq, address, wakes=True)
     raise MissingDrafts(
         "CLIENT, SERVER, SCATTER and GATHER sockets are drafts, and this pyzmq was built without them; "
         "pip install 'titanic-queue[drafts]', or build pyzmq against a libzmq with drafts"
@@ -78,6 +86,7 @@ class DraftSocket:
         self._socket.sndhwm = self._socket.rcvhwm = QUEUE
         self._socket.sndtimeo = mute
         self._socket.linger = 2 * MUTE
+        self._closing = False
         self._names_peers = kind == "SERVER"
         self._patience: int | None = None
 
@@ -101,15 +110,31 @@ class DraftSocket:
         except self._failed as error:
             raise Unreachable(f"nobody takes the message: {error}") from error
 
-    def receive(self, milliseconds: int) -> tuple[bytes, int] | None:
-        """One frame, and from a SERVER the routing id of who sent it; None when there was none in time."""
+    def receive(self, milliseconds: int | None) -> tuple[bytes, int] | None:
+        """One frame, and from a SERVER the routing id of who sent it; None when there was none in time.
+
+        `milliseconds` None: for threads that only receive; comes back with None after LOOK, or only when the socket
+        is closed.
+        """
+        if milliseconds is None:
+            milliseconds = -1 if self._backend.wakes else LOOK
         if milliseconds != self._patience:
             self._socket.rcvtimeo = self._patience = milliseconds
         try:
             frame = self._socket.recv(copy=False)
         except self._again:
             return None
+        except self._failed:
+            if self._closing:
+                return None
+            raise
         return bytes(frame.bytes), frame.routing_id if self._names_peers else 0
+
+    def wake(self, linger: int | None = None) -> None:
+        """The thread that receives is to come back, soon; `close` the socket when it has."""
+        self._closing = True
+        if self._backend.wakes:
+            self._socket.close(linger)
 
     def close(self, linger: int | None = None) -> None:
         """Close it, not while a thread receives; what was sent may still go out, for `linger` milliseconds."""

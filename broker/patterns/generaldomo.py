@@ -20,10 +20,10 @@ from broker.core.worker import WorkerSession
 from broker.drafts import DraftSocket, Unreachable
 from broker.errors import UsageError
 from broker.patterns.core.generaldomo import pack_mdp, unpack_mdp
-from broker.patterns.packed import LOOK, PackedDealer
+from broker.patterns.packed import PackedDealer
 from broker.patterns.shared import SharedClient
 from broker.server import Broker, LocalPeer
-from broker.transport import DRAIN_LIMIT, Dealer
+from broker.transport import DRAIN_LIMIT, LINGER, Dealer
 from broker.worker import Worker
 
 
@@ -72,8 +72,9 @@ class Door:
     def close(self) -> None:
         """Close the socket; what was sent may still go out for a moment."""
         self._end.set()
+        self._socket.wake(LINGER)
         self._thread.join()
-        self._socket.close()
+        self._socket.close(LINGER)
 
     def _read(self) -> None:
         while not self._end.is_set():
@@ -81,7 +82,7 @@ class Door:
                 self._end.wait(0.001)
                 continue
             batch = []
-            got = self._socket.receive(LOOK)
+            got = self._socket.receive(None)
             while got is not None:
                 batch.append(got)
                 got = self._socket.receive(0) if len(batch) < DRAIN_LIMIT else None

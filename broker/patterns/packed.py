@@ -14,9 +14,6 @@ from broker.drafts import DraftSocket, Unreachable
 from broker.patterns.core.generaldomo import pack_mdp, unpack_mdp
 from broker.transport import LINGER, Dealer
 
-LOOK = 100
-"""Milliseconds after which a thread that reads looks whether it is still wanted."""
-
 
 class _End(threading.Event):
     """That a connection is to be closed."""
@@ -50,6 +47,9 @@ class PackedDealer(Dealer):
         """Have the thread close the present connection."""
         self._end.linger = linger
         self._end.set()
+        socket: Any = self.socket
+        if socket is not None:
+            socket.wake(linger)
         self.socket = None
 
     def _transmit(self, frames: Frames) -> None:
@@ -73,7 +73,7 @@ class PackedDealer(Dealer):
 
     def _read(self, socket: DraftSocket, number: int, end: _End) -> None:
         while not end.is_set():
-            got = socket.receive(LOOK)
+            got = socket.receive(None)
             while got is not None:
                 self._inbox.append((number, got[0]))
                 got = socket.receive(0) if len(self._inbox) < 1000 else None

@@ -12,11 +12,8 @@ import time
 from collections.abc import Iterator
 from typing import Self
 
-from broker.drafts import DraftSocket, Unreachable
+from broker.drafts import LOOK, DraftSocket, Unreachable
 from broker.errors import TimedOut, UsageError
-
-LOOK = 100
-"""Milliseconds after which a thread that waits looks whether it still should."""
 
 
 class _End:

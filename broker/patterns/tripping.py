@@ -125,8 +125,10 @@ def _ask_client(endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
         socket.send(BODY)
 
     def receive() -> int:
-        if socket.receive(PATIENCE) is None:
-            raise TimeoutError("a reply did not come")
+        last = time.monotonic() + PATIENCE / 1000
+        while socket.receive(None) is None:
+            if time.monotonic() > last:
+                raise TimeoutError("a reply did not come")
         return 1
 
     send()
@@ -190,7 +192,7 @@ def _echo_server(_: str, told: Connection) -> None:
     server = DraftSocket("SERVER")
     told.send(server.bind("tcp://127.0.0.1:*"))
     while True:
-        if (got := server.receive(PATIENCE)) is not None:
+        if (got := server.receive(None)) is not None:
             server.send(*got)
 
 

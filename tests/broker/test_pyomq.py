@@ -40,6 +40,47 @@ FAULTS = {
         thread.join(1)
         print("fault" if thread.is_alive() else "mended")
     """,
+    "receiving with a time-out takes a millisecond and more": """
+        import time
+        server = socket(zmq.SERVER)
+        endpoint = server.bind("tcp://127.0.0.1:*")
+        client = socket(zmq.CLIENT)
+        client.connect(endpoint)
+        def echo():
+            while True:
+                frame = server.recv(copy=False)
+                reply = zmq.Frame(frame.bytes)
+                reply.routing_id = frame.routing_id
+                server.send(reply, copy=False)
+        threading.Thread(target=echo, daemon=True).start()
+        def measure(patience):
+            server.rcvtimeo = client.rcvtimeo = patience
+            begun = time.perf_counter()
+            for _ in range(100):
+                client.send(b"x")
+                client.recv()
+            return time.perf_counter() - begun
+        client.send(b"x")
+        client.recv()
+        measure(60000)
+        slow = min(measure(60000) for _ in range(3))
+        quick = min(measure(-1) for _ in range(3))
+        print("fault" if slow > 3 * quick else "mended")
+    """,
+    "closing a socket wakes who receives, which ZeroMQ forbids": """
+        client = socket(zmq.CLIENT)
+        def receive():
+            try:
+                client.recv(copy=False)
+            except zmq.ZMQError:
+                pass
+        thread = threading.Thread(target=receive, daemon=True)
+        thread.start()
+        thread.join(0.5)
+        client.close(0)
+        thread.join(30)
+        print("?" if thread.is_alive() else "fault")
+    """,
     "what waits for a connection is lost when the socket is closed": """
         import tempfile
         endpoint = f"ipc://{tempfile.mkdtemp()}/x"

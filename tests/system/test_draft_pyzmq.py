@@ -20,7 +20,7 @@ from broker import drafts
 from broker.patterns import Gather, Generaldomo, GeneraldomoBroker, GeneraldomoWorker, Scatter
 
 def libzmq():
-    return drafts.Backend(zmq, lambda socket, data, routing_id: socket.send(data, routing_id=routing_id))
+    return drafts.Backend(zmq, lambda socket, data, routing_id: socket.send(data, routing_id=routing_id), wakes=False)
 
 def omq():
     zmq.DRAFT_API = False
