@@ -72,6 +72,8 @@ class Closing(threading.Thread):
 
 @contextmanager
 def closing(endpoint: str) -> Iterator[Closing]:
+    with Client(endpoint) as client:
+        client.archive(register=True)  # from the first request on
     thread = Closing(endpoint)
     thread.start()
     try:
