@@ -102,6 +102,19 @@ def test_a_gap(tmp_path: Path) -> None:
     assert run(store, tmp_path / "archive").rows == 0
 
 
+def test_a_new_archive_of_an_old_ring(tmp_path: Path) -> None:
+    store = ring(tmp_path / "store", 300, capacity=16 << 20)
+    with Store.open(store) as opened:
+        wait_for_room(opened, 100)
+        with opened.read() as txn:
+            first, last = txn.closed_range()
+    assert run(store, tmp_path / "archive").rows == last - first + 1
+    entries = Archive.open(tmp_path / "archive").entries
+    assert (entries[0].gap, entries[0].first, entries[0].last) == (True, 1, first - 1)
+    assert [entry.gap for entry in entries[1:]] == [False] * (len(entries) - 1)
+    assert verify(Archive.open(tmp_path / "archive")) == []
+
+
 def test_the_archive_of_another_store(store: Path, tmp_path: Path) -> None:
     run(store, tmp_path / "archive")
     for count in (10, 300, 400):

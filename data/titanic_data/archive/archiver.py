@@ -140,10 +140,10 @@ class Archiver:
         return None if last < first else (first, self._queue.cut(first, last, self._bytes))
 
     def _expect(self, first: int, oldest: int) -> None:
-        """Complain about what has left the ring, or note that it has."""
+        """Complain about what has left the ring, or note that it has: a new archive begins with what is there."""
         if first >= oldest:
             return
-        if not self._allow_gap:
+        if not self._allow_gap and self._archive.entries:
             what = f"archive gap: closed requests {first} to {oldest - 1} are not in the archive {self._archive.path}"
             fact = f"the ring begins at {oldest}; the archive was not registered, or the server may drop what it lacks"
             raise ArchiveGap(what, fact, "run again with --allow-gap to go on without them, or restore the archive")

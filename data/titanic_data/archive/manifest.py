@@ -37,7 +37,8 @@ class File:
 class Entry:
     """The closed requests number `first` to `last`. `last_id` is the UUID of the last one.
 
-    A `gap` has no files: these had left the ring before they were archived, and somebody has accepted that.
+    A `gap` has no files: these had left the ring before they were archived, before there was an archive, or later and
+    somebody has accepted that.
     """
 
     first: int
