@@ -30,6 +30,9 @@ ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "data"
 BODY = b"b" * 4000
 
 
+pytestmark = pytest.mark.timeout(400)
+
+
 class Closing(threading.Thread):
     """A client that submits requests and closes them, until it is stopped."""
 
@@ -96,9 +99,9 @@ def finish(folder: Path, endpoint: str, thread: Closing) -> None:
     """Archive the rest, and compare: closed = archived = distinct."""
     thread.stop()
     while thread.is_alive():
-        assert start(folder, endpoint, "pyarrow", "never", 1).wait(100) == 0  # which makes room
+        assert start(folder, endpoint, "pyarrow", "never", 1).wait(300) == 0  # which makes room
         thread.join(0.01)
-    assert start(folder, endpoint, "pyarrow", "never", 1).wait(100) == 0, (folder / "archiver.log").read_text()
+    assert start(folder, endpoint, "pyarrow", "never", 1).wait(300) == 0, (folder / "archiver.log").read_text()
     archive = Archive.open(folder / "archive")
     assert verify(archive) == []
     ids = read_files(archive.files())["request_id"].to_pylist()
@@ -114,7 +117,7 @@ def kill_at_points(folder: Path, engine: str, points: tuple[str, ...]) -> None:
         until(lambda: len(thread.closed) > 200)
         for point in points:
             process = start(folder, endpoint, engine, point, 1)
-            assert process.wait(100) == -signal.SIGKILL, (point, (folder / "archiver.log").read_text())
+            assert process.wait(300) == -signal.SIGKILL, (point, (folder / "archiver.log").read_text())
             torture.tally["processes killed"] += 1
             gone, head = let_go_of(folder)
             assert gone <= head

@@ -132,6 +132,10 @@ def test_there_and_back_again(spark: SparkSession, tmp_path: Path) -> None:
             assert titanic_data("collect", *arguments).line == f"{tmp_path / 'out'}: 50 ok"
         replies = {row.key: bytes(row.reply) for row in spark.read.parquet(str(tmp_path / "out")).collect()}
         assert replies == {f"order {n}": b"TEXT %d" % n for n in range(50)}
+        assert titanic_data("submit", orders, *columns, "--body-column", "text", *where).code == 0
+        done = titanic_data("report", "duplicates", "--live", "--store", tmp_path / "store", *where)
+        assert done.out.decode().splitlines()[1].split() == ["upper", "50", "50", "50", "0"]
+        assert done.err == "since its start the queue has avoided 50 duplicates\n"
         archive = ("--archive", tmp_path / "archive")
         assert titanic_data("archive", "--store", tmp_path / "store", *archive, *where, "--json").json["rows"] == 50
         chosen = ("--where", "idempotency_key IN ('order 1', 'order 2')", *archive, *where)
@@ -161,6 +165,7 @@ def test_what_was_too_large_is_not_submitted_again(archive: Path, tmp_path: Path
             assert client.stats()["store"]["requests"] == 12
 
 
+@pytest.mark.timeout(400)
 def test_a_worker(tmp_path: Path) -> None:
     (tmp_path / "shout.py").write_text(
         "def shout(requests):\n    return requests.selectExpr('id', \"concat(CAST(body AS STRING), '!') AS reply\")\n"
@@ -171,7 +176,7 @@ def test_a_worker(tmp_path: Path) -> None:
         program = (sys.executable, "-m", "titanic_data")
         with running(tmp_path / "work.log", *arguments, program=program, PYTHONPATH=path) as worker:
             uuid = client.submit("shout", "hello")
-            assert client.wait(uuid, 60) == [b"hello!"]
+            assert client.wait(uuid, 300) == [b"hello!"]
             worker.process.terminate()
             assert worker.ends() == 0
     assert until(lambda: worker.process.poll() is not None)

@@ -33,7 +33,7 @@ def drain(frame: DataFrame, folder: Path) -> list[int]:
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(100)
+    assert query.awaitTermination(300)
     sizes += [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
     return sizes
 
@@ -90,7 +90,7 @@ def test_a_micro_batch_that_is_replayed(spark: SparkSession, tmp_path: Path) -> 
             writer = rows.writeStream.format("titanic").option("endpoint", server.endpoints[0])
             writer = writer.option("service", "audit").option("checkpointLocation", str(checkpoint))
             query = writer.trigger(availableNow=True).start()
-            assert query.awaitTermination(100)
+            assert query.awaitTermination(300)
 
         run()
         assert client.stats()["since_start"]["accepted"] == 300

@@ -170,7 +170,7 @@ def test_replies_come_back(spark: SparkSession, server: Server, client: Client) 
     write(orders(spark, 101).where("key = 'order 100'"), server, service="absent")
     with Worker("upper", work, server.endpoints[0], jobs=4):
         keys = frame.select("key").union(spark.createDataFrame([("order 100",), ("nobody",)], "key STRING"))
-        found = collect(keys.where("key != 'order 100'"), server.endpoints[0], timeout=60)
+        found = collect(keys.where("key != 'order 100'"), server.endpoints[0], timeout=200)
         rows = {row.key: row for row in found.collect()}
     assert len(rows) == 101
     assert (rows["order 1"].state, rows["order 1"].reply, rows["order 1"].reply_sizes) == ("ok", b"BODY 1", None)

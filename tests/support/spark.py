@@ -18,6 +18,9 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+LONGEST = 400
+"""Seconds that such a test may take: on a machine that is busy with other things Spark takes a minute to start."""
+
 ROOT = Path(__file__).parents[2]
 SETTINGS = {
     "spark.master": "local[2,3]",  # two processors, and a task may fail twice
@@ -30,6 +33,9 @@ SETTINGS = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(LONGEST))
     items.sort(key=lambda item: "spark" not in getattr(item, "fixturenames", ()))
 
 

@@ -35,7 +35,11 @@ from titanic_data.cli.progress import bar
 @command()
 @json_flag
 @option("--allow-gap", is_flag=True, help="Go on when the ring has let go of requests that the archive lacks.")
-@size_option("--bytes-per-range", default=BYTES, help="Bodies that are archived at a time: they must fit into memory.")
+@size_option(
+    "--bytes-per-range",
+    default=f"{BYTES >> 20}MiB",
+    help="Bodies that are archived at a time: they must fit into memory.",
+)
 @option(
     "--rows-per-range",
     type=click.IntRange(1),

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from titanic import Client
 from titanic.cli.help import command
 from titanic.cli.options import json_flag, option
 from titanic.cli.output import print_table
+from titanic.text import counted
 from titanic_data.cli.options import archive_option, store_option
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ NAMES = ("latency", "throughput", "backlog", "failures", "retries", "breaches", 
     default="hour",
     help="For latency, throughput and backlog: of what length the times are.",
 )
+@option("--endpoint", metavar="ENDPOINT", default=None, help="For duplicates: ask this queue how many it avoided.")
 @option("--where", metavar="SQL", default=None, help="Only requests of which this is true.")
 @option("--live", is_flag=True, help="Look at the ring of --store instead of an archive.")
 @option("--parquet", type=click.Path(path_type=Path), metavar="FILE", default=None, help="Look at such a file instead.")
@@ -53,6 +56,7 @@ def report(
     parquet: Path | None,
     live: bool,
     where: str | None,
+    endpoint: str | None,
     by: str,
     levels: tuple[str, ...],
     parquet_out: Path | None,
@@ -86,6 +90,10 @@ def report(
         raise click.UsageError("breaches needs --sla, and only breaches takes it: --sla 'resize<2s'")
     if plot is not None:
         require()
+    avoided = None
+    if endpoint is not None and name == "duplicates":
+        with Client(endpoint) as client:
+            avoided = client.stats()["since_start"]["repeated"]
     closed = _closed(archive, store, parquet, live)
     if where is not None:
         closed = closed.where(where)
@@ -109,6 +117,8 @@ def report(
         [[_cell(row[column]) for column in answer.column_names] for row in rows],
         right=[column.upper() for column in numbers],
     )
+    if avoided is not None:
+        click.echo(f"since its start the queue has avoided {counted(avoided, 'duplicate')}", err=True)
 
 
 def _closed(archive: Path, store: Path, parquet: Path | None, live: bool) -> DataFrame:

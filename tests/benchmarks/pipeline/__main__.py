@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 
@@ -29,6 +29,7 @@ from titanic_data.tables import CLOSED
 ROOT = Path(__file__).parents[3]
 BODY = "x" * 100
 WINDOW = 256
+CPU = ", CPU"
 ALL = CLOSED.schema.names
 TARGETS = [
     ("Spark reads", "LMDB cursor", 0.15),
@@ -84,10 +85,25 @@ def main(rounds: int, rows: int, requests: int, path: Path | None) -> None:
 
 def measure(figures: dict[str, list[float]], what: str, count: int, work: Callable[[], object], number: int) -> None:
     print(f"round {number}: {what}", file=sys.stderr)
-    begin = time.perf_counter()
+    begin, used = time.perf_counter(), processor_seconds()
     work()
     if number:
         figures.setdefault(what, []).append(count / (time.perf_counter() - begin))
+        figures.setdefault(f"{what}{CPU}", []).append((processor_seconds() - used) / count * 1e6)
+
+
+def processor_seconds() -> float:
+    """What this process and all below it, with Spark's, have used of the processors: a busy machine does not change it
+    as much as it does the rates."""
+    processes: dict[int, tuple[int, int]] = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = file.read_text().rpartition(")")[2].split()
+            processes[int(file.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+    mine = {os.getpid()}
+    while more := {pid for pid, (parent, _) in processes.items() if parent in mine} - mine:
+        mine |= more
+    return sum(processes[pid][1] for pid in mine) / os.sysconf("SC_CLK_TCK")
 
 
 def cursor(ring: Path) -> int:
@@ -143,14 +159,19 @@ def by_spark(spark: SparkSession, endpoint: str, count: int) -> None:
 def table(figures: dict[str, list[float]]) -> str:
     """A table in Markdown."""
     limits = {what: (limit, least) for what, limit, least in TARGETS}
-    lines = ["| | rows a second | lowest – highest | of its limit |", "|---|--:|--:|---|"]
+    lines = ["| | rows a second | lowest – highest | CPU, µs a row | of its limit |", "|---|--:|--:|--:|---|"]
     for what, rates in figures.items():
+        if what.endswith(CPU):
+            continue
         ratio = ""
         if what in limits:
             limit, least = limits[what]
             found = median(rates) / median(figures[limit])
             ratio = f"{found:.2f} × {limit}" + ("" if found >= least else f", below {least}")
-        lines.append(f"| {what} | {median(rates):,.0f} | {min(rates):,.0f} – {max(rates):,.0f} | {ratio} |")
+        used = median(figures[f"{what}{CPU}"])
+        lines.append(
+            f"| {what} | {median(rates):,.0f} | {min(rates):,.0f} – {max(rates):,.0f} | {used:.2f} | {ratio} |"
+        )
     return "\n".join(lines)
 
 
