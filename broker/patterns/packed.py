@@ -14,21 +14,49 @@ from broker.drafts import DraftSocket, Unreachable
 from broker.patterns.core.generaldomo import pack_mdp, unpack_mdp
 from broker.transport import LINGER, Dealer
 
+Deliver = Callable[[int, bytes], None]
 
-class _End(threading.Event):
-    """That a connection is to be closed."""
 
-    linger = LINGER
+class _Line:
+    """One connection: its socket, and the thread that reads it."""
+
+    def __init__(self, number: int, endpoint: str, deliver: Deliver) -> None:
+        self._number = number
+        self._deliver = deliver
+        self._end = threading.Event()
+        self._linger = LINGER
+        self._socket = DraftSocket("CLIENT", mute=0)
+        try:
+            self._socket.connect(endpoint)
+        except BaseException:
+            self._socket.close(0)
+            raise
+        threading.Thread(target=self._read, name="client reads", daemon=True).start()
+
+    def send(self, data: bytes) -> None:
+        """Send a message. Raises Unreachable when the queue is full."""
+        self._socket.send(data)
+
+    def close(self, linger: int) -> None:
+        """Have the thread close it."""
+        self._linger = linger
+        self._end.set()
+        self._socket.wake(linger)
+
+    def _read(self) -> None:
+        while not self._end.is_set():
+            if (got := self._socket.receive(None)) is not None:
+                self._deliver(self._number, got[0])
+        self._socket.close(self._linger)
 
 
 class PackedDealer(Dealer):
-    """As `Dealer`, but a thread reads each connection, and calls `wake` when there is something to `receive`."""
+    """As `Dealer`, but a thread reads each connection, and `wake` is called for each message there is to `receive`."""
 
     def __init__(self, endpoint: str | Sequence[str], wake: Callable[[], None]) -> None:
         super().__init__(zmq.Context.instance(), endpoint)
         self._wake = wake
         self._inbox: deque[tuple[int, bytes]] = deque()
-        self._end = _End()
 
     def receive(self) -> Frames | None:
         """One message of the present connection; `[]` for one that makes no sense."""
@@ -44,39 +72,25 @@ class PackedDealer(Dealer):
         return []
 
     def close(self, linger: int = LINGER) -> None:
-        """Have the thread close the present connection."""
-        self._end.linger = linger
-        self._end.set()
-        socket: Any = self.socket
-        if socket is not None:
-            socket.wake(linger)
+        """Close the present connection."""
+        line: Any = self.socket
         self.socket = None
+        if line is not None:
+            line.close(linger)
 
     def _transmit(self, frames: Frames) -> None:
-        socket: Any = self.socket
+        line: Any = self.socket
         try:
-            socket.send(pack_mdp(frames))
+            line.send(pack_mdp(frames))
         except Unreachable as error:
             raise zmq.Again from error
 
     def _open(self, number: Any) -> None:
-        self._choose()
-        socket = DraftSocket("CLIENT", mute=0)
-        try:
-            socket.connect(self.server)
-        except BaseException:
-            socket.close(0)
-            raise
-        self.number, self._end = number, _End()
-        self.socket = socket  # type: ignore[assignment]
-        threading.Thread(target=self._read, args=(socket, number, self._end), name="client", daemon=True).start()
+        endpoint = self._choose()
+        line: Any = _Line(number, endpoint, self._arrived)
+        self.number, self.socket = number, line
 
-    def _read(self, socket: DraftSocket, number: int, end: _End) -> None:
-        while not end.is_set():
-            got = socket.receive(None)
-            while got is not None:
-                self._inbox.append((number, got[0]))
-                got = socket.receive(0) if len(self._inbox) < 1000 else None
-            if self._inbox:
-                self._wake()
-        socket.close(end.linger)
+    def _arrived(self, number: int, data: bytes) -> None:
+        """Called by the thread that reads."""
+        self._inbox.append((number, data))
+        self._wake()

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -216,6 +217,27 @@ def test_clients_and_workers_survive_a_restart_of_the_broker() -> None:
 
 def reopen(domo: Domo, endpoint: str) -> str:
     return domo.broker.bind_server(endpoint)
+
+
+def test_a_worker_takes_each_of_many_messages_that_come_at_once() -> None:
+    server = DraftSocket("SERVER")
+    with GeneraldomoWorker("echo", shout, server.bind(ANY), config=WorkerConfig(heartbeat_interval=60)):
+        ready = server.receive(30_000)
+        assert ready is not None
+        for message in ([b"MDPW01", b"\4"], [b"MDPW01", b"\4"], [b"MDPW01", b"\2", b"C", b"", b"x"]):
+            server.send(pack(message), ready[1])
+        assert server.receive(30_000) == (pack([b"MDPW01", b"\3", b"C", b"", b"X"]), ready[1])
+    server.close(0)
+
+
+def test_what_is_asked_before_there_is_a_connection_waits_for_it(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/server"
+    with Generaldomo(endpoint, timeout=60, retries=0) as client:
+        futures = [client.send("mmi.service", b"%d" % number) for number in range(10)]
+        broker = GeneraldomoBroker()
+        broker.bind_server(endpoint)
+        with broker:
+            assert [future.result(60).body for future in futures] == [[b"404"]] * 10
 
 
 def test_more_than_may_be_in_flight_waits(domo: Domo) -> None:
