@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torture tools lint format types check bench bench-peers wheel deb clean
+.PHONY: help demo test torture tools java lint format types check bench bench-peers bench-spark wheel deb clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -16,10 +16,10 @@ help: ## Show this list
 demo: $(READY) ## Real requests surviving absent workers and killed processes, in under a minute
 	$(BIN)/titanic demo
 
-test: $(READY) tools ## Every test, in parallel
+test: $(READY) tools java ## Every test, in parallel
 	$(BIN)/pytest -n $(JOBS) --dist worksteal tests
 
-torture: $(READY) tools ## The tests' long runs, summed up at the end: every crash point, power cuts, full disks, kills; under an hour
+torture: $(READY) tools java ## The tests' long runs, summed up at the end: every crash point, power cuts, full disks, kills; under an hour
 	TITANIC_TORTURE=1 $(BIN)/pytest -n $(JOBS) --dist worksteal -m torture tests
 
 lint: $(READY) ## Formatting and lint
@@ -48,6 +48,9 @@ bench-peers: $(READY) ## Titanic beside RabbitMQ, Redis, NATS, Celery and others
 	else echo "Not installed:$$missing. On Debian: apt-get install$$missing. They are left out."; fi
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.peers
+
+bench-spark: $(READY) java ## The pipeline beside its limits: rows a second read, archived and written
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.pipeline
 
 wheel: $(READY) ## Build the wheel and the source distribution into dist/
 	$(BIN)/python -m build --no-isolation
@@ -94,3 +97,11 @@ tools:
 	  elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
 	  else echo "Missing:$$missing; tests that need them are skipped. On Debian: apt-get install$$missing"; fi
+
+# Spark runs on Java. In CI a missing one fails the tests; elsewhere those that need it are skipped.
+java:
+	@command -v java >/dev/null || [ -x "$$JAVA_HOME/bin/java" ] || \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openjdk-17-jre-headless; \
+	  else echo "Missing: java; tests of the Spark pipeline are skipped. On Debian: apt-get install openjdk-17-jre-headless"; fi

@@ -15,7 +15,7 @@ from broker.core.mdp import ErrorReply, error_body, read_error, service_fault
 from broker.core.request import Request
 from broker.core.timers import Timers
 from broker.core.worker import Job, WorkerSession
-from broker.errors import BrokerError, EndpointError, RemoteError, TimedOut, UsageError
+from broker.errors import BrokerError, EndpointError, OutOfSockets, RemoteError, TimedOut, UsageError
 from broker.loop import Loop
 from broker.presence import Presence
 from broker.server import Broker, LocalPeer
@@ -37,6 +37,7 @@ __all__ = [
     "Job",
     "LocalPeer",
     "Loop",
+    "OutOfSockets",
     "Pipeline",
     "Presence",
     "RemoteError",

@@ -1,14 +1,15 @@
 """Clients: one request at a time (`Client`), or many in flight (`Pipeline`).
 
 Neither is thread-safe: use one per thread, they are cheap. Both send a request again when nobody answers, a
-number of times, and then raise `TimedOut`; an error reply raises `RemoteError`.
+number of times, and then raise `TimedOut`; an error reply raises `RemoteError`. Of several endpoints they use one
+until it fails, then another one (Freelance: `broker.core.servers`).
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -21,21 +22,25 @@ from broker.errors import EndpointError, RemoteError, TimedOut, UsageError
 from broker.transport import Dealer
 
 Body = bytes | str
-Self = TypeVar("Self", bound="_Conversation")
+Self = TypeVar("Self", bound="Conversation")
 
 
 LONGEST_POLL = 1000
 """Milliseconds. A Ctrl-C that comes just before a poll is only seen when it ends."""
 
 
-class _Conversation:
+class Conversation:
     """A session, its connection, and the calling thread's time to move messages between them."""
 
-    def __init__(self, endpoint: str, config: ClientConfig, *, correlated: bool) -> None:
-        self.endpoint = endpoint
-        self.config = config
-        self._session = ClientSession(config, correlated=correlated)
-        self._dealer = Dealer(zmq.Context.instance(), endpoint)
+    hasty = True
+    """Whether to leave a server as soon as the connection breaks, or cannot be made, while another one may live."""
+
+    def __init__(self, endpoint: str | Sequence[str], session: ClientSession) -> None:
+        several = not isinstance(endpoint, str) and len(endpoint) > 1
+        self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=several and self.hasty)
+        self.endpoint = str(self._dealer.servers)
+        self.config = session.config
+        self._session = session
         self._closed = False
 
     def close(self) -> None:
@@ -50,17 +55,18 @@ class _Conversation:
         self.close()
 
     def _start(self, service: Body, body: Iterable[Body], timeout: float | None, retries: int | None) -> int:
-        if self._closed:
-            raise UsageError("the client is closed")
         name = _bytes(service)
-        frames = [_bytes(frame) for frame in body]
         if fault := service_fault(name):
             raise UsageError(fault)
-        if not frames:
-            raise UsageError("a request needs at least one body frame")
+        return self._ask(name, body, timeout, retries)
+
+    def _ask(self, service: bytes, body: Iterable[Body], timeout: float | None, retries: int | None) -> int:
+        if self._closed:
+            raise UsageError("the client is closed")
+        frames = body_frames(body)
         if len(self._session) and not self._session.correlated:
             raise UsageError("a request is in flight: read its reply to the end first, or use a Pipeline")
-        ticket = self._session.request(name, frames, time.monotonic(), timeout=timeout, retries=retries)
+        ticket = self._session.request(service, frames, time.monotonic(), timeout=timeout, retries=retries)
         try:
             self._dealer.send(self._session.take_output())
         except EndpointError:
@@ -76,17 +82,18 @@ class _Conversation:
         now = time.monotonic()
         deadlines = [when for when in (until, session.next_deadline()) if when is not None]
         wait = LONGEST_POLL if not deadlines else max(0, int((min(deadlines) - now) * 1000) + 1)
-        if dealer.socket is not None:
-            dealer.socket.poll(min(wait, LONGEST_POLL))
+        dealer.wait(min(wait, LONGEST_POLL))
         now = time.monotonic()
         while (frames := dealer.receive()) is not None:
             session.receive(dealer.number, frames, now)
+        if dealer.broke() and dealer.hopeful:
+            session.lost(now)
         session.tick(now)
         dealer.send(session.take_output())
         return until is None or now < until
 
 
-class Client(_Conversation):
+class Client(Conversation):
     """One request at a time, with any MDP broker.
 
         with Client("tcp://127.0.0.1:5555") as client:
@@ -97,13 +104,13 @@ class Client(_Conversation):
 
     def __init__(
         self,
-        endpoint: str = DEFAULT_ENDPOINT,
+        endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
         *,
         timeout: float | None = 2.5,
         retries: int = 3,
         version: str = "0.2",
     ) -> None:
-        super().__init__(endpoint, ClientConfig(timeout, retries, version), correlated=False)
+        super().__init__(endpoint, ClientSession(ClientConfig(timeout, retries, version)))
 
     def call(self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None) -> Frames:
         """The whole reply: the frames of all its parts. Raises TimedOut or RemoteError."""
@@ -147,7 +154,7 @@ class Reply(NamedTuple):
     """Why there is no reply; `final` is true then."""
 
 
-class Pipeline(_Conversation):
+class Pipeline(Conversation):
     """Many requests in flight on one connection; replies come in whatever order they are ready.
 
     Needs a broker that keeps envelope stacks, as RFC 7 and 18 want (this one does; the Guide's do not).
@@ -159,13 +166,13 @@ class Pipeline(_Conversation):
 
     def __init__(
         self,
-        endpoint: str = DEFAULT_ENDPOINT,
+        endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
         *,
         timeout: float | None = 2.5,
         retries: int = 3,
         version: str = "0.2",
     ) -> None:
-        super().__init__(endpoint, ClientConfig(timeout, retries, version), correlated=True)
+        super().__init__(endpoint, ClientSession(ClientConfig(timeout, retries, version), correlated=True))
         self._events: deque[Event] = deque()
 
     def __len__(self) -> int:
@@ -248,6 +255,14 @@ class Pipeline(_Conversation):
             self._events.extendleft(reversed(others))
 
 
+def body_frames(body: Iterable[Body]) -> Frames:
+    """A request's body as frames. UsageError when there is none."""
+    frames = [_bytes(frame) for frame in body]
+    if not frames:
+        raise UsageError("a request needs at least one body frame")
+    return frames
+
+
 def _bytes(value: Body) -> bytes:
     if isinstance(value, str):
         return value.encode()
@@ -257,9 +272,13 @@ def _bytes(value: Body) -> bytes:
 
 
 def _body_of(event: Event, endpoint: str) -> Frames:
-    """The body of an event; raises for what is not a reply."""
+    return reply_body(event, f"no answer from {endpoint}; is a broker there, and does the service have a worker?")
+
+
+def reply_body(event: Event, silence: str) -> Frames:
+    """The body of an event; raises for what is not a reply. `silence`: what to say when there was none."""
     if event.kind is EventKind.GAVE_UP:
-        raise TimedOut(f"no answer from {endpoint}; is a broker there, and does the service have a worker?")
+        raise TimedOut(silence)
     error = read_error(event.body) if event.kind is EventKind.FINAL else None
     if error is not None:
         raise RemoteError(error.status, error.text, error.detail)

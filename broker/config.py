@@ -9,14 +9,16 @@ from broker.errors import UsageError
 DEFAULT_ENDPOINT = "tcp://127.0.0.1:5555"
 
 
-def _check(fine: bool, fault: str) -> None:
+def check(fine: bool, fault: str) -> None:
+    """Raise UsageError for a setting that is not fine."""
     if not fine:
         raise UsageError(fault)
 
 
-def _check_heartbeats(interval: float, liveness: int) -> None:
-    _check(interval > 0, f"heartbeat_interval is {interval}; it must be more than 0")
-    _check(liveness > 1, f"liveness is {liveness}; it must be 2 or more, or each heartbeat comes too late")
+def check_heartbeats(interval: float, liveness: int) -> None:
+    """Raise UsageError for heartbeats that cannot work; `interval` is seconds."""
+    check(interval > 0, f"heartbeat_interval is {interval}; it must be more than 0")
+    check(liveness > 1, f"liveness is {liveness}; it must be 2 or more, or each heartbeat comes too late")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,8 @@ class BrokerConfig:
     others, and one message in any case; more are dropped and counted."""
 
     def __post_init__(self) -> None:
-        _check_heartbeats(self.heartbeat_interval, self.liveness)
-        _check(self.request_expiry >= 0, f"request_expiry is {self.request_expiry}; it must be 0 or more")
+        check_heartbeats(self.heartbeat_interval, self.liveness)
+        check(self.request_expiry >= 0, f"request_expiry is {self.request_expiry}; it must be 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +68,17 @@ class WorkerConfig:
     """Wait before the first reconnection; each further one in a row waits twice as long."""
     reconnect_most: float = 32.0
     """The longest such wait."""
+    max_reply: int = 127 << 20
+    """Bytes of a reply, or of one of the parts of it; a larger one becomes an error reply, 413. A broker ends the
+    connection of who sends more than twice its `max_body`, at its default 128 MiB with what goes around the reply."""
     versions: tuple[str, ...] = ("0.2", "0.1")
     """MDP versions to try, one after another, until the broker answers."""
 
     def __post_init__(self) -> None:
-        _check_heartbeats(self.heartbeat_interval, self.liveness)
+        check_heartbeats(self.heartbeat_interval, self.liveness)
+        check(self.max_reply > 0, f"max_reply is {self.max_reply}; it must be 1 or more")
         known = {"0.1", "0.2"}
-        _check(bool(self.versions) and known.issuperset(self.versions), f"versions is {self.versions}; known: 0.1, 0.2")
+        check(bool(self.versions) and known.issuperset(self.versions), f"versions is {self.versions}; known: 0.1, 0.2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,4 +94,4 @@ class ClientConfig:
 
     def __post_init__(self) -> None:
         known = ("0.2", "0.1", "majortomo")
-        _check(self.version in known, f"version is {self.version!r}; known: {', '.join(known)}")
+        check(self.version in known, f"version is {self.version!r}; known: {', '.join(known)}")

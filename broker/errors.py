@@ -3,6 +3,7 @@
 BrokerError
 ├── UsageError          the caller's mistake: a bad service name, an empty body, a closed client
 ├── EndpointError       an endpoint that cannot be bound or connected
+│   └── OutOfSockets    not now: the process has as many files or sockets open as it may have
 ├── TimedOut            nobody answered, after all retries
 └── RemoteError         the other side answered with an error reply (status, text, detail)
 """
@@ -20,6 +21,10 @@ class UsageError(BrokerError, ValueError):
 
 class EndpointError(BrokerError):
     """An endpoint cannot be bound or connected."""
+
+
+class OutOfSockets(EndpointError):
+    """No socket can be opened now: the process has as many files or sockets open as it may have."""
 
 
 class TimedOut(BrokerError, TimeoutError):

@@ -7,6 +7,7 @@ threads reach the loop's thread with `call`; that and `stop` are the only method
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections import deque
@@ -110,20 +111,27 @@ class Loop:
     def close_unless_running(self) -> None:
         """Close the channels of a loop that was never run; a later `run` returns at once."""
         with self._guard:
-            if not self._running:
-                self._close()
+            if self._running:
+                return
+            self._running = True
+        self._close()  # without the guard: a channel may wait for a thread of its own, which may be in `call`
 
     def run(self) -> None:
         """Run until `stop`, then close all channels."""
         with self._guard:
-            if self._closed:
+            if self._running:
                 return
             self._running = True
+        # A signal that comes just before a poll, or to another thread, does not interrupt it: it is to be woken.
+        here = threading.current_thread() is threading.main_thread()
+        before = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False) if here else -1
         try:
             more = False
             while not self._stopping:
                 more = self._round(more)
         finally:
+            if here:
+                signal.set_wakeup_fd(before)
             self._close()
 
     def _close(self) -> None:

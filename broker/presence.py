@@ -12,6 +12,9 @@ SILENCES = 2
 PAUSE_MOST = 300.0
 """Seconds between two such warnings; the pause doubles up to here."""
 
+STARVED_EVERY = 60.0
+"""Seconds between two lines that say that there are no sockets."""
+
 
 class Presence:
     """A channel without a socket; add it to the loop behind those that it speaks of."""
@@ -30,11 +33,25 @@ class Presence:
         self._there = False
         self._silent_since: float | None = None
         self._warn_at = 0.0
+        self._starved_again = 0.0
+        self._refused = False
         self._over = False
 
     def leave(self) -> None:
         """Say no more: it is the worker who goes."""
         self._over = True
+
+    def starved(self, why: str, now: float) -> None:
+        """A connection got no socket. One line speaks for all of them."""
+        if now >= self._starved_again:
+            self._starved_again = now + STARVED_EVERY
+            self._log.warning("%s; still trying", why)
+
+    def refused(self, now: float) -> None:
+        """The broker is there, and sent a connection away."""
+        if not self._refused and not self._there:
+            self._refused = True
+            self._warn_at = now
 
     # -- the channel -----------------------------------------------------------------------------------------
 
@@ -51,11 +68,17 @@ class Presence:
         return False
 
     def tick(self, now: float) -> None:
-        """Nobody has answered for a while."""
+        """Nobody has answered for a while, or not as it was hoped."""
         if self._silent_since is None or now < self._warn_at:
             return
-        silence = now - self._silent_since
-        self._log.warning("nobody answers at %s for %.0f s; is a broker there? still trying", self._endpoint, silence)
+        where, silence = self._endpoint, now - self._silent_since
+        if self._refused:
+            text = (
+                "the broker at %s takes no worker of %s: the name is reserved, or it has all it may have; still trying"
+            )
+            self._log.warning(text, where, self._name)
+        else:
+            self._log.warning("nobody answers at %s for %.0f s; is a broker there? still trying", where, silence)
         self._pause = min(PAUSE_MOST, 2 * self._pause)
         self._warn_at = now + self._pause
 
@@ -72,7 +95,7 @@ class Presence:
             return
         if there:
             self._log.info("%s is registered at %s", self._name, self._endpoint)
-            self._silent_since = None
+            self._silent_since, self._refused = None, False
         else:
             if self._there:
                 self._log.warning("lost the broker at %s; connecting again", self._endpoint)

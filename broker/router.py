@@ -35,7 +35,14 @@ _MORE = _DONTWAIT | _SNDMORE
 class Router:
     """A ROUTER that says when a peer is gone or does not read (`zmq.ZMQError`) instead of dropping silently."""
 
-    def __init__(self, context: zmq.Context[Socket], *, most_bytes: int, send_queue: int, send_bytes: int) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[Socket],
+        *,
+        most_bytes: int = 128 << 20,
+        send_queue: int = 10_000,
+        send_bytes: int = 1 << 30,
+    ) -> None:
         """`most_bytes`: of a message that comes in, and of one of its frames."""
         self.outbox = Outbox(send_bytes)
         self.skipping = False

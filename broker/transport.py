@@ -6,15 +6,18 @@ used as here, 2.8 and 3.3: an echo ROUTER does 98,000 round trips a second inste
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from errno import EMFILE, ENFILE, ENOMEM
 from typing import Any
 
 import zmq
 
 from broker.core.mdp import Frames, Output
-from broker.errors import EndpointError
+from broker.core.servers import Health, Servers
+from broker.errors import EndpointError, OutOfSockets
 
 Socket = zmq.Socket[bytes]
 
@@ -32,6 +35,10 @@ _recv = _backend.recv
 _send = _backend.send
 _DONTWAIT = int(zmq.DONTWAIT)
 _SNDMORE = int(zmq.SNDMORE)
+
+
+_SCARCE = (EMFILE, ENFILE, ENOMEM)
+"""No socket now, perhaps later."""
 
 
 def receive(socket: Socket, most_bytes: int = 1 << 62) -> Frames | None:
@@ -85,14 +92,31 @@ def bind(socket: Socket, endpoint: str) -> str:
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
-        raise EndpointError(f"cannot bind {endpoint}: {error.strerror}; {_advice(error)}") from error
+        raise EndpointError(f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}; {_advice(error)}") from error
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
+def connect(socket: Socket, endpoint: str) -> None:
+    """Connect; EndpointError says why not."""
+    check_port(endpoint)
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        fact = zmq.strerror(error.errno or 0)  # that of pyzmq repeats the endpoint
+        raise EndpointError(f"cannot connect to {endpoint}: {fact}; {_advice(error)}") from error
+
+
+_ADVICE = {
+    errno.EADDRINUSE: "is another one running? stop it, or choose another endpoint",
+    errno.EADDRNOTAVAIL: "this machine has no such address: choose one that it has, or 0.0.0.0 for all of them",
+    errno.ENODEV: "this machine has no such address: choose one that it has, or 0.0.0.0 for all of them",
+    errno.ENOENT: "the folder of an ipc:// endpoint must be there: make it, or choose another endpoint",
+    errno.EACCES: "choose a port above 1023, or a folder that may be written",
+}
+
+
 def _advice(error: zmq.ZMQError) -> str:
-    if error.errno == zmq.EADDRINUSE:
-        return "is another one running? stop it, or choose another endpoint"
-    return "an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"
+    return _ADVICE.get(error.errno or 0) or "an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"
 
 
 def _monitored_event(monitor: Socket) -> int:
@@ -105,12 +129,21 @@ def _monitored_event(monitor: Socket) -> int:
 
 
 class Dealer:
-    """The numbered connections of a session: one DEALER socket at a time, a new one for each new number."""
+    """The numbered connections of a session: one DEALER socket at a time, a new one for each new number.
 
-    def __init__(self, context: zmq.Context[Socket], endpoint: str, *, watch: bool = False) -> None:
-        """`watch`: learn from the transport when the connection breaks (`broke` tells)."""
+    Of several endpoints a new connection takes another one when the last was given up without an answer to what was
+    sent there last, or broke.
+    """
+
+    def __init__(self, context: zmq.Context[Socket], endpoint: str | Sequence[str], *, watch: bool = False) -> None:
+        """`watch`: learn from the transport when the connection breaks (`broke` tells); of several endpoints, also
+        that it cannot be made."""
         self.context = context
-        self.endpoint = endpoint
+        self.servers = Servers(endpoint)
+        self.server = self.servers.choose()
+        """The endpoint of the present connection, or of the last one."""
+        self.answered = False
+        """Whether something came since something was sent."""
         self.number = 0
         self.socket: Socket | None = None
         self._watch = watch
@@ -126,31 +159,59 @@ class Dealer:
         for number, frames in output:
             if frames is None:
                 if number == self.number:
+                    if not self.answered:
+                        self.servers.failed(self.server)
                     self.close(linger=0)
                 continue
             if self.socket is None or number != self.number:
                 self._open(number)
-            assert self.socket is not None
+            self.answered = False
             try:
-                send(self.socket, frames)
+                self._transmit(frames)
             except zmq.Again:  # the queue of a broker that does not read is full: the session will send again
                 continue
+
+    def _transmit(self, frames: Frames) -> None:
+        assert self.socket is not None
+        send(self.socket, frames)
 
     def receive(self) -> Frames | None:
         """One message of the present connection."""
         if self.socket is None:
             return None
         frames = receive(self.socket)
-        if frames is not None and len(frames) == 1:
-            skip(self.socket)
+        if frames is not None:
+            self.answered = True
+            if len(frames) == 1:
+                skip(self.socket)
         return frames
 
     def broke(self) -> bool:
         """Whether the connection that was there is gone (only when watched)."""
         broken = False
         while self._monitor is not None and self._monitor.poll(0):
-            broken = _monitored_event(self._monitor) == zmq.EVENT_DISCONNECTED or broken
+            broken = bool(_monitored_event(self._monitor) & self._breaks) or broken
+        if broken:
+            self.servers.failed(self.server)
         return broken
+
+    @property
+    def hopeful(self) -> bool:
+        """Whether a new connection would go to a server that is not known to be dead."""
+        return self.servers.health(self.servers.choose()) is not Health.DEAD
+
+    @property
+    def _breaks(self) -> int:
+        """The events to watch for."""
+        return zmq.EVENT_DISCONNECTED | (zmq.EVENT_CONNECT_RETRIED if len(self.servers) > 1 else 0)
+
+    def wait(self, milliseconds: int) -> None:
+        """Wait until something comes."""
+        if self._monitor is None:
+            if self.socket is not None:
+                self.socket.poll(milliseconds)
+            return
+        zmq.zmq_poll([(socket, zmq.POLLIN) for socket in (self.socket, self._monitor) if socket], milliseconds)
 
     def sockets(self) -> list[Socket]:
         """What to poll."""
@@ -172,9 +233,34 @@ class Dealer:
             self.socket = None
             self._changed = True
 
-    def _open(self, number: Any) -> None:
+    def _choose(self) -> str:
+        """Close the present connection; where the next one goes."""
         self.close()
-        check_port(self.endpoint)
+        if self.answered:
+            self.servers.answered(self.server)
+        self.server = self.servers.choose()
+        return self.server
+
+    def _open(self, number: Any) -> None:
+        endpoint = self._choose()
+        check_port(endpoint)
+        try:
+            self._make_socket()
+        except zmq.ZMQError as error:
+            self.close(linger=0)
+            if error.errno not in _SCARCE:
+                raise
+            text = f"cannot connect to {endpoint}: {error.strerror}; a larger limit (ulimit -n) may help"
+            raise OutOfSockets(text) from error
+        assert self.socket is not None
+        try:
+            connect(self.socket, endpoint)
+        except EndpointError:
+            self.close()
+            raise
+        self.number, self._changed = number, True
+
+    def _make_socket(self) -> None:
         socket = self.socket = self.context.socket(zmq.DEALER)
         socket.linger = LINGER
         socket.sndhwm = socket.rcvhwm = 0
@@ -184,10 +270,4 @@ class Dealer:
         socket.reconnect_ivl = 100
         socket.reconnect_ivl_max = 2_000
         if self._watch:
-            self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        try:
-            socket.connect(self.endpoint)
-        except zmq.ZMQError as error:
-            self.close()
-            raise EndpointError(f"cannot connect to {self.endpoint}: {error.strerror}; {_advice(error)}") from error
-        self.number, self._changed = number, True
+            self._monitor = socket.get_monitor_socket(self._breaks)

@@ -3,7 +3,7 @@
 The handler gets the request's body frames and returns the reply: bytes, text, or a list of frames. It may also
 yield: each yielded value is sent at once as a PARTIAL, the generator's return value is the FINAL. An exception
 becomes an error reply (see `broker.core.mdp`) and a line in the log; raise `RemoteError` to choose its status
-and text.
+and text. A reply that is too large for the broker becomes an error reply 413.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import zmq
 
 from broker.config import DEFAULT_ENDPOINT, WorkerConfig
 from broker.core.mdp import Command, Frames, error_body, service_fault
-from broker.core.worker import Job, SessionState, WorkerSession
-from broker.errors import RemoteError, UsageError
+from broker.core.servers import Servers
+from broker.core.worker import VERSIONS, Job, SessionState, WorkerSession
+from broker.errors import OutOfSockets, RemoteError, UsageError
 from broker.handlers import Handlers
+from broker.interrupts import interrupts
 from broker.loop import Loop
 from broker.presence import Presence
+from broker.replies import Measure, TooLarge, as_frames, failure
 from broker.transport import Dealer
 
 log = logging.getLogger(__name__)
@@ -36,7 +40,9 @@ class Worker:
 
         Worker("echo", lambda frames: frames).run()
 
-    `run` blocks until another thread (or a signal handler) calls `stop`, which lets what is in hand finish.
+    Of several endpoints it works for one at a time, and goes to the next when that broker is lost.
+    `run` blocks until another thread (or a signal handler) calls `stop`, which lets what is in hand finish. Ctrl-C does
+    so by itself; for other signals, `signal.signal(signal.SIGTERM, lambda *_: worker.stop())`.
     `start` runs it in a thread of its own. As a context manager it is started and stopped.
     """
 
@@ -44,7 +50,7 @@ class Worker:
         self,
         service: str | bytes,
         handler: Handler,
-        endpoint: str = DEFAULT_ENDPOINT,
+        endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
         *,
         jobs: int = 1,
         config: WorkerConfig | None = None,
@@ -59,20 +65,39 @@ class Worker:
         self._loop = Loop()
         self._handlers = Handlers(jobs)
         self._thread: threading.Thread | None = None
+        endpoints = Servers(endpoint)
+        self._ended = False
         self._channels = [
-            _Channel(self, WorkerSession(name, config, now=time.monotonic()), endpoint) for _ in range(jobs)
+            _Channel(self, self._new_session(config, len(endpoints)), endpoints.names, watch=self._watch)
+            for _ in range(jobs)
         ]
         for channel in self._channels:
             self._loop.add(channel)
-        interval = (config or WorkerConfig()).heartbeat_interval
-        self._presence = Presence(log, name.decode(errors="replace"), endpoint, interval, self._any_registered)
+        self._config = config or WorkerConfig()
+        interval = self._config.heartbeat_interval
+        self._presence = Presence(log, name.decode(errors="replace"), str(endpoints), interval, self._any_registered)
         self._loop.add(self._presence)
 
+    _watch = False
+    """Whether to learn from the transport when the connection breaks: for protocols without heartbeats."""
+
+    def connection(self, channel: _Channel, endpoints: Sequence[str], *, watch: bool) -> Dealer:
+        """Called by a channel, for the sockets that it speaks through."""
+        return Dealer(zmq.Context.instance(), endpoints, watch=watch)
+
+    def _new_session(self, config: WorkerConfig | None, servers: int) -> WorkerSession:
+        """Protocols other than MDP have their own. Each version is tried with each of so many servers."""
+        versions = (config or WorkerConfig()).versions
+        dialects = [VERSIONS[version] for version in versions for _ in range(servers)]
+        return WorkerSession(self.service, config, now=time.monotonic(), dialects=dialects)
+
     def run(self) -> None:
-        """Serve until `stop`."""
+        """Serve until `stop`, or until Ctrl-C, which ends it as `stop` does; a second one is a KeyboardInterrupt."""
         try:
-            self._loop.run()
+            with interrupts(self.stop):
+                self._loop.run()
         finally:
+            self._ended = True
             self._handlers.end()
 
     def start(self) -> Worker:
@@ -85,7 +110,7 @@ class Worker:
         except BaseException:
             self._loop.close_unless_running()
             raise
-        self._thread = threading.Thread(target=self.run, name="worker", daemon=True)
+        self._thread = threading.Thread(target=self._run_in_thread, name="worker", daemon=True)
         self._thread.start()
         return self
 
@@ -110,8 +135,8 @@ class Worker:
 
     @property
     def registered(self) -> int:
-        """How many of the workers are connected and have heard from the broker, just now."""
-        return sum(channel.session.registered for channel in self._channels)
+        """How many of the workers are connected and have heard from the broker, just now; 0 when it has ended."""
+        return 0 if self._ended else sum(channel.session.registered for channel in self._channels)
 
     def _any_registered(self) -> bool:
         return any(channel.session.registered for channel in self._channels)
@@ -121,6 +146,12 @@ class Worker:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _run_in_thread(self) -> None:
+        try:
+            self.run()
+        except Exception:
+            log.exception("a fault of this program: the worker of %s has ended", self.service.decode())
 
     def _leave(self) -> None:
         self._presence.leave()
@@ -141,41 +172,62 @@ class Worker:
         self._handlers.done()
         self._loop.touch(channel)
 
+    def refused(self, now: float) -> None:
+        """Called by a channel that the broker has sent away."""
+        self._presence.refused(now)
+
     def finished(self) -> None:
         """Called by a channel that has said good-bye: after the last one the loop ends."""
         if all(channel.session.stopped for channel in self._channels):
             self._loop.stop()
 
+    def starved(self, error: OutOfSockets, now: float) -> None:
+        """Called by a channel that could not connect."""
+        self._presence.starved(str(error), now)
+
     def hand_over(self, channel: _Channel, job: Job) -> None:
         """Called by a channel: have a request handled in a thread."""
-        self._handlers.call(self._handle, channel, job)
+        if not self._handlers.call(self._handle, channel, job):
+            channel.refuse(job, error_body(500, "the worker cannot start a thread; try again later"))
 
     def _handle(self, channel: _Channel, job: Job) -> None:
         """Runs in a handler thread. There is always a reply: without one the worker would never be free again."""
         try:
             body = self._answer(channel, job)
+        except TooLarge as fault:
+            body = error_body(413, str(fault))
+            self._complain(log.warning, "a reply of %s was not sent: %s", fault)
         except BaseException as error:  # SystemExit too: it would end this thread only, and silently
-            log.exception("handler of %s failed", self.service.decode())
-            body = error_body(500, f"{type(error).__name__}: {error}")
+            body = failure(error)
+            self._complain(log.exception, "handler of %s failed")
         self._loop.call(channel.final, job, body)
 
+    def _complain(self, say: Callable[..., None], text: str, *facts: object) -> None:
+        with suppress(
+            BaseException
+        ):  # no memory, a fault in somebody's log handler: the reply is to go out all the same
+            say(text, self.service.decode(), *facts)
+
     def _answer(self, channel: _Channel, job: Job) -> Frames:
+        measure = Measure(self._config.max_reply, joined=channel.joins_parts)
         try:
             result: Any = self._handler(job.body)
             if isinstance(result, Generator):
-                result = self._send_parts(channel, job, result)
+                result = self._send_parts(channel, job, result, measure)
         except RemoteError as error:
-            return error_body(error.status, error.text, *_frames(error.detail))
-        return _frames(result)
+            # Without the parts before it, whatever the version.
+            measure = Measure(self._config.max_reply, joined=False)
+            return measure.last(error_body(error.status, error.text, *as_frames(error.detail)))
+        return measure.last(as_frames(result))
 
-    def _send_parts(self, channel: _Channel, job: Job, parts: Generator[Reply, None, Reply]) -> Reply:
+    def _send_parts(self, channel: _Channel, job: Job, parts: Generator[Reply, None, Reply], measure: Measure) -> Reply:
         while True:
             try:
                 part = next(parts)
             except StopIteration as end:
                 result: Reply = end.value
                 return result
-            self._loop.call(channel.partial, job, _frames(part))
+            self._loop.call(channel.partial, job, measure.part(as_frames(part)))
 
 
 class _Channel:
@@ -183,10 +235,10 @@ class _Channel:
 
     rests = True
 
-    def __init__(self, worker: Worker, session: WorkerSession, endpoint: str) -> None:
+    def __init__(self, worker: Worker, session: WorkerSession, endpoints: Sequence[str], *, watch: bool) -> None:
         self.session = session
         self._worker = worker
-        self._dealer = Dealer(zmq.Context.instance(), endpoint)
+        self._dealer = worker.connection(self, endpoints, watch=watch or len(endpoints) > 1)
 
     def partial(self, job: Job, body: Frames) -> None:
         self.session.partial(job.number, body, time.monotonic())
@@ -195,6 +247,16 @@ class _Channel:
     def final(self, job: Job, body: Frames) -> None:
         self.session.final(job.number, body, time.monotonic())
         self._worker.handled(self)
+
+    def refuse(self, job: Job, body: Frames) -> None:
+        """Answer a request that no thread was given."""
+        self.session.final(job.number, body, time.monotonic())
+        self._worker.touch(self)
+
+    @property
+    def joins_parts(self) -> bool:
+        """Whether all parts of a reply go out in one message. Any thread may ask."""
+        return not self.session.dialect.has(Command.PARTIAL)
 
     def leave(self, now: float) -> None:
         """Finish what is in hand, and say good-bye."""
@@ -206,7 +268,8 @@ class _Channel:
         session = self.session
         self.leave(now)
         if session.state is SessionState.BUSY:
-            self._dealer.send([(session.connection, session.dialect.encode(Command.DISCONNECT, ()))])
+            if session.dialect.has(Command.DISCONNECT):
+                self._dealer.send([(session.connection, session.dialect.encode(Command.DISCONNECT, ()))])
             session.lost(now)
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
@@ -219,6 +282,10 @@ class _Channel:
         # One message: it is rare that there is another, and to find none costs as much as to take one.
         if (frames := self._dealer.receive()) is not None:
             self.session.receive(self._dealer.number, frames, now)
+            if self.session.refused:
+                self._worker.refused(now)
+        if self._dealer.broke():
+            self.session.lost(now)
         return False
 
     def tick(self, now: float) -> None:
@@ -228,7 +295,13 @@ class _Channel:
         return self.session.next_deadline()
 
     def flush(self, now: float) -> None:
-        self._dealer.send(self.session.take_output())
+        if self.session.state is SessionState.AWAY:
+            self._dealer.answered = False  # whatever it said: the next one is to be tried
+        try:
+            self._dealer.send(self.session.take_output())
+        except OutOfSockets as error:
+            self.session.lost(now)  # it comes back after a while, as after any other loss
+            self._worker.starved(error, now)
         for job in self.session.take_jobs():
             self._worker.hand_over(self, job)
         if self.session.stopped:
@@ -236,20 +309,3 @@ class _Channel:
 
     def close(self) -> None:
         self._dealer.close()
-
-
-def _frames(value: Any) -> Frames:
-    """What a handler returned, as body frames."""
-    if value is None:
-        return []
-    if isinstance(value, (str, bytes, bytearray, memoryview)):
-        return [_frame(value)]
-    return [_frame(frame) for frame in value]
-
-
-def _frame(value: Any) -> bytes:
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value)
-    raise TypeError(f"a frame of a reply is bytes or text, not {type(value).__name__}")

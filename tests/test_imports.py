@@ -11,9 +11,21 @@ from pathlib import Path
 import pytest
 
 import broker
+from broker import patterns
 
+PUBLIC = {"broker", "broker.patterns"}
 ROOT = Path(__file__).parent.parent
-SHELLS = {f"broker/{name}.py" for name in ("loop", "transport", "router", "server", "client", "worker")}
+PATTERNS = {
+    f"broker/patterns/{name}.py"
+    for name in ("server", "pirate_queue", "binary_star", "freelance", "packed", "tripping")
+}
+SHELLS = {
+    f"broker/{name}.py" for name in ("loop", "transport", "router", "server", "client", "worker", "drafts")
+} | PATTERNS
+CORES = ("broker/core", "broker/patterns/core")
+
+
+PIPELINE = ("data/titanic_data", "data/pyspark_titanic")
 
 
 def sources(package: str) -> list[str]:
@@ -47,10 +59,37 @@ def importers(*packages: str, of: str) -> set[str]:
 def test_there_is_something_to_look_at() -> None:
     assert set(sources("broker")) > SHELLS
     assert sources("titanic")
+    assert all(map(sources, PIPELINE))
 
 
 def test_the_broker_knows_no_titanic() -> None:
     assert importers("broker", of="titanic") == set()
+
+
+def test_nobody_knows_the_pipeline() -> None:
+    for package in ("titanic_data", "pyspark_titanic"):
+        assert importers("broker", "titanic", of=package) == set()
+
+
+def test_the_queue_needs_nothing_of_the_pipeline() -> None:
+    for package in ("pyspark", "pyarrow", "numpy"):
+        assert importers("broker", "titanic", of=package) == set()
+
+
+def test_the_source_for_spark_is_only_that() -> None:
+    assert importers("data/titanic_data", of="pyspark_titanic") == set()
+    for package in ("titanic", "broker", "zmq", "pyarrow"):
+        assert importers("data/pyspark_titanic", of=package) == set()
+
+
+@pytest.mark.parametrize("source", [source for package in PIPELINE for source in sources(package)])
+def test_the_pipeline_uses_public_names(source: str) -> None:
+    public = {"titanic", "titanic.store", "titanic.errors", "broker"}
+    in_cli = {"titanic.cli", "titanic.config", "titanic.text", "titanic.version"}
+    for module, _ in imports(source):
+        if module.split(".")[0] in ("titanic", "broker"):
+            known = module in public or ("/cli/" in source and any(module.startswith(one) for one in in_cli))
+            assert known, f"{source} imports {module}"
 
 
 def test_only_shells_of_the_broker_know_sockets() -> None:
@@ -62,19 +101,28 @@ def test_the_store_knows_no_sockets() -> None:
 
 
 def test_cores_read_no_clock_and_start_no_thread() -> None:
-    for source in sources("broker/core"):
+    for source in [source for folder in CORES for source in sources(folder)]:
         modules = {module.split(".")[0] for module, _ in imports(source)}
         assert modules.isdisjoint({"time", "threading", "socket", "select", "asyncio", "datetime", "logging"}), source
         below = {module for module, _ in imports(source) if module.startswith("broker")}
-        assert all(module.startswith("broker.core") or module in {"broker.config", "broker.errors"} for module in below)
+        cores = ("broker.core", "broker.patterns.core") if "patterns" in source else ("broker.core",)
+        assert all(module.startswith(cores) or module in {"broker.config", "broker.errors"} for module in below), source
+        assert importers(source.rpartition("/")[0], of="zmq") == set()
+
+
+def test_the_patterns_stand_on_the_broker_and_not_the_other_way() -> None:
+    for source in sources("broker"):
+        if not source.startswith("broker/patterns/"):
+            assert not [module for module, _ in imports(source) if module.startswith("broker.patterns")], source
 
 
 def test_only_the_store_knows_lmdb() -> None:
-    assert all(source.startswith("titanic/store/") for source in importers("broker", "titanic", of="lmdb"))
+    assert all(source.startswith("titanic/store/") for source in importers("broker", "titanic", *PIPELINE, of="lmdb"))
 
 
 def test_only_the_command_line_knows_click() -> None:
-    assert all(source.startswith("titanic/cli/") for source in importers("broker", "titanic", of="click"))
+    shells = ("titanic/cli/", "data/titanic_data/cli/")
+    assert all(source.startswith(shells) for source in importers("broker", "titanic", *PIPELINE, of="click"))
 
 
 def test_only_metrics_know_prometheus() -> None:
@@ -93,8 +141,11 @@ def test_titanic_uses_the_brokers_public_names(source: str) -> None:
     }
     for module, name in imports(source):
         if module.split(".")[0] == "broker":
-            assert module == "broker", f"{source} imports {module}; only what `broker` itself exports is public"
-            used |= {name} if name else set()
+            assert module in PUBLIC, f"{source} imports {module}; only what `broker` itself exports is public"
+            if module == "broker":
+                used |= {name} if name else set()
+            else:
+                assert name in patterns.__all__, f"{source} uses what broker.patterns does not export"
     assert used <= set(broker.__all__), f"{source} uses what broker does not export"
 
 
@@ -104,4 +155,5 @@ def names_broker(node: ast.expr) -> bool:
 
 
 def test_all_that_the_broker_exports_is_there() -> None:
-    assert [name for name in broker.__all__ if not hasattr(broker, name)] == []
+    for package in (broker, patterns):
+        assert [name for name in package.__all__ if not hasattr(package, name)] == []

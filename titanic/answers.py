@@ -20,18 +20,18 @@ from titanic.text import counted
 from titanic.tsp import Frames
 
 
-def translate(error: broker.BrokerError, endpoint: str) -> TitanicError:
-    """The error of this package that an error of the broker's client is."""
+def translate(error: broker.BrokerError, endpoint: str, waited: float) -> TitanicError:
+    """The error of this package that an error of the broker's client is, after so many seconds."""
     if isinstance(error, broker.TimedOut):
-        return _silence(endpoint)
+        return _silence(endpoint, waited)
     if isinstance(error, broker.UsageError):
         return InvalidRequest(str(error))
     if isinstance(error, broker.EndpointError):
-        return CallerError(str(error), "", "an endpoint is like tcp://127.0.0.1:5555")
+        return CallerError(str(error))
     if isinstance(error, broker.RemoteError) and error.status < 500:
         return InvalidRequest(error.text)
     if died(error):
-        return _silence(endpoint)
+        return _silence(endpoint, waited)
     return Refused(str(error))
 
 
@@ -41,17 +41,17 @@ def died(error: broker.BrokerError) -> bool:
     return isinstance(error, broker.RemoteError) and error.status == 500
 
 
-def _silence(endpoint: str) -> TimedOut:
+def _silence(endpoint: str, waited: float) -> TimedOut:
     return TimedOut(
-        "no answer",
         f"nobody answered at {endpoint}",
+        f"waited {waited:.3g} s",
         "is it running, and is this its endpoint? what was asked may still be done when it is there again",
     )
 
 
 def unknown(uuid: str) -> UnknownRequest:
     """Nobody knows this request."""
-    return UnknownRequest(f"unknown UUID {uuid}", "it was closed or never accepted", "")
+    return UnknownRequest(f"unknown UUID {uuid}", "it was closed, deleted after its time, or never accepted", "")
 
 
 def check(reply: Frames) -> Frames:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from titanic.own_keys import OwnKeys
 
 Body = bytes | str
 Item = TypeVar("Item")
@@ -14,9 +17,6 @@ MOST = 100
 
 MOST_BYTES = 256 << 10
 """Bytes of bodies in a message of several. With larger ones the message is not what costs."""
-
-_ONE = b"{}"
-_MANY = b'{"many": true}'
 
 
 class Submission(NamedTuple):
@@ -34,9 +34,21 @@ def bundles(items: Iterable[Item], window: int) -> Iterator[list[Item]]:
 
 
 def submissions(
-    service: Body, bodies: Iterable[Body | Sequence[Body]], window: int, most_bytes: int = MOST_BYTES
+    service: Body,
+    bodies: Iterable[Body | Sequence[Body]],
+    window: int,
+    most_bytes: int = MOST_BYTES,
+    keys: OwnKeys | None = None,
 ) -> Iterator[Submission]:
     """The bodies as submissions, in their order. One of several frames travels alone, as does a large one."""
+
+    def submission(bodies: Sequence[Body], *, many: bool) -> Submission:
+        requests = len(bodies) if many else 1
+        options: dict[str, Any] = {"many": True} if many else {}
+        if keys is not None:
+            options |= keys.options(requests, many=many)
+        return Submission(requests, [json.dumps(options), service, *bodies])
+
     bundle: list[Body] = []
     size = 0
     most = max(1, min(MOST, window))
@@ -44,16 +56,12 @@ def submissions(
         frames = [body] if isinstance(body, (bytes, str)) else body
         length = sum(map(len, frames))
         if bundle and (len(frames) != 1 or len(bundle) == most or size + length > most_bytes):
-            yield _submission(service, bundle)
+            yield submission(bundle, many=True)
             bundle, size = [], 0
         if len(frames) == 1:
             bundle.append(frames[0])
             size += length
         else:
-            yield Submission(1, [_ONE, service, *frames])
+            yield submission(frames, many=False)
     if bundle:
-        yield _submission(service, bundle)
-
-
-def _submission(service: Body, bundle: list[Body]) -> Submission:
-    return Submission(len(bundle), [_MANY if len(bundle) > 1 else _ONE, service, *bundle])
+        yield submission(bundle, many=True)

@@ -12,7 +12,6 @@ Not thread-safe: use one per thread, they are cheap.
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +25,8 @@ from titanic.answers import Ended, check, died, read_outcomes, read_reply, read_
 from titanic.bundle import bundles, submissions
 from titanic.errors import TimedOut
 from titanic.limits import Limits
-from titanic.services import admin
+from titanic.own_keys import OwnKeys
+from titanic.services import admin, listing
 
 Body = bytes | str
 Frames = list[bytes]
@@ -39,18 +39,15 @@ WAIT_MOST = 10.0
 """Seconds that one question for a reply waits on the server; a longer wait asks again. A server that was killed
 meanwhile is noticed only then."""
 
-OWN_KEY = "~"
-"""How the keys begin that a client makes up."""
-
 KEY_MARGIN = 60.0
-"""Seconds that such a key counts after the last try."""
+"""Seconds that a key that a client makes up counts after the last try."""
 
 LEAST_LOOK = 1.0
 """Seconds that a look may take, even when less is left of the caller's time: a slow network is not an absent reply."""
 
 
 class SubmitOptions(TypedDict, total=False):
-    """What `submit` can be told; see there."""
+    """What `submit` can be told; see there. Times are seconds."""
 
     key: str
     key_for: float
@@ -66,17 +63,27 @@ class SubmitOptions(TypedDict, total=False):
 class Client:
     """One client of one Titanic. Requests that get no answer are sent again.
 
-    `submit` has a key for that, its own if it is given none: the request is stored once. `submit_many` and
-    `submit_batch` (without keys) may store twice what they had to send again. UUIDs may be written with dashes.
+    What is submitted has a key for that, one of the client's own if it is given none: it is stored once, however often
+    it had to be sent. UUIDs may be written with dashes.
     """
 
     def __init__(
-        self, endpoint: str = DEFAULT_ENDPOINT, *, timeout: float = 5.0, retries: int = 2, version: str = "0.2"
+        self,
+        endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
+        *,
+        timeout: float = 5.0,
+        retries: int = 2,
+        version: str = "0.2",
     ) -> None:
-        """`timeout` seconds for each of 1 + `retries` tries; `version` of MDP: 0.2, 0.1 or majortomo."""
-        self.endpoint = endpoint
+        """`timeout` seconds for each of 1 + `retries` tries; `version` of MDP: 0.2, 0.1 or majortomo.
+
+        Of several endpoints the next one is used when one fails. They should lead to the same queue: no other knows
+        its UUIDs.
+        """
+        self._endpoints = endpoint
         self._many: Pipeline | None = None
         self._single = broker.Client(endpoint, timeout=timeout, retries=retries, version=version)
+        self.endpoint = self._single.endpoint
         self._limits = Limits(self._single)
         self._patience = timeout * (1 + retries)
         self._settings: dict[str, Any] = {"timeout": timeout, "retries": retries, "version": version}
@@ -100,17 +107,31 @@ class Client:
     def submit(self, service: Body, *body: Body, **options: Unpack[SubmitOptions]) -> str:
         """Have a request executed; its UUID comes back once it is on disk.
 
-        Options (seconds are real numbers): `key`, the same one gets the same UUID and is executed once (`key_for`
-        seconds long, default a day); `ttl`, expire when no worker has begun after so long; `delay`, execute not
-        before; `priority` 0 to 9; `max_attempts`; `limit`, what an attempt may take; `retry_first` and `retry_most`,
-        the pauses between attempts.
+            client.submit("resize", picture, key="album: picture 7", ttl=3600)
 
-        Raises InvalidRequest, Refused (store full, shutting down) or TimedOut (nobody answered).
+        The body is any number of frames, bytes or text. The options, all of which may be left out:
+
+            key           text, 1 to 255 bytes: the same one gets the same UUID, and is executed once
+            key_for       seconds for which the key counts, default a day
+            ttl           seconds after which the request expires, if no worker has begun
+            delay         seconds before which it is not executed
+            priority      0 to 9, default 4; higher ones go first
+            max_attempts  failures until it has failed for good; default the server's
+            limit         seconds that an attempt may take; longer is a failure
+            retry_first   seconds to wait after the first failure, doubling with each; default the server's
+            retry_most    the longest such wait; default the server's
+
+        Keys are those of the whole store: begin them with the name of your program. A key that is known gets its first
+        UUID also with another body or service; nothing is compared.
+
+        Raises InvalidRequest, Refused (store full, shutting down) or TimedOut (nobody answered; the request may have
+        been stored all the same, and with a `key` can be submitted again without being executed twice).
         """
+        own: dict[str, Any] = {}
         if "key" not in options:
             # Should the answer be lost, the question is asked again: it must not become two requests.
-            options = {**options, "key": OWN_KEY + secrets.token_hex(16), "key_for": self._patience + KEY_MARGIN}
-        answer = self._ask(tsp.SUBMIT, json.dumps(options), service, *(body or (b"",)))
+            own = self._own_keys().options(1, many=False)
+        answer = self._ask(tsp.SUBMIT, json.dumps({**options, **own}), service, *(body or (b"",)))
         return read_uuids(answer, 1)[0]
 
     def reply(self, uuid: str) -> Frames | None:
@@ -161,7 +182,7 @@ class Client:
         except broker.BrokerError as error:
             if died(error):
                 return None, False
-            raise translate(error, self.endpoint) from error
+            raise translate(error, self.endpoint, patience) from error
         return read_reply(uuid, answer), True
 
     def close(self, *uuids: str) -> None:
@@ -177,28 +198,44 @@ class Client:
         bodies: Sequence[Body],
         *,
         keys: Sequence[str] | None = None,
+        unique: bool = True,
         **options: Unpack[SubmitOptions],
     ) -> list[str]:
         """Submit one request per body in a single message; all are accepted, or none. The UUIDs in their order.
 
-        This is the fastest way for many small requests. `keys` has one for each body; the other options, those of
-        `submit`, are for all. Raises as `submit`.
+        `keys` has one for each body; without them, `unique` as in `submit_many`. The other options, those of `submit`,
+        are for all. Raises as `submit`.
         """
         if not bodies:
             return []
-        more: dict[str, Any] = {"many": True} if keys is None else {"many": True, "keys": [*keys]}
+        more: dict[str, Any] = {"many": True}
+        if keys is not None:
+            more["keys"] = [*keys]
+        elif unique and "key" not in options:
+            more |= self._own_keys().options(len(bodies), many=True)
         return read_uuids(self._ask(tsp.SUBMIT, json.dumps({**options, **more}), service, *bodies), len(bodies))
 
-    def submit_many(self, service: Body, bodies: Iterable[Body | Sequence[Body]], *, window: int = 1000) -> list[str]:
+    def submit_many(
+        self,
+        service: Body,
+        bodies: Iterable[Body | Sequence[Body]],
+        *,
+        window: int = 1000,
+        unique: bool = True,
+    ) -> list[str]:
         """Submit one request per body, with `window` on their way at once; the UUIDs in the bodies' order.
 
-        They travel many to a message: of those in a message all are accepted, or none.
+        This is the fastest way for many small requests. They travel many to a message: of those in a message all are
+        accepted, or none. Each has a key of its own, which costs the server some 10 µs and the store 170 bytes for a
+        minute or two. With `unique=False` they have none, and what had to be sent again may be stored, and executed,
+        twice.
+
         Raises as `submit`. Those that were accepted before the error stay accepted: to know which, submit in
         smaller parts.
         """
         counts: deque[int] = deque()
         uuids: list[str] = []
-        messages = self._submissions(service, bodies, window, counts)
+        messages = self._submissions(service, bodies, window, counts, self._own_keys() if unique else None)
         for reply in self._map(self._pipeline(), tsp.SUBMIT, messages, window):
             uuids += read_uuids(reply, counts.popleft())
         return uuids
@@ -214,7 +251,7 @@ class Client:
         if timeout is None:
             yield from self._replies(self._pipeline(), pending, timeout, window)
         else:
-            with Pipeline(self.endpoint, **self._tries(timeout)) as pipeline:
+            with Pipeline(self._endpoints, **self._tries(timeout)) as pipeline:
                 yield from self._replies(pipeline, pending, timeout, window)
 
     def close_many(self, uuids: Iterable[str], *, window: int = 1000) -> None:
@@ -237,6 +274,19 @@ class Client:
     def purge(self, state: str, *, service: str | None = None, older_than: float | None = None) -> int:
         """Close all requests in a state, of a service, submitted more than `older_than` seconds ago; how many."""
         return self._administer({"do": "purge", "state": state, "service": service, "older_than": older_than})
+
+    def archive(
+        self, *, register: bool | None = None, upto: int | None = None, uuid: str | None = None
+    ) -> dict[str, Any]:
+        """What an archive of the closed requests says; how far it is: {registered, archived_upto, first, last, lost}.
+
+        `register`: from now on nothing is dropped from the ring before the archive has it (False: no more). `upto`: it
+        has everything up to this number, which is the request `uuid`. Raises InvalidRequest when that cannot be.
+        """
+        said = {"register": register, "upto": upto, "uuid": uuid and ids.plain(uuid)}
+        options = {"do": "archive", **{name: value for name, value in said.items() if value is not None}}
+        document: dict[str, Any] = json.loads(check(self._ask(tsp.ADMIN, json.dumps(options)))[0])
+        return document
 
     # -- looking around --------------------------------------------------------------------------------------
 
@@ -266,6 +316,18 @@ class Client:
         row: dict[str, Any] = document["requests"][0]
         return row
 
+    def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """What became of the requests that were submitted with these keys: the UUID of each key that is remembered, and
+        the state of each of these UUIDs whose request is not closed."""
+        uuids: dict[str, str] = {}
+        states: dict[str, str] = {}
+        for at in range(0, len(keys), listing.MAX_LIMIT):
+            options = {"keys": [*keys[at : at + listing.MAX_LIMIT]]}
+            document = json.loads(check(self._ask(tsp.LIST, json.dumps(options)))[0])
+            uuids.update(document["uuids"])
+            states.update((row["uuid"], row["state"]) for row in document["requests"])
+        return uuids, states
+
     def call(self, service: Body, *body: Body) -> Frames:
         """A plain MDP request, nothing stored. Raises broker.RemoteError, InvalidRequest or TimedOut."""
         try:
@@ -274,21 +336,22 @@ class Client:
         except broker.RemoteError:
             raise
         except broker.BrokerError as error:
-            raise translate(error, self.endpoint) from error
+            raise translate(error, self.endpoint, self._patience) from error
 
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _ask(self, service: bytes, *body: Body, within: float | None = None) -> Frames:
         """Ask Titanic. `within`: the seconds that we have."""
         tries = self._settings if within is None else self._tries(within)
-        until = time.monotonic() + tries["timeout"] * (1 + tries["retries"])
+        began = time.monotonic()
+        until = began + tries["timeout"] * (1 + tries["retries"])
         while True:
             try:
                 self._limits.check(body)
                 return self._single.call(service, *body, timeout=tries["timeout"], retries=tries["retries"])
             except broker.BrokerError as error:
                 if not died(error) or time.monotonic() >= until:
-                    raise translate(error, self.endpoint) from error
+                    raise translate(error, self.endpoint, time.monotonic() - began) from error
                 time.sleep(POLL_FIRST)  # until it is noticed to be gone; then the broker keeps what is asked
 
     def _administer(self, options: dict[str, Any]) -> int:
@@ -301,17 +364,25 @@ class Client:
             options["after"] = document["next"]
 
     def _submissions(
-        self, service: Body, bodies: Iterable[Body | Sequence[Body]], window: int, counts: deque[int]
+        self,
+        service: Body,
+        bodies: Iterable[Body | Sequence[Body]],
+        window: int,
+        counts: deque[int],
+        keys: OwnKeys | None,
     ) -> Iterator[Sequence[Body]]:
         """Messages; the number of requests in each is appended to `counts` when it is taken."""
         most = min(bundle.MOST_BYTES, self._limits.most or bundle.MOST_BYTES)
-        for count, frames in submissions(service, bodies, window, most):
+        for count, frames in submissions(service, bodies, window, most, keys):
             counts.append(count)
             yield frames
 
+    def _own_keys(self) -> OwnKeys:
+        return OwnKeys(self._patience + KEY_MARGIN)
+
     def _pipeline(self) -> Pipeline:
         if self._many is None:
-            self._many = Pipeline(self.endpoint, **self._settings)
+            self._many = Pipeline(self._endpoints, **self._settings)
         return self._many
 
     def _map(
@@ -329,7 +400,7 @@ class Client:
             for row in rows:
                 yield self._single.call(service, *row, timeout=timeout, retries=retries)
         except broker.BrokerError as error:
-            raise translate(error, self.endpoint) from error
+            raise translate(error, self.endpoint, (timeout or 0.0) * (1 + retries)) from error
 
     def _checked(self, body: Sequence[Body]) -> Sequence[Body]:
         """The body, if the broker takes it."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from broker import DEFAULT_ENDPOINT, BrokerConfig, WorkerConfig
 from titanic.errors import CallerError
-from titanic.store import Retention
+from titanic.store import MIN_CAPACITY, Retention
 
 MOST_LANES = 150
 """ZeroMQ allows 1023 sockets in a process."""
@@ -47,6 +47,8 @@ class ServerConfig:
     """Limits of single services, by name."""
     bind: tuple[str, ...] = (DEFAULT_ENDPOINT,)
     """Endpoints of the integrated broker."""
+    gather: tuple[str, ...] = ()
+    """Endpoints of a GATHER socket, for requests that want no answer; with the integrated broker only."""
     broker: str | None = None
     """Endpoint of a broker of its own; None: the broker runs in this process."""
     lanes: int = 64
@@ -74,6 +76,8 @@ class ServerConfig:
     """The lanes' settings."""
 
     def __post_init__(self) -> None:
+        if self.gather and self.broker is not None:
+            raise CallerError("gather is for the integrated broker", "with another one there is none", "leave one out")
         for name, (least, most) in _LIMITS.items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
@@ -82,7 +86,7 @@ class ServerConfig:
 
 
 _LIMITS: dict[str, tuple[float, float]] = {
-    "capacity": (1 << 16, 1 << 62),
+    "capacity": (MIN_CAPACITY, 1 << 44),
     "lanes": (1, MOST_LANES),
     "max_attempts": (1, 65535),
     "retry_first": (0, 1e9),

@@ -31,10 +31,11 @@ from __future__ import annotations
 
 
 class TitanicError(Exception):
-    """Root of all. `str()` of it is meant for people."""
+    """Root of all. `str()` of it is meant for people; `fact` is the part of it behind what is wrong."""
 
     def __init__(self, what: str, fact: str = "", advice: str = "") -> None:
         super().__init__("; ".join(part for part in (what, fact, advice) if part))
+        self.fact = fact
 
 
 class CallerError(TitanicError):

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import zmq
 
-from broker import Dealer, Job, Loop, Presence, WorkerConfig, WorkerSession
+from broker import Dealer, Job, Loop, OutOfSockets, Presence, WorkerConfig, WorkerSession
 from titanic.services.asks import Answers
 from titanic.tsp import Frames
 
@@ -46,6 +46,8 @@ class Lane:
         self.session = WorkerSession(service, config, now=time.monotonic())
         self._lanes = lanes
         self._dealer = Dealer(zmq.Context.instance(), endpoint)
+        self._ask: LaneAsk | None = None
+        """The last one."""
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
         return self._dealer.sockets()
@@ -65,21 +67,40 @@ class Lane:
         return self.session.next_deadline()
 
     def flush(self, now: float) -> None:
-        self._dealer.send(self.session.take_output())
+        try:
+            self._dealer.send(self.session.take_output())
+        except OutOfSockets as error:
+            self.session.lost(now)
+            self._lanes.starved(error, now)
+        if self.session.stranded and self._ask is not None:
+            # Who asked will ask again. An ask can wait for an hour, and the lane is not to be away for so long.
+            ask, self._ask = self._ask, None
+            self.session.final(ask.job, [], now)
+            self._lanes.lost(ask)
         for job in self.session.take_jobs():
-            self._lanes.collect(LaneAsk(self, job))
+            self._ask = LaneAsk(self, job)
+            self._lanes.collect(self._ask)
 
     def close(self) -> None:
         self._dealer.close()
 
 
 class Lanes:
-    """All lanes of all services, in one thread. `handle` gets the batches; answers go through `answer`."""
+    """All lanes of all services, in one thread. `handle` gets the batches; answers go through `answer`. `lost` is told
+    of asks whose connection is gone: their answers reach nobody."""
 
     rests = False
 
-    def __init__(self, endpoint: str, services: Mapping[bytes, int], handle: Handle, config: WorkerConfig) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        services: Mapping[bytes, int],
+        handle: Handle,
+        config: WorkerConfig,
+        lost: Callable[[LaneAsk], None],
+    ) -> None:
         """`services`: how many lanes each has."""
+        self.lost = lost
         self._endpoint = endpoint
         self._services = services
         self._handle = handle
@@ -133,6 +154,10 @@ class Lanes:
     def collect(self, ask: LaneAsk) -> None:
         """Called by a lane: a request has come."""
         self._batches.setdefault(ask.lane.session.service, []).append(ask)
+
+    def starved(self, error: OutOfSockets, now: float) -> None:
+        """Called by a lane that could not connect."""
+        self._presence.starved(str(error), now)
 
     def _register(self, config: WorkerConfig) -> None:
         for service, count in self._services.items():

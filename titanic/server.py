@@ -4,6 +4,7 @@ threads      job
 broker       the broker's loop (integrated), or `lanes`: worker sockets at somebody else's broker
 writer       all changes of the store, one transaction and one sync for all that has gathered
 reader       titanic.reply and the other services that only read
+ingest       requests without an answer, if it gathers any
 dispatcher   sends stored requests to their services and hands the replies to the writer
 """
 
@@ -25,6 +26,7 @@ from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.lane_courier import LaneCourier
 from titanic.errors import CallerError, TitanicError
 from titanic.figures import Figures, loads
+from titanic.ingest import Ingest
 from titanic.lanes import Lanes
 from titanic.pulse import Ask as AskPart
 from titanic.pulse import Pulse
@@ -57,6 +59,9 @@ class Server:
         self._broker: Broker | None = None
         self._lanes: Lanes | None = None
         self._scout: Scout | None = None
+        self._ingest: Ingest | None = None
+        self.gathers: tuple[str, ...] = ()
+        """Where requests that want no answer are gathered, with real ports."""
         self.endpoints: tuple[str, ...] = ()
         """Where clients reach it, with real ports."""
         self.problem: TitanicError | None = None
@@ -98,6 +103,8 @@ class Server:
         self._dispatcher.start()
         if self._broker is not None:
             self._broker.start()
+        if self._ingest is not None:
+            self._ingest.start()
         if self._lanes is not None:
             self._lanes.start()
         return self
@@ -108,6 +115,8 @@ class Server:
         New requests are refused from now on. Requests that a worker has get `grace` seconds to bring their
         replies; those that do not make it are executed again after the next start.
         """
+        if self._ingest is not None:
+            self._ingest.stop()
         self._services.refuse("shutting down: try again in a moment")
         self._dispatcher.wind_down(self.config.grace)
         self._dispatcher.stop()
@@ -173,6 +182,8 @@ class Server:
     def _end(self) -> None:
         """Close what is open, once the threads that use the store have ended, or never began."""
         self._dispatcher.stop()
+        if self._ingest is not None:
+            self._ingest.stop()
         if self._broker is not None:
             self._broker.stop()
         if self._lanes is not None:
@@ -191,7 +202,7 @@ class Server:
         A thread that met an error of this program has logged it and ended; a store may have to be opened again after
         its disk failed. Then nothing better can be done than to stop and start again, which loses nothing.
         """
-        parts = (self._dispatcher, self._broker, self._lanes)
+        parts = (self._dispatcher, self._broker, self._lanes, self._ingest)
         return self.problem is None and self.store.usable and all(part.alive for part in parts if part is not None)
 
     def __enter__(self) -> Server:
@@ -209,6 +220,9 @@ class Server:
         self.endpoints = tuple(here.bind(endpoint) for endpoint in config.bind)
         for name in tsp.SERVICES:
             here.integrate(name, partial(self._handle, name))
+        if config.gather:
+            self._ingest = Ingest(here)
+            self.gathers = tuple(self._ingest.bind(endpoint) for endpoint in config.gather)
         courier = LocalCourier(self._dispatcher.core)
         loop = self._dispatcher.loop
 
@@ -226,10 +240,14 @@ class Server:
         lanes |= dict.fromkeys((tsp.REQUEST, tsp.REPLY, tsp.CLOSE, tsp.SUBMIT, tsp.WAIT), config.lanes)
         connections = sum(lanes.values()) + min(4 * config.lanes, LaneCourier.MOST)
         descriptors.require(2 * connections + OTHER_FILES, f"{config.lanes} lanes")
-        self._lanes = Lanes(endpoint, lanes, self._handle, config.worker)
+        self._lanes = Lanes(endpoint, lanes, self._handle, config.worker, self._lost)
         self._scout = Scout(endpoint, self._found)
         self._dispatcher.loop.add(self._scout)
         return self._lanes.answer
+
+    def _lost(self, ask: Ask) -> None:
+        """Called in the lanes' thread: the connection is gone that this ask came by."""
+        self._dispatcher.loop.call(self._dispatcher.waiters.forget, ask)
 
     def _found(self, version: str, ours: bool) -> None:
         """Called in the dispatcher's thread: there is a broker. Serve it, if no other queue does."""

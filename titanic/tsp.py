@@ -70,7 +70,7 @@ def failure(text: str) -> Frames:
     return [b"500 " + text.encode()]
 
 
-UNKNOWN = bad_request("unknown: no request has this UUID; it was closed or never accepted")
+UNKNOWN = bad_request("unknown: no request has this UUID; it was closed, deleted after its time, or never accepted")
 
 
 def request_fault(body: Frames) -> str | None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from broker.config import ClientConfig
 from broker.core.mdp import (
@@ -29,12 +29,23 @@ from broker.core.mdp import (
     Frames,
     Output,
     Peer,
+    ReplyMessage,
 )
 from broker.core.timers import Timers
 
 VERSIONS: dict[str, ClientDialect] = {dialect.name: dialect for dialect in (CLIENT_V01, CLIENT_V02, CLIENT_MAJORTOMO)}
 
 _CORRELATION = struct.Struct(">QI")  # number of the request, number of the try
+
+
+class RequestDialect(Protocol):
+    """What a session has to know of the protocol that it speaks."""
+
+    def encode_request(self, stack: Frames, service: bytes, body: Frames) -> Frames:
+        """Frames of a request."""
+
+    def parse_reply(self, frames: Frames) -> ReplyMessage | None:
+        """Read (a part of) a reply; None when it is none."""
 
 
 class EventKind(Enum):
@@ -72,9 +83,12 @@ class _Pending:
 class ClientSession:
     """One client of one broker."""
 
-    def __init__(self, config: ClientConfig | None = None, *, correlated: bool = False) -> None:
+    def __init__(
+        self, config: ClientConfig | None = None, *, correlated: bool = False, dialect: RequestDialect | None = None
+    ) -> None:
+        """`dialect`: a protocol other than MDP; the configuration's version does not count then."""
         self.config = config or ClientConfig()
-        self.dialect = VERSIONS[self.config.version]
+        self.dialect = dialect or VERSIONS[self.config.version]
         self.correlated = correlated
         self.connection = 1
         self.unmatched = 0
@@ -210,12 +224,8 @@ class ClientSession:
         pending.tries += 1
         pending.sent_at = now
         self._set_deadline(ticket, pending, now)
-        stack: Frames = []
-        if self.correlated:
-            stack = [_CORRELATION.pack(ticket, pending.tries), b""]
-        elif self.dialect.delimited:
-            stack = [b""]
-        self._output.append((self.connection, [*stack, *self.dialect.request, pending.service, *pending.body]))
+        stack = [_CORRELATION.pack(ticket, pending.tries), b""] if self.correlated else []
+        self._output.append((self.connection, self.dialect.encode_request(stack, pending.service, pending.body)))
 
     def _set_deadline(self, ticket: int, pending: _Pending, now: float) -> None:
         if pending.timeout is not None:

@@ -84,6 +84,12 @@ class ClientDialect:
     echoes_service: bool
     """Whether replies name the service."""
 
+    def encode_request(self, stack: Frames, service: bytes, body: Frames) -> Frames:
+        """Frames of a REQUEST. `stack` is an address stack that ends with `''`, or empty."""
+        if not stack and self.delimited:
+            stack = [b""]
+        return [*stack, *self.request, service, *body]
+
     def parse_reply(self, frames: Frames) -> ReplyMessage | None:
         """Read PARTIAL or FINAL as a client gets it; None when it is neither."""
         stack_size = 0
@@ -127,6 +133,9 @@ class WorkerDialect:
 
     __slots__ = ("_codes", "_prefix", "commands", "name", "silent_when_busy")
 
+    heartbeats = True
+    """Whether its peers send any."""
+
     def __init__(
         self,
         name: str,
@@ -158,6 +167,10 @@ class WorkerDialect:
             return None
         command = self.commands.get(frames[at])
         return None if command is None else (command, frames[at + 1 :])
+
+    def open_request(self, rest: Frames) -> tuple[Frames, Frames] | None:
+        """The envelope of a REQUEST, which goes in front of each reply, and the body; None: there is no envelope."""
+        return (rest[:2], rest[2:]) if len(rest) >= 2 and rest[1] == b"" else None
 
 
 _CODES_01 = {

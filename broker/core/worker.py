@@ -14,13 +14,13 @@ worker say READY again: it does one thing at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from broker.config import WorkerConfig
 from broker.core.backoff import Backoff
-from broker.core.mdp import WORKER_V01, WORKER_V02, Command, Frames, Output, Peer, WorkerDialect
+from broker.core.mdp import WORKER_V01, WORKER_V02, Command, Frames, Output, Peer, WorkerDialect, read_error
 
 VERSIONS: dict[str, WorkerDialect] = {dialect.name: dialect for dialect in (WORKER_V01, WORKER_V02)}
 
@@ -43,23 +43,34 @@ class Job(NamedTuple):
 class WorkerSession:
     """One worker of one service."""
 
-    def __init__(self, service: bytes, config: WorkerConfig | None = None, *, now: float) -> None:
+    def __init__(
+        self,
+        service: bytes,
+        config: WorkerConfig | None = None,
+        *,
+        now: float,
+        dialects: Sequence[WorkerDialect] | None = None,
+    ) -> None:
+        """`dialects`: to try one after another; without them those of the configuration's versions."""
         self.service = service
         self.config = config or WorkerConfig()
+        self._dialects = dialects or [VERSIONS[version] for version in self.config.versions]
         self.state = SessionState.AWAY
         self.connection = 0
         """Number of the present connection, or of the last one while away."""
-        self.dialect = VERSIONS[self.config.versions[0]]
+        self.dialect = self._dialects[0]
         self.dropped_replies = 0
         self.stopped = False
         """Whether `leave` is complete: good-bye was said and nothing is in hand."""
+        self.refused = False
+        """Whether the last thing that happened was that the broker sent us away when we had said READY."""
         self._version = 0
         self._heard_any = False
         self._backoff = Backoff(self.config.reconnect_first, self.config.reconnect_most)
         self._wake_at: float | None = now
         self._send_by = 0.0
         self._silent_at = 0.0
-        self._client = b""
+        self._envelope: Frames = []
         self._partials: Frames = []
         self._job = 0
         self._job_running = False
@@ -80,6 +91,7 @@ class WorkerSession:
             return
         self._silent_at = now + self.config.heartbeat_interval * self.config.liveness
         command, rest = parsed
+        self.refused = command is Command.DISCONNECT and not self._heard_any
         self._heard_any = True
         if command is not Command.DISCONNECT:
             self._backoff.reset()
@@ -90,6 +102,8 @@ class WorkerSession:
         if self.state is SessionState.AWAY:
             if self._wake_at is not None and now >= self._wake_at and not self._job_running:
                 self._connect(now)
+        elif self._unwatched:
+            return
         elif now >= self._silent_at:
             self._change_version()
             self._reconnect([], now)
@@ -100,6 +114,8 @@ class WorkerSession:
         """When `tick` is wanted."""
         if self.state is SessionState.AWAY:
             return None if self._job_running else self._wake_at  # it waits for the handler to finish
+        if self._unwatched:
+            return None
         return min(self._send_by, self._silent_at)
 
     def take_output(self) -> list[Output]:
@@ -109,8 +125,13 @@ class WorkerSession:
 
     @property
     def registered(self) -> bool:
-        """Whether the broker has been heard on the present connection."""
-        return self.state is not SessionState.AWAY and self._heard_any
+        """Whether the broker has been heard on the present connection; without heartbeats: whether there is one."""
+        return self.state is not SessionState.AWAY and (self._heard_any or not self.dialect.heartbeats)
+
+    @property
+    def stranded(self) -> bool:
+        """Whether a request is still being handled whose connection is gone: its reply will be dropped."""
+        return self._job_running and self.state is SessionState.AWAY
 
     # -- what a shell does with it ---------------------------------------------------------------------------
 
@@ -123,7 +144,7 @@ class WorkerSession:
         """Send a part of the reply. In a version without PARTIAL it is kept and goes out with the final reply."""
         if job == self._job and self.state is SessionState.BUSY:
             if self.dialect.has(Command.PARTIAL):
-                self._send(Command.PARTIAL, (self._client, b"", *body), now)
+                self._send(Command.PARTIAL, (*self._envelope, *body), now)
             else:
                 self._partials += body
 
@@ -133,7 +154,12 @@ class WorkerSession:
             return
         self._job_running = False
         if self.state is SessionState.BUSY:
-            self._send(Command.FINAL, (self._client, b"", *self._partials, *body), now)
+            if self._unwatched:
+                self._silent_at = now + self.config.heartbeat_interval * self.config.liveness
+            # An error is told by how a body begins: behind parts it would be taken for one more of them.
+            parts = self._partials if read_error(body) is None else ()
+            self._send(Command.FINAL, (*self._envelope, *parts, *body), now)
+            self._partials = []
             self.state = SessionState.IDLE
         else:
             self.dropped_replies += 1
@@ -153,9 +179,14 @@ class WorkerSession:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
+    @property
+    def _unwatched(self) -> bool:
+        """Whether neither side expects a word of the other, however long it takes."""
+        return not self.dialect.heartbeats or (self.state is SessionState.BUSY and self.dialect.silent_when_busy)
+
     def _connect(self, now: float) -> None:
         self.connection += 1
-        self.dialect = VERSIONS[self.config.versions[self._version]]
+        self.dialect = self._dialects[self._version]
         self._heard_any = False
         self._wake_at = None
         self.state = SessionState.IDLE
@@ -165,7 +196,7 @@ class WorkerSession:
     def _change_version(self) -> None:
         """Try another version next time, unless the broker has spoken this one."""
         if not self._heard_any:
-            self._version = (self._version + 1) % len(self.config.versions)
+            self._version = (self._version + 1) % len(self._dialects)
 
     def _reconnect(self, rest: Frames, now: float) -> None:
         """Close; come back on a new connection after a while."""
@@ -179,21 +210,22 @@ class WorkerSession:
             self._say_goodbye(now)
 
     def _work(self, rest: Frames, now: float) -> None:
-        if len(rest) < 2 or rest[1] != b"":
+        opened = self.dialect.open_request(rest)
+        if opened is None:
             self._reconnect([], now)
             return
         self.state = SessionState.BUSY
-        self._client = rest[0]
+        self._envelope, body = opened
         self._partials = []
         self._job += 1
         self._job_running = True
-        self._jobs.append(Job(self._job, rest[2:]))
+        self._jobs.append(Job(self._job, body))
 
     def _keep(self, rest: Frames, now: float) -> None:
         """A heartbeat: that something came was all it had to say."""
 
     def _say_goodbye(self, now: float) -> None:
-        if self.state is not SessionState.AWAY:
+        if self.state is not SessionState.AWAY and self.dialect.has(Command.DISCONNECT):
             self._send(Command.DISCONNECT, (), now)
         self.state = SessionState.AWAY
         self._wake_at = None

@@ -22,7 +22,7 @@ def test_what_waits_in_a_connection_that_is_given_up_goes_nowhere(tmp_path: Path
     dealer.send([(1, None), (2, [b"question"])])
     with context.socket(zmq.ROUTER) as router:
         router.linger = 0
-        router.bind(dealer.endpoint)
+        router.bind(dealer.server)
         assert router.poll(30_000)
         assert router.recv_multipart()[1:] == [b"question"]
         assert not router.poll(500)
@@ -36,6 +36,6 @@ def test_what_was_sent_goes_out_after_the_end(tmp_path: Path) -> None:
     dealer.close()
     with context.socket(zmq.ROUTER) as router:
         router.linger = 0
-        router.bind(dealer.endpoint)
+        router.bind(dealer.server)
         assert router.poll(30_000)
         assert router.recv_multipart()[1:] == [b"good-bye"]

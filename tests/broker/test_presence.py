@@ -71,3 +71,24 @@ def test_it_begins_by_itself(world: World) -> None:
     assert world.presence.next_deadline() == 0.0
     world.presence.flush(world.now)
     assert world.presence.next_deadline() == world.now + 5.0
+
+
+def test_it_is_there_and_does_not_want_us(world: World) -> None:
+    refusal = (
+        "the broker at there takes no worker of upper: the name is reserved, or it has all it may have; still trying"
+    )
+    world.run(1)
+    world.presence.refused(world.now)
+    assert world.run(1) == [refusal]
+    said = []
+    for _ in range(3600):
+        world.presence.refused(world.now)
+        said += world.run(1)
+    assert said == [refusal] * len(said)
+    assert len(said) <= 6 + 3600 / PAUSE_MOST
+    world.registered = 1
+    world.run(1)
+    world.registered = 0
+    world.run(1)
+    world.presence.refused(world.now)
+    assert world.run(1) == [refusal]

@@ -157,6 +157,14 @@ def number(frames: Frames) -> object:
     return 7
 
 
+def mapping(frames: Frames) -> object:
+    return {"total": "7"}  # its keys would make a reply that looks right
+
+
+def unordered(frames: Frames) -> object:
+    return {b"a", b"b"}
+
+
 def late(frames: Frames) -> Iterator[bytes]:
     yield b"part"
     raise ValueError("after a part")
@@ -176,7 +184,9 @@ def odd_detail(frames: Frames) -> bytes:
         (boom, "ValueError: no such thing"),
         (leave, "SystemExit: 3"),
         (numbers, "TypeError: a frame of a reply is bytes or text, not int"),
-        (number, "TypeError"),
+        (number, "TypeError: a reply is bytes, text, a list of them or None, not int"),
+        (mapping, "TypeError: a reply is bytes, text, a list of them or None, not dict"),
+        (unordered, "TypeError: a reply is bytes, text, a list of them or None, not set"),
         (late, "ValueError: after a part"),
         (odd_status, "TypeError"),
         (odd_detail, "TypeError: a frame of a reply is bytes or text, not object"),

@@ -99,6 +99,16 @@ def test_version_01_joins_the_parts() -> None:
     work.said(b"", b"MDPW01", b"\5")
 
 
+def test_version_01_sends_an_error_without_the_parts_before_it() -> None:
+    work = Work(versions=("0.1",))
+    work.said(b"", b"MDPW01", b"\1", b"echo")
+    work.told(b"", b"MDPW01", b"\2", b"client", b"", b"q")
+    job = work.job()
+    work.session.partial(job.number, [b"1"], work.now)
+    work.final(job, b"MDPE01", b"500 broken")
+    work.said(b"", b"MDPW01", b"\3", b"client", b"", b"MDPE01", b"500 broken")
+
+
 def test_heartbeats_while_nothing_else_is_said(work: Work) -> None:
     work.later(2.4)
     work.said_nothing()

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
+from broker import EndpointError
+
 SUPPORT = Path(__file__).parent
 PATIENCE = 60.0
 """Seconds after which something that should happen has not; no test takes as long unless it fails."""
@@ -22,6 +24,18 @@ def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         pause.wait(0.002)
+
+
+def again(bind: Callable[[str], str], endpoint: str) -> None:
+    """Bind where something has just ended: ZeroMQ closes its sockets a little later than they are closed."""
+
+    def bound() -> bool:
+        try:
+            return bind(endpoint) == endpoint
+        except EndpointError:
+            return False
+
+    until(bound)
 
 
 @contextmanager

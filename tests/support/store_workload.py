@@ -23,6 +23,7 @@ from support.faults import Lost
 
 from titanic.errors import StoreError
 from titanic.store import NewRequest, Outcome, Retention, Status, Store, check
+from titanic.store.structure import faults
 
 CAPACITY = 16 << 20
 START = 1_795_258_520_106_479
@@ -269,6 +270,7 @@ def verify(path: Path, lines: list[dict[str, Any]]) -> int:
             assert [one.uuid.hex() for one in txn.accept(again, START)] == list(keys.values()), "keys are remembered"
             txn.accept_many([NewRequest(b"s", [b"one more"])], START)
         assert check(store) == []
+    assert faults(path / "data.mdb") == []
     return len(known)
 
 

@@ -13,6 +13,7 @@ import pytest
 from titanic.version import __version__
 
 ROOT = Path(__file__).parents[2]
+SCRIPTS = "[console_scripts]\ntitanic = titanic.cli:main\ntitanic-data = titanic_data.cli:main\n"
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +29,20 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
 
 def test_its_packages(wheel: ZipFile) -> None:
     info = f"titanic_queue-{__version__}.dist-info"
-    assert {name.split("/")[0] for name in wheel.namelist()} == {"titanic", "broker", info}
-    assert {"titanic/py.typed", "broker/py.typed", f"{info}/licenses/LICENSE"} <= set(wheel.namelist())
+    assert {name.split("/")[0] for name in wheel.namelist()} == {
+        "titanic",
+        "broker",
+        "titanic_data",
+        "pyspark_titanic",
+        info,
+    }
+    others = {"titanic_data/py.typed", "pyspark_titanic/py.typed", "titanic_data/log4j2.properties"}
+    assert {"titanic/py.typed", "broker/py.typed", f"{info}/licenses/LICENSE", *others} <= set(wheel.namelist())
 
 
 def test_all_modules_are_in(wheel: ZipFile) -> None:
-    sources = {str(path.relative_to(ROOT)) for name in ("titanic", "broker") for path in (ROOT / name).rglob("*.py")}
+    roots = {"titanic": ROOT, "broker": ROOT, "titanic_data": ROOT / "data", "pyspark_titanic": ROOT / "data"}
+    sources = {str(path.relative_to(root)) for name, root in roots.items() for path in (root / name).rglob("*.py")}
     assert {name for name in wheel.namelist() if name.endswith(".py")} == sources
 
 
@@ -46,5 +55,5 @@ def test_its_metadata(wheel: ZipFile) -> None:
     assert metadata["License-Expression"] == "MIT"
     needed = {line.split(">")[0] for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line}
     assert needed == {"pyzmq", "lmdb", "uuid6", "click", "rich", "prometheus-client"}
-    assert wheel.read(f"{info}/entry_points.txt").decode() == "[console_scripts]\ntitanic = titanic.cli:main\n"
+    assert wheel.read(f"{info}/entry_points.txt").decode() == SCRIPTS
     wheel.close()

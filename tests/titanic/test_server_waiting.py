@@ -14,7 +14,8 @@ from support.titanic_raw import RawClient, raw_client, raw_worker
 from support.titanic_serving import QUICK, config, serving
 
 from broker import RemoteError, Worker
-from titanic import Client, RequestFailed, Server, UnknownRequest
+from titanic import Client, InvalidRequest, RequestFailed, Server, UnknownRequest
+from titanic.services import archive
 from titanic.store import Retention
 
 UNKNOWN = b"0123456789abcdef0123456789abcdef"
@@ -164,6 +165,36 @@ def test_what_nobody_closes_goes_in_time(tmp_path: Path) -> None:
             eventually(lambda: client.stats()["store"]["closed"] == 0)
             client.close(client.submit("absent", "x"))
             eventually(lambda: client.stats()["store"]["closed"] == 0)
+
+
+def test_an_archive_registers_and_acknowledges(tmp_path: Path) -> None:
+    with serving(tmp_path) as server, Client(server.endpoints[0]) as client:
+        assert client.archive() == {"registered": False, "archived_upto": 0, "first": 1, "last": 0, "lost": 0}
+        uuids = [client.submit("absent", b"x", key=f"key {n}") for n in range(3)]
+        client.close(*uuids[:2])
+        assert client.archive(register=True)["registered"]
+        with pytest.raises(InvalidRequest, match="another request has that number"):
+            client.archive(upto=1, uuid=uuids[1])
+        with pytest.raises(InvalidRequest, match="the last is 2"):
+            client.archive(upto=3, uuid=uuids[2])
+        assert client.archive(upto=2, uuid=uuids[1])["archived_upto"] == 2
+        assert not client.archive(register=False)["registered"]
+        found = client.find(["key 0", "key 2", "no such key"])
+        assert found == ({"key 0": uuids[0], "key 2": uuids[2]}, {uuids[2]: "waiting"})
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"register": 1}, "register must be true or false"),
+        ({"upto": -1}, "upto must be a number, 0 or more"),
+        ({"upto": 1}, "uuid must be that of the request with the number upto"),
+        ({"uptp": 1}, "unknown option 'uptp'"),
+    ],
+)
+def test_what_an_archive_may_not_say(options: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        archive.read({"do": "archive", **options})
 
 
 # -- an archive that is behind --------------------------------------------------------------------------------

@@ -177,6 +177,23 @@ def test_a_broker_that_is_killed_and_started_again(tmp_path: Path) -> None:
             assert server.alive
 
 
+def test_lanes_with_waits_come_back_after_the_death_of_their_broker(tmp_path: Path) -> None:
+    """Each wait held its lane for as long as its client had wanted to wait, although nobody was there any more."""
+    endpoint = f"ipc://{tmp_path}/broker.ipc"
+    with serving(tmp_path, broker=endpoint) as server, Client(endpoint, timeout=1, retries=60) as client:
+        with start_broker(endpoint, tmp_path) as broker, raw_client(endpoint) as gone:
+            uuid = client.submit("absent", "x").encode()
+            for _ in range(3):  # as many as may wait with four lanes
+                gone.send(b"titanic.wait", b"600", uuid)
+            eventually(lambda: client.stats()["waiting_clients"] == 3)
+            broker.kill()
+        with start_broker(endpoint, tmp_path), raw_client(endpoint) as raw:
+            eventually(lambda: raw.ask(b"mmi.service", b"titanic.wait") == [b"200"])
+            assert raw.ask(b"titanic.wait", b"0", uuid) == [b"300"]
+            assert client.stats()["waiting_clients"] == 0
+            assert server.alive
+
+
 def test_an_old_broker_that_is_killed_and_started_again(tmp_path: Path) -> None:
     endpoint, log = f"ipc://{tmp_path}/broker.ipc", tmp_path / "executed"
     with (

@@ -1,40 +1,16 @@
 """Damage is noticed, named, and can be got rid of; check() sees what reading doesn't, and repair() puts it right."""
 
-import lmdb
 import pytest
+from support.store_damage import BODY, NOW, edit, make
 
 from titanic.errors import RecordCorrupt
 from titanic.store import NewRequest, Outcome, State, Status, Store, check, repair
 from titanic.store.request import decode_header
-from titanic.store.schema import Databases
-
-NOW = 1_795_258_520_106_479
-BODY = b"a body that can be found in the file " * 3
 
 
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "store"
-
-
-def make(path):
-    """A store with a waiting, a delayed and a finished request, in this order, closed.
-
-    The waiting one has an idempotency key and expires, the finished one has a large reply. Three others were closed
-    before: one of them had a large body.
-    """
-    with Store.open(path) as store:
-        with store.write() as txn:
-            past = txn.accept_many([NewRequest(b"echo", [bytes(size)]) for size in (10, 10_000, 20)], NOW)
-            for uuid in past:
-                assert txn.close(uuid, NOW + 1)
-            keyed = NewRequest(b"echo", [BODY, b"0"], expires_at=NOW + 50, key=b"key", key_until=NOW + 99)
-            uuids = txn.accept_many([keyed, *[NewRequest(b"echo", [BODY, b"%d" % n]) for n in (1, 2)]], NOW)
-            txn.postpone(uuids[1], due=NOW + 1, attempts=1, dispatched_at=NOW, reason="it broke")
-            reply = [b"the reply", bytes(9000)]
-            txn.finish(uuids[2], Status.DONE, reply, attempts=1, dispatched_at=NOW, finished_at=NOW)
-        assert check(store) == []
-    return uuids
 
 
 def flip_in_file(path, marker, offset=0):
@@ -47,14 +23,6 @@ def flip_in_file(path, marker, offset=0):
         content[at + offset] ^= 0x10
         at = content.find(marker, at + 1)
     data.write_bytes(content)
-
-
-def edit(path, change):
-    """Let `change(txn, databases)` do to the store what the store never does."""
-    with lmdb.open(str(path), max_dbs=16, map_size=1 << 24) as env:
-        databases = {name: env.open_db(name.encode(), create=False) for name in Databases._fields}
-        with env.begin(write=True) as txn:
-            change(txn, databases)
 
 
 def damage(path, database, uuid):
@@ -460,13 +428,6 @@ def test_what_is_missing_in_the_ring_says_so(path):
         entries = txn.closed(0, 9, 1 << 20)
         assert [entry.error for entry in entries] == ["", "its record was missing", ""]
         assert entries[1].request_left_out
-
-
-def test_more_numbers_than_can_be_true_are_left_to_people(path):
-    store, _ = repaired(path, lambda txn, db, uuids: txn.put(b"sequence", (10**9).to_bytes(8, "little"), db=db["meta"]))
-    with store:
-        (problem,) = check(store)
-        assert problem == ("closed", "4 … 1000000000 are missing", "")
 
 
 def test_repairing_a_sound_store_changes_nothing(path):

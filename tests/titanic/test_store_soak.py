@@ -7,6 +7,7 @@ import pytest
 from support.torture import SEED, figures, tally
 
 from titanic.store import NewRequest, Store, check
+from titanic.store.structure import faults
 
 NOW = 1_795_258_520_106_479
 CAPACITY = 16 << 20
@@ -47,6 +48,7 @@ def test_fifty_turns_in_random_order(tmp_path):
         assert check(store) == []
         with store.read() as txn:
             assert all(txn.request(uuid) for uuid in live)
+    assert faults(data) == []
     tally["acknowledged requests checked"] += len(live)
     late = sizes[len(sizes) // 10 :]
     assert max(late) - min(late) < CAPACITY // 100, "a few pages, by chance"

@@ -135,6 +135,21 @@ def test_more_than_can_wait_are_refused(hall: Hall, monkeypatch: pytest.MonkeyPa
     assert hall.looks == asks[:2]
 
 
+def test_those_who_are_forgotten_are_not_answered(hall: Hall) -> None:
+    looked_for, waiting_, other = Ask(), Ask(), Ask()
+    hall.waiters.add([waiting_, other], 0)
+    hall.store_says(b"300")
+    hall.waiters.add([looked_for], 0)
+    for ask in (looked_for, waiting_, waiting_, Ask()):
+        hall.waiters.forget(ask)
+    hall.store_says(b"300")
+    hall.waiters.wake([UUID])
+    hall.store_says(b"200", b"x")
+    assert hall.answers == {other: [b"200", b"x"]}
+    assert len(hall.waiters) == 0
+    assert hall.waiters.next_deadline() is None
+
+
 def test_all_are_answered_at_the_end(hall: Hall) -> None:
     before, after = [Ask(), Ask(uuid=OTHER)], Ask()
     hall.waiters.add(before, 0)

@@ -11,6 +11,7 @@ import click
 from titanic.cli.help import command
 from titanic.cli.options import configured, json_flag, option
 from titanic.cli.output import print_json, print_table
+from titanic.errors import TitanicError
 
 
 @command()
@@ -64,7 +65,10 @@ def bench(
     if plot is not None:
         require()
         figures = figures or ("latency", "curves")
-    entries = list(PROGRAMME) if everything else choose(figures)
+    try:
+        entries = list(PROGRAMME) if everything else choose(figures)
+    except TitanicError as error:
+        raise click.UsageError(str(error)) from error
 
     def progress(entry: Entry) -> None:
         click.echo(f"measuring {entry.name} …", err=True)

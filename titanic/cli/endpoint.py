@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+from typing import Any
 
 import click
+
+from titanic.cli.output import say
 
 
 class Endpoint(click.ParamType[str]):
@@ -25,4 +30,21 @@ class Endpoint(click.ParamType[str]):
         return f"{value!r} has no such port; ports go up to 65535" if port != "*" and int(port) > 65535 else ""
 
 
-ENDPOINT = Endpoint()
+class PeerEndpoint(Endpoint):
+    """One to ask. ZeroMQ would look for a name that nobody knows until the time is over."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The endpoint as it is."""
+        text: str = super().convert(value, param, ctx)
+        match = re.fullmatch(r"tcp://([^:;]+):\d+", text)
+        name = match[1] if match else "127.0.0.1"
+        try:
+            socket.getaddrinfo(os.fsencode(name), None)  # as bytes: else it loads a codec, for milliseconds
+        except socket.gaierror as error:
+            if error.errno == socket.EAI_NONAME:  # others may pass
+                self.fail(f"no machine is known by the name {name!r}; is it spelt right?", param, ctx)
+            say(f"the name {name!r} cannot be looked up now ({error.strerror}); trying all the same")
+        return text
+
+
+ENDPOINT, PEER = Endpoint(), PeerEndpoint()

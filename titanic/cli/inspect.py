@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import click
@@ -12,7 +13,7 @@ from titanic.cli.offline import Files, look, lookable
 from titanic.cli.options import json_flag, option
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.output import age, as_text, duration, moment, print_json, print_table, size, until
-from titanic.client import OWN_KEY
+from titanic.own_keys import PREFIX as OWN_KEY
 from titanic.text import counted, printable
 
 STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
@@ -50,7 +51,7 @@ def ls(service: str | None, state: str | None, limit: int, as_json: bool, **wher
             if after is None:
                 break
     if as_json:
-        print_json(rows)
+        print_json(list(map(_document, rows)))
         return
     print_table(
         ("UUID", "SERVICE", "STATE", "AGE", "ATTEMPTS", "BODY", "REPLY"),
@@ -79,8 +80,22 @@ def ls(service: str | None, state: str | None, limit: int, as_json: bool, **wher
 def show(uuid: str, as_json: bool, **where: Any) -> None:
     """All that is known of one request, its bodies aside.
 
-    --json prints one object; times are microseconds since 1970, 0 for never. Its `reason` is why the request failed,
-    the last time or for good, with what the worker said.
+    --json prints one object; what it does not have, or leaves to the server's defaults, is null. Times are microseconds
+    since 1970.
+
+    \b
+    uuid, service
+    state                    waiting, delayed, running, done, failed, expired
+    key, priority, max_attempts, expires_at, not_before
+                             what it was submitted with
+    options                  {limit, retry_first, retry_most} as far as given,
+                             in seconds
+    submitted_at, finished_at
+    body_frames, body_bytes, reply_frames, reply_bytes
+    attempts, dispatched_at  how often it was tried, and when last
+    due                      when it is tried next
+    reason                   why it failed, the last time or for good, with
+                             what the worker said
 
     \b
     Example:
@@ -92,7 +107,7 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
             said = source.last_words(uuid) if isinstance(source, Files) else source.call(tsp.REPLY, uuid)[1:]
             row["reason"] = as_text([row["reason"].encode(), *said])
     if as_json:
-        print_json(row)
+        print_json(_document(row))
         return
     lines = [
         ("uuid", row["uuid"]),
@@ -106,16 +121,19 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
         lines.append(("key", printable(row["key"])))
     if row["priority"] != 4:
         lines.append(("priority", str(row["priority"])))
-    if row["expires_at"] and row["state"] in ("waiting", "delayed", "running"):
-        lines.append(("expires", f"{moment(row['expires_at'])} (in {until(row['expires_at'])})"))
+    lines += [(name.replace("_", " "), duration(seconds)) for name, seconds in row["options"].items()]
+    if row["max_attempts"]:
+        lines.append(("max attempts", str(row["max_attempts"])))
+    if row["not_before"]:
+        lines.append(("not before", moment(row["not_before"]) + _ahead(row["not_before"])))
+    if row["expires_at"]:
+        lines.append(("expires", moment(row["expires_at"]) + _ahead(row["expires_at"])))
     if row["dispatched_at"]:
         first = row["attempts"] <= 1
         waited = f" (waited {_span(row, 'submitted_at', 'dispatched_at')})" if first else ""
         lines.append(("last sent", moment(row["dispatched_at"]) + waited))
-    if row["due"]:
-        lines.append(
-            ("tried again" if row["attempts"] else "not before", f"{moment(row['due'])} (in {until(row['due'])})")
-        )
+    if row["due"] and row["due"] != row["not_before"]:
+        lines.append(("tried again", moment(row["due"]) + _ahead(row["due"])))
     if row["finished_at"]:
         ran = row["dispatched_at"] and row["state"] != "expired"
         span = _span(row, "dispatched_at" if ran else "submitted_at", "finished_at")
@@ -123,12 +141,24 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
     if row["state"] in ("done", "failed"):
         lines.append(("reply", f"{counted(row['reply_frames'], 'frame')}, {size(row['reply_bytes'])}"))
     if row["reason"]:
-        lines.append(("last error", printable(row["reason"].strip())))
+        lines.append(("reason" if row["state"] == "expired" else "last error", printable(row["reason"].strip())))
     for name, value in lines:
         first, *more = value.splitlines() or [""]
         click.echo(f"{name:<12} {first}")
         for line in more:
             click.echo(f"{'':<12} {line}")
+
+
+def _document(row: dict[str, Any]) -> dict[str, Any]:
+    """A request for programs: nothing made up by the client, and null for what it has not."""
+    absent = ("not_before", "expires_at", "max_attempts", "due", "dispatched_at", "finished_at", "reason", "key")
+    document = row | {name: row[name] or None for name in absent}
+    return document | ({"key": None} if row["key"].startswith(OWN_KEY) else {})
+
+
+def _ahead(microseconds: int) -> str:
+    """How soon a time will be, if it is not past."""
+    return f" (in {until(microseconds)})" if microseconds > time.time() * 1e6 else ""
 
 
 def _span(row: dict[str, Any], since: str, until: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import re
 import sys
 from importlib import import_module
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import click
 
 import broker
-from titanic.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PENDING, EXIT_UNKNOWN, say
+from titanic.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PENDING, EXIT_UNKNOWN, EXIT_USAGE, say
 from titanic.errors import TimedOut, TitanicError, UnknownRequest
 from titanic.version import __version__
 
@@ -35,6 +36,7 @@ COMMANDS = {
     "check": ("store", "Check a store, and repair it."),
     "backup": ("store", "Copy a store, also while it is used."),
     "restore": ("store", "Make a store from a backup."),
+    "pattern": ("pattern", "Run another of the Guide's reliability patterns."),
     "config": ("config", "What is set, and where; check a file."),
     "bench": ("bench", "Measure the speed of this machine."),
     "demo": ("demo", "See what it is for, in under a minute."),
@@ -46,38 +48,47 @@ MEANT = {"list": "ls", "fetch": "reply", "get": "reply", "delete": "close", "rm"
 
 
 class Titanic(click.Group):
-    """Finds the commands; turns the exceptions of this project into messages and exit codes."""
+    """Finds the commands; turns the exceptions of this project into messages and exit codes.
+
+    The pipeline's `titanic-data` is one, too, with its own `table`, `meant` and `package`.
+    """
+
+    table = COMMANDS
+    meant = MEANT
+    package = "titanic.cli"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In reading order."""
-        return list(COMMANDS)
+        return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import it."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.table:
             return None
-        module = import_module(f"titanic.cli.{COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, "broker_command" if cmd_name == "broker" else cmd_name)
+        module = import_module(f"{self.package}.{self.table[cmd_name][0]}")
+        function = "broker_command" if cmd_name == "broker" else cmd_name.replace("-", "_")
+        command: click.Command = getattr(module, function)
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """`titanic help serve` is `titanic serve --help`."""
-        return super().parse_args(ctx, [*args[1:2], "--help"] if args[:1] == ["help"] else args)
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, or tell what it might have been."""
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = [MEANT[args[0]]] if args[0] in MEANT else difflib.get_close_matches(args[0], COMMANDS, n=1)
-            advice = f"did you mean {near[0]}?" if near else "titanic --help lists them"
+        if args[0] not in self.table and not args[0].startswith("-"):
+            meant = self.meant.get(args[0])
+            near = [meant] if meant else difflib.get_close_matches(args[0], self.table, n=1)
+            advice = f"did you mean {near[0]}?" if near else f"{ctx.info_name} --help lists them"
             ctx.fail(f"no such command: {args[0]}; {advice}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List them without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in self.table.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -90,15 +101,21 @@ class Titanic(click.Group):
             say(error)
             sys.exit(EXIT_UNKNOWN)
         except (TitanicError, broker.BrokerError) as error:
-            say(error)
-            sys.exit(EXIT_FAILED)
+            say(re.sub(r"\[Errno \d+\] ", "", str(error)))
+            sys.exit(EXIT_USAGE if _cannot_be(error) else EXIT_FAILED)
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader of our output has seen enough: click ends quietly
                 raise
-            say(error)
+            say("; ".join(str(part) for part in (error.filename, error.strerror or error) if part))
             sys.exit(EXIT_FAILED)
         except KeyboardInterrupt:
             sys.exit(EXIT_INTERRUPTED)
+
+
+def _cannot_be(error: Exception) -> bool:
+    """Whether an endpoint is at fault that is of no use to anybody: one that is taken may be free later."""
+    found = error if isinstance(error, broker.EndpointError) else error.__cause__
+    return isinstance(found, broker.EndpointError) and getattr(found.__cause__, "errno", None) != errno.EADDRINUSE
 
 
 @click.group(cls=Titanic, context_settings={"help_option_names": ["-h", "--help"]})
@@ -116,6 +133,7 @@ def main() -> None:
 
     Every option can also be given as an environment variable, TITANIC_ and its name in capitals, and in a TOML
     file named by --config or TITANIC_CONFIG: keys at its top for all commands, tables like [serve] for one.
+    Times are seconds or have a unit, as in 90s, 5m, 1.5h, 30d; so have sizes, as in 64MiB, 1.5GB.
     `titanic config show` tells what counts and where it was said.
 
     \b
@@ -126,5 +144,5 @@ def main() -> None:
     Exit codes:
       0  fine                               3  timed out, or still pending
       1  refused or failed                  4  unknown UUID
-      2  wrong usage                      130  interrupted
+      2  wrong usage                 130, 143  ended by Ctrl-C or SIGTERM
     """

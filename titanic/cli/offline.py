@@ -11,18 +11,19 @@ import click
 from click.core import ParameterSource
 
 from titanic.answers import check, unknown
+from titanic.cli.access import open_to_look
 from titanic.cli.options import Function, endpoint, option
 from titanic.client import Client
 from titanic.config import ServerConfig
 from titanic.services import listing
-from titanic.store import Outcome, Store
+from titanic.store import Outcome
 from titanic.tsp import Frames
 
 OFFLINE = "Without a server"
 
 store_option = option(
     "--store",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),  # that is found out in `access`
     metavar="DIR",
     default=ServerConfig().store,
     help="Directory of the store.",
@@ -31,7 +32,7 @@ store_option = option(
 
 look_store_option = option(
     "--store",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),  # that is found out in `access`
     metavar="DIR",
     default=ServerConfig().store,
     group=OFFLINE,
@@ -53,7 +54,7 @@ def lookable(function: Function) -> Function:
     return function
 
 
-def look(*, offline: bool, store: Path, endpoint: str, timeout: float, mdp: str) -> Client | Files:
+def look(*, offline: bool, store: Path, endpoint: tuple[str, ...], timeout: float, mdp: str) -> Client | Files:
     """Whom to ask."""
     source = click.get_current_context().get_parameter_source("store")
     if offline or source is ParameterSource.COMMANDLINE:
@@ -61,18 +62,11 @@ def look(*, offline: bool, store: Path, endpoint: str, timeout: float, mdp: str)
     return Client(endpoint, timeout=timeout, version=mdp)
 
 
-def expect_store(path: Path) -> None:
-    """Complain when there is none."""
-    if not (path / "data.mdb").exists():
-        raise click.UsageError(f"there is no store at {path}")
-
-
 class Files:
     """Answers like a `titanic.Client`, as far as the files tell."""
 
     def __init__(self, path: Path) -> None:
-        expect_store(path)
-        self._store = Store.open_read_only(path)
+        self._store = open_to_look(path)
 
     def __enter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ import click
 from broker import DEFAULT_ENDPOINT
 from titanic import ids, logs
 from titanic.cli import config_file
-from titanic.cli.endpoint import ENDPOINT
+from titanic.cli.endpoint import PEER
 from titanic.cli.help import Option
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -24,6 +24,9 @@ CONNECTION = "Connection"
 """The group of options that say how to reach a broker."""
 
 LEAST_SIZE, MOST_SIZE = 1 << 16, 1 << 44
+
+SPANS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+"""Units of time spans, in seconds."""
 
 UNITS = {
     "": 1,
@@ -56,17 +59,22 @@ def configured(function: Function) -> Function:
 
 def seconds(name: str, *aliases: str, least: float, **settings: Any) -> Callable[[Function], Function]:
     """An option that is a time span."""
+    return option(name, *aliases, type=lambda value: read_span(value, least=least), metavar="TIME", **settings)
 
-    def convert(value: Any) -> float:
-        try:
-            span = float(value)
-        except ValueError:
-            span = math.nan
-        if not least <= span <= MOST_SECONDS:
-            raise click.BadParameter(f"{value!r} is not a number of seconds from {least:g} to {MOST_SECONDS:g}")
-        return span
 
-    return option(name, *aliases, type=convert, metavar="S", **settings)
+def read_span(value: Any, *, least: float) -> float:
+    """Seconds, written as a number with an optional unit: 90, 250ms, 1.5h, 30d."""
+    text = str(value).strip().lower()
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
+    try:
+        span = float(number) * SPANS[text[len(number) :]]
+    except (ValueError, KeyError):
+        span = math.nan
+    if not least <= span <= MOST_SECONDS:
+        most = f"{MOST_SECONDS / SPANS['d']:.0f} days"
+        advice = "write seconds, or a unit: 250ms, 90s, 5m, 1.5h, 30d"
+        raise click.BadParameter(f"{value!r} is not a time from {least:g} s to {most}; {advice}")
+    return span
 
 
 def size(name: str, *, least: int = LEAST_SIZE, **settings: Any) -> Callable[[Function], Function]:
@@ -74,23 +82,35 @@ def size(name: str, *, least: int = LEAST_SIZE, **settings: Any) -> Callable[[Fu
     return option(name, type=lambda value: read_size(value, least=least), metavar="SIZE", **settings)
 
 
+def endpoint_option(group: str = "") -> Callable[[Function], Function]:
+    """`--endpoint` alone."""
+    return option(
+        "--endpoint",
+        type=PEER,
+        multiple=True,
+        metavar="ENDPOINT",
+        default=(DEFAULT_ENDPOINT,),
+        group=group,
+        help="Where the broker is; given repeatedly, the next one is used when one fails.",
+    )
+
+
 def endpoint(function: Function) -> Function:
     """`--endpoint`, `--timeout` and `--mdp`: how to reach a broker."""
     versions = click.Choice(["0.2", "0.1", "majortomo"])
     for add in (
         configured,
-        option("--mdp", type=versions, default="0.2", group=CONNECTION, help="Version of MDP to speak."),
+        option(
+            "--mdp",
+            type=versions,
+            default="0.2",
+            group=CONNECTION,
+            help="Version of the Majordomo Protocol to speak; brokers of other projects may want another.",
+        ),
         seconds(
             "--timeout", least=0.001, default=5.0, group=CONNECTION, help="Wait for an answer, at each of 3 tries."
         ),
-        option(
-            "--endpoint",
-            type=ENDPOINT,
-            metavar="ENDPOINT",
-            default=DEFAULT_ENDPOINT,
-            group=CONNECTION,
-            help="Where the broker is.",
-        ),
+        endpoint_option(CONNECTION),
     ):
         function = add(function)
     return function
@@ -135,5 +155,11 @@ def read_size(value: Any, *, least: int = LEAST_SIZE) -> int:
         raise click.BadParameter(f"{value!r} is not a size; write it like 500, 64MiB or 1.5GB")
     count = int(float(match[1]) * UNITS[match[2]])
     if not least <= count <= MOST_SIZE:
-        raise click.BadParameter(f"{value} is not a size from {least} to 16TiB")
+        raise click.BadParameter(f"{value} is not a size from {write_size(least)} to {write_size(MOST_SIZE)}")
     return count
+
+
+def write_size(count: int) -> str:
+    """A number of bytes as `read_size` reads it, in the largest unit that leaves it whole: 64KiB."""
+    power = next((power for power in range(4, 0, -1) if count and count % (1 << 10 * power) == 0), 0)
+    return f"{count >> 10 * power}{('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

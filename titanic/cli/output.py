@@ -1,6 +1,7 @@
 """How results are shown: tables for people, JSON for programs, bodies as they are; and the exit codes.
 
-0  fine     1  refused or failed     2  usage     3  timed out, still pending     4  unknown UUID     130  Ctrl-C
+0  fine     1  refused or failed     2  usage     3  timed out, still pending     4  unknown UUID
+130, 143  ended by Ctrl-C or SIGTERM
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import click
 
 from titanic.text import printable
 
-EXIT_FAILED, EXIT_PENDING, EXIT_UNKNOWN, EXIT_INTERRUPTED = 1, 3, 4, 130
+EXIT_FAILED, EXIT_USAGE, EXIT_PENDING, EXIT_UNKNOWN, EXIT_INTERRUPTED = 1, 2, 3, 4, 130
 
 
 def say(message: object, detail: Sequence[bytes] = ()) -> None:
     """A line for people on stderr, and below it what a worker had to say."""
-    click.echo(f"titanic: {printable(str(message))}", err=True)
+    click.echo(f"titanic: {printable(str(message)).removeprefix('titanic: ')}", err=True)
     if text := as_text(detail):
         click.echo(text, err=True)
 

@@ -45,15 +45,20 @@ stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="The body is wha
 @click.argument("service")
 @body_argument
 @stdin_flag
-@option("--lines", type=click.File("rb"), metavar="FILE", help="One request per line of FILE (- for stdin).")
+@option(
+    "--lines",
+    type=click.File("rb"),
+    metavar="FILE",
+    help="One request per line of FILE (- for stdin); the options count for each.",
+)
 @seconds("--wait", least=0, default=None, help="Wait for the reply and print it too.")
 @json_flag
 @option(
     "--key", metavar="KEY", default=None, group=CHOICES, help="The same key gets the same UUID, and is executed once."
 )
 @seconds("--key-for", least=0.001, default=None, group=CHOICES, help="How long the key counts; default a day.")
-@seconds("--delay", least=0, default=None, group=CHOICES, help="Execute it not before S seconds from now.")
-@seconds("--ttl", least=0.001, default=None, group=CHOICES, help="Expire it when no worker has begun within S seconds.")
+@seconds("--delay", least=0, default=None, group=CHOICES, help="Execute it not before this time has passed.")
+@seconds("--ttl", least=0.001, default=None, group=CHOICES, help="Expire it when no worker has begun within this time.")
 @option(
     "--priority",
     type=click.IntRange(0, 9),
@@ -87,7 +92,7 @@ def submit(
     lines: BinaryIO | None,
     wait: float | None,
     as_json: bool,
-    endpoint: str,
+    endpoint: tuple[str, ...],
     timeout: float,
     mdp: str,
     **chosen: Any,
@@ -95,15 +100,21 @@ def submit(
     """Store a request for SERVICE and print its UUID. Each BODY is a frame.
 
     When the UUID is printed, the request is on disk: it will be executed, whatever dies. With --wait the reply
-    follows; exit codes are those of `titanic reply` then. The options count for each line of --lines.
+    follows; exit codes are those of `titanic reply` then. When no answer comes, the request is sent again, and stored
+    once all the same. Times are seconds, or have a unit: 250ms, 90s, 5m, 1.5h, 30d.
+
+    Each line of --lines is the body of a request, without its end; an empty line is a request with an empty body.
+
+    The same --key gets the same UUID again, also with another body or for another service: what was given then counts.
+    Keys are those of the whole store, so begin them with the name of your program, as in 'shop: order 7'.
 
     --json prints {uuid}, with --lines {uuids}, with --wait what `titanic reply --json` prints.
 
     \b
     Example:
       titanic submit upper hello
-      titanic submit resize --stdin --key 'order 7' --wait 30 < big.png > small.png
-      titanic submit mail --lines addresses.txt --delay 3600
+      titanic submit resize --stdin --key 'album: 7' --wait 30 < big.png > small.png
+      titanic submit mail --lines addresses.txt --delay 1h
     """
     if (bool(body) + from_stdin + (lines is not None)) > 1:
         raise click.UsageError("BODY, --stdin and --lines exclude each other")
@@ -146,6 +157,8 @@ def _submit_lines(client: Client, service: str, lines: BinaryIO, as_json: bool, 
     finally:
         if as_json:
             print_json({"uuids": uuids})
+    if not uuids:
+        say("nothing to submit: there are no lines")
 
 
 def _parts(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
@@ -171,9 +184,9 @@ def _stdin() -> tuple[bytes]:
 @command()
 @click.argument("uuid", type=uuid_type, metavar="UUID")
 @json_flag
-@seconds("--wait", least=0, default=None, help="Wait up to S seconds for the reply.")
+@seconds("--wait", least=0, default=None, help="Wait so long for the reply, at most.")
 @endpoint
-def reply(uuid: str, wait: float | None, as_json: bool, endpoint: str, timeout: float, mdp: str) -> None:
+def reply(uuid: str, wait: float | None, as_json: bool, endpoint: tuple[str, ...], timeout: float, mdp: str) -> None:
     """Print the reply to the request with this UUID, byte for byte. It stays until the request is closed.
 
     Exits with 3 while it is pending, 4 when the UUID is unknown, 1 when the request failed for good; what its
@@ -231,9 +244,12 @@ def _why_pending(row: dict[str, Any]) -> str:
 
 @command()
 @click.argument("uuid", type=uuid_type, metavar="UUID...", nargs=-1, required=True)
+@json_flag
 @endpoint
-def close(uuid: tuple[str, ...], endpoint: str, timeout: float, mdp: str) -> None:
+def close(uuid: tuple[str, ...], as_json: bool, endpoint: tuple[str, ...], timeout: float, mdp: str) -> None:
     """Delete requests and their replies. What is not dispatched yet is cancelled. Unknown UUIDs are fine.
+
+    --json prints {uuids}: those that are closed now.
 
     \b
     Example:
@@ -241,6 +257,8 @@ def close(uuid: tuple[str, ...], endpoint: str, timeout: float, mdp: str) -> Non
     """
     with Client(endpoint, timeout=timeout, version=mdp) as client:
         client.close(*uuid)
+    if as_json:
+        print_json({"uuids": uuid})
 
 
 @command()
@@ -250,7 +268,13 @@ def close(uuid: tuple[str, ...], endpoint: str, timeout: float, mdp: str) -> Non
 @stdin_flag
 @endpoint
 def call(
-    service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool, endpoint: str, timeout: float, mdp: str
+    service: str,
+    body: tuple[bytes, ...],
+    from_stdin: bool,
+    as_json: bool,
+    endpoint: tuple[str, ...],
+    timeout: float,
+    mdp: str,
 ) -> None:
     """Send a plain MDP request to SERVICE and print the reply. Nothing is stored.
 
@@ -282,7 +306,7 @@ def call(
                 raise TimedOut(f"no answer from {service}", "the broker is there", advice) from None
             raise
     unknown = service.startswith("mmi.") and result == [b"501"]
-    problem = f"501 the broker at {endpoint} has no {service}" if unknown else None
+    problem = f"501 the broker at {' or '.join(endpoint)} has no {service}" if unknown else None
     if as_json:
         print_json({"body": json_frames(result), "error": problem})
     elif problem is None:
@@ -292,7 +316,7 @@ def call(
         sys.exit(EXIT_FAILED)
 
 
-def _answers(endpoint: str, mdp: str) -> bool:
+def _answers(endpoint: tuple[str, ...], mdp: str) -> bool:
     """Whether a broker is there at all."""
     with broker.Client(endpoint, timeout=1.0, retries=0, version=mdp) as client:
         try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +17,7 @@ from broker import Broker
 from titanic import descriptors
 from titanic.cli import service
 from titanic.cli.help import command
+from titanic.cli.options import write_size
 from titanic.cli.running import say
 from titanic.cli.serve_options import (
     KEEPING,
@@ -54,11 +57,18 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     Example:
       titanic serve --store /var/lib/titanic --capacity 20GiB --bind tcp://0.0.0.0:5555
       titanic serve --store S --broker tcp://10.0.0.5:5555
+      titanic serve --store S --gather tcp://127.0.0.1:5557
     """
     chosen = click.get_current_context().get_parameter_source("bind")
     if settings["broker"] is not None and chosen is ParameterSource.COMMANDLINE:
         raise click.UsageError("--bind is for the integrated broker; with --broker there is none")
     signals = service.begin(log_level, log_format)
+    store: Path = settings["store"]
+    if not os.path.lexists(store.parent):
+        raise click.UsageError(
+            f"no folder for the store {store}; {store.parent} does not exist; make it, or name another"
+        )
+    new = not (store / "data.mdb").exists()
     _prepare()
     server = Server(server_config({"bind": bind, **settings}))
     server.start()
@@ -66,7 +76,12 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
         counts = transaction.counts()
     where = ", ".join(server.endpoints)
     way = f"serving at {where}" if server.config.broker is None else f"connecting to the broker at {where}"
-    stored = f"{counted(counts.requests, 'request')}, {counts.waiting} waiting"
+    if server.gathers:
+        way += f", gathering at {', '.join(server.gathers)}"
+    if new:
+        stored = f"new, for {write_size(counts.capacity)}"
+    else:
+        stored = f"{counted(counts.requests, 'request')}, {counts.waiting} waiting"
     say(f"{way}; store {server.store.path}: {stored}", "serving")
     service.run(Queue(server), signals, settings["metrics"])
 

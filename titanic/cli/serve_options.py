@@ -15,7 +15,7 @@ from titanic.cli.endpoint import ENDPOINT
 from titanic.cli.listen import Listen
 from titanic.cli.options import Function, configured, log_options, option, read_size, seconds, size
 from titanic.config import MOST_LANES, ServerConfig, ServiceLimits
-from titanic.store import Retention
+from titanic.store import MIN_CAPACITY, Retention
 
 WIRE, SERVER = BrokerConfig(), ServerConfig()
 
@@ -172,7 +172,8 @@ def queue_options(function: Function) -> Function:
             "--drop-unarchived",
             is_flag=True,
             group=KEPT,
-            help="Forget closed requests that an archive does not have, when room is needed.",
+            help="When room is needed, forget closed requests that no archive has copied yet, instead of refusing"
+            " new ones.",
         ),
         size(
             "--closed-body-limit",
@@ -191,19 +192,27 @@ def queue_options(function: Function) -> Function:
         seconds(
             "--keep-dead",
             least=0,
-            default=30 * 86_400,
+            default="30d",
             group=KEPT,
-            help="How long failed requests are kept; 0: for ever.",
+            help="How long failed and expired requests are kept; 0: for ever.",
         ),
         seconds(
             "--keep-replies",
             least=0,
-            default=7 * 86_400,
+            default="7d",
             group=KEPT,
             help="How long replies that nobody closes are kept; 0: for ever.",
         ),
         seconds(
             "--grace", least=0, default=SERVER.grace, help="On shutdown: how long running requests may still take."
+        ),
+        option(
+            "--gather",
+            type=ENDPOINT,
+            multiple=True,
+            metavar="ENDPOINT",
+            default=(),
+            help="Where to take requests that want no answer, from SCATTER sockets; may be given repeatedly.",
         ),
         option(
             "--broker",
@@ -213,7 +222,9 @@ def queue_options(function: Function) -> Function:
             help="Use the broker that is there instead of an own one.",
         ),
         bind_option,
-        size("--capacity", default=None, help="What the store may hold; default: as before, or 1GiB."),
+        size(
+            "--capacity", least=MIN_CAPACITY, default=None, help="What the store may hold; default: as before, or 1GiB."
+        ),
         option(
             "--store",
             type=click.Path(path_type=Path),

@@ -30,14 +30,30 @@ RATES = ("accepted", "dispatched", "succeeded", "failed", "closed")
     default=None,
     is_flag=False,
     flag_value=2.0,
-    help="Go on and show it anew every S seconds (2, when not said), with rates, until Ctrl-C.",
+    help="Go on and show it anew every so often (2 s, when not said), with rates, until Ctrl-C.",
 )
 @lookable
 def status(as_json: bool, watch: float | None, **where: Any) -> None:
     """What is stored, what waits for whom, how many workers are there.
 
-    --json prints {store, accepting, services: {name: waiting}, workers: {name: count}, running, since_start,
-    dispatch}; with --offline {store, services, workers: null}; with --watch one on each line.
+    --json prints one object, with --watch one on each line; with --offline store, services and workers only.
+
+    \b
+    store            {path, requests, waiting, delayed, replies, used,
+                     capacity, closed, lost}: requests = waiting (those that
+                     run too) + delayed + replies (all that ended); used and
+                     capacity are bytes; closed ones that are remembered, and
+                     lost ones, which were forgotten before an archive had
+                     them
+    accepting        whether new requests are taken
+    services         {name: requests that wait}
+    workers          {name: count}; null when nobody tells
+    running          requests that workers have now
+    waiting_clients  clients that wait for a reply
+    since_start      {accepted, refused, repeated (the key was known),
+                     replies_given, closed, commits}
+    dispatch         since the start: {dispatched, succeeded, failed (for
+                     good), expired, retried, returned (were no attempt)}
 
     \b
     Example:
@@ -148,7 +164,7 @@ def _workers(client: Client) -> dict[str, int] | None:
 @seconds("--max-age", least=0, default=None, help="One that waits longer is too old.")
 @endpoint
 def health(
-    as_json: bool, max_waiting: int | None, max_age: float | None, endpoint: str, timeout: float, mdp: str
+    as_json: bool, max_waiting: int | None, max_age: float | None, endpoint: tuple[str, ...], timeout: float, mdp: str
 ) -> None:
     """Whether all is well: the queue answers, it takes requests, and what waits is within the limits given.
 

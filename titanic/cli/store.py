@@ -9,12 +9,13 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+from titanic.cli.access import expect_readable, expect_store, may_write, open_to_look
 from titanic.cli.help import command
-from titanic.cli.offline import expect_store, store_option
+from titanic.cli.offline import store_option
 from titanic.cli.options import configured, json_flag, option
-from titanic.cli.output import EXIT_FAILED, print_json, size
-from titanic.errors import StoreLocked
-from titanic.store import Store
+from titanic.cli.output import EXIT_FAILED, print_json, say, size
+from titanic.errors import StoreCorrupt, StoreLocked
+from titanic.store import Checked, Problem, Salvaged, Store, check_apart, salvage
 from titanic.store import backup as copy_store
 from titanic.store import check as check_store
 from titanic.store import repair as repair_store
@@ -33,58 +34,71 @@ def check(store: Path, repair: bool, as_json: bool) -> None:
     Prints what is wrong, where, and what --repair would do about it. Exits with 1 when anything is wrong, with
     --repair when anything is left.
 
+    When pages of the file are damaged, --repair saves all that can be read in a new one. It needs room for that; the
+    damaged file stays beside it.
+
     --json prints {requests, replies, problems: [{where, what, repair}], left}.
 
     \b
     Example:
       titanic check --store /var/lib/titanic
+      titanic check --store /var/lib/titanic --repair
     """
     expect_store(store)
-    with _open(store, write=repair) as opened:
-        problems = repair_store(opened) if repair else check_store(opened)
-        left = len(check_store(opened)) if repair else len(problems)
-        with opened.read() as transaction:
-            counts = transaction.counts()
+    saved = None
+    if repair:
+        saved, (problems, requests, replies), left = _repair(store)
+    else:
+        problems, requests, replies = _check(store)
+        left = len(problems)
     if as_json:
         rows = [problem._asdict() for problem in problems]
-        print_json({"requests": counts.requests, "replies": counts.replies, "problems": rows, "left": left})
+        print_json({"requests": requests, "replies": replies, "problems": rows, "left": left})
     else:
         for problem in problems:
             click.echo(f"{problem.where}: {problem.what}" + (f" → {problem.repair}" if problem.repair else ""))
         verdict = counted(len(problems), "problem") if problems else "no problems"
         if problems and repair:
             verdict += f", {left} left after the repair"
-        replies = "1 reply" if counts.replies == 1 else f"{counts.replies} replies"
-        click.echo(f"{store}: {counted(counts.requests, 'request')}, {replies}: {verdict}")
+        counts = counted(requests, "request") + ", " + ("1 reply" if replies == 1 else f"{replies} replies")
+        click.echo(f"{store}: {counts}: {verdict}")
+    if saved:
+        say(f"{saved.damaged} is the file as it was")
     if left:
         sys.exit(EXIT_FAILED)
 
 
 @command()
 @click.argument("dest", type=click.Path(path_type=Path))
+@json_flag
 @store_option
 @configured
-def backup(dest: Path, store: Path) -> None:
+def backup(dest: Path, store: Path, as_json: bool) -> None:
     """Copy the store into the new directory DEST, also while a server uses it: as it is at one moment, compacted.
 
     The copy is synced and checked before it gets its name: what has the name is good.
+
+    --json prints {path, bytes}.
 
     \b
     Example:
       titanic backup /backup/titanic-monday --store /var/lib/titanic
     """
     expect_store(store)
-    with _open(store, write=False) as opened, _Bar("copying") as bar:
+    with _open(store) as opened, _Bar("copying") as bar:
         copy_store(opened, dest, bar.tell)
-    click.echo(f"{dest}: {size((dest / 'data.mdb').stat().st_size)}, checked")
+    _tell(dest, as_json)
 
 
 @command()
 @click.argument("source", type=click.Path(path_type=Path))
+@json_flag
 @store_option
 @configured
-def restore(source: Path, store: Path) -> None:
+def restore(source: Path, store: Path, as_json: bool) -> None:
     """Make a store from the backup SOURCE. There must be none yet; the backup stays as it is.
+
+    --json prints {path, bytes}.
 
     \b
     Example:
@@ -93,17 +107,59 @@ def restore(source: Path, store: Path) -> None:
     expect_store(source)
     with _Bar("restoring") as bar:
         restore_store(source, store, bar.tell)
-    click.echo(f"{store}: {size((store / 'data.mdb').stat().st_size)}, checked")
+    _tell(store, as_json)
 
 
-def _open(path: Path, *, write: bool) -> Store:
-    """Open the store for writing when nobody else has it, so that one of an older format is brought up to date."""
+def _tell(path: Path, as_json: bool) -> None:
+    """What was made."""
+    count = (path / "data.mdb").stat().st_size
+    if as_json:
+        print_json({"path": str(path), "bytes": count})
+    else:
+        click.echo(f"{path}: {size(count)}, checked")
+
+
+def _check(path: Path) -> Checked:
+    """Open the store for writing when nobody else has it: so one of an older format is brought up to date."""
+    if not may_write(path):
+        expect_readable(path)
+        return check_apart(path)
     try:
-        return Store.open(path)
+        with Store.open(path, to_repair=True, verified=True) as store:
+            return Checked(check_store(store), *_counts(store))
     except StoreLocked:
-        if write:
-            raise
-        return Store.open_read_only(path)
+        return check_apart(path)
+
+
+def _repair(path: Path) -> tuple[Salvaged | None, Checked, int]:
+    """What was saved, if that was necessary, what was found, and how many problems are left."""
+    saved = None
+    try:
+        with Store.open(path, to_repair=True, verified=True) as store:
+            problems = repair_store(store)
+            return saved, Checked(problems, *_counts(store)), len(check_store(store))
+    except StoreCorrupt as damage:
+        saved = salvage(path)
+        found = [Problem("data.mdb", damage.fact, "save what can be read in a new file"), *saved.problems]
+    with Store.open(path, to_repair=True, verified=True) as store:
+        problems = found + repair_store(store)
+        return saved, Checked(problems, *_counts(store)), len(check_store(store))
+
+
+def _counts(store: Store) -> tuple[int, int]:
+    with store.read() as transaction:
+        counts = transaction.counts()
+    return counts.requests, counts.replies
+
+
+def _open(path: Path) -> Store:
+    """Open the store for writing when nobody else has it, as for a check."""
+    if not may_write(path):
+        return open_to_look(path)
+    try:
+        return Store.open(path, verified=True)
+    except StoreLocked:
+        return open_to_look(path)
 
 
 class _Bar:

@@ -14,11 +14,10 @@ import threading
 
 import click
 
-from broker import DEFAULT_ENDPOINT, RemoteError, Worker, WorkerConfig
+from broker import RemoteError, Worker, WorkerConfig
 from titanic import logs
-from titanic.cli.endpoint import ENDPOINT
 from titanic.cli.help import command
-from titanic.cli.options import configured, log_options, option, seconds
+from titanic.cli.options import configured, endpoint_option, log_options, option, seconds
 from titanic.cli.output import as_text
 from titanic.cli.running import Ending, say
 from titanic.tsp import Frames
@@ -113,7 +112,7 @@ class CommandHandler:
 @command()
 @click.argument("service")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-@option("--endpoint", type=ENDPOINT, metavar="ENDPOINT", default=DEFAULT_ENDPOINT, help="Where the broker is.")
+@endpoint_option()
 @seconds("--heartbeat", least=0.01, default=2.5, help="Between heartbeats.")
 @seconds("--limit", least=0.001, default=None, help="End a command that takes longer.")
 @option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests to work on at a time.")
@@ -126,7 +125,7 @@ def work(
     jobs: int,
     limit: float | None,
     heartbeat: float,
-    endpoint: str,
+    endpoint: tuple[str, ...],
     log_level: str,
     log_format: str,
 ) -> None:
@@ -154,6 +153,6 @@ def work(
         handler.kill_all()
 
     ending = Ending(worker.stop, at_once)
-    say(f"connecting to {endpoint} to work on {service}", "serving")
+    say(f"connecting to {' or '.join(endpoint)} to work on {service}", "serving")
     worker.run()
     sys.exit(ending.code)

@@ -1,7 +1,10 @@
-"""titanic.admin: giving requests that ended badly another life, and removing requests in bulk.
+"""titanic.admin: giving requests that ended badly another life, and removing requests in bulk; and the archive's word.
 
     request body    JSON: {"do": "retry" or "purge", and which: uuids, or service, state, older_than, after}
     reply body      200 JSON: {"done": how many, "next": what to pass as `after` for the rest, null at the end}
+
+    request body    JSON: {"do": "archive"}, see archive.py
+    reply body      200 JSON: {"registered", "archived_upto", "first", "last", "lost"}
 
 `uuids` is a list of at most 1,000. Without it, those are meant that are in `state` (retry: failed, expired or both;
 purge: any state, it must be given), of `service` and ended more than `older_than` seconds ago (submitted, when they
@@ -16,8 +19,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from titanic import ids, tsp
-from titanic.errors import StoreError, StoreFull
+from titanic.errors import InvalidArchive, StoreError, StoreFull
 from titanic.quoting import quoted
+from titanic.services import archive
 from titanic.services.asks import Answer, Ask, Watcher
 from titanic.store import State, WriteTransaction
 from titanic.tsp import Frames
@@ -48,9 +52,11 @@ class Administer:
         self._begin()
         for ask in self._asks:
             try:
-                document = self._obey(transaction, _read(ask.body), now_us)
+                options = _read(ask.body)
+                obey = archive.obey if options["do"] == "archive" else self._obey
+                document = obey(transaction, options, now_us)
                 self._answers.append((ask, [tsp.OK, json.dumps(document).encode()]))
-            except ValueError as error:
+            except (ValueError, InvalidArchive) as error:
                 self._answers.append((ask, tsp.bad_request(str(error))))
             except StoreFull as error:
                 self._answers.append((ask, tsp.failure(f"not done, or not all of it: {error}")))
@@ -117,8 +123,10 @@ def _read(body: Frames) -> dict[str, Any]:
         given = json.loads(b"".join(body[:1]))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"options are not JSON: {error}") from None
-    if not isinstance(given, dict) or given.get("do") not in ("retry", "purge"):
-        raise ValueError('options must be a JSON object with "do": "retry" or "purge"')
+    if not isinstance(given, dict) or given.get("do") not in ("retry", "purge", "archive"):
+        raise ValueError('options must be a JSON object with "do": "retry", "purge" or "archive"')
+    if given["do"] == "archive":
+        return archive.read(given)
     if unknown := given.keys() - KNOWN:
         raise ValueError(f"unknown option {quoted(sorted(unknown)[0])}; there are {', '.join(sorted(KNOWN))}")
     options: dict[str, Any] = {"do": given["do"], "uuids": None, "after": None, "service": None}

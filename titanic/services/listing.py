@@ -1,9 +1,11 @@
 """titanic.list: what is in the store, as JSON, in pages.
 
-Options, a JSON object: `uuid` (that one alone), `service`, `state` (waiting, delayed, running, done, failed, expired,
-cancelled), `after` (a UUID: the page after it), `limit` (1 to 1000, default 100). The reply is a JSON object:
-`requests`, a list of objects, and `next`, what to pass as `after` for the following page, null at the end. A page
-looks at a bounded number of requests, so it can be short, or empty, and yet have a `next`.
+Options, a JSON object: `uuid` (that one alone), `keys` (those that were submitted with these, at most 1000), `service`,
+`state` (waiting, delayed, running, done, failed, expired, cancelled), `after` (a UUID: the page after it), `limit`
+(1 to 1000, default 100). The reply is a JSON object: `requests`, a list of objects, and `next`, what to pass as `after`
+for the following page, null at the end. With `keys` there is `uuids` too, the UUID of each key that is remembered,
+also when its request is closed. A page looks at a bounded number of requests, so it can be short, or empty, and yet
+have a `next`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from titanic.store import Description, ReadTransaction, State
 from titanic.tsp import Frames
 
 MAX_LIMIT = 1000
-KNOWN = {"uuid", "service", "state", "after", "limit"}
+KNOWN = {"uuid", "keys", "service", "state", "after", "limit"}
 
 
 def answer(transaction: ReadTransaction, body: Frames, running: Callable[[], Collection[bytes]]) -> Frames:
@@ -30,7 +32,12 @@ def answer(transaction: ReadTransaction, body: Frames, running: Callable[[], Col
         return tsp.bad_request(str(error))
     now_running = running()
     following: bytes | None = None
-    if (uuid := options["uuid"]) is not None:
+    holders: dict[str, bytes] = {}
+    if options["keys"] is not None:
+        found = ((key, transaction.holder(key.encode(errors="replace"))) for key in options["keys"])
+        holders = {key: uuid for key, uuid in found if uuid is not None}
+        rows = _described(transaction, list(holders.values()))
+    elif (uuid := options["uuid"]) is not None:
         rows = _described(transaction, [uuid])
     elif options["state"] is State.RUNNING:
         behind = options["after"] or b""
@@ -46,10 +53,12 @@ def answer(transaction: ReadTransaction, body: Frames, running: Callable[[], Col
         rows, following = page, page.next
         if options["state"] is State.WAITING:
             rows = [row for row in page if row.uuid not in now_running]
-    document = {
+    document: dict[str, Any] = {
         "requests": [_document(row, row.uuid in now_running) for row in rows],
         "next": following.hex() if following else None,
     }
+    if options["keys"] is not None:
+        document["uuids"] = {key: uuid.hex() for key, uuid in holders.items()}
     return [tsp.OK, json.dumps(document).encode()]
 
 
@@ -73,6 +82,10 @@ def _options(body: Frames) -> dict[str, Any]:
             options[name] = ids.parse(str(text).encode())
             if options[name] is None:
                 raise ValueError(f"{name} must be 32 hexadecimal digits")
+    if (keys := given.get("keys")) is not None:
+        if not isinstance(keys, list) or len(keys) > MAX_LIMIT or not all(isinstance(key, str) for key in keys):
+            raise ValueError(f"keys must be a list of at most {MAX_LIMIT} texts")
+        options["keys"] = keys
     if (service := given.get("service")) is not None:
         options["service"] = str(service).encode()
     if (state := given.get("state")) is not None:

@@ -120,6 +120,10 @@ class Waiters:
         if left:
             self._answer([(ask, [tsp.PENDING]) for ask in left])
 
+    def forget(self, ask: Ask) -> None:
+        """Nobody waits for the answer to this ask any more, if it is not answered yet."""
+        self._forget(ask)
+
     def next_deadline(self) -> float | None:
         """When `tick` has something to do."""
         return self._deadlines.next()

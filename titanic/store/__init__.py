@@ -1,13 +1,18 @@
 """The store of Titanic: requests and replies that outlive the process. Start reading at store.py."""
 
+from titanic.store.apart import Checked, check_apart
 from titanic.store.backup import Progress, backup, restore
-from titanic.store.check import Problem, check
-from titanic.store.closed import ClosedRequest
+from titanic.store.bulk import ClosedBulk
+from titanic.store.check import check
+from titanic.store.closed import LAYOUT as CLOSED_LAYOUT
+from titanic.store.closed import UNCLAIMED, ClosedRequest
+from titanic.store.findings import Problem
 from titanic.store.outcome import Outcome, Pending
 from titanic.store.read import ReadTransaction
 from titanic.store.repair import repair
 from titanic.store.request import DEFAULT_PRIORITY, MAX_PRIORITY, NewRequest, Request
 from titanic.store.room import MIN_CAPACITY
+from titanic.store.salvage import Salvaged, salvage
 from titanic.store.schema import priority_in
 from titanic.store.state import ENDING, TRANSITIONS, Event, State, Status
 from titanic.store.store import DEFAULT_CAPACITY, Store
@@ -27,6 +32,7 @@ from titanic.store.views import (
 from titanic.store.write import WriteTransaction
 
 __all__ = [
+    "CLOSED_LAYOUT",
     "DAY",
     "DEFAULT_CAPACITY",
     "DEFAULT_PRIORITY",
@@ -34,9 +40,12 @@ __all__ = [
     "MAX_PRIORITY",
     "MIN_CAPACITY",
     "TRANSITIONS",
+    "UNCLAIMED",
     "Accepted",
     "Archive",
+    "Checked",
     "Closed",
+    "ClosedBulk",
     "ClosedRequest",
     "Counts",
     "Description",
@@ -52,6 +61,7 @@ __all__ = [
     "ReadyRow",
     "Request",
     "Retention",
+    "Salvaged",
     "State",
     "Status",
     "Store",
@@ -59,7 +69,9 @@ __all__ = [
     "WriteTransaction",
     "backup",
     "check",
+    "check_apart",
     "priority_in",
     "repair",
     "restore",
+    "salvage",
 ]

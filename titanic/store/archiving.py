@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from titanic.errors import InvalidArchive
+from titanic.store import closed
 from titanic.store.change import Change
-from titanic.store.schema import ARCHIVE, ARCHIVE_KEY
+from titanic.store.schema import ARCHIVE, ARCHIVE_KEY, closed_key
 from titanic.store.views import Archive
 
 
@@ -29,10 +30,12 @@ class Archiving(Change):
             self._note_archive(False, upto)
         return self.archive()
 
-    def acknowledge_archive(self, upto: int) -> Archive:
+    def acknowledge_archive(self, upto: int, uuid: bytes | None = None) -> Archive:
         """The archive has everything up to number `upto`, and safely. A number below an earlier one changes nothing.
 
-        Raises InvalidArchive when no archive is registered or the number was never given out.
+        `uuid` is the id of the request that has this number in the archive: a store where another one has it isn't the
+        one that was archived. Raises InvalidArchive then, when no archive is registered, or the number was never given
+        out.
         """
         registered, before = self._archived()
         last = self._last_sequence()
@@ -42,6 +45,14 @@ class Archiving(Change):
             raise InvalidArchive(
                 f"closed requests up to {upto} can't be acknowledged", f"the last is {last}", "look for another store"
             )
+        if upto > before and uuid is not None:
+            record = self._txn.get(closed_key(upto), db=self._db.closed)
+            if record is not None and closed.decode_header(upto, record).uuid != uuid:
+                raise InvalidArchive(
+                    f"closed requests up to {upto} can't be acknowledged",
+                    "another request has that number here",
+                    "look for another store",
+                )
         if upto > before:
             self._note_archive(True, upto)
         return self.archive()

@@ -21,6 +21,7 @@ from titanic.store.failures import disk_full, is_of_the_system, translate
 from titanic.store.opening import DATA, sync_directory
 from titanic.store.schema import PAGE
 from titanic.store.store import Store
+from titanic.store.structure import expect_sound
 
 Progress = Callable[[int, int], None]
 """Is told, now and then, how many bytes have been copied of how many at most."""
@@ -60,6 +61,8 @@ def restore(source: str | os.PathLike[str], dest: str | os.PathLike[str], progre
     """
     target = Path(dest)
     _refuse_existing(target)
+    if (Path(source) / DATA).exists():
+        expect_sound(Path(source) / DATA)
     with Store.open_read_only(source) as store:
         _expect_sound(store)
         backup(store, target, progress)
@@ -106,6 +109,7 @@ def _copy(store: Store, directory: Path, progress: Progress | None) -> None:
 
 
 def _verify(directory: Path) -> None:
+    expect_sound(directory / DATA)
     with Store.open_read_only(directory) as copy:
         _expect_sound(copy)
     (directory / "lock.mdb").unlink(missing_ok=True)

@@ -29,12 +29,14 @@ from zlib import crc32
 
 import lmdb
 
-from titanic.store.schema import NODE_MAX, PAGE
+from titanic.store.schema import NODE_MAX, PAGE, odd_row
 
 _KEY = struct.Struct(">QI")
 _ID = struct.Struct(">Q")
 _REF = struct.Struct("<QII")
 REF_SIZE = _REF.size
+KEY_SIZE = _KEY.size
+GRAVE_KEY_SIZE = _ID.size
 CHUNK = NODE_MAX - 8 - _KEY.size
 
 
@@ -89,8 +91,18 @@ def grave_key(blob_id: int) -> bytes:
 
 
 def id_of(key: bytes | memoryview) -> int:
-    """The blob's id in a key of `blobs` or `graves`."""
+    """The blob's id in a key of `blobs`. Raises StoreCorrupt when the key has a wrong length."""
+    if len(key) != KEY_SIZE:
+        raise odd_row("blobs", key, key)
     blob_id: int = _ID.unpack_from(key)[0]
+    return blob_id
+
+
+def buried_id(key: bytes | memoryview) -> int:
+    """The blob's id in a key of `graves`. Raises StoreCorrupt when the key has a wrong length."""
+    if len(key) != GRAVE_KEY_SIZE:
+        raise odd_row("graves", key, key)
+    blob_id: int = _ID.unpack(key)[0]
     return blob_id
 
 

@@ -30,6 +30,7 @@ from titanic.store.schema import (
     LOAD_PREFIX,
     LOST_KEY,
     PAGE,
+    REPAIR,
     SEQUENCE_KEY,
     SETTLED_KEY,
     U32,
@@ -39,6 +40,7 @@ from titanic.store.schema import (
     ready_prefix,
     sequence_of,
     service_of,
+    unpack,
 )
 from titanic.store.state import State
 
@@ -212,8 +214,9 @@ class Change(ReadTransaction):
             cursor = txn.cursor(graves)
             if not cursor.first():
                 break
-            key, pieces = bytes(cursor.key()), U32.unpack(cursor.value())[0]
-            blob_id = blob.id_of(key)
+            key = bytes(cursor.key())
+            blob_id = blob.buried_id(key)
+            (pieces,) = unpack(U32, cursor.value(), "graves", key)
             rest = max(0, pieces - allowed)
             for index in range(rest, pieces):
                 txn.delete(blob.key(blob_id, index), db=self._db.blobs)
@@ -290,16 +293,15 @@ class Change(ReadTransaction):
         if self._sequence is not None:
             self._txn.put(SEQUENCE_KEY, U64.pack(self._sequence), db=meta)
         if self._lost:
-            row = self._txn.get(LOST_KEY, db=meta)
-            self._txn.put(LOST_KEY, U64.pack(self._lost + (0 if row is None else U64.unpack(row)[0])), db=meta)
+            self._txn.put(LOST_KEY, U64.pack(self._lost + self._lost_lives()), db=meta)
             self._lost = 0
         for service, change in self._load_changes.items():
             key = LOAD_PREFIX + service
-            row = self._txn.get(key, db=meta)
-            ready, pending, size = change if row is None else map(sum, zip(change, LOAD.unpack(row), strict=True))
+            row = self._meta_row(key, LOAD)
+            ready, pending, size = change if row is None else map(sum, zip(change, row, strict=True))
             if ready < 0 or pending < 0:
                 raise StoreCorrupt(
-                    "the store is damaged", f"{min(ready, pending)} requests wait for {service!r}", "repair it"
+                    "the store is damaged", f"{min(ready, pending)} requests wait for {service!r}", REPAIR
                 )
             if pending:
                 self._txn.put(key, LOAD.pack(ready, pending, max(size, 0)), db=meta)

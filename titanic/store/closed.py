@@ -48,9 +48,35 @@ from titanic.store.state import Status
 
 DATABASE = "closed"
 
+LAYOUT = (
+    ("format", "B"),
+    ("kind", "B"),
+    ("attempts", "H"),
+    ("crc", "I"),
+    ("submitted_at", "Q"),
+    ("dispatched_at", "Q"),
+    ("replied_at", "Q"),
+    ("closed_at", "Q"),
+    ("uuid", "16s"),
+    ("service_size", "B"),
+    ("key_size", "B"),
+    ("error_size", "H"),
+    ("request_where", "B"),
+    ("reply_where", "B"),
+    ("priority", "B"),
+    ("reserved", "B"),
+    ("request_frames", "I"),
+    ("request_size", "I"),
+    ("reply_frames", "I"),
+    ("reply_size", "I"),
+)
+"""The fields of fixed size with their codes in `struct`, for whoever decodes many records at once (bulk.py)."""
+
+UNCLAIMED = 0x80
+"""In `kind`: nobody closed it."""
+
 _FORMAT = 1
-_UNCLAIMED = 0x80
-_HEADER = struct.Struct("<BBHIQQQQ16sBBHBBBBIIII")
+_HEADER = struct.Struct("<" + "".join(code for _, code in LAYOUT))
 _PREFIX = struct.Struct("<BBH")
 _REST = struct.Struct("<QQQQ16sBBHBBBBIIII")
 _STATUS = {int(status): status for status in Status}
@@ -168,7 +194,7 @@ def encode(sequence: int, life: Life) -> bytes:
     """The record."""
     error = cut(life.error)
     request, reply = life.request, life.reply
-    kind = int(life.status) | (_UNCLAIMED if life.unclaimed else 0)
+    kind = int(life.status) | (UNCLAIMED if life.unclaimed else 0)
     rest = _REST.pack(
         life.submitted_at,
         life.dispatched_at,
@@ -207,7 +233,7 @@ def decode_header(sequence: int, record: memoryview) -> Header:
     closed_at, uuid, service_size, key_size, error_size = fields[7:12]
     if format_ != _FORMAT:
         raise RecordCorrupt(key, DATABASE, f"record format {format_} is unknown")
-    status = _STATUS.get(kind & ~_UNCLAIMED)
+    status = _STATUS.get(kind & ~UNCLAIMED)
     at = _HEADER.size
     texts = []
     for length in (service_size, key_size, error_size):
@@ -228,7 +254,7 @@ def decode_header(sequence: int, record: memoryview) -> Header:
     return Header(
         fields,
         status,
-        bool(kind & _UNCLAIMED),
+        bool(kind & UNCLAIMED),
         closed_at,
         uuid,
         service,
@@ -241,14 +267,17 @@ def decode_header(sequence: int, record: memoryview) -> Header:
 
 def decode(sequence: int, record: memoryview, fetch: Fetch = refuse_blob) -> ClosedRequest:
     """The whole of it. Raises RecordCorrupt when a checksum is wrong."""
-    key = closed_key(sequence)
-    verify(key, record, DATABASE)
-    header = decode_header(sequence, record)
+    verify(closed_key(sequence), record, DATABASE)
+    return decode_rest(sequence, record, decode_header(sequence, record), fetch)
+
+
+def decode_rest(sequence: int, record: memoryview, header: Header, fetch: Fetch) -> ClosedRequest:
+    """The whole of it, when the header was decoded and the checksum verified before."""
     try:
         request = _frames(record, header.request, fetch)
         reply = _frames(record, header.reply, fetch)
     except ValueError as error:
-        raise RecordCorrupt(key, DATABASE, str(error)) from error
+        raise RecordCorrupt(closed_key(sequence), DATABASE, str(error)) from error
     attempts, _, submitted_at, dispatched_at, replied_at = header.fields[2:7]
     return ClosedRequest(
         sequence,

@@ -16,6 +16,7 @@ from titanic.store.schema import (
     DEAD,
     EXPIRY,
     PAGE,
+    REPAIR,
     REPLIED,
     cost,
     due_of,
@@ -70,7 +71,7 @@ class Ending(Change):
         if place is None or (place.state, Event.POSTPONE) not in TRANSITIONS:
             return False
         if not place.key:
-            raise StoreCorrupt("the store is damaged", f"{uuid.hex()} is in no queue", "repair it")
+            raise StoreCorrupt("the store is damaged", f"{uuid.hex()} is in no queue", REPAIR)
         self._take_out(place)
         due = max(due, 1)  # 0 would say that it is ready
         endless = place.past is not None and place.past.endless

@@ -10,6 +10,7 @@ import lmdb
 
 from titanic.errors import StoreCorrupt, StoreError, StoreFailed, StoreFull
 from titanic.store.schema import PAGE
+from titanic.store.structure import SALVAGE
 
 _DAMAGE = (
     lmdb.CorruptedError,
@@ -31,7 +32,7 @@ def translate(error: lmdb.Error, env: lmdb.Environment, capacity: int) -> StoreE
     if isinstance(error, lmdb.MapFullError):
         return StoreFull((env.info()["last_pgno"] + 1) * PAGE, capacity)
     if isinstance(error, _DAMAGE):
-        return StoreCorrupt(f"the store in {env.path()} is damaged", str(error), "restore it from a backup")
+        return StoreCorrupt(f"the store in {env.path()} is damaged", str(error), SALVAGE)
     if isinstance(error, lmdb.ReadersFullError):
         return StoreFailed("the store has too many readers", str(error), "end those that hang")
     if isinstance(error, lmdb.PanicError):

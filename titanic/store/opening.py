@@ -21,17 +21,20 @@ from titanic.ids import IdMaker
 from titanic.store import lock
 from titanic.store.environment import Environment, Pace, Settings
 from titanic.store.failures import disk_full, is_of_the_system
+from titanic.store.read import ReadTransaction
 from titanic.store.room import MIN_CAPACITY, divide, reserved
-from titanic.store.schema import CAPACITY_KEY, FORMAT, FORMAT_KEY, PAGE, U32, U64, Databases
+from titanic.store.schema import CAPACITY_KEY, FORMAT, FORMAT_KEY, MOST_BYTES, PAGE, REPAIR, U32, U64, Databases
+from titanic.store.structure import SALVAGE, faults
 from titanic.store.upgrade import upgrade
-from titanic.store.view import View
 
 DATA = "data.mdb"
-_NEW = "new.mdb"
-_LOCK = "lock.mdb"
+NEW = "new.mdb"
+LOCK = "lock.mdb"
 _LOCK_SIZE = 2 * PAGE
-_OURS = {DATA, _LOCK, lock.FILE, _NEW, "lost+found"}
+_OURS = {DATA, LOCK, lock.FILE, NEW, "lost+found"}
 _READERS = 126
+_MOST_FORMATS = 999
+"""A number beyond that is damage and no format to come."""
 DEFAULT_CAPACITY = 1 << 30
 
 
@@ -47,7 +50,7 @@ def prepare(directory: Path) -> None:
         else:
             _make_directory(directory)
     except OSError as error:
-        raise _unwritable(directory, error) from error
+        raise unwritable(directory, error) from error
 
 
 def take_lock(directory: Path) -> int:
@@ -55,16 +58,16 @@ def take_lock(directory: Path) -> int:
     try:
         return lock.acquire(directory)
     except OSError as error:
-        raise _unwritable(directory, error) from error
+        raise unwritable(directory, error) from error
 
 
 def open_environment(
-    directory: Path, capacity: int | None, settings: Settings, *, preallocate: bool = False
+    directory: Path, capacity: int | None, settings: Settings, *, preallocate: bool = False, to_repair: bool = False
 ) -> Environment:
     """Open the store in a directory that is prepared and locked, creating it if it isn't there.
 
-    Without a `capacity` it is what it was, or DEFAULT_CAPACITY. Raises CapacityTooSmall, StoreUnwritable, StoreCorrupt,
-    NotAStore or StoreTooNew.
+    Without a `capacity` it is what it was, or DEFAULT_CAPACITY. `to_repair`: see `Store.open`. Raises
+    CapacityTooSmall, StoreUnwritable, StoreCorrupt, NotAStore or StoreTooNew.
     """
     if capacity is not None:
         divide(capacity)
@@ -74,31 +77,34 @@ def open_environment(
             _create(directory)
         size = data.stat().st_size
     except (OSError, lmdb.Error) as error:
-        raise _unwritable(directory, error) from error
+        raise unwritable(directory, error) from error
     if size < 2 * PAGE:
         raise _corrupt(data, f"it has {size} bytes")
     env = _open(directory, max(capacity or 0, size))
     try:
         _check_length(env, data)
-        found, known = _format_and_capacity(env, data)
+        found, known = _format_and_capacity(env, data, to_repair=to_repair)
         if found < FORMAT:
             env.close()
             upgrade(directory, found)
             env = _open(directory, max(capacity or 0, data.stat().st_size))
         room = divide(capacity or max(known or DEFAULT_CAPACITY, MIN_CAPACITY))
         environment = Environment(env, _open_databases(env, data), room, settings, IdMaker(_last_id(env)), Pace())
-        with View(environment) as view:
+        with ReadTransaction(environment) as view:
             used = view._used()
+            if not to_repair:
+                view.waiting()  # what every server needs at once; better it ends here, with a reason, than later
+                view.archive()
         needed = max(room.capacity, data.stat().st_size, used + reserved(room.capacity))
         env.set_mapsize(needed - needed % PAGE)
-        if known != room.capacity:
+        if known != room.capacity and (known is not None or capacity is not None):
             with env.begin(write=True, db=environment.databases.meta) as txn:
                 txn.put(CAPACITY_KEY, U64.pack(room.capacity))
         if preallocate:
             _preallocate(data, room.capacity)
     except (OSError, lmdb.Error) as error:
         env.close()
-        raise (_unwritable(directory, error) if is_of_the_system(error) else _corrupt(data, str(error))) from error
+        raise (unwritable(directory, error) if is_of_the_system(error) else _corrupt(data, str(error))) from error
     except BaseException:
         env.close()
         raise
@@ -123,7 +129,7 @@ def open_read_only(directory: Path) -> Environment:
                 f"its format is {found}, read is format {FORMAT}",
                 "open it once for writing",
             )
-        room = divide(max(known, MIN_CAPACITY))
+        room = divide(max(known or 0, MIN_CAPACITY))
         return Environment(env, _open_databases(env, data), room, Settings(), IdMaker(None), Pace())
     except lmdb.Error as error:
         env.close()
@@ -145,7 +151,7 @@ def sync_directory(directory: Path) -> None:
 def _open(directory: Path, map_size: int, *, read_only: bool = False) -> lmdb.Environment:
     data = directory / DATA
     try:
-        _allocate_lock(directory, read_only)
+        allocate_lock(directory, read_only=read_only)
         env = lmdb.open(
             str(directory),
             map_size=map_size - map_size % PAGE,
@@ -163,16 +169,16 @@ def _open(directory: Path, map_size: int, *, read_only: bool = False) -> lmdb.En
     except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
         raise _corrupt(data, str(error)) from error
     except (OSError, lmdb.Error) as error:
-        raise _unwritable(directory, error) from error
+        raise unwritable(directory, error) from error
 
 
-def _allocate_lock(directory: Path, read_only: bool) -> None:
+def allocate_lock(directory: Path, *, read_only: bool = False) -> None:
     """Give LMDB's lock file all the room it needs.
 
     LMDB makes it sparse and maps it: on a full disk, touching it would end the process with SIGBUS. One that has its
     room isn't opened: closing it would give up the locks that this process may have on it.
     """
-    file = directory / _LOCK
+    file = directory / LOCK
     if file.exists() and file.stat().st_blocks * 512 >= _LOCK_SIZE:
         return
     try:
@@ -211,7 +217,7 @@ def _make_directory(directory: Path) -> None:
 
 
 def _create(directory: Path) -> None:
-    new = directory / _NEW
+    new = directory / NEW
     new.unlink(missing_ok=True)
     try:
         with (
@@ -237,23 +243,14 @@ def _check_length(env: lmdb.Environment, data: Path) -> None:
     size = data.stat().st_size
     if size >= pages * PAGE:
         return
-    fact = f"it has {size} bytes and should have {pages * PAGE}"
-    try:
-        from lmdb.verify import VerifyError, verify  # since lmdb 3.0
-    except ImportError:
-        raise _corrupt(data, fact) from None
-    try:
-        problems = verify(str(data), subdir=False)  # type: ignore[no-untyped-call]
-    except VerifyError as error:
-        raise _corrupt(data, str(error)) from error
-    if problems:
-        raise _corrupt(data, fact)
+    if faults(data):
+        raise _corrupt(data, f"it has {size} bytes and should have {pages * PAGE}")
 
 
-def _format_and_capacity(env: lmdb.Environment, data: Path) -> tuple[int, int]:
-    """The store's format, and its capacity when it was last open (0: never).
+def _format_and_capacity(env: lmdb.Environment, data: Path, *, to_repair: bool = False) -> tuple[int, int | None]:
+    """The store's format, and its capacity when it was last open (0: never; None: that row is damaged).
 
-    Raises NotAStore or StoreTooNew, before anything is changed.
+    Raises NotAStore, StoreTooNew or StoreCorrupt, before anything is changed.
     """
     strange = NotAStore(f"{data} is not a store", "it is an LMDB file of something else", "choose another directory")
     try:
@@ -262,16 +259,29 @@ def _format_and_capacity(env: lmdb.Environment, data: Path) -> tuple[int, int]:
         raise strange from error
     with env.begin(db=meta) as txn:
         value, capacity = txn.get(FORMAT_KEY), txn.get(CAPACITY_KEY)
-    if value is None or len(value) != U32.size:
-        raise strange
-    (found,) = U32.unpack(value)
+    (found,) = U32.unpack(value) if value is not None and len(value) == U32.size else (0,)
+    if not 0 < found <= _MOST_FORMATS:
+        if not _has_all_databases(env):
+            raise strange
+        if not to_repair:
+            fact = "'format' in 'meta' " + ("is missing" if value is None else f"is {value.hex()}")
+            raise StoreCorrupt(f"{data} is damaged", fact, REPAIR)
+        found = FORMAT  # earlier ones had fewer databases
     if found > FORMAT:
         raise StoreTooNew(
             f"the store in {data.parent} was written by a later version",
             f"its format is {found}, known are formats up to {FORMAT}",
             "upgrade this Titanic",
         )
-    return found, 0 if capacity is None else U64.unpack(capacity)[0]
+    if capacity is None:
+        return found, 0
+    (known,) = U64.unpack(capacity) if len(capacity) == U64.size else (MOST_BYTES,)
+    return found, known if known < MOST_BYTES else None
+
+
+def _has_all_databases(env: lmdb.Environment) -> bool:
+    with env.begin() as txn:
+        return all(txn.get(name.encode()) is not None for name in Databases._fields)
 
 
 def _open_databases(env: lmdb.Environment, data: Path) -> Databases:
@@ -282,7 +292,7 @@ def _open_databases(env: lmdb.Environment, data: Path) -> Databases:
     return Databases(**handles)
 
 
-def _unwritable(directory: Path, error: Exception) -> StoreUnwritable:
+def unwritable(directory: Path, error: Exception) -> StoreUnwritable:
     return StoreUnwritable(
         f"the store's directory {directory} can't be created or written",
         disk_full(error, directory) or str(error),
@@ -291,4 +301,4 @@ def _unwritable(directory: Path, error: Exception) -> StoreUnwritable:
 
 
 def _corrupt(data: Path, fact: str) -> StoreCorrupt:
-    return StoreCorrupt(f"{data} is damaged", fact, "restore it from a backup")
+    return StoreCorrupt(f"{data} is damaged", fact, SALVAGE)

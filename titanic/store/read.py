@@ -10,7 +10,8 @@ from collections.abc import Collection
 
 from titanic.errors import RecordCorrupt
 from titanic.ids import time_of
-from titanic.store import outcome, request
+from titanic.store import idempotency, outcome, request
+from titanic.store.bulk import Bulk
 from titanic.store.outcome import Outcome, Pending
 from titanic.store.record import verify
 from titanic.store.request import Request
@@ -20,20 +21,18 @@ from titanic.store.schema import (
     KEY,
     LOAD,
     LOAD_PREFIX,
-    LOST_KEY,
     REPLIED,
-    U64,
     due_of,
     ready_prefix,
     timer_of,
+    unpack,
     uuid_of,
 )
-from titanic.store.selection import Selection
 from titanic.store.state import State
 from titanic.store.views import Counts, Load, ReadyRow, Retention
 
 
-class ReadTransaction(Selection):
+class ReadTransaction(Bulk):
     """A view of the store as it was when it was entered. Any method may raise RecordCorrupt."""
 
     def state(self, uuid: bytes) -> State | None:
@@ -58,6 +57,13 @@ class ReadTransaction(Selection):
         """The request as it was accepted; None when it is unknown."""
         record = self._txn.get(uuid, db=self._db.requests)
         return None if record is None else request.decode(uuid, record, self._fetch)
+
+    def holder(self, key: bytes) -> bytes | None:
+        """The id of the request that was submitted with this idempotency key, also when it is closed; None when the key
+        is unknown or forgotten."""
+        row = self._txn.get(key, db=self._db.keys) if 0 < len(key) <= request.MAX_KEY else None
+        holder = None if row is None else idempotency.decode(row)
+        return None if holder is None else holder.uuid
 
     def next_ready(self, service: bytes, after: bytes | None, limit: int, max_bytes: int) -> list[ReadyRow]:
         """What the service is to do next: oldest first within a priority, higher priorities before.
@@ -136,13 +142,12 @@ class ReadTransaction(Selection):
 
     def load(self, service: bytes) -> Load:
         """What the service has to do, without counting."""
-        value = self._txn.get(LOAD_PREFIX + service, db=self._db.meta)
-        return Load(0, 0) if value is None else Load(*LOAD.unpack(value)[1:])
+        _, waiting, size = self._meta_row(LOAD_PREFIX + service, LOAD) or (0, 0, 0)
+        return Load(waiting, size)
 
     def counts(self) -> Counts:
         """Totals, without counting."""
         stat, db = self._txn.stat, self._db
-        lost = self._txn.get(LOST_KEY, db=db.meta)
         return Counts(
             requests=stat(db.requests)["entries"],
             waiting=stat(db.ready)["entries"],
@@ -151,18 +156,18 @@ class ReadTransaction(Selection):
             used=self._used(),
             capacity=self._environment.capacity,
             closed=stat(db.closed)["entries"],
-            lost=0 if lost is None else U64.unpack(lost)[0],
+            lost=self._lost_lives(),
         )
 
-    def _loads_by_service(self) -> dict[bytes, tuple[int, int, int]]:
-        loads: dict[bytes, tuple[int, int, int]] = {}
+    def _loads_by_service(self) -> dict[bytes, tuple[int, ...]]:
+        loads: dict[bytes, tuple[int, ...]] = {}
         cursor = self._txn.cursor(self._db.meta)
         if cursor.set_range(LOAD_PREFIX):
             for view, value in cursor.iternext():
                 key = bytes(view)
                 if not key.startswith(LOAD_PREFIX):
                     break
-                loads[key[len(LOAD_PREFIX) :]] = LOAD.unpack(value)
+                loads[key[len(LOAD_PREFIX) :]] = unpack(LOAD, value, "meta", key)
         return loads
 
     def _first_time(self, kind: bytes, skip: Collection[bytes] = ()) -> list[int]:

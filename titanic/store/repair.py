@@ -8,20 +8,24 @@ for it is told, and it can be tried again if its record is still good. All happe
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import lmdb
 
 from titanic.clock import wall_us
-from titanic.errors import RecordCorrupt
+from titanic.errors import InvalidRequest, RecordCorrupt, StoreCorrupt
 from titanic.ids import SIZE
-from titanic.store import blob, closed, outcome, request
-from titanic.store.check import Problem, Remedy, Verb, Walk
+from titanic.store import closed, outcome, request
+from titanic.store.check import Walk
 from titanic.store.closed import NO_FRAMES, Life, Part, Where
+from titanic.store.findings import Problem, Remedy, Verb
 from titanic.store.outcome import Outcome
 from titanic.store.request import NewRequest
 from titanic.store.schema import priority_of, sequence_of, service_of
 from titanic.store.state import Status
 from titanic.store.store import Store
+from titanic.store.structure import SALVAGE
 from titanic.store.write import WriteTransaction
 
 UNKNOWN_SERVICE = b"unknown"
@@ -34,20 +38,35 @@ _VERSION_AND_VARIANT = (0x70, 0x80)
 def repair(store: Store, now_us: int | None = None) -> list[Problem]:
     """Put right what can be, and return the problems that were found. A check tells what is left.
 
-    `now_us` (wall clock, µs since the epoch; None: ask the clock) is when requests fail that are damaged.
+    `now_us` (wall clock, µs since the epoch; None: ask the clock) is when requests fail that are damaged. Raises
+    StoreCorrupt, and changes nothing, when LMDB can't read all of it: then salvage() comes first.
     """
     found: list[Problem] = []
-    with store.write() as txn:
+    with _Repair(store.write()._environment) as txn:
         mender = _Mender(txn, wall_us() if now_us is None else now_us)
         for _ in range(_PASSES):  # one remedy can bring the next problem to light
             walk = Walk(txn)
             walk.run()
+            if walk.unreadable:
+                raise unreadable(store.path, walk.unreadable)
             found += [problem for problem in walk.problems if problem not in found]
             if not walk.remedies:
                 break
             for remedy in walk.remedies:
                 mender.apply(remedy)
     return found
+
+
+def unreadable(path: Path, fact: str) -> StoreCorrupt:
+    """The exception for a store of which LMDB can't read all."""
+    return StoreCorrupt(f"the store in {path} is damaged", fact, SALVAGE)
+
+
+class _Repair(WriteTransaction):
+    """One that doesn't begin with what the last one left to do: that relies on rows which may be damaged."""
+
+    def _make_ready(self) -> bool:
+        return False
 
 
 class _Mender:
@@ -108,7 +127,10 @@ class _Mender:
                 pass
         prefix = self._transaction._search(uuid, None, None).prefix
         if prefix:
-            return service_of(prefix), priority_of(prefix), 0
+            service, priority = service_of(prefix), priority_of(prefix)
+            with suppress(InvalidRequest):
+                request.check_service(service)
+                return service, priority if 0 <= priority <= request.MAX_PRIORITY else request.DEFAULT_PRIORITY, 0
         return UNKNOWN_SERVICE, request.DEFAULT_PRIORITY, 0
 
     def _lose_reply(self, remedy: Remedy, database: lmdb._Database) -> None:
@@ -138,12 +160,11 @@ class _Mender:
 
     def _bury(self, remedy: Remedy, database: lmdb._Database) -> None:
         """Delete a blob, whatever pieces it has."""
-        blob_id = blob.id_of(remedy.key)
         pieces = []
         cursor = self._txn.cursor(database)
-        if cursor.set_range(blob.key(blob_id, 0)):
+        if cursor.set_range(remedy.key):
             for view in cursor.iternext(values=False):
-                if blob.id_of(view) != blob_id:
+                if view[: len(remedy.key)] != remedy.key:
                     break
                 pieces.append(bytes(view))
         for key in pieces:

@@ -57,19 +57,19 @@ class Ring(View):
     def archive(self) -> Archive:
         """Whether an archive is registered, what it has, and what there is."""
         registered, upto = self._archived()
-        lost = self._txn.get(LOST_KEY, db=self._db.meta)
-        return Archive(registered, upto, *self.closed_range(), 0 if lost is None else U64.unpack(lost)[0])
+        return Archive(registered, upto, *self.closed_range(), self._lost_lives())
 
     def _archived(self) -> tuple[bool, int]:
-        row = self._txn.get(ARCHIVE_KEY, db=self._db.meta)
-        if row is None:
-            return False, 0
-        registered, upto = ARCHIVE.unpack(row)
+        registered, upto = self._meta_row(ARCHIVE_KEY, ARCHIVE) or (0, 0)
         return bool(registered), upto
 
     def _last_sequence(self) -> int:
-        row = self._txn.get(SEQUENCE_KEY, db=self._db.meta)
-        return 0 if row is None else int(U64.unpack(row)[0])
+        (last,) = self._meta_row(SEQUENCE_KEY, U64) or (0,)
+        return last
+
+    def _lost_lives(self) -> int:
+        (lost,) = self._meta_row(LOST_KEY, U64) or (0,)
+        return lost
 
     def _oldest_closing(self) -> list[int]:
         cursor = self._txn.cursor(self._db.closed)

@@ -48,6 +48,7 @@ from typing import NamedTuple
 
 import lmdb
 
+from titanic.errors import StoreCorrupt
 from titanic.ids import SIZE
 
 FORMAT = 2
@@ -57,6 +58,7 @@ U64 = struct.Struct("<Q")
 LOAD = struct.Struct("<QQQ")
 ARCHIVE = struct.Struct("<BQ")
 _TIME = struct.Struct(">Q")
+_TIMER = struct.Struct(">cQ")
 TIME_SIZE = _TIME.size
 
 FORMAT_KEY = b"format"
@@ -72,11 +74,30 @@ REPLIED = b"R"
 DEAD = b"D"
 KEY = b"K"
 
+MOST_BYTES = 1 << 46
+"""A store of that size can't be mapped: such a capacity is damage."""
+REPAIR = "stop the server and repair the store: titanic check --repair"
+"""What to do about damage."""
+
 PAGE = 4096
 NODE_MAX = 2038
 """LMDB moves a value to pages of its own when 8 bytes, key and value together exceed this."""
 INLINE = NODE_MAX - 8 - SIZE
 """The largest record that stands in its row; what is larger has its body in a blob."""
+
+
+def unpack(layout: struct.Struct, value: bytes | memoryview, database: str, key: bytes | memoryview) -> tuple[int, ...]:
+    """The numbers in the row `key`. Raises StoreCorrupt when `value` isn't as long as they are."""
+    if len(value) != layout.size:
+        raise odd_row(database, key, value)
+    return layout.unpack(value)
+
+
+def odd_row(database: str, key: bytes | memoryview, part: bytes | memoryview) -> StoreCorrupt:
+    """The exception for a row of which a part, key or value, has a length that it can't have."""
+    name = bytes(key)
+    shown = name.decode() if name.isascii() and name.decode().isprintable() else name.hex()
+    return StoreCorrupt("the store is damaged", f"{shown} in '{database}' has {len(part)} bytes", REPAIR)
 
 
 class Databases(NamedTuple):
@@ -123,7 +144,9 @@ def later_key(due: int, uuid: bytes) -> bytes:
 
 
 def due_of(key: bytes | memoryview) -> int:
-    """The time in a key of `later`, in µs since the epoch."""
+    """The time in a key of `later`, in µs since the epoch. Raises StoreCorrupt when the key is too short."""
+    if len(key) < TIME_SIZE:
+        raise odd_row("later", key, key)
     due: int = _TIME.unpack_from(key)[0]
     return due
 
@@ -139,8 +162,11 @@ def timer_key(kind: bytes, time: int, subject: bytes) -> bytes:
 
 
 def timer_of(key: bytes | memoryview) -> tuple[bytes, int, bytes]:
-    """Kind, time and subject in a key of `timers`."""
-    return bytes(key[:1]), _TIME.unpack_from(key, 1)[0], bytes(key[1 + TIME_SIZE :])
+    """Kind, time and subject in a key of `timers`. Raises StoreCorrupt when the key is too short."""
+    if len(key) < _TIMER.size:
+        raise odd_row("timers", key, key)
+    kind, time = _TIMER.unpack_from(key)
+    return kind, time, bytes(key[_TIMER.size :])
 
 
 def closed_key(sequence: int) -> bytes:
@@ -149,7 +175,9 @@ def closed_key(sequence: int) -> bytes:
 
 
 def sequence_of(key: bytes | memoryview) -> int:
-    """The number in a key of `closed`."""
+    """The number in a key of `closed`. Raises StoreCorrupt when the key has another length."""
+    if len(key) != TIME_SIZE:
+        raise odd_row("closed", key, key)
     sequence: int = _TIME.unpack(key)[0]
     return sequence
 

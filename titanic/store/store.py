@@ -43,6 +43,7 @@ from titanic.store.environment import Environment, Settings
 from titanic.store.failures import translate
 from titanic.store.read import ReadTransaction
 from titanic.store.room import divide
+from titanic.store.structure import expect_sound
 from titanic.store.write import WriteTransaction
 
 DEFAULT_CAPACITY = opening.DEFAULT_CAPACITY
@@ -75,6 +76,8 @@ class Store:
         keep_closed: bool = True,
         closed_body_limit: int = 64 << 10,
         drop_unarchived: bool = False,
+        to_repair: bool = False,
+        verified: bool = False,
     ) -> Store:
         """Open the store in the directory `path`, and create both if they aren't there.
 
@@ -87,6 +90,9 @@ class Store:
         with its frames. `drop_unarchived`: what is to be done when entries that an archive hasn't got yet take the
         room of new requests: drop them and count the loss, or refuse the requests.
 
+        `verified`: look through all pages before LMDB does, which some damage makes end the process (structure.py).
+        `to_repair`: open it also when counters or the number of its format are damaged; repair() writes them anew.
+
         Raises CapacityTooSmall, StoreUnwritable, NotAStore, StoreLocked, StoreTooNew or StoreCorrupt.
         """
         directory = Path(path)
@@ -96,7 +102,11 @@ class Store:
         opening.prepare(directory)
         descriptor = opening.take_lock(directory)
         try:
-            environment = opening.open_environment(directory, capacity, settings, preallocate=preallocate)
+            if verified and (directory / opening.DATA).exists():
+                expect_sound(directory / opening.DATA)
+            environment = opening.open_environment(
+                directory, capacity, settings, preallocate=preallocate, to_repair=to_repair
+            )
             return cls(directory, environment, descriptor)
         except BaseException as error:
             lock.release(descriptor)

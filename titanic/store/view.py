@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from types import TracebackType
 from typing import Self
 
@@ -11,7 +12,7 @@ from titanic.store import blob
 from titanic.store.blob import Ref
 from titanic.store.environment import Environment
 from titanic.store.failures import translate
-from titanic.store.schema import PAGE
+from titanic.store.schema import PAGE, unpack
 
 
 class View:
@@ -52,6 +53,11 @@ class View:
             found = stat(database)
             pages += found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]
         return int(pages * PAGE)
+
+    def _meta_row(self, key: bytes, layout: struct.Struct) -> tuple[int, ...] | None:
+        """The numbers of a row of `meta`; None when there is none. Raises StoreCorrupt when its length is wrong."""
+        value = self._txn.get(key, db=self._db.meta)
+        return None if value is None else unpack(layout, value, "meta", key)
 
     def _fetch(self, ref: Ref) -> bytes:
         return blob.read(self._txn, self._db.blobs, ref)

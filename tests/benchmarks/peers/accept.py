@@ -46,7 +46,7 @@ class Peer:
 
 
 class Titanic(Peer):
-    """`titanic serve`, its own client."""
+    """`titanic serve`, its own client, which puts a hundred requests into a message."""
 
     name = "titanic"
 
@@ -60,6 +60,33 @@ class Titanic(Peer):
         self.client.stats()
 
     def many(self, count: int) -> None:
+        self.client.submit_many("absent", [BODY] * count, window=WINDOW, unique=False)
+
+    def one(self, count: int) -> None:
+        for _ in range(count):
+            self.client.submit_batch("absent", [BODY], unique=False)
+
+
+class TitanicOnce(Titanic):
+    """As its client does it when it is not told otherwise: with a key for each, so that what has to be sent again is
+    stored once. None of the peers does that."""
+
+    name = "titanic, keys"
+
+    def many(self, count: int) -> None:
+        self.client.submit_many("absent", [BODY] * count, window=WINDOW)
+
+    def one(self, count: int) -> None:
+        for _ in range(count):
+            self.client.submit("absent", BODY)
+
+
+class TitanicSingly(Titanic):
+    """Each request in a message of its own, as RFC 9 has it."""
+
+    name = "titanic, RFC 9"
+
+    def many(self, count: int) -> None:
         from broker import Pipeline
 
         with Pipeline(self.client.endpoint, timeout=60) as pipeline:
@@ -67,28 +94,11 @@ class Titanic(Peer):
                 assert reply[0] == b"200"
 
     def one(self, count: int) -> None:
-        for _ in range(count):
-            self.client.submit("absent", BODY)
+        from broker import Client
 
-
-class TitanicBatches(Titanic):
-    """The same, a hundred requests in a message, as many messages in flight as make WINDOW."""
-
-    name = "titanic, batches of 100"
-
-    def many(self, count: int) -> None:
-        import json
-
-        from broker import Pipeline
-
-        message: list[Any] = [json.dumps({"many": True}), "absent", *[BODY] * 100]
-        with Pipeline(self.client.endpoint, timeout=60) as pipeline:
-            for reply in pipeline.map("titanic.submit", [message] * (count // 100), window=WINDOW // 100):
-                assert reply[0] == b"200"
-
-    def one(self, count: int) -> None:
-        for _ in range(count):
-            self.client.submit_batch("absent", [BODY])
+        with Client(self.client.endpoint, timeout=60) as client:
+            for _ in range(count):
+                assert client.call("titanic.request", "absent", BODY)[0] == b"200"
 
 
 class RabbitMQ(Peer):
@@ -230,4 +240,4 @@ class Beanstalkd(Peer):
             self.client.put(BODY)
 
 
-PEERS = (Titanic, TitanicBatches, RabbitMQ, Redis, Nats, Beanstalkd)
+PEERS = (Titanic, TitanicOnce, TitanicSingly, RabbitMQ, Redis, Nats, Beanstalkd)

@@ -24,7 +24,7 @@ def test_a_variable_that_is_wrong_is_named() -> None:
     done = here("status", TITANIC_TIMEOUT="soon")
     assert done.code == 2
     assert "'--timeout'" in done.err
-    assert "'soon' is not a number of seconds" in done.err
+    assert "'soon' is not a time from 0.001 s to 1157 days; write seconds, or a unit: 250ms, " in done.err
 
 
 def test_from_the_top_of_a_file(endpoint: str, toml: Path) -> None:
@@ -65,6 +65,25 @@ def test_one_value_is_a_list_of_one(tmp_path: Path, toml: Path) -> None:
     toml.write_text('bind = "tcp://127.0.0.1:*"\n')
     with running(tmp_path / "log", "broker", "--config", toml) as broker:
         broker.says(r"broker at tcp://127.0.0.1:\d+\n")
+
+
+@pytest.mark.parametrize("value", ["90", "90s", "1.5m", "0.025h", "90000ms", "1.5 min"])
+def test_a_time_has_a_unit_or_is_seconds(endpoint: str, value: str) -> None:
+    uuid = here("submit", "absent", "x", "--ttl", value, "--endpoint", endpoint).line
+    row = here("show", uuid, "--json", "--endpoint", endpoint).json
+    assert row["expires_at"] - row["submitted_at"] == pytest.approx(90e6, abs=1e6)
+
+
+@pytest.mark.parametrize("value", ["", "s", "5x", "1 h 5 m", "1e9", "-1s", "nan", "inf", "9999d"])
+def test_times_that_are_none(value: str) -> None:
+    done = here("submit", "s", "--ttl", value)
+    assert done.code == 2
+    assert f"{value!r} is not a time from 0.001 s to 1157 days" in done.err
+
+
+def test_the_bounds_of_a_capacity_are_those_of_the_store() -> None:
+    assert "1KiB is not a size from 16MiB to 16TiB" in here("serve", "--capacity", "1KiB").err
+    assert "1KiB is not a size from 64KiB to 16TiB" in here("serve", "--max-body", "1KiB").err
 
 
 @pytest.mark.parametrize("value", ["1", "-5", "12XB", "", "99999TiB", "1e5", "1.5.5GB"])

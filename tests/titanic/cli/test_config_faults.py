@@ -40,7 +40,7 @@ WRONG = [
     ("[serve.limits]\nmail = 3", 1, "unknown key [serve] limits"),
     # Values of the wrong kind.
     ("endpoint = 5", 1, "endpoint (of titanic submit) cannot be 5; it must be a text in quotes"),
-    ("[status]\nendpoint = ['a', 'b']", 2, "[status] endpoint cannot be ['a', 'b']; it must be a text in quotes"),
+    ("[status]\nmdp = ['a', 'b']", 2, "[status] mdp cannot be ['a', 'b']; it must be a text in quotes"),
     ("[status]\ntimeout = true", 2, "[status] timeout cannot be True; it must be a number"),
     ("[status]\ntimeout = 2026-01-01", 2, "[status] timeout cannot be datetime.date(2026, 1, 1); it must be a number"),
     ("[status]\njson = 'yes'", 2, "[status] json cannot be 'yes'; it must be true or false"),
@@ -52,19 +52,19 @@ WRONG = [
     ("[serve]\ncapacity = [1]", 2, "[serve] capacity cannot be [1]; it must be a size like 500, 64MiB or 1.5GB"),
     ("[serve]\ngrace = {s = 1}", 2, "[serve] grace cannot be {'s': 1}; it must be a number"),
     # Values that cannot be.
-    ("[status]\ntimeout = 'soon'", 2, "[status] timeout: 'soon' is not a number of seconds from 0.001 to 1e+08"),
-    ("[status]\ntimeout = nan", 2, "[status] timeout: nan is not a number of seconds"),
-    ("[serve]\ngrace = -1", 2, "[serve] grace: -1 is not a number of seconds from 0 to 1e+08"),
-    ("[serve]\nretry-most = inf", 2, "[serve] retry-most: inf is not a number of seconds"),
-    ("[serve]\nheartbeat = 0", 2, "[serve] heartbeat: 0 is not a number of seconds from 0.01 to 1e+08"),
+    ("[status]\ntimeout = 'soon'", 2, "[status] timeout: 'soon' is not a time from 0.001 s to 1157 days"),
+    ("[status]\ntimeout = nan", 2, "[status] timeout: nan is not a time"),
+    ("[serve]\ngrace = -1", 2, "[serve] grace: -1 is not a time from 0 s to 1157 days"),
+    ("[serve]\nretry-most = inf", 2, "[serve] retry-most: inf is not a time"),
+    ("[serve]\nheartbeat = 0", 2, "[serve] heartbeat: 0 is not a time from 0.01 s to 1157 days"),
     ("[status]\nmdp = '9'", 2, "[status] mdp: '9' is not one of '0.2', '0.1', 'majortomo'"),
     ("[serve]\nlog-level = 'loud'", 2, "[serve] log-level: 'loud' is not one of 'debug', 'info', 'warning', 'error'"),
     ("[ls]\nlimit = 0", 2, "[ls] limit: 0 is not in the range x>=1"),
     ("[serve]\nmax-attempts = 70000", 2, "[serve] max-attempts: 70000 is not in the range 1<=x<=65535"),
     ("[serve]\nlanes = 151", 2, "[serve] lanes: 151 is not in the range 1<=x<=150"),
     ("[serve]\ncapacity = '1 parsec'", 2, "[serve] capacity: '1 parsec' is not a size"),
-    ("[serve]\ncapacity = 0", 2, "[serve] capacity: 0 is not a size from 65536 to 16TiB"),
-    ("[serve]\nmax-body = '99TiB'", 2, "[serve] max-body: 99TiB is not a size from 65536 to 16TiB"),
+    ("[serve]\ncapacity = 0", 2, "[serve] capacity: 0 is not a size from 16MiB to 16TiB"),
+    ("[serve]\nmax-body = '99TiB'", 2, "[serve] max-body: 99TiB is not a size from 64KiB to 16TiB"),
     ("[serve]\nservice-limit = 'mail'", 2, "[serve] service-limit: 'mail' is not like NAME:waiting=1000,bytes=64MiB"),
     ("[serve]\nservice-limit = ['a:waiting=1', 'b:size=1']", 2, "[serve] service-limit: 'b:size=1' is not like NAME:"),
     ("[serve]\nservice-limit = ['a:waiting=many']", 2, "[serve] service-limit: 'many' is not a size"),
@@ -106,7 +106,8 @@ def test_a_command_does_not_start_with_any_of_them(toml: Path) -> None:
     assert done.err.partition("Error: ")[2].splitlines() == [
         f"{toml}:1: unknown key timeuot; did you mean timeout?",
         f"{toml}:6: unknown key [serve] garce; did you mean grace?",
-        f"{toml}:3: [status] timeout: 'soon' is not a number of seconds from 0.001 to 1e+08",
+        f"{toml}:3: [status] timeout: 'soon' is not a time from 0.001 s to 1157 days"
+        "; write seconds, or a unit: 250ms, 90s, 5m, 1.5h, 30d",
     ]
 
 
@@ -130,6 +131,7 @@ def test_a_variable_that_is_wrong_is_named() -> None:
     done = here("status", TITANIC_TIMEOUT="soon")
     assert done.code == 2
     assert done.err.splitlines()[-1] == (
-        "Error: Invalid value for '--timeout': 'soon' is not a number of seconds from 0.001 to 1e+08"
+        "Error: Invalid value for '--timeout': 'soon' is not a time from 0.001 s to 1157 days"
+        "; write seconds, or a unit: 250ms, 90s, 5m, 1.5h, 30d"
         " (from TITANIC_TIMEOUT in the environment)"
     )

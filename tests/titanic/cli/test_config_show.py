@@ -36,7 +36,7 @@ def test_as_a_table(toml: Path) -> None:
 def test_of_another_command(toml: Path) -> None:
     """Also of one that takes arguments, which are not needed here."""
     shown = here("config", "show", "--json", "--config", toml, "work", "-j", "4").json
-    assert shown["endpoint"] == {"value": "tcp://10.0.0.5:5555", "source": f"{toml}:1"}
+    assert shown["endpoint"] == {"value": ["tcp://10.0.0.5:5555"], "source": f"{toml}:1"}
     assert shown["jobs"] == {"value": "4", "source": "command line"}
 
 

@@ -55,7 +55,7 @@ def test_every_command_has_examples_that_it_understands(command: click.Command) 
 
 
 def test_the_metavars_are_few(command: click.Command) -> None:
-    known = {"N", "S", "SIZE", "DIR", "FILE", "ENDPOINT", "SERVICE", "KEY", "NAME:WHAT=N,…", "HOST:PORT"}
+    known = {"N", "TIME", "SIZE", "DIR", "FILE", "ENDPOINT", "SERVICE", "KEY", "NAME:WHAT=N,…", "HOST:PORT"}
     for option in command.params:
         if isinstance(option, click.Option) and not option.is_flag and not isinstance(option.type, click.Choice):
             assert option.metavar in known, option.name

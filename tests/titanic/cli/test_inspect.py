@@ -62,10 +62,51 @@ def test_show(at: tuple[str, str]) -> None:
     assert (document["state"], document["attempts"], document["reply_bytes"]) == ("done", 1, 3)
 
 
+def test_show_tells_all_that_was_asked_for(at: tuple[str, str]) -> None:
+    options = {"priority": "7", "limit": "90", "max-attempts": "3", "delay": "1h", "ttl": "2h", "key": "inspect: 1"}
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    uuid = here("submit", "absent", "x", *words, *at).line
+    text = here("show", uuid, *at).out.decode()
+    for line in (
+        r"key +inspect: 1",
+        r"priority +7",
+        r"limit +90s",
+        r"max attempts +3",
+        r"not before +\S+ \S+ \(in (1h|60m)\)",
+        r"expires +\S+ \S+ \(in (2h|120m)\)",
+    ):
+        assert re.search(rf"^{line}$", text, re.MULTILINE), line
+    assert "tried again" not in text
+    document = here("show", uuid, "--json", *at).json
+    assert document["options"] == {"limit": 90}
+    assert document["expires_at"] - document["submitted_at"] == pytest.approx(7200e6, abs=1e6)
+
+
+def test_what_a_request_does_not_have_is_null(at: tuple[str, str]) -> None:
+    uuid = here("submit", "absent", "x", *at).line
+    row = here("show", uuid, "--json", *at).json
+    assert {name for name, value in row.items() if value is None} == {
+        *("key", "not_before", "expires_at", "max_attempts", "due", "dispatched_at", "finished_at", "reason")
+    }
+    assert row in here("ls", "--service", "absent", "--limit", "1000", "--json", *at).json
+
+
+def test_the_help_names_all_that_programs_are_given(at: tuple[str, str]) -> None:
+    uuid = here("submit", "absent", "x", *at).line
+    status = here("status", "--json", *at).json
+    names = [*status, *(name for part in ("store", "since_start", "dispatch") for name in status[part])]
+    words = set(re.findall(r"\w+", here("status", "--help").out.decode()))
+    assert not set(names) - words
+    words = set(re.findall(r"\w+", here("show", "--help").out.decode()))
+    assert not here("show", uuid, "--json", *at).json.keys() - words
+
+
 def test_what_expired_has_waited_and_not_run(at: tuple[str, str]) -> None:
     uuid = here("submit", "absent", "x", "--ttl", "0.001", "--wait", "20", *at).line
     shown = rows(here("show", uuid, *at).out)
     assert shown["body"] == ["1 frame, 1 B"]
+    assert shown["reason"]
+    assert "last error" not in here("show", uuid, *at).out.decode()
     assert re.search(r"\(waited \S+\)$", shown["ended"][0])
 
 
@@ -172,8 +213,13 @@ def test_a_backup_of_a_store_in_use(tmp_path: Path) -> None:
         assert done.out.startswith(f"{copy}: ".encode())
         here("close", *uuids, "--endpoint", endpoint)
         assert here("backup", copy, "--store", store).code == 1  # it is there already
+        other = tmp_path / "other"
+        told = here("backup", other, "--store", store, "--json").json
+        assert told == {"path": str(other), "bytes": (other / "data.mdb").stat().st_size}
     assert here("restore", copy, "--store", store).code == 1  # so is this
     assert here("restore", copy, "--store", again).code == 0
+    told = here("restore", copy, "--store", tmp_path / "third", "--json").json
+    assert told == {"path": str(tmp_path / "third"), "bytes": (tmp_path / "third" / "data.mdb").stat().st_size}
     assert here("check", "--store", again).out == f"{again}: 3 requests, 0 replies: no problems\n".encode()
     assert here("restore", tmp_path / "nothing", "--store", tmp_path / "new").code == 2
     assert here("backup", tmp_path / "new", "--store", tmp_path / "nothing").code == 2

@@ -63,10 +63,26 @@ def test_retry(at: tuple[str, str]) -> None:
     until(lambda: show(uuid, at)["state"] == "failed")
     assert show(uuid, at)["attempts"] == 2
     assert here("retry", "--all", "--service", "fail", *at).out == b"1 to be tried again\n"
-    assert here("retry", "0" * 32, *at).out == b"0 to be tried again\n"
+    until(lambda: show(uuid, at)["state"] == "failed")
+    assert here("retry", "--service", "fail", "--json", *at).json == {"retried": 1}
     assert here("retry", *at).code == 2
     assert here("retry", uuid, "--all", *at).code == 2
     assert here("retry", "nonsense", *at).code == 2
+
+
+def test_why_nothing_is_tried_again(at: tuple[str, str]) -> None:
+    waiting, unknown = here("submit", "absent", "x", *at).line, "0" * 32
+    done = here("retry", unknown, *at)
+    assert (done.code, done.out) == (4, b"0 to be tried again\n")
+    assert f"unknown UUID {unknown}; it was closed, deleted after its time, or never accepted" in done.err
+    done = here("retry", unknown, waiting, *at)
+    assert (done.code, done.out) == (1, b"0 to be tried again\n")
+    assert f"{waiting} is waiting; only what failed or expired is tried again" in done.err
+
+
+def test_close_tells_programs_what_is_closed(at: tuple[str, str]) -> None:
+    uuid = here("submit", "absent", "x", *at).line
+    assert here("close", uuid.upper(), "--json", *at).json == {"uuids": [uuid]}
 
 
 def test_purge(at: tuple[str, str]) -> None:
@@ -75,9 +91,19 @@ def test_purge(at: tuple[str, str]) -> None:
     assert (
         here("purge", "--state", "waiting", "--service", "purge-test", "--older-than", "1000", *at).out == b"0 closed\n"
     )
-    assert here("purge", "--state", "waiting", "--service", "purge-test", *at).out == b"3 closed\n"
+    assert here("purge", "--state", "waiting", "--service", "purge-test", "--json", *at).json == {"closed": 3}
     assert here("reply", lines[0], *at).code == 4
     assert here("purge", *at).code == 2
+
+
+def test_to_purge_everything_must_be_meant(at: tuple[str, str]) -> None:
+    uuid = here("submit", "echo", "x", "--wait", "20", *at).out.decode().split()[0]
+    done = here("purge", "--state", "done", *at)
+    assert (done.code, done.out) == (2, b"")
+    assert "--all" in done.err
+    assert here("reply", uuid, *at).code == 0
+    assert here("purge", "--state", "done", "--all", *at).code == 0
+    assert here("reply", uuid, *at).code == 4
 
 
 def test_the_limits_of_a_service(tmp_path: Path) -> None:

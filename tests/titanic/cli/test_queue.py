@@ -76,6 +76,11 @@ def test_a_line_is_a_request(at: tuple[str, str], tmp_path: Path, text: bytes, b
     assert [here("reply", uuid, "--wait", "20", *at).out for uuid in uuids] == bodies
 
 
+def test_no_lines_are_told(at: tuple[str, str]) -> None:
+    assert here("submit", "echo", "--lines", "-", *at) == (0, b"", "titanic: nothing to submit: there are no lines\n")
+    assert here("submit", "echo", "--lines", "-", "--json", *at).json == {"uuids": []}
+
+
 def test_lines_come_from_standard_input_too(at: tuple[str, str]) -> None:
     text = b"".join(b"%d\n" % number for number in range(2500))  # in several parts
     uuids = here("submit", "parked", "--lines", "-", "--json", *at, stdin=text).json["uuids"]
@@ -216,6 +221,7 @@ def test_a_service_that_cannot_be_is_refused(at: tuple[str, str], service: str) 
         ("submit", "s", "--timeout", "0"),
         ("submit", "s", "--mdp", "3"),
         ("call", "s", "x", "--stdin"),
+        ("bench", "nofig"),
         ("nothing",),
     ],
 )
@@ -234,13 +240,37 @@ def test_nobody_answers(command: tuple[str, ...]) -> None:
         endpoint = silent_endpoint(listener)
         done = here(*command, "--endpoint", endpoint, "--timeout", "0.01")
     assert (done.code, done.out) == (3, b"")
-    assert f"nobody answered at {endpoint}" in done.err
+    assert f"titanic: nobody answered at {endpoint}; waited " in done.err
 
 
-def test_an_endpoint_that_cannot_be() -> None:
-    done = here("submit", "s", "--endpoint", "nonsense")
-    assert (done.code, done.out) == (1, b"")
-    assert "nonsense" in done.err
+@pytest.mark.parametrize("command", [("submit", "s"), ("call", "s"), ("status",), ("work", "s", "cat")])
+def test_an_endpoint_that_cannot_be(command: tuple[str, ...]) -> None:
+    done = here(*command, "--endpoint", "127.0.0.1:5555")
+    assert (done.code, done.out) == (2, b"")
+    assert done.err.splitlines()[-1] == (
+        "titanic: cannot connect to 127.0.0.1:5555: Invalid argument;"
+        " an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"
+    )
+
+
+@pytest.mark.parametrize("command", [("submit", "s"), ("call", "s"), ("status",)])
+def test_a_name_that_nobody_knows(command: tuple[str, ...]) -> None:
+    done = here(*command, "--endpoint", f"tcp://{'x' * 64}:5555")  # names are shorter: no DNS is asked
+    assert (done.code, done.out) == (2, b"")
+    assert "Invalid value for '--endpoint': no machine is known by the name" in done.err
+
+
+def test_a_name_that_cannot_be_looked_up_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether there is a DNS server is not up to a test."""
+
+    def fail(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    done = here("status", "--endpoint", "tcp://127.0.0.1:1", "--timeout", "0.01")
+    assert done.code == 3
+    said = "the name '127.0.0.1' cannot be looked up now (Temporary failure in name resolution); trying all the same"
+    assert said in done.err
 
 
 def test_interrupted_while_waiting(tmp_path: Path) -> None:
@@ -271,4 +301,4 @@ def test_output_that_cannot_be_written(at: tuple[str, str]) -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=CLEAN, timeout=30, check=False)
     ended = Ended(done.returncode, b"", done.stderr.decode())
     assert ended.code == 1
-    assert ended.err == "titanic: [Errno 28] No space left on device\n"
+    assert ended.err == "titanic: No space left on device\n"

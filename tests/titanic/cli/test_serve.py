@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import struct
@@ -75,10 +76,10 @@ def test_the_port_is_free_again_right_after_a_kill(tmp_path: Path) -> None:
 # -- what keeps it from starting -----------------------------------------------------------------------------------
 
 
-def refusal(store: Path, bind: str = ANY) -> str:
+def refusal(store: Path, bind: str = ANY, code: int = 1) -> str:
     """What `titanic serve` says when it cannot."""
     done = titanic("serve", "--bind", bind, "--store", store)
-    assert (done.code, done.out) == (1, b"")
+    assert (done.code, done.out) == (code, b"")
     assert len(done.err.splitlines()) == 1
     return done.err
 
@@ -107,17 +108,44 @@ def test_the_broker_has_a_queue_already(tmp_path: Path) -> None:
     assert f"\ntitanic: another queue serves the broker at {endpoint} already; its store is {tmp_path}" in done.err
 
 
-@pytest.mark.parametrize("bind", ["nonsense", "tcp://127.0.0.1", "carrier://pigeon"])
-def test_the_address_cannot_be(tmp_path: Path, bind: str) -> None:
-    assert f"cannot bind {bind}: " in refusal(tmp_path / "store", bind)
+@pytest.mark.parametrize(
+    ("bind", "advice"),
+    [
+        ("nonsense", "an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"),
+        ("tcp://127.0.0.1", "an endpoint is like"),
+        ("carrier://pigeon", "an endpoint is like"),
+        ("tcp://192.0.2.1:5555", "this machine has no such address: choose one that it has, or 0.0.0.0 for all"),
+        ("ipc:///no/such/folder/socket", "the folder of an ipc:// endpoint must be there"),
+    ],
+)
+def test_the_address_cannot_be(tmp_path: Path, bind: str, advice: str) -> None:
+    said = refusal(tmp_path / "store", bind, 2)
+    assert re.match(rf"titanic: cannot bind {re.escape(bind)}: \w[^;]+; {re.escape(advice)}", said)
+    assert "addr=" not in said
 
 
 def test_the_store_cannot_be_there(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert "is not a store" in refusal(tmp_path / "file")
     assert "can't be created" in refusal(tmp_path / "file" / "store")
+    assert "[Errno" not in refusal(tmp_path / "file" / "store")
     (tmp_path / "notes.txt").touch()
     assert "is not a store" in refusal(tmp_path)
+
+
+def test_a_new_store_is_said_to_be_new(tmp_path: Path) -> None:
+    with serving(tmp_path, "--capacity", "64MiB") as (server, _):
+        server.says(rf"; store {tmp_path}/store: new, for 64MiB\n")
+    with serving(tmp_path) as (server, _):
+        server.says(rf"; store {tmp_path}/store: 0 requests, 0 waiting\n")
+
+
+def test_a_store_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    """It may be misspelt, or a disk that isn't mounted: a new store would seem to have lost everything."""
+    done = titanic("serve", "--bind", ANY, "--store", tmp_path / "no" / "store")
+    assert (done.code, done.out) == (2, b"")
+    assert f"no folder for the store {tmp_path}/no/store; {tmp_path}/no does not exist; make it" in done.err
+    assert not (tmp_path / "no").exists()
 
 
 def test_the_store_is_of_a_later_version(tmp_path: Path) -> None:

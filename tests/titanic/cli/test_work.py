@@ -100,7 +100,7 @@ def test_command_not_found(endpoint: str) -> None:
     assert "command not found: no-such-command-anywhere" in done.err
     assert here("work", "s").code == 2
     assert here("work", "", "--", "cat").code == 1
-    assert here("work", "s", "--endpoint", "nonsense", "--", "cat").code == 1
+    assert here("work", "s", "--endpoint", "nonsense", "--", "cat").code == 2
 
 
 # -- the end -------------------------------------------------------------------------------------------------------
@@ -188,3 +188,13 @@ def test_it_says_whether_a_broker_is_there(tmp_path: Path) -> None:
             worker.says("INFO broker.worker: s is registered at ipc:")
             broker.kill()
         worker.says("WARNING broker.worker: lost the broker at ipc:")
+
+
+def test_a_reserved_service(tmp_path: Path) -> None:
+    """It said that nobody answers."""
+    with serving(tmp_path) as (_, endpoint):
+        log = tmp_path / "work.log"
+        with running(log, "work", "titanic.reply", "--endpoint", endpoint, "--", "cat") as worker:
+            worker.says(
+                r"WARNING broker.worker: the broker at \S+ takes no worker of titanic.reply: the name is reserved"
+            )

@@ -1,0 +1,1 @@
+"""What decides in the patterns: plain Python without sockets, threads or clocks, as in `broker.core`."""

@@ -1,0 +1,228 @@
+"""Binary Star without sockets (Guide, chapter 4, "High-Availability Pair"): which of two servers answers clients.
+
+The two tell each other their state once a heartbeat, as one frame: the state's number as text. A peer that is silent
+for two heartbeats has expired.
+
+    state      number  PEER_PRIMARY  PEER_BACKUP  PEER_ACTIVE  PEER_PASSIVE  CLIENT_REQUEST
+    ---------  ------  ------------  -----------  -----------  ------------  --------------
+    primary    1       –             active       passive      –             vote
+    backup     2       –             –            passive      –             refuse
+    active     3       –             –            fatal        –             answer
+    passive    4       active        active       –            fatal         vote
+
+`vote` makes the server active if its peer has expired, and refuses the request if not: it takes a silent peer *and* a
+client that comes here for it. After `fatal` somebody has to look: both were active, or both passive.
+
+Pauses. A process that stood still (stopped, swapped out, its machine suspended) finds old messages of its peer and
+old requests of clients, in no order. Three rules keep it from answering beside a peer that took over meanwhile:
+
+- Time in which it could not listen is no silence of its peer: the two heartbeats begin anew.
+- It settles first: for a quarter of a heartbeat it refuses clients, and of its peer's messages only the last counts.
+- An active server that told its peer nothing for two heartbeats may have been replaced. It goes back to the state that
+  it began with, as if it had been restarted. There a backup that has been active may vote like a primary (nobody else
+  may be left); it is silent once its peer has expired, lest a primary that starts just then takes it for a fresh one.
+
+This holds while the servers can hear each other within an eighth of a heartbeat. If only the connection between the
+two is cut, and clients reach both, both become active: the Guide asks for a network where that does not happen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from broker.config import check
+from broker.core.mdp import Frames, Output, Peer
+
+
+class State(Enum):
+    """Where a server stands; the value is what it tells its peer."""
+
+    PRIMARY = b"1"
+    BACKUP = b"2"
+    ACTIVE = b"3"
+    PASSIVE = b"4"
+
+
+class Event(Enum):
+    """What may happen."""
+
+    PEER_PRIMARY = State.PRIMARY
+    PEER_BACKUP = State.BACKUP
+    PEER_ACTIVE = State.ACTIVE
+    PEER_PASSIVE = State.PASSIVE
+    CLIENT_REQUEST = None
+
+
+class Step(Enum):
+    """What is done about it."""
+
+    ACTIVE = "active"
+    PASSIVE = "passive"
+    VOTE = "vote"
+    REFUSE = "refuse"
+    ANSWER = "answer"
+    FATAL = "fatal"
+
+
+TABLE: dict[tuple[State, Event], Step] = {
+    (State.PRIMARY, Event.PEER_BACKUP): Step.ACTIVE,
+    (State.PRIMARY, Event.PEER_ACTIVE): Step.PASSIVE,
+    (State.PRIMARY, Event.CLIENT_REQUEST): Step.VOTE,
+    (State.BACKUP, Event.PEER_ACTIVE): Step.PASSIVE,
+    (State.BACKUP, Event.CLIENT_REQUEST): Step.REFUSE,
+    (State.ACTIVE, Event.PEER_ACTIVE): Step.FATAL,
+    (State.ACTIVE, Event.CLIENT_REQUEST): Step.ANSWER,
+    (State.PASSIVE, Event.PEER_PRIMARY): Step.ACTIVE,
+    (State.PASSIVE, Event.PEER_BACKUP): Step.ACTIVE,
+    (State.PASSIVE, Event.PEER_PASSIVE): Step.FATAL,
+    (State.PASSIVE, Event.CLIENT_REQUEST): Step.VOTE,
+}
+"""What has no entry changes nothing."""
+
+FAULTS = {
+    State.ACTIVE: "both servers are active: each has lost sight of the other and answered clients; compare what "
+    "they did, then start the backup again",
+    State.PASSIVE: "both servers are passive: nobody answers clients; start both again",
+}
+
+EXPIRY = 2
+"""Heartbeats after which a silent peer has expired."""
+
+
+@dataclass(frozen=True, slots=True)
+class StarConfig:
+    """How the two keep in touch; both must have the same."""
+
+    heartbeat: float = 1.0
+    """Seconds between two words to the peer."""
+
+    def __post_init__(self) -> None:
+        check(self.heartbeat > 0, f"heartbeat is {self.heartbeat}; it must be more than 0")
+
+    @property
+    def expiry(self) -> float:
+        """Seconds of silence after which the peer has expired."""
+        return EXPIRY * self.heartbeat
+
+
+class BinaryStarCore:
+    """One of the two servers. Its only peer is None."""
+
+    def __init__(self, role: State, config: StarConfig | None = None, *, now: float) -> None:
+        """`role`: PRIMARY or BACKUP."""
+        check(role in (State.PRIMARY, State.BACKUP), f"role is {role.name}; it must be PRIMARY or BACKUP")
+        self.config = config or StarConfig()
+        self.role = role
+        self.state = role
+        self.fault: str | None = None
+        """What is wrong, after which nobody is answered any more."""
+        self.malformed = 0
+        self._served = False
+        self._seen_at = now
+        self._peer_expires_at = now + self.config.expiry
+        self._told_at = float("-inf")
+        self._tell_at = now
+        self._settle_at = now
+        self._latest: Event | None = None
+        self._output: list[Output] = []
+        self._changes: list[bool] = []
+
+    # -- the contract of a core ------------------------------------------------------------------------------
+
+    def receive(self, peer: Peer, frames: Frames, now: float) -> None:
+        """Take a message from the other server."""
+        self._look(now)
+        try:
+            (frame,) = frames
+            event = Event(State(frame))
+        except ValueError:
+            self.malformed += 1
+            return
+        was_expired = now >= self._peer_expires_at
+        self._peer_expires_at = now + self.config.expiry
+        self._latest = event
+        self._act_on_latest(now)
+        if was_expired:
+            self._tell(now)
+
+    def tick(self, now: float) -> None:
+        """Settle, and tell the peer where we stand."""
+        self._look(now)
+        self._act_on_latest(now)
+        if now >= self._tell_at:
+            self._tell(now)
+
+    def next_deadline(self) -> float | None:
+        """A quarter of a heartbeat at most: a longer pause is noticed by its length."""
+        if self.fault is not None:
+            return None
+        return min(self._seen_at + self.config.heartbeat / 4, self._tell_at)
+
+    def take_output(self) -> list[Output]:
+        """What goes to the peer."""
+        output, self._output = self._output, []
+        return output
+
+    # -- what a shell does with it ---------------------------------------------------------------------------
+
+    def vote(self, now: float) -> bool:
+        """A client has asked: whether it is to be answered. This may make the server active."""
+        self._look(now)
+        self._act_on_latest(now)
+        if self.fault is not None or now < self._settle_at:
+            return False
+        step = TABLE[self.state, Event.CLIENT_REQUEST]
+        if step is Step.REFUSE and self._served:
+            step = Step.VOTE
+        if step is Step.VOTE and now >= self._peer_expires_at and now >= self._told_at + self._quiet:
+            self._become(State.ACTIVE, now)
+        return self.state is State.ACTIVE
+
+    def take_changes(self) -> list[bool]:
+        """True for each time that the server became active, False for each time that it ceased to be, or to wait."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    @property
+    def _quiet(self) -> float:
+        """Seconds since its last word that a backup which has been active has to wait before it votes."""
+        return self.config.heartbeat / 4 if self.state is State.BACKUP else 0.0
+
+    def _look(self, now: float) -> None:
+        """Find out whether we stood still."""
+        pause, self._seen_at = now - self._seen_at, now
+        if pause <= self.config.heartbeat / 2:
+            return
+        self._peer_expires_at = now + self.config.expiry
+        self._settle_at = now + self.config.heartbeat / 4
+        self._latest = None
+        if self.state is State.ACTIVE and now >= self._told_at + self.config.expiry:
+            self._served = True
+            self._become(self.role, now)
+        else:
+            self._tell(now)
+
+    def _act_on_latest(self, now: float) -> None:
+        if self._latest is None or now < self._settle_at:
+            return
+        event, self._latest = self._latest, None
+        step = TABLE.get((self.state, event))
+        if step is Step.FATAL:
+            self.fault = FAULTS[self.state]
+        elif step is not None:
+            self._become(State[step.name], now)
+
+    def _become(self, state: State, now: float) -> None:
+        if (state is State.ACTIVE) != (self.state is State.ACTIVE) or state is State.PASSIVE:
+            self._changes.append(state is State.ACTIVE)
+        self.state = state
+        self._tell(now)
+
+    def _tell(self, now: float) -> None:
+        self._tell_at = now + self.config.heartbeat
+        if self.fault is None and not (self.state is State.BACKUP and self._served and now >= self._peer_expires_at):
+            self._output.append((None, [self.state.value]))
+            self._told_at = now

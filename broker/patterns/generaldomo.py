@@ -1,0 +1,221 @@
+"""Generaldomo: the Majordomo broker behind a SERVER socket, next to its ROUTER; clients and workers with CLIENT ones.
+
+Threads may share such a client. Needs draft sockets: see `broker.drafts`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+from broker.client import Body, body_frames, reply_body
+from broker.config import DEFAULT_ENDPOINT, BrokerConfig, ClientConfig, WorkerConfig
+from broker.core.client import VERSIONS, ClientSession, Event
+from broker.core.mdp import Frames, service_fault
+from broker.core.worker import WorkerSession
+from broker.drafts import DraftSocket, Unreachable
+from broker.errors import UsageError
+from broker.patterns.core.generaldomo import pack_mdp, unpack_mdp
+from broker.patterns.packed import PackedDealer
+from broker.patterns.shared import SharedClient
+from broker.server import Broker, LocalPeer
+from broker.transport import DRAIN_LIMIT, LINGER, Dealer
+from broker.worker import Worker
+
+
+@dataclass(frozen=True)
+class _Peer(LocalPeer):
+    """Who is at the other end of a SERVER socket, for the broker."""
+
+    door: Door
+    routing_id: int
+
+    def put(self, frames: Frames) -> None:
+        """Send a message."""
+        self.door.send(self, frames)
+
+    def flush(self) -> None:
+        """All has been sent."""
+
+
+class Door:
+    """A broker's SERVER socket, and the thread that reads it."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._socket = DraftSocket("SERVER", mute=0)  # the broker must not wait for one that does not read
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._read, name="server socket", daemon=True)
+
+    def open(self, endpoint: str) -> str:
+        """Listen; the endpoint with its real port comes back."""
+        try:
+            bound = self._socket.bind(endpoint)
+        except BaseException:
+            self._socket.close(0)
+            raise
+        self._thread.start()
+        return bound
+
+    def send(self, peer: _Peer, frames: Frames) -> None:
+        """Called in the broker's thread."""
+        try:
+            self._socket.send(pack_mdp(frames), peer.routing_id)
+        except Unreachable:
+            self._broker.core.stats["unroutable"] += 1
+            self._broker.core.lost(peer, time.monotonic())
+
+    def close(self) -> None:
+        """Close the socket; what was sent may still go out for a moment."""
+        self._end.set()
+        self._socket.wake(LINGER)
+        self._thread.join()
+        self._socket.close(LINGER)
+
+    def _read(self) -> None:
+        while not self._end.is_set():
+            if self._broker.loop.behind:
+                self._end.wait(0.001)
+                continue
+            batch = []
+            got = self._socket.receive(None)
+            while got is not None:
+                batch.append(got)
+                got = self._socket.receive(0) if len(batch) < DRAIN_LIMIT else None
+            if batch:
+                self._broker.loop.call(self._arrived, batch)
+
+    def _arrived(self, batch: list[tuple[bytes, int]]) -> None:
+        now = time.monotonic()
+        for data, routing_id in batch:
+            self._broker.core.receive(_Peer(self, routing_id), unpack_mdp(data) or [], now)
+
+
+class GeneraldomoBroker(Broker):
+    """The Majordomo broker, which also listens at SERVER sockets. Each end serves the clients of the other.
+
+    broker = GeneraldomoBroker()
+    broker.bind("tcp://127.0.0.1:5555")             # REQ and DEALER sockets: any Majordomo peer
+    broker.bind_server("tcp://127.0.0.1:5556")      # CLIENT sockets
+    broker.run()
+    """
+
+    def __init__(self, config: BrokerConfig | None = None, *, version: str = "") -> None:
+        super().__init__(config, version=version)
+        self._doors: list[Door] = []
+
+    def bind_server(self, endpoint: str) -> str:
+        """Listen to CLIENT sockets, before the broker runs; the endpoint with its real port comes back."""
+        door = Door(self)
+        bound = door.open(endpoint)
+        self._doors.append(door)
+        self.core.about = replace(self.core.about, endpoints=(*self.core.about.endpoints, bound))
+        return bound
+
+    def close(self) -> None:
+        """Close the sockets."""
+        super().close()
+        for door in self._doors:
+            door.close()
+
+
+class GeneraldomoWorker(Worker):
+    """A worker with CLIENT sockets, one for each of `jobs`; else as `broker.Worker`."""
+
+    def connection(self, channel: Any, endpoints: Sequence[str], *, watch: bool) -> Dealer:
+        """Called by a channel, for the sockets that it speaks through."""
+        return PackedDealer(endpoints, lambda: self._loop.call(self._arrived, channel))
+
+    def _new_session(self, config: WorkerConfig | None, servers: int) -> WorkerSession:
+        return super()._new_session(replace(config or WorkerConfig(), versions=("0.1",)), servers)
+
+    def _arrived(self, channel: Any) -> None:
+        channel.drain(time.monotonic())
+        self._loop.touch(channel)
+
+
+class Generaldomo(SharedClient):
+    """A client that any number of threads may share: they have one CLIENT socket.
+
+    with Generaldomo("tcp://127.0.0.1:5556") as client:
+        frames = client.call("echo", b"hello")
+    """
+
+    rests = False
+
+    def __init__(
+        self,
+        endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
+        *,
+        timeout: float | None = 2.5,
+        retries: int = 3,
+        window: int = 1000,
+    ) -> None:
+        """`window`: requests in flight; who has more to ask waits."""
+        super().__init__("generaldomo")
+        self.session = ClientSession(ClientConfig(timeout, retries, "0.1"), correlated=True, dialect=VERSIONS["0.1"])
+        self._dealer = PackedDealer(endpoint, lambda: self._loop.call(self._arrived))
+        self._room = threading.BoundedSemaphore(window)
+        self._loop.add(self)
+
+    def call(self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None) -> Frames:
+        """The reply. Raises TimedOut after the last try, RemoteError for an error reply. Any thread may ask."""
+        event = self.send(service, *body, timeout=timeout, retries=retries).result()
+        return reply_body(event, f"no answer from {self._dealer.servers}; is a broker there, and a worker?")
+
+    def send(
+        self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None
+    ) -> Future[Event]:
+        """Ask without waiting; what becomes of it will be in the future. Any thread may ask."""
+        name = service.encode() if isinstance(service, str) else service
+        if fault := service_fault(name):
+            raise UsageError(fault)
+        frames = body_frames(body)
+        self._room.acquire()
+        try:
+            future = self._submit(lambda now: self.session.request(name, frames, now, timeout=timeout, retries=retries))
+        except UsageError:
+            self._room.release()
+            raise
+        future.add_done_callback(lambda _: self._room.release())
+        return future
+
+    # -- the channel -----------------------------------------------------------------------------------------
+
+    def sockets(self) -> list[Any]:
+        """None that could be polled."""
+        return []
+
+    def changed(self) -> bool:
+        """Never."""
+        return False
+
+    def drain(self, now: float) -> bool:
+        """Nothing comes in here."""
+        return False
+
+    def tick(self, now: float) -> None:
+        """What is late is sent again."""
+        self.session.tick(now)
+
+    def next_deadline(self) -> float | None:
+        """The session's."""
+        return self.session.next_deadline()
+
+    def flush(self, now: float) -> None:
+        """Send, and tell who asked."""
+        self._dealer.send(self.session.take_output())
+        self._tell(self.session.take_events())
+
+    def close(self) -> None:
+        """Close the socket. Nobody waits for ever."""
+        self._dealer.close()
+        self._give_up()
+
+    def _arrived(self) -> None:
+        while (frames := self._dealer.receive()) is not None:
+            self.session.receive(self._dealer.number, frames, time.monotonic())

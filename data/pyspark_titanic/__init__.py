@@ -1,0 +1,10 @@
+"""The Spark source `titanic`. Spark finds it by the name of this package: nobody has to register it.
+
+spark.read.format("titanic").load("/var/lib/titanic")
+spark.readStream.format("titanic").option("maxOffsetsPerTrigger", 10_000).load("/var/lib/titanic")
+df.write.format("titanic").mode("append").option("endpoint", "tcp://queue:5555").save()
+"""
+
+from pyspark_titanic.source import DefaultSource
+
+__all__ = ["DefaultSource"]

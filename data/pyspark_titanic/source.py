@@ -1,0 +1,87 @@
+"""The source as Spark sees it: it hands out readers and writers, after a look at what was asked for.
+
+All of this runs on the driver, in a process that Spark starts for it: what is wrong is said before any task begins.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
+from pyspark.sql.types import StructType
+
+from pyspark_titanic.batch import ClosedReader, FilteringReader, WaitingReader
+from pyspark_titanic.sink import BatchWriter, StreamWriter
+from pyspark_titanic.stream import ClosedStream
+from titanic_data.errors import InvalidOption, InvalidRows
+from titanic_data.options import ReadOptions, read_options, write_options
+from titanic_data.reading import store_at
+from titanic_data.requests import Layout, layout
+from titanic_data.tables import TABLES
+
+
+class DefaultSource(DataSource):
+    """The format `titanic`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format(…)` is given."""
+        return "titanic"
+
+    def schema(self) -> str:
+        """The columns of the table, or those that were asked for."""
+        options = self._read_options()
+        table = TABLES[options.table]
+        return table.ddl(table.columns(options.columns))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For spark.read."""
+        options = self._read_options()
+        columns = _columns(options, schema)
+        if options.table == "waiting":
+            return WaitingReader(options, columns)
+        return (FilteringReader if options.pushfilters else ClosedReader)(options, columns)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """For spark.readStream."""
+        options = self._read_options()
+        if options.table != "closed":
+            raise InvalidOption(
+                f"the table {options.table} cannot be streamed", "it has no order", "read it as a batch"
+            )
+        return ClosedStream(options, _columns(options, schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """For df.write."""
+        return BatchWriter(self._layout(schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        """For df.writeStream."""
+        return StreamWriter(self._layout(schema, overwrite))
+
+    def _read_options(self) -> ReadOptions:
+        options = read_options(self.options)
+        store_at(options.path)
+        return options
+
+    def _layout(self, schema: StructType, overwrite: bool) -> Layout:
+        if overwrite:
+            raise InvalidOption("requests cannot be overwritten", "the mode is overwrite", 'say .mode("append")')
+        return layout({field.name: field.dataType.simpleString() for field in schema}, write_options(self.options))
+
+
+def _columns(options: ReadOptions, schema: StructType) -> list[str]:
+    """The columns that a user's own schema, or ours, has."""
+    table = TABLES[options.table]
+    columns = table.columns(schema.names)
+    for field in schema:
+        found, right = field.dataType.simpleString().upper(), table.sql_type(field.name)
+        if found != right:
+            raise InvalidRows(
+                f"the column {field.name} cannot be read as {found}", f"it is {right}", "change the schema"
+            )
+    return columns

@@ -1,0 +1,115 @@
+"""The walk through of data/README.md: rows into the queue, through a worker, back, into an archive, and a report.
+
+    python data/sample/walk.py [ROWS] [FOLDER]
+
+Everything is real: `titanic serve` and the worker are processes of their own, `titanic-data` is run as a command.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import col, concat, lit, sha2
+
+from titanic_data.collecting import close, collect
+from titanic_data.session import session
+
+SERVICE = "sha256"
+WORKER = """
+import hashlib
+from broker import Worker
+Worker("sha256", lambda frames: hashlib.sha256(frames[0]).hexdigest(), {endpoint!r}, jobs=32).run()
+"""
+
+
+def walk(spark: SparkSession, rows: int, folder: Path) -> None:
+    """All of it, in a folder that is empty."""
+    with serving(folder) as endpoint, working(folder, endpoint):
+        # A table, with a key in each row.
+        orders = spark.range(rows).select(
+            concat(lit("order "), col("id")).alias("key"), concat(lit("what is in order "), col("id")).alias("body")
+        )
+
+        # Every row becomes a request.
+        begin = time.monotonic()
+        to_queue = orders.write.format("titanic").mode("append").option("endpoint", endpoint)
+        to_queue.option("service", SERVICE).save()
+        say(f"{rows:,} rows are on the queue's disk after", begin)
+
+        # Their replies become rows.
+        replies = collect(orders, endpoint, timeout=900).cache()
+        replies.groupBy("state").count().show()
+        say("the last reply was there after", begin)
+        right = orders.join(replies, "key").where(sha2("body", 256) == col("reply").cast("string")).count()
+        print(f"{right:,} replies are what Spark's own sha2 says")
+
+        # What was collected is closed: it moves to the ring of the store, and from there into the archive.
+        print(f"{close(replies, endpoint):,} requests closed")
+        where = ("--archive", folder / "archive")
+        data("archive", "--store", folder / "store", "--endpoint", endpoint, *where)
+        data("verify", *where)
+        data("report", "latency", "--by", "second", *where, "--plot", folder / "latency.png")
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """`titanic serve` on a store in a folder; where it is to be reached."""
+    log = folder / "serve.log"
+    with started(
+        log, "-m", "titanic", "serve", "--bind", "tcp://127.0.0.1:*", "--store", str(folder / "store")
+    ) as server:
+        while (found := re.search(r"titanic .* serving at (\S+);.*", log.read_text())) is None:
+            if server.poll() is not None:
+                raise SystemExit(log.read_text())
+            time.sleep(0.05)
+        print(found[0])
+        yield found[1]
+
+
+@contextmanager
+def working(folder: Path, endpoint: str) -> Iterator[None]:
+    """A worker of the service, with 32 requests in hand."""
+    with started(folder / "worker.log", "-c", WORKER.format(endpoint=endpoint)):
+        yield
+
+
+@contextmanager
+def started(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of Python that runs as long as the block."""
+    with log.open("wb") as errors, subprocess.Popen([sys.executable, *arguments], stderr=errors) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def data(*arguments: object) -> None:
+    """Run `titanic-data`."""
+    words = [str(one) for one in arguments]
+    print("$ titanic-data", *words, flush=True)
+    subprocess.run([sys.executable, "-m", "titanic_data", *words], check=True, stderr=subprocess.DEVNULL)
+
+
+def say(what: str, begin: float) -> None:
+    """With the seconds since then."""
+    print(f"{what} {time.monotonic() - begin:.1f} s", flush=True)
+
+
+def main() -> None:
+    """From the command line."""
+    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    folder = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(tempfile.mkdtemp(prefix="titanic-walk-"))
+    walk(session("walk"), rows, folder)
+    print(f"the picture is {folder / 'latency.png'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""From the ring into the archive: nothing is lost, nothing is there twice, whenever it is killed.
+
+    recover        a pending range that was not committed is done again, the same range; the head is acknowledged again
+    next range     from the manifest's head on, not from what the ring says: a ring that begins later is a gap
+    intend         write the range down (pending.json)
+    stage          write its rows into staging/; their number must be that of the range
+    sync, rename   to names made from the range: whoever does it again writes over what a crash has left
+    commit         link the entry into the manifest
+    acknowledge    tell the queue: only now it may let go of them
+    clean          pending.json and staging/ go
+
+Each step can be done again after a crash anywhere before or in it. Before the commit, what was written is not part of
+the archive; after it, only the acknowledgement can be missing, and it is repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from titanic_data.archive.durable import make_directory, sync_directory, sync_file, write_whole
+from titanic_data.archive.engines import Engine
+from titanic_data.archive.manifest import Archive, Entry, File
+from titanic_data.archive.queue import Queue
+from titanic_data.errors import ArchiveError, ArchiveGap
+
+ROWS, BYTES = 500_000, 256 << 20
+"""Of a range, at most."""
+
+POINTS = (
+    "locked",
+    "recovered",
+    "intended",
+    "staging",
+    "staged",
+    "renaming",
+    "renamed",
+    "committed",
+    "acknowledged",
+    "cleaned",
+)
+"""What `reached` is told, in this order; the tests kill the process at each."""
+
+
+@dataclass
+class Summary:
+    """What a run has done: ranges, rows and bytes of Parquet that it added."""
+
+    ranges: int = 0
+    rows: int = 0
+    bytes: int = 0
+
+
+class Archiver:
+    """One run. `reached` is told of each step, `done` of each entry that was added."""
+
+    def __init__(
+        self,
+        archive: Archive,
+        queue: Queue,
+        engine: Engine,
+        *,
+        rows: int = ROWS,
+        max_bytes: int = BYTES,
+        allow_gap: bool = False,
+        reached: Callable[[str], None] = lambda point: None,
+        done: Callable[[Entry], None] = lambda entry: None,
+    ) -> None:
+        self._archive, self._queue, self._engine = archive, queue, engine
+        self._rows, self._bytes, self._allow_gap = rows, max_bytes, allow_gap
+        self._reached, self._done = reached, done
+
+    def run(self) -> Summary:
+        """Archive all that is closed now. Raises ArchiveError, and what reading a store or asking a server raises."""
+        summary = Summary()
+        with self._archive.locked():
+            self._reached("locked")
+            self._queue.register()
+            upto = self._queue.progress().last
+            pending = self._recover()
+            self._reached("recovered")
+            while (found := pending or self._next(upto)) is not None:
+                entry = self._archive_range(*found)
+                pending = None
+                summary.ranges += 1
+                summary.rows += entry.rows
+                summary.bytes += sum(file.bytes for file in entry.files)
+                self._done(entry)
+        return summary
+
+    @property
+    def _pending(self) -> Path:
+        return self._archive.path / "pending.json"
+
+    def _recover(self) -> tuple[int, int] | None:
+        """Put right what a crash has left; the range that is to be done again."""
+        archive, queue = self._archive, self._queue
+        archive.clear_staging()
+        progress = queue.progress()
+        if archive.entries:
+            last_id = archive.entries[-1].last_id
+            there = queue.id_of(archive.head) if last_id else None
+            if progress.last < archive.head or (there and there != last_id):
+                fact = f"the archive goes up to {archive.head}, which is another request there or none"
+                raise ArchiveError(
+                    f"{archive.path} is the archive of another store", fact, "use an archive for each store"
+                )
+            self._acknowledge(archive.entries[-1])
+        if not self._pending.exists():
+            return None
+        try:
+            intent = json.loads(self._pending.read_text())
+            first, last = int(intent["first"]), int(intent["last"])
+        except (ValueError, TypeError, KeyError) as error:
+            what = f"{self._pending} is damaged"
+            raise ArchiveError(what, str(error), "remove it: what it is about was not archived") from error
+        if last <= archive.head:
+            self._pending.unlink()
+            return None
+        if first != archive.head + 1:
+            fact = f"it says {first} to {last}, the archive goes up to {archive.head}"
+            raise ArchiveError(
+                f"{self._pending} does not fit", fact, "was the manifest restored from a backup? remove it"
+            )
+        self._expect(first, progress.first)
+        return first, last
+
+    def _next(self, upto: int) -> tuple[int, int] | None:
+        first = self._archive.head + 1
+        progress = self._queue.progress()
+        if first < progress.first:
+            self._expect(first, progress.first)
+            first = self._archive.head + 1
+        last = min(upto, first + self._rows - 1)
+        return None if last < first else (first, self._queue.cut(first, last, self._bytes))
+
+    def _expect(self, first: int, oldest: int) -> None:
+        """Complain about what has left the ring, or note that it has."""
+        if first >= oldest:
+            return
+        if not self._allow_gap:
+            what = f"archive gap: closed requests {first} to {oldest - 1} are not in the archive {self._archive.path}"
+            fact = f"the ring begins at {oldest}; the archive was not registered, or the server may drop what it lacks"
+            raise ArchiveGap(what, fact, "run again with --allow-gap to go on without them, or restore the archive")
+        self._archive.commit(Entry(first, oldest - 1, made_at=time.time_ns() // 1000, gap=True))
+        self._pending.unlink(missing_ok=True)
+
+    def _archive_range(self, first: int, last: int) -> Entry:
+        archive = self._archive
+        write_whole(self._pending, json.dumps({"first": first, "last": last, "engine": self._engine.name}))
+        self._reached("intended")
+        archive.clear_staging()
+        self._engine.write(self._queue.store, first, last, archive.staging, self._reached)
+        self._reached("staged")
+        last_id = self._queue.id_of(last)
+        if last_id is None:
+            raise ArchiveGap(f"closed request {last} has left the ring", "while it was archived", "run again")
+        files = publish(archive, first, last, self._reached)
+        entry = Entry(first, last, files, last_id, self._engine.name, time.time_ns() // 1000)
+        if entry.rows != last - first + 1:
+            fact = f"{entry.rows} rows were written for {first} to {last}"
+            raise ArchiveError("the archive is not complete", fact, "nothing was committed; run again")
+        archive.commit(entry)
+        self._reached("committed")
+        self._acknowledge(entry)
+        self._reached("acknowledged")
+        self._pending.unlink()
+        archive.clear_staging()
+        self._reached("cleaned")
+        return entry
+
+    def _acknowledge(self, entry: Entry) -> None:
+        if entry.last_id:
+            self._queue.acknowledge(entry.last, entry.last_id)
+
+
+def publish(
+    archive: Archive,
+    first: int,
+    last: int,
+    reached: Callable[[str], None] = lambda point: None,
+    *,
+    kind: str = "closed",
+) -> tuple[File, ...]:
+    """Give the files in staging the names that they have in the archive, synced."""
+    stem = f"{kind}-{first}-{last}"
+    known = set(archive.files())
+    for left in archive.data.glob(f"date=*/{stem}-*.parquet"):
+        if left not in known:
+            left.unlink()  # of an attempt that was killed, perhaps by the other engine
+    files = []
+    for number, staged in enumerate(sorted(archive.staging.glob("date=*/*.parquet"))):
+        size, total = sync_file(staged)
+        rows = pq.ParquetFile(staged).metadata.num_rows
+        target = archive.data / staged.parent.name / f"{stem}-{number}.parquet"
+        make_directory(target.parent)
+        staged.rename(target)
+        sync_directory(target.parent)
+        files.append(File(str(target.relative_to(archive.data)), rows, size, total))
+        reached("renaming")
+    reached("renamed")
+    return tuple(files)

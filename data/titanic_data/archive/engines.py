@@ -1,0 +1,96 @@
+"""What writes Parquet: pyarrow in this process, or Spark on as many machines as it has.
+
+Both write the same rows in the same layout. On one machine pyarrow is quicker, and needs no Java. An engine writes into
+`staging/date=…/`, sorted by service and number: a question about one service then skips most of a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from titanic_data.reading import read_closed
+from titanic_data.tables import CLOSED
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ENGINES = ("pyarrow", "spark")
+COMPRESSION = "zstd"
+ORDER = ("service", "seq")
+ROW_GROUP = 128 * 1024
+FILE_COLUMNS = [name for name in CLOSED.schema.names if name != "date"]
+"""What is in a file; the date is in the name of its directory."""
+
+
+class Engine(Protocol):
+    """Writes ranges of a ring."""
+
+    name: str
+
+    def write(self, store: Path, first: int, last: int, staging: Path, reached: Callable[[str], None]) -> None:
+        """Write the closed requests number `first` to `last` into `staging/date=…/`. `reached` is told of "staging"
+        when some are written."""
+
+
+class PyArrowEngine:
+    """This process, and its memory: a range must fit into it."""
+
+    name = "pyarrow"
+
+    def write(self, store: Path, first: int, last: int, staging: Path, reached: Callable[[str], None]) -> None:
+        """See Engine."""
+        batches = list(read_closed(store, first, last, CLOSED.schema.names))
+        write_by_date(pa.Table.from_batches(batches, CLOSED.schema), staging, reached)
+
+
+class SparkEngine:
+    """A Spark session. The store must be where its tasks run: `local`, or the queue's own machine."""
+
+    name = "spark"
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def write(self, store: Path, first: int, last: int, staging: Path, reached: Callable[[str], None]) -> None:
+        """See Engine."""
+        spark = self._spark
+        reader = spark.read.format("titanic").option("startingOffsets", str(first)).option("endingOffsets", str(last))
+        parts = spark.sparkContext.defaultParallelism
+        frame = reader.option("minPartitions", parts).load(str(store.absolute())).sortWithinPartitions(*ORDER)
+        reached("staging")
+        name = "spark.sql.parquet.outputTimestampType"
+        before = spark.conf.get(name)
+        spark.conf.set(name, "TIMESTAMP_MICROS")
+        try:
+            writer = frame.write.mode("overwrite").partitionBy("date").option("compression", COMPRESSION)
+            writer.parquet(f"file:{staging.absolute()}")
+        finally:
+            spark.conf.set(name, str(before))
+
+
+def write_by_date(table: Any, staging: Path, reached: Callable[[str], None] = lambda point: None) -> None:
+    """Write rows of CLOSED into `staging/date=…/`."""
+    for date in sorted(pc.unique(table["date"]).to_pylist()):
+        folder = staging / f"date={date}"
+        folder.mkdir(parents=True)
+        some = table.filter(pc.equal(table["date"], pa.scalar(date, pa.date32())))
+        some = some.sort_by([(name, "ascending") for name in ORDER]).select(FILE_COLUMNS)
+        pq.write_table(some, folder / "part.parquet", compression=COMPRESSION, row_group_size=ROW_GROUP)
+        reached("staging")
+
+
+def read_files(files: Sequence[Path]) -> Any:
+    """The rows of some files, with their date, as one table."""
+    tables = []
+    for file in files:
+        table = pq.ParquetFile(file).read()
+        date = pa.scalar(file.parent.name.removeprefix("date=")).cast(pa.date32())
+        dates = pa.repeat(date, len(table))
+        tables.append(table.append_column("date", dates).cast(CLOSED.schema))
+    return pa.concat_tables(tables) if tables else CLOSED.schema.empty_table()

@@ -1,0 +1,26 @@
+"""An archive as a DataFrame."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from titanic_data.archive.manifest import Archive
+from titanic_data.tables import CLOSED
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def archive_frame(spark: SparkSession, path: str | Path) -> DataFrame:
+    """All rows of an archive, as it is now, with the columns of tables.CLOSED.
+
+    Conditions on `date`, `service` and `seq` skip what they can. Raises ArchiveError.
+    """
+    archive = Archive.open(Path(path))
+    schema = CLOSED.ddl(CLOSED.schema.names)
+    files = [f"file:{file.absolute()}" for file in archive.files()]
+    if not files:
+        return spark.createDataFrame([], schema)
+    base = f"file:{archive.data.absolute()}"
+    return spark.read.schema(schema).option("basePath", base).parquet(*files).select(CLOSED.schema.names)

@@ -1,0 +1,122 @@
+"""Keeping an archive in order: fewer, larger files; no files that nobody needs; damaged ones written again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from titanic_data.archive.archiver import publish
+from titanic_data.archive.durable import sync_directory
+from titanic_data.archive.engines import read_files, write_by_date
+from titanic_data.archive.manifest import Archive, Entry
+from titanic_data.errors import ArchiveError
+from titanic_data.reading import read_closed, store_at
+from titanic_data.tables import CLOSED
+
+ROWS, BYTES = 1_000_000, 64 << 20
+"""Of a compacted range, at most; bytes are those of the files."""
+
+KEEP = 3600.0
+"""Seconds for which superseded files are kept for readers that have begun."""
+
+
+class Vacuumed(NamedTuple):
+    """How many files went, and their bytes."""
+
+    files: int
+    bytes: int
+
+
+def compact(
+    archive: Archive, *, rows: int = ROWS, max_bytes: int = BYTES, done: Callable[[Entry], None] = lambda entry: None
+) -> list[Entry]:
+    """Write runs of small ranges anew as one range each, with a file for each day; the new entries.
+
+    The old files stay until `vacuum`. Killed at any time, it leaves the old entry or the new one.
+    """
+    made = []
+    with archive.locked():
+        for run in _runs(archive.entries, rows, max_bytes):
+            archive.clear_staging()
+            first, last = run[0].first, run[-1].last
+            table = read_files([archive.data / file.path for entry in run for file in entry.files])
+            if len(table) != last - first + 1:
+                fact = f"{first} to {last} have {len(table)} rows"
+                raise ArchiveError("a range is not complete", fact, "titanic-data verify says more")
+            write_by_date(table, archive.staging)
+            files = publish(archive, first, last)
+            entry = Entry(first, last, files, run[-1].last_id, "pyarrow", time.time_ns() // 1000)
+            archive.commit(entry)
+            archive.clear_staging()
+            made.append(entry)
+            done(entry)
+    return made
+
+
+def _runs(entries: list[Entry], rows: int, max_bytes: int) -> list[list[Entry]]:
+    """Consecutive entries that fit into one; those of two or more."""
+    runs: list[list[Entry]] = [[]]
+    for entry in entries:
+        size = sum(file.bytes for one in (*runs[-1], entry) for file in one.files)
+        count = sum(one.rows for one in (*runs[-1], entry))
+        if entry.gap or (runs[-1] and (size > max_bytes or count > rows)):
+            runs.append([])
+        if not entry.gap:
+            runs[-1].append(entry)
+    return [run for run in runs if len(run) > 1]
+
+
+def vacuum(archive: Archive, *, keep: float = KEEP) -> Vacuumed:
+    """Delete what is not part of the archive any more: superseded entries, and files that no entry names, both older
+    than `keep` seconds."""
+    files = size = 0
+    with archive.locked():
+        oldest = time.time() - keep
+        for entry in archive.superseded:
+            current = next(one for one in archive.entries if one.first <= entry.first and entry.last <= one.last)
+            if current.made_at <= oldest * 1e6:
+                (archive.path / "manifest" / entry.name).unlink()
+        sync_directory(archive.path / "manifest")
+        archive.load()
+        needed = {archive.data / file.path for entry in (*archive.entries, *archive.superseded) for file in entry.files}
+        for file in archive.data.glob("date=*/*.parquet"):
+            if file not in needed and file.stat().st_mtime <= oldest:
+                files, size = files + 1, size + file.stat().st_size
+                file.unlink()
+    return Vacuumed(files, size)
+
+
+def restore_range(archive: Archive, store: Path, first: int, last: int) -> Entry:
+    """Write the files of an archived range again from a store that still has it: the queue's own, or a backup of it.
+
+    `first` to `last` must be the range of an entry. Raises ArchiveError when it is not, or the store is another one.
+    """
+    with archive.locked():
+        entry = next((one for one in archive.entries if (one.first, one.last) == (first, last)), None)
+        if entry is None:
+            raise ArchiveError(
+                f"{first} to {last} is no range of the archive", "", "titanic-data verify says which are"
+            )
+        with store_at(store).read() as transaction:
+            oldest, newest = transaction.closed_range()
+            found = transaction.closed(last - 1, 1, 1) if oldest <= first and last <= newest else []
+        if not found:
+            what = f"the store {store} does not have closed requests {first} to {last}"
+            raise ArchiveError(what, f"it has {oldest} to {newest}", "name a backup of that time with --store")
+        if entry.last_id and found[0].uuid.hex() != entry.last_id:
+            raise ArchiveError(f"{store} is another store", f"another request has number {last} there")
+        archive.clear_staging()
+        batches = list(read_closed(store, first, last, CLOSED.schema.names))
+        write_by_date(pa.Table.from_batches(batches, CLOSED.schema), archive.staging)
+        made_at = time.time_ns() // 1000
+        files = publish(archive, first, last, kind=f"restored-{made_at}")
+        archive.replace(
+            replace(entry, files=files, last_id=found[0].uuid.hex(), engine="pyarrow", made_at=made_at, gap=False)
+        )
+        archive.clear_staging()
+        return next(one for one in archive.entries if one.first == first)

@@ -1,0 +1,223 @@
+"""`titanic-data archive` and what keeps an archive in order."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from titanic.cli.help import command
+from titanic.cli.options import json_flag, option, seconds
+from titanic.cli.options import size as size_option
+from titanic.cli.output import EXIT_FAILED, print_json, size
+from titanic.text import counted
+from titanic_data.archive import (
+    ENGINES,
+    Archive,
+    Archiver,
+    Engine,
+    Entry,
+    PyArrowEngine,
+    Queue,
+    SparkEngine,
+)
+from titanic_data.archive import compact as compact_archive
+from titanic_data.archive import restore_range as restore
+from titanic_data.archive import vacuum as vacuum_archive
+from titanic_data.archive import verify as verify_archive
+from titanic_data.archive.archiver import BYTES, ROWS
+from titanic_data.archive.tidy import KEEP
+from titanic_data.cli.options import archive_option, endpoint_option, store_option
+from titanic_data.cli.progress import bar
+
+
+@command()
+@json_flag
+@option("--allow-gap", is_flag=True, help="Go on when the ring has let go of requests that the archive lacks.")
+@size_option(
+    "--bytes-per-range",
+    default=f"{BYTES >> 20}MiB",
+    help="Bodies that are archived at a time: they must fit into memory.",
+)
+@option(
+    "--rows-per-range",
+    type=click.IntRange(1),
+    metavar="N",
+    default=ROWS,
+    help="Rows that are archived at a time, at most.",
+)
+@option("--engine", type=click.Choice(ENGINES), default="pyarrow", help="What writes Parquet.")
+@endpoint_option
+@archive_option
+@store_option
+def archive(
+    store: Path,
+    archive: Path,
+    endpoint: str,
+    engine: str,
+    rows_per_range: int,
+    bytes_per_range: int,
+    allow_gap: bool,
+    as_json: bool,
+) -> None:
+    """Move what was closed since the last time from a store's ring into an archive, which is made if there is none.
+
+    From the first time on the ring keeps what the archive has not got yet: run this often enough, or let
+    `titanic-data unregister` end it. It can be killed at any time, and run again: nothing is lost, nothing is there
+    twice. A server may go on meanwhile; it is told at --endpoint what is safe.
+
+    On one machine pyarrow is quicker than Spark, and needs no Java.
+
+    \b
+    Example:
+      titanic-data archive --store /var/lib/titanic --archive /archive
+    """
+    total = 0
+    queue = Queue(store, endpoint)
+    progress = queue.progress()  # complains when there is no store, before anything is made
+    made = Archive.create(archive)
+    wanted = progress.last - made.head
+
+    def done(entry: Entry) -> None:
+        nonlocal total
+        total += entry.rows
+        shown.tell(total, wanted)
+
+    with bar("archiving") as shown:
+        archiver = Archiver(
+            made,
+            queue,
+            _engine(engine),
+            rows=rows_per_range,
+            max_bytes=bytes_per_range,
+            allow_gap=allow_gap,
+            done=done,
+        )
+        summary = archiver.run()
+    if as_json:
+        print_json({"rows": summary.rows, "bytes": summary.bytes, "ranges": summary.ranges, "head": made.head})
+    else:
+        written = f", {size(summary.bytes)}" if summary.rows else ""
+        click.echo(f"{archive}: {counted(summary.rows, 'row')} added{written}; all up to number {made.head} is there")
+
+
+def _engine(name: str) -> Engine:
+    if name == "pyarrow":
+        return PyArrowEngine()
+    from titanic_data.session import session
+
+    return SparkEngine(session(quick=True))
+
+
+@command()
+@json_flag
+@archive_option
+def verify(archive: Path, as_json: bool) -> None:
+    """Check that an archive is whole: no number is missing, and each file is what the manifest says, to the byte.
+
+    Exits with 1 when anything is wrong.
+
+    --json prints {rows, files, gaps: [[first, last]], faults: [{where, what, range}]}.
+
+    \b
+    Example:
+      titanic-data verify --archive /archive
+    """
+    opened = Archive.open(archive)
+    with bar("verifying") as shown:
+        faults = verify_archive(opened, shown.tell)
+    rows = sum(entry.rows for entry in opened.entries)
+    gaps = [(entry.first, entry.last) for entry in opened.entries if entry.gap]
+    files = len(opened.files())
+    if as_json:
+        print_json({"rows": rows, "files": files, "gaps": gaps, "faults": [fault._asdict() for fault in faults]})
+    else:
+        for fault in faults:
+            first, last = fault.range or (0, 0)
+            click.echo(f"{fault.where}: {fault.what} → titanic-data restore-range {first} {last}")
+        for first, last in gaps:
+            click.echo(f"{first} to {last}: these had left the ring before they were archived")
+        verdict = counted(len(faults), "fault") if faults else "all there"
+        click.echo(
+            f"{archive}: numbers 1 to {opened.head}, {counted(rows, 'row')} in {counted(files, 'file')}: {verdict}"
+        )
+    if faults:
+        sys.exit(EXIT_FAILED)
+
+
+@command()
+@archive_option
+def compact(archive: Path) -> None:
+    """Write runs of small ranges anew, with a file for each day. The old files stay until `vacuum`.
+
+    \b
+    Example:
+      titanic-data compact --archive /archive && titanic-data vacuum --archive /archive
+    """
+    opened = Archive.open(archive)
+    before = len(opened.files())
+    with bar("compacting") as shown:
+        made = compact_archive(opened, done=lambda entry: shown.tell(entry.last, opened.head))
+    click.echo(f"{archive}: {counted(before, 'file')} before, {counted(len(opened.files()), 'file')} now")
+    if not made:
+        click.echo("there was nothing to put together", err=True)
+
+
+@command()
+@seconds("--keep", least=0, default=KEEP, help="Keep what is younger: somebody may be reading it.")
+@archive_option
+def vacuum(archive: Path, keep: float) -> None:
+    """Delete files that are not part of the archive any more: compacted ones, and what crashes have left.
+
+    \b
+    Example:
+      titanic-data vacuum --archive /archive --keep 86400
+    """
+    done = vacuum_archive(Archive.open(archive), keep=keep)
+    click.echo(f"{archive}: {counted(done.files, 'file')} deleted, {size(done.bytes)}")
+
+
+@command("restore-range")
+@click.argument("first", type=click.IntRange(1))
+@click.argument("last", type=click.IntRange(1))
+@archive_option
+@store_option
+def restore_range(first: int, last: int, store: Path, archive: Path) -> None:
+    """Write the files of the numbers FIRST to LAST again, from a store that still has them, or a backup of it.
+
+    The range must be one of the archive's; `titanic-data verify` names those that need it.
+
+    \b
+    Example:
+      titanic-data restore-range 500001 1000000 --store /backup/titanic-monday --archive /archive
+    """
+    entry = restore(Archive.open(archive), store, first, last)
+    click.echo(f"{archive}: {counted(entry.rows, 'row')} written again")
+
+
+@command()
+@endpoint_option
+@store_option
+def unregister(store: Path, endpoint: str) -> None:
+    """Let a ring go on without an archive: what is closed may make room before it is archived.
+
+    \b
+    Example:
+      titanic-data unregister --store /var/lib/titanic
+    """
+    Queue(store, endpoint).unregister()
+    click.echo(f"{store}: the ring waits for no archive")
+
+
+@command()
+@archive_option
+def files(archive: Path) -> None:
+    """Print the files of an archive, one a line: for duckdb, polars and others that read Parquet.
+
+    \b
+    Example:
+      titanic-data files --archive /archive
+    """
+    for file in Archive.open(archive).files():
+        click.echo(str(file))

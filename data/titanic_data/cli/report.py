@@ -1,0 +1,151 @@
+"""`titanic-data report`: answers from closed requests."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from titanic import Client
+from titanic.cli.help import command
+from titanic.cli.options import json_flag, option
+from titanic.cli.output import print_table
+from titanic.text import counted
+from titanic_data.cli.options import archive_option, store_option
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+BY_TIME = ("latency", "throughput", "backlog")
+PERIODS = ("second", "minute", "hour", "day")
+NAMES = ("latency", "throughput", "backlog", "failures", "retries", "breaches", "duplicates", "bodies")
+
+
+@command()
+@click.argument("name", type=click.Choice(NAMES), metavar="NAME")
+@json_flag
+@option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw a picture: .png, .svg, .pdf."
+)
+@option(
+    "--parquet-out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the answer as Parquet.",
+)
+@option("--sla", "levels", multiple=True, metavar="SERVICE<TIME", help="For breaches: what was promised, 'resize<2s'.")
+@option(
+    "--by",
+    type=click.Choice(PERIODS),
+    default="hour",
+    help="For latency, throughput and backlog: of what length the times are.",
+)
+@option("--endpoint", metavar="ENDPOINT", default=None, help="For duplicates: ask this queue how many it avoided.")
+@option("--where", metavar="SQL", default=None, help="Only requests of which this is true.")
+@option("--live", is_flag=True, help="Look at the ring of --store instead of an archive.")
+@option("--parquet", type=click.Path(path_type=Path), metavar="FILE", default=None, help="Look at such a file instead.")
+@store_option
+@archive_option
+def report(
+    name: str,
+    archive: Path,
+    store: Path,
+    parquet: Path | None,
+    live: bool,
+    where: str | None,
+    endpoint: str | None,
+    by: str,
+    levels: tuple[str, ...],
+    parquet_out: Path | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Answer a question over an archive, or over the ring with --live. NAME is one of
+
+    \b
+      latency      waiting, running and until fetched, per service and hour: percentiles
+      throughput   how many were closed, per service and hour, by how they ended
+      backlog      how many came, ended and were left, per service and hour
+      failures     reasons, the most frequent first
+      retries      how many attempts it took
+      breaches     requests that took longer than was promised: --sla
+      duplicates   keys, and what was executed twice in spite of one
+      bodies       the largest
+
+    Spans are seconds, times are UTC. --json prints a list of objects.
+
+    \b
+    Examples:
+      titanic-data report latency --archive /archive --where "date >= '2026-11-01'" --plot latency.png
+      titanic-data report breaches --archive /archive --sla 'resize<2s' --sla 'mail<1m'
+    """
+    from titanic_data.plots import draw, require
+    from titanic_data.reports import REPORTS, breaches, service_level
+
+    promised = [service_level(level) for level in levels]
+    if (name == "breaches") != bool(promised):
+        raise click.UsageError("breaches needs --sla, and only breaches takes it: --sla 'resize<2s'")
+    if plot is not None:
+        require()
+    avoided = None
+    if endpoint is not None and name == "duplicates":
+        with Client(endpoint) as client:
+            avoided = client.stats()["since_start"]["repeated"]
+    closed = _closed(archive, store, parquet, live)
+    if where is not None:
+        closed = closed.where(where)
+    if name == "breaches":
+        answer = breaches(closed, promised).toArrow()
+    else:
+        answer = REPORTS[name](closed, *([by] if name in BY_TIME else [])).toArrow()
+    if parquet_out is not None:
+        import pyarrow.parquet as pq
+
+        pq.write_table(answer, parquet_out)
+    rows = answer.to_pylist()
+    if plot is not None:
+        draw(name, rows, plot)
+    if as_json:
+        click.echo(json.dumps(rows, default=_moment))
+        return
+    numbers = [column for column in answer.column_names if not isinstance(rows and rows[0][column], (str, date))]
+    print_table(
+        [column.upper() for column in answer.column_names],
+        [[_cell(row[column]) for column in answer.column_names] for row in rows],
+        right=[column.upper() for column in numbers],
+    )
+    if avoided is not None:
+        click.echo(f"since its start the queue has avoided {counted(avoided, 'duplicate')}", err=True)
+
+
+def _closed(archive: Path, store: Path, parquet: Path | None, live: bool) -> DataFrame:
+    from titanic_data.archive import Archive, archive_frame
+    from titanic_data.reading import forget, store_at
+    from titanic_data.session import session
+
+    if live:
+        store_at(store)  # complains at once, before Spark has started
+        forget(store)
+    elif parquet is None:
+        Archive.open(archive)
+    elif not parquet.exists():
+        raise click.UsageError(f"there is no file {parquet}")
+    spark = session(quick=True)
+    if live:
+        return spark.read.format("titanic").load(str(store))
+    return archive_frame(spark, archive) if parquet is None else spark.read.parquet(f"file:{parquet.absolute()}")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return f"{value:%Y-%m-%d %H:%M:%S}".removesuffix(":00") if isinstance(value, datetime) else str(value)
+
+
+def _moment(value: Any) -> str:
+    return str(value.isoformat()) if isinstance(value, date) else str(value)

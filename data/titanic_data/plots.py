@@ -1,0 +1,109 @@
+"""Reports as pictures. Needs matplotlib, which the extra `spark` installs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from titanic_data.errors import MissingPart
+
+Rows = Sequence[dict[str, Any]]
+
+
+def require() -> Any:
+    """matplotlib's pyplot; MissingPart says what to install when it isn't there."""
+    try:
+        import matplotlib
+
+        matplotlib.use("agg")  # no screen is needed
+        from matplotlib import pyplot
+    except ImportError as error:
+        advice = "pip install 'titanic-queue[spark]'"
+        raise MissingPart("a picture needs matplotlib", str(error), advice) from None
+    return pyplot
+
+
+def draw(name: str, rows: Rows, path: Path) -> None:
+    """The answer of a report as a picture; the end of the file's name says of what kind."""
+    pyplot = require()
+    picture = _PICTURES[name](pyplot, rows)
+    picture.savefig(path)
+    pyplot.close(picture)
+
+
+def _latency(pyplot: Any, rows: Rows) -> Any:
+    picture, panes = pyplot.subplots(1, 3, figsize=(15, 5), layout="constrained", sharey=True)
+    titles = {"waiting": "Waiting", "running": "Running", "fetched": "Until fetched"}
+    for axes, (span, title) in zip(panes, titles.items(), strict=True):
+        for service, some in _by_service(rows).items():
+            hours = _times(some)
+            (line,) = axes.plot(hours, [row[f"{span}_p50"] for row in some], marker=".", label=f"{service}, p50")
+            tails = [row[f"{span}_p99"] for row in some]
+            axes.plot(hours, tails, linestyle=":", color=line.get_color(), label=f"{service}, p99")
+        axes.set(title=title, yscale="log")
+        _finish(axes)
+    panes[0].set_ylabel("seconds")
+    return picture
+
+
+def _lines(column: str, title: str, label: str) -> Callable[[Any, Rows], Any]:
+    def make(pyplot: Any, rows: Rows) -> Any:
+        picture, axes = pyplot.subplots(figsize=(10, 5), layout="constrained")
+        for service, some in _by_service(rows).items():
+            hours = _times(some)
+            axes.plot(hours, [row[column] for row in some], drawstyle="steps-post", label=service)
+        axes.set(title=title, ylabel=label)
+        axes.set_ylim(bottom=0)
+        _finish(axes)
+        return picture
+
+    return make
+
+
+def _bars(column: str, title: str, label: str, *names: str) -> Callable[[Any, Rows], Any]:
+    def make(pyplot: Any, rows: Rows) -> Any:
+        some = rows[:30]
+        picture, axes = pyplot.subplots(figsize=(10, 1.5 + 0.3 * len(some)), layout="constrained")
+        texts = [", ".join(str(row[name]) for name in names if row[name] != "") for row in some]
+        axes.barh(range(len(some)), [row[column] for row in some])
+        axes.set_yticks(range(len(some)), texts)
+        axes.invert_yaxis()
+        axes.set(title=title, xlabel=label)
+        axes.grid(visible=True, axis="x", alpha=0.3)
+        return picture
+
+    return make
+
+
+_PICTURES: dict[str, Callable[[Any, Rows], Any]] = {
+    "latency": _latency,
+    "throughput": _lines("closed", "Throughput", "closed in the time"),
+    "backlog": _lines("backlog", "Backlog", "requests that have not ended"),
+    "failures": _bars("requests", "Failures", "requests", "service", "status", "reason"),
+    "retries": _bars("requests", "Attempts", "requests", "service", "attempts"),
+    "breaches": _bars("share", "Service levels missed", "share of the requests", "service", "within"),
+    "duplicates": _bars("executed_again", "Executed again under a key", "requests", "service"),
+    "bodies": _bars("bytes", "Largest requests", "bytes", "service", "request_id"),
+}
+
+
+def _times(rows: Rows) -> list[Any]:
+    """The beginnings of the hours, or whatever the report was made by."""
+    return [next(value for value in row.values() if isinstance(value, datetime)) for row in rows]
+
+
+def _by_service(rows: Rows) -> dict[str, list[dict[str, Any]]]:
+    services: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        services[row["service"]].append(row)
+    return services
+
+
+def _finish(axes: Any) -> None:
+    axes.grid(visible=True, alpha=0.3)
+    axes.tick_params(axis="x", rotation=30)
+    if axes.has_data():
+        axes.legend(fontsize="small")

@@ -1,0 +1,118 @@
+"""Reading a store's tables as Arrow batches, in parts that different processes can have.
+
+A store is opened in the process that reads, for reading only, and once: a second LMDB environment on the same file
+would take away the first one's locks. Each batch is a transaction of its own, a millisecond long: a reader that stays
+would make the file grow.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, zip_longest
+from pathlib import Path
+from typing import Any
+
+from titanic.errors import NotAStore
+from titanic.store import Store
+from titanic_data.errors import DataLoss
+from titanic_data.rows import closed_batch, waiting_batch
+
+BATCH = 4000
+"""Rows of a batch: fewer cost more for each, and more don't cost less."""
+
+_stores: dict[str, tuple[tuple[int, int, int], Store]] = {}
+
+
+def store_at(path: str | Path) -> Store:
+    """The store in a directory, opened for reading. Raises a StoreError."""
+    name = str(path)
+    try:
+        found = Path(name, "data.mdb").stat()
+    except OSError as error:
+        raise NotAStore(f"there is no store at {name}", error.strerror or "", "look for another directory") from error
+    identity = (os.getpid(), found.st_dev, found.st_ino)
+    known, store = _stores.get(name, (None, None))
+    if known == identity and store is not None:
+        return store
+    if known is not None and store is not None and known[0] == identity[0]:
+        store.close()  # it was replaced, by a restored one for example
+    store = Store.open_read_only(name)
+    _stores[name] = identity, store
+    return store
+
+
+def forget(path: str | Path) -> None:
+    """Close a store that this process reads, so that it can be opened in another way."""
+    known, store = _stores.pop(str(path), (None, None))
+    if store is not None and known is not None and known[0] == os.getpid():
+        store.close()
+
+
+def closed_range(path: str | Path) -> tuple[int, int]:
+    """The first and the last number in the ring."""
+    with store_at(path).read() as transaction:
+        return transaction.closed_range()
+
+
+def split(first: int, last: int, rows: int, least: int = 1) -> list[tuple[int, int]]:
+    """The numbers from `first` to `last` in parts of about the same size: `rows` at most, and at least `least` parts
+    if there are as many numbers."""
+    count = last - first + 1
+    if count <= 0:
+        return []
+    parts = min(count, max(least, -(-count // rows)))
+    bounds = [first + count * n // parts for n in range(parts + 1)]
+    return [(begin, end - 1) for begin, end in pairwise(bounds)]
+
+
+def read_closed(
+    path: str | Path, first: int, last: int, columns: Sequence[str], *, batch: int = BATCH, fail_on_loss: bool = True
+) -> Iterator[Any]:
+    """The closed requests number `first` to `last` as RecordBatches.
+
+    Raises DataLoss when some have left the ring already; without `fail_on_loss` they are missing.
+    """
+    store, number = store_at(path), first
+    while number <= last:
+        with store.read() as transaction:
+            bulk = transaction.closed_bulk(number, min(last, number + batch - 1))
+            oldest, newest = (0, 0) if bulk.starts else transaction.closed_range()
+        if bulk.starts:
+            yield closed_batch(bulk, columns)
+            number += len(bulk.starts)
+        elif number > newest or fail_on_loss:
+            raise lost(path, number, last, oldest, newest)
+        else:
+            number = oldest
+
+
+def lost(path: str | Path, first: int, last: int, oldest: int, newest: int) -> DataLoss:
+    """The error for numbers that the ring does not have."""
+    if first > newest:
+        fact, advice = f"its last number is {newest}", "is it another store than before?"
+    else:
+        fact = f"they made room for others; the ring now begins at {oldest}"
+        advice = (
+            "read the archive, register one so that nothing goes before it is archived, or set failOnDataLoss=false"
+        )
+    return DataLoss(f"closed requests {first} to {last} are not in the store {path}", fact, advice)
+
+
+def split_waiting(path: str | Path, rows: int) -> list[tuple[bytes, bytes | None]]:
+    """The stored requests in parts of `rows`: the ids where each begins and ends."""
+    with store_at(path).read() as transaction:
+        begins = transaction.request_ids(rows)
+    return list(zip_longest(begins, begins[1:]))
+
+
+def read_waiting(
+    path: str | Path, begin: bytes, end: bytes | None, columns: Sequence[str], *, batch: int = BATCH
+) -> Iterator[Any]:
+    """The requests with ids from `begin` up to `end` that have not ended, as RecordBatches."""
+    store, following = store_at(path), begin
+    while following is not None:
+        with store.read() as transaction:
+            rows, following = transaction.unended(following, end, batch)  # type: ignore[assignment]
+        if rows:
+            yield waiting_batch(rows, columns)

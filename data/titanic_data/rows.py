@@ -1,0 +1,194 @@
+"""Records of the store as Arrow batches.
+
+What is in the ring is decoded in columns, not in rows: the fixed fields of all records with one numpy view, the texts
+and bodies with one copy per column out of the records' bytes. A row costs about a microsecond that way, mostly its
+checksum; as Python objects it would cost ten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from titanic.store import CLOSED_LAYOUT, UNCLAIMED, ClosedBulk, Description, Status
+from titanic_data.tables import CLOSED, SCHEMA_VERSION, TIME, WAITING
+
+_HEADER = np.dtype([(name, "V16" if code == "16s" else np.dtype(f"<{code}")) for name, code in CLOSED_LAYOUT])
+_DAY = 24 * 3600 * 1_000_000
+STATUSES = {Status.DONE: "ok", Status.FAILED: "failed", Status.EXPIRED: "expired", Status.CANCELLED: "cancelled"}
+_STATUS_NAMES = pa.array([STATUSES.get(Status(n)) if n in set(Status) else None for n in range(max(Status) + 1)])
+_HEX = np.frombuffer(b"".join(b"%02x" % n for n in range(256)), "<u2")
+
+
+def closed_batch(bulk: ClosedBulk, columns: Sequence[str]) -> Any:
+    """The closed requests of a bulk as a RecordBatch with these columns of tables.CLOSED."""
+    decoder = _Closed(bulk)
+    return pa.record_batch([_COLUMNS[name](decoder) for name in columns], schema=CLOSED.part(columns))
+
+
+class _Closed:
+    """A bulk, as columns."""
+
+    def __init__(self, bulk: ClosedBulk) -> None:
+        self.first = bulk.first
+        self.count = len(bulk.starts)
+        self._data = bulk.data
+        self._apart = bulk.apart
+        self._starts = np.array(bulk.starts, np.int64)
+        # A header begins at any byte: a view of headers one byte apart, of which the right ones are taken.
+        view = np.ndarray((len(bulk.data) - _HEADER.itemsize + 1,), _HEADER, bulk.data, 0, (1,))
+        self.header = view[self._starts]
+        self.status = self.header["kind"] & ~np.uint8(UNCLAIMED)
+
+    @cached_property
+    def _ends(self) -> tuple[Any, Any, Any]:
+        """Where service, key and error end in the data."""
+        header = self.header
+        service = self._starts + _HEADER.itemsize + header["service_size"]
+        key = service + header["key_size"]
+        return service, key, key + header["error_size"]
+
+    def service(self) -> Any:
+        start = self._starts + _HEADER.itemsize
+        return self._text(start, self._ends[0])
+
+    def key(self) -> Any:
+        return self._text(self._ends[0], self._ends[1], self.header["key_size"] > 0)
+
+    def error(self) -> Any:
+        return self._text(self._ends[1], self._ends[2], self.header["error_size"] > 0)
+
+    def uuid(self) -> Any:
+        digits = _HEX[np.frombuffer(self.header["uuid"].tobytes(), np.uint8)]
+        return _strings(pa.py_buffer(digits.tobytes()), np.arange(self.count + 1, dtype=np.int32) * 32)
+
+    def time(self, name: str) -> Any:
+        moments = self.header[name]
+        return pa.array(moments.astype(np.int64), pa.int64(), mask=moments == 0).cast(TIME)
+
+    def date(self) -> Any:
+        return pa.array((self.header["closed_at"] // _DAY).astype(np.int32), pa.int32()).cast(pa.date32())
+
+    def size(self, part: str) -> Any:
+        size = self.header[f"{part}_size"].astype(np.int64) - 4 * self.header[f"{part}_frames"].astype(np.int64)
+        return pa.array(np.maximum(size, 0))
+
+    def body(self, part: str) -> Any:
+        """The frames of `request` or `reply`, joined."""
+        start, size = self._first_frame(part)
+        there = np.ones(self.count, bool)
+        if part == "reply":
+            there = (self.header["reply_frames"] > 0) | (self.status == int(Status.DONE))
+        bounds = np.append(self._starts, len(self._data))
+        for n, whole in self._apart.items():
+            request, reply = sum(map(len, whole.request)), sum(map(len, whole.reply))
+            end = int(bounds[n + 1])
+            start[n], size[n] = (end - reply - request, request) if part == "request" else (end - reply, reply)
+            if whole.request_left_out if part == "request" else whole.reply_left_out:
+                there[n] = False
+        return self._slices(start, start + size, there)
+
+    def sizes(self, part: str) -> Any:
+        """The bytes of each frame, where there isn't exactly one."""
+        sizes: dict[int, list[int]] = {int(n): [] for n in np.nonzero(self.header[f"{part}_frames"] == 0)[0]}
+        if part == "reply":
+            sizes = {n: empty for n, empty in sizes.items() if self.status[n] == int(Status.DONE)}
+        for n, whole in self._apart.items():
+            left_out = whole.request_left_out if part == "request" else whole.reply_left_out
+            frames = whole.request if part == "request" else whole.reply
+            if left_out:
+                sizes.pop(n, None)
+            elif len(frames) > 1:
+                sizes[n] = list(map(len, frames))
+        kind = pa.list_(pa.int32())
+        return pa.array([sizes.get(n) for n in range(self.count)], kind) if sizes else pa.nulls(self.count, kind)
+
+    def _first_frame(self, part: str) -> tuple[Any, Any]:
+        """Where the only frame begins, and its size; what stands apart is put right by `body`."""
+        header = self.header
+        at = self._ends[2].copy()
+        if part == "reply":
+            at += header["request_size"]
+        frame = header[f"{part}_frames"] == 1
+        size = np.where(frame, header[f"{part}_size"].astype(np.int64) - 4, 0)
+        at = at + 4 * frame
+        for n in self._apart:
+            at[n] = self._starts[n]
+        return at, size
+
+    def _text(self, starts: Any, ends: Any, there: Any = None) -> Any:
+        found = self._slices(starts, ends, there)
+        try:
+            return found.cast(pa.string())
+        except pa.ArrowInvalid:  # names are bytes; those that aren't text are shown as far as they are
+            texts = [None if one is None else one.decode(errors="backslashreplace") for one in found.to_pylist()]
+            return pa.array(texts, pa.string())
+
+    def _slices(self, starts: Any, ends: Any, there: Any = None) -> Any:
+        """Pieces of the data, in order, as a column: the even ones of all pieces between these bounds."""
+        bounds = np.empty(2 * self.count, np.int32)
+        bounds[0::2] = starts
+        bounds[1::2] = ends
+        pieces = pa.Array.from_buffers(
+            pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(self._data)]
+        )
+        even = np.arange(0, len(bounds), 2, dtype=np.int32)
+        return pieces.take(pa.array(even, mask=None if there is None else ~there))
+
+
+def _strings(data: Any, offsets: Any) -> Any:
+    return pa.Array.from_buffers(pa.string(), len(offsets) - 1, [None, pa.py_buffer(offsets), data])
+
+
+_COLUMNS: dict[str, Callable[[_Closed], Any]] = {
+    "seq": lambda rows: pa.array(np.arange(rows.first, rows.first + rows.count, dtype=np.int64)),
+    "request_id": _Closed.uuid,
+    "service": _Closed.service,
+    "idempotency_key": _Closed.key,
+    "status": lambda rows: _STATUS_NAMES.take(pa.array(rows.status)),
+    "attempts": lambda rows: pa.array(rows.header["attempts"].astype(np.int32)),
+    "submitted_at": lambda rows: rows.time("submitted_at"),
+    "dispatched_at": lambda rows: rows.time("dispatched_at"),
+    "replied_at": lambda rows: rows.time("replied_at"),
+    "closed_at": lambda rows: rows.time("closed_at"),
+    "request": lambda rows: rows.body("request"),
+    "reply": lambda rows: rows.body("reply"),
+    "error": _Closed.error,
+    "priority": lambda rows: pa.array(rows.header["priority"].astype(np.int32)),
+    "unclaimed": lambda rows: pa.array(rows.header["kind"] >= UNCLAIMED),
+    "request_bytes": lambda rows: rows.size("request"),
+    "reply_bytes": lambda rows: rows.size("reply"),
+    "request_sizes": lambda rows: rows.sizes("request"),
+    "reply_sizes": lambda rows: rows.sizes("reply"),
+    "schema_version": lambda rows: pa.array(np.full(rows.count, SCHEMA_VERSION, np.int32)),
+    "date": _Closed.date,
+}
+
+
+def waiting_batch(rows: Iterable[tuple[Description, list[bytes]]], columns: Sequence[str]) -> Any:
+    """Requests that have not ended, with their bodies, as a RecordBatch with these columns of tables.WAITING."""
+    documents = [{name: _WAITING[name](row, body) for name in columns} for row, body in rows]
+    return pa.RecordBatch.from_pylist(documents, schema=WAITING.part(columns))
+
+
+_WAITING: dict[str, Callable[[Description, list[bytes]], Any]] = {
+    "request_id": lambda row, body: row.uuid.hex(),
+    "service": lambda row, body: row.service.decode(errors="backslashreplace"),
+    "idempotency_key": lambda row, body: row.key.decode(errors="backslashreplace") or None,
+    "state": lambda row, body: row.state.name.lower(),
+    "priority": lambda row, body: row.priority,
+    "attempts": lambda row, body: row.attempts,
+    "submitted_at": lambda row, body: row.submitted_at,
+    "due_at": lambda row, body: row.due or None,
+    "expires_at": lambda row, body: row.expires_at or None,
+    "dispatched_at": lambda row, body: row.dispatched_at or None,
+    "error": lambda row, body: row.reason or None,
+    "request": lambda row, body: b"".join(body),
+    "request_bytes": lambda row, body: row.body_bytes,
+    "request_sizes": lambda row, body: None if len(body) == 1 else list(map(len, body)),
+    "schema_version": lambda row, body: SCHEMA_VERSION,
+}

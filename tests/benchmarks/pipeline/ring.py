@@ -1,0 +1,24 @@
+"""A ring to measure with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from titanic.store import NewRequest, Status, Store
+
+BEGIN = 1_780_000_000_000_000
+PORTION = 2000
+
+
+def filled(path: Path, count: int) -> Path:
+    """A store in which so many requests were closed, of 130 bytes with their replies."""
+    with Store.open(path, capacity=max(64 << 20, count * 1000)) as store:
+        for begin in range(0, count, PORTION):
+            numbers = range(begin, min(begin + PORTION, count))
+            with store.write() as txn:
+                new = [NewRequest(b"service %d" % (n % 7), [b"x" * 100]) for n in numbers]
+                for n, uuid in zip(numbers, txn.accept_many(new, BEGIN + begin), strict=True):
+                    now = BEGIN + n * 1000
+                    txn.finish(uuid, Status.DONE, [b"y" * 30], attempts=1, dispatched_at=now, finished_at=now + 5000)
+                    txn.close(uuid, now + 10_000)
+    return path

@@ -1,0 +1,147 @@
+"""Binary Star on real sockets, with peers and clients written straight from the Guide."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import zmq
+from support.running import until
+
+from broker import EndpointError
+from broker.core.mdp import Frames
+from broker.patterns import BinaryStar, BinaryStarClient, SplitBrain, StarConfig
+
+BEAT = StarConfig(heartbeat=0.1)
+ANY = "tcp://127.0.0.1:*"
+
+
+class Peer:
+    """The other server, by hand: a PUB and a SUB socket."""
+
+    def __init__(self) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self.pub, self.sub = context.socket(zmq.XPUB), context.socket(zmq.SUB)  # XPUB: it sees who subscribes
+        self.endpoint = f"tcp://127.0.0.1:{self.pub.bind_to_random_port('tcp://127.0.0.1')}"
+        self.sub.subscribe(b"")
+        for socket in (self.pub, self.sub):
+            socket.linger, socket.rcvtimeo = 0, 30_000
+
+    def hear(self, star: BinaryStar) -> None:
+        self.sub.connect(star.endpoint)
+
+    def heard(self, word: bytes) -> None:
+        """Wait for a word."""
+        while self.sub.recv_multipart() != [word]:
+            pass
+
+    def close(self) -> None:
+        self.pub.close()
+        self.sub.close()
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    one = Peer()
+    yield one
+    one.close()
+
+
+def shout(frames: Frames) -> Frames:
+    return [frame.upper() for frame in frames]
+
+
+def test_a_peer_that_is_written_by_hand(peer: Peer) -> None:
+    changes: list[str] = []
+    star = BinaryStar(
+        primary=True,
+        bind=ANY,
+        peer=peer.endpoint,
+        config=StarConfig(heartbeat=0.2),
+        on_active=lambda: changes.append("active"),
+        on_passive=lambda: changes.append("passive"),
+    )
+    peer.hear(star)
+    with star:
+        peer.heard(b"1")
+        assert peer.pub.recv() == b"\1", "it has subscribed to everything"
+        peer.pub.send(b"nonsense")
+        peer.pub.send_multipart([b"3", b"3"])
+        peer.pub.send(b"3")
+        peer.heard(b"4")
+        until(lambda: changes == ["passive"])
+        peer.pub.send(b"2")  # it was restarted
+        peer.heard(b"3")
+        until(lambda: changes == ["passive", "active"])
+        assert star.active
+        assert star.core.malformed == 2
+
+
+def test_two_servers_and_a_req_client() -> None:
+    primary, backup = (BinaryStar(primary=role, bind=ANY, config=BEAT) for role in (True, False))
+    primary.connect(backup.endpoint)
+    backup.connect(primary.endpoint)
+    here, there = primary.serve(shout, ANY), backup.serve(lambda frames: [b"backup", *frames], ANY, jobs=2)
+    with backup, BinaryStarClient(here, there, config=BEAT, retries=50) as client:
+        with primary:
+            assert client.call("one") == [b"ONE"]
+            req = zmq.Context.instance().socket(zmq.REQ)
+            req.linger, req.rcvtimeo = 0, 300
+            req.connect(there)
+            req.send(b"passive servers do not answer")
+            with pytest.raises(zmq.Again):
+                req.recv()
+            req.close()
+        assert client.call("two") == [b"backup", b"two"]
+        assert backup.active
+
+
+def test_a_split_brain_is_raised(peer: Peer) -> None:
+    star = BinaryStar(primary=True, bind=ANY, peer=peer.endpoint, config=StarConfig(heartbeat=0.2))
+    here = star.serve(shout, ANY)
+    raised: list[str] = []
+
+    def run() -> None:
+        with pytest.raises(SplitBrain) as caught:
+            star.run()
+        raised.append(str(caught.value))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert peer.pub.recv() == b"\1"
+    with BinaryStarClient(here, here, config=BEAT, retries=100) as client:
+        assert client.call("x") == [b"X"]
+    while thread.is_alive():
+        peer.pub.send(b"3")
+        thread.join(0.05)
+    assert "both servers are active" in raised[0]
+    assert star.fault == raised[0]
+
+
+def test_a_server_of_another_kind(peer: Peer) -> None:
+    """Any channel of the loop may ask."""
+    star = BinaryStar(primary=False, bind=ANY, peer=peer.endpoint, config=BEAT)
+    votes: list[bool] = []
+
+    def ask() -> None:
+        votes.append(star.vote())
+
+    with star:
+        star.loop.call(ask)
+        until(lambda: votes == [False])
+        assert peer.pub.recv() == b"\1"
+        peer.pub.send(b"3")
+        until(lambda: star.core.state.value == b"4")
+
+        def active() -> bool:
+            star.loop.call(ask)
+            return star.active
+
+        until(active)
+
+
+def test_endpoints_that_cannot_be() -> None:
+    for bind, peer in (("tcp://127.0.0.1:99999", None), (ANY, "nonsense")):
+        with pytest.raises(EndpointError):
+            BinaryStar(primary=True, bind=bind, peer=peer)

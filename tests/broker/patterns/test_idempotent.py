@@ -1,0 +1,193 @@
+"""Idempotent services: duplicates are answered and not executed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from support.running import until
+
+from broker import Broker, Client, Pipeline, RemoteError, UsageError, Worker
+from broker.core.mdp import Frames
+from broker.patterns import Idempotent, LazyPirate, Replies, Server, Stamps
+from broker.patterns.core.idempotent import Stamp, open_stamp
+
+
+def stamp(number: int, client: bytes = b"C") -> Stamp:
+    return Stamp(client, b"%d" % number)
+
+
+# -- the store -----------------------------------------------------------------------------------------------
+
+
+def test_the_oldest_replies_go_when_there_are_too_many() -> None:
+    replies = Replies(most=3)
+    for number in range(5):
+        replies.put(stamp(number), [[b"x"]], 0.0)
+    assert [replies.get(stamp(number), 0.0) for number in range(5)] == [None, None, [[b"x"]], [[b"x"]], [[b"x"]]]
+    assert (len(replies), replies.bytes) == (3, 9)
+
+
+def test_the_oldest_replies_go_when_they_are_too_large() -> None:
+    replies = Replies(most_bytes=100)
+    for number in range(5):
+        replies.put(stamp(number), [[b"x" * 20], [b"y" * 10]], 0.0)
+    assert len(replies) == 3
+    replies.put(stamp(9), [[b"x" * 1000]], 0.0)
+    assert (len(replies), replies.bytes) == (0, 0)
+
+
+def test_replies_are_kept_for_a_while() -> None:
+    replies = Replies(keep=60)
+    replies.put(stamp(1), [[b"old"]], 0.0)
+    replies.put(stamp(1), [[b"new"]], 30.0)
+    assert replies.bytes == 5
+    assert replies.get(stamp(1), 89.9) == [[b"new"]]
+    assert replies.get(stamp(1), 1e6) is None
+    assert replies.bytes == 0
+
+
+def test_stamps() -> None:
+    stamps = Stamps("me", first=7)
+    assert [stamps("a", b"b"), stamps("c")] == [[b"me", b"7", b"a", b"b"], [b"me", b"8", b"c"]]
+    assert Stamps().client != Stamps().client
+    assert open_stamp([b"me", b"7", b"a"]) == (Stamp(b"me", b"7"), [b"a"])
+    for wrong in ([], [b"me"], [b"me", b"7"], [b"", b"7", b"a"], [b"me", b"", b"a"]):
+        assert open_stamp(wrong) is None
+    with pytest.raises(UsageError):
+        stamps()
+    for settings in ({"most": 0}, {"keep": 0}):
+        with pytest.raises(UsageError):
+            Replies(**settings)  # type: ignore[arg-type]
+
+
+# -- the wrapper ---------------------------------------------------------------------------------------------
+
+
+class Account:
+    """A handler that must not be called twice."""
+
+    def __init__(self) -> None:
+        self.balance = 0
+        self.lock = threading.Lock()
+
+    def pay(self, frames: Frames) -> bytes:
+        with self.lock:
+            self.balance += int(frames[0])
+            return b"%d" % self.balance
+
+
+def run(handler: Callable[[Frames], Any], *frames: bytes) -> list[Any]:
+    """Every part of a reply, as a worker would send them."""
+    parts, running = [], handler(list(frames))
+    while True:
+        try:
+            parts.append(next(running))
+        except StopIteration as end:
+            return [*parts, end.value]
+
+
+def test_a_duplicate_is_answered_and_not_executed() -> None:
+    account = Account()
+    pay = Idempotent(account.pay)
+    assert run(pay, b"C", b"1", b"100") == [[b"100"]]
+    assert run(pay, b"C", b"1", b"100") == [[b"100"]]
+    assert run(pay, b"C", b"2", b"100") == [[b"200"]]
+    assert run(pay, b"D", b"1", b"100") == [[b"300"]]
+    assert (account.balance, pay.duplicates) == (300, 1)
+
+
+def test_parts_are_kept_too() -> None:
+    calls: list[Frames] = []
+
+    def stream(frames: Frames) -> Iterator[Any]:
+        calls.append(frames)
+        yield "one"
+        yield [b"two", b"three"]
+        return b"end"
+
+    handler = Idempotent(stream)
+    expected = [[b"one"], [b"two", b"three"], [b"end"]]
+    assert run(handler, b"C", b"1", b"x") == run(handler, b"C", b"1", b"x") == expected
+    assert calls == [[b"x"]]
+
+
+def test_what_failed_is_executed_again() -> None:
+    tries = iter([ValueError("oh no"), RemoteError(409, "not now"), None])
+
+    def fragile(frames: Frames) -> Frames:
+        if (error := next(tries)) is not None:
+            raise error
+        return frames
+
+    handler = Idempotent(fragile)
+    with pytest.raises(ValueError, match="oh no"):
+        run(handler, b"C", b"1", b"x")
+    with pytest.raises(RemoteError, match="409"):
+        run(handler, b"C", b"1", b"x")
+    assert run(handler, b"C", b"1", b"x") == [[b"x"]]
+
+
+def test_without_a_stamp_it_is_refused() -> None:
+    with pytest.raises(RemoteError, match="400"):
+        run(Idempotent(Account().pay), b"100")
+
+
+def test_a_duplicate_of_what_is_running_waits_for_its_reply() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    calls: list[Frames] = []
+
+    def slow(frames: Frames) -> Frames:
+        calls.append(frames)
+        begun.set()
+        go_on.wait(60)
+        return [b"done"]
+
+    handler = Idempotent(slow)
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(run, handler, b"C", b"1", b"x")
+        assert begun.wait(60)
+        others = [pool.submit(run, handler, b"C", b"1", b"x") for _ in range(2)]
+        until(lambda: len(handler._changed._waiters) == 2)  # type: ignore[attr-defined]
+        go_on.set()
+        assert [one.result() for one in (first, *others)] == [[[b"done"]]] * 3
+    assert (len(calls), handler.duplicates) == (1, 2)
+
+
+def test_clients_that_ask_again_and_again(tmp_path: Any) -> None:
+    """A worker that answers too late for its client's patience, which asks again through the broker."""
+    account = Account()
+    slow_once = threading.Event()
+
+    def pay(frames: Frames) -> bytes:
+        if not slow_once.is_set():
+            until(slow_once.is_set)
+        return account.pay(frames)
+
+    handler = Idempotent(pay)
+    broker = Broker()
+    endpoint = broker.bind("tcp://127.0.0.1:*")
+    with broker, Worker("pay", handler, endpoint, jobs=4), Client(endpoint, timeout=0.2, retries=100) as client:
+        threading.Timer(0.7, slow_once.set).start()
+        stamps = Stamps()
+        assert client.call("pay", *stamps("100")) == [b"100"]
+        with Pipeline(endpoint) as pipeline:
+            frames = stamps("1")
+            for _ in range(50):
+                pipeline.send("pay", *frames)
+            assert {pipeline.receive(60).body[0] for _ in range(50)} == {b"101"}  # type: ignore[union-attr]
+    assert account.balance == 101
+    assert handler.duplicates >= 51
+
+
+def test_around_a_server_without_a_broker() -> None:
+    account = Account()
+    server = Server(Idempotent(account.pay))
+    with server, LazyPirate(server.bind("tcp://127.0.0.1:*")) as client:
+        frames = Stamps("me")("5")
+        assert [client.call(*frames) for _ in range(3)] == [[b"5"]] * 3
+        with pytest.raises(RemoteError, match="400"):
+            client.call("5")

@@ -1,0 +1,105 @@
+"""Scatter-gather on real sockets: in turn, from many threads, nothing lost."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from support.running import until
+
+from broker import EndpointError, TimedOut, UsageError
+from broker.patterns import Gather, Scatter
+
+ANY = "tcp://127.0.0.1:*"
+
+
+def test_each_message_goes_to_one_end_in_turn() -> None:
+    with Gather() as one, Gather() as two, Scatter() as scatter:
+        for gather in (one, two):
+            scatter.connect(gather.bind(ANY))
+        seen = {"one": 0, "two": 0}
+
+        def both_are_there() -> bool:
+            scatter.send(b"?")
+            for name, gather in (("one", one), ("two", two)):
+                while gather.receive(0.0) is not None:
+                    seen[name] += 1
+            return all(seen.values())
+
+        until(both_are_there)
+        while one.receive(0.2) or two.receive(0.2):
+            pass
+        for number in range(10):
+            scatter.send(b"%d" % number)
+        got = [[gather.receive(30) for _ in range(5)] for gather in (one, two)]
+        assert sorted(message for messages in got for message in messages if message) == [
+            b"%d" % number for number in range(10)
+        ]
+
+
+def test_many_threads_at_both_ends() -> None:
+    got: list[bytes] = []
+    with Gather() as gather, Scatter() as scatter:
+        scatter.connect(gather.bind(ANY))
+
+        def take() -> None:
+            got.extend(gather)
+
+        def give(name: int) -> None:
+            for number in range(500):
+                scatter.send(b"%d %d" % (name, number), timeout=60)
+
+        takers = [threading.Thread(target=take) for _ in range(3)]
+        givers = [threading.Thread(target=give, args=(name,)) for name in range(8)]
+        for thread in takers + givers:
+            thread.start()
+        for thread in givers:
+            thread.join()
+        until(lambda: len(got) == 4000)
+        gather.close()
+        for thread in takers:
+            thread.join()
+    assert Counter(got) == Counter(b"%d %d" % (name, number) for name in range(8) for number in range(500))
+
+
+def test_it_waits_for_somebody_to_take_it(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/gather"
+    with Scatter() as scatter:
+        with pytest.raises(TimedOut, match="nobody took the message in"):
+            scatter.send(b"x", timeout=0.05)
+        sender = threading.Thread(target=scatter.send, args=(b"patient",))
+        sender.start()
+        with Gather() as gather:
+            gather.connect(scatter.bind(endpoint))
+            assert gather.receive(30) == b"patient"
+            sender.join()
+            assert gather.receive(0.0) is None
+
+
+def test_what_was_sent_goes_out_after_the_end(tmp_path: Path) -> None:
+    with Gather() as gather:
+        scatter = Scatter()
+        scatter.connect(gather.bind(f"ipc://{tmp_path}/gather"))
+        for number in range(1000):
+            scatter.send(b"%d" % number)
+        scatter.close()
+        scatter.close()
+        assert [gather.receive(30) for _ in range(1000)] == [b"%d" % number for number in range(1000)]
+
+
+def test_what_cannot_be() -> None:
+    scatter = Scatter()
+    with pytest.raises(EndpointError):
+        scatter.connect("nonsense")
+    scatter.close()
+    with pytest.raises(UsageError, match="closed"):
+        scatter.send(b"x")
+    gather = Gather()
+    for endpoint in ("tcp://127.0.0.1:99999", "nonsense"):
+        with pytest.raises(EndpointError):
+            gather.bind(endpoint)
+    gather.close()
+    assert gather.receive() is None
+    assert list(gather) == []

@@ -1,0 +1,220 @@
+"""From the ring into the archive and back, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.ring import fill, ring, wait_for_room
+
+from titanic.store import Store
+from titanic_data.archive import (
+    Archive,
+    Archiver,
+    Entry,
+    PyArrowEngine,
+    Queue,
+    Summary,
+    compact,
+    restore_range,
+    vacuum,
+    verify,
+)
+from titanic_data.archive.archiver import POINTS
+from titanic_data.archive.engines import read_files
+from titanic_data.errors import ArchiveBusy, ArchiveError, ArchiveGap
+from titanic_data.reading import forget, read_closed
+from titanic_data.tables import CLOSED
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return ring(tmp_path / "store", 300, step_us=1_200_000_000)  # over five days
+
+
+def run(store: Path, archive: Path, **settings: object) -> Summary:
+    settings = {"rows": 100, **settings}
+    return Archiver(Archive.create(archive), Queue(store), PyArrowEngine(), **settings).run()  # type: ignore[arg-type]
+
+
+def rows(archive: Path) -> list[dict[str, object]]:
+    """All rows of an archive in the order of their numbers."""
+    found: list[dict[str, object]] = read_files(Archive.open(archive).files()).sort_by("seq").to_pylist()
+    return found
+
+
+def in_ring(store: Path, first: int, last: int) -> list[dict[str, object]]:
+    return [row for batch in read_closed(store, first, last, CLOSED.schema.names) for row in batch.to_pylist()]
+
+
+def test_all_that_was_closed(store: Path, tmp_path: Path) -> None:
+    added: list[Entry] = []
+    summary = run(store, tmp_path / "archive", done=added.append)
+    assert (summary.ranges, summary.rows) == (3, 300)
+    assert [(entry.first, entry.last) for entry in added] == [(1, 100), (101, 200), (201, 300)]
+    assert rows(tmp_path / "archive") == in_ring(store, 1, 300)
+    archive = Archive.open(tmp_path / "archive")
+    assert verify(archive) == []
+    assert {file.parent.name for file in archive.files()} == {f"date=2023-11-{day}" for day in (14, 15, 16, 17, 18, 19)}
+    assert Queue(store).progress()[:2] == (True, 300)
+    assert run(store, tmp_path / "archive").rows == 0
+
+
+def test_what_was_closed_since(store: Path, tmp_path: Path) -> None:
+    run(store, tmp_path / "archive")
+    forget(store)
+    with Store.open(store) as opened:
+        fill(opened, 5, at=300)
+    assert run(store, tmp_path / "archive").rows == 5
+    assert len(rows(tmp_path / "archive")) == 305
+
+
+def test_ranges_are_bounded_in_bytes(store: Path, tmp_path: Path) -> None:
+    assert run(store, tmp_path / "archive", rows=1000, max_bytes=400_000).ranges > 4
+    assert verify(Archive.open(tmp_path / "archive")) == []
+
+
+def test_the_ring_goes_on_when_it_is_archived(tmp_path: Path) -> None:
+    store = ring(tmp_path / "store", 300, capacity=16 << 20)
+    run(store, tmp_path / "archive")
+    forget(store)
+    with Store.open(store) as opened:
+        wait_for_room(opened, 300)
+    summary = run(store, tmp_path / "archive")
+    assert summary.rows > 0
+    assert verify(Archive.open(tmp_path / "archive")) == []
+
+
+def test_a_gap(tmp_path: Path) -> None:
+    store = ring(tmp_path / "store", 300, capacity=16 << 20)
+    run(store, tmp_path / "archive")
+    Queue(store).unregister()
+    with Store.open(store) as opened:
+        wait_for_room(opened, 310)
+        with opened.read() as txn:
+            first, last = txn.closed_range()
+    with pytest.raises(ArchiveGap, match=f"closed requests 301 to {first - 1} are not in the archive"):
+        run(store, tmp_path / "archive")
+    assert run(store, tmp_path / "archive", allow_gap=True).rows == last - first + 1
+    entries = Archive.open(tmp_path / "archive").entries
+    assert [(entry.first, entry.last) for entry in entries if entry.gap] == [(301, first - 1)]
+    assert verify(Archive.open(tmp_path / "archive")) == []
+    assert run(store, tmp_path / "archive").rows == 0
+
+
+def test_the_archive_of_another_store(store: Path, tmp_path: Path) -> None:
+    run(store, tmp_path / "archive")
+    for count in (10, 300, 400):
+        other = ring(tmp_path / f"other {count}", count)
+        with pytest.raises(ArchiveError, match="is the archive of another store"):
+            run(other, tmp_path / "archive")
+        assert not Queue(other).progress().archived_upto
+
+
+def test_one_archiver_at_a_time(store: Path, tmp_path: Path) -> None:
+    archive = Archive.create(tmp_path / "archive")
+    with archive.locked(), pytest.raises(ArchiveBusy, match="in use; by process"):
+        run(store, tmp_path / "archive")
+
+
+class Crash(BaseException):
+    """The process is gone, as far as the archive can tell."""
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_crash_anywhere(store: Path, tmp_path: Path, point: str, count: int) -> None:
+    left = count
+
+    def reached(name: str) -> None:
+        nonlocal left
+        left -= name == point
+        if left == 0:
+            raise Crash
+
+    if count == 1 or point not in ("locked", "recovered"):
+        with pytest.raises(Crash):
+            run(store, tmp_path / "archive", reached=reached)
+    before = Archive.open(tmp_path / "archive").head if (tmp_path / "archive").exists() else 0
+    assert Queue(store).progress().archived_upto <= before
+    run(store, tmp_path / "archive")
+    assert rows(tmp_path / "archive") == in_ring(store, 1, 300)
+    archive = Archive.open(tmp_path / "archive")
+    assert verify(archive) == []
+    assert sorted(archive.data.glob("*/*")) == sorted(archive.files())
+    assert not archive.staging.exists()
+    assert not (archive.path / "pending.json").exists()
+
+
+def test_half_an_archive_of_an_older_crash(store: Path, tmp_path: Path) -> None:
+    archive = Archive.create(tmp_path / "archive")
+    (archive.path / "pending.json").write_text('{"first": 1, "last": 40}')
+    (archive.data / "date=2023-11-14").mkdir()
+    (archive.data / "date=2023-11-14" / "closed-1-40-9.parquet").write_text("half")
+    run(store, archive.path)
+    assert [entry.last for entry in Archive.open(archive.path).entries] == [40, 140, 240, 300]
+    (archive.path / "pending.json").write_text("{")
+    with pytest.raises(ArchiveError, match=r"pending.json is damaged; .*; remove it"):
+        run(store, archive.path)
+    (archive.path / "pending.json").write_text('{"first": 400, "last": 500}')
+    with pytest.raises(ArchiveError, match="it says 400 to 500, the archive goes up to 300"):
+        run(store, archive.path)
+
+
+def test_what_is_wrong_is_found_and_restored(store: Path, tmp_path: Path) -> None:
+    run(store, tmp_path / "archive")
+    archive = Archive.open(tmp_path / "archive")
+    good = rows(archive.path)
+    gone, cut, changed = (archive.data / entry.files[0].path for entry in archive.entries)
+    gone.unlink()
+    cut.write_bytes(cut.read_bytes()[:-1])
+    changed.write_bytes(b"?" + changed.read_bytes()[1:])
+    faults = verify(archive)
+    assert [fault.range for fault in faults] == [(1, 100), (101, 200), (201, 300)]
+    assert [fault.what.split()[1] for fault in faults] == ["is", "has", "checksum"]
+    for first, last in ((1, 100), (101, 200), (201, 300)):
+        restore_range(Archive.open(archive.path), store, first, last)
+    archive = Archive.open(archive.path)
+    assert verify(archive) == []
+    assert rows(archive.path) == good
+    other = ring(tmp_path / "other", 300)
+    with pytest.raises(ArchiveError, match="is another store"):
+        restore_range(archive, other, 1, 100)
+    with pytest.raises(ArchiveError, match="1 to 50 is no range"):
+        restore_range(archive, store, 1, 50)
+
+
+def test_fewer_files(store: Path, tmp_path: Path) -> None:
+    run(store, tmp_path / "archive", rows=20)
+    archive = Archive.open(tmp_path / "archive")
+    good, before = rows(archive.path), len(archive.files())
+    (entry,) = compact(archive)
+    assert (entry.first, entry.last, entry.rows) == (1, 300, 300)
+    assert len(archive.files()) == 6 < before
+    assert rows(archive.path) == good
+    assert vacuum(archive).files == 0  # somebody may be reading them
+    assert vacuum(archive, keep=0).files == before
+    archive = Archive.open(archive.path)
+    assert verify(archive) == []
+    assert rows(archive.path) == good
+    assert compact(archive) == []
+    assert run(store, archive.path).rows == 0
+
+
+def test_a_manifest_with_a_hole(store: Path, tmp_path: Path) -> None:
+    run(store, tmp_path / "archive")
+    archive = Archive.open(tmp_path / "archive")
+    (archive.path / "manifest" / archive.entries[1].name).unlink()
+    with pytest.raises(ArchiveError, match=r"0201-0+300\.json follows on number 100"):
+        Archive.open(archive.path)
+
+
+def test_what_is_no_archive(tmp_path: Path) -> None:
+    with pytest.raises(ArchiveError, match=r"is not an archive; it has no archive\.json"):
+        Archive.open(tmp_path)
+    (tmp_path / "precious").touch()
+    with pytest.raises(ArchiveError, match="it holds 'precious'"):
+        Archive.create(tmp_path)
+    (tmp_path / "archive.json").write_text('{"format": 9}')
+    with pytest.raises(ArchiveError, match="its format is 9, known is 1; upgrade"):
+        Archive.open(tmp_path)

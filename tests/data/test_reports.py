@@ -1,0 +1,158 @@
+"""Every report, against an independent engine."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from titanic_data import reports
+from titanic_data.errors import InvalidOption
+from titanic_data.reports import REPORTS, ServiceLevel, service_level
+
+SAMPLE = Path(__file__).parents[2] / "data" / "sample" / "closed.parquet"
+LEVELS = [
+    ServiceLevel("resize", 2.0),
+    ServiceLevel("report", 60.0),
+    ServiceLevel("mail", 0.5),
+    ServiceLevel("none", 1.0),
+]
+
+SPAN = "greatest(0, epoch_us({1}) - epoch_us({0})) / 1e6"
+WAITING = SPAN.format("submitted_at", "dispatched_at")
+RUNNING = SPAN.format("dispatched_at", "replied_at")
+FETCHED = f"CASE WHEN NOT unclaimed THEN {SPAN.format('replied_at', 'closed_at')} END"
+
+
+def percentiles(span: str) -> str:
+    return ", ".join([*(f"quantile_cont({span}, {p})" for p in (0.5, 0.9, 0.99)), f"max({span})"])
+
+
+def nulls(begin: str, end: str, span: str) -> str:
+    return f"CASE WHEN {begin} IS NOT NULL AND {end} IS NOT NULL THEN {span} END"
+
+
+ORACLES = {
+    "latency": f"""
+        SELECT service, date_trunc('hour', submitted_at), count(*),
+          {percentiles(nulls("submitted_at", "dispatched_at", WAITING))},
+          {percentiles(nulls("dispatched_at", "replied_at", RUNNING))},
+          {percentiles(nulls("replied_at", "closed_at", FETCHED))}
+        FROM closed GROUP BY ALL ORDER BY 1, 2""",
+    "throughput": """
+        SELECT service, date_trunc('hour', closed_at), count(*),
+          count(*) FILTER (status = 'ok'), count(*) FILTER (status = 'failed'), count(*) FILTER (status = 'expired'),
+          count(*) FILTER (status = 'cancelled'), count(*) / 3600.0
+        FROM closed GROUP BY ALL ORDER BY 1, 2""",
+    "backlog": """
+        WITH events AS (
+          SELECT service, date_trunc('hour', submitted_at) AS hour, 1 AS came, 0 AS went FROM closed
+          UNION ALL
+          SELECT service, date_trunc('hour', coalesce(replied_at, closed_at)), 0, 1 FROM closed),
+        hours AS (SELECT service, hour, sum(came) AS came, sum(went) AS went FROM events GROUP BY ALL)
+        SELECT a.service, a.hour, a.came, a.went, sum(b.came - b.went)
+        FROM hours a JOIN hours b ON a.service = b.service AND b.hour <= a.hour GROUP BY ALL ORDER BY 1, 2""",
+    "failures": """
+        SELECT service, status, coalesce(split_part(error, chr(10), 1), ''), count(*),
+          round(count(*) / (SELECT count(*) FROM closed c WHERE c.service = closed.service), 4),
+          min(closed_at), max(closed_at)
+        FROM closed WHERE status <> 'ok' GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3""",
+    "retries": """
+        SELECT service, attempts, count(*),
+          round(count(*) / (SELECT count(*) FROM closed c WHERE c.service = closed.service), 4),
+          count(*) FILTER (status = 'ok')
+        FROM closed GROUP BY 1, 2 ORDER BY 1, 2""",
+    "breaches": f"""
+        WITH levels(service, within) AS (VALUES ('resize', 2.0), ('report', 60.0), ('mail', 0.5), ('none', 1.0)),
+        found AS (
+          SELECT service, within, status, {SPAN.format("submitted_at", "replied_at")} AS took
+          FROM closed JOIN levels USING (service) WHERE status <> 'cancelled')
+        SELECT service, within, count(*), count(*) FILTER (status <> 'ok' OR took > within),
+          round(count(*) FILTER (status <> 'ok' OR took > within) / count(*), 4), max(took) FILTER (status = 'ok')
+        FROM found GROUP BY 1, 2 ORDER BY 5 DESC, 1, 2""",
+    "duplicates": """
+        SELECT service, count(*), count(idempotency_key), count(DISTINCT idempotency_key),
+          count(idempotency_key) - count(DISTINCT idempotency_key)
+        FROM closed GROUP BY 1 ORDER BY 1""",
+    "bodies": """
+        SELECT request_id, service, status, request_bytes, reply_bytes, closed_at, request_bytes + reply_bytes
+        FROM closed ORDER BY 7 DESC, 1 LIMIT 20""",
+}
+
+
+@pytest.fixture
+def closed(spark: SparkSession) -> DataFrame:
+    return spark.read.parquet(str(SAMPLE))
+
+
+@pytest.fixture
+def oracle() -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute(f"CREATE VIEW closed AS SELECT * FROM '{SAMPLE}'")
+    return connection
+
+
+def alike(one: Any, other: Any) -> bool:
+    if isinstance(one, float) or isinstance(other, float):
+        return one is not None and other is not None and math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_another_engine_says_the_same(closed: DataFrame, oracle: duckdb.DuckDBPyConnection, name: str) -> None:
+    report = reports.breaches(closed, LEVELS) if name == "breaches" else REPORTS[name](closed)
+    found = [tuple(row.values()) for row in report.toArrow().to_pylist()]
+    answer = oracle.sql(ORACLES[name]).to_arrow_table()
+    expected = list(zip(*(column.to_pylist() for column in answer.columns), strict=True))
+    assert len(found) == len(expected) > 2
+    for row, values in zip(found, expected, strict=True):
+        assert all(alike(one, other) for one, other in zip(row, values, strict=True)), f"{row} is not {values}"
+
+
+@pytest.mark.parametrize("by", reports.PERIODS)
+def test_other_lengths_of_time(closed: DataFrame, oracle: duckdb.DuckDBPyConnection, by: str) -> None:
+    found = [tuple(row.values()) for row in reports.throughput(closed, by).toArrow().to_pylist()]
+    oracle_sql = ORACLES["throughput"].replace("'hour'", f"'{by}'").replace("3600.0", f"{reports.PERIODS[by]}.0")
+    answer = oracle.sql(oracle_sql).to_arrow_table()
+    expected = list(zip(*(column.to_pylist() for column in answer.columns), strict=True))
+    assert len(found) == len(expected)
+    for row, values in zip(found, expected, strict=True):
+        assert all(alike(one, other) for one, other in zip(row, values, strict=True)), f"{row} is not {values}"
+
+
+def test_no_rows_give_no_answers(closed: DataFrame) -> None:
+    nothing = closed.where("seq < 0")
+    for name, report in REPORTS.items():
+        assert (report(nothing, LEVELS) if name == "breaches" else report(nothing)).isEmpty()
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("resize<2s", ServiceLevel("resize", 2.0)),
+        ("a b < 1.5m", ServiceLevel("a b", 90.0)),
+        ("x<250ms", ServiceLevel("x", 0.25)),
+    ],
+)
+def test_service_levels(text: str, level: ServiceLevel) -> None:
+    assert service_level(text) == level
+
+
+@pytest.mark.parametrize("text", ["resize", "resize<2", "<2s", "resize>2s", "resize<-1s", ""])
+def test_what_is_no_service_level(text: str) -> None:
+    with pytest.raises(InvalidOption, match="is not a service level"):
+        service_level(text)
+
+
+def test_the_sample_is_what_its_maker_makes() -> None:
+    made: dict[str, Any] = {"__file__": str(SAMPLE.with_name("make.py")), "__name__": "make"}
+    exec(compile(SAMPLE.with_name("make.py").read_text(), "make.py", "exec"), made)
+    table = pq.read_table(SAMPLE)
+    again = type(table).from_pylist(made["rows"](), table.schema)
+    assert again.equals(table)

@@ -1,0 +1,109 @@
+"""Closed requests as a stream, and streams into the queue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col, concat, lit
+from support.ring import fill, ring, wait_for_room
+from support.titanic_serving import serving
+
+from titanic import Client
+from titanic.store import Store
+
+
+def stream(spark: SparkSession, store: Path, **options: Any) -> DataFrame:
+    options = {"columns": "seq,status", "maxOffsetsPerTrigger": 200, **options}
+    return spark.readStream.format("titanic").options(**options).load(str(store))
+
+
+def drain(frame: DataFrame, folder: Path) -> list[int]:
+    """Let a query read all there is, from where its checkpoint says; the rows of each of its micro-batches."""
+    sizes: list[int] = []
+
+    def take(batch: DataFrame, number: int) -> None:
+        batch.write.mode("append").parquet(str(folder / "out"))
+
+    query = (
+        frame.writeStream.foreachBatch(take)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(300)
+    sizes += [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+    return sizes
+
+
+def numbers(spark: SparkSession, folder: Path) -> list[int]:
+    return sorted(row.seq for row in spark.read.parquet(str(folder / "out")).collect())
+
+
+def test_all_there_is_and_what_comes_later(spark: SparkSession, tmp_path: Path) -> None:
+    store = ring(tmp_path / "store", 500)
+    assert drain(stream(spark, store), tmp_path) == [200, 200, 100]
+    assert numbers(spark, tmp_path) == list(range(1, 501))
+    with Store.open(store) as opened:
+        fill(opened, 50, at=500)
+    assert drain(stream(spark, store), tmp_path) == [50]
+    assert drain(stream(spark, store), tmp_path) == []
+    assert numbers(spark, tmp_path) == list(range(1, 551))
+
+
+def test_where_it_begins(spark: SparkSession, tmp_path: Path) -> None:
+    store = ring(tmp_path / "store", 100)
+    assert drain(stream(spark, store, startingOffsets=91, minPartitions=3), tmp_path / "number") == [10]
+    assert drain(stream(spark, store, startingOffsets="latest"), tmp_path / "latest") == []
+
+
+def test_a_ring_that_did_not_wait(spark: SparkSession, tmp_path: Path) -> None:
+    store = ring(tmp_path / "store", 100, capacity=16 << 20)
+    assert drain(stream(spark, store), tmp_path) == [100]
+    with Store.open(store, capacity=16 << 20) as opened:
+        wait_for_room(opened, 150)
+        with opened.read() as txn:
+            first, last = txn.closed_range()
+    fault = f"titanic: closed requests 101 to .* are not in the store .*; the ring now begins at {first}"
+    with pytest.raises(Exception, match=fault):
+        drain(stream(spark, store, maxOffsetsPerTrigger=10_000), tmp_path)
+    assert sum(drain(stream(spark, store, maxOffsetsPerTrigger=10_000, failOnDataLoss=False), tmp_path)) > 0
+    assert numbers(spark, tmp_path)[100:] == list(range(first, last + 1))
+
+
+def test_the_checkpoint_of_another_store(spark: SparkSession, tmp_path: Path) -> None:
+    drain(stream(spark, ring(tmp_path / "store", 100)), tmp_path)
+    other = ring(tmp_path / "other", 10)
+    with pytest.raises(Exception, match=r"titanic: closed requests 11 to 100 are not in .*; is it another store"):
+        drain(stream(spark, other), tmp_path)
+
+
+def test_a_micro_batch_that_is_replayed(spark: SparkSession, tmp_path: Path) -> None:
+    store = ring(tmp_path / "ring", 300)
+    checkpoint = tmp_path / "checkpoint"
+    with serving(tmp_path) as server, Client(server.endpoints[0]) as client:
+
+        def run() -> None:
+            rows = stream(spark, store).select(concat(lit("k"), col("seq")).alias("key"), col("status").alias("body"))
+            writer = rows.writeStream.format("titanic").option("endpoint", server.endpoints[0])
+            writer = writer.option("service", "audit").option("checkpointLocation", str(checkpoint))
+            query = writer.trigger(availableNow=True).start()
+            assert query.awaitTermination(300)
+
+        run()
+        assert client.stats()["since_start"]["accepted"] == 300
+        for file in (checkpoint / "commits").iterdir():  # as if it had been killed before it noted the last one
+            if "1" in file.name:
+                file.unlink()
+        run()
+        done = client.stats()["since_start"]
+        assert done["accepted"] == client.stats()["store"]["requests"] == 300
+        assert done["repeated"] == 100
+
+
+def test_what_cannot_be_streamed(spark: SparkSession, tmp_path: Path) -> None:
+    Store.open(tmp_path / "store").close()
+    with pytest.raises(Exception, match="titanic: the table waiting cannot be streamed"):
+        drain(spark.readStream.format("titanic").option("table", "waiting").load(str(tmp_path / "store")), tmp_path)

@@ -1,0 +1,63 @@
+"""The one Spark session of a test process, made small: it starts in seconds and leaves nothing behind.
+
+Tests that use it come first. A process of pytest-xdist begins with a stretch of them and what it gives away later is
+from the other end, so that there is one session, or two, however many processes there are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LONGEST = 400
+"""Seconds that such a test may take: on a machine that is busy with other things Spark takes a minute to start."""
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = {
+    "spark.master": "local[2,3]",  # two processors, and a task may fail twice
+    "spark.driver.memory": "768m",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(LONGEST))
+    items.sort(key=lambda item: "spark" not in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session of this process."""
+    from titanic_data.errors import MissingPart
+    from titanic_data.session import expect_java, session
+
+    try:
+        expect_java()
+    except MissingPart as error:
+        if "CI" in os.environ:
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    scratch = tmp_path_factory.mktemp("spark")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "data"), str(ROOT / "tests")])
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_DIRS"] = str(scratch)
+    settings = {**SETTINGS, "spark.local.dir": str(scratch), "spark.sql.warehouse.dir": str(scratch / "warehouse")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = session("tests", quick=True, settings=settings)
+    yield found
+    found.stop()

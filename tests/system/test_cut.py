@@ -1,0 +1,165 @@
+"""A network that is cut: packets vanish, and no connection is closed. Every pattern goes on, or says that it cannot."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from support.cable import FAR, NEAR, Cable, cable
+from support.cli_titanic import CLEAN, Running, running, until
+
+BEAT = ("--heartbeat", "0.2")
+PATIENT = ("--timeout", "0.5", "--retries", "100")
+
+
+@pytest.fixture
+def wire() -> Iterator[Cable]:
+    with cable() as one:
+        yield one
+
+
+class Sides:
+    """Runs commands on both sides of the cable."""
+
+    def __init__(self, wire: Cable, folder: Path) -> None:
+        self.wire = wire
+        self.folder = folder
+
+    def run(self, side: str, name: str, *arguments: str) -> AbstractContextManager[Running]:
+        return running(self.folder / name, *arguments, program=self.wire.program(side))
+
+    def pattern(self, side: str, name: str, *arguments: str) -> AbstractContextManager[Running]:
+        return self.run(side, name, "pattern", *arguments)
+
+    def ask(self, *arguments: str, side: str = NEAR) -> str:
+        """What a command prints."""
+        command = (*self.wire.program(side), *arguments)
+        done = subprocess.run(command, capture_output=True, env=CLEAN, timeout=100, check=False)
+        return done.stdout.decode() if done.returncode == 0 else f"exit {done.returncode}: {done.stderr.decode()}"
+
+
+@pytest.fixture
+def sides(wire: Cable, tmp_path: Path) -> Sides:
+    return Sides(wire, tmp_path)
+
+
+def echo(text: str) -> tuple[str, ...]:
+    return "--", "echo", "-n", text
+
+
+def test_lazy_pirate_asks_until_the_cable_is_mended(wire: Cable, sides: Sides) -> None:
+    there = wire.reach(NEAR, FAR, 5555)
+    client = ("pattern", "lazy-pirate", "client", "x", "--endpoint", there)
+    with sides.pattern(FAR, "server", "lazy-pirate", "server", "--bind", wire.bind(FAR, 5555), *echo("far")) as server:
+        server.says("server at")
+        assert sides.ask(*client, *PATIENT) == "far"
+        wire.cut()
+        assert sides.ask(*client, "--timeout", "0.2", "--retries", "2").startswith("exit 3: ")
+        with sides.run(NEAR, "waiting", *client, *PATIENT) as waiting:
+            wire.mend()
+            assert waiting.ends() == 0
+
+
+def test_paranoid_pirate_forgets_the_worker_behind_the_cut_and_has_it_back(wire: Cable, sides: Sides) -> None:
+    front, back = wire.bind(NEAR, 5555), wire.bind(NEAR, 5556)
+    queue = ("paranoid-pirate", "queue", "--bind", front, "--bind-workers", back, *BEAT)
+    work = ("paranoid-pirate", "worker", *BEAT, "--endpoint")
+    ask = ("pattern", "lazy-pirate", "client", "x", "--endpoint", wire.reach(NEAR, NEAR, 5555), *PATIENT)
+    with (
+        sides.pattern(NEAR, "queue", *queue),
+        sides.pattern(FAR, "far", *work, wire.reach(FAR, NEAR, 5556), *echo("far")) as far,
+    ):
+        far.says("is registered at")
+        assert sides.ask(*ask) == "far"
+        with sides.pattern(NEAR, "near", *work, wire.reach(NEAR, NEAR, 5556), *echo("near")) as near:
+            near.says("is registered at")
+            wire.cut()
+            far.says("lost the broker at")
+            assert [sides.ask(*ask) for _ in range(3)] == ["near"] * 3
+            near.send(signal.SIGTERM)
+            assert near.ends() == 0
+        wire.mend()
+        assert sides.ask(*ask) == "far"
+
+
+def test_majordomo_gives_the_request_of_the_worker_behind_the_cut_to_another(wire: Cable, sides: Sides) -> None:
+    ask = ("call", "who", "x", "--endpoint", wire.reach(NEAR, NEAR, 5555), "--timeout", "90")
+    begun = sides.folder / "begun"
+    slow = ("--", "sh", "-c", f"touch {begun}; sleep 600")
+    with (
+        sides.run(NEAR, "broker", "broker", "--bind", wire.bind(NEAR, 5555), *BEAT),
+        sides.run(FAR, "far", "work", "who", "--endpoint", wire.reach(FAR, NEAR, 5555), *BEAT, *slow) as far,
+    ):
+        far.says("is registered at")
+        with sides.run(NEAR, "asking", *ask) as asking:
+            until(begun.exists)
+            wire.cut()
+            near = ("work", "who", "--endpoint", wire.reach(NEAR, NEAR, 5555), *BEAT, *echo("near"))
+            with sides.run(NEAR, "near", *near):
+                assert asking.ends() == 0
+                assert asking.process.stdout is not None
+                assert asking.process.stdout.read() == b"near"
+        wire.mend()
+
+
+@pytest.mark.parametrize("model", ["1", "2", "3"])
+def test_freelance_goes_on_with_the_server_on_this_side(model: str, wire: Cable, sides: Sides) -> None:
+    there, here = wire.reach(NEAR, FAR, 5555), wire.reach(NEAR, NEAR, 5556)
+    serve = ("freelance", "server", "--model", model, "--bind")
+    ask = ("pattern", "freelance", "client", "x", "--model", model, "--endpoint", there, "--endpoint", here, *PATIENT)
+    with sides.pattern(FAR, "far", *serve, wire.bind(FAR, 5555), "--public", there, *echo("far")) as far:
+        far.says("server at")
+        assert sides.ask(*ask) == "far"
+        with sides.pattern(NEAR, "near", *serve, wire.bind(NEAR, 5556), "--public", here, *echo("near")) as near:
+            near.says("server at")
+            wire.cut()
+            assert sides.ask(*ask) == "near"
+        wire.mend()
+        assert sides.ask(*ask) == "far"
+
+
+def test_binary_star_that_is_cut_apart_ends_when_it_is_mended(wire: Cable, sides: Sides) -> None:
+    """What the Guide warns of: clients on both sides. Each is answered by its own side, and the two find out."""
+
+    def star(side: str, other: str, role: str, number: int) -> AbstractContextManager[Running]:
+        clients, state = wire.bind(side, 5001 + number), wire.bind(side, 5003 + number)
+        at = ("--bind", clients, "--bind-state", state, "--peer", wire.reach(side, other, 5004 - number))
+        return sides.pattern(side, role, "binary-star", "server", role, *at, *BEAT, *echo(role))
+
+    near = ("--primary", wire.reach(NEAR, FAR, 5001), "--backup", wire.reach(NEAR, NEAR, 5002))
+    far = ("--primary", wire.reach(FAR, FAR, 5001), "--backup", wire.reach(FAR, NEAR, 5002))
+    ask = ("pattern", "binary-star", "client", "x", *BEAT, "--retries", "100")
+    with star(FAR, NEAR, "primary", 0) as primary, star(NEAR, FAR, "backup", 1) as backup:
+        primary.says("active: clients are answered here")
+        backup.says("passive: ready to take over")
+        assert sides.ask(*ask, *near) == "primary"
+        wire.cut()
+        assert sides.ask(*ask, *near) == "backup"
+        assert sides.ask(*ask, *far, side=FAR) == "primary"
+        wire.mend()
+        for one in (primary, backup):
+            assert one.ends() == 1
+            assert "both servers are active" in one.log.read_text()
+
+
+def test_generaldomo_gives_the_request_to_the_worker_on_this_side(wire: Cable, sides: Sides) -> None:
+    binds = ("--bind", wire.bind(NEAR, 5555), "--bind-server", wire.bind(NEAR, 5556))
+    ask = ("pattern", "generaldomo", "client", "who", "x", "--timeout", "90", "--endpoint")
+    with (
+        sides.pattern(NEAR, "broker", "generaldomo", "broker", *binds),
+        sides.pattern(
+            FAR, "far", "generaldomo", "worker", "who", "--endpoint", wire.reach(FAR, NEAR, 5556), *echo("far")
+        ) as far,
+    ):
+        far.says("is registered at")
+        assert sides.ask(*ask, wire.reach(NEAR, NEAR, 5556)) == "far"
+        wire.cut()
+        with sides.run(
+            NEAR, "near", "work", "who", "--endpoint", wire.reach(NEAR, NEAR, 5555), *BEAT, *echo("near")
+        ) as near:
+            near.says("is registered at")
+            assert sides.ask(*ask, wire.reach(NEAR, NEAR, 5556)) == "near"

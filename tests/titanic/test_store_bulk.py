@@ -1,0 +1,100 @@
+"""Reading much of the store at a time: the same as one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from titanic.errors import InvalidArchive, RecordCorrupt
+from titanic.store import CLOSED_LAYOUT, NewRequest, Status, Store
+
+BODIES: list[list[bytes]] = [[b"one"], [], [b"a", b"", b"ccc"], [b"x" * 5000], [b"y" * 70_000], [b""]]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Closed requests of all kinds, twice, with numbers 1 to 12."""
+    store = Store.open(tmp_path / "store")
+    for turn in range(2):
+        for number, body in enumerate(BODIES):
+            with store.write() as txn:
+                new = NewRequest(b"service %d" % number, body, key=b"%d %d" % (turn, number), key_until=1 << 60)
+                (uuid,) = txn.accept_many([new], 1000)
+            with store.write() as txn:
+                if number != 1:
+                    txn.finish(uuid, Status.DONE, body[::-1], attempts=1, dispatched_at=2000, finished_at=3000)
+                txn.close(uuid, 4000 + number)
+    return store
+
+
+def test_records_in_one_piece(store: Store) -> None:
+    dtype = np.dtype(
+        [(name, "V16" if code == "16s" else f"<u{np.dtype(code).itemsize}") for name, code in CLOSED_LAYOUT]
+    )
+    with store.read() as txn:
+        one_by_one = txn.closed(0, 100, 1 << 30)
+        bulk = txn.closed_bulk(1, 100)
+    assert len(bulk.starts) == len(one_by_one) == 12
+    assert bulk.first == 1
+    for number, (start, entry) in enumerate(zip(bulk.starts, one_by_one, strict=True)):
+        (header,) = np.frombuffer(bulk.data, dtype, 1, start)
+        assert bytes(header["uuid"]) == entry.uuid
+        assert header["closed_at"] == entry.closed_at
+        name = bulk.data[start + dtype.itemsize :][: header["service_size"]]
+        assert name == entry.service
+        if number in bulk.apart:
+            assert bulk.apart[number] == entry
+    assert sorted(bulk.apart) == [2, 3, 4, 8, 9, 10]
+
+
+def test_a_part(store: Store) -> None:
+    with store.read() as txn:
+        assert len(txn.closed_bulk(3, 5).starts) == 3
+        assert len(txn.closed_bulk(1, 12, max_bytes=1).starts) == 1
+        assert txn.closed_bulk(13, 20).starts == []
+        assert txn.closed_bulk(5, 4).starts == []
+        assert txn.cut_closed(1, 12, 1) == 1
+        assert txn.cut_closed(1, 12, 1 << 30) == 12
+        assert txn.cut_closed(3, 4, 1 << 30) == 4
+        assert txn.cut_closed(3, 12, 2 * 10_000 + 100) == 4
+
+
+def test_damage_is_named(store: Store) -> None:
+    environment = store._environment
+    with environment.env.begin(write=True, db=environment.databases.closed) as txn:
+        key = (7).to_bytes(8, "big")
+        txn.put(key, txn.get(key)[:-1] + b"?")
+        txn.delete((10).to_bytes(8, "big"))
+    with store.read() as txn:
+        with pytest.raises(RecordCorrupt, match="0000000000000007"):
+            txn.closed_bulk(1, 12)
+        with pytest.raises(RecordCorrupt, match="000000000000000a"):
+            txn.closed_bulk(8, 12)
+        assert len(txn.closed_bulk(1, 6).starts) == 6
+
+
+def test_requests_that_have_not_ended(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store") as store:
+        with store.write() as txn:
+            uuids = txn.accept_many([NewRequest(b"s", [b"%d" % n]) for n in range(10)], 1000)
+            txn.finish(uuids[3], Status.DONE, [], attempts=1, dispatched_at=2000, finished_at=3000)
+        with store.read() as txn:
+            assert txn.request_ids(4) == uuids[::4]
+            found, following = txn.unended(b"", None, 6)
+            assert [body for _, body in found] == [[b"0"], [b"1"], [b"2"], [b"4"], [b"5"]]
+            assert following == uuids[6]
+            found, following = txn.unended(uuids[6], uuids[8], 6)
+            assert [row.uuid for row, _ in found] == uuids[6:8]
+            assert following is None
+            assert txn.holder(b"none") is txn.holder(b"") is None
+
+
+def test_an_acknowledgement_for_another_store(store: Store) -> None:
+    with store.write() as txn:
+        (entry,) = txn.closed(4, 1, 1 << 20)
+        txn.register_archive()
+        with pytest.raises(InvalidArchive, match="another request has that number"):
+            txn.acknowledge_archive(5, bytes(16))
+        assert txn.acknowledge_archive(5, entry.uuid).archived_upto == 5

@@ -1,0 +1,1 @@
+"""The commands of `titanic pattern`. Each file here has the roles of one pattern."""

@@ -1,0 +1,77 @@
+"""`titanic pattern freelance`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import click
+
+from broker.patterns import Freelance, FreelanceConfig, LazyPirate, Shotgun, freelance_server
+from titanic.cli.help import Command
+from titanic.cli.options import Function, option
+from titanic.cli.output import print_body
+from titanic.cli.patterns.roles import (
+    bind_option,
+    body_argument,
+    command_argument,
+    handler,
+    jobs_option,
+    patience_options,
+    run,
+)
+
+
+def model_option(text: str) -> Callable[[Function], Function]:
+    """The same at both ends."""
+    return option("--model", type=click.IntRange(1, 3), metavar="N", default=3, help=text)
+
+
+@click.group()
+def freelance() -> None:
+    """Clients that know several servers, no broker between them.
+
+    \b
+    Model 1  asks one server after another, until one answers
+    Model 2  asks all servers at once, and takes the first reply
+    Model 3  pings all servers, and asks one that lives (RFC 10)
+    """
+
+
+@freelance.command(cls=Command)
+@body_argument
+@model_option("How to find a server; the servers must be of the same model.")
+@patience_options(1.0, 3)
+def client(body: tuple[str, ...], endpoint: tuple[str, ...], timeout: float, retries: int, model: int) -> None:
+    """Ask the servers, each given by an --endpoint: each BODY is a frame. Prints the reply; exits with 3 without one.
+
+    \b
+    Example:
+      titanic pattern freelance client hello --endpoint tcp://127.0.0.1:5555 --endpoint tcp://127.0.0.1:5556
+    """
+    asking: LazyPirate | Shotgun | Freelance
+    if model == 1:
+        asking = LazyPirate(endpoint, timeout=timeout, retries=retries)
+    else:
+        config = FreelanceConfig(timeout=timeout, retries=retries)
+        asking = Shotgun(endpoint, config) if model == 2 else Freelance(endpoint, config)
+    with asking:
+        print_body(asking.call(*body))
+
+
+@freelance.command(cls=Command)
+@command_argument
+@bind_option()
+@option("--public", metavar="ENDPOINT", default="", help="In model 3: what clients connect to, if it is not --bind.")
+@model_option("What its clients speak.")
+@jobs_option
+def server(command: tuple[str, ...], bind: str, public: str, model: int, jobs: int) -> None:
+    """Answer requests with the output of COMMAND.
+
+    \b
+    Example:
+      titanic pattern freelance server --bind tcp://127.0.0.1:5555 -- tr a-z A-Z &
+      titanic pattern freelance server --bind tcp://127.0.0.1:5556 -- tr a-z A-Z &
+      titanic pattern freelance server --bind tcp://0.0.0.0:5555 --public tcp://10.0.0.1:5555
+    """
+    here = freelance_server(handler(command), bind, model=model, public=public, jobs=jobs)
+    run(here, f"server at {bind}")

@@ -1,0 +1,75 @@
+"""`titanic pattern generaldomo`."""
+
+from __future__ import annotations
+
+import click
+
+from broker.patterns import Generaldomo, GeneraldomoBroker, GeneraldomoWorker
+from titanic.cli.help import Command
+from titanic.cli.options import option
+from titanic.cli.output import print_body
+from titanic.cli.patterns.roles import (
+    bind_option,
+    body_argument,
+    command_argument,
+    handler,
+    jobs_option,
+    patience_options,
+    run,
+)
+from titanic.version import __version__
+
+SERVER = "tcp://127.0.0.1:5556"
+
+
+@click.group()
+def generaldomo() -> None:
+    """Majordomo over CLIENT and SERVER sockets, which threads may share, next to the usual ones.
+
+    Needs draft sockets: pip install 'titanic-queue[drafts]'.
+    """
+
+
+@generaldomo.command(cls=Command)
+@bind_option(what="Where to listen to the clients and workers of Majordomo.")
+@bind_option("--bind-server", SERVER, "Where to listen to CLIENT sockets.")
+def broker(bind: str, bind_server: str) -> None:
+    """Run the broker.
+
+    \b
+    Example:
+      titanic pattern generaldomo broker --bind tcp://0.0.0.0:5555 --bind-server tcp://0.0.0.0:5556
+    """
+    here = GeneraldomoBroker(version=__version__)
+    run(here, f"broker at {here.bind(bind)}, for CLIENT sockets at {here.bind_server(bind_server)}")
+
+
+@generaldomo.command(cls=Command)
+@click.argument("service")
+@body_argument
+@patience_options(5.0, 3, SERVER)
+def client(service: str, body: tuple[str, ...], endpoint: tuple[str, ...], timeout: float, retries: int) -> None:
+    """Ask SERVICE: each BODY is a frame. Prints the reply; exits with 3 when nobody answers.
+
+    \b
+    Example:
+      titanic pattern generaldomo client upper hello
+    """
+    with Generaldomo(endpoint, timeout=timeout, retries=retries) as asking:
+        print_body(asking.call(service, *body))
+
+
+@generaldomo.command(cls=Command)
+@click.argument("service")
+@command_argument
+@option("--endpoint", metavar="ENDPOINT", default=SERVER, help="Where the broker listens to CLIENT sockets.")
+@jobs_option
+def worker(service: str, command: tuple[str, ...], endpoint: str, jobs: int) -> None:
+    """Work on SERVICE: run COMMAND for each request.
+
+    \b
+    Example:
+      titanic pattern generaldomo worker upper --jobs 4 -- tr a-z A-Z
+    """
+    here = GeneraldomoWorker(service, handler(command), endpoint, jobs=jobs)
+    run(here, f"connecting to {endpoint} to work on {service}")

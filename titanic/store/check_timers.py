@@ -1,0 +1,76 @@
+"""The check of `keys` and `timers`: each row has what it is about, and that has its row."""
+
+from __future__ import annotations
+
+from titanic.errors import RecordCorrupt
+from titanic.store import idempotency, outcome, request
+from titanic.store.ending import retention_kind
+from titanic.store.findings import Findings, Remedy, Verb
+from titanic.store.schema import DEAD, EXPIRY, KEY, REPLIED, TIME_SIZE, timer_key, timer_of
+
+
+class TimerFindings(Findings):
+    """The walk through both."""
+
+    def _keys(self) -> None:
+        for view, row in self._txn.cursor(self._db.keys).iternext():
+            key = bytes(view)
+            holder = idempotency.decode(row)
+            if holder is None:
+                self._report("keys", key, f"the row has {len(row)} bytes", Remedy(Verb.SET_ASIDE, "keys", key))
+                continue
+            timer = timer_key(KEY, holder.until, key)
+            if not self._has(self._db.timers, timer):
+                self._report("keys", key, "it would never be forgotten", Remedy(Verb.PUT, "timers", timer))
+            record = self._txn.get(holder.uuid, db=self._db.requests)
+            if record is None:
+                continue  # it was closed
+            try:
+                found = request.decode_header(holder.uuid, record).key
+            except RecordCorrupt:
+                continue
+            if found not in (key, b""):
+                what = f"its request {holder.uuid.hex()} has the key {found!r}"
+                self._report("keys", key, what, Remedy(Verb.SET_ASIDE, "keys", key))
+
+    def _timers(self) -> None:
+        for view, value in self._txn.cursor(self._db.timers).iternext():
+            key = bytes(view)
+            if len(key) <= 1 + TIME_SIZE:
+                what = "the key has a wrong length"
+            elif len(value):
+                self._report("timers", key, "the row has a value", Remedy(Verb.PUT, "timers", key))
+                continue
+            else:
+                what = self._timer_fault(*timer_of(key))
+            if what:
+                self._report("timers", key, what, Remedy(Verb.DELETE, "timers", key))
+
+    def _timer_fault(self, kind: bytes, time: int, subject: bytes) -> str:
+        """What is wrong with a timer; nothing, as a rule."""
+        if kind == KEY:
+            row = self._txn.get(subject, db=self._db.keys)
+            holder = None if row is None else idempotency.decode(row)
+            return "" if holder and holder.until == time else "there is no such key"
+        if kind == EXPIRY:
+            record = self._txn.get(subject, db=self._db.requests)
+            if record is None:
+                return "there is no such request"
+            if self._has(self._db.replies, subject):
+                return "the request has ended"
+            try:
+                past, expires_at = self._past(subject), request.decode_header(subject, record).expires_at
+            except RecordCorrupt:
+                return ""
+            return "" if expires_at == time and not (past and past.endless) else f"the request says {expires_at}"
+        if kind in (REPLIED, DEAD):
+            record = self._txn.get(subject, db=self._db.replies)
+            if record is None:
+                return "there is no such reply"
+            try:
+                end = outcome.decode_header(subject, record)
+            except RecordCorrupt:
+                return ""
+            right = end.finished_at == time and retention_kind(end.status) == kind
+            return "" if right else f"the reply says {end.status.name} at {end.finished_at}"
+        return f"there is no such kind as {kind!r}"
