@@ -186,7 +186,7 @@ def health(
     waiting = max(0, document["store"]["waiting"] - document["running"])
     oldest = max(0.0, time.time() - rows[0]["submitted_at"] / 1e6) if rows else None
     problems = []
-    if not document["accepting"]:
+    if not document.get("accepting", True):  # a server of an earlier version does not say
         problems.append("the store is full and refuses requests")
     if max_waiting is not None and waiting > max_waiting:
         problems.append(f"{waiting} requests wait, more than {max_waiting}")
