@@ -4,7 +4,7 @@ set -eu
 
 usage() {
     cat <<'END'
-Usage: install.sh [--prefix DIR] [--wheels DIR] [--python PROGRAM] [--no-start]
+Usage: install.sh [--prefix DIR] [--wheels DIR] [--python PROGRAM] [--archive] [--no-start]
        install.sh --rollback
        install.sh --uninstall [--purge]
 
@@ -13,6 +13,7 @@ Installs Titanic into a virtual environment of its own, with systemd units, and 
   --prefix DIR      where the program goes (default: where it is, or /opt/titanic)
   --wheels DIR      install from the wheels in DIR, without a network; else from the folder that this script is in
   --python PROGRAM  the Python to use, 3.11 or newer (default python3)
+  --archive         what titanic-archive.service needs, too (later upgrades remember that)
   --no-start        neither enable nor start anything
   --rollback        go back to the version that was there before the last upgrade
   --uninstall       remove the program; settings, data and backups stay
@@ -23,7 +24,7 @@ Upgrading restarts what runs. Exits with 0 when it is done, 1 when it could not 
 END
 }
 
-prefix='' wheels='' python=python3 start=yes action=install purge=no
+prefix='' wheels='' python=python3 start=yes action=install purge=no archive=no
 fail() { echo "install.sh: $*" >&2; exit 1; }
 wrong() { echo "install.sh: $*; install.sh --help lists the options" >&2; exit 2; }
 
@@ -34,6 +35,7 @@ while [ $# -gt 0 ]; do
             case $1 in --prefix) prefix=$2 ;; --wheels) wheels=$2 ;; --python) python=$2 ;; esac
             shift ;;
         --no-start) start=no ;;
+        --archive) archive=yes ;;
         --rollback | --uninstall) action=${1#--} ;;
         --purge) purge=yes ;;
         -h | --help) usage; exit 0 ;;
@@ -52,7 +54,7 @@ case $prefix in /*) ;; *) wrong "--prefix must begin with a /" ;; esac
 here=$(cd "$(dirname "$0")" && pwd)
 settings=/etc/titanic/titanic.toml
 services="titanic.service titanic-broker.service titanic-store.service titanic-worker@.service"
-services="$services titanic-backup.service titanic-backup.timer"
+services="$services titanic-backup.service titanic-backup.timer titanic-archive.service titanic-archive.timer"
 
 booted() { [ -d /run/systemd/system ]; }
 
@@ -64,7 +66,7 @@ running() {  # which of our units run
 restart() {
     booted || { echo "systemd does not run here: nothing is started"; return 0; }
     systemctl daemon-reload
-    were=$(running | grep -v '^titanic-backup' || true)
+    were=$(running | grep -v '^titanic-\(backup\|archive\)' || true)
     # shellcheck disable=SC2086  # a list of units
     [ -z "$were" ] || systemctl restart $were
 }
@@ -81,10 +83,17 @@ make_environment() {  # a new one beside the old: what runs goes on undisturbed 
     trap 'rm -rf "$new"' EXIT
     "$python" -m venv "$new"
     pip="$new/bin/python -m pip --quiet --disable-pip-version-check install"
+    [ ! -e "$prefix/current/archive" ] || archive=yes
+    more=''
+    if [ $archive = yes ]; then
+        more="pyarrow>=15 numpy"
+        touch "$new/archive"
+    fi
+    # shellcheck disable=SC2086  # a list of packages
     if [ -n "$wheels" ]; then
-        $pip --no-index --find-links "$wheels" titanic-queue
+        $pip --no-index --find-links "$wheels" titanic-queue $more
     else
-        $pip "$here/.."
+        $pip "$here/.." $more
     fi
     "$new/bin/python" -m compileall -q "$new/lib" || true
     version=$("$new/bin/titanic" --version | sed 's/.* //')
@@ -160,7 +169,7 @@ do_rollback() {
 do_uninstall() {
     if booted; then
         # shellcheck disable=SC2046  # a list of units
-        systemctl --quiet stop $(running) titanic-backup.timer 2>/dev/null || true
+        systemctl --quiet stop $(running) titanic-backup.timer titanic-archive.timer 2>/dev/null || true
         # shellcheck disable=SC2046
         systemctl --quiet disable $(cd $units && ls -d titanic*.service titanic*.timer 2>/dev/null) 2>/dev/null || true
     fi

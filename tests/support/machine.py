@@ -135,13 +135,14 @@ class Machine:
 
 
 @contextmanager
-def machine(folder: Path) -> Iterator[Machine]:
-    """A machine that has booted, with the source's deploy folder in /root/deploy and wheels in /root/wheels."""
+def machine(folder: Path, *more: str) -> Iterator[Machine]:
+    """A machine that has booted, with the source's deploy folder in /root/deploy and wheels in /root/wheels, those of
+    `more` packages too."""
     one = Machine(folder / "machine")
     subprocess.run(["cp", "-a", "--reflink=auto", str(debian()), str(one.folder)], check=True)
     try:
         shutil.copytree(ROOT / "deploy", one.folder / "root/deploy")
-        collect_wheels(one.folder / "root/wheels", one.folder)
+        collect_wheels(one.folder / "root/wheels", one.folder, *more)
         one.boot()
         yield one
     finally:
@@ -183,7 +184,7 @@ def _mirror() -> tuple[str, str]:
     return next(line.split()[0] for line in listed.splitlines() if line.split()[1:] == [suite]), suite
 
 
-def collect_wheels(folder: Path, root: Path) -> None:
+def collect_wheels(folder: Path, root: Path, *more: str) -> None:
     """This source as a wheel, and the wheels of all that it needs, for the Python of a root file system."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), str(ROOT)]
@@ -197,7 +198,7 @@ def collect_wheels(folder: Path, root: Path) -> None:
     platforms = [f"--platform={name}_{os.uname().machine}" for name in PLATFORMS]
     (wheel,) = folder.glob("titanic_queue-*.whl")
     where = ["--only-binary=:all:", f"--python-version={version}", "--implementation=cp", *platforms]
-    _call([*pip, "download", "--dest", str(folder), *where, str(wheel)])
+    _call([*pip, "download", "--dest", str(folder), *where, str(wheel), *more])
 
 
 def _call(command: Sequence[str]) -> None:

@@ -227,3 +227,18 @@ def test_what_install_says(here: Machine) -> None:
     assert here.does(*INSTALL, "--no-start").endswith(" is installed in /srv/t")
     assert here.does("/root/deploy/install.sh", "--rollback").endswith(" is in use again")
     assert here.does("titanic", "--version").startswith("titanic, version ")
+
+
+def test_the_archive(tmp_path: Path) -> None:
+    with machine(tmp_path, "pyarrow>=15", "numpy") as here:
+        here.does(*INSTALL, "--archive")
+        here.does("titanic", "close", here.does("titanic", "submit", "absent", "x"))
+        for _ in range(2):  # the second time in what an upgrade made
+            here.does("systemctl", "start", "titanic-archive")
+            here.does(*INSTALL)
+        said = here.journal("-u", "titanic-archive")
+        assert "/var/lib/titanic/archive: 1 row added" in said
+        assert "all up to number 1 is there" in said
+        assert exposure(here, "titanic-archive.service") <= 1.5
+        here.does("systemctl", "enable", "--now", "titanic-archive.timer")
+        assert here.shows("titanic-archive.timer", "ActiveState") == "active"
