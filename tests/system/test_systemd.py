@@ -72,7 +72,7 @@ def test_its_life(here: Machine) -> None:
     # The configuration changes while it serves; a faulty one does not.
     pid = main_pid(here)
     settings = here.folder / TOML.lstrip("/")
-    good = settings.read_text().replace("#keep-dead = 2592000", "keep-dead = 60")
+    good = settings.read_text().replace('#keep-dead = "30d"', "keep-dead = 60")
     settings.write_text(good)
     here.does("systemctl", "reload", "titanic")
     here.until(lambda: "reloaded: keep-dead" in here.journal("TITANIC_EVENT=reloaded", "PRIORITY=6"))
