@@ -5,11 +5,14 @@ A command's module is imported when the command is wanted: `titanic submit` does
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
+import os
 import re
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
@@ -107,9 +110,20 @@ class Titanic(click.Group):
             if error.errno == errno.EPIPE:  # the reader of our output has seen enough: click ends quietly
                 raise
             say("; ".join(str(part) for part in (error.filename, error.strerror or error) if part))
+            _drop_output()
             sys.exit(EXIT_FAILED)
         except KeyboardInterrupt:
             sys.exit(EXIT_INTERRUPTED)
+
+
+def _drop_output() -> None:
+    """What cannot be written now, to a full disk for example, must not be tried again at the end: that would be another
+    message, and another exit code."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _cannot_be(error: Exception) -> bool:

@@ -297,8 +297,9 @@ def test_a_reader_that_goes_away(tmp_path: Path, at: tuple[str, str]) -> None:
 
 def test_output_that_cannot_be_written(at: tuple[str, str]) -> None:
     command = [sys.executable, "-m", "titanic", "submit", "absent", "x", *at]
+    buffered = {name: value for name, value in CLEAN.items() if name != "PYTHONUNBUFFERED"}
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=CLEAN, timeout=30, check=False)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=buffered, timeout=30, check=False)
     ended = Ended(done.returncode, b"", done.stderr.decode())
     assert ended.code == 1
     assert ended.err == "titanic: No space left on device\n"
