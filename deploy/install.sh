@@ -1,6 +1,7 @@
 #!/bin/sh
 # Titanic as a service of this machine. Run it again to upgrade: settings and data stay as they are.
 set -eu
+umask 022  # what is installed here is for everybody to read
 
 usage() {
     cat <<'END'
@@ -24,6 +25,7 @@ Upgrading restarts what runs. Exits with 0 when it is done, 1 when it could not 
 END
 }
 
+mark=.titanic-environment
 prefix='' wheels='' python=python3 start=yes action=install purge=no archive=no
 fail() { echo "install.sh: $*" >&2; exit 1; }
 wrong() { echo "install.sh: $*; install.sh --help lists the options" >&2; exit 2; }
@@ -82,6 +84,7 @@ make_environment() {  # a new one beside the old: what runs goes on undisturbed 
     new=$prefix/$(date +%Y%m%d-%H%M%S)-$$
     trap 'rm -rf "$new"' EXIT
     "$python" -m venv "$new"
+    : >"$new/$mark"
     pip="$new/bin/python -m pip --quiet --disable-pip-version-check install"
     [ ! -e "$prefix/current/archive" ] || archive=yes
     more=''
@@ -100,6 +103,12 @@ make_environment() {  # a new one beside the old: what runs goes on undisturbed 
     [ ! -e $settings ] || "$new/bin/titanic" config check $settings ||
         fail "Titanic $version does not understand these settings; nothing was changed"
     trap - EXIT
+}
+
+environments() {  # those that this script has made in the prefix, where others may have their folders, too
+    for each in "$prefix"/[0-9]*-*-*; do
+        [ ! -e "$each/$mark" ] || echo "$each"
+    done
 }
 
 switch_to() {  # the links change at once, each by a rename
@@ -134,6 +143,8 @@ END
 }
 
 do_install() {
+    ! dpkg-query -W -f '${Status}' titanic-queue 2>/dev/null | grep -q ' installed$' ||
+        fail "Titanic is installed as a Debian package here; take one of the two (apt-get remove titanic-queue)"
     first=yes
     [ ! -e "$units/titanic.service" ] || first=no
     make_environment
@@ -141,7 +152,7 @@ do_install() {
     switch_to "$new"
     if [ -n "$old" ]; then
         ln -sfn "$old" "$prefix/previous"
-        for each in "$prefix"/2*-*; do
+        environments | while read -r each; do
             [ "$each" = "$new" ] || [ "$each" = "$old" ] || rm -rf "$each"
         done
     fi
@@ -160,6 +171,8 @@ do_install() {
 do_rollback() {
     old=$(readlink "$prefix/previous") || fail "there is no earlier version in $prefix"
     now=$(readlink "$prefix/current")
+    [ ! -e $settings ] || "$old/bin/titanic" config check $settings ||
+        fail "the version before does not understand these settings; change them first; nothing was changed"
     switch_to "$old"
     ln -sfn "$now" "$prefix/previous"
     restart
@@ -176,7 +189,10 @@ do_uninstall() {
     for unit in $services; do rm -f "$units/$unit"; done
     rm -f "$units"/*.wants/titanic-worker@*.service
     ! booted || { systemctl daemon-reload; systemctl reset-failed 'titanic*' 2>/dev/null || true; }
-    rm -rf "$prefix" /usr/local/bin/titanic /etc/sysusers.d/titanic.conf /etc/tmpfiles.d/titanic.conf
+    environments | while read -r each; do rm -rf "$each"; done
+    rm -f "$prefix/current" "$prefix/previous" "$prefix/lib/titanic-backup"
+    rmdir "$prefix/lib" "$prefix" 2>/dev/null || true  # what is left there is not ours
+    rm -f /usr/local/bin/titanic /etc/sysusers.d/titanic.conf /etc/tmpfiles.d/titanic.conf
     if [ $purge = yes ]; then
         rm -rf /etc/titanic /var/lib/titanic /var/backups/titanic
         ! id titanic >/dev/null 2>&1 || userdel titanic

@@ -221,12 +221,18 @@ def test_what_install_says(here: Machine) -> None:
         in here.run("sh", "-c", "cp /root/deploy/install.sh /tmp && setpriv --reuid=nobody /tmp/install.sh").err
     )
     assert here.says("ls /opt") == ""
-    here.does("/root/deploy/install.sh", "--wheels", "/root/wheels", "--prefix", "/srv/t", "--no-start")
+    # A folder where others are, too, and rights that let nobody else in.
+    here.says("mkdir -p /srv/t/2024-01-photos && touch /srv/t/2024-01-photos/a")
+    here.says("umask 077; /root/deploy/install.sh --wheels /root/wheels --prefix /srv/t --no-start")
+    assert here.does("titanic", "--version", user=SOMEBODY).startswith("titanic, version ")
+    assert "titanic work mail-out " in here.shows("titanic-worker@mail-out", "ExecStart")
     assert here.shows("titanic", "ActiveState") == "inactive"
     assert "/srv/t/current/bin/titanic serve" in here.does("systemctl", "cat", "titanic")
     assert here.does(*INSTALL, "--no-start").endswith(" is installed in /srv/t")
     assert here.does("/root/deploy/install.sh", "--rollback").endswith(" is in use again")
     assert here.does("titanic", "--version").startswith("titanic, version ")
+    here.does("/root/deploy/install.sh", "--uninstall")
+    assert here.says("find /srv/t") == "/srv/t\n/srv/t/2024-01-photos\n/srv/t/2024-01-photos/a"
 
 
 def test_the_archive(tmp_path: Path) -> None:
