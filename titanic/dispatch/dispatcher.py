@@ -197,6 +197,9 @@ class Dispatcher:
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _move(self, core: DispatchCore, courier: Courier, now: float) -> None:
+        # First: what is not wanted any more must be known as such when a broker is found to have died.
+        for uuid in core.take_recalls():
+            courier.recall(uuid, now)
         courier.deliver(now)
         if core.take_alarm(now):
             self._writer.put(Keep(self, STEP))
