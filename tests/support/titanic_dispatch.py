@@ -183,14 +183,16 @@ class Play:
             assert backlog.lingering == sum(service == name for _, service in self.lingering)
             assert not backlog.idle
             assert (name in core._hungry) == backlog.hungry
-            assert (name in core._absent) == (backlog.curious and backlog.room == 0)
-            assert (name in core._questions) == (backlog.curious and not (core.surveys and name in core._absent))
-        assert core._absent.keys() <= core.backlogs.keys()
+            assert (name in core._asking.absent) == (backlog.curious and backlog.room == 0)
+            assert (name in core._asking.questions) == (
+                backlog.curious and not (core.surveys and name in core._asking.absent)
+            )
+        assert core._asking.absent.keys() <= core.backlogs.keys()
         assert core._hungry.keys() <= core.backlogs.keys()
         settling = [flight.size for flight in core.flights.values() if flight.settling and not flight.held]
-        assert core._settling_bytes == sum(settling)
+        assert core._settling.bytes == sum(settling)
         expiring = [flight for flight in core.flights.values() if flight.expiring and not flight.held]
-        assert core._expiring == len(expiring)
+        assert core._settling.expiring == len(expiring)
 
     # -- the store -------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.titanic_dispatch import Play, names
 
-from titanic.dispatch import core as core_module
+from titanic.dispatch import asking, backlog
 
 # -- presence -------------------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ def test_a_broker_that_has_to_be_asked_for_each_is_not_asked_too_much() -> None:
     play.later_by(30)
     before = len(play.asked)
     play.later_by(30)
-    assert len(play.asked) - before < 30 * 1.5 * core_module.QUESTIONS
+    assert len(play.asked) - before < 30 * 1.5 * asking.QUESTIONS
 
 
 def test_a_service_that_comes_is_used_at_the_next_question() -> None:
@@ -212,7 +212,7 @@ def test_10000_absent_services_cost_a_round_nothing(monkeypatch: pytest.MonkeyPa
         return property(look)
 
     for name in ("free", "hungry", "curious", "idle"):
-        monkeypatch.setattr(core_module.Backlog, name, counted(getattr(core_module.Backlog, name)))
+        monkeypatch.setattr(backlog.Backlog, name, counted(getattr(backlog.Backlog, name)))
     monkeypatch.setattr(play, "check", lambda: None)
     for name in names("e", 200):
         play.reply(name, b"")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.titanic_dispatch import Play, names
 
-from titanic.dispatch import core as core_module
+from titanic.dispatch import settling
 from titanic.store import Status
 
 # -- how it ends ----------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_one_outcome_that_cannot_be_written_holds_up_no_other() -> None:
 
 
 def test_workers_that_are_faster_than_the_disk_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_module, "SETTLING_MOST", 10_000)
+    monkeypatch.setattr(settling, "MOST_BYTES", 10_000)
     play = Play()
     play.disk = "slow"
     play.submit("echo", *names("r", 20))

@@ -33,7 +33,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from broker import Timers, read_error
 from titanic.config import ServerConfig
 from titanic.dispatch.actions import Fetch, Finish, Outcome, Postpone, Send
+from titanic.dispatch.asking import Asking
 from titanic.dispatch.backlog import Backlog, Flight
+from titanic.dispatch.settling import Settling
 from titanic.services.submission import Policy, read_policy
 from titanic.store import ReadyRow, Status, priority_in
 from titanic.tsp import Frames
@@ -41,33 +43,14 @@ from titanic.tsp import Frames
 NEVER_TAKEN = (400, 413)
 TAKEN_LATER = (499, 503, 504)
 
-REWRITE_FIRST = 1.0
-REWRITE_MOST = 30.0
-"""Seconds until an outcome that the disk did not take is tried again: the first time, and at most."""
-
 REFUSED_MOST = 10
 """How often a reply may find no room in the store, some four minutes long, before the request fails for that."""
-
-SETTLING_MOST = 256 << 20
-"""Memory of outcomes on their way to the disk, roughly, beyond which nothing more is fetched. Workers that are
-faster than the disk must not fill the memory."""
-
-QUESTIONS = 200
-"""Questions a second about services that are absent, roughly, at a broker that must be asked for each."""
 
 OVERTAKE = 0.05
 """Seconds for which a more urgent request waits for what was sent ahead of it. Then that is taken back."""
 
 LATE_MOST = 256
 """Requests whose time is over of which one look into the store brings more than can be sent, at most."""
-
-EXPIRING_MOST = 1000
-"""Requests whose time is over that are on their way to the disk, beyond which no more are looked for: all that is
-written goes through one thread, and others wait there, too."""
-
-FOOTPRINT = 500
-"""Bytes of memory that an outcome takes besides its frames, roughly."""
-
 
 _NO_POLICY = Policy()
 _COUNTED_AS = {Status.DONE: "succeeded", Status.FAILED: "failed", Status.EXPIRED: "expired"}
@@ -87,13 +70,7 @@ class DispatchCore:
         self.counts = {"dispatched": 0, "succeeded": 0, "failed": 0, "expired": 0, "retried": 0, "returned": 0}
         self._random = random.Random(seed)
         self._hungry: dict[bytes, Backlog] = {}
-        self.surveys = False
-        """Whether the broker can be asked for all its workers at once (`take_survey`)."""
-        self._questions: Timers[bytes] = Timers()
-        self._absent: dict[bytes, Backlog] = {}
-        self._survey_at = 0.0
-        self._survey_pause = 0.0
-        self._surveying = False
+        self._asking = Asking(self._longer)
         self._limits: Timers[bytes] = Timers()
         self._lapses: Timers[bytes] = Timers()
         """When the time to live of what was sent is over."""
@@ -101,13 +78,17 @@ class DispatchCore:
         """When it is looked at whether urgent requests of a service still wait."""
         self._sends: list[Send] = []
         self._recalls: list[bytes] = []
-        self._outcomes: list[Outcome] = []
-        self._settling_bytes = 0
-        self._expiring = 0
-        self._rewrites: list[Outcome] = []
-        self._rewrite_at: float | None = None
-        self._rewrite_pause = 0.0
+        self._settling = Settling()
         self._alarm: float | None = None
+
+    @property
+    def surveys(self) -> bool:
+        """Whether the broker can be asked for all its workers at once (`take_survey`)."""
+        return self._asking.surveys
+
+    @surveys.setter
+    def surveys(self, can: bool) -> None:
+        self._asking.surveys = can
 
     # -- what happened ---------------------------------------------------------------------------------------
 
@@ -142,16 +123,13 @@ class DispatchCore:
             backlog.ask_at = now
         else:
             backlog.pause = self._longer(backlog.pause)
-            crowd = 0.0 if self.surveys else len(self._absent) / QUESTIONS
-            backlog.ask_at = now + max(backlog.pause, crowd)
+            backlog.ask_at = now + max(backlog.pause, self._asking.crowd)
         self._place(backlog)
 
     def surveyed(self, workers: Mapping[bytes, int], now: float) -> None:
         """All services that have workers, and how many. Costs nothing for those that are still absent."""
-        self._surveying = False
-        self._survey_pause = self._longer(self._survey_pause)
-        self._survey_at = now + self._survey_pause
-        for name in [name for name in workers if name in self._absent]:
+        self._asking.surveyed(now)
+        for name in [name for name in workers if name in self._asking.absent]:
             self.present(name, workers[name], now)
 
     def fetched(self, name: bytes, rows: Sequence[ReadyRow], now: float, wall_us: int) -> None:
@@ -255,14 +233,9 @@ class DispatchCore:
     def settled(self, uuids: Iterable[bytes], moot: Iterable[Outcome] = ()) -> None:
         """The outcomes of these requests are on disk. `moot`: outcomes that changed nothing there, because the
         requests had ended or were closed already; they don't count."""
-        self._rewrite_pause = 0.0
         for outcome in moot:
             self.counts[_COUNTED_AS[outcome.status] if isinstance(outcome, Finish) else "retried"] -= 1
-        for uuid in uuids:
-            flight = self._forget(uuid)
-            if flight is not None and not flight.held:
-                self._settling_bytes -= flight.size
-                self._expiring -= flight.expiring
+        self._settling.written([flight for uuid in uuids if (flight := self._forget(uuid)) is not None])
 
     def unsettled(self, outcomes: Sequence[Outcome], now: float, *, full: bool = False) -> None:
         """The outcomes could not be written: try it again after a while.
@@ -274,16 +247,10 @@ class DispatchCore:
             outcomes = [self._refuse(outcome) for outcome in outcomes]
         for outcome in outcomes:
             flight = self.flights[outcome.uuid]
-            if not flight.held:
-                flight.held = True
-                self._settling_bytes -= flight.size
-                self._expiring -= flight.expiring
+            if self._settling.hold(flight):
                 flight.backlog.in_flight += 1
                 self._place(flight.backlog)
-        self._rewrites += outcomes
-        if self._rewrite_at is None:
-            self._rewrite_pause = min(REWRITE_MOST, self._rewrite_pause * 2 or REWRITE_FIRST)
-            self._rewrite_at = now + self._rewrite_pause
+        self._settling.again(outcomes, now)
 
     def closed(self, uuids: Iterable[bytes]) -> None:
         """These requests are gone from the store: a reply that still comes is dropped."""
@@ -308,30 +275,23 @@ class DispatchCore:
         """Services whose presence is to be asked for: answer with `present`."""
         if self.stopping:
             return []
-        names = list(self._questions.due(now))
+        names = list(self._asking.questions.due(now))
         for name in names:
             self.backlogs[name].asked = True
         return names
 
     def take_survey(self, now: float) -> bool:
         """Whether the broker is to be asked for all its workers: answer with `surveyed`."""
-        if not self._survey_due or now < self._survey_at:
-            return False
-        self._surveying = True
-        return True
-
-    @property
-    def _survey_due(self) -> bool:
-        return self.surveys and bool(self._absent) and not self._surveying and not self.stopping
+        return not self.stopping and self._asking.take_survey(now)
 
     def take_fetches(self) -> list[Fetch]:
         """What is to be read from the store, services in turn: answer each with `fetched`, `damaged` or
         `unreadable`, then take again, until there are no more."""
-        if self.stopping or self._settling_bytes > SETTLING_MOST:
+        if self.stopping or self._settling.full:
             return []
         fetches = []
         for name, backlog in self._hungry.items():
-            if backlog.late and self._expiring >= EXPIRING_MOST:
+            if backlog.late and self._settling.crowded:
                 continue
             # After a rewind the rows that are known already are met again, and passed over.
             known = backlog.known if backlog.cursor is None else 0
@@ -364,16 +324,8 @@ class DispatchCore:
         return recalls
 
     def take_outcomes(self, now: float) -> list[list[Outcome]]:
-        """What is to be written, each list as one. What failed once is written one by one: it may be that only
-        one of them cannot be."""
-        batches = []
-        if self._outcomes:
-            batches.append(self._outcomes)
-            self._outcomes = []
-        if self._rewrite_at is not None and now >= self._rewrite_at:
-            batches += [[outcome] for outcome in self._rewrites]
-            self._rewrites, self._rewrite_at = [], None
-        return batches
+        """What is to be written, each list as one."""
+        return self._settling.take(now)
 
     def take_alarm(self, now: float) -> bool:
         """Whether delayed requests are due: look, and set the alarm anew."""
@@ -384,9 +336,9 @@ class DispatchCore:
 
     def next_deadline(self) -> float | None:
         """When something is to be done without anything having happened."""
-        times = [self._rewrite_at, self._limits.next(), self._lapses.next(), self._overtakes.next()]
+        times = [self._settling.next_deadline(), self._limits.next(), self._lapses.next(), self._overtakes.next()]
         if not self.stopping:
-            times += (self._questions.next(), self._alarm, self._survey_at if self._survey_due else None)
+            times += (self._asking.next_deadline(), self._alarm)
         return min((time for time in times if time is not None), default=None)
 
     # -- inside ----------------------------------------------------------------------------------------------
@@ -398,18 +350,7 @@ class DispatchCore:
             self._hungry[name] = backlog
         else:
             self._hungry.pop(name, None)
-        absent = backlog.curious and backlog.room == 0
-        if not absent:
-            self._absent.pop(name, None)
-        elif name not in self._absent:
-            # Together they are asked for soon again whenever one more has joined them.
-            self._survey_at = min(self._survey_at, backlog.ask_at) if self._absent else backlog.ask_at
-            self._survey_pause = 0.0
-            self._absent[name] = backlog
-        if backlog.curious and not (absent and self.surveys):
-            self._questions.set(name, backlog.ask_at)
-        else:
-            self._questions.cancel(name)
+        self._asking.place(backlog)
         if backlog.idle:
             del self.backlogs[name]
 
@@ -464,7 +405,6 @@ class DispatchCore:
         if flight is not None:
             reason = f"not done in time, after {flight.attempts} attempts"
             flight.expiring = True
-            self._expiring += 1
             self._finish(uuid, flight, Status.EXPIRED, [], reason)
 
     def _landing(self, uuid: bytes) -> Flight | None:
@@ -513,12 +453,12 @@ class DispatchCore:
         delay *= self._random.uniform(0.9, 1.1)  # those that failed together are not tried again together
         self.counts["retried"] += 1
         text = b"\n".join([reason.encode(), *detail]).decode(errors="replace")
-        self._settle(flight, Postpone(uuid, delay, flight.attempts, text, flight.started), len(text))
+        self._settling.add(flight, Postpone(uuid, delay, flight.attempts, text, flight.started), len(text))
 
     def _finish(self, uuid: bytes, flight: Flight, status: Status, frames: Frames, reason: str) -> None:
         self.counts[_COUNTED_AS[status]] += 1
         outcome = Finish(uuid, status, frames, flight.attempts, reason, flight.started)
-        self._settle(flight, outcome, sum(map(len, frames)))
+        self._settling.add(flight, outcome, sum(map(len, frames)))
 
     def _refuse(self, outcome: Outcome) -> Outcome:
         flight = self.flights[outcome.uuid]
@@ -529,12 +469,6 @@ class DispatchCore:
         if outcome.status is not Status.DONE:
             reason = f"{outcome.reason} ({reason})"
         return outcome._replace(status=Status.FAILED, frames=[], reason=reason)
-
-    def _settle(self, flight: Flight, outcome: Outcome, size: int) -> None:
-        flight.settling = True
-        flight.size = size + FOOTPRINT
-        self._settling_bytes += flight.size
-        self._outcomes.append(outcome)
 
     def _give_back(self, uuid: bytes, flight: Flight, now: float) -> None:
         self.counts["returned"] += 1

@@ -1,0 +1,96 @@
+"""Outcomes on their way to the disk: how much there is of them, and what the disk did not take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from titanic.dispatch.actions import Outcome
+from titanic.dispatch.backlog import Flight
+
+REWRITE_FIRST = 1.0
+REWRITE_MOST = 30.0
+"""Seconds until an outcome that the disk did not take is tried again: the first time, and at most."""
+
+MOST_BYTES = 256 << 20
+"""Memory of outcomes, roughly, beyond which nothing more is fetched. Workers that are faster than the disk must not
+fill the memory."""
+
+EXPIRING_MOST = 1000
+"""Requests whose time is over, beyond which no more are looked for: all that is written goes through one thread, and
+others wait there, too."""
+
+FOOTPRINT = 500
+"""Bytes of memory that an outcome takes besides its frames, roughly."""
+
+
+class Settling:
+    """What was decided and is not written yet. What is held is not counted: it keeps its worker's place instead."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.expiring = 0
+        """Those of requests whose time is over."""
+        self._outcomes: list[Outcome] = []
+        self._rewrites: list[Outcome] = []
+        self._rewrite_at: float | None = None
+        self._pause = 0.0
+
+    @property
+    def full(self) -> bool:
+        """Whether the disk is too far behind."""
+        return self.bytes > MOST_BYTES
+
+    @property
+    def crowded(self) -> bool:
+        """Whether enough of it is that requests have expired."""
+        return self.expiring >= EXPIRING_MOST
+
+    def add(self, flight: Flight, outcome: Outcome, size: int) -> None:
+        """What became of a request; `size` is the bytes of its frames or text."""
+        flight.settling = True
+        flight.size = size + FOOTPRINT
+        self.bytes += flight.size
+        self.expiring += flight.expiring
+        self._outcomes.append(outcome)
+
+    def written(self, flights: Iterable[Flight]) -> None:
+        """The disk works, and has those of these requests."""
+        self._pause = 0.0
+        for flight in flights:
+            if not flight.held:
+                self._discount(flight)
+
+    def hold(self, flight: Flight) -> bool:
+        """The disk did not take it; False when that is nothing new."""
+        if flight.held:
+            return False
+        flight.held = True
+        self._discount(flight)
+        return True
+
+    def again(self, outcomes: Iterable[Outcome], now: float) -> None:
+        """Try to write these again after a while, which grows."""
+        self._rewrites += outcomes
+        if self._rewrite_at is None:
+            self._pause = min(REWRITE_MOST, self._pause * 2 or REWRITE_FIRST)
+            self._rewrite_at = now + self._pause
+
+    def take(self, now: float) -> list[list[Outcome]]:
+        """What is to be written, each list as one. What failed once is written one by one: it may be that only
+        one of them cannot be."""
+        batches = []
+        if self._outcomes:
+            batches.append(self._outcomes)
+            self._outcomes = []
+        if self._rewrite_at is not None and now >= self._rewrite_at:
+            batches += [[outcome] for outcome in self._rewrites]
+            self._rewrites, self._rewrite_at = [], None
+        return batches
+
+    def next_deadline(self) -> float | None:
+        """When something is to be tried again."""
+        return self._rewrite_at
+
+    def _discount(self, flight: Flight) -> None:
+        self.bytes -= flight.size
+        self.expiring -= flight.expiring
