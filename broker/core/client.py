@@ -189,6 +189,10 @@ class ClientSession:
         events, self._events = self._events, []
         return events
 
+    def is_pending(self, ticket: int) -> bool:
+        """Whether a request is unanswered. What came of the others is among the events, taken or not."""
+        return ticket in self._pending
+
     def service(self, ticket: int) -> bytes:
         """The service that an unanswered request is for."""
         return self._pending[ticket].service

@@ -252,6 +252,25 @@ def test_a_reply_that_crosses_the_question(heard: Heard, reply_first: bool) -> N
     assert (courier._sends, courier._recalls, courier._abandoned, courier._recalled) == ({}, {}, {}, set())
 
 
+@pytest.mark.parametrize("asked_before", [True, False])
+def test_what_has_been_answered_is_not_asked_back(heard: Heard, asked_before: bool) -> None:
+    """The answer has come in, and nobody has been told yet."""
+    courier, peer = local(heard)
+    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
+    messages = []
+    if asked_before:
+        courier.recall(b"1", NOW)
+        courier.push(NOW)
+        messages.append([*peer.sent[1][:2], b"MDPC02", b"\3", b"mmi.cancel", b"MDPE01", b"500 try again"])
+    courier.push(NOW)
+    courier.receive([*messages, [*peer.sent[0][:2], b"MDPC02", b"\3", b"echo", b"reply"]], NOW)
+    if not asked_before:
+        courier.recall(b"1", NOW)
+    courier.deliver(NOW)
+    assert heard.replies == {b"1": [b"reply"]}
+    assert (courier._sends, courier._recalls, courier._abandoned, courier._recalled) == ({}, {}, {}, set())
+
+
 def test_a_cancelled_lane_is_used_again_on_a_new_connection(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replies carry no number there: on the old connection a late one would pass for the next one's."""
     lanes = Lanes(heard, monkeypatch, room=1)

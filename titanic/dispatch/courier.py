@@ -161,6 +161,8 @@ class _Correlated:
                 self._results.replied(self._take(ticket).uuid, self._parts.complete(ticket, body), now)
 
     def _recall(self, ticket: int, now: float) -> None:
+        if not self.session.is_pending(ticket):
+            return  # its answer is here, and is told next
         what = [self._sends[ticket].service, self.session.mark(ticket)]
         question = self.session.request(b"mmi.cancel", what, now, timeout=MMI_TIMEOUT, retries=0)
         self._recalls[question] = ticket
