@@ -12,28 +12,42 @@ does otherwise than ZeroMQ, and what follows from it here (tests/broker/test_pyo
   only receive do so without one, and are woken by closing the socket (which ZeroMQ forbids).
 - More messages on their way than queues hold bring both directions to a standstill: so the queues are long, and who
   uses the sockets bounds what is on its way.
+- It takes messages that nobody is there for, IMMEDIATE or not, and loses them when the socket is closed: so a SCATTER
+  looks who is there before it sends, and no socket waits at its end for nobody.
+- It has no trackers, but refers to a large message until it has left: so the references are counted.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from threading import Lock
 from typing import Any, NamedTuple
 
 import zmq
 
 from broker.errors import BrokerError, EndpointError
+from broker.outbox import Leaving
 from broker.transport import check_port
 
 QUEUE = 100_000
-"""Messages that a socket may hold in each direction."""
+"""Messages that a socket may hold in each direction, unless it is told otherwise."""
 
 MUTE = 1000
 """Milliseconds after which a socket that cannot send says so."""
 
 LOOK = 100
 """Milliseconds after which a thread that waits looks whether it still should."""
+
+
+_TRUST = 0.001
+"""Seconds for which a peer that was there is believed to be there: a socket learns no sooner that one has left."""
+
+_PAUSE = 0.005
+"""Seconds between two looks for a peer."""
 
 
 class MissingDrafts(BrokerError):
@@ -50,42 +64,127 @@ class Backend(NamedTuple):
     module: Any
     address: Callable[[Any, bytes, int], None]
     """How it sends to the peer with a routing id."""
+    track: Callable[[Any, bytes, int], Leaving]
+    """The same with a large message, which tells when it has left."""
     wakes: bool
     """Whether a thread that receives is woken when another one closes the socket."""
+    watch: Callable[[Any], Callable[[], bool]] | None
+    """Makes for a socket what tells whether anybody is connected; None: IMMEDIATE does what it should."""
 
 
 def choose() -> Backend:
     """What to take here. Raises MissingDrafts."""
     if zmq.DRAFT_API and zmq.has("draft"):
-        return Backend(zmq, lambda socket, data, routing_id: socket.send(data, routing_id=routing_id), wakes=False)
+        return libzmq()
     if find_spec("pyomq") is not None:
-        omq = importlib.import_module("pyomq")
-
-        def address(socket: Any, data: bytes, routing_id: int) -> None:
-            frame = omq.Frame(data)
-            frame.routing_id = routing_id
-            socket.send(frame, copy=False)
-
-        return Backend(omq, address, wakes=True)
+        return omq()
     raise MissingDrafts(
         "CLIENT, SERVER, SCATTER and GATHER sockets are drafts, and this pyzmq was built without them; "
         "pip install 'titanic-queue[drafts]', or build pyzmq against a libzmq with drafts"
     )
 
 
+def libzmq() -> Backend:
+    """A pyzmq with drafts."""
+
+    def address(socket: Any, data: bytes, routing_id: int) -> None:
+        socket.send(data, routing_id=routing_id)
+
+    def track(socket: Any, data: bytes, routing_id: int) -> Leaving:
+        tracker: Leaving = socket.send(data, routing_id=routing_id, copy=False, track=True)
+        return tracker
+
+    return Backend(zmq, address, track, wakes=False, watch=None)
+
+
+def omq() -> Backend:
+    """pyomq."""
+    module = importlib.import_module("pyomq")
+
+    def address(socket: Any, data: bytes, routing_id: int) -> None:
+        frame = module.Frame(data)
+        frame.routing_id = routing_id
+        socket.send(frame, copy=False)
+
+    def track(socket: Any, data: bytes, routing_id: int) -> Leaving:
+        address(socket, data, routing_id)
+        return _Held(data)
+
+    def watch(socket: Any) -> Callable[[], bool]:
+        monitor, lock = socket.monitor(), Lock()
+        present, look_at = False, 0.0
+
+        def anybody() -> bool:
+            nonlocal present, look_at
+            now = time.monotonic()
+            if present and now < look_at:
+                return True
+            with lock:
+                try:
+                    while True:  # news is much cheaper to ask for than the list; it may be incomplete
+                        monitor.recv_nowait()
+                        present = False
+                except module.ZMQError:
+                    present = present or bool(socket.connections())
+                look_at = now + _TRUST
+                return present
+
+        return anybody
+
+    return Backend(module, address, track, wakes=True, watch=watch)
+
+
+class _Held:
+    """A message that nobody else has referred to before it was sent."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    @property
+    def done(self) -> bool:
+        return sys.getrefcount(self._data) <= 2  # that of this object, and that of the call
+
+
 class DraftSocket:
     """A CLIENT, SERVER, SCATTER or GATHER socket. Threads may share it, but one at a time may receive."""
 
-    def __init__(self, kind: str, *, mute: int = MUTE) -> None:
-        """`kind`: its name. `mute`: for how many milliseconds it waits when it cannot send. Raises MissingDrafts."""
+    def __init__(
+        self,
+        kind: str,
+        *,
+        mute: int = MUTE,
+        send_queue: int = QUEUE,
+        receive_queue: int = QUEUE,
+        most_bytes: int | None = None,
+        unread: int = 0,
+    ) -> None:
+        """`kind`: its name. `mute`: for how many milliseconds it waits when it cannot send. Raises MissingDrafts.
+
+        `send_queue`, `receive_queue`: messages for and from each peer. `most_bytes`: of a message that comes in; who
+        sends a larger one loses its connection, and so does who reads nothing for `unread` milliseconds.
+        """
         self._backend = choose()
         module = self._backend.module
         self._again: type[BaseException] = module.Again
         self._failed: type[BaseException] = module.ZMQError
-        self._socket = module.Context.instance().socket(getattr(module, kind))
-        self._socket.sndhwm = self._socket.rcvhwm = QUEUE
-        self._socket.sndtimeo = mute
-        self._socket.linger = 2 * MUTE
+        socket = self._socket = module.Context.instance().socket(getattr(module, kind))
+        socket.sndhwm, socket.rcvhwm = send_queue, receive_queue
+        socket.sndtimeo = self._mute = mute
+        socket.linger = 2 * MUTE
+        if most_bytes is not None:
+            socket.maxmsgsize = most_bytes
+        if kind in ("SERVER", "GATHER"):  # as for a ROUTER: who vanished says no good-bye
+            socket.tcp_keepalive, socket.tcp_keepalive_idle = 1, 60
+            socket.tcp_keepalive_intvl, socket.tcp_keepalive_cnt = 15, 4
+            socket.handshake_ivl = 30_000
+        if unread:
+            socket.setsockopt(module.TCP_MAXRT, unread)
+        if kind == "SCATTER":
+            socket.immediate = 1
+        self._anybody = self._backend.watch(socket) if self._backend.watch else None
+        self._waits_for_peers = kind == "SCATTER"
         self._closing = False
         self._names_peers = kind == "SERVER"
         self._patience: int | None = None
@@ -106,7 +205,16 @@ class DraftSocket:
             if routing_id:
                 self._backend.address(self._socket, data, routing_id)
             else:
+                if self._waits_for_peers:
+                    self._wait_for_peers()
                 self._socket.send(data)
+        except self._failed as error:
+            raise Unreachable(f"nobody takes the message: {error}") from error
+
+    def send_tracked(self, data: bytes, routing_id: int) -> Leaving:
+        """The same with a large message of a SERVER: what tells when it has left. `data` belongs to this call alone."""
+        try:
+            return self._backend.track(self._socket, data, routing_id)
         except self._failed as error:
             raise Unreachable(f"nobody takes the message: {error}") from error
 
@@ -134,11 +242,33 @@ class DraftSocket:
         """The thread that receives is to come back, soon; `close` the socket when it has."""
         self._closing = True
         if self._backend.wakes:
-            self._socket.close(linger)
+            self.close(linger)
 
-    def close(self, linger: int | None = None) -> None:
-        """Close it, not while a thread receives; what was sent may still go out, for `linger` milliseconds."""
+    def close(self, linger: int | None = None) -> bool:
+        """Close it, not while a thread receives; what was sent may still go out, for `linger` milliseconds.
+
+        False when there was more than could; a pyzmq with drafts cannot say, and sends in the background.
+        """
+        if self._socket.closed:
+            return True
+        linger = 2 * MUTE if linger is None else linger
+        if not self.has_peers():
+            # It would not connect again. How long it takes tells whether there is something left.
+            linger = min(linger, MUTE // 2 if self._waits_for_peers else 1)
+        begun = time.monotonic()
         self._socket.close(linger)
+        return not self._backend.wakes or time.monotonic() - begun < linger / 1000
+
+    def has_peers(self) -> bool:
+        """Whether anybody is connected, as far as can be told: True if not."""
+        return self._anybody is None or self._anybody()
+
+    def _wait_for_peers(self) -> None:
+        end = time.monotonic() + self._mute / 1000
+        while not self.has_peers():
+            if time.monotonic() >= end:
+                raise Unreachable("nobody takes the message: nobody is connected")
+            time.sleep(_PAUSE)
 
     def _reach(self, what: str, endpoint: str) -> None:
         check_port(endpoint)

@@ -64,7 +64,7 @@ class Ingest:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Take nothing more, and store what is in hand, if that does not take long. The broker still has to run."""
+        """Store what has come, if that does not take long. The broker still has to run."""
         self._end.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -72,37 +72,40 @@ class Ingest:
 
     def _run(self) -> None:
         while not self._end.is_set():
-            self._round(taking=True)
+            self._round()
         last = time.monotonic() + LAST
-        while self._in_hand and time.monotonic() < last:
-            self._round(taking=False)
+        while (self._round() or self._in_hand) and time.monotonic() < last:
+            pass
         if left := len(self._in_hand) + len(self._refused):
             log.warning("%d gathered messages could not be stored before the end; they are lost", left)
 
-    def _round(self, *, taking: bool) -> None:
-        full = len(self._in_hand) + len(self._refused) >= MOST_IN_HAND
-        if taking and not full:
-            self._take()
+    def _round(self) -> bool:
+        """Whether something came."""
+        came = False
+        if len(self._in_hand) + len(self._refused) < MOST_IN_HAND:
+            came = self._take()
             self._hear(0.0)
         else:
             self._hear(LOOK)
         if self._refused and time.monotonic() >= self._again_at:
             refused, self._refused = self._refused, []
             self._store(refused)
+        return came
 
-    def _take(self) -> None:
+    def _take(self) -> bool:
         messages: list[Frames] = []
         room = MOST_IN_HAND - len(self._in_hand) - len(self._refused)
-        wait = LOOK if not self._in_hand else 0.001
+        wait, came = LOOK if not self._in_hand else 0.001, False
         while len(messages) < room and (message := self._gather.receive(wait)) is not None:
             frames = unpack(message)
             if frames is None:
                 self._drop("it is not packed")
             else:
                 messages.append(frames)
-            wait = 0.0
+            wait, came = 0.0, True
         if messages:
             self._store(messages)
+        return came
 
     def _store(self, messages: list[Frames]) -> None:
         now = time.monotonic()

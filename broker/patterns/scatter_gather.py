@@ -13,14 +13,27 @@ from collections.abc import Iterator
 from typing import Self
 
 from broker.drafts import LOOK, DraftSocket, Unreachable
-from broker.errors import TimedOut, UsageError
+from broker.errors import BrokerError, TimedOut, UsageError
+
+QUEUE = 1000
+"""Messages that an end holds for each of the others, or from each."""
+
+MOST_BYTES = 128 << 20
+"""Of a message."""
+
+LINGER = 30_000
+"""Milliseconds that may pass at the end until all has been sent."""
+
+
+class Unsent(BrokerError):
+    """A scattering end was closed, and some of what it had taken could not be sent."""
 
 
 class _End:
     """What both ends share: a socket that any threads use until it is closed."""
 
-    def __init__(self, kind: str) -> None:
-        self._socket = DraftSocket(kind, mute=LOOK)
+    def __init__(self, socket: DraftSocket) -> None:
+        self._socket = socket
         self._state = threading.Condition()
         self._users = 0
         self._stopped = False
@@ -38,14 +51,17 @@ class _End:
         """Nobody waits any more; `close` it then. Any thread may ask, and signal handlers."""
         self._stopped = True
 
-    def close(self, linger: int | None = 30_000) -> None:
+    def close(self, linger: int = 0) -> None:
         """Close it, also while other threads use it. What was sent may still go out, for `linger` milliseconds."""
         self.stop()
         with self._state:
             self._state.wait_for(lambda: not self._users)
             closed, self._closed = self._closed, True
-        if not closed:
-            self._socket.close(linger)
+        if not closed and not self._socket.close(linger):
+            self._fell_short()
+
+    def _fell_short(self) -> None:
+        """Not all that was sent could go out."""
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +95,25 @@ class Scatter(_End):
 
     def __init__(self) -> None:
         """Raises MissingDrafts."""
-        super().__init__("SCATTER")
+        super().__init__(DraftSocket("SCATTER", mute=LOOK, send_queue=QUEUE))
+        self.sent = 0
+        """Messages that were taken over."""
+
+    def close(self, linger: int = LINGER) -> None:
+        """Send what was taken over, for `linger` milliseconds at most, and close it. Raises Unsent if that is too
+        short, or nobody is there any more."""
+        super().close(linger)
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self.close()
+        except Unsent:
+            if error[0] is None:  # else that one says more
+                raise
+
+    def _fell_short(self) -> None:
+        most = min(self.sent, 2 * QUEUE)
+        raise Unsent(f"up to {most} of {self.sent} messages were not sent: those who gather are gone, or do not read")
 
     def send(self, message: bytes, timeout: float | None = None) -> None:
         """Send one frame. Nothing is dropped: it waits while nobody can take it, for `timeout` seconds at most.
@@ -90,10 +124,12 @@ class Scatter(_End):
         while self._enter():
             try:
                 self._socket.send(message)
+                with self._state:
+                    self.sent += 1
                 return
             except Unreachable as error:
                 if _over(until):
-                    raise TimedOut(f"nobody took the message in {timeout:g} s; is a gathering end there?") from error
+                    raise TimedOut(f"nobody took the message in {timeout:g} s; is somebody there to gather?") from error
             finally:
                 self._leave()
         raise UsageError("the scattering end is closed")
@@ -108,9 +144,9 @@ class Gather(_End):
             ...
     """
 
-    def __init__(self) -> None:
-        """Raises MissingDrafts."""
-        super().__init__("GATHER")
+    def __init__(self, *, most_bytes: int = MOST_BYTES) -> None:
+        """`most_bytes`: of a message; who sends a larger one loses its connection. Raises MissingDrafts."""
+        super().__init__(DraftSocket("GATHER", mute=LOOK, receive_queue=QUEUE, most_bytes=most_bytes))
 
     def receive(self, timeout: float | None = None) -> bytes | None:
         """One message; None after `timeout` seconds (None: wait for ever), or when this end was closed meanwhile."""

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 BEGIN = """
-import pyomq as zmq, threading
+import pyomq as zmq, sys, threading
 context = zmq.Context()
 def socket(kind, **options):
     one = context.socket(kind)
@@ -84,7 +84,7 @@ FAULTS = {
     "what waits for a connection is lost when the socket is closed": """
         import tempfile
         endpoint = f"ipc://{tempfile.mkdtemp()}/x"
-        scatter = socket(zmq.SCATTER, linger=10000)
+        scatter = socket(zmq.SCATTER, linger=1000)
         scatter.connect(endpoint)
         scatter.send(b"x")
         scatter.close()
@@ -94,6 +94,39 @@ FAULTS = {
             print("mended" if gather.recv() == b"x" else "?")
         except zmq.Again:
             print("fault")
+    """,
+    "it takes messages before anybody is there, IMMEDIATE or not": """
+        scatter = socket(zmq.SCATTER, immediate=1, sndtimeo=100)
+        scatter.connect("tcp://127.0.0.1:9")
+        try:
+            scatter.send(b"x")
+            print("fault")
+        except zmq.Again:
+            print("mended")
+    """,
+    "what has left is only known by the references to it": """
+        import time
+        server = socket(zmq.SERVER)
+        endpoint = server.bind("tcp://127.0.0.1:*")
+        client = socket(zmq.CLIENT, rcvhwm=1)
+        client.connect(endpoint)
+        client.send(b"x")
+        peer = server.recv(copy=False).routing_id
+        data = [b"".join([bytes(1 << 20)]) for _ in range(40)]
+        for at in range(40):
+            frame = zmq.Frame(data[at])
+            frame.routing_id = peer
+            server.send(frame, copy=False)
+        del frame
+        def waiting():
+            return sum(sys.getrefcount(data[at]) > 2 for at in range(40))
+        first = waiting()
+        for _ in range(40):
+            client.recv()
+        end = time.monotonic() + 20
+        while waiting() and time.monotonic() < end:
+            time.sleep(0.01)
+        print("fault" if first and not waiting() else "?")
     """,
 }
 

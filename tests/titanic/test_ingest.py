@@ -81,6 +81,15 @@ def test_what_a_full_service_refuses_is_tried_again(
     assert sorted(done) == sorted(b"%d" % number for number in range(200))
 
 
+def test_what_has_come_by_the_end_is_stored(tmp_path: Path) -> None:
+    with serving(tmp_path, gather=(ANY,)) as server:
+        with scattering(server) as scatter:
+            for number in range(5000):
+                scatter.send(pack([b"work", b"%d" % number]))
+        until(lambda: counts(server)["stored"])
+    assert counts(server) == {"stored": 5000, "dropped": 0}
+
+
 def test_what_is_lost_at_the_end_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,7 +10,8 @@ import pytest
 from support.running import until
 
 from broker import EndpointError, TimedOut, UsageError
-from broker.patterns import Gather, Scatter
+from broker.patterns import Gather, Scatter, Unsent
+from broker.patterns.scatter_gather import QUEUE
 
 ANY = "tcp://127.0.0.1:*"
 
@@ -76,6 +77,52 @@ def test_it_waits_for_somebody_to_take_it(tmp_path: Path) -> None:
             assert gather.receive(30) == b"patient"
             sender.join()
             assert gather.receive(0.0) is None
+
+
+def test_nothing_is_taken_over_while_nobody_is_there(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/gather"
+    with Scatter() as scatter:
+        scatter.connect(endpoint)
+        with pytest.raises(TimedOut, match="nobody took the message in 0"):
+            scatter.send(b"lost?", timeout=0.05)
+        sender = threading.Thread(target=scatter.send, args=(b"patient",))
+        sender.start()
+        with Gather() as gather:
+            gather.bind(endpoint)
+            assert gather.receive(30) == b"patient"
+            sender.join()
+        until(lambda: not scatter._socket.has_peers())
+        with pytest.raises(TimedOut):
+            scatter.send(b"to somebody who left", timeout=0.05)
+    assert scatter.sent == 1
+
+
+def fill(scatter: Scatter) -> None:
+    """Send until nobody takes more."""
+    while True:
+        scatter.send(bytes(100_000), timeout=0.2)
+
+
+def test_what_those_who_gather_do_not_read_is_told_at_the_end(tmp_path: Path) -> None:
+    with Gather() as gather:
+        scatter = Scatter()
+        scatter.connect(gather.bind(f"ipc://{tmp_path}/gather"))
+        with pytest.raises(TimedOut):
+            fill(scatter)
+        assert scatter.sent >= QUEUE
+        with pytest.raises(Unsent, match=f"up to {min(scatter.sent, 2 * QUEUE)} of {scatter.sent} messages were not"):
+            scatter.close(linger=100)
+
+
+def test_a_message_that_is_too_large_ends_its_connection(tmp_path: Path) -> None:
+    with Gather(most_bytes=10_000) as gather, Scatter() as hostile, Scatter() as scatter:
+        endpoint = gather.bind(f"ipc://{tmp_path}/gather")
+        for one in (hostile, scatter):
+            one.connect(endpoint)
+        hostile.send(bytes(20_000), timeout=30)
+        for number in range(100):
+            scatter.send(b"%d" % number, timeout=30)
+        assert [gather.receive(30) for _ in range(100)] == [b"%d" % number for number in range(100)]
 
 
 def test_what_was_sent_goes_out_after_the_end(tmp_path: Path) -> None:

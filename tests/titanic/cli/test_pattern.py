@@ -15,6 +15,7 @@ import pytest
 from support.cli_titanic import Ended, Running, here, running
 
 from broker import Worker, WorkerConfig
+from broker.patterns import Gather
 from titanic.cli import main
 from titanic.cli.pattern import PATTERNS, pattern
 
@@ -266,6 +267,24 @@ def test_scatter_gather(tmp_path: Path) -> None:
         two.send(signal.SIGTERM)
         assert two.ends() == 0
     assert here(*scatter).code == 2
+
+
+def test_scatter_says_what_was_not_sent(tmp_path: Path) -> None:
+    scatter = ("pattern", "scatter-gather", "scatter")
+    at = f"ipc://{tmp_path}/gather"
+    done = here(*scatter, "a", "b", "--endpoint", at, "--timeout", "0.1")
+    assert (done.code, done.out) == (3, b"")
+    assert f"nobody took a message at {at} in 0.1 s; nothing was sent" in done.err
+    (tmp_path / "lines").write_bytes((b"x" * 10_000 + b"\n") * 20_000)
+    with Gather() as gather:  # which is hung: it has connections, and takes nothing
+        gather.bind(at)
+        done = here(*scatter, "--lines", str(tmp_path / "lines"), "--endpoint", at, "--timeout", "0.5")
+        assert done.code == 3
+        assert re.search(r"in 0.5 s; up to \d+ of \d+ messages were not sent", done.err)
+    for service in ("", "x" * 300, "two\nlines"):
+        done = here(*scatter, "a", "--service", service, "--endpoint", at)
+        assert done.code == 2
+        assert "--service" in done.err
 
 
 @pytest.mark.parametrize("kind", ["simple-pirate", "paranoid-pirate"])

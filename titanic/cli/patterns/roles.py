@@ -11,6 +11,7 @@ import click
 
 from broker import DEFAULT_ENDPOINT
 from titanic import logs
+from titanic.cli.endpoint import PEER
 from titanic.cli.options import Function, option, seconds
 from titanic.cli.running import Ending, say
 from titanic.cli.work import CommandHandler
@@ -63,6 +64,7 @@ def patience_options(timeout: float, retries: int, *defaults: str) -> Callable[[
             seconds("--timeout", least=0.001, default=timeout, help="Wait for a reply, at each try."),
             option(
                 "--endpoint",
+                type=PEER,
                 multiple=True,
                 metavar="ENDPOINT",
                 default=defaults or (DEFAULT_ENDPOINT,),

@@ -8,7 +8,10 @@ from typing import BinaryIO
 
 import click
 
-from broker.patterns import Gather, Scatter, pack
+from broker import TimedOut
+from broker.patterns import Gather, Scatter, Unsent, pack
+from titanic import tsp
+from titanic.cli.endpoint import PEER
 from titanic.cli.help import Command
 from titanic.cli.options import option, seconds
 from titanic.cli.running import Ending, say
@@ -27,13 +30,20 @@ def scatter_gather() -> None:
 @scatter_gather.command(cls=Command)
 @click.argument("message", nargs=-1)
 @option("--lines", type=click.File("rb"), metavar="FILE", help="A message for each line; - is standard input.")
-@option("--endpoint", multiple=True, metavar="ENDPOINT", default=(ENDPOINT,), help="Where to connect to; repeatable.")
+@option(
+    "--endpoint",
+    type=PEER,
+    multiple=True,
+    metavar="ENDPOINT",
+    default=(ENDPOINT,),
+    help="Where to connect to; repeatable.",
+)
 @option("--service", metavar="SERVICE", default=None, help="Make each a request for `titanic serve --gather`.")
 @seconds("--timeout", least=0.001, default=5.0, help="Wait for somebody who takes a message.")
 def scatter(
     message: tuple[str, ...], lines: BinaryIO | None, endpoint: tuple[str, ...], service: str | None, timeout: float
 ) -> None:
-    """Send each MESSAGE. Exits with 3 when nobody takes one.
+    """Send each MESSAGE. Exits with 3 when nobody takes one, with 1 when not all could be sent before the end.
 
     \b
     Example:
@@ -43,12 +53,35 @@ def scatter(
     """
     if bool(message) == (lines is not None):
         raise click.UsageError("give MESSAGE or --lines, one of them")
+    if service is not None and (fault := tsp.request_fault([service.encode(), b""])):
+        raise click.BadParameter(fault, param_hint="--service")
     texts = chain((text.encode() for text in message), (line.removesuffix(b"\n") for line in lines or ()))
     with Scatter() as sending:
         for one in endpoint:
             sending.connect(one)
         for text in texts:
-            sending.send(text if service is None else pack([service.encode(), text]), timeout)
+            _send(sending, text if service is None else pack([service.encode(), text]), timeout, endpoint)
+
+
+def _send(sending: Scatter, text: bytes, timeout: float, endpoint: tuple[str, ...]) -> None:
+    try:
+        sending.send(text, timeout)
+    except TimedOut:
+        raise TimedOut(
+            f"nobody took a message at {' or '.join(endpoint)} in {timeout:g} s; {_before(sending, timeout)}; "
+            "is somebody there to gather?"
+        ) from None
+
+
+def _before(sending: Scatter, timeout: float) -> str:
+    """What became of the messages before one that nobody took."""
+    if not sending.sent:
+        return "nothing was sent"
+    try:
+        sending.close(int(timeout * 1000))
+    except Unsent as error:
+        return str(error)
+    return f"only the first {sending.sent} were sent"
 
 
 @scatter_gather.command(cls=Command)
