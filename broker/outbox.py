@@ -10,6 +10,8 @@ import threading
 from collections import deque
 from typing import Protocol
 
+from broker.core.mdp import Peer
+
 ENOUGH = 16 << 20
 """Bytes queued for one peer from which it has enough to read."""
 
@@ -32,8 +34,8 @@ class Outbox:
         """`most`: bytes in all."""
         self.total = 0
         self._most = most
-        self._queued: dict[bytes, deque[tuple[int, Leaving]]] = {}
-        self._sizes: dict[bytes, int] = {}
+        self._queued: dict[Peer, deque[tuple[int, Leaving]]] = {}
+        self._sizes: dict[Peer, int] = {}
         self._lock = threading.Lock()
         self._added = 0
 
@@ -41,7 +43,7 @@ class Outbox:
         """For how many peers something is queued, as far as we know."""
         return len(self._queued)
 
-    def admits(self, peer: bytes, size: int) -> bool:
+    def admits(self, peer: Peer, size: int) -> bool:
         """Whether a message may be queued for a peer: the first always; then as much as it leaves for the others."""
         with self._lock:
             if self._fits(peer, size):
@@ -49,7 +51,7 @@ class Outbox:
             self._sweep()
             return self._fits(peer, size)
 
-    def add(self, peer: bytes, size: int, tracker: Leaving) -> None:
+    def add(self, peer: Peer, size: int, tracker: Leaving) -> None:
         """A message was handed to ZeroMQ."""
         with self._lock:
             self._queued.setdefault(peer, deque()).append((size, tracker))
@@ -59,21 +61,20 @@ class Outbox:
             if self._added % _SWEEP_EVERY == 0:
                 self._sweep()
 
-    def full(self, peer: object) -> bool:
+    def full(self, peer: Peer) -> bool:
         """Whether a peer has enough to read."""
         if peer not in self._sizes:
             return False
-        assert isinstance(peer, bytes)
         with self._lock:
             self._settle(peer)
             return self._sizes.get(peer, 0) > ENOUGH
 
-    def _fits(self, peer: bytes, size: int) -> bool:
+    def _fits(self, peer: Peer, size: int) -> bool:
         self._settle(peer)
         queued = self._sizes.get(peer, 0)
         return not queued or queued + size <= self._most - self.total
 
-    def _settle(self, peer: bytes) -> None:
+    def _settle(self, peer: Peer) -> None:
         """Take off the account what has left."""
         queue = self._queued.get(peer)
         if queue is None:

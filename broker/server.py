@@ -18,6 +18,7 @@ from broker.core.mdp import Frames, Output, Peer, error_body
 from broker.core.mmi import About, counters
 from broker.core.request import Request
 from broker.loop import Loop
+from broker.outbox import Outbox
 from broker.router import Router
 from broker.transport import DRAIN_LIMIT
 
@@ -106,6 +107,11 @@ class Broker:
         """Whether whoever asked has enough to read on its way already, or the loop is behind: more answers of some
         size would only fill the memory, and in the end be dropped. Any thread may ask."""
         return self.loop.behind or self._router.outbox.full(request.peer)
+
+    @property
+    def outbox(self) -> Outbox:
+        """What is queued for all peers."""
+        return self._router.outbox
 
     def connect_local(self, deliver: Callable[[list[Frames]], None]) -> LocalPeer:
         """A client without a socket. `deliver` gets its replies in batches, in the broker's thread."""

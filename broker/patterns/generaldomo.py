@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from broker.client import Body, body_frames, reply_body
@@ -17,82 +17,13 @@ from broker.config import DEFAULT_ENDPOINT, BrokerConfig, ClientConfig, WorkerCo
 from broker.core.client import VERSIONS, ClientSession, Event
 from broker.core.mdp import Frames, service_fault
 from broker.core.worker import WorkerSession
-from broker.drafts import DraftSocket, Unreachable
 from broker.errors import UsageError
-from broker.patterns.core.generaldomo import pack_mdp, unpack_mdp
+from broker.patterns.door import Door
 from broker.patterns.packed import PackedDealer
 from broker.patterns.shared import SharedClient
-from broker.server import Broker, LocalPeer
-from broker.transport import DRAIN_LIMIT, LINGER, Dealer
+from broker.server import Broker
+from broker.transport import Dealer
 from broker.worker import Worker
-
-
-@dataclass(frozen=True)
-class _Peer(LocalPeer):
-    """Who is at the other end of a SERVER socket, for the broker."""
-
-    door: Door
-    routing_id: int
-
-    def put(self, frames: Frames) -> None:
-        """Send a message."""
-        self.door.send(self, frames)
-
-    def flush(self) -> None:
-        """All has been sent."""
-
-
-class Door:
-    """A broker's SERVER socket, and the thread that reads it."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._socket = DraftSocket("SERVER", mute=0)  # the broker must not wait for one that does not read
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._read, name="server socket", daemon=True)
-
-    def open(self, endpoint: str) -> str:
-        """Listen; the endpoint with its real port comes back."""
-        try:
-            bound = self._socket.bind(endpoint)
-        except BaseException:
-            self._socket.close(0)
-            raise
-        self._thread.start()
-        return bound
-
-    def send(self, peer: _Peer, frames: Frames) -> None:
-        """Called in the broker's thread."""
-        try:
-            self._socket.send(pack_mdp(frames), peer.routing_id)
-        except Unreachable:
-            self._broker.core.stats["unroutable"] += 1
-            self._broker.core.lost(peer, time.monotonic())
-
-    def close(self) -> None:
-        """Close the socket; what was sent may still go out for a moment."""
-        self._end.set()
-        self._socket.wake(LINGER)
-        self._thread.join()
-        self._socket.close(LINGER)
-
-    def _read(self) -> None:
-        while not self._end.is_set():
-            if self._broker.loop.behind:
-                self._end.wait(0.001)
-                continue
-            batch = []
-            got = self._socket.receive(None)
-            while got is not None:
-                batch.append(got)
-                got = self._socket.receive(0) if len(batch) < DRAIN_LIMIT else None
-            if batch:
-                self._broker.loop.call(self._arrived, batch)
-
-    def _arrived(self, batch: list[tuple[bytes, int]]) -> None:
-        now = time.monotonic()
-        for data, routing_id in batch:
-            self._broker.core.receive(_Peer(self, routing_id), unpack_mdp(data) or [], now)
 
 
 class GeneraldomoBroker(Broker):
@@ -213,7 +144,7 @@ class Generaldomo(SharedClient):
 
     def close(self) -> None:
         """Close the socket. Nobody waits for ever."""
-        self._dealer.close()
+        self._dealer.close(linger=0)  # nobody waits for an answer to what is still here
         self._give_up()
 
     def _arrived(self) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -13,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 from support.running import again, until
 
-from broker import Client, Pipeline, RemoteError, TimedOut, UsageError, Worker, WorkerConfig
+from broker import BrokerConfig, Client, Pipeline, RemoteError, TimedOut, UsageError, Worker, WorkerConfig
 from broker.core.mdp import Frames
+from broker.core.request import Request
 from broker.drafts import DraftSocket, MissingDrafts, Unreachable
 from broker.patterns import Generaldomo, GeneraldomoBroker, GeneraldomoWorker, pack, unpack
 from broker.patterns.core.generaldomo import pack_mdp, unpack_mdp
@@ -156,6 +159,102 @@ def test_clients_that_vanish_are_forgotten(domo: Domo, client_socket: Connect) -
         until(lambda: domo.broker.core.stats["unroutable"] >= before + 3)
         with Generaldomo(domo.server, timeout=30) as client:
             assert client.call("slow", "x") == [b"x"]
+
+
+# -- who does not read, or says too much ---------------------------------------------------------------------
+
+PART = bytes(1 << 20)
+ROOM = 32 << 20
+
+
+@pytest.fixture
+def small() -> Iterator[GeneraldomoBroker]:
+    """A broker with little room."""
+    broker = GeneraldomoBroker(BrokerConfig(send_queue_bytes=ROOM, max_body=4 << 20))
+    broker.bind(ANY)
+    broker.bind_server(ANY)
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def deaf(small: GeneraldomoBroker) -> Iterator[DraftSocket]:
+    """A client that takes in very little until it reads."""
+    one = DraftSocket("CLIENT", receive_queue=1)
+    one.connect(small.core.about.endpoints[1])
+    yield one
+    one.close(0)
+
+
+def test_replies_to_who_does_not_read_are_dropped_and_others_get_theirs(
+    small: GeneraldomoBroker, deaf: DraftSocket
+) -> None:
+    router, server = small.core.about.endpoints
+    with small, Worker("big", lambda frames: PART, router), Generaldomo(server, timeout=60) as client:
+        assert client.call("big", "x") == [PART]
+        for _ in range(100):
+            deaf.send(b"\6MDPC01\3big\1x")
+        until(lambda: small.core.stats["unroutable"] > 20)
+        assert small.outbox.total <= ROOM
+        assert client.call("big", "x") == [PART]
+        until(lambda: not small.core.waiting)
+        while deaf.receive(1000) is not None:
+            pass
+        deaf.send(b"\6MDPC01\3big\1x")
+        assert received(deaf).endswith(PART), "it reads again, and is served again"
+
+
+def test_an_integrated_service_is_told_which_client_socket_is_not_read(
+    small: GeneraldomoBroker, deaf: DraftSocket
+) -> None:
+    asked: list[Request] = []
+    small.integrate(b"big", asked.extend)
+    with small:
+        deaf.send(b"\6MDPC01\3big\1x")
+        until(lambda: asked)
+        (request,) = asked
+        assert not small.sated(request)
+        for _ in range(24):
+            small.reply([(Request(request.peer, [b""], request.dialect, b"big", [b"x"], 0.0), [PART])])
+        until(lambda: small.sated(request))
+        for _ in range(24):
+            received(deaf)
+        until(lambda: not small.sated(request))
+
+
+def test_a_message_that_is_too_large_ends_its_connection(small: GeneraldomoBroker, client_socket: Connect) -> None:
+    server = small.core.about.endpoints[1]
+    hostile = client_socket(server)
+    with small, Worker("size", lambda frames: b"%d" % len(frames[0]), small.core.about.endpoints[0]):
+        hostile.send(bytes(9 << 20))
+        with Generaldomo(server, timeout=60, retries=0) as client:
+            assert client.call("size", bytes(4 << 20)) == [b"%d" % (4 << 20)]
+            with pytest.raises(RemoteError, match="413"):
+                client.call("size", bytes(5 << 20))
+    assert small.core.stats["malformed"] == 0, "it did not get so far"
+
+
+def test_a_tcp_peer_that_says_nothing_or_too_much(small: GeneraldomoBroker) -> None:
+    """Written straight from ZMTP 3.1: a frame of a terabyte, and a message of frames without end."""
+    server = small.core.about.endpoints[1]
+    address = ("127.0.0.1", int(server.rpartition(":")[2]))
+    greeting = b"\xff" + bytes(8) + b"\x7f\3\0NULL".ljust(23, b"\0") + bytes(32)
+    ready = b"\4\x1c\5READY\x0bSocket-Type\0\0\0\6CLIENT"
+
+    def say(message: bytes, times: int) -> None:
+        with socket.create_connection(address, timeout=60) as peer:
+            peer.sendall(greeting + ready)
+            for _ in range(times):
+                peer.sendall(message)
+            while peer.recv(1000):
+                pass
+
+    with small, Generaldomo(server, timeout=60) as client:
+        say(b"\2" + (1 << 40).to_bytes(8), times=1)  # comes back when the broker has closed the connection
+        with pytest.raises(ConnectionError):
+            say(b"\3" + len(PART).to_bytes(8) + PART, times=10_000)
+        with socket.create_connection(address, timeout=60):
+            assert client.call("mmi.service", "x") == [b"404"]
 
 
 @pytest.mark.parametrize("front", ["router", "server"])
