@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 from support.running import until
 
 from broker import EndpointError, TimedOut, UsageError
+from broker.drafts import choose
 from broker.patterns import Gather, Scatter, Unsent
 from broker.patterns.scatter_gather import QUEUE
 
@@ -91,10 +93,17 @@ def test_nothing_is_taken_over_while_nobody_is_there(tmp_path: Path) -> None:
             gather.bind(endpoint)
             assert gather.receive(30) == b"patient"
             sender.join()
-        until(lambda: not scatter._socket.has_peers())
-        with pytest.raises(TimedOut):
-            scatter.send(b"to somebody who left", timeout=0.05)
-    assert scatter.sent == 1
+
+        def refused() -> bool:
+            try:
+                scatter.send(b"to somebody who left", timeout=0.05)
+            except TimedOut:
+                return True
+            return False
+
+        until(refused)
+        with suppress(Unsent):  # what was sent before it was known
+            scatter.close()
 
 
 def fill(scatter: Scatter) -> None:
@@ -110,7 +119,8 @@ def test_what_those_who_gather_do_not_read_is_told_at_the_end(tmp_path: Path) ->
         with pytest.raises(TimedOut):
             fill(scatter)
         assert scatter.sent >= QUEUE
-        with pytest.raises(Unsent, match=f"up to {min(scatter.sent, 2 * QUEUE)} of {scatter.sent} messages were not"):
+        unsent = f"up to {min(scatter.sent, 2 * QUEUE)} of {scatter.sent} messages were not"
+        with pytest.raises(Unsent, match=unsent) if choose().wakes else nullcontext():  # libzmq does not know
             scatter.close(linger=100)
 
 
