@@ -21,7 +21,8 @@ from broker.patterns.core.freelance import FreelanceConfig
 from broker.patterns.core.generaldomo import pack, unpack
 from broker.patterns.core.idempotent import Replies, Stamp, Store
 from broker.patterns.core.pirate_queue import QueueConfig
-from broker.patterns.freelance import Freelance, Shotgun, freelance_server
+from broker.patterns.freelance import Freelance, Shotgun
+from broker.patterns.freelance_server import NotPublic, freelance_server
 from broker.patterns.generaldomo import Generaldomo, GeneraldomoBroker, GeneraldomoWorker
 from broker.patterns.idempotent import Idempotent, Stamps
 from broker.patterns.lazy_pirate import LazyPirate
@@ -45,6 +46,7 @@ __all__ = [
     "Idempotent",
     "LazyPirate",
     "MissingDrafts",
+    "NotPublic",
     "ParanoidQueue",
     "ParanoidWorker",
     "Queue",

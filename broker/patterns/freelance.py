@@ -1,6 +1,7 @@
 """Freelance (Guide, chapter 4, "Brokerless Reliability"; RFC 10): clients that know several servers, no broker between.
 
-`LazyPirate` with several endpoints is model 1, `Shotgun` is model 2, `Freelance` model 3.
+`LazyPirate` with several endpoints is model 1, `Shotgun` is model 2, `Freelance` model 3. `freelance_server.py` has
+what they ask.
 """
 
 from __future__ import annotations
@@ -18,35 +19,10 @@ from broker.core.mdp import Frames
 from broker.errors import EndpointError, UsageError
 from broker.patterns.core import freelance
 from broker.patterns.core.freelance import FreelanceConfig
-from broker.patterns.server import Server
 from broker.patterns.shared import SharedClient
-from broker.worker import Handler
-
-WAYS = {1: "plain", 2: "numbered", 3: "flp"}
-"""What a server speaks in each model."""
 
 STALE = 10
 """Messages that wait for a server which is not there (model 2). It will do them, and nobody will care."""
-
-
-def freelance_server(handler: Handler, endpoint: str, *, model: int = 3, public: str = "", jobs: int = 1) -> Server:
-    """A server for clients of one of the models, listening at `endpoint`.
-
-    In model 3 clients address it by the endpoint that they connect to (RFC 10): `public` is that one, if it is not
-    `endpoint`.
-    """
-    if model not in WAYS:
-        raise UsageError(f"model is {model}; it must be 1, 2 or 3")
-    public = public or endpoint
-    if model == 3 and "*" in public:
-        raise UsageError(f"{public} says not what clients connect to; model 3 needs their endpoint as `public`")
-    server = Server(handler, way=WAYS[model], jobs=jobs, identity=public if model == 3 else None)
-    try:
-        server.bind(endpoint)
-    except EndpointError:
-        server.stop()
-        raise
-    return server
 
 
 class Shotgun:

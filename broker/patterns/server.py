@@ -66,6 +66,8 @@ class Server:
         self._router = Router(zmq.Context.instance())
         if identity is not None:
             self._router.socket.routing_id = identity.encode()
+        self.endpoints: tuple[str, ...] = ()
+        """Where it listens."""
         self._in_hand = 0
         self._leaving = False
         self._polled = True
@@ -74,7 +76,9 @@ class Server:
 
     def bind(self, endpoint: str) -> str:
         """Listen on one more endpoint, before the server runs; the endpoint with its real port comes back."""
-        return self._router.bind(endpoint)
+        bound = self._router.bind(endpoint)
+        self.endpoints = (*self.endpoints, bound)
+        return bound
 
     def run(self) -> None:
         """Serve until `stop`."""

@@ -13,7 +13,7 @@ from support.running import until
 
 from broker import EndpointError, RemoteError, TimedOut, UsageError
 from broker.core.mdp import Frames
-from broker.patterns import Freelance, FreelanceConfig, LazyPirate, Server, Shotgun, freelance_server
+from broker.patterns import Freelance, FreelanceConfig, LazyPirate, NotPublic, Server, Shotgun, freelance_server
 
 QUICK = FreelanceConfig(ping_interval=0.1, liveness=5, timeout=60, retries=0)
 NOBODY = "tcp://127.0.0.1:9"
@@ -193,11 +193,22 @@ def test_who_waits_when_the_agent_stops_is_told(endpoints: list[str]) -> None:
 
 
 def test_a_server_must_know_its_endpoint() -> None:
-    with pytest.raises(UsageError, match="needs their endpoint as `public`"):
-        freelance_server(named(b"x"), "tcp://127.0.0.1:*")
+    for endpoint in ("tcp://*:*", "tcp://[::]:5555", "tcp://0:5555", "ipc://*", "ipc:///" + "x" * 300):
+        with pytest.raises(NotPublic, match="needs what clients connect to as `public`"):
+            freelance_server(named(b"x"), endpoint)
     with pytest.raises(UsageError, match="model is 4"):
         freelance_server(named(b"x"), "tcp://127.0.0.1:*", model=4)
     with pytest.raises(EndpointError):
         freelance_server(named(b"x"), "tcp://127.0.0.1:99999")
     server: Server = freelance_server(named(b"x"), "tcp://127.0.0.1:*", public="tcp://elsewhere:1")
+    with pytest.raises(EndpointError, match="Address already in use"):
+        freelance_server(named(b"x"), server.endpoints[0])
     server.stop()
+
+
+def test_a_server_finds_out_its_port() -> None:
+    server = freelance_server(named(b"x"), "tcp://localhost:*")
+    (endpoint,) = server.endpoints
+    endpoint = endpoint.replace("127.0.0.1", "localhost")  # as it was called
+    with server, Freelance(endpoint, QUICK) as asking:
+        assert asking.call("y") == [b"x", b"y"]

@@ -181,10 +181,29 @@ def test_freelance_goes_on_with_the_server_that_is_left(model: str, tmp_path: Pa
     assert f"no answer from {a}" in done.err
 
 
-def test_freelance_servers_have_to_know_where_they_are() -> None:
-    done = here("pattern", "freelance", "server", "--bind", "tcp://127.0.0.1:*")
-    assert done.code == 1
-    assert "needs their endpoint as `public`" in done.err
+@pytest.mark.parametrize(
+    "where",
+    [
+        ("--bind", "tcp://*:5555"),
+        ("--bind", "tcp://0.0.0.0:*"),
+        ("--bind", "tcp://127.0.0.1:5555", "--public", "tcp://0.0.0.0:5555"),
+        ("--bind", "tcp://127.0.0.1:5555", "--public", "tcp://10.0.0.1:0"),
+        ("--bind", "tcp://127.0.0.1:5555", "--public", "tcp://lo:5555"),
+        ("--bind", "tcp://127.0.0.1:5555", "--public", "nonsense"),
+        ("--bind", "ipc://*"),
+    ],
+)
+def test_freelance_servers_have_to_know_where_they_are(where: tuple[str, ...]) -> None:
+    done = here("pattern", "freelance", "server", *where)
+    assert done.code == 2
+    assert "in model 3 servers have to know what clients connect to, like --public" in done.err
+
+
+def test_freelance_servers_find_out_where_they_are(tmp_path: Path) -> None:
+    for number, bind in enumerate(("tcp://127.0.0.1:*", "tcp://127.0.0.1:0", "tcp://lo:*")):
+        with running(tmp_path / str(number), "pattern", "freelance", "server", "--bind", bind) as server:
+            endpoint = server.says(r"server at (tcp://127.0.0.1:\d+)")[1]
+            assert ask("freelance", "hello", "--endpoint", endpoint, "--timeout", "30") == (0, b"hello", "")
 
 
 BEAT = ("--heartbeat", "0.2")

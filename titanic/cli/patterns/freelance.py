@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import click
 
-from broker.patterns import Freelance, FreelanceConfig, LazyPirate, Shotgun, freelance_server
+from broker.patterns import Freelance, FreelanceConfig, LazyPirate, NotPublic, Shotgun, freelance_server
 from titanic.cli.help import Command
 from titanic.cli.options import Function, option
 from titanic.cli.output import print_body
@@ -73,5 +73,12 @@ def server(command: tuple[str, ...], bind: str, public: str, model: int, jobs: i
       titanic pattern freelance server --bind tcp://127.0.0.1:5556 -- tr a-z A-Z &
       titanic pattern freelance server --bind tcp://0.0.0.0:5555 --public tcp://10.0.0.1:5555
     """
-    here = freelance_server(handler(command), bind, model=model, public=public, jobs=jobs)
-    run(here, f"server at {bind}")
+    try:
+        here = freelance_server(handler(command), bind, model=model, public=public, jobs=jobs)
+    except NotPublic as error:
+        raise click.BadParameter(
+            f"{error.endpoint} {error.why}; in model 3 servers have to know what clients connect to, "
+            "like --public tcp://10.0.0.1:5555",
+            param_hint="--public" if public else "--bind without --public",
+        ) from None
+    run(here, f"server at {here.endpoints[0]}")
