@@ -7,7 +7,8 @@ This is the Guide's Lazy Pirate for any number of requests at once. Two ways to 
 - not correlated: for brokers that do not keep the stack. One request in flight, and a new connection after
   each one that failed, so that a late reply cannot be taken for another's.
 
-The correlation frame is the request's number and the try, so parts of an earlier try are told apart as well.
+The correlation frame is the request's number and the try, so parts of an earlier try are told apart as well. An earlier
+try's reply is as good as the present one's; its error is not, as long as the present one has no answer.
 When a request had no answer in time: if nothing at all came on this connection since it was sent, the
 connection is given up and all that is unanswered is sent again on a new one; else only this one is sent again.
 A connection on which something waits for ever is kept: only `lost` tells that its answer cannot come any more.
@@ -30,6 +31,7 @@ from broker.core.mdp import (
     Output,
     Peer,
     ReplyMessage,
+    read_error,
 )
 from broker.core.timers import Timers
 
@@ -116,6 +118,8 @@ class ClientSession:
         pending = self._pending.get(ticket)
         if reply is None or pending is None or attempt > pending.tries or reply.service not in (None, pending.service):
             self.unmatched += 1
+        elif reply.final and attempt < pending.tries and read_error(reply.body) is not None:
+            self.unmatched += 1  # the present try may still have an answer, or an error of its own
         elif reply.final:
             del self._pending[ticket]
             self._deadlines.cancel(ticket)

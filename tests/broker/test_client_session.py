@@ -346,6 +346,15 @@ def test_parts_of_two_tries_are_told_once() -> None:
     assert asking.session.unmatched == 1
 
 
+def test_the_error_of_an_earlier_try_is_not_the_answer_while_the_present_one_has_none() -> None:
+    asking = Asking(correlated=True, timeout=2)
+    ticket, first, second = sent_again(asking)
+    asking.told(first, b"", b"MDPC02", b"\3", b"echo", b"MDPE01", b"409 asked again")
+    asking.learned()
+    asking.told(second, b"", b"MDPC02", b"\3", b"echo", b"MDPE01", b"500 oh no")
+    asking.learned((ticket, FINAL, [b"MDPE01", b"500 oh no"]))
+
+
 def test_a_try_that_never_was() -> None:
     asking = Asking(correlated=True)
     asking.asks(b"q")

@@ -5,11 +5,11 @@
 Two frames in front of the body: who asks, and the number of the request there. Both are opaque and compared as they
 are. Whoever sends a request again, sends the same two frames, and gets the same reply.
 
-    request    nobody has asked     it is being executed    it was executed
-    ---------  -------------------  ----------------------  ---------------
-    new        execute → running    –                       –
-    running    –                    wait for the reply      –
-    replied    –                    –                       the stored reply
+    request    nobody has asked     it is being executed                 it was executed
+    ---------  -------------------  -----------------------------------  ---------------
+    new        execute → running    –                                    –
+    running    –                    wait for the reply, the last only    –
+    replied    –                    –                                    the stored reply
 
 A request that failed is forgotten: the next one like it is executed again.
 """

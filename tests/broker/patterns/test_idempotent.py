@@ -136,25 +136,94 @@ def test_without_a_stamp_it_is_refused() -> None:
         run(Idempotent(Account().pay), b"100")
 
 
+class Hanging:
+    """A handler that hangs."""
+
+    def __init__(self) -> None:
+        self.calls: list[Frames] = []
+        self.go_on = threading.Event()
+
+    def __call__(self, frames: Frames) -> Iterator[Any]:
+        self.calls.append(frames)
+        yield b"begun"
+        self.go_on.wait(60)
+        yield b"more"
+        return b"done"
+
+
+REPLY = [[b"begun"], [b"more"], [b"done"]]
+
+
 def test_a_duplicate_of_what_is_running_waits_for_its_reply() -> None:
-    begun, go_on = threading.Event(), threading.Event()
-    calls: list[Frames] = []
-
-    def slow(frames: Frames) -> Frames:
-        calls.append(frames)
-        begun.set()
-        go_on.wait(60)
-        return [b"done"]
-
-    handler = Idempotent(slow)
+    hanging = Hanging()
+    handler = Idempotent(hanging, patience=60)
     with ThreadPoolExecutor(3) as pool:
-        first = pool.submit(run, handler, b"C", b"1", b"x")
-        assert begun.wait(60)
-        others = [pool.submit(run, handler, b"C", b"1", b"x") for _ in range(2)]
-        until(lambda: len(handler._changed._waiters) == 2)  # type: ignore[attr-defined]
-        go_on.set()
-        assert [one.result() for one in (first, *others)] == [[[b"done"]]] * 3
-    assert (len(calls), handler.duplicates) == (1, 2)
+        asking = [pool.submit(run, handler, b"C", b"1", b"x") for _ in range(3)]
+        until(lambda: handler.duplicates == 2)
+        hanging.go_on.set()
+        assert [one.result() for one in asking] == [REPLY] * 3
+    assert len(hanging.calls) == 1
+
+
+def test_who_asked_before_leaves_and_the_last_gets_the_reply() -> None:
+    hanging = Hanging()
+    handler = Idempotent(hanging, patience=0.01)
+    with ThreadPoolExecutor(5) as pool:
+        asking = []
+        for number in range(5):
+            asking.append(pool.submit(run, handler, b"C", b"1", b"x"))
+            until(lambda number=number: handler.duplicates == number)  # type: ignore[misc]
+        for one in asking[:-1]:
+            with pytest.raises(RemoteError, match="409 the same request was asked again"):
+                one.result(60)
+        hanging.go_on.set()
+        assert asking[-1].result(60) == REPLY
+    assert len(hanging.calls) == 1
+    assert run(handler, b"C", b"1", b"x") == REPLY
+
+
+def test_what_fails_while_others_wait_for_it() -> None:
+    begun = threading.Event()
+
+    def fail(frames: Frames) -> Iterator[Any]:
+        yield b"begun"
+        begun.wait(60)
+        raise ValueError("oh no")
+
+    handler = Idempotent(fail, patience=60)
+    with ThreadPoolExecutor(2) as pool:
+        asking = [pool.submit(run, handler, b"C", b"1", b"x") for _ in range(2)]
+        until(lambda: handler.duplicates == 1)
+        begun.set()
+        for one in asking:
+            with pytest.raises(ValueError, match="oh no"):
+                one.result(60)
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_a_request_that_hangs_has_one_job_however_often_it_is_asked_again(pipelined: bool) -> None:
+    hanging, account = Hanging(), Account()
+    broker = Broker()
+    endpoint = broker.bind("tcp://127.0.0.1:*")
+    work = Idempotent(lambda frames: hanging(frames) if frames == [b"hang"] else account.pay(frames), patience=0.05)
+
+    def ask() -> Frames:
+        if not pipelined:
+            with Client(endpoint, timeout=0.1, retries=500) as client:
+                return [frame for part in client.stream("pay", "C", "1", "hang") for frame in part]
+        with Pipeline(endpoint, timeout=0.1, retries=500) as pipeline:
+            pipeline.send("pay", "C", "1", "hang")
+            return [frame for _ in REPLY for frame in pipeline.receive(60).body]  # type: ignore[union-attr]
+
+    with broker, Worker("pay", work, endpoint, jobs=2), ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        until(lambda: work.duplicates > 5)
+        with Client(endpoint, timeout=60, retries=0) as other:
+            for number in range(10):
+                assert other.call("pay", "D", str(number), "1") == [b"%d" % (number + 1)]
+        hanging.go_on.set()
+        assert asking.result(60) == [b"begun", b"more", b"done"]
+    assert len(hanging.calls) == 1
 
 
 def test_clients_that_ask_again_and_again(tmp_path: Any) -> None:
