@@ -23,7 +23,7 @@ Callback = Callable[[], None]
 
 
 class SplitBrain(BrokerError):
-    """Both servers were active, or both passive: somebody has to look."""
+    """Both servers were active, or both passive, or both started as the same: somebody has to look."""
 
 
 class BinaryStar:
@@ -56,7 +56,7 @@ class BinaryStar:
         self._server: Server | None = None
         context: zmq.Context[transport.Socket] = zmq.Context.instance()
         self._says, self._hears = context.socket(zmq.PUB), context.socket(zmq.SUB)
-        self._says.linger = self._hears.linger = 0
+        self._says.linger, self._hears.linger = 100, 0
         # What waits for a peer that does not read is of no use to it once it does.
         self._says.sndhwm = self._hears.rcvhwm = 100
         self._hears.subscribe(b"")

@@ -5,13 +5,16 @@ for two heartbeats has expired.
 
     state      number  PEER_PRIMARY  PEER_BACKUP  PEER_ACTIVE  PEER_PASSIVE  CLIENT_REQUEST
     ---------  ------  ------------  -----------  -----------  ------------  --------------
-    primary    1       –             active       passive      –             vote
-    backup     2       –             –            passive      –             refuse
+    primary    1       fatal         active       passive      –             vote
+    backup     2       –             fatal        passive      –             refuse
     active     3       –             –            fatal        –             answer
     passive    4       active        active       –            fatal         vote
 
 `vote` makes the server active if its peer has expired, and refuses the request if not: it takes a silent peer *and* a
-client that comes here for it. After `fatal` somebody has to look: both were active, or both passive.
+client that comes here for it. After `fatal` somebody has to look: both were active, or both passive, or both started
+as the same. A server that hears its own role from its peer has a twin, whatever the state: it ends, but an active one
+goes on, and tells the twin. So that this is heard, a server stays in the state that it was started in for another
+heartbeat and a quarter after it first heard its peer, before it becomes passive.
 
 Pauses. A process that stood still (stopped, swapped out, its machine suspended) finds old messages of its peer and
 old requests of clients, in no order. Three rules keep it from answering beside a peer that took over meanwhile:
@@ -66,9 +69,11 @@ class Step(Enum):
 
 
 TABLE: dict[tuple[State, Event], Step] = {
+    (State.PRIMARY, Event.PEER_PRIMARY): Step.FATAL,
     (State.PRIMARY, Event.PEER_BACKUP): Step.ACTIVE,
     (State.PRIMARY, Event.PEER_ACTIVE): Step.PASSIVE,
     (State.PRIMARY, Event.CLIENT_REQUEST): Step.VOTE,
+    (State.BACKUP, Event.PEER_BACKUP): Step.FATAL,
     (State.BACKUP, Event.PEER_ACTIVE): Step.PASSIVE,
     (State.BACKUP, Event.CLIENT_REQUEST): Step.REFUSE,
     (State.ACTIVE, Event.PEER_ACTIVE): Step.FATAL,
@@ -85,6 +90,8 @@ FAULTS = {
     "they did, then start the backup again",
     State.PASSIVE: "both servers are passive: nobody answers clients; start both again",
 }
+
+TWINS = "both servers were started as {}: start one as the primary and the other as the backup"
 
 EXPIRY = 2
 """Heartbeats after which a silent peer has expired."""
@@ -125,8 +132,12 @@ class BinaryStarCore:
         self._tell_at = now
         self._settle_at = now
         self._latest: Event | None = None
+        self._introduced_at = float("inf")
+        """When the peer will have heard as what this server was started."""
         self._output: list[Output] = []
         self._changes: list[bool] = []
+        self._told_active: bool | None = None
+        """The last of these."""
 
     # -- the contract of a core ------------------------------------------------------------------------------
 
@@ -142,6 +153,8 @@ class BinaryStarCore:
         was_expired = now >= self._peer_expires_at
         self._peer_expires_at = now + self.config.expiry
         self._latest = event
+        if self._introduced_at == float("inf"):
+            self._introduced_at = now + 1.25 * self.config.heartbeat
         self._act_on_latest(now)
         if was_expired:
             self._tell(now)
@@ -180,7 +193,8 @@ class BinaryStarCore:
         return self.state is State.ACTIVE
 
     def take_changes(self) -> list[bool]:
-        """True for each time that the server became active, False for each time that it ceased to be, or to wait."""
+        """True for each time that the server became active, False for each time that it ceased to be, or to wait; the
+        two in turn."""
         changes, self._changes = self._changes, []
         return changes
 
@@ -208,16 +222,24 @@ class BinaryStarCore:
     def _act_on_latest(self, now: float) -> None:
         if self._latest is None or now < self._settle_at:
             return
+        if self._latest is Event.PEER_ACTIVE and self.state is self.role and now < self._introduced_at:
+            return
         event, self._latest = self._latest, None
         step = TABLE.get((self.state, event))
-        if step is Step.FATAL:
+        if event.value is self.role:
+            self._output.append((None, [self.role.value]))
+            if self.state is not State.ACTIVE:
+                self.fault = TWINS.format(self.role.name.lower())
+        elif step is Step.FATAL:
             self.fault = FAULTS[self.state]
         elif step is not None:
             self._become(State[step.name], now)
 
     def _become(self, state: State, now: float) -> None:
-        if (state is State.ACTIVE) != (self.state is State.ACTIVE) or state is State.PASSIVE:
-            self._changes.append(state is State.ACTIVE)
+        active = state is State.ACTIVE
+        if active is not self._told_active and (active or self._told_active or state is State.PASSIVE):
+            self._told_active = active
+            self._changes.append(active)
         self.state = state
         self._tell(now)
 

@@ -10,7 +10,7 @@ from support.net import Net, Way
 
 from broker import ClientConfig, ClientSession, EventKind, UsageError
 from broker.patterns import StarConfig
-from broker.patterns.core.binary_star import TABLE, BinaryStarCore, Event, State, Step
+from broker.patterns.core.binary_star import TABLE, TWINS, BinaryStarCore, Event, State, Step
 from broker.patterns.core.lazy_pirate import PLAIN
 from broker.patterns.core.replier import Replier
 
@@ -46,11 +46,13 @@ class Star:
         return self.core.vote(self.now)
 
 
-def in_state(state: State) -> Star:
-    star = Star(BACKUP if state is BACKUP else PRIMARY)
+def in_state(state: State, role: State = PRIMARY) -> Star:
+    star = Star(BACKUP if state is BACKUP else role)
     if state is ACTIVE:
         star.told(b"2")
     elif state is PASSIVE:
+        star.told(b"3")
+        star.later(1.3)
         star.told(b"3")
     assert star.core.state is state
     star.said()
@@ -64,13 +66,18 @@ def in_state(state: State) -> Star:
 @pytest.mark.parametrize("event", [event for event in Event if event is not Event.CLIENT_REQUEST])
 @pytest.mark.parametrize("state", State)
 def test_every_entry(state: State, event: Event) -> None:
-    star = in_state(state)
+    star = in_state(state, BACKUP if (state, event) == (PASSIVE, Event.PEER_PRIMARY) else PRIMARY)
     star.told(event.value.value)
+    if state in (PRIMARY, BACKUP) and event is Event.PEER_ACTIVE:
+        star.later(1.2)
+        assert star.core.state is state, "the peer is to hear first what this one was started as"
+        assert set(star.said()) == {state.value}
+        star.later(0.3)
     step = TABLE.get((state, event))
     assert (star.core.fault is not None) == (step is Step.FATAL)
     if step in (Step.ACTIVE, Step.PASSIVE):
         assert star.core.state.name == step.name
-        assert star.said() == [star.core.state.value], "the peer is told at once"
+        assert star.said()[-1] == star.core.state.value, "the peer is told at once"
         assert star.core.take_changes() == [step is Step.ACTIVE]
     else:
         assert star.core.state is state
@@ -123,6 +130,35 @@ def test_after_a_fatal_error_nobody_is_answered() -> None:
     assert "both servers are active" in star.core.fault
     assert not star.votes()
     assert star.core.next_deadline() is None
+
+
+@pytest.mark.parametrize(("role", "word"), [(PRIMARY, b"1"), (BACKUP, b"2")])
+def test_two_of_the_same_end(role: State, word: bytes) -> None:
+    for before in ([], [b"3"]):  # at the start; passive, as the other was found active
+        star = Star(role)
+        for said in (*before, word):
+            star.told(said)
+        assert star.core.fault == TWINS.format(role.name.lower())
+        assert not star.votes()
+
+
+def test_an_active_one_goes_on_and_tells_the_other() -> None:
+    star = in_state(ACTIVE)
+    star.told(b"1")
+    assert star.said() == [b"1"]
+    assert star.votes()
+
+
+@pytest.mark.parametrize("role", [PRIMARY, BACKUP])
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_of_two_of_the_same_on_the_wire_none_goes_on_unnoticed(role: State, first: str) -> None:
+    for seed in range(20):
+        net = Net(lambda node, _: Way("b" if node == "a" else "a", None, "ab"), seed, delay=0.1)
+        net.start(first, BinaryStarCore(role, now=net.now))
+        net.run(net.chance.random() * 5)
+        net.start("b" if first == "a" else "a", BinaryStarCore(role, now=net.now))
+        net.run(5)
+        assert all(core.fault == TWINS.format(role.name.lower()) for core in net.nodes.values())  # type: ignore[attr-defined]
 
 
 def test_what_cannot_be() -> None:

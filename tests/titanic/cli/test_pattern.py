@@ -246,6 +246,29 @@ def test_binary_star_with_two_active_servers_ends(tmp_path: Path) -> None:
     assert "both servers are active: each has lost sight of the other" in one.log.read_text()
 
 
+@pytest.mark.parametrize("role", ["primary", "backup"])
+def test_binary_star_with_two_of_the_same_ends(role: str, tmp_path: Path) -> None:
+    a, b, state_a, state_b = (f"ipc://{tmp_path}/{name}" for name in ("a", "b", "state-a", "state-b"))
+    with (
+        star(tmp_path / "one.log", role, a, state_a, state_b) as one,
+        star(tmp_path / "two.log", role, b, state_b, state_a) as two,
+    ):
+        for server in (one, two):
+            assert server.ends() == 1
+            assert f"both servers were started as {role}: start one as the primary and" in server.log.read_text()
+
+
+def test_an_active_binary_star_goes_on_beside_another_of_its_kind(tmp_path: Path) -> None:
+    a, b, state_a, state_b = (f"ipc://{tmp_path}/{name}" for name in ("a", "b", "state-a", "state-b"))
+    ask_it = ("binary-star", "x", "--primary", a, "--backup", a, *BEAT, "--retries", "50")
+    with star(tmp_path / "one.log", "primary", a, state_a, state_b) as one:
+        assert ask(*ask_it).out == b"X"
+        with star(tmp_path / "two.log", "primary", b, state_b, state_a) as two:
+            assert two.ends() == 1
+        assert ask(*ask_it).out == b"X"
+        assert one.log.read_text().count("passive") == 0
+
+
 def test_generaldomo_survives_its_broker(tmp_path: Path) -> None:
     with running(
         tmp_path / "1",

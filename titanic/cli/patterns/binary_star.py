@@ -61,7 +61,8 @@ def server(
 ) -> None:
     """Run one of the two: `server primary` or `server backup`. Requests are answered with the output of COMMAND.
 
-    Ends with exit code 1 when both turn out to be active, or both passive: then somebody has to look.
+    Ends with exit code 1 when both turn out to be active, both passive, or both started as the same: then somebody has
+    to look.
 
     \b
     Example:
