@@ -22,12 +22,21 @@ class Presence:
     rests = False
 
     def __init__(
-        self, log: logging.Logger, name: str, endpoint: str, interval: float, registered: Callable[[], bool]
+        self,
+        log: logging.Logger,
+        name: str,
+        endpoint: str,
+        interval: float,
+        registered: Callable[[], bool],
+        *,
+        kind: str = "broker",
     ) -> None:
-        """`name`: who registers. `registered`: whether the broker has answered any of its connections."""
+        """`name`: who registers. `registered`: whether the broker has answered any of its connections. `kind`: what
+        it is called, if it is none."""
         self._log = log
         self._name = name
         self._endpoint = endpoint
+        self._kind = kind
         self._registered = registered
         self._first = self._pause = SILENCES * interval
         self._there = False
@@ -73,12 +82,11 @@ class Presence:
             return
         where, silence = self._endpoint, now - self._silent_since
         if self._refused:
-            text = (
-                "the broker at %s takes no worker of %s: the name is reserved, or it has all it may have; still trying"
-            )
-            self._log.warning(text, where, self._name)
+            text = "the %s at %s takes no worker of %s: the name is reserved, or it has all it may have; still trying"
+            self._log.warning(text, self._kind, where, self._name)
         else:
-            self._log.warning("nobody answers at %s for %.0f s; is a broker there? still trying", where, silence)
+            text = "nobody answers at %s for %.0f s; is a %s there? still trying"
+            self._log.warning(text, where, silence, self._kind)
         self._pause = min(PAUSE_MOST, 2 * self._pause)
         self._warn_at = now + self._pause
 
@@ -98,7 +106,7 @@ class Presence:
             self._silent_since, self._refused = None, False
         else:
             if self._there:
-                self._log.warning("lost the broker at %s; connecting again", self._endpoint)
+                self._log.warning("lost the %s at %s; connecting again", self._kind, self._endpoint)
             self._silent_since, self._pause = now, self._first
             self._warn_at = now + self._pause
         self._there = there

@@ -75,11 +75,16 @@ class Worker:
             self._loop.add(channel)
         self._config = config or WorkerConfig()
         interval = self._config.heartbeat_interval
-        self._presence = Presence(log, name.decode(errors="replace"), str(endpoints), interval, self._any_registered)
+        self._presence = Presence(
+            log, name.decode(errors="replace"), str(endpoints), interval, self._any_registered, kind=self._registers_at
+        )
         self._loop.add(self._presence)
 
     _watch = False
     """Whether to learn from the transport when the connection breaks: for protocols without heartbeats."""
+
+    _registers_at = "broker"
+    """What to call it."""
 
     def connection(self, channel: _Channel, endpoints: Sequence[str], *, watch: bool) -> Dealer:
         """Called by a channel, for the sockets that it speaks through."""

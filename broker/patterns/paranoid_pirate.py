@@ -30,6 +30,8 @@ class ParanoidWorker(Worker):
     `jobs` connections, each with one request at a time. Heartbeats must be those of the queue, about.
     """
 
+    _registers_at = "queue"
+
     def __init__(self, handler: Handler, endpoint: str, *, jobs: int = 1, config: WorkerConfig | None = None) -> None:
         super().__init__("paranoid pirate", handler, endpoint, jobs=jobs, config=config or CONFIG)
 

@@ -29,6 +29,7 @@ class SimpleWorker(Worker):
     """
 
     _watch = True
+    _registers_at = "queue"
 
     def __init__(self, handler: Handler, endpoint: str, *, jobs: int = 1, config: WorkerConfig | None = None) -> None:
         super().__init__("simple pirate", handler, endpoint, jobs=jobs, config=config or WorkerConfig())

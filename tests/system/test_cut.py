@@ -78,7 +78,7 @@ def test_paranoid_pirate_forgets_the_worker_behind_the_cut_and_has_it_back(wire:
         with sides.pattern(NEAR, "near", *work, wire.reach(NEAR, NEAR, 5556), *echo("near")) as near:
             near.says("is registered at")
             wire.cut()
-            far.says("lost the broker at")
+            far.says("lost the queue at")
             assert [sides.ask(*ask) for _ in range(3)] == ["near"] * 3
             near.send(signal.SIGTERM)
             assert near.ends() == 0

@@ -36,6 +36,16 @@ class Peer:
         while self.sub.recv_multipart() != [word]:
             pass
 
+    def says(self, word: bytes, until_heard: bytes) -> None:
+        """Say it again and again, as servers do, until the other one has an answer."""
+        self.pub.send(word)
+        while True:
+            if self.sub.poll(50):
+                if self.sub.recv_multipart() == [until_heard]:
+                    return
+            else:
+                self.pub.send(word)
+
     def close(self) -> None:
         self.pub.close()
         self.sub.close()
@@ -68,11 +78,9 @@ def test_a_peer_that_is_written_by_hand(peer: Peer) -> None:
         assert peer.pub.recv() == b"\1", "it has subscribed to everything"
         peer.pub.send(b"nonsense")
         peer.pub.send_multipart([b"3", b"3"])
-        peer.pub.send(b"3")
-        peer.heard(b"4")
+        peer.says(b"3", until_heard=b"4")
         until(lambda: changes == ["passive"])
-        peer.pub.send(b"2")  # it was restarted
-        peer.heard(b"3")
+        peer.says(b"2", until_heard=b"3")  # it was restarted
         until(lambda: changes == ["passive", "active"])
         assert star.active
         assert star.core.malformed == 2
@@ -122,6 +130,7 @@ def test_a_split_brain_is_raised(peer: Peer) -> None:
 def test_a_server_of_another_kind(peer: Peer) -> None:
     """Any channel of the loop may ask."""
     star = BinaryStar(primary=False, bind=ANY, peer=peer.endpoint, config=BEAT)
+    peer.hear(star)
     votes: list[bool] = []
 
     def ask() -> None:
@@ -131,8 +140,7 @@ def test_a_server_of_another_kind(peer: Peer) -> None:
         star.loop.call(ask)
         until(lambda: votes == [False])
         assert peer.pub.recv() == b"\1"
-        peer.pub.send(b"3")
-        until(lambda: star.core.state.value == b"4")
+        peer.says(b"3", until_heard=b"4")
 
         def active() -> bool:
             star.loop.call(ask)

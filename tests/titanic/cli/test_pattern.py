@@ -357,5 +357,7 @@ def test_pirates_survive_their_queue_and_a_hung_worker(kind: str, tmp_path: Path
                 assert ask("lazy-pirate", "after all", *patient).out == b"AFTER ALL"
                 one.send(signal.SIGTERM)
                 assert one.ends() == 0
+                assert "lost the queue at" in one.log.read_text()
+                assert "broker" not in re.sub("broker.worker:", "", one.log.read_text())
                 queue.send(signal.SIGINT)
                 assert queue.ends() == 0
