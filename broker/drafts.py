@@ -12,8 +12,9 @@ does otherwise than ZeroMQ, and what follows from it here (tests/broker/test_pyo
   only receive do so without one, and are woken by closing the socket (which ZeroMQ forbids).
 - More messages on their way than queues hold bring both directions to a standstill: so the queues are long, and who
   uses the sockets bounds what is on its way.
-- It takes messages that nobody is there for, IMMEDIATE or not, and loses them when the socket is closed: so a SCATTER
-  looks who is there before it sends, and no socket waits at its end for nobody.
+- It takes messages that nobody is there for, IMMEDIATE or not, and loses them when the socket is closed; of several
+  endpoints it gives each its share, whoever is there. So who scatters has a socket for each, and looks who is there
+  before it sends; and no socket waits at its end for nobody.
 - It has no trackers, but refers to a large message until it has left: so the references are counted.
 """
 
@@ -45,9 +46,6 @@ LOOK = 100
 
 _TRUST = 0.001
 """Seconds for which a peer that was there is believed to be there: a socket learns no sooner that one has left."""
-
-_PAUSE = 0.005
-"""Seconds between two looks for a peer."""
 
 
 class MissingDrafts(BrokerError):
@@ -171,7 +169,7 @@ class DraftSocket:
         self._failed: type[BaseException] = module.ZMQError
         socket = self._socket = module.Context.instance().socket(getattr(module, kind))
         socket.sndhwm, socket.rcvhwm = send_queue, receive_queue
-        socket.sndtimeo = self._mute = mute
+        socket.sndtimeo = mute
         socket.linger = 2 * MUTE
         if most_bytes is not None:
             socket.maxmsgsize = most_bytes
@@ -184,9 +182,8 @@ class DraftSocket:
         if kind == "SCATTER":
             socket.immediate = 1
         self._anybody = self._backend.watch(socket) if self._backend.watch else None
-        self._waits_for_peers = kind == "SCATTER"
+        self._kind = kind
         self._closing = False
-        self._names_peers = kind == "SERVER"
         self._patience: int | None = None
 
     def bind(self, endpoint: str) -> str:
@@ -205,8 +202,6 @@ class DraftSocket:
             if routing_id:
                 self._backend.address(self._socket, data, routing_id)
             else:
-                if self._waits_for_peers:
-                    self._wait_for_peers()
                 self._socket.send(data)
         except self._failed as error:
             raise Unreachable(f"nobody takes the message: {error}") from error
@@ -236,7 +231,7 @@ class DraftSocket:
             if self._closing:
                 return None
             raise
-        return bytes(frame.bytes), frame.routing_id if self._names_peers else 0
+        return bytes(frame.bytes), frame.routing_id if self._kind == "SERVER" else 0
 
     def wake(self, linger: int | None = None) -> None:
         """The thread that receives is to come back, soon; `close` the socket when it has."""
@@ -254,7 +249,7 @@ class DraftSocket:
         linger = 2 * MUTE if linger is None else linger
         if not self.has_peers():
             # It would not connect again. How long it takes tells whether there is something left.
-            linger = min(linger, MUTE // 2 if self._waits_for_peers else 1)
+            linger = min(linger, MUTE // 2 if self._kind == "SCATTER" else 1)
         begun = time.monotonic()
         self._socket.close(linger)
         return not self._backend.wakes or time.monotonic() - begun < linger / 1000
@@ -262,13 +257,6 @@ class DraftSocket:
     def has_peers(self) -> bool:
         """Whether anybody is connected, as far as can be told: True if not."""
         return self._anybody is None or self._anybody()
-
-    def _wait_for_peers(self) -> None:
-        end = time.monotonic() + self._mute / 1000
-        while not self.has_peers():
-            if time.monotonic() >= end:
-                raise Unreachable("nobody takes the message: nobody is connected")
-            time.sleep(_PAUSE)
 
     def _reach(self, what: str, endpoint: str) -> None:
         check_port(endpoint)

@@ -30,6 +30,9 @@ PAUSE = 0.5
 LOOK = 0.05
 """Seconds after which the thread looks for something else to do."""
 
+QUIET = 4
+"""Looks at the end that found nothing, after which nothing more is expected."""
+
 LAST = 5.0
 """Seconds that what is in hand may take at the end."""
 
@@ -73,9 +76,9 @@ class Ingest:
     def _run(self) -> None:
         while not self._end.is_set():
             self._round()
-        last = time.monotonic() + LAST
-        while (self._round() or self._in_hand) and time.monotonic() < last:
-            pass
+        last, quiet = time.monotonic() + LAST, 0
+        while (quiet < QUIET or self._in_hand) and time.monotonic() < last:
+            quiet = 0 if self._round() else quiet + 1
         if left := len(self._in_hand) + len(self._refused):
             log.warning("%d gathered messages could not be stored before the end; they are lost", left)
 

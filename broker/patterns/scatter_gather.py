@@ -14,6 +14,7 @@ from typing import Self
 
 from broker.drafts import LOOK, DraftSocket, Unreachable
 from broker.errors import BrokerError, TimedOut, UsageError
+from broker.patterns.fan import Fan
 
 QUEUE = 1000
 """Messages that an end holds for each of the others, or from each."""
@@ -32,7 +33,7 @@ class Unsent(BrokerError):
 class _End:
     """What both ends share: a socket that any threads use until it is closed."""
 
-    def __init__(self, socket: DraftSocket) -> None:
+    def __init__(self, socket: DraftSocket | Fan) -> None:
         self._socket = socket
         self._state = threading.Condition()
         self._users = 0
@@ -95,7 +96,8 @@ class Scatter(_End):
 
     def __init__(self) -> None:
         """Raises MissingDrafts."""
-        super().__init__(DraftSocket("SCATTER", mute=LOOK, send_queue=QUEUE))
+        self._fan = Fan(QUEUE, LOOK / 1000)
+        super().__init__(self._fan)
         self.sent = 0
         """Messages that were taken over."""
 
@@ -123,7 +125,7 @@ class Scatter(_End):
         until = None if timeout is None else time.monotonic() + timeout
         while self._enter():
             try:
-                self._socket.send(message)
+                self._fan.send(message)
                 with self._state:
                     self.sent += 1
                 return
@@ -146,7 +148,8 @@ class Gather(_End):
 
     def __init__(self, *, most_bytes: int = MOST_BYTES) -> None:
         """`most_bytes`: of a message; who sends a larger one loses its connection. Raises MissingDrafts."""
-        super().__init__(DraftSocket("GATHER", mute=LOOK, receive_queue=QUEUE, most_bytes=most_bytes))
+        self._gathering = DraftSocket("GATHER", receive_queue=QUEUE, most_bytes=most_bytes)
+        super().__init__(self._gathering)
 
     def receive(self, timeout: float | None = None) -> bytes | None:
         """One message; None after `timeout` seconds (None: wait for ever), or when this end was closed meanwhile."""
@@ -154,7 +157,7 @@ class Gather(_End):
         while self._enter():
             try:
                 left = LOOK if until is None else max(0, min(LOOK, int((until - time.monotonic()) * 1000)))
-                if (got := self._socket.receive(left)) is not None:
+                if (got := self._gathering.receive(left)) is not None:
                     return got[0]
             finally:
                 self._leave()

@@ -104,6 +104,24 @@ FAULTS = {
         except zmq.Again:
             print("mended")
     """,
+    "it gives messages to endpoints where nobody is": """
+        import tempfile, time
+        scatter = socket(zmq.SCATTER, linger=0)
+        gather = socket(zmq.GATHER, rcvtimeo=1000)
+        endpoint = gather.bind(f"ipc://{tempfile.mkdtemp()}/x")
+        scatter.connect("tcp://127.0.0.1:9")
+        scatter.connect(endpoint)
+        while not scatter.connections():
+            time.sleep(0.01)
+        for _ in range(10):
+            scatter.send(b"x")
+        try:
+            for _ in range(10):
+                gather.recv()
+            print("mended")
+        except zmq.Again:
+            print("fault")
+    """,
     "what has left is only known by the references to it": """
         import time
         server = socket(zmq.SERVER)

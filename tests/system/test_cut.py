@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -84,6 +85,92 @@ def test_paranoid_pirate_forgets_the_worker_behind_the_cut_and_has_it_back(wire:
             assert near.ends() == 0
         wire.mend()
         assert sides.ask(*ask) == "far"
+
+
+def test_simple_pirate_goes_on_with_the_worker_on_this_side(wire: Cable, sides: Sides) -> None:
+    """Without heartbeats the queue believes in the worker behind the cut until it has swallowed a request."""
+    front, back = wire.bind(NEAR, 5555), wire.bind(NEAR, 5556)
+    work = ("simple-pirate", "worker", "--endpoint")
+    ask = ("pattern", "lazy-pirate", "client", "x", "--endpoint", wire.reach(NEAR, NEAR, 5555), *PATIENT)
+    with (
+        sides.pattern(NEAR, "queue", "simple-pirate", "queue", "--bind", front, "--bind-workers", back),
+        sides.pattern(FAR, "far", *work, wire.reach(FAR, NEAR, 5556), *echo("far")) as far,
+    ):
+        far.says("is registered at")
+        assert sides.ask(*ask) == "far"
+        wire.cut()
+        with sides.pattern(NEAR, "near", *work, wire.reach(NEAR, NEAR, 5556), *echo("near")) as near:
+            near.says("is registered at")
+            assert [sides.ask(*ask) for _ in range(3)] == ["near"] * 3
+            near.send(signal.SIGTERM)
+            assert near.ends() == 0
+        wire.mend()
+        assert sides.ask(*ask) == "far"
+
+
+def test_majordomo_async_has_all_its_answers_when_the_cable_is_mended(wire: Cable, sides: Sides) -> None:
+    lines = [f"line {number}\n" for number in range(200)]
+    pipe = sides.folder / "lines"
+    os.mkfifo(pipe)
+    client = ("majordomo-async", "client", "echo", "--endpoint", wire.reach(NEAR, FAR, 5555), "--lines", str(pipe))
+    with (
+        sides.run(FAR, "broker", "broker", "--bind", wire.bind(FAR, 5555)),
+        sides.run(FAR, "work", "work", "echo", "--endpoint", wire.reach(FAR, FAR, 5555), "--", "cat") as work,
+    ):
+        work.says("is registered at")
+        with sides.pattern(NEAR, "client", *client, "--window", "10", *PATIENT) as asking, pipe.open("w") as giving:
+            assert asking.process.stdout is not None
+            giving.writelines(lines[:100])
+            giving.flush()
+            first = [asking.process.stdout.readline() for _ in range(10)]
+            wire.cut()
+            giving.writelines(lines[100:])
+            giving.close()
+            wire.mend()
+            assert b"".join([*first, *asking.process.stdout]).decode() == "".join(lines)
+            assert asking.ends() == 0
+
+
+def test_idempotent_workers_execute_once_what_was_asked_through_a_cut(wire: Cable, sides: Sides) -> None:
+    book = sides.folder / "payments.txt"
+    pay = ("pattern", "idempotent", "client", "pay", "--name", "shop", "--endpoint", wire.reach(NEAR, NEAR, 5555))
+    work = ("idempotent", "worker", "pay", "--endpoint", wire.reach(FAR, NEAR, 5555), "--jobs", "2")
+    with (
+        sides.run(NEAR, "broker", "broker", "--bind", wire.bind(NEAR, 5555)),
+        sides.pattern(FAR, "work", *work, "--", "tee", "-a", str(book)) as worker,
+    ):
+        worker.says("is registered at")
+        assert sides.ask(*pay, "--number", "1", "1;", *PATIENT) == "1;"
+        wire.cut()
+        assert sides.ask(*pay, "--number", "2", "2;", "--timeout", "0.2", "--retries", "3").startswith("exit 3")
+        wire.mend()
+        assert [sides.ask(*pay, "--number", number, f"{number};", *PATIENT) for number in "213"] == ["2;", "1;", "3;"]
+    assert sorted(book.read_text().split(";")) == ["", "1", "2", "3"]
+
+
+def test_scatter_gather_keeps_what_was_sent_through_a_cut(wire: Cable, sides: Sides) -> None:
+    pipe = sides.folder / "lines"
+    os.mkfifo(pipe)
+    scatter = ("scatter-gather", "scatter", "--endpoint", wire.reach(NEAR, FAR, 5557))
+    with sides.pattern(FAR, "gather", "scatter-gather", "gather", "--bind", wire.bind(FAR, 5557)) as gather:
+        gather.says("gathering at")
+        assert gather.process.stdout is not None
+        with sides.pattern(NEAR, "scatter", *scatter, "--lines", str(pipe)) as sending, pipe.open("w") as giving:
+            for text in ("one\n", "two\n"):
+                giving.write(text)
+                giving.flush()
+                assert gather.process.stdout.readline().decode() == text
+            wire.cut()
+            giving.write("three\n")
+            giving.flush()
+            alone = sides.ask("pattern", *scatter, "lost?", "--timeout", "0.5")
+            assert alone.startswith("exit 3: ")
+            assert "in 0.5 s; nothing was sent" in alone
+            giving.write("four\n")
+            giving.close()
+            wire.mend()
+            assert sending.ends() == 0
+        assert [gather.process.stdout.readline() for _ in range(2)] == [b"three\n", b"four\n"]
 
 
 def test_majordomo_gives_the_request_of_the_worker_behind_the_cut_to_another(wire: Cable, sides: Sides) -> None:

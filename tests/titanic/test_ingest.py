@@ -84,10 +84,10 @@ def test_what_a_full_service_refuses_is_tried_again(
 def test_what_has_come_by_the_end_is_stored(tmp_path: Path) -> None:
     with serving(tmp_path, gather=(ANY,)) as server:
         with scattering(server) as scatter:
-            for number in range(5000):
+            for number in range(2500):
                 scatter.send(pack([b"work", b"%d" % number]))
         until(lambda: counts(server)["stored"])
-    assert counts(server) == {"stored": 5000, "dropped": 0}
+    assert counts(server) == {"stored": 2500, "dropped": 0}
 
 
 def test_what_is_lost_at_the_end_is_said(

@@ -106,6 +106,18 @@ def test_nothing_is_taken_over_while_nobody_is_there(tmp_path: Path) -> None:
             scatter.close()
 
 
+@pytest.mark.parametrize("here", [0, 1])
+def test_only_those_who_are_there_get_messages(here: int, tmp_path: Path) -> None:
+    endpoints = [f"ipc://{tmp_path}/{name}" for name in ("one", "two")]
+    with Gather() as gather, Scatter() as scatter:
+        gather.bind(endpoints[here])
+        for endpoint in endpoints:
+            scatter.connect(endpoint)
+        for number in range(10):
+            scatter.send(b"%d" % number, timeout=30)
+        assert [gather.receive(30) for _ in range(10)] == [b"%d" % number for number in range(10)]
+
+
 def fill(scatter: Scatter) -> None:
     """Send until nobody takes more."""
     while True:

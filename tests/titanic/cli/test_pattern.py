@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import signal
@@ -12,7 +13,7 @@ from threading import Event
 
 import click
 import pytest
-from support.cli_titanic import Ended, Running, here, running
+from support.cli_titanic import Ended, Running, here, running, until
 
 from broker import Worker, WorkerConfig
 from broker.patterns import Gather
@@ -309,6 +310,62 @@ def test_scatter_gather(tmp_path: Path) -> None:
         two.send(signal.SIGTERM)
         assert two.ends() == 0
     assert here(*scatter).code == 2
+
+
+def test_scatter_goes_on_with_the_gatherer_that_is_left_and_waits_for_the_next(tmp_path: Path) -> None:
+    ends = [f"ipc://{tmp_path}/at-{name}" for name in "ab"]
+    pipe = tmp_path / "lines"
+    os.mkfifo(pipe)
+
+    def gatherer(log: str, at: str) -> AbstractContextManager[Running]:
+        return running(tmp_path / log, "pattern", "scatter-gather", "gather", "--bind", at)
+
+    scatter = ("pattern", "scatter-gather", "scatter", *(word for end in ends for word in ("--endpoint", end)))
+    with (
+        running(tmp_path / "scatter", *scatter, "--lines", pipe, "--timeout", "60") as sending,
+        pipe.open("wb", buffering=0) as giving,
+    ):
+
+        def reach(one: Running) -> None:
+            """Give a line each until one comes out there."""
+            assert one.process.stdout is not None
+            os.set_blocking(one.process.stdout.fileno(), False)
+            until(lambda: giving.write(b"line\n") and one.process.stdout and one.process.stdout.read())
+
+        with gatherer("one", ends[0]) as one, gatherer("two", ends[1]) as two:
+            reach(one)
+            reach(two)
+            one.kill()
+            reach(two)
+            two.send(signal.SIGSTOP)  # hung: there is room for what comes, or somebody else
+            with gatherer("three", ends[0]) as three:
+                reach(three)
+                two.send(signal.SIGCONT)
+                reach(two)
+                two.kill()
+                three.kill()
+        with gatherer("four", ends[1]) as four:
+            reach(four)
+            giving.close()
+            assert sending.ends() == 0
+
+
+def test_a_hung_idempotent_worker_executes_once(tmp_path: Path) -> None:
+    book = tmp_path / "payments.txt"
+    with running(tmp_path / "broker", "broker", "--bind", "tcp://127.0.0.1:*", "--heartbeat", "0.2") as broker:
+        at = ("--endpoint", broker.says(r"broker at (\S+)")[1])
+        pay = ("idempotent", "pay", *at, "--name", "shop", "--number", "1", "1;", "--timeout")
+        with running(
+            tmp_path / "work", *("pattern", "idempotent", "worker", "pay", *at, "--", "tee", "-a", book)
+        ) as work:
+            work.says("is registered at")
+            work.send(signal.SIGSTOP)
+            assert ask(*pay, "0.2", "--retries", "5").code == 3
+            work.send(signal.SIGCONT)
+            assert ask(*pay, "1", "--retries", "60") == (0, b"1;", "")
+            work.kill()
+        assert ask(*pay, "0.2", "--retries", "0").code == 3, "nobody is left who could"
+    assert book.read_text() == "1;"
 
 
 def test_scatter_says_what_was_not_sent(tmp_path: Path) -> None:
