@@ -58,7 +58,7 @@ class Waiters:
     def __len__(self) -> int:
         return len(self._known)
 
-    def __contains__(self, uuid: bytes) -> bool:
+    def __contains__(self, uuid: object) -> bool:
         return uuid in self._asks
 
     def add(self, asks: Sequence[Ask], now: float) -> None:
