@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import zmq
 
 from broker.core.timers import Timers
-from broker.poller import Poller, has_input
+from broker.poller import Poller
 
 Pollable = zmq.Socket[bytes]
 
@@ -155,7 +155,8 @@ class Loop:
         """Poll once, and do everything that can be done now."""
         for channel in self._changed:
             self._poller.set(channel, channel.sockets())
-            self._look(channel)
+            if self._poller.has_input(channel):
+                self._unread[channel] = None
         self._changed = {}
         inputs, self._unread = self._unread, {}
         for owner in self._poller.wait(0 if inputs or self._touched else self._timeout()):
@@ -181,21 +182,16 @@ class Loop:
                 self._resting.cancel(channel)
             else:
                 self._resting.set(channel, deadline)
-            self._look_again(channel)
+            self._look(channel)
         for channel, deadline in list(self._restless.items()):  # one may add another
             self._restless[channel] = self._serve(channel, deadline, now)
-            self._look_again(channel)
-
-    def _look_again(self, channel: Channel) -> None:
-        """After a channel had its turn."""
-        if channel.changed():
-            self._changed[channel] = None
-        else:
             self._look(channel)
 
     def _look(self, channel: Channel) -> None:
-        """See what no poll would tell."""
-        if channel not in self._unread and any(map(has_input, self._poller.sockets(channel))):
+        """See what no poll would tell, after a channel had its turn."""
+        if channel.changed():
+            self._changed[channel] = None
+        elif channel not in self._unread and self._poller.has_input(channel):
             self._unread[channel] = None
 
     @staticmethod

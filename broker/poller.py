@@ -24,11 +24,6 @@ _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
 
 
-def has_input(socket: Socket) -> bool:
-    """Whether there is a message. If not, the poller will tell when one comes."""
-    return bool(_get(socket, _EVENTS) & _POLLIN)
-
-
 class Poller(Generic[Owner]):
     """Sockets of owners, and plain files (None is their owner)."""
 
@@ -44,7 +39,7 @@ class Poller(Generic[Owner]):
         self._epoll.register(descriptor, select.EPOLLIN)
 
     def set(self, owner: Owner, sockets: Iterable[Socket]) -> None:
-        """The owner has these sockets now, and no others. Look at them with `has_input`, as after any use."""
+        """The owner has these sockets now, and no others. Ask `has_input`, as after any use of them."""
         before, now = self._sockets.get(owner, {}), list(sockets)
         for socket in [socket for socket in before if socket not in now]:
             descriptor = before.pop(socket)
@@ -60,9 +55,10 @@ class Poller(Generic[Owner]):
                 self._epoll.register(descriptor, select.EPOLLIN)
         self._sockets[owner] = before
 
-    def sockets(self, owner: Owner) -> Iterable[Socket]:
-        """Those of an owner."""
-        return self._sockets.get(owner, ())
+    def has_input(self, owner: Owner) -> bool:
+        """Whether there is a message at one of its sockets. If not, `wait` will tell when one comes."""
+        sockets = self._sockets.get(owner)
+        return sockets is not None and any(_get(socket, _EVENTS) & _POLLIN for socket in sockets)
 
     def wait(self, milliseconds: int | None) -> list[Owner | None]:
         """Owners that may have input now, or None for a file, after so many milliseconds at most (None: any time)."""
