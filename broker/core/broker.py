@@ -258,7 +258,6 @@ class BrokerCore:
         self._refuse(request, 413, f"body has {size} bytes; this broker takes at most {self.config.max_body}")
 
     def _answer_error(self, request: Request, status: int, text: str) -> None:
-        request.collected.clear()
         self._output.append((request.peer, request.final(error_body(status, text))))
 
     def cancel(self, peer: Peer, name: bytes, mark: bytes) -> bool:

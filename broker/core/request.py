@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.core.mdp import ClientDialect, Frames, Peer
+from broker.core.mdp import ClientDialect, Frames, Peer, read_error
 
 _FRAME = 64
 """Bytes of memory that a frame takes besides its content, roughly."""
@@ -78,8 +78,10 @@ class Request:
         return self._message(self.dialect.partial, body)
 
     def final(self, body: Frames) -> Frames:
-        """The last message for the client."""
-        return self._message(self.dialect.final, self.collected + body if self.collected else body)
+        """The last message for the client. An error goes without the parts: behind them it would not be told as one."""
+        if self.collected and read_error(body) is None:
+            body = self.collected + body
+        return self._message(self.dialect.final, body)
 
     def _message(self, head: tuple[bytes, ...], body: Frames) -> Frames:
         if self.dialect.echoes_service:

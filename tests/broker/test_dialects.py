@@ -130,6 +130,15 @@ def test_a_stack_without_delimiter_from_02_clients_behind_devices(broker: Transc
     broker.told("device", b"address", b"MDPC02", b"\3", b"echo", b"a")
 
 
+def test_an_error_after_parts_is_an_error_for_a_client_of_01(broker: Transcript) -> None:
+    broker.worker("worker")
+    broker.said("old", b"", b"MDPC01", b"echo", b"q")
+    client = broker.working("worker", b"q")
+    broker.said("worker", b"MDPW02", b"\3", client, b"", b"part")
+    broker.said("worker", b"MDPW02", b"\4", client, b"", b"MDPE01", b"500 oh no", b"more")
+    broker.told("old", b"", b"MDPC01", b"echo", b"MDPE01", b"500 oh no", b"more")
+
+
 def test_refusals_and_mmi_keep_the_stack_too(broker: Transcript) -> None:
     broker.said("device", b"a", b"", b"MDPC02", b"\1", b"mmi.service", b"echo")
     broker.told("device", b"a", b"", b"MDPC02", b"\3", b"mmi.service", b"404")
