@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -23,6 +24,7 @@ from broker.patterns import Generaldomo, GeneraldomoBroker, GeneraldomoWorker, p
 from broker.patterns.core.generaldomo import pack_mdp, unpack_mdp
 
 ANY = "tcp://127.0.0.1:*"
+NOBODY = "tcp://127.0.0.1:9"
 QUICK = WorkerConfig(heartbeat_interval=0.1, liveness=20, reconnect_first=0.02, reconnect_most=0.1)
 
 # -- packing -------------------------------------------------------------------------------------------------
@@ -130,6 +132,27 @@ def test_a_raw_client_and_a_raw_worker(domo: Domo, client_socket: Connect) -> No
 def ask_presence(domo: Domo) -> bool:
     with Client(domo.router) as client:
         return client.present("echo")
+
+
+def test_a_worker_that_hangs_loses_its_request_and_its_late_reply_is_dropped(client_socket: Connect) -> None:
+    broker = GeneraldomoBroker(BrokerConfig(heartbeat_interval=0.1))
+    router, server = broker.bind(ANY), broker.bind_server(ANY)
+    with broker, Generaldomo(server, timeout=60, retries=0) as client:
+        hung = client_socket(server)
+        hung.send(b"\6MDPW01\1\1\4echo")
+        until(lambda: broker.workers())
+        future = client.send("echo", "hi")
+        until(lambda: broker.counters()["workers_busy"])
+        with Worker("echo", shout, router, config=QUICK):
+            assert future.result(60).body == [b"HI"]
+            while (request := received(hung)).startswith(b"\6MDPW01\1\4"):
+                pass
+            frames = unpack(request)
+            assert frames is not None
+            hung.send(pack([b"MDPW01", b"\3", frames[2], b"", b"late"]))
+            while received(hung) != b"\6MDPW01\1\5":  # go, and come back with READY
+                pass
+            assert client.call("echo", "again") == [b"AGAIN"]
 
 
 def test_messages_that_make_no_sense_harm_nobody(domo: Domo, client_socket: Connect) -> None:
@@ -350,7 +373,7 @@ def test_more_than_may_be_in_flight_waits(domo: Domo) -> None:
 
 
 def test_nobody_answers(domo: Domo) -> None:
-    with Generaldomo("tcp://127.0.0.1:9", timeout=0.05, retries=1) as client:
+    with Generaldomo(NOBODY, timeout=0.05, retries=1) as client:
         with pytest.raises(TimedOut, match="no answer from tcp"):
             client.call("x", "y")
         for service, body in (("", ["x"]), ("x", [])):
@@ -380,3 +403,12 @@ def test_who_is_not_there_cannot_be_reached() -> None:
     with pytest.raises(Unreachable):
         server.send(b"x", 99)
     server.close(0)
+
+
+def test_what_nobody_will_take_holds_up_no_end() -> None:
+    begun = time.monotonic()
+    client = DraftSocket("CLIENT")
+    client.connect(NOBODY)
+    client.send(b"x")
+    client.close(60_000)
+    assert time.monotonic() < begun + 30
