@@ -140,7 +140,7 @@ def test_a_worker_that_hangs_loses_its_request_and_its_late_reply_is_dropped(cli
     with broker, Generaldomo(server, timeout=60, retries=0) as client:
         hung = client_socket(server)
         hung.send(b"\6MDPW01\1\1\4echo")
-        until(lambda: broker.workers())
+        until(broker.workers)
         future = client.send("echo", "hi")
         until(lambda: broker.counters()["workers_busy"])
         with Worker("echo", shout, router, config=QUICK):
