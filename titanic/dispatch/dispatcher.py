@@ -168,6 +168,7 @@ class Dispatcher:
         """Attempts and clients whose time is over, readers that are no more."""
         self.core.tick(now)
         self.waiters.tick(now)
+        self.failures.tick(now)
         if now >= self._readers_at:
             self._readers_at = now + READERS_EVERY
             self._forget_readers()
@@ -230,6 +231,7 @@ class Dispatcher:
         except Exception:
             log.exception("the dispatcher met an unexpected error")
         finally:
+            self.failures.finish()
             self._settled.set()  # nothing more will be
 
     def _reconfigure(self, config: ServerConfig) -> None:
