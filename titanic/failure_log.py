@@ -1,4 +1,4 @@
-"""Requests that failed for good, in the server's log: a line each; in a flood of a service the first few and a count."""
+"""Requests that failed for good, in the server's log: a line each; in a flood of a service some and a count."""
 
 from __future__ import annotations
 
