@@ -23,12 +23,13 @@ from titanic.cli.serve_options import (
     KEEPING,
     bind_option,
     queue_options,
+    rule,
     running_options,
     server_config,
     take_wire,
     wire_options,
 )
-from titanic.errors import TitanicError
+from titanic.errors import CallerError, TitanicError
 from titanic.figures import bounded
 from titanic.pulse import Pulse
 from titanic.server import LIVE, Server
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 M_MMAP_THRESHOLD = -3
 
 
-@command()
+@command(rule=rule)
 @queue_options
 @running_options
 def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: Any) -> None:
@@ -62,6 +63,10 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     chosen = click.get_current_context().get_parameter_source("bind")
     if settings["broker"] is not None and chosen is ParameterSource.COMMANDLINE:
         raise click.UsageError("--bind is for the integrated broker; with --broker there is none")
+    try:
+        config = server_config({"bind": bind, **settings})
+    except CallerError as error:  # it would not be better the next time
+        raise click.UsageError(str(error).replace("_", "-")) from error
     signals = service.begin(log_level, log_format)
     store: Path = settings["store"]
     if not os.path.lexists(store.parent):
@@ -70,7 +75,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
         )
     new = not (store / "data.mdb").exists()
     _prepare()
-    server = Server(server_config({"bind": bind, **settings}))
+    server = Server(config)
     server.start()
     with server.store.read() as transaction:
         counts = transaction.counts()

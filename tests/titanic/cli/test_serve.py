@@ -21,12 +21,16 @@ ANY = "tcp://127.0.0.1:*"
 @pytest.mark.parametrize("number", STOPPING)
 def test_a_signal_ends_it_while_traffic_flows(tmp_path: Path, number: int) -> None:
     """What was acknowledged until then is there afterwards."""
-    with serving(tmp_path) as (server, endpoint), Client(endpoint, timeout=0.2, retries=0) as client:
+    with (
+        serving(tmp_path) as (server, endpoint),
+        Client(endpoint, timeout=30) as client,
+        Client(endpoint, timeout=0.2, retries=0) as hasty,
+    ):
         acknowledged = [client.submit("s", "x") for _ in range(10)]
         server.send(number)
         try:
             while True:
-                acknowledged.append(client.submit("s", "x"))
+                acknowledged.append(hasty.submit("s", "x"))
         except (Refused, TimedOut):
             pass
         assert server.ends() == 0
