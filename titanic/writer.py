@@ -13,9 +13,9 @@ from typing import Protocol, TypeVar
 
 from titanic.batches import BatchThread
 from titanic.clock import wall_us
-from titanic.errors import StoreError, StoreFailed, StoreFull
+from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError, StoreFailed, StoreFull
 from titanic.histogram import Histogram
-from titanic.logs import event
+from titanic.logs import Trouble, event
 from titanic.store import Store, WriteTransaction
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,7 @@ class Writer:
         self.put = self._thread.put
         self.call = self._thread.call
         self.stop = self._thread.stop
+        self._damage = Trouble(log, "write")
         self.commits = 0
         self.seconds = Histogram(SECONDS)
         """What commits took, their changes included."""
@@ -101,8 +102,10 @@ class Writer:
             except Exception:  # the others want to know, too
                 log.exception("a fault of this program: could not tell what was committed")
 
-    @staticmethod
-    def _failure(error: Exception) -> StoreError:
+    def _failure(self, error: Exception) -> StoreError:
+        if isinstance(error, (StoreCorrupt, RecordCorrupt)):  # it will be met again and again
+            self._damage.met(error, **event("write-failed"))
+            return error
         if isinstance(error, StoreError):
             log.error("could not write: %s", error, extra=event("write-failed"))
             return error

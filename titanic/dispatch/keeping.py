@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from titanic.clock import wall_us
-from titanic.errors import StoreError
+from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError
 from titanic.store import Retention, Status, WriteTransaction
 from titanic.writer import Write
 
@@ -18,7 +18,15 @@ log = logging.getLogger(__name__)
 PAUSE_US = 1_000_000
 """Until what could not be done is tried again."""
 
+DAMAGED_PAUSE_US = 30_000_000
+"""The same when somebody has to repair the store first."""
+
 KEEP_ALL = Retention(0, 0, 0)
+
+
+def pause_us(error: StoreError) -> int:
+    """Until it is tried again after this."""
+    return DAMAGED_PAUSE_US if isinstance(error, (StoreCorrupt, RecordCorrupt)) else PAUSE_US
 
 
 class Keep:
@@ -64,7 +72,7 @@ class Keep:
         self._dispatcher.loop.call(self._tell)
 
     def failed(self, error: StoreError) -> None:
-        self._dispatcher.loop.call(self._dispatcher.set_alarm, wall_us() + PAUSE_US)
+        self._dispatcher.loop.call(self._dispatcher.set_alarm, wall_us() + pause_us(error))
 
     def _tell(self) -> None:
         dispatcher = self._dispatcher
