@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 M_MMAP_THRESHOLD = -3
 
+FIRST_ANSWER = 1.0
+"""Seconds that a broker elsewhere has until we say that we are looking for it."""
+
 
 @command(rule=rule)
 @queue_options
@@ -77,10 +80,16 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     _prepare()
     server = Server(config)
     server.start()
+    queue = Queue(server)
+    if config.broker is not None:
+        queue.wait_for_broker(signals)
     with server.store.read() as transaction:
         counts = transaction.counts()
     where = ", ".join(server.endpoints)
-    way = f"serving at {where}" if server.config.broker is None else f"connecting to the broker at {where}"
+    if config.broker is None:
+        way = f"serving at {where}"
+    else:
+        way = f"{'serving' if server.ready else 'connecting to'} the broker at {where}"
     if server.gathers:
         way += f", gathering at {', '.join(server.gathers)}"
     if new:
@@ -88,7 +97,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     else:
         stored = f"{counted(counts.requests, 'request')}, {counts.waiting} waiting"
     say(f"{way}; store {server.store.path}: {stored}", "serving")
-    service.run(Queue(server), signals, settings["metrics"])
+    service.run(queue, signals, settings["metrics"])
 
 
 @command("broker")
@@ -137,6 +146,15 @@ class Queue:
         self._rate = Rate()
         self.pulse = server.pulse
         self.stop = server.stop
+
+    def wait_for_broker(self, signals: service.Signals) -> None:
+        """Wait a moment for what a broker has to say: if another queue is there, nothing else is worth a word."""
+        until = time.monotonic() + FIRST_ANSWER
+        while self.alive and not self.ready and time.monotonic() < until and not signals.end.wait(service.STARTING):
+            pass
+        if (error := self.problem) is not None:
+            self.stop()
+            raise error
 
     @property
     def problem(self) -> TitanicError | None:
