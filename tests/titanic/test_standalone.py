@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
 import pytest
+from support.running import script
 from support.titanic_eventually import eventually
 from support.titanic_processes import SUPPORT, Process
 from support.titanic_processes import worker as worker_process
@@ -266,3 +270,30 @@ def test_a_queue_that_was_killed_is_no_rival(tmp_path: Path, caplog: pytest.LogC
             eventually(lambda: "does not answer: taking its place" in caplog.text)
             eventually(lambda: server._lanes is not None and server._lanes.registered)
             assert server.problem is None
+
+
+def test_a_queue_without_sockets_goes_on_when_there_are_some(tmp_path: Path, old_broker: str) -> None:
+    """At such a broker each request takes a connection."""
+    quick = replace(QUICK, versions=("0.1",))
+    with (
+        script("starved_queue.py", old_broker, str(tmp_path / "store")) as queue,
+        Client(old_broker, version="0.1", timeout=60) as client,
+        Worker("echo", lambda frames: frames, old_broker, config=quick),
+    ):
+        said = reading(queue)
+        uuids = [client.submit("echo", b"1")]
+        assert client.wait(uuids[0], 60) == [b"1"]
+        os.kill(queue.pid, signal.SIGUSR1)
+        assert said("no more files")
+        uuids += client.submit_many("echo", [b"%d" % number for number in range(2, 9)])
+        assert said("cannot reach the broker: cannot connect to")
+        os.kill(queue.pid, signal.SIGUSR2)
+        assert said("can reach the broker again")
+        assert [client.wait(uuid, 60) for uuid in uuids] == [[b"%d" % number] for number in range(1, 9)]
+        os.kill(queue.pid, signal.SIGTERM)
+        assert queue.wait(60) == 0
+
+
+def reading(process: subprocess.Popen[str]) -> Callable[[str], bool]:
+    """Reads what a process says, on to a line with this text."""
+    return lambda text: any(text in line for line in iter(process.stdout.readline, ""))  # type: ignore[union-attr]
