@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import queue
@@ -85,6 +86,39 @@ def test_without_a_journal_stderr_gets_it(tmp_path: Path, capsys: pytest.Capture
     handler = JournalHandler(str(tmp_path / "absent"))
     handler.emit(record("lost?"))
     assert capsys.readouterr().err == "<4>lost?\n"
+    handler.close()
+
+
+def test_a_journal_that_does_not_read_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after the first line that it has no room for, and how many were lost is told."""
+    monkeypatch.setattr("titanic.logs.journal.PATIENCE", 0.01)
+    path = str(tmp_path / "journal")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
+        journal.bind(path)
+        handler = JournalHandler(path)
+        for number in range(5000):
+            handler.emit(record(f"line {number}"))
+        journal.setblocking(False)
+        kept = 0
+        with contextlib.suppress(BlockingIOError):
+            while received(journal)["MESSAGE"] == f"line {kept}":
+                kept += 1
+        assert 0 < kept < 5000
+        handler.emit(record("at last"))
+        assert received(journal)["MESSAGE"] == f"the journal did not read: {5000 - kept} lines are lost"
+        assert received(journal)["MESSAGE"] == "at last"
+        handler.close()
+
+
+def test_a_log_that_can_go_nowhere_is_no_error_of_who_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = JournalHandler(str(tmp_path / "absent"))
+    with Path("/dev/full").open("w", buffering=1) as full:
+        monkeypatch.setattr("sys.stderr", full)
+        handler.emit(record("lost"))
+        handler.emit(record("%s %s", "too few"))
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
     handler.close()
 
 
