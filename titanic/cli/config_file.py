@@ -81,12 +81,14 @@ class Found(NamedTuple):
 class Document:
     """A file that was read, and what is wrong with it."""
 
-    def __init__(self, path: Path, commands: Commands) -> None:
-        """Raises click.UsageError for a file that cannot be read at all."""
+    def __init__(self, path: Path, commands: Commands, others: Commands | None = None) -> None:
+        """`others`: commands of other programs, whose settings may stand there too. Raises click.UsageError for a file
+        that cannot be read at all."""
         self.path = path
         self.faults: list[Fault] = []
         self._told: set[tuple[Keys, str]] = set()
         self._commands = commands
+        self._others = others or {}
         try:
             self._text = path.read_text("utf-8")
             self.values = tomllib.loads(self._text)
@@ -125,6 +127,8 @@ class Document:
         self.faults.sort(key=lambda fault: fault.place.line)
 
     def _take(self, found: dict[str, Found], option: click.Option, keys: Keys, value: Any, name: str) -> None:
+        if len(keys) == 1 and isinstance(value, list) and len(value) == 1 and not option.multiple:
+            value = value[0]  # other commands may take several, and it is for them, too
         meant, fault = file_values.convert(option, value)
         if not fault:
             values = [value] if option.multiple and not isinstance(value, list) else value
@@ -146,15 +150,16 @@ class Document:
             self._complain(where.keys, f"{_shown(where.keys)}: {text}")
 
     def _check_keys(self) -> None:
-        everywhere = {name for options in self._commands.values() for name in options}
+        everywhere = {name for options in (*self._commands.values(), *self._others.values()) for name in options}
         for key, value in self.values.items():
             if isinstance(value, dict):
-                if key not in self._commands:
-                    self._unknown((key,), f"[{key}]", self._commands)
+                known = {**self._others.get(key, {}), **self._commands.get(key, {})}
+                if key not in self._commands and key not in self._others:
+                    self._unknown((key,), f"[{key}]", {*self._commands, *self._others})
                     continue
                 for inner in value:
-                    if _dashed(inner) not in self._commands[key]:
-                        self._unknown((key, inner), _shown((key, inner)), self._commands[key])
+                    if _dashed(inner) not in known:
+                        self._unknown((key, inner), _shown((key, inner)), known)
             elif _dashed(key) in everywhere:
                 continue
             elif key in self._commands:
@@ -181,7 +186,9 @@ def load(context: click.Context, parameter: click.Parameter, value: str | None) 
     """Read the file and make its values the defaults of the command that is about to run."""
     if value is None:
         return
-    document = Document(Path(value), commands_of(context))
+    neighbours = getattr(context.find_root().command, "neighbours", ())
+    others = {name: one for group in neighbours for name, one in _commands_of(context, group).items()}
+    document = Document(Path(value), commands_of(context), others)
     found = document.of(context.command.name or "")
     if document.faults:
         document.all()  # who mends one is glad to know of the others
@@ -194,9 +201,11 @@ def commands_of(context: click.Context) -> Commands:
     """All commands that this one is among."""
     root = context.find_root()
     group = root.command
-    if not isinstance(group, click.Group):
-        return {}
-    commands = {name: group.get_command(root, name) for name in group.list_commands(root)}
+    return _commands_of(root, group) if isinstance(group, click.Group) else {}
+
+
+def _commands_of(context: click.Context, group: click.Group) -> Commands:
+    commands = {name: group.get_command(context, name) for name in group.list_commands(context)}
     return {name: options_of(command) for name, command in commands.items() if command is not None}
 
 
