@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from titanic.batches import BatchThread
-from titanic.clock import wall_us
+from titanic.clock import Leaps, wall_us
 from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError, StoreFailed, StoreFull
 from titanic.histogram import Histogram
 from titanic.logs import Trouble, event
@@ -64,6 +64,8 @@ class Writer:
         self.put = self._thread.put
         self.call = self._thread.call
         self.stop = self._thread.stop
+        self.leaps = Leaps()
+        """The wall clock. It is looked at in each commit: what is stored has its time, and will be old one day."""
         self._damage = Trouble(log, "write")
         self.commits = 0
         self.seconds = Histogram(SECONDS)
@@ -74,6 +76,7 @@ class Writer:
     def _commit(self, writes: list[Write]) -> None:
         now_us, began = wall_us(), time.monotonic()
         at_work: Write | None = None
+        self.leaps.look(now_us)
         try:
             with self._store.write() as transaction:
                 for at_work in writes:

@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 
 from broker import Loop
-from titanic.clock import Leaps, wall_us
+from titanic.clock import wall_us
 from titanic.config import ServerConfig
 from titanic.dispatch.actions import Fetch
 from titanic.dispatch.core import DispatchCore
@@ -57,7 +57,7 @@ class Dispatcher:
         self.waiters: Waiters
         """Who wants to know what becomes of requests; set with `serve`."""
         self.failures = FailureLog()
-        self.leaps = Leaps()
+        self.leaps = writer.leaps
         """The wall clock, as the writer's thread sees it."""
         self._blind = Trouble(log, "read what is due")
         self._unaware = Trouble(log, "look for readers")

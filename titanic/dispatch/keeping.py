@@ -47,7 +47,6 @@ class Keep:
         running = self._dispatcher.core.flights
         self._expired = transaction.expire(now_us, self._step, skip=running)
         leaps = self._dispatcher.leaps
-        leaps.look(now_us)
         self._recapped, self._unchecked = 0, None
         trimmed = transaction.trim(
             now_us, KEEP_ALL if leaps.doubtful else self._dispatcher.config.retention, self._step
