@@ -128,7 +128,7 @@ switch_to() {  # the links change at once, each by a rename
 }
 
 install_files() {
-    mkdir -p "$prefix/lib" /etc/titanic $units
+    mkdir -p "$prefix/lib" /etc/titanic $units /usr/local/bin
     cp "$here/titanic-backup" "$prefix/lib/titanic-backup"
     for unit in $services; do
         sed "s|@BIN@|$prefix/current/bin|; s|@LIB@|$prefix/lib|" "$here/systemd/$unit" >"$units/$unit"
@@ -202,7 +202,7 @@ do_uninstall() {
         # shellcheck disable=SC2046
         systemctl --quiet disable $(cd $units && ls -d titanic*.service titanic*.timer 2>/dev/null) 2>/dev/null || true
     fi
-    for unit in $services; do rm -f "$units/$unit"; done
+    for unit in $services; do rm -f "$units/$unit" "$units"/*.wants/"$unit"; done  # the links also where systemd sleeps
     rm -f "$units"/*.wants/titanic-worker@*.service
     ! booted || { systemctl daemon-reload; systemctl reset-failed 'titanic*' 2>/dev/null || true; }
     environments | while read -r each; do rm -rf "$each"; done

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from support.cli_titanic import here
 
+from titanic import ServerConfig
+from titanic.errors import CallerError
+
 
 @pytest.fixture
 def toml(tmp_path: Path) -> Path:
@@ -177,6 +180,14 @@ def test_all_of_them_are_told_in_one_go(toml: Path) -> None:
 def test_a_command_does_not_mind_values_for_others(toml: Path) -> None:
     toml.write_text("[status]\ntimeout = 'soon'\n")
     assert here("config", "show", "serve", "--config", toml).code == 0
+
+
+def test_contradictions_in_a_program() -> None:
+    with pytest.raises(CallerError, match="bind is empty; nobody could connect; name at least one endpoint"):
+        ServerConfig(bind=())
+    with pytest.raises(CallerError, match="retry_first is 301 s; it must not be more than retry_most, 300 s"):
+        ServerConfig(retry_first=301)
+    assert ServerConfig(bind=(), broker="tcp://127.0.0.1:5555").bind == ()
 
 
 def test_contradictions_of_other_sources(toml: Path, tmp_path: Path) -> None:
