@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from titanic import Client
-from titanic.cli.help import command
 from titanic.cli.options import json_flag, option
 from titanic.cli.output import print_table
 from titanic.text import counted
-from titanic_data.cli.options import archive_option, store_option
+from titanic_data.cli.options import archive_option, command, store_option
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
