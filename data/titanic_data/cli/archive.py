@@ -76,6 +76,7 @@ def archive(
     total = 0
     queue = Queue(store, endpoint)
     progress = queue.progress()  # complains when there is no store, before anything is made
+    writer = _engine(engine)  # complains when there is no Java
     made = Archive.create(archive)
     wanted = progress.last - made.head
 
@@ -88,7 +89,7 @@ def archive(
         archiver = Archiver(
             made,
             queue,
-            _engine(engine),
+            writer,
             rows=rows_per_range,
             max_bytes=bytes_per_range,
             allow_gap=allow_gap,
