@@ -116,6 +116,11 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     if not values.get("path"):
         raise InvalidOption("there is no path to read from", "", 'say .option("path", …) or .load("/var/lib/titanic")')
     options = ReadOptions(**values)
+    first, last = options.startingoffsets, options.endingoffsets
+    if isinstance(first, int) and isinstance(last, int) and last < first:
+        raise InvalidOption(
+            "the range is empty", f"startingOffsets is {first}, endingOffsets {last}", "turn them round"
+        )
     TABLES[options.table].columns(options.columns)
     if options.table != "closed":
         for name in ("startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "pushFilters"):
