@@ -93,6 +93,27 @@ def test_a_server_refuses_it_too(tmp_path: Path) -> None:
         assert titanic_data("archive", *where, "--archive", tmp_path / "second").code == 0
 
 
+class Late(Queue):
+    """It has looked before another archive was registered."""
+
+    def archivist(self) -> None:
+        return None
+
+
+def test_of_two_at_the_same_moment_the_server_takes_one(tmp_path: Path) -> None:
+    with serving(tmp_path) as (_, endpoint), Client(endpoint) as client:
+        client.close(client.submit("absent", "x"))
+        client.archive(register=True, archive=32 * "1", name="/quicker")
+        archive = Archive.create(tmp_path / "archive")
+        with pytest.raises(
+            ArchiveError, match=f"the server at {endpoint} has refused .* /quicker .*nothing was changed"
+        ):
+            Archiver(archive, Late(tmp_path / "store", endpoint), PyArrowEngine()).run()
+        assert not archive.path.exists()
+        assert client.archive()["name"] == "/quicker"
+        forget(tmp_path / "store")
+
+
 def test_no_server_can_be_asked(tmp_path: Path) -> None:
     with serving(tmp_path):
         where = ("--store", tmp_path / "store", "--endpoint", "no such thing")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from broker import DEFAULT_ENDPOINT
-from titanic import Client
+from titanic import Client, InvalidRequest
 from titanic.errors import StoreLocked
 from titanic.store import Archive as Progress
 from titanic.store import Archivist, Store, WriteTransaction
@@ -94,7 +94,12 @@ class Queue:
             with Client(self.endpoint) as client:
                 self._expect(client.archive(), identity)
                 self.uncertain = True
-                client.archive(store=identity, **said)
+                try:
+                    client.archive(store=identity, **said)
+                except InvalidRequest as error:
+                    self.uncertain = False
+                    what = f"the server at {self.endpoint} has refused what the archive said"
+                    raise ArchiveError(what, str(error), "nothing was changed there") from error
                 self.uncertain = False
 
     def _expect(self, told: dict[str, Any], identity: str) -> None:
