@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import zmq
 
 from broker.core.timers import Timers
+from broker.poller import Poller
 
 Pollable = zmq.Socket[bytes]
 
@@ -66,8 +67,11 @@ class Loop:
         self._touched: dict[Channel, None] = {}
         self._resting: Timers[Any] = Timers()
         """Their deadlines."""
-        self._by_socket: dict[Pollable, Channel] = {}
-        self._poller = zmq.Poller()
+        self._changed: dict[Channel, None] = {}
+        """Those whose sockets are to be asked for."""
+        self._unread: dict[Channel, None] = {}
+        """Those that have input that no poll tells of."""
+        self._poller: Poller[Channel] = Poller()
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._guard = threading.RLock()  # a signal handler may come in while its own thread holds it
@@ -75,7 +79,7 @@ class Loop:
         self._running = False  # stays true after the end
         self._closed = False  # the pipe is gone, and its number may be somebody else's file by now
         self._stopping = False
-        self._stale = True
+        self._poller.add_file(self._wake_read)
 
     def add(self, channel: Channel) -> None:
         """Run a channel, from the loop's thread or before the loop runs."""
@@ -84,7 +88,7 @@ class Loop:
             self._touched[channel] = None
         else:
             self._restless[channel] = 0.0
-        self._stale = True
+        self._changed[channel] = None
 
     def touch(self, channel: Channel) -> None:
         """Something was done to a channel that rests. To be called in the loop's thread."""
@@ -126,9 +130,8 @@ class Loop:
         here = threading.current_thread() is threading.main_thread()
         before = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False) if here else -1
         try:
-            more = False
             while not self._stopping:
-                more = self._round(more)
+                self._round()
         finally:
             if here:
                 signal.set_wakeup_fd(before)
@@ -141,29 +144,32 @@ class Loop:
             self._closed = True
             os.close(self._wake_read)
             os.close(self._wake_write)
+            self._poller.close()
         for channel in self._channels:
             channel.close()
 
     def _set_stopping(self) -> None:
         self._stopping = True
 
-    def _round(self, more: bool) -> bool:
-        """Poll once, do everything that can be done now; whether input was left over."""
-        if self._stale or any(channel.changed() for channel in self._restless):
-            self._register()
-        ready = self._poller.poll(0 if more or self._touched else self._timeout())
+    def _round(self) -> None:
+        """Poll once, and do everything that can be done now."""
+        for channel in self._changed:
+            self._poller.set(channel, channel.sockets())
+            if self._poller.has_input(channel):
+                self._unread[channel] = None
+        self._changed = {}
+        inputs, self._unread = self._unread, {}
+        for owner in self._poller.wait(0 if inputs or self._touched else self._timeout()):
+            if owner is not None:
+                inputs[owner] = None
+                continue
+            with self._guard:
+                os.read(self._wake_read, 64)
+                self._signalled = False
         now = time.monotonic()
-        inputs: dict[Channel, None] = {}
-        for socket, _ in ready:
-            if isinstance(socket, int):
-                with self._guard:
-                    os.read(self._wake_read, 64)
-                    self._signalled = False
-            else:
-                inputs[self._by_socket[socket]] = None
-        more = False
         for channel in inputs:
-            more = channel.drain(now) or more
+            if channel.drain(now):
+                self._unread[channel] = None
         for _ in range(len(self._calls)):
             function, args = self._calls.popleft()
             function(*args)
@@ -172,14 +178,21 @@ class Loop:
         touched.update(dict.fromkeys(self._resting.due(now)))
         for channel in touched:
             deadline = self._serve(channel, channel.next_deadline(), now)
-            self._stale = channel.changed() or self._stale
             if deadline is None:
                 self._resting.cancel(channel)
             else:
                 self._resting.set(channel, deadline)
+            self._look(channel)
         for channel, deadline in list(self._restless.items()):  # one may add another
             self._restless[channel] = self._serve(channel, deadline, now)
-        return more
+            self._look(channel)
+
+    def _look(self, channel: Channel) -> None:
+        """See what no poll would tell, after a channel had its turn."""
+        if channel.changed():
+            self._changed[channel] = None
+        elif channel not in self._unread and self._poller.has_input(channel):
+            self._unread[channel] = None
 
     @staticmethod
     def _serve(channel: Channel, deadline: float | None, now: float) -> float | None:
@@ -197,13 +210,3 @@ class Loop:
         if not deadlines:
             return None
         return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)
-
-    def _register(self) -> None:
-        self._stale = False
-        self._poller = zmq.Poller()
-        self._poller.register(self._wake_read, zmq.POLLIN)
-        self._by_socket = {}
-        for channel in self._channels:
-            for socket in channel.sockets():
-                self._poller.register(socket, zmq.POLLIN)
-                self._by_socket[socket] = channel

@@ -11,6 +11,7 @@ play.sent                       ["a", "b"]
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from broker import error_body
@@ -47,6 +48,10 @@ class Play:
         self.surveys = 0
         self.answers_presence = True
         self.disk = "works"
+        self.wanted: Collection[bytes] | None = None
+        """Those that somebody waits for; None: outcomes are not gathered."""
+        self.batches: list[int] = []
+        """How many outcomes each write had."""
         self.unwritten: list[list[Outcome]] = []
         self.max_attempts = 0
         self.options = b""
@@ -158,8 +163,9 @@ class Play:
                 core.replied(uuid, error_body(499, "cancelled by its client"), self.now)
             elif uuid in self.running and core.kept(uuid):
                 self.lingering.append((uuid, self.running.pop(uuid)))
-        for batch in core.take_outcomes(self.now):
+        for batch in core.take_outcomes(self.now, self.wanted):
             busy = True
+            self.batches.append(len(batch))
             if self.disk == "works":
                 self._keep(batch)
             elif self.disk == "slow":

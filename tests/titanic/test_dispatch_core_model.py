@@ -26,9 +26,10 @@ class DispatchMachine(RuleBasedStateMachine):
         self.closed: set[str] = set()
         self.most: dict[str, int] = {}
 
-    @initialize(options=st.sampled_from([b"", b'{"limit": 3}', b'{"limit": 30}']))
-    def options(self, options: bytes) -> None:
+    @initialize(options=st.sampled_from([b"", b'{"limit": 3}', b'{"limit": 30}']), gathers=st.booleans())
+    def options(self, options: bytes, gathers: bool) -> None:
         self.play.options = options
+        self.play.wanted = () if gathers else None
 
     @rule(service=SERVICES, count=st.integers(1, 4))
     def submit(self, service: str, count: int) -> None:

@@ -10,6 +10,7 @@ import pytest
 from titanic import ServerConfig
 from titanic.dispatch.actions import Send
 from titanic.dispatch.dispatcher import Dispatcher
+from titanic.services.waiting import Waiters
 from titanic.store import MIN_CAPACITY, Store
 from titanic.writer import Writer
 
@@ -45,6 +46,7 @@ def test_what_was_closed_is_not_wanted_any_more_before_a_broker_is_found_dead(
     with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
         dispatcher, courier = Dispatcher(ServerConfig(), store, Writer(store)), Courier()
         dispatcher.use(courier)
+        dispatcher.serve(Waiters(lambda _: None, lambda _: None))
         monkeypatch.setattr(dispatcher.core, "_recalls", [b"closed"])
         dispatcher.flush(0.0)
         dispatcher.loop.stop()

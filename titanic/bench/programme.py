@@ -172,6 +172,7 @@ PROGRAMME = (
     Entry("echoes", "echo-1", "the same, 1 worker", rate(loads.echo, workers=1)),
     Entry("echoes", "echo-one", "the same, 1 worker, one in flight", rate(_E1, share=10, workers=1)),
     Entry("apart", "apart-accept", "broker and queue apart: as accept", rate(loads.accept, apart=True)),
+    Entry("apart", "apart-accept-batch", "as accept-batch", rate(loads.accept_batches, apart=True)),
     Entry("apart", "apart-accept-one", "as accept-one", rate(loads.accept_one, share=10, apart=True)),
     Entry("apart", "apart-life", "as life", rate(loads.live, share=4, workers=10, apart=True)),
     Entry("backlog", "backlog-life", "as life, 100,000 wait", rate(loads.live, share=4, workers=10, stored=100_000)),

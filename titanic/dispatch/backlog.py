@@ -90,8 +90,9 @@ class Backlog:
 
     @property
     def hungry(self) -> bool:
-        """Whether more of its requests are to be fetched now."""
-        return self.waiting and self.free > 0
+        """Whether more of its requests are to be fetched now. While most of what was sent ahead is still there, there
+        is no hurry: a look into the store for many costs little more than for one."""
+        return self.waiting and self.free > self.ahead // 4
 
     @property
     def curious(self) -> bool:

@@ -28,7 +28,7 @@ the work is done, and nobody is to do it twice.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from broker import Timers, read_error
 from titanic.config import ServerConfig
@@ -323,9 +323,15 @@ class DispatchCore:
         recalls, self._recalls = self._recalls, []
         return recalls
 
-    def take_outcomes(self, now: float) -> list[list[Outcome]]:
-        """What is to be written, each list as one."""
-        return self._settling.take(now)
+    def take_outcomes(self, now: float, wanted: Container[bytes] | None = None) -> list[list[Outcome]]:
+        """What is to be written, each list as one.
+
+        `wanted`: the requests that somebody waits for. Outcomes of others may be gathered for a moment while more
+        are in flight. None: don't gather.
+        """
+        settling = self._settling
+        hurry = wanted is None or self.stopping or settling.flights >= len(self.flights) or settling.wants(wanted)
+        return settling.take(now, hurry)
 
     def take_alarm(self, now: float) -> bool:
         """Whether delayed requests are due: look, and set the alarm anew."""

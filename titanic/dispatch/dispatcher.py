@@ -217,7 +217,7 @@ class Dispatcher:
                 courier.send(sends, now)
         for uuid in core.take_recalls():
             courier.recall(uuid, now)
-        for outcomes in core.take_outcomes(now):
+        for outcomes in core.take_outcomes(now, self.waiters):
             self._writer.put(Outcomes(self, outcomes))
         courier.push(now)
 

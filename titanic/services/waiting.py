@@ -37,7 +37,7 @@ BAD_WAIT = tsp.bad_request("a titanic.wait is a number of seconds and a UUID of 
 
 
 class Waiters:
-    """Who waits for which reply. All methods are called in the dispatcher's thread."""
+    """Who waits for which reply: a container of UUIDs. All methods are called in the dispatcher's thread."""
 
     def __init__(self, answer: Answer, look: Callable[[Sequence[Any]], None]) -> None:
         """`look` has the store looked at for asks; what it finds comes back through `found`."""
@@ -57,6 +57,9 @@ class Waiters:
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def __contains__(self, uuid: object) -> bool:
+        return uuid in self._asks
 
     def add(self, asks: Sequence[Ask], now: float) -> None:
         """New asks. Registered first and looked up then, so that nothing is missed in between."""
