@@ -81,13 +81,13 @@ class Archiver:
         with self._archive.locked():
             self._reached("locked")
             try:
-                identity = self._expect_store()
+                self._expect_store()
                 self._queue.register(self._archive.archivist)
             except BaseException:
                 if not self._queue.uncertain:
                     self._archive.discard_if_new()
                 raise
-            self._archive.note_store(identity)
+            self._archive.note_store(self._queue.identity())
             upto = self._queue.progress().last
             pending = self._recover()
             self._reached("recovered")
@@ -100,8 +100,8 @@ class Archiver:
                 self._done(entry)
         return summary
 
-    def _expect_store(self) -> str:
-        """Raise ArchiveError unless the archive is of this store; the store's id."""
+    def _expect_store(self) -> None:
+        """Raise ArchiveError unless the archive is of this store."""
         archive, queue = self._archive, self._queue
         progress, identity = queue.progress(), queue.identity()
         last_id = archive.entries[-1].last_id if archive.entries else ""
@@ -111,12 +111,15 @@ class Archiver:
             fact = f"the archive goes up to {archive.head}, which is another request there or none"
             if same:
                 what = f"the store {queue.store} is older than its archive {archive.path}"
-                raise ArchiveError(what, fact, "was it restored from a backup? go on with a new archive")
+                raise ArchiveError(
+                    what,
+                    fact,
+                    "was it restored from a backup? run titanic-data unregister, then go on with a new archive",
+                )
             raise ArchiveError(f"{archive.path} is the archive of another store", fact, "use an archive for each store")
         if archive.store and not same and there is None:
             fact = f"that one's id is {archive.store}, this one's {identity or 'not there yet'}"
             raise ArchiveError(f"{archive.path} is the archive of another store", fact, "use an archive for each store")
-        return identity
 
     @property
     def _pending(self) -> Path:

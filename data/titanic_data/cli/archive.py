@@ -64,8 +64,9 @@ def archive(
     """Move what was closed since the last time from a store's ring into an archive, which is made if there is none.
 
     From the first time on the ring keeps what the archive has not got yet: run this often enough, or let
-    `titanic-data unregister` end it. It can be killed at any time, and run again: nothing is lost, nothing is there
-    twice. A server may go on meanwhile; it is told at --endpoint what is safe.
+    `titanic-data unregister` end it. A ring has one archive: another is refused until then. It can be killed at any
+    time, and run again: nothing is lost, nothing is there twice. A server may go on meanwhile; it is told at --endpoint
+    what is safe.
 
     On one machine pyarrow is quicker than Spark, and needs no Java.
 

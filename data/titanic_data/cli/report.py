@@ -79,7 +79,8 @@ def report(
       duplicates   keys, and what was executed twice in spite of one
       bodies       the largest
 
-    Spans are seconds, times are UTC. --json prints a list of objects.
+    It looks at --archive, or at --live or --parquet: name one. Spans are seconds, times are UTC. --json prints a list
+    of objects.
 
     \b
     Examples:

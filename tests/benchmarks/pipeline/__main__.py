@@ -129,7 +129,9 @@ def archive(ring: Path, folder: Path, engine: Engine) -> None:
     """Archive the whole ring anew, with everything that makes it safe."""
     forget(ring)
     number = len(list(folder.glob("archive-*")))
-    Archiver(Archive.create(folder / f"archive-{number}"), Queue(ring), engine).run()
+    queue = Queue(ring)
+    Archiver(Archive.create(folder / f"archive-{number}"), queue, engine).run()
+    queue.unregister()  # the next one is another archive
     forget(ring)
 
 
