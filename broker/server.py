@@ -18,6 +18,7 @@ from broker.core.mdp import Frames, Output, Peer, error_body
 from broker.core.mmi import About, counters
 from broker.core.request import Request
 from broker.loop import Loop
+from broker.peers import Peers
 from broker.router import Router
 from broker.transport import DRAIN_LIMIT
 
@@ -85,7 +86,9 @@ class Broker:
         self._handlers: dict[bytes, BatchHandler] = {}
         self._locals: list[LocalPeer] = []
         self._thread: threading.Thread | None = None
+        self._peers = Peers(self._router.socket, self._connected)
         self.loop.add(self)
+        self.loop.add(self._peers)
 
     def bind(self, endpoint: str) -> str:
         """Listen on one more endpoint, before the broker runs; the endpoint with its real port comes back."""
@@ -163,6 +166,9 @@ class Broker:
         for request, body in answers:
             self.core.reply(request, body)
 
+    def _connected(self, peers: int) -> None:
+        self.core.peers = peers
+
     def _shut_down(self) -> None:
         self.core.shut_down(time.monotonic())
 
@@ -213,6 +219,7 @@ class Broker:
 
     def close(self) -> None:
         """Close the socket."""
+        self._peers.close()  # first: it looks at the other
         self._router.close()
 
     def _handle(self, name: bytes, batch: list[Request]) -> None:

@@ -33,13 +33,12 @@ units=$root/lib/systemd/system
 doc=$root/usr/share/doc/titanic-queue
 mkdir -p "$units" "$root/usr/bin" "$root/usr/lib/sysusers.d" "$root/usr/lib/tmpfiles.d" "$root/etc/titanic" "$doc"
 for unit in "$here"/systemd/titanic*; do
-    case $unit in */titanic-archive.*) continue ;; esac  # what it needs is larger than all else
     sed 's|@BIN@|/usr/bin|; s|@LIB@|/usr/lib/titanic|' "$unit" >"$units/$(basename "$unit")"
 done
 cp "$here/systemd/sysusers.conf" "$root/usr/lib/sysusers.d/titanic.conf"
 cp "$here/systemd/tmpfiles.conf" "$root/usr/lib/tmpfiles.d/titanic.conf"
 cp "$here/titanic-backup" "$root/usr/lib/titanic/titanic-backup"
-cp "$here/debian/titanic" "$root/usr/bin/titanic"
+cp "$here/debian/titanic" "$here/debian/titanic-data" "$root/usr/bin/"
 sed 's|^#store = .*|store = "/var/lib/titanic/store"|; s|^#metrics = |metrics = |' "$here/titanic.toml" >"$root/etc/titanic/titanic.toml"
 cp "$here/README.md" "$doc/README.md"
 cp -r "$here/prometheus" "$here/grafana" "$doc/"

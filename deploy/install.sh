@@ -70,7 +70,17 @@ restart() {
     systemctl daemon-reload
     were=$(running | grep -v '^titanic-\(backup\|archive\)' || true)
     # shellcheck disable=SC2086  # a list of units
-    [ -z "$were" ] || systemctl restart $were
+    [ -z "$were" ] || { systemctl reset-failed $were; systemctl restart $were; }
+}
+
+check_places() {  # before anything is changed: no half of it is to be there in the end
+    for each in systemd-sysusers systemd-tmpfiles; do
+        command -v $each >/dev/null || fail "there is no $each: this needs systemd"
+    done
+    for each in $units /etc /usr/local/bin "$prefix"; do
+        while [ ! -e "$each" ]; do each=$(dirname "$each"); done
+        [ -w "$each" ] || fail "$each may not be written; is it mounted read-only? nothing was changed"
+    done
 }
 
 make_environment() {  # a new one beside the old: what runs goes on undisturbed until it is restarted
@@ -94,9 +104,11 @@ make_environment() {  # a new one beside the old: what runs goes on undisturbed 
     fi
     # shellcheck disable=SC2086  # a list of packages
     if [ -n "$wheels" ]; then
-        $pip --no-index --find-links "$wheels" titanic-queue $more
+        $pip --no-index --find-links "$wheels" titanic-queue $more ||
+            fail "$wheels lacks something, see above; nothing was changed"
     else
-        $pip "$here/.." $more
+        $pip "$here/.." $more ||
+            fail "what Titanic needs could not be fetched, see above; without a network: --wheels DIR; nothing was changed"
     fi
     "$new/bin/python" -m compileall -q "$new/lib" || true
     version=$("$new/bin/titanic" --version | sed 's/.* //')
@@ -116,7 +128,7 @@ switch_to() {  # the links change at once, each by a rename
 }
 
 install_files() {
-    mkdir -p "$prefix/lib" /etc/titanic
+    mkdir -p "$prefix/lib" /etc/titanic $units /usr/local/bin
     cp "$here/titanic-backup" "$prefix/lib/titanic-backup"
     for unit in $services; do
         sed "s|@BIN@|$prefix/current/bin|; s|@LIB@|$prefix/lib|" "$here/systemd/$unit" >"$units/$unit"
@@ -126,14 +138,16 @@ install_files() {
     cp "$here/systemd/tmpfiles.conf" /etc/tmpfiles.d/titanic.conf
     systemd-sysusers /etc/sysusers.d/titanic.conf
     systemd-tmpfiles --create /etc/tmpfiles.d/titanic.conf
-    # The command for people, with the service's settings.
-    cat >/usr/local/bin/titanic.new <<END
+    # The commands for people, with the service's settings.
+    for each in titanic titanic-data; do
+        cat >/usr/local/bin/titanic.new <<END
 #!/bin/sh
 [ -n "\${TITANIC_CONFIG+set}" ] || [ ! -r /etc/titanic/titanic.toml ] || export TITANIC_CONFIG=/etc/titanic/titanic.toml
-exec "$prefix/current/bin/titanic" "\$@"
+exec "$prefix/current/bin/$each" "\$@"
 END
-    chmod 755 /usr/local/bin/titanic.new
-    mv -f /usr/local/bin/titanic.new /usr/local/bin/titanic
+        chmod 755 /usr/local/bin/titanic.new
+        mv -f /usr/local/bin/titanic.new /usr/local/bin/$each
+    done
     if [ ! -e $settings ]; then
         sed 's|^#store = .*|store = "/var/lib/titanic/store"|; s|^#metrics = |metrics = |' "$here/titanic.toml" >$settings
     else
@@ -145,6 +159,7 @@ END
 do_install() {
     ! dpkg-query -W -f '${Status}' titanic-queue 2>/dev/null | grep -q ' installed$' ||
         fail "Titanic is installed as a Debian package here; take one of the two (apt-get remove titanic-queue)"
+    check_places
     first=yes
     [ ! -e "$units/titanic.service" ] || first=no
     make_environment
@@ -170,6 +185,7 @@ do_install() {
 
 do_rollback() {
     old=$(readlink "$prefix/previous") || fail "there is no earlier version in $prefix"
+    check_places
     now=$(readlink "$prefix/current")
     [ ! -e $settings ] || "$old/bin/titanic" config check $settings ||
         fail "the version before does not understand these settings; change them first; nothing was changed"
@@ -186,15 +202,15 @@ do_uninstall() {
         # shellcheck disable=SC2046
         systemctl --quiet disable $(cd $units && ls -d titanic*.service titanic*.timer 2>/dev/null) 2>/dev/null || true
     fi
-    for unit in $services; do rm -f "$units/$unit"; done
+    for unit in $services; do rm -f "$units/$unit" "$units"/*.wants/"$unit"; done  # the links also where systemd sleeps
     rm -f "$units"/*.wants/titanic-worker@*.service
     ! booted || { systemctl daemon-reload; systemctl reset-failed 'titanic*' 2>/dev/null || true; }
     environments | while read -r each; do rm -rf "$each"; done
     rm -f "$prefix/current" "$prefix/previous" "$prefix/lib/titanic-backup"
     rmdir "$prefix/lib" "$prefix" 2>/dev/null || true  # what is left there is not ours
-    rm -f /usr/local/bin/titanic /etc/sysusers.d/titanic.conf /etc/tmpfiles.d/titanic.conf
+    rm -f /usr/local/bin/titanic /usr/local/bin/titanic-data /etc/sysusers.d/titanic.conf /etc/tmpfiles.d/titanic.conf
     if [ $purge = yes ]; then
-        rm -rf /etc/titanic /var/lib/titanic /var/backups/titanic
+        rm -rf /etc/titanic /var/lib/titanic /var/backups/titanic /var/lib/systemd/timers/stamp-titanic-*.timer
         ! id titanic >/dev/null 2>&1 || userdel titanic
         echo "Titanic is gone, with its settings, data and backups"
     else

@@ -20,7 +20,8 @@ PATTERNS = {
     for name in ("server", "pirate_queue", "binary_star", "freelance", "packed", "tripping")
 }
 SHELLS = {
-    f"broker/{name}.py" for name in ("loop", "poller", "transport", "router", "server", "client", "worker", "drafts")
+    f"broker/{name}.py"
+    for name in ("loop", "poller", "transport", "router", "server", "client", "worker", "drafts", "peers")
 } | PATTERNS
 CORES = ("broker/core", "broker/patterns/core")
 

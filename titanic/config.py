@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from broker import DEFAULT_ENDPOINT, BrokerConfig, WorkerConfig
 from titanic.errors import CallerError
@@ -76,13 +77,35 @@ class ServerConfig:
     """The lanes' settings."""
 
     def __post_init__(self) -> None:
-        if self.gather and self.broker is not None:
-            raise CallerError("gather is for the integrated broker", "with another one there is none", "leave one out")
+        for wrong in contradictions({each.name: getattr(self, each.name) for each in fields(self)}):
+            raise CallerError(wrong.what, wrong.fact, wrong.advice)
         for name, (least, most) in _LIMITS.items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 limit = f"at least {least}" if value < least else f"at most {most}"
                 raise CallerError(f"{name} is {value}", f"it must be {limit}")
+
+
+class Contradiction(NamedTuple):
+    """Settings that are each right, and together not."""
+
+    settings: tuple[str, ...]
+    what: str
+    fact: str
+    advice: str
+
+
+def contradictions(values: Mapping[str, Any]) -> Iterator[Contradiction]:
+    """Those among a server's settings, by name."""
+    if values["broker"] is None and not values["bind"]:
+        yield Contradiction(("bind",), "bind is empty", "nobody could connect", "name at least one endpoint")
+    if values["broker"] is not None and values["gather"]:
+        what, fact = "gather is for the integrated broker", "with another one there is none"
+        yield Contradiction(("gather", "broker"), what, fact, "leave one out")
+    first, most = values["retry_first"], values["retry_most"]
+    if first > most:
+        what, fact = f"retry_first is {first:g} s", f"it must not be more than retry_most, {most:g} s"
+        yield Contradiction(("retry_first", "retry_most"), what, fact, "change one of the two")
 
 
 _LIMITS: dict[str, tuple[float, float]] = {

@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 import zmq
 
-from broker import ClientConfig, ClientSession, Dealer, EventKind
+from broker import ClientConfig, ClientSession, Dealer, EventKind, OutOfSockets
 from titanic import tsp
+from titanic.dispatch.shortage import Shortage, first
 from titanic.tsp import Frames
 
 log = logging.getLogger(__name__)
@@ -33,9 +34,10 @@ class Rivals:
         self._clear = clear
         self._taken = taken
         self._dealer = Dealer(zmq.Context.instance(), endpoint)
-        self._session = ClientSession(ClientConfig(timeout=PATIENCE, retries=RETRIES, version=version))
-        self._asked: bytes | None = None
+        self._config = ClientConfig(timeout=PATIENCE, retries=RETRIES, version=version)
+        self._begin()
         self._done = False
+        self._shortage = Shortage()
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
         return self._dealer.sockets()
@@ -52,21 +54,32 @@ class Rivals:
         self._session.tick(now)
 
     def next_deadline(self) -> float | None:
-        return self._session.next_deadline()
+        return first(self._session.next_deadline(), self._shortage.ends)
 
     def flush(self, now: float) -> None:
-        if self._done:
+        if self._done or self._shortage.lasts(now):
             return
         if self._asked is None:
             self._ask(b"mmi.service", tsp.STATS, now)
         for _, kind, body in self._session.take_events():
             self._learn(body if kind is EventKind.FINAL else None, now)
-        self._dealer.send(self._session.take_output())
+        try:
+            self._dealer.send(self._session.take_output())
+            self._shortage.over()
+        except OutOfSockets as error:  # that nobody was asked is no answer
+            self._shortage.met(error, now)
+            self._begin()
         if self._done:
             self._dealer.close()
 
     def close(self) -> None:
         self._dealer.close()
+
+    def _begin(self) -> None:
+        """Ask from the beginning, when it is time."""
+        self._dealer.close()
+        self._session = ClientSession(self._config)
+        self._asked: bytes | None = None
 
     def _ask(self, service: bytes, body: bytes, now: float) -> None:
         self._asked = service

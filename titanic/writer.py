@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from titanic.batches import BatchThread
-from titanic.clock import wall_us
-from titanic.errors import StoreError, StoreFailed, StoreFull
+from titanic.clock import Leaps, wall_us
+from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError, StoreFailed, StoreFull
 from titanic.histogram import Histogram
-from titanic.logs import event
+from titanic.logs import Trouble, event
 from titanic.store import Store, WriteTransaction
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,9 @@ class Writer:
         self.put = self._thread.put
         self.call = self._thread.call
         self.stop = self._thread.stop
+        self.leaps = Leaps()
+        """The wall clock. It is looked at in each commit: what is stored has its time, and will be old one day."""
+        self._damage = Trouble(log, "write")
         self.commits = 0
         self.seconds = Histogram(SECONDS)
         """What commits took, their changes included."""
@@ -73,6 +76,7 @@ class Writer:
     def _commit(self, writes: list[Write]) -> None:
         now_us, began = wall_us(), time.monotonic()
         at_work: Write | None = None
+        self.leaps.look(now_us)
         try:
             with self._store.write() as transaction:
                 for at_work in writes:
@@ -101,8 +105,10 @@ class Writer:
             except Exception:  # the others want to know, too
                 log.exception("a fault of this program: could not tell what was committed")
 
-    @staticmethod
-    def _failure(error: Exception) -> StoreError:
+    def _failure(self, error: Exception) -> StoreError:
+        if isinstance(error, (StoreCorrupt, RecordCorrupt)):  # it will be met again and again
+            self._damage.met(error, **event("write-failed"))
+            return error
         if isinstance(error, StoreError):
             log.error("could not write: %s", error, extra=event("write-failed"))
             return error

@@ -68,6 +68,8 @@ class BrokerCore:
         self.started = now
         self.services: dict[bytes, Service] = {}
         self.workers: dict[Peer, WorkerPeer] = {}
+        self.peers = 0
+        """Connections, of clients and workers; the shell counts them."""
         self.waiting = 0
         self.waiting_bytes = 0
         self.stats: dict[str, int] = dict.fromkeys(mmi.COUNTERS, 0)

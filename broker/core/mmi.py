@@ -45,7 +45,7 @@ COUNTERS = (
 )
 """The counters of `mmi.stats`."""
 
-GAUGES = ("waiting", "waiting_bytes", "workers", "workers_busy", "services")
+GAUGES = ("waiting", "waiting_bytes", "workers", "workers_busy", "services", "peers")
 """What else it tells: what is there now."""
 
 
@@ -138,6 +138,7 @@ def counters(core: BrokerCore, workers_busy: int) -> dict[str, int]:
         "workers": len(core.workers),
         "workers_busy": workers_busy,
         "services": len(core.services),
+        "peers": core.peers,
     }
 
 

@@ -63,16 +63,40 @@ def test_its_life(here: Machine) -> None:
     assert here.shows("titanic", "ActiveState") == "inactive"
     assert here.shows("titanic", "UnitFileState") == "disabled"
 
-    # Removed, what it knew stays, and is used again.
+    # Removed, what it knew stays, and is used again. What was disabled still is.
     here.does("dpkg", "--remove", "titanic-queue")
     assert here.run("titanic", "--version").code != 0
     assert here.says("systemctl list-units --plain --no-legend 'titanic*'") == ""
     assert here.says("ls -d /usr/lib/titanic 2>/dev/null || echo none") == "none"
     here.does("dpkg", "--install", new)
-    here.does("systemctl", "enable", "--now", "titanic")
-    assert here.run("titanic", "reply", kept, user=SOMEBODY).code == 3
+    assert (here.shows("titanic", "ActiveState"), here.shows("titanic", "UnitFileState")) == ("inactive", "disabled")
 
-    # Purged, it was never there.
+    # What was enabled runs again.
+    units = ["titanic.service", "titanic-worker@upper.service", "titanic-backup.timer", "titanic-archive.timer"]
+    here.does("systemctl", "enable", "--now", *units)
+    here.does("dpkg", "--remove", "titanic-queue")
+    here.does("dpkg", "--install", new)
+    assert [here.shows(unit, "ActiveState") for unit in units] == ["active"] * 4
+    assert here.run("titanic", "reply", kept, user=SOMEBODY).code == 3
+    uuid = here.does("titanic", "submit", "upper", "again", user=SOMEBODY)
+    assert here.does("titanic", "reply", uuid, "--wait", "60", user=SOMEBODY) == "AGAIN"
+
+    # The archive's unit is there; what it needs besides is not, which it says.
+    assert here.run("systemctl", "start", "titanic-archive").code != 0
+    assert "python3 -m pip install --target /usr/local/lib/titanic-archive" in here.journal("-u", "titanic-archive")
+
+    # Settings that it does not understand: the package is installed all the same, and says what does not run.
+    good = settings.read_text()
+    settings.write_text(f"garce = 1\n{good}")
+    done = here.run("dpkg", "--install", old)
+    assert (done.code, "restart titanic.service failed; systemctl status" in done.err) == (0, True), done
+    assert here.shows("titanic", "ActiveState") == "failed"
+    settings.write_text(good)
+    here.does("dpkg", "--install", new)
+    assert here.shows("titanic", "ActiveState") == "active"
+
+    # Purged, it was never there, however it was enabled.
+    here.does("systemctl", "enable", "titanic-broker", "titanic-store")
     here.does("dpkg", "--purge", "titanic-queue")
     left = "/etc/titanic /var/lib/titanic /var/backups/titanic /usr/lib/titanic /usr/bin/titanic"
     assert here.says(f"ls -d {left} 2>/dev/null || echo none") == "none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -193,7 +194,7 @@ def test_its_upkeep(here: Machine) -> None:
     # Removed: what it knew stays, and is used again; or not.
     assert "stay" in here.does("/root/deploy/install.sh", "--uninstall")
     assert here.run("systemctl", "cat", "titanic").code != 0
-    assert here.says("ls /opt/titanic /usr/local/bin/titanic 2>/dev/null || echo none") == "none"
+    assert here.says("ls /opt/titanic /usr/local/bin/titanic* 2>/dev/null || echo none") == "none"
     assert here.says("ls /etc/systemd/system/*/titanic* 2>/dev/null || echo none") == "none"
     here.does(*INSTALL)
     assert here.run("titanic", "reply", kept).code == 3
@@ -220,6 +221,18 @@ def test_what_install_says(here: Machine) -> None:
         "needs root"
         in here.run("sh", "-c", "cp /root/deploy/install.sh /tmp && setpriv --reuid=nobody /tmp/install.sh").err
     )
+    # No half of it is there when it cannot be all there, and it is said why.
+    here.says("mkdir /tmp/empty && mount --bind -o ro /etc/systemd/system /etc/systemd/system")
+    refused = here.run(*INSTALL)
+    assert (refused.code, "/etc/systemd/system may not be written; is it mounted read-only?" in refused.err) == (
+        1,
+        True,
+    )
+    here.does("umount", "/etc/systemd/system")
+    refused = here.run("/root/deploy/install.sh", "--wheels", "/tmp/empty")
+    assert (refused.code, "/tmp/empty lacks something, see above; nothing was changed" in refused.err) == (1, True)
+    assert here.says("ls /opt/titanic 2>/dev/null || true; ls /etc/systemd/system/titanic* 2>/dev/null || true") == ""
+    here.says("rmdir /opt/titanic")
     assert here.says("ls /opt") == ""
     # A folder where others are, too, and rights that let nobody else in.
     here.says("mkdir -p /srv/t/2024-01-photos && touch /srv/t/2024-01-photos/a")
@@ -227,6 +240,16 @@ def test_what_install_says(here: Machine) -> None:
     assert here.does("titanic", "--version", user=SOMEBODY).startswith("titanic, version ")
     assert "titanic work mail-out " in here.shows("titanic-worker@mail-out", "ExecStart")
     assert here.shows("titanic", "ActiveState") == "inactive"
+    # A worker without a command is not started, which is said, and not tried again and again.
+    started = here.run("systemctl", "start", "titanic-worker@nobody")
+    assert (started.code, "Assertion failed" in started.err) == (1, True), started
+    reason = r"Assertion failed for .* see /etc/titanic/workers/nobody\.conf"
+    assert re.search(reason, here.journal("-u", "titanic-worker@nobody"))
+    (here.folder / "etc/titanic/workers/nothing.conf").write_text("TITANIC_JOBS=2\n")
+    here.run("systemctl", "start", "titanic-worker@nothing")
+    here.until(lambda: here.shows("titanic-worker@nothing", "ActiveState") == "failed")
+    assert "Missing argument '-- COMMAND...'" in here.journal("-u", "titanic-worker@nothing")
+    assert [here.shows(f"titanic-worker@{name}", "NRestarts") for name in ("nobody", "nothing")] == ["0", "0"]
     assert "/srv/t/current/bin/titanic serve" in here.does("systemctl", "cat", "titanic")
     assert here.does(*INSTALL, "--no-start").endswith(" is installed in /srv/t")
     assert here.does("/root/deploy/install.sh", "--rollback").endswith(" is in use again")
@@ -248,3 +271,5 @@ def test_the_archive(tmp_path: Path) -> None:
         assert exposure(here, "titanic-archive.service") <= 1.5
         here.does("systemctl", "enable", "--now", "titanic-archive.timer")
         assert here.shows("titanic-archive.timer", "ActiveState") == "active"
+        # By hand it finds the store as the service has it.
+        assert here.does("titanic-data", "unregister") == "/var/lib/titanic/store: the ring waits for no archive"

@@ -195,6 +195,17 @@ def test_a_failure_while_the_clock_was_ahead_is_tried_again_soon_after_it_is_rig
             assert client.wait(uuid, 30) == [b"done"]
 
 
+def test_what_came_while_the_clock_was_ahead_for_a_moment_is_not_put_off(tmp_path, wall, monkeypatch):
+    """Between two looks at what is due: what was accepted has the time of that moment."""
+    monkeypatch.setattr(dispatcher, "LONGEST_ALARM", 1.0)
+    with serving(tmp_path) as server, Client(server.endpoints[0], timeout=30) as client, shouting(server):
+        until(lambda: server._dispatcher.leaps._offset is not None and server._dispatcher.leaps.unchecked is None)
+        wall.set(AHEAD_30)
+        uuid = client.submit("shout", b"x", delay=0.5)
+        wall.set(NOW)
+        assert client.wait(uuid, 30) == [b"X"]
+
+
 def test_replies_outlive_a_clock_that_is_years_ahead_for_a_moment(tmp_path, wall):
     with serving(tmp_path) as server, Client(server.endpoints[0], timeout=30) as client, shouting(server):
         uuid = client.submit("shout", b"x")

@@ -10,7 +10,9 @@ from support.titanic_serving import QUICK, serving
 
 from broker import RemoteError, Worker
 from titanic import Client, RequestFailed
-from titanic.failure_log import LINES, MOST_TEXT, WINDOW, FailureLog
+from titanic.failure_log import MOST_TEXT, FailureLog
+from titanic.logs import LINES, WINDOW
+from titanic.logs.windows import MOST_KINDS
 from titanic.store import Status
 
 UUID = bytes(range(16))
@@ -37,10 +39,42 @@ def test_a_flood_is_counted(caplog: pytest.LogCaptureFixture) -> None:
         log.tell(UUID, b"s", Status.FAILED, "no")
     said = lines(caplog)
     assert len(said) == LINES + 1
-    assert said[-1] == "more fail: counted for 60 s, not listed; see titanic ls --state failed"
+    assert said[-1] == "more requests for s fail: counted for 60 s, not listed; see titanic ls --state failed"
     now = WINDOW
+    counted = f"{1000 - LINES} more requests for s failed or expired within 60 s; see titanic ls --state failed"
     log.tell(UUID, b"s", Status.EXPIRED, "no")
-    assert lines(caplog) == [f"{1000 - LINES} more failed or expired meanwhile", f"{UUID.hex()} for s expired: no"]
+    assert lines(caplog) == [counted, f"{UUID.hex()} for s expired: no"]
+
+
+def test_the_count_is_told_when_nothing_follows(caplog: pytest.LogCaptureFixture) -> None:
+    log = FailureLog(lambda: 0.0)
+    for _ in range(LINES + 5):
+        log.tell(UUID, b"s", Status.FAILED, "no")
+    lines(caplog)
+    log.tick(WINDOW - 1)
+    assert lines(caplog) == []
+    log.tick(WINDOW)
+    log.finish()
+    assert lines(caplog) == ["5 more requests for s failed or expired within 60 s; see titanic ls --state failed"]
+
+
+def test_a_flood_of_one_service_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    log = FailureLog(lambda: 0.0)
+    for _ in range(1000):
+        log.tell(UUID, b"flood", Status.FAILED, "no")
+    lines(caplog)
+    log.tell(UUID, b"mail", Status.FAILED, "no")
+    assert lines(caplog) == [f"{UUID.hex()} for mail failed: no"]
+
+
+def test_a_flood_of_services_is_counted_too(caplog: pytest.LogCaptureFixture) -> None:
+    log = FailureLog(lambda: 0.0)
+    for number in range(1000):
+        log.tell(UUID, b"s%d" % number, Status.FAILED, "no")
+    assert len(lines(caplog)) == MOST_KINDS + LINES + 1
+    log.finish()
+    (last,) = lines(caplog)
+    assert last.startswith(f"{1000 - MOST_KINDS - LINES} more requests of further services failed or expired within 60")
 
 
 def test_a_server_logs_what_failed_for_good_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -113,4 +113,4 @@ def test_the_commands(tmp_path: Path) -> None:
         until(lambda: here("ls", "--endpoint", where).out.count(b"upper") == 2)
         server.send(signal.SIGTERM)
         assert server.ends() == 0
-    assert here("serve", "--broker", where, "--gather", ANY, "--store", tmp_path / "other").code == 1
+    assert here("serve", "--broker", where, "--gather", ANY, "--store", tmp_path / "other").code == 2

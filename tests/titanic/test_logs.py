@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import queue
 import re
 import signal
 import socket
@@ -15,10 +17,12 @@ from support.cli_titanic import running
 
 from titanic.client import Client
 from titanic.errors import InvalidRequest, RequestFailed
-from titanic.logs import event
+from titanic.logs import COUNTED, LINES, WINDOW, event
+from titanic.logs import repeats as repeats_module
 from titanic.logs.begin import Json
 from titanic.logs.journal import JournalHandler
-from titanic.logs.repeats import LINES, WINDOW, Repeats
+from titanic.logs.repeats import Repeats
+from titanic.logs.windows import MOST_KINDS
 
 ANY = "tcp://127.0.0.1:*"
 
@@ -85,22 +89,88 @@ def test_without_a_journal_stderr_gets_it(tmp_path: Path, capsys: pytest.Capture
     handler.close()
 
 
+def test_a_journal_that_does_not_read_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after the first line that it has no room for, and how many were lost is told."""
+    monkeypatch.setattr("titanic.logs.journal.PATIENCE", 0.01)
+    path = str(tmp_path / "journal")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
+        journal.bind(path)
+        handler = JournalHandler(path)
+        for number in range(5000):
+            handler.emit(record(f"line {number}"))
+        journal.setblocking(False)
+        kept = 0
+        with contextlib.suppress(BlockingIOError):
+            while received(journal)["MESSAGE"] == f"line {kept}":
+                kept += 1
+        assert 0 < kept < 5000
+        handler.emit(record("at last"))
+        assert received(journal)["MESSAGE"] == f"the journal did not read: {5000 - kept} lines are lost"
+        assert received(journal)["MESSAGE"] == "at last"
+        handler.close()
+
+
+def test_a_log_that_can_go_nowhere_is_no_error_of_who_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = JournalHandler(str(tmp_path / "absent"))
+    with Path("/dev/full").open("w", buffering=1) as full:
+        monkeypatch.setattr("sys.stderr", full)
+        handler.emit(record("lost"))
+        handler.emit(record("%s %s", "too few"))
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+    handler.close()
+
+
 def test_repeats_are_counted_not_listed() -> None:
-    now = 0.0
-    repeats = Repeats(lambda: now)
+    now, told = 0.0, list[logging.LogRecord]()
+    repeats = Repeats(told.append, lambda: now)
     assert [repeats.filter(record("no %s", number)) for number in range(LINES + 5)] == [True] * LINES + [False] * 5
     assert repeats.filter(record("another"))
     now = WINDOW
-    again = record("no %s", "more")
-    assert repeats.filter(again)
-    assert again.getMessage() == "no more (and 5 more like this in the minute before)"
+    assert told == []
+    assert repeats.filter(record("no %s", "more"))
+    assert [one.getMessage() for one in told] == ["no 24 (the last of 5 more like this within 60 s)"]
 
 
-def test_repeats_forget() -> None:
-    repeats = Repeats(lambda: 0.0)
-    for number in range(5000):
-        assert repeats.filter(record(f"message {number}"))
-    assert len(repeats._seen) <= 1000
+def test_repeats_of_one_service_hide_no_other() -> None:
+    told = list[logging.LogRecord]()
+    repeats = Repeats(told.append, lambda: 0.0)
+    for number in range(100):
+        repeats.filter(record("%s failed", number, **event("failed", uuid=b"\1" * 16, service=b"flood")))
+    assert repeats.filter(record("%s failed", "x", **event("failed", service=b"mail")))
+    repeats.finish()
+    (one,) = told
+    assert (one.getMessage(), vars(one)["event"], vars(one)["service"], one.levelname) == (
+        "99 failed (the last of 80 more like this within 60 s)",
+        "failed",
+        "flood",
+        "WARNING",
+    )
+    assert "uuid" not in vars(one)
+
+
+def test_repeats_are_told_when_nothing_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeats_module, "LOOK_EVERY", 0.01)
+    now, told = 0.0, queue.Queue[logging.LogRecord]()
+    repeats = Repeats(told.put, lambda: now)
+    for number in range(LINES + 3):
+        repeats.filter(record("no %s", number))
+    now = WINDOW
+    assert told.get(timeout=30).getMessage() == "no 22 (the last of 3 more like this within 60 s)"
+
+
+def test_what_has_a_window_of_its_own_goes_out() -> None:
+    repeats = Repeats(lambda _: None, lambda: 0.0)
+    assert all(repeats.filter(record("no", **COUNTED)) for _ in range(100))
+
+
+def test_repeats_of_very_many_kinds_are_counted_together() -> None:
+    told = list[logging.LogRecord]()
+    repeats = Repeats(told.append, lambda: 0.0)
+    assert sum(repeats.filter(record(f"message {number}")) for number in range(5000)) == MOST_KINDS + LINES
+    repeats.finish()
+    assert [one.getMessage() for one in told] == ["message 4999 (the last of 4780 more like this within 60 s)"]
 
 
 def test_a_server_that_logs_json_says_nothing_else(tmp_path: Path) -> None:

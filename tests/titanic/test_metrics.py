@@ -89,6 +89,8 @@ def test_the_life_of_requests_is_counted(tmp_path: Path) -> None:
         until(lambda: client.show(expired)["state"] == "expired")
         client.submit("absent", b"x")
         found = samples(base)
+        # Our client, who has asked for limits on a connection of their own or not, and two workers.
+        assert found["titanic_broker_peers"] >= 3
 
     counted = {name: found[f"titanic_requests_{name}_total"] for name in ("accepted", "repeated", "dispatched")}
     assert counted == {"accepted": 6, "repeated": 1, "dispatched": 3}
@@ -221,3 +223,13 @@ def test_stuck_threads_are_named(tmp_path: Path) -> None:
         assert re.search("^process_cpu_seconds_total ", ask(f"{base}/metrics")[1], re.MULTILINE)
     finally:
         listener.stop()
+
+
+def test_many_may_ask_at_once() -> None:
+    """The system takes in those that nobody has looked at yet; they need not try again."""
+    listener = Listener("127.0.0.1", 0, list, unhealthy=lambda: "", unready=lambda: "")
+    listener._server.shutdown()  # nobody looks
+    crowd = [socket.create_connection(("127.0.0.1", listener.port), timeout=0.5) for _ in range(60)]
+    for one in crowd:
+        one.close()
+    listener.stop()

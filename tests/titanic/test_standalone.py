@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
 import pytest
+from support.running import script
 from support.titanic_eventually import eventually
 from support.titanic_processes import SUPPORT, Process
 from support.titanic_processes import worker as worker_process
@@ -28,8 +32,8 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
         yield endpoint
 
 
-def start_old_broker(endpoint: str, path: Path) -> Process:
-    return Process(SUPPORT / "rfc7_broker.py", endpoint, "0.5", output=path / "broker.out")
+def start_old_broker(endpoint: str, path: Path, interval: float = 0.5) -> Process:
+    return Process(SUPPORT / "rfc7_broker.py", endpoint, str(interval), output=path / "broker.out")
 
 
 @pytest.fixture
@@ -113,16 +117,19 @@ def test_an_attempt_that_takes_too_long_at_last_fails_for_good(tmp_path: Path, o
             client.wait(uuid, 60)
 
 
-def test_slow_services_leave_lanes_to_the_others(tmp_path: Path, old_broker: str) -> None:
+def test_slow_services_leave_lanes_to_the_others(tmp_path: Path) -> None:
     """With 4 lanes for each service and 16 in all, five services whose workers hang must not take them all."""
+    old_broker = f"ipc://{tmp_path}/broker.ipc"
+    patient = replace(QUICK, heartbeat_interval=10)  # such a broker loses what a worker has that it takes for dead
     with (
-        serving(tmp_path, broker=old_broker, attempt_timeout=1000, presence_most=0.1),
+        start_old_broker(old_broker, tmp_path, patient.heartbeat_interval),
+        serving(tmp_path, broker=old_broker, attempt_timeout=1000, presence_most=0.1, worker=patient),
         Client(old_broker, timeout=30, version="0.1") as client,
     ):
         logs = [tmp_path / f"slow{number}" for number in range(5)]
         for number in range(5):
             client.submit_many(f"slow{number}", [b"x"] * 10)
-        slow = replace(QUICK, versions=("0.1",))
+        slow = replace(patient, versions=("0.1",))
         gate = Event()
         workers = [
             Worker(log.name, lambda frames: bytes(gate.wait(60)), old_broker, config=slow).start() for log in logs
@@ -180,7 +187,11 @@ def test_a_broker_that_is_killed_and_started_again(tmp_path: Path) -> None:
 def test_lanes_with_waits_come_back_after_the_death_of_their_broker(tmp_path: Path) -> None:
     """Each wait held its lane for as long as its client had wanted to wait, although nobody was there any more."""
     endpoint = f"ipc://{tmp_path}/broker.ipc"
-    with serving(tmp_path, broker=endpoint) as server, Client(endpoint, timeout=1, retries=60) as client:
+    patient = replace(QUICK, liveness=40)  # a busy machine is no death
+    with (
+        serving(tmp_path, broker=endpoint, worker=patient) as server,
+        Client(endpoint, timeout=1, retries=60) as client,
+    ):
         with start_broker(endpoint, tmp_path) as broker, raw_client(endpoint) as gone:
             uuid = client.submit("absent", "x").encode()
             for _ in range(3):  # as many as may wait with four lanes
@@ -190,7 +201,7 @@ def test_lanes_with_waits_come_back_after_the_death_of_their_broker(tmp_path: Pa
         with start_broker(endpoint, tmp_path), raw_client(endpoint) as raw:
             eventually(lambda: raw.ask(b"mmi.service", b"titanic.wait") == [b"200"])
             assert raw.ask(b"titanic.wait", b"0", uuid) == [b"300"]
-            assert client.stats()["waiting_clients"] == 0
+            eventually(lambda: client.stats()["waiting_clients"] == 0)
             assert server.alive
 
 
@@ -266,3 +277,30 @@ def test_a_queue_that_was_killed_is_no_rival(tmp_path: Path, caplog: pytest.LogC
             eventually(lambda: "does not answer: taking its place" in caplog.text)
             eventually(lambda: server._lanes is not None and server._lanes.registered)
             assert server.problem is None
+
+
+def test_a_queue_without_sockets_goes_on_when_there_are_some(tmp_path: Path, old_broker: str) -> None:
+    """At such a broker each request takes a connection."""
+    quick = replace(QUICK, versions=("0.1",))
+    with (
+        script("starved_queue.py", old_broker, str(tmp_path / "store")) as queue,
+        Client(old_broker, version="0.1", timeout=60) as client,
+        Worker("echo", lambda frames: frames, old_broker, config=quick),
+    ):
+        said = reading(queue)
+        uuids = [client.submit("echo", b"1")]
+        assert client.wait(uuids[0], 60) == [b"1"]
+        os.kill(queue.pid, signal.SIGUSR1)
+        assert said("no more files")
+        uuids += client.submit_many("echo", [b"%d" % number for number in range(2, 9)])
+        assert said("cannot reach the broker: cannot connect to")
+        os.kill(queue.pid, signal.SIGUSR2)
+        assert said("can reach the broker again")
+        assert [client.wait(uuid, 60) for uuid in uuids] == [[b"%d" % number] for number in range(1, 9)]
+        os.kill(queue.pid, signal.SIGTERM)
+        assert queue.wait(60) == 0
+
+
+def reading(process: subprocess.Popen[str]) -> Callable[[str], bool]:
+    """Reads what a process says, on to a line with this text."""
+    return lambda text: any(text in line for line in iter(process.stdout.readline, ""))  # type: ignore[union-attr]

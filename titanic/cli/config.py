@@ -141,8 +141,7 @@ def check(path: Path) -> None:
     """
     commands = commands_of(click.get_current_context())
     document = Document(path, commands)
-    for name in commands:
-        document.of(name)
+    document.all()
     _stop_at(document)
     settings = sum(len(value) if isinstance(value, dict) else 1 for value in document.values.values())
     click.echo(f"{path}: {counted(settings, 'setting')}, all right")
@@ -150,7 +149,9 @@ def check(path: Path) -> None:
 
 def _stop_at(document: Document) -> None:
     """Tell what is wrong with a file, if anything is, and end."""
-    for fault in sorted(document.faults, key=lambda fault: fault.place.line):
+    if document.faults:
+        document.all()
+    for fault in document.faults:
         click.echo(str(fault), err=True)
     if document.faults:
         sys.exit(EXIT_FAILED)

@@ -18,17 +18,28 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from titanic.cli.endpoint import Endpoint
+from titanic.cli import file_values
 from titanic.cli.toml_lines import Keys, line_of_error, lines_of
-from titanic.quoting import quoted
 
-Options = dict[str, click.Option]
+if TYPE_CHECKING:
+    from titanic.config import Contradiction
+
+    Rule = Callable[[Mapping[str, Any], Set[str]], Iterable[Contradiction]]
+    """Tells what contradicts itself among a command's values, by parameter; some stand in the command's own table."""
+
+
+class Options(dict[str, click.Option]):
+    """A command's options by the names that they have in a file. `rule` is what they must keep together."""
+
+    rule: Rule | None = None
+
+
 Commands = Mapping[str, Options]
 """All commands, each with its options by the names that they have in a file."""
 
@@ -62,16 +73,22 @@ class Found(NamedTuple):
     option: click.Option
     value: Any
     place: Place
+    keys: Keys
+    meant: Any
+    """What the option makes of the value."""
 
 
 class Document:
     """A file that was read, and what is wrong with it."""
 
-    def __init__(self, path: Path, commands: Commands) -> None:
-        """Raises click.UsageError for a file that cannot be read at all."""
+    def __init__(self, path: Path, commands: Commands, others: Commands | None = None) -> None:
+        """`others`: commands of other programs, whose settings may stand there too. Raises click.UsageError for a file
+        that cannot be read at all."""
         self.path = path
         self.faults: list[Fault] = []
+        self._told: set[tuple[Keys, str]] = set()
         self._commands = commands
+        self._others = others or {}
         try:
             self._text = path.read_text("utf-8")
             self.values = tomllib.loads(self._text)
@@ -89,7 +106,7 @@ class Document:
 
     def of(self, name: str) -> dict[str, Found]:
         """What it says for a command, by the option's name. Adds to `faults`."""
-        options = self._commands.get(name, {})
+        options = self._commands.get(name, Options())
         found: dict[str, Found] = {}
         for key, value in self.values.items():
             option = options.get(_dashed(key))
@@ -99,28 +116,55 @@ class Document:
         for key, value in table.items() if isinstance(table, dict) else ():
             if (option := options.get(_dashed(key))) is not None:
                 self._take(found, option, (name, key), value, name)
+        if options.rule is not None:
+            self._check_together(options.rule, options, found)
         return found
 
+    def all(self) -> None:
+        """Look at what it says for every command. Adds to `faults`, which are in order then."""
+        for name in self._commands:
+            self.of(name)
+        self.faults.sort(key=lambda fault: fault.place.line)
+
     def _take(self, found: dict[str, Found], option: click.Option, keys: Keys, value: Any, name: str) -> None:
-        fault = _fault(option, value)
-        if fault:
+        if len(keys) == 1 and isinstance(value, list) and len(value) == 1 and not option.multiple:
+            value = value[0]  # other commands may take several, and it is for them, too
+        meant, fault = file_values.convert(option, value)
+        if not fault:
+            values = [value] if option.multiple and not isinstance(value, list) else value
+            found[option.name or ""] = Found(option, values, Place(self.path, self._lines[keys]), keys, meant)
+        elif (keys, fault) not in self._told:  # above the tables it is the same for every command that has it
+            self._told.add((keys, fault))
             whose = "" if len(keys) == 2 else f" (of titanic {name})"
             self._complain(keys, f"{_shown(keys)}{whose}{fault}")
-        else:
-            values = [value] if option.multiple and not isinstance(value, list) else value
-            found[option.name or ""] = Found(option, values, Place(self.path, self._lines[keys]))
+
+    def _check_together(self, rule: Rule, options: Options, found: Mapping[str, Found]) -> None:
+        context = click.Context(click.Command(""))
+        values = {
+            one.name or "": one.type_cast_value(context, one.get_default(context)) for one in options.values()
+        } | {name: one.meant for name, one in found.items()}
+        own = {name for name, one in found.items() if len(one.keys) == 2}
+        for wrong in rule(values, own):
+            where = max((found[name] for name in wrong.settings if name in found), key=lambda one: one.place.line)
+            text = "; ".join((wrong.what, wrong.fact, wrong.advice)).replace("_", "-")
+            self._complain(where.keys, f"{_shown(where.keys)}: {text}")
 
     def _check_keys(self) -> None:
-        everywhere = {name for options in self._commands.values() for name in options}
+        everywhere = {name for options in (*self._commands.values(), *self._others.values()) for name in options}
         for key, value in self.values.items():
             if isinstance(value, dict):
-                if key not in self._commands:
-                    self._unknown((key,), f"[{key}]", self._commands)
+                known = {**self._others.get(key, {}), **self._commands.get(key, {})}
+                if key not in self._commands and key not in self._others:
+                    self._unknown((key,), f"[{key}]", {*self._commands, *self._others})
                     continue
                 for inner in value:
-                    if _dashed(inner) not in self._commands[key]:
-                        self._unknown((key, inner), _shown((key, inner)), self._commands[key])
-            elif _dashed(key) not in everywhere:
+                    if _dashed(inner) not in known:
+                        self._unknown((key, inner), _shown((key, inner)), known)
+            elif _dashed(key) in everywhere:
+                continue
+            elif key in self._commands:
+                self._complain((key,), f"unknown key {key}; it is a command: its settings stand below [{key}]")
+            else:
                 self._unknown((key,), key, everywhere)
 
     def _unknown(self, keys: Keys, shown: str, known: Iterable[str]) -> None:
@@ -142,9 +186,12 @@ def load(context: click.Context, parameter: click.Parameter, value: str | None) 
     """Read the file and make its values the defaults of the command that is about to run."""
     if value is None:
         return
-    document = Document(Path(value), commands_of(context))
+    neighbours = getattr(context.find_root().command, "neighbours", ())
+    others = {name: one for group in neighbours for name, one in _commands_of(context, group).items()}
+    document = Document(Path(value), commands_of(context), others)
     found = document.of(context.command.name or "")
     if document.faults:
+        document.all()  # who mends one is glad to know of the others
         raise click.UsageError("\n".join(str(fault) for fault in document.faults))
     context.default_map = {name: one.value for name, one in found.items()}
     context.meta[PLACES] = {name: one.place for name, one in found.items()}
@@ -154,16 +201,20 @@ def commands_of(context: click.Context) -> Commands:
     """All commands that this one is among."""
     root = context.find_root()
     group = root.command
-    if not isinstance(group, click.Group):
-        return {}
-    commands = {name: group.get_command(root, name) for name in group.list_commands(root)}
+    return _commands_of(root, group) if isinstance(group, click.Group) else {}
+
+
+def _commands_of(context: click.Context, group: click.Group) -> Commands:
+    commands = {name: group.get_command(context, name) for name in group.list_commands(context)}
     return {name: options_of(command) for name, command in commands.items() if command is not None}
 
 
 def options_of(command: click.Command) -> Options:
     """A command's options by the names that they have in a file."""
     options = [one for one in command.params if isinstance(one, click.Option) and one.name != "config"]
-    return {max(one.opts, key=len).lstrip("-"): one for one in options}
+    found = Options({max(one.opts, key=len).lstrip("-"): one for one in options})
+    found.rule = getattr(command, "rule", None)
+    return found
 
 
 def _dashed(key: str) -> str:
@@ -172,48 +223,3 @@ def _dashed(key: str) -> str:
 
 def _shown(keys: Keys) -> str:
     return keys[0] if len(keys) == 1 else f"[{keys[0]}] {keys[1]}"
-
-
-def _fault(option: click.Option, value: Any) -> str:
-    """What is wrong with a value, to be put behind the key's name. Empty: nothing."""
-    many = isinstance(value, list) and option.multiple
-    values = value if many else [value]
-    if not all(_fits(option, one) for one in values):
-        return f" cannot be {quoted(value)}; it must be {_kind(option)}"
-    if isinstance(option.type, click.File):
-        return ""  # to look closer would be to open it
-    if isinstance(option.type, Endpoint):
-        return next((f": {fault}" for one in values if (fault := option.type.fault(one))), "")
-    context = click.Context(click.Command(""))
-    try:
-        given = option.type_cast_value(context, values if option.multiple else value)
-        if option.callback is not None:
-            option.callback(context, option, given)
-    except click.BadParameter as error:
-        return f": {error.message}"
-    return ""
-
-
-def _fits(option: click.Option, value: Any) -> bool:
-    """Whether a TOML value is of a kind that the option can make something of; its type looks closer."""
-    if option.is_flag:
-        return isinstance(value, bool)
-    if _is_text(option):
-        return isinstance(value, str)
-    if isinstance(option.type, click.types.IntParamType):
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, (int, float, str)) and not isinstance(value, bool)
-
-
-def _is_text(option: click.Option) -> bool:
-    return isinstance(option.type, (click.types.StringParamType, click.Choice, click.Path, click.File, Endpoint))
-
-
-def _kind(option: click.Option) -> str:
-    if option.is_flag:
-        return "true or false"
-    if _is_text(option):
-        return "a text in quotes" + (", or a list of them" if option.multiple else "")
-    if isinstance(option.type, click.types.IntParamType):
-        return "a whole number"
-    return "a size like 500, 64MiB or 1.5GB" if option.metavar == "SIZE" else "a number"

@@ -17,17 +17,25 @@ class Endpoint(click.ParamType[str]):
 
     name = "endpoint"
 
+    def __init__(self, *, listens: bool) -> None:
+        """`listens`: for one to listen at: `*` stands for every address there, and `*` or 0 for any port."""
+        self._listens = listens
+
     def fault(self, value: str) -> str:
         """What is wrong with an endpoint; empty: nothing that can be seen from here."""
         if re.fullmatch(r"(ipc|inproc)://.+", value):
             return ""
-        match = re.fullmatch(r"tcp://[^:/ ]+:(\d+|\*)|tcp://\[[^\]]+\]:(\d+|\*)", value)
+        match = re.fullmatch(r"tcp://([^:/ ]+|\[[^\]]+\]):(\d+|\*)", value)
         if match is None:
             return (
                 f"{value!r} is not an endpoint; write it like tcp://127.0.0.1:5555 or ipc:///run/titanic/titanic.sock"
             )
-        port = match[1] or match[2]
-        return f"{value!r} has no such port; ports go up to 65535" if port != "*" and int(port) > 65535 else ""
+        host, port = match.groups()
+        if port != "*" and int(port) > 65535:
+            return f"{value!r} has no such port; ports go up to 65535"
+        if not self._listens and (host == "*" or port == "*" or int(port) == 0):
+            return f"nobody can connect to {value!r}; name the machine and the port"
+        return ""
 
 
 class PeerEndpoint(Endpoint):
@@ -47,4 +55,9 @@ class PeerEndpoint(Endpoint):
         return text
 
 
-ENDPOINT, PEER = Endpoint(), PeerEndpoint()
+BOUND = Endpoint(listens=True)
+"""One to listen at."""
+BROKER = Endpoint(listens=False)
+"""One to connect to, for a server: it does not mind when the name is not known yet."""
+PEER = PeerEndpoint(listens=False)
+"""One to ask."""

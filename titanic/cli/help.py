@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,11 @@ class Option(click.Option):
 
 class Command(click.Command):
     """Lists its options by group: those without one first, then the groups in the order of their first options."""
+
+    def __init__(self, *arguments: Any, rule: Callable[..., Any] | None = None, **settings: Any) -> None:
+        """`rule`: what its options must keep together in a file, see `config_file`."""
+        super().__init__(*arguments, **settings)
+        self.rule = rule
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write them."""

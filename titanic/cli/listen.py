@@ -19,7 +19,7 @@ class Address(NamedTuple):
 
 
 class Listen(click.ParamType[Address]):
-    """HOST:PORT, [::1]:PORT or :PORT."""
+    """HOST:PORT, [::1]:PORT, or :PORT for every address of the machine, as other exporters have it."""
 
     name = "address"
 

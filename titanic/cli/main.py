@@ -59,6 +59,8 @@ class Titanic(click.Group):
     table = COMMANDS
     meant = MEANT
     package = "titanic.cli"
+    neighbours: tuple[click.Group, ...] = ()
+    """Other programs whose settings may stand in the same file."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In reading order."""

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from titanic.answers import check, unknown
 from titanic.cli.access import open_to_look
-from titanic.cli.options import Function, endpoint, option
+from titanic.cli.options import FOLDER, Function, endpoint, option
 from titanic.client import Client
 from titanic.config import ServerConfig
 from titanic.services import listing
@@ -23,7 +23,7 @@ OFFLINE = "Without a server"
 
 store_option = option(
     "--store",
-    type=click.Path(path_type=Path, readable=False),  # that is found out in `access`
+    type=FOLDER,
     metavar="DIR",
     default=ServerConfig().store,
     help="Directory of the store.",
@@ -32,7 +32,7 @@ store_option = option(
 
 look_store_option = option(
     "--store",
-    type=click.Path(path_type=Path, readable=False),  # that is found out in `access`
+    type=FOLDER,
     metavar="DIR",
     default=ServerConfig().store,
     group=OFFLINE,

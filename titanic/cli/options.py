@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -115,6 +116,18 @@ def endpoint(function: Function) -> Function:
         function = add(function)
     return function
 
+
+class Folder(click.Path):
+    """A directory, which need not be there. No name at all would be the present one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        if not str(value):
+            self.fail("the name of a directory must not be empty; . is the present one", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FOLDER = Folder(path_type=Path, readable=False)  # whether it may be read is found out where it is
 
 LOGGING = "Log"
 """The group of options that say what is logged, and how."""

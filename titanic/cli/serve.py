@@ -23,12 +23,13 @@ from titanic.cli.serve_options import (
     KEEPING,
     bind_option,
     queue_options,
+    rule,
     running_options,
     server_config,
     take_wire,
     wire_options,
 )
-from titanic.errors import TitanicError
+from titanic.errors import CallerError, TitanicError
 from titanic.figures import bounded
 from titanic.pulse import Pulse
 from titanic.server import LIVE, Server
@@ -40,8 +41,11 @@ if TYPE_CHECKING:
 
 M_MMAP_THRESHOLD = -3
 
+FIRST_ANSWER = 1.0
+"""Seconds that a broker elsewhere has until we say that we are looking for it."""
 
-@command()
+
+@command(rule=rule)
 @queue_options
 @running_options
 def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: Any) -> None:
@@ -62,6 +66,10 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     chosen = click.get_current_context().get_parameter_source("bind")
     if settings["broker"] is not None and chosen is ParameterSource.COMMANDLINE:
         raise click.UsageError("--bind is for the integrated broker; with --broker there is none")
+    try:
+        config = server_config({"bind": bind, **settings})
+    except CallerError as error:  # it would not be better the next time
+        raise click.UsageError(str(error).replace("_", "-")) from error
     signals = service.begin(log_level, log_format)
     store: Path = settings["store"]
     if not os.path.lexists(store.parent):
@@ -70,12 +78,18 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
         )
     new = not (store / "data.mdb").exists()
     _prepare()
-    server = Server(server_config({"bind": bind, **settings}))
+    server = Server(config)
     server.start()
+    queue = Queue(server)
+    if config.broker is not None:
+        queue.wait_for_broker(signals)
     with server.store.read() as transaction:
         counts = transaction.counts()
     where = ", ".join(server.endpoints)
-    way = f"serving at {where}" if server.config.broker is None else f"connecting to the broker at {where}"
+    if config.broker is None:
+        way = f"serving at {where}"
+    else:
+        way = f"{'serving' if server.ready else 'connecting to'} the broker at {where}"
     if server.gathers:
         way += f", gathering at {', '.join(server.gathers)}"
     if new:
@@ -83,7 +97,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     else:
         stored = f"{counted(counts.requests, 'request')}, {counts.waiting} waiting"
     say(f"{way}; store {server.store.path}: {stored}", "serving")
-    service.run(Queue(server), signals, settings["metrics"])
+    service.run(queue, signals, settings["metrics"])
 
 
 @command("broker")
@@ -132,6 +146,15 @@ class Queue:
         self._rate = Rate()
         self.pulse = server.pulse
         self.stop = server.stop
+
+    def wait_for_broker(self, signals: service.Signals) -> None:
+        """Wait a moment for what a broker has to say: if another queue is there, nothing else is worth a word."""
+        until = time.monotonic() + FIRST_ANSWER
+        while self.alive and not self.ready and time.monotonic() < until and not signals.end.wait(service.STARTING):
+            pass
+        if (error := self.problem) is not None:
+            self.stop()
+            raise error
 
     @property
     def problem(self) -> TitanicError | None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import click
 
 from broker import DEFAULT_ENDPOINT, BrokerConfig
-from titanic.cli.endpoint import ENDPOINT
+from titanic.cli.endpoint import BOUND, BROKER
 from titanic.cli.listen import Listen
-from titanic.cli.options import Function, configured, log_options, option, read_size, seconds, size
-from titanic.config import MOST_LANES, ServerConfig, ServiceLimits
+from titanic.cli.options import FOLDER, Function, configured, log_options, option, read_size, seconds, size
+from titanic.config import MOST_LANES, Contradiction, ServerConfig, ServiceLimits, contradictions
 from titanic.store import MIN_CAPACITY, Retention
 
 WIRE, SERVER = BrokerConfig(), ServerConfig()
@@ -34,7 +33,8 @@ def running_options(function: Function) -> Function:
             metavar="HOST:PORT",
             default=None,
             group=OPERATION,
-            help="Where to serve /metrics for Prometheus, /healthz and /readyz; default: nowhere.",
+            help="Where to serve /metrics for Prometheus, /healthz and /readyz; :PORT is at every address, port 0 any"
+            " free one; default: nowhere.",
         ),
         *log_options,
     ):
@@ -44,11 +44,11 @@ def running_options(function: Function) -> Function:
 
 bind_option = option(
     "--bind",
-    type=ENDPOINT,
+    type=BOUND,
     multiple=True,
     metavar="ENDPOINT",
     default=(DEFAULT_ENDPOINT,),
-    help="Where to listen; may be given repeatedly.",
+    help="Where to listen, * or 0 for any free port; may be given repeatedly.",
 )
 
 
@@ -208,7 +208,7 @@ def queue_options(function: Function) -> Function:
         ),
         option(
             "--gather",
-            type=ENDPOINT,
+            type=BOUND,
             multiple=True,
             metavar="ENDPOINT",
             default=(),
@@ -216,7 +216,7 @@ def queue_options(function: Function) -> Function:
         ),
         option(
             "--broker",
-            type=ENDPOINT,
+            type=BROKER,
             default=None,
             metavar="ENDPOINT",
             help="Use the broker that is there instead of an own one.",
@@ -227,7 +227,7 @@ def queue_options(function: Function) -> Function:
         ),
         option(
             "--store",
-            type=click.Path(path_type=Path),
+            type=FOLDER,
             metavar="DIR",
             default=SERVER.store,
             help="Directory of the store.",
@@ -237,8 +237,16 @@ def queue_options(function: Function) -> Function:
     return function
 
 
+def rule(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradiction]:
+    """What contradicts itself in a file. (Above the tables `bind` may be meant for `titanic broker`.)"""
+    yield from contradictions(values)
+    if {"bind", "broker"} <= own:
+        what, fact = "bind is for the integrated broker", "with another one there is none"
+        yield Contradiction(("bind", "broker"), what, fact, "leave one out")
+
+
 def server_config(settings: dict[str, Any]) -> ServerConfig:
-    """All settings of `titanic serve` as one."""
+    """All settings of `titanic serve` as one. Raises CallerError for those that contradict each other."""
     settings = dict(settings)
     retention = Retention(*(int(settings.pop(name) * 1e6) for name in KEEPING))
     wire = take_wire(settings)

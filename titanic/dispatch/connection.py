@@ -7,7 +7,8 @@ from itertools import cycle
 
 import zmq
 
-from broker import ClientConfig, ClientSession, Dealer, EventKind
+from broker import ClientConfig, ClientSession, Dealer, EventKind, OutOfSockets
+from titanic.dispatch.shortage import Shortage, first
 from titanic.tsp import Frames
 
 
@@ -24,6 +25,7 @@ class Connection:
         self.session = session
         self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=watch)
         self._lost = lost
+        self._shortage = Shortage()
 
     @property
     def open(self) -> bool:
@@ -49,10 +51,17 @@ class Connection:
         self.session.tick(now)
 
     def next_deadline(self) -> float | None:
-        return self.session.next_deadline()
+        return first(self.session.next_deadline(), self._shortage.ends)
 
     def flush(self, now: float) -> None:
-        self._dealer.send(self.session.take_output())
+        if self._shortage.lasts(now):
+            return
+        try:
+            self._dealer.send(self.session.take_output())
+            self._shortage.over()
+        except OutOfSockets as error:
+            self._shortage.met(error, now)
+            self.session.lost(now)  # what could not go out goes out when there is one
 
     def close(self) -> None:
         self._dealer.close()
@@ -75,6 +84,7 @@ class Scout:
         self._tries = cycle(self.TRIES)
         self._session: ClientSession | None = None
         self._done = False
+        self._shortage = Shortage()
 
     def start(self, now: float) -> None:
         """Ask for the first time. An endpoint that cannot be right raises broker.EndpointError here, not there."""
@@ -100,17 +110,22 @@ class Scout:
             self._session.tick(now)
 
     def next_deadline(self) -> float | None:
-        return self._session.next_deadline() if self._session is not None else None
+        return first(self._session.next_deadline() if self._session is not None else None, self._shortage.ends)
 
     def flush(self, now: float) -> None:
-        if self._done:
+        if self._done or self._shortage.lasts(now):
             return
         if self._session is None or not len(self._session):  # nobody answered
             self._dealer.close()
             version, question = next(self._tries)
             self._session = ClientSession(ClientConfig(timeout=self.TIMEOUT, retries=0, version=version))
             self._session.request(question, [b"titanic.request"], now)
-        self._dealer.send(self._session.take_output())
+        try:
+            self._dealer.send(self._session.take_output())
+            self._shortage.over()
+        except OutOfSockets as error:
+            self._shortage.met(error, now)
+            self._session = None
 
     def close(self) -> None:
         self._dealer.close()

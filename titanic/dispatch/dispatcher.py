@@ -11,15 +11,16 @@ from typing import Any
 import zmq
 
 from broker import Loop
-from titanic.clock import Leaps, wall_us
+from titanic.clock import wall_us
 from titanic.config import ServerConfig
 from titanic.dispatch.actions import Fetch
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.courier import Courier
-from titanic.dispatch.keeping import PAUSE_US, Keep
+from titanic.dispatch.keeping import Keep, pause_us
 from titanic.dispatch.outcomes import Outcomes
 from titanic.errors import RecordCorrupt, StoreError
 from titanic.failure_log import FailureLog
+from titanic.logs import Trouble
 from titanic.services.asks import Answers, Ask
 from titanic.services.waiting import Waiters
 from titanic.store import DEFAULT_PRIORITY, ReadTransaction, Store
@@ -56,8 +57,12 @@ class Dispatcher:
         self.waiters: Waiters
         """Who wants to know what becomes of requests; set with `serve`."""
         self.failures = FailureLog()
-        self.leaps = Leaps()
+        self.leaps = writer.leaps
         """The wall clock, as the writer's thread sees it."""
+        self._blind = Trouble(log, "read what is due")
+        self._unaware = Trouble(log, "look for readers")
+        self._unfit = Trouble(log, "dispatch")
+        self._idle = Trouble(log, "read what to dispatch")
         self._serving = False
         self._readers_at = 0.0
         self._more = False
@@ -168,6 +173,7 @@ class Dispatcher:
         """Attempts and clients whose time is over, readers that are no more."""
         self.core.tick(now)
         self.waiters.tick(now)
+        self.failures.tick(now)
         if now >= self._readers_at:
             self._readers_at = now + READERS_EVERY
             self._forget_readers()
@@ -230,6 +236,7 @@ class Dispatcher:
         except Exception:
             log.exception("the dispatcher met an unexpected error")
         finally:
+            self.failures.finish()
             self._settled.set()  # nothing more will be
 
     def _reconfigure(self, config: ServerConfig) -> None:
@@ -255,9 +262,10 @@ class Dispatcher:
                 due = self.next_due(transaction)
             # What is delayed may have been so by a clock that was wrong.
             self.set_alarm(due if self.leaps.unchecked is None else 0)
+            self._blind.over()
         except StoreError as error:
-            log.error("cannot read what is due: %s", error)
-            self.set_alarm(wall_us() + PAUSE_US)
+            self._blind.met(error)
+            self.set_alarm(wall_us() + pause_us(error))
 
     def next_due(self, transaction: ReadTransaction) -> int | None:
         """When there is something for `Keep` to do. Any thread may ask."""
@@ -267,8 +275,9 @@ class Dispatcher:
         try:
             if killed := self._store.reader_check():
                 log.warning("%d readers of the store ended without a word", killed)
+            self._unaware.over()
         except StoreError as error:
-            log.error("cannot look for readers: %s", error)
+            self._unaware.met(error)
 
     def set_alarm(self, due_us: int | None) -> None:
         """Have what has a time of its own looked at when the first of it is due (µs since the epoch)."""
@@ -290,11 +299,12 @@ class Dispatcher:
                     try:
                         rows = transaction.next_ready(service, after, limit, FETCH_BYTES)
                     except RecordCorrupt as damage:
-                        log.error("cannot dispatch: %s", damage)
+                        self._unfit.met(damage)
                         self.core.damaged(service, damage.uuid, str(damage), now)
                     else:
                         self.core.fetched(service, rows, now, wall_us())
+            self._idle.over()
         except StoreError as error:
-            log.error("cannot read what to dispatch: %s", error)
+            self._idle.met(error)
             for fetch in fetches:
                 self.core.unreadable(fetch.service, now)

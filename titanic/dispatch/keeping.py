@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from titanic.clock import wall_us
-from titanic.errors import StoreError
+from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError
 from titanic.store import Retention, Status, WriteTransaction
 from titanic.writer import Write
 
@@ -18,7 +18,15 @@ log = logging.getLogger(__name__)
 PAUSE_US = 1_000_000
 """Until what could not be done is tried again."""
 
+DAMAGED_PAUSE_US = 30_000_000
+"""The same when somebody has to repair the store first."""
+
 KEEP_ALL = Retention(0, 0, 0)
+
+
+def pause_us(error: StoreError) -> int:
+    """Until it is tried again after this."""
+    return DAMAGED_PAUSE_US if isinstance(error, (StoreCorrupt, RecordCorrupt)) else PAUSE_US
 
 
 class Keep:
@@ -39,7 +47,6 @@ class Keep:
         running = self._dispatcher.core.flights
         self._expired = transaction.expire(now_us, self._step, skip=running)
         leaps = self._dispatcher.leaps
-        leaps.look(now_us)
         self._recapped, self._unchecked = 0, None
         trimmed = transaction.trim(
             now_us, KEEP_ALL if leaps.doubtful else self._dispatcher.config.retention, self._step
@@ -64,7 +71,7 @@ class Keep:
         self._dispatcher.loop.call(self._tell)
 
     def failed(self, error: StoreError) -> None:
-        self._dispatcher.loop.call(self._dispatcher.set_alarm, wall_us() + PAUSE_US)
+        self._dispatcher.loop.call(self._dispatcher.set_alarm, wall_us() + pause_us(error))
 
     def _tell(self) -> None:
         dispatcher = self._dispatcher

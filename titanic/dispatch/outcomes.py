@@ -30,7 +30,6 @@ class Outcomes:
 
     def write(self, transaction: WriteTransaction, now_us: int) -> None:
         self._homeless, self._moot = [], []
-        self._dispatcher.leaps.look(now_us)  # by the time that they get now, they will be old one day
         now = time.monotonic()
         for outcome in self._outcomes:
             try:

@@ -8,5 +8,8 @@ and replies are never logged.
 
 from titanic.logs.begin import FORMATS, begin, line, set_level
 from titanic.logs.fields import event
+from titanic.logs.repeats import COUNTED
+from titanic.logs.trouble import Trouble
+from titanic.logs.windows import LINES, WINDOW, Windows
 
-__all__ = ["FORMATS", "begin", "event", "line", "set_level"]
+__all__ = ["COUNTED", "FORMATS", "LINES", "WINDOW", "Trouble", "Windows", "begin", "event", "line", "set_level"]

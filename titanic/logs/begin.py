@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import sys
@@ -47,7 +48,9 @@ def begin(level: str, format: str) -> None:
     else:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(Json() if chosen == "json" else Text())
-    handler.addFilter(Repeats())
+    repeats = Repeats(handler.handle)
+    handler.addFilter(repeats)
+    atexit.register(repeats.finish)
     logging.basicConfig(handlers=[handler], force=True)
     set_level(level)
 

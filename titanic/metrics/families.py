@@ -67,6 +67,7 @@ def broker(counters: Mapping[str, int]) -> Iterator[Metric]:
         "waiting_bytes": ("titanic_broker_waiting_bytes", "Memory that they take."),
         "workers": ("titanic_broker_workers", "Registered workers."),
         "workers_busy": ("titanic_broker_workers_busy", "Those of them that have a request."),
+        "peers": ("titanic_broker_peers", "Connections, of clients and workers; a queue at a broker apart has many."),
         "services": ("titanic_broker_services", "Services that the broker knows."),
     }
     for name, (metric, text) in gauges.items():

@@ -61,6 +61,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     allow_reuse_address = True
+    request_queue_size = 128  # the usual 5 makes a few who ask at once wait for a second, and try again
     registry: CollectorRegistry
     pages: Mapping[str, Fault]
 

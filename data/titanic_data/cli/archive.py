@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from titanic.cli.help import command
 from titanic.cli.options import json_flag, option, seconds
 from titanic.cli.options import size as size_option
 from titanic.cli.output import EXIT_FAILED, print_json, size
@@ -28,7 +27,7 @@ from titanic_data.archive import vacuum as vacuum_archive
 from titanic_data.archive import verify as verify_archive
 from titanic_data.archive.archiver import BYTES, ROWS
 from titanic_data.archive.tidy import KEEP
-from titanic_data.cli.options import archive_option, endpoint_option, store_option
+from titanic_data.cli.options import archive_option, command, endpoint_option, store_option
 from titanic_data.cli.progress import bar
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from titanic.cli.main import Titanic
+from titanic.cli.main import main as titanic
 from titanic.cli.output import EXIT_FAILED, say
 from titanic.version import __version__
 from titanic_data.cli.sparks import explain, is_of_spark, quiet
@@ -35,6 +36,7 @@ class TitanicData(Titanic):
     table = COMMANDS
     meant = {"reports": "report", "check": "verify", "ls": "files", "list": "files"}  # noqa: RUF012
     package = "titanic_data.cli"
+    neighbours = (titanic,)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -59,9 +61,10 @@ def main() -> None:
       titanic-data verify --archive A                and is all there
       titanic-data report latency --archive A        how long did things take?
 
-    Every option can also be given as an environment variable, TITANIC_ and its name in capitals. Spark is needed for
-    report, submit, collect, replay and work, and for archive with --engine spark: Java 17 and the extra `spark`.
-    SPARK_MASTER says where it runs, by default on all processors of this machine.
+    Every option can also be given as an environment variable, TITANIC_ and its name in capitals, and in a TOML file
+    named by --config or TITANIC_CONFIG. That may be the server's: what is for `titanic` is passed over. Spark is
+    needed for report, submit, collect, replay and work, and for archive with --engine spark: Java 17 and the extra
+    `spark`. SPARK_MASTER says where it runs, by default on all processors of this machine.
 
     \b
     Exit codes:

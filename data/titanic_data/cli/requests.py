@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from titanic.cli.help import command
 from titanic.cli.options import option, seconds
 from titanic.cli.output import EXIT_PENDING, print_table
 from titanic.text import counted
-from titanic_data.cli.options import archive_option, endpoint_option
+from titanic_data.cli.options import archive_option, command, endpoint_option
 from titanic_data.cli.sparks import only
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ from typing import Any
 import click
 
 from titanic import logs
-from titanic.cli.help import command
 from titanic.cli.options import log_options, option
 from titanic.cli.running import Ending, say
-from titanic_data.cli.options import endpoint_option
+from titanic_data.cli.options import command, endpoint_option
 
 
 @command()

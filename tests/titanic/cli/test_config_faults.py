@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from support.cli_titanic import here
 
+from titanic import ServerConfig
+from titanic.errors import CallerError
+
 
 @pytest.fixture
 def toml(tmp_path: Path) -> Path:
@@ -36,7 +39,8 @@ WRONG = [
     ("zzz = 1", 1, "unknown key zzz"),
     ("[zzz]", 1, "unknown key [zzz]"),
     ("serve.gracee = 1", 1, "unknown key [serve] gracee; did you mean grace?"),
-    ("[[serve]]\ngrace = 1", 1, "unknown key serve"),
+    ("[[serve]]\ngrace = 1", 1, "unknown key serve; it is a command: its settings stand below [serve]"),
+    ("serve = 3", 1, "unknown key serve; it is a command: its settings stand below [serve]"),
     ("[serve.limits]\nmail = 3", 1, "unknown key [serve] limits"),
     # Values of the wrong kind.
     ("endpoint = 5", 1, "endpoint (of titanic submit) cannot be 5; it must be a text in quotes"),
@@ -51,7 +55,17 @@ WRONG = [
     ("[serve]\nmax-attempts = '5'", 2, "[serve] max-attempts cannot be '5'; it must be a whole number"),
     ("[serve]\ncapacity = [1]", 2, "[serve] capacity cannot be [1]; it must be a size like 500, 64MiB or 1.5GB"),
     ("[serve]\ngrace = {s = 1}", 2, "[serve] grace cannot be {'s': 1}; it must be a number"),
+    ("[serve]\nbind = []", 2, "[serve] bind names nothing; it must be a text in quotes, or a list of them"),
+    ("[work]\nendpoint = []", 2, "[work] endpoint names nothing; it must be a text in quotes, or a list of them"),
     # Values that cannot be.
+    ("[serve]\nstore = ''", 2, "[serve] store: the name of a directory must not be empty; . is the present one"),
+    ('[serve]\nstore = "a\\u0000b"', 2, "[serve] store cannot be 'a\\x00b': no text may have a NUL in it"),
+    (
+        '[serve]\nbind = ["tcp://\\u0000:1"]',
+        2,
+        "[serve] bind cannot be ['tcp://\\x00:1']: no text may have a NUL in it",
+    ),
+    ('[serve]\nlog-level = "\\u0000"', 2, "[serve] log-level cannot be '\\x00': no text may have a NUL in it"),
     ("[status]\ntimeout = 'soon'", 2, "[status] timeout: 'soon' is not a time from 0.001 s to 1157 days"),
     ("[status]\ntimeout = nan", 2, "[status] timeout: nan is not a time"),
     ("[serve]\ngrace = -1", 2, "[serve] grace: -1 is not a time from 0 s to 1157 days"),
@@ -77,6 +91,43 @@ WRONG = [
         2,
         "[work] endpoint: 'tcp://h:70000' has no such port; ports go up to 65535",
     ),
+    (
+        "[work]\nendpoint = 'tcp://h:0'",
+        2,
+        "[work] endpoint: nobody can connect to 'tcp://h:0'; name the machine and the",
+    ),
+    (
+        "[serve]\nbroker = 'tcp://*:1'",
+        2,
+        "[serve] broker: nobody can connect to 'tcp://*:1'; name the machine and the p",
+    ),
+    ("[serve]\nmetrics = '9469'", 2, "[serve] metrics: '9469' is not an address; write it like 127.0.0.1:9469"),
+    # Values that are right each by itself.
+    (
+        "[serve]\nretry-most = 1\nretry-first = '1m'",
+        3,
+        "[serve] retry-first: retry-first is 60 s; it must not be more than retry-most, 1 s; change one of the two",
+    ),
+    (
+        "[serve]\nretry-most = 0.5",
+        2,
+        "[serve] retry-most: retry-first is 1 s; it must not be more than retry-most, 0.5",
+    ),
+    (
+        "[serve]\nretry-first = '1h'",
+        2,
+        "[serve] retry-first: retry-first is 3600 s; it must not be more than retry-most,",
+    ),
+    (
+        "[serve]\nbind = 'tcp://*:1'\nbroker = 'tcp://h:1'",
+        3,
+        "[serve] broker: bind is for the integrated broker; with another one there is none; leave one out",
+    ),
+    (
+        "broker = 'tcp://h:1'\n[serve]\ngather = 'tcp://*:1'",
+        3,
+        "[serve] gather: gather is for the integrated broker; with another one there is none; leave one out",
+    ),
 ]
 
 
@@ -98,17 +149,58 @@ def test_it_is_told_where_and_why(toml: Path, text: str, line: int, fact: str) -
         assert said[0].startswith(f"{toml}:{line}: {fact}")
 
 
-def test_a_command_does_not_start_with_any_of_them(toml: Path) -> None:
-    """All that is wrong is said, not only the first; values for other commands are their business."""
-    toml.write_text("timeuot = 1\n[status]\ntimeout = 'soon'\n[serve]\ngrace = 'soon'\ngarce = 1\n")
-    done = here("status", "--config", toml)
-    assert (done.code, done.out) == (2, b"")
-    assert done.err.partition("Error: ")[2].splitlines() == [
-        f"{toml}:1: unknown key timeuot; did you mean timeout?",
-        f"{toml}:6: unknown key [serve] garce; did you mean grace?",
-        f"{toml}:3: [status] timeout: 'soon' is not a time from 0.001 s to 1157 days"
-        "; write seconds, or a unit: 250ms, 90s, 5m, 1.5h, 30d",
+MANY = """timeuot = 1
+log-level = "loud"
+[status]
+timeout = "soon"
+[serve]
+grace = "soon"
+garce = 1
+retry-first = "1h"
+"""
+
+
+def test_all_of_them_are_told_in_one_go(toml: Path) -> None:
+    """Once each, in the order of the lines, whoever asks: those for other commands, too."""
+    toml.write_text(MANY)
+    done = here("config", "check", toml)
+    assert done.code == 1
+    assert [line.removeprefix(f"{toml}:").partition("; ")[0] for line in done.err.splitlines()] == [
+        "1: unknown key timeuot",
+        "2: log-level (of titanic serve): 'loud' is not one of 'debug', 'info', 'warning', 'error'.",
+        "4: [status] timeout: 'soon' is not a time from 0.001 s to 1157 days",
+        "6: [serve] grace: 'soon' is not a time from 0 s to 1157 days",
+        "7: unknown key [serve] garce",
+        "8: [serve] retry-first: retry-first is 3600 s",
     ]
+    for command in (("status",), ("serve",), ("config", "show")):
+        assert here(*command, "--config", toml).err.rpartition("Error: ")[2] == done.err
+
+
+def test_a_command_does_not_mind_values_for_others(toml: Path) -> None:
+    toml.write_text("[status]\ntimeout = 'soon'\n")
+    assert here("config", "show", "serve", "--config", toml).code == 0
+
+
+def test_contradictions_in_a_program() -> None:
+    with pytest.raises(CallerError, match="bind is empty; nobody could connect; name at least one endpoint"):
+        ServerConfig(bind=())
+    with pytest.raises(CallerError, match="retry_first is 301 s; it must not be more than retry_most, 300 s"):
+        ServerConfig(retry_first=301)
+    assert ServerConfig(bind=(), broker="tcp://127.0.0.1:5555").bind == ()
+
+
+def test_contradictions_of_other_sources(toml: Path, tmp_path: Path) -> None:
+    """Told at the start, as wrong usage: a service manager must not try again."""
+    toml.write_text("[serve]\nretry-first = '2m'\n")
+    store = ("--store", tmp_path / "store")
+    done = here("serve", *store, "--config", toml, TITANIC_RETRY_MOST="1m")
+    assert done.code == 2
+    assert "retry-first is 120 s; it must not be more than retry-most, 60 s; change one of the two" in done.err
+    done = here("serve", *store, "--broker", "tcp://127.0.0.1:9", "--gather", "tcp://127.0.0.1:*")
+    assert done.code == 2
+    assert "gather is for the integrated broker" in done.err
+    assert here("serve", "--store", "").code == 2
 
 
 def test_files_that_cannot_be_read(toml: Path, tmp_path: Path) -> None:
@@ -122,9 +214,10 @@ def test_files_that_cannot_be_read(toml: Path, tmp_path: Path) -> None:
 
 def test_a_file_that_is_right(toml: Path) -> None:
     toml.write_text(
-        'endpoint = "tcp://[::1]:5"\n[serve]\nbind = ["ipc:///run/t.sock", "tcp://*:*"]\nmax_body = 1000000\n'
+        'endpoint = "tcp://[::1]:5"\n[serve]\nbind = ["ipc:///run/t.sock", "tcp://*:0"]\nmax_body = 1000000\n'
+        'retry-first = 0.1\nretry-most = 0.1\nmetrics = ":9469"\n[broker]\nbind = "tcp://*:1"\n'
     )
-    assert here("config", "check", toml) == (0, f"{toml}: 3 settings, all right\n".encode(), "")
+    assert here("config", "check", toml) == (0, f"{toml}: 7 settings, all right\n".encode(), "")
 
 
 def test_a_variable_that_is_wrong_is_named() -> None:

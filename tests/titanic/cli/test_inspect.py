@@ -126,7 +126,7 @@ def test_show_tells_what_the_worker_said_when_it_failed_for_good(at: tuple[str, 
 
 def test_show_tells_what_a_command_said_while_it_is_tried_again(tmp_path: Path) -> None:
     script = "echo oh no >&2; echo not this; exit 3"
-    with serving(tmp_path, "--retry-first", "1000") as (_, endpoint):
+    with serving(tmp_path, "--retry-first", "1000", "--retry-most", "1000") as (_, endpoint):
         uuid = here("submit", "no", "x", "--endpoint", endpoint).line
         with working(tmp_path, endpoint, "no", "sh", "-c", script) as worker:
             worker.says("WARNING titanic.work: the command exited with 3: oh no\n")

@@ -21,12 +21,16 @@ ANY = "tcp://127.0.0.1:*"
 @pytest.mark.parametrize("number", STOPPING)
 def test_a_signal_ends_it_while_traffic_flows(tmp_path: Path, number: int) -> None:
     """What was acknowledged until then is there afterwards."""
-    with serving(tmp_path) as (server, endpoint), Client(endpoint, timeout=0.2, retries=0) as client:
+    with (
+        serving(tmp_path) as (server, endpoint),
+        Client(endpoint, timeout=30) as client,
+        Client(endpoint, timeout=0.2, retries=0) as hasty,
+    ):
         acknowledged = [client.submit("s", "x") for _ in range(10)]
         server.send(number)
         try:
             while True:
-                acknowledged.append(client.submit("s", "x"))
+                acknowledged.append(hasty.submit("s", "x"))
         except (Refused, TimedOut):
             pass
         assert server.ends() == 0
@@ -104,8 +108,8 @@ def test_the_broker_has_a_queue_already(tmp_path: Path) -> None:
     with serving(tmp_path) as (_, endpoint):
         done = titanic("serve", "--broker", endpoint, "--store", tmp_path / "other")
     assert (done.code, done.out) == (1, b"")
-    assert f"connecting to the broker at {endpoint}; store " in done.err
-    assert f"\ntitanic: another queue serves the broker at {endpoint} already; its store is {tmp_path}" in done.err
+    assert f"titanic: another queue serves the broker at {endpoint} already; its store is {tmp_path}" in done.err
+    assert "connecting" not in done.err
 
 
 @pytest.mark.parametrize(
