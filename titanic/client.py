@@ -276,14 +276,31 @@ class Client:
         return self._administer({"do": "purge", "state": state, "service": service, "older_than": older_than})
 
     def archive(
-        self, *, register: bool | None = None, upto: int | None = None, uuid: str | None = None
+        self,
+        *,
+        register: bool | None = None,
+        upto: int | None = None,
+        uuid: str | None = None,
+        store: str | None = None,
+        archive: str | None = None,
+        name: str | None = None,
     ) -> dict[str, Any]:
-        """What an archive of the closed requests says; how far it is: {registered, archived_upto, first, last, lost}.
+        """What an archive of the closed requests says; how far it is: {registered, archived_upto, first, last, lost,
+        store, archive, name}.
 
         `register`: from now on nothing is dropped from the ring before the archive has it (False: no more). `upto`: it
-        has everything up to this number, which is the request `uuid`. Raises InvalidRequest when that cannot be.
+        has everything up to this number, which is the request `uuid`. `store`: the id of the store that is meant.
+        `archive` and `name`: the archive's own id and place; nobody else may register or acknowledge then until it is
+        unregistered. Raises InvalidRequest when that cannot be.
         """
-        said = {"register": register, "upto": upto, "uuid": uuid and ids.plain(uuid)}
+        said = {
+            "register": register,
+            "upto": upto,
+            "uuid": uuid and ids.plain(uuid),
+            "store": store,
+            "archive": archive,
+            "name": name,
+        }
         options = {"do": "archive", **{name: value for name, value in said.items() if value is not None}}
         document: dict[str, Any] = json.loads(check(self._ask(tsp.ADMIN, json.dumps(options)))[0])
         return document

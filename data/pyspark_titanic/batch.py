@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
 )
 
 from titanic_data.options import EARLIEST, LATEST, ReadOptions, first_number
-from titanic_data.reading import closed_range, lost, read_closed, read_waiting, split, split_waiting
+from titanic_data.reading import beyond, closed_range, lost, read_closed, read_waiting, split, split_waiting
 
 
 class ClosedReader(DataSourceReader):
@@ -36,6 +36,8 @@ class ClosedReader(DataSourceReader):
         last = newest if options.endingoffsets == LATEST else options.endingoffsets
         if int(last) > newest:
             raise lost(options.path, newest + 1, int(last), oldest, newest)
+        if first > newest + 1 and options.failondataloss:
+            raise beyond(options.path, first, newest)
         first, last = max(first, self.least), min(int(last), self.most)
         if first < oldest and first <= last:
             if options.failondataloss and options.startingoffsets != EARLIEST:

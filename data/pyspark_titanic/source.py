@@ -16,8 +16,8 @@ from pyspark.sql.types import StructType
 
 from pyspark_titanic.batch import ClosedReader, FilteringReader, WaitingReader
 from pyspark_titanic.sink import BatchWriter, StreamWriter
-from pyspark_titanic.stream import ClosedStream
-from titanic_data.errors import InvalidOption, InvalidRows
+from pyspark_titanic.stream import ClosedStream, RefusedStream
+from titanic_data.errors import InvalidOption, InvalidRows, PipelineError
 from titanic_data.options import ReadOptions, read_options, write_options
 from titanic_data.reading import store_at
 from titanic_data.requests import Layout, layout
@@ -48,12 +48,14 @@ class DefaultSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """For spark.readStream."""
-        options = self._read_options()
-        if options.table != "closed":
-            raise InvalidOption(
-                f"the table {options.table} cannot be streamed", "it has no order", "read it as a batch"
-            )
-        return ClosedStream(options, _columns(options, schema))
+        try:
+            options = self._read_options()
+            if options.table != "closed":
+                what = f"the table {options.table} cannot be streamed"
+                raise InvalidOption(what, "it has no order", "read it as a batch: spark.read")
+            return ClosedStream(options, _columns(options, schema))
+        except PipelineError as error:
+            return RefusedStream(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """For df.write."""

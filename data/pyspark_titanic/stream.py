@@ -12,6 +12,7 @@ from typing import Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from titanic_data.errors import PipelineError
 from titanic_data.options import ReadOptions, first_number
 from titanic_data.reading import closed_range, lost, read_closed, split
 
@@ -77,3 +78,30 @@ class ClosedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_closed(
             options.path, first, last, self.columns, batch=options.batchsize, fail_on_loss=options.failondataloss
         )
+
+
+class RefusedStream(DataSourceStreamReader):
+    """Says what is wrong with a stream as soon as Spark asks it something.
+
+    When the source raises instead of handing out a reader, Spark 4 trips over the reader that it has not got, and
+    reports that.
+    """
+
+    def __init__(self, error: PipelineError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        """Never."""
+        raise self._error
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Never."""
+        raise self._error
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        """Never."""
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Never."""
+        raise self._error

@@ -8,9 +8,9 @@ Four services with a day's rhythm; `mail` has a bad hour on the second day, when
 
 from __future__ import annotations
 
+import argparse
 import math
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,9 @@ def _request(dice: random.Random, number: int, service: str, submitted: int, *, 
 
 def main() -> None:
     """Write the file."""
-    file = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "closed.parquet"
+    usage = argparse.ArgumentParser(description="Make two days of a small shop's queue, as Parquet.")
+    usage.add_argument("file", metavar="FILE", nargs="?", type=Path, default=HERE / "closed.parquet")
+    file: Path = usage.parse_args().file
     table = pa.Table.from_pylist(rows(), CLOSED.schema)
     pq.write_table(table, file, compression="zstd")
     print(f"{file}: {len(table)} rows, {file.stat().st_size} bytes")

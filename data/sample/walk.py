@@ -7,6 +7,7 @@ Everything is real: `titanic serve` and the worker are processes of their own, `
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -105,10 +106,26 @@ def say(what: str, begin: float) -> None:
 
 def main() -> None:
     """From the command line."""
-    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
-    folder = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(tempfile.mkdtemp(prefix="titanic-walk-"))
-    walk(session("walk"), rows, folder)
-    print(f"the picture is {folder / 'latency.png'}")
+    usage = argparse.ArgumentParser(
+        description="Rows into the queue, through a worker, back, into an archive, a report."
+    )
+    usage.add_argument("rows", metavar="ROWS", nargs="?", type=int, default=100_000, help="default 100000")
+    usage.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help="an empty one, to keep what is made")
+    given = usage.parse_args()
+    with kept(given.folder) as folder:
+        walk(session("walk"), given.rows, folder)
+        print(f"the picture is {folder / 'latency.png'}" if given.folder else "all of it is removed; a FOLDER keeps it")
+
+
+@contextmanager
+def kept(folder: Path | None) -> Iterator[Path]:
+    """A folder: this one, or one that is removed afterwards."""
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="titanic-walk-") as name:
+            yield Path(name)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
 
 
 if __name__ == "__main__":

@@ -54,6 +54,21 @@ def collect(
     return keys.select(udf(key_column).alias("reply")).select("reply.*")
 
 
+def known(keys: DataFrame, endpoint: str = DEFAULT_ENDPOINT, *, key_column: str = "key") -> int:
+    """How many of the keys in a column the queue remembers."""
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    def find(columns: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        with Client(endpoint) as client:
+            for column in columns:
+                names = column.to_pylist()
+                found, _ = client.find([key for key in names if key])
+                yield pa.array([key in found for key in names])
+
+    udf = arrow_udf(find, "BOOLEAN").asNondeterministic()  # type: ignore[call-overload]
+    return keys.select(udf(key_column).alias("known")).where("known").count()
+
+
 def close(requests: DataFrame, endpoint: str = DEFAULT_ENDPOINT, *, id_column: str = "request_id") -> int:
     """Close the requests whose UUIDs are in a column, and return how many these were. They move to the ring."""
     from pyspark.sql.pandas.functions import arrow_udf

@@ -8,6 +8,7 @@
     │   ├── ArchiveGap    the ring begins behind the archive's end
     │   └── ArchiveBusy   another archiver is at it
     ├── Incomplete        some of the work failed; what was done is said
+    ├── SparkEnded        Spark has gone away while it was needed
     └── MissingPart       a program or package that isn't installed
 
 Messages say what is wrong, the fact behind it, and what to do.
@@ -55,3 +56,7 @@ class Incomplete(PipelineError):
 
 class MissingPart(PipelineError):
     """A program or package isn't installed."""
+
+
+class SparkEnded(PipelineError):
+    """Spark has gone away while it was needed."""

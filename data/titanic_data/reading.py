@@ -99,6 +99,13 @@ def lost(path: str | Path, first: int, last: int, oldest: int, newest: int) -> D
     return DataLoss(f"closed requests {first} to {last} are not in the store {path}", fact, advice)
 
 
+def beyond(path: str | Path, first: int, newest: int) -> DataLoss:
+    """The error for a start where nothing can be for a while: it was another ring that came so far."""
+    advice = f"begin at {newest + 1} at most (then there is nothing yet); failOnDataLoss=false reads nothing instead"
+    what = f"startingOffsets is {first}, which the store {path} has not come to"
+    return DataLoss(what, f"its last number is {newest}", f"is it another store than before? {advice}")
+
+
 def split_waiting(path: str | Path, rows: int) -> list[tuple[bytes, bytes | None]]:
     """The stored requests in parts of `rows`: the ids where each begins and ends."""
     with store_at(path).read() as transaction:

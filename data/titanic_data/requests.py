@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from titanic import Client, Refused, TimedOut
+from titanic_data.checking import check_batch
 from titanic_data.errors import InvalidRows
 from titanic_data.options import WriteOptions
 from titanic_data.suggest import suggest
@@ -64,9 +65,7 @@ def layout(types: Mapping[str, str], options: WriteOptions) -> Layout:
         if types[name] not in _TYPES[name]:
             fact = f"it is {types[name]}, and must be {' or '.join(sorted(_TYPES[name]))}"
             raise InvalidRows(f"the column {name} cannot be used", fact, "cast or rename it")
-    if "service" in columns and options.service:
-        columns = tuple(name for name in columns if name != "service")
-    elif "service" not in columns and not options.service:
+    if "service" not in columns and not options.service:
         raise InvalidRows(
             "nobody says which service is to have the rows", "", 'say .option("service", …) or add a column'
         )
@@ -88,22 +87,16 @@ def _wanted(types: Mapping[str, str], name: str, what: str, option: str, right: 
 
 
 def rows(found: Layout, batches: Iterable[Any]) -> Iterator[Row]:
-    """The rows of Arrow batches. Raises InvalidRows for one without a key or a body."""
+    """The rows of Arrow batches. Raises InvalidRows for one that cannot become a request."""
     options = found.options
     defaults = {name: getattr(options, name) for name in _OPTIONS}
     for batch in batches:
+        check_batch(batch, options.keycolumn, options.bodycolumn, options.service, found.columns)
         keys, bodies = batch.column(options.keycolumn).to_pylist(), batch.column(options.bodycolumn).to_pylist()
         given = {name: batch.column(name).to_pylist() for name in found.columns}
         for n, (key, body) in enumerate(zip(keys, bodies, strict=True)):
-            if key is None or key == "":
-                raise InvalidRows("a row has no key", f"its {options.keycolumn} is {key!r}", "give each row a key")
             values = {name: column[n] for name, column in given.items() if column[n] is not None}
             service = values.pop("service", options.service)
-            if body is None or not service:
-                missing = options.bodycolumn if body is None else "service"
-                raise InvalidRows(
-                    f"the row with the key {key!r} has no {missing}", "it is null", "filter such rows out"
-                )
             settings = {**defaults, **values}
             group = (
                 service,

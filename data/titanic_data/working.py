@@ -7,7 +7,8 @@
 
 The worker registers `lanes` times, so that as many requests come at once. While Spark is at one batch the next gathers:
 under load batches grow by themselves. Heartbeats go on in a thread of their own. As with any worker a request is
-executed at least once: a batch that fails fails its requests as attempts, which the queue tries again.
+executed at least once: a batch that fails fails its requests as attempts, which the queue tries again. When Spark
+itself has ended, nothing is answered any more: the worker ends, and the broker gives what it had to another.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from broker import DEFAULT_ENDPOINT, RemoteError, Worker, WorkerConfig
+from titanic_data.errors import InvalidRows, SparkEnded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,9 +35,15 @@ LANES = 256
 LINGER = 0.02
 """Seconds that a batch waits for one more: a job of Spark takes several times as long, also for a single request."""
 
+LOOK = 5.0
+"""Seconds after which a worker that has nothing to do looks whether there still is a Spark."""
+
 REQUESTS = pa.schema([("id", pa.int64()), ("body", pa.binary()), ("frames", pa.list_(pa.binary()))])
 """What a transformation gets: `body` is all frames, joined. It must return `id` and `reply` (text, binary or a list of
 binaries), and may return `error`: where that is not null, the attempt has failed with this text."""
+
+REPLIES = (pa.string(), pa.binary(), pa.list_(pa.binary()), pa.list_(pa.string()))
+"""The types that `reply` may have."""
 
 Transform = Callable[["DataFrame"], "DataFrame"]
 
@@ -66,18 +75,22 @@ class SparkWorker:
         self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
         self._lanes = lanes
         self._worker = Worker(service, self._handle, endpoint, jobs=lanes, config=config)
+        self._fault = ""
         self._jobs = threading.Thread(target=self._work, name="spark jobs", daemon=True)
         self.batches: list[int] = []
         """How many requests each batch had, the last hundred."""
 
     def run(self) -> None:
-        """Serve until `stop`."""
+        """Serve until `stop`. Raises SparkEnded when Spark has ended before: what was in hand was left to others."""
         self._jobs.start()
         try:
             self._worker.run()
         finally:
             self._asked.put(None)
             self._jobs.join()
+        if self._fault:
+            advice = "what the worker had goes to another one; look at Spark's log, and start this one again"
+            raise SparkEnded("Spark has ended", self._fault, advice)
 
     def start(self) -> SparkWorker:
         """Serve in threads of its own."""
@@ -94,7 +107,8 @@ class SparkWorker:
         """End without finishing: the broker gives what is in hand to another worker."""
         self._worker.abandon()
         self._asked.put(None)
-        self._spark.sparkContext.cancelAllJobs()
+        with suppress(Exception):  # it may have ended itself
+            self._spark.sparkContext.cancelAllJobs()
 
     def __enter__(self) -> SparkWorker:
         return self.start()
@@ -112,18 +126,43 @@ class SparkWorker:
         return asked.reply
 
     def _work(self) -> None:
-        while (first := self._asked.get()) is not None:
+        while (first := self._next()) is not None:
             batch = self._gather(first)
             self.batches = [*self.batches[-99:], len(batch)]
             try:
                 self._answer(batch)
             except Exception as error:
                 text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                if self._has_ended():
+                    self._give_up(text)
+                    return  # without an answer: nobody knows whether the batch would have failed
                 log.warning("a batch of %d requests failed: %s", len(batch), text)
                 for asked in batch:
                     asked.reply = RemoteError(500, f"the batch failed: {text[:500]}")
             for asked in batch:
                 asked.answered.set()
+
+    def _next(self) -> _Asked | None:
+        """The next request; None when there is no more to do."""
+        while True:
+            try:
+                return self._asked.get(timeout=LOOK)
+            except Empty:
+                if self._has_ended():
+                    self._give_up("while there was nothing to do")
+                    return None
+
+    def _has_ended(self) -> bool:
+        """Whether there is no Spark any more to run anything."""
+        try:
+            return bool(self._spark.sparkContext._jsc.sc().isStopped())
+        except Exception:  # nobody answers, or this process has stopped it
+            return True
+
+    def _give_up(self, why: str) -> None:
+        self._fault = why
+        log.error("Spark has ended: %s; the worker ends, too", why)
+        self._worker.abandon()
 
     def _gather(self, first: _Asked) -> list[_Asked]:
         """A request and those that are there with it."""
@@ -143,8 +182,13 @@ class SparkWorker:
         rows = [{"id": n, "body": b"".join(one.frames), "frames": one.frames} for n, one in enumerate(batch)]
         requests = self._spark.createDataFrame(pa.Table.from_pylist(rows, REQUESTS))
         seen: set[int] = set()
-        for row in self._transform(requests).toArrow().to_pylist():
+        replies = self._transform(requests).toArrow()
+        _expect_columns(replies.schema)
+        for row in replies.to_pylist():
             number = row["id"]
+            if number is None or not 0 <= number < len(batch):
+                what = f"the transformation returned the id {number}"
+                raise InvalidRows(what, f"those of the batch are 0 to {len(batch) - 1}", "return each id as it came")
             asked = batch[number]
             if number in seen:
                 asked.reply = RemoteError(500, "the transformation gave more than one reply")
@@ -153,6 +197,29 @@ class SparkWorker:
             elif row["reply"] is not None:
                 asked.reply = _frames(row["reply"])
             seen.add(number)
+
+
+def _expect_columns(schema: Any) -> None:
+    """Raise InvalidRows unless a transformation has returned what it must."""
+    for name in ("id", "reply"):
+        if name not in schema.names:
+            fact = f"there are {', '.join(schema.names) or 'none'}"
+            advice = "return id and reply (text, binary or an array of these), and error if you like"
+            raise InvalidRows(f"the transformation returned no column {name}", fact, advice)
+    kind = schema.field("id").type
+    if not pa.types.is_integer(kind):
+        raise InvalidRows("the transformation returned other ids", f"they are {kind}", "return each id as it came")
+    kind = schema.field("reply").type
+    if _plain(kind) not in REPLIES:
+        advice = "cast it to text, binary, or an array of these"
+        raise InvalidRows("the transformation's replies cannot be sent", f"they are {kind}", advice)
+
+
+def _plain(kind: Any) -> Any:
+    """An Arrow type without its size."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_plain(kind.value_type))
+    return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
 
 
 def arrow(function: Callable[[Any], Any]) -> Transform:
@@ -172,6 +239,5 @@ def arrow(function: Callable[[Any], Any]) -> Transform:
 
 
 def _frames(value: Any) -> list[bytes]:
-    if isinstance(value, list):
-        return [bytes(one) for one in value]
-    return [value.encode() if isinstance(value, str) else bytes(value)]
+    frames = value if isinstance(value, list) else [value]
+    return [b"" if one is None else one.encode() if isinstance(one, str) else bytes(one) for one in frames]

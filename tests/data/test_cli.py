@@ -57,7 +57,7 @@ def test_it_is_a_program_that_does_not_wait_for_spark() -> None:
 
 def test_an_archive_and_what_keeps_it_in_order(store: Path, archive: Path) -> None:
     assert titanic_data("verify", "--archive", archive).line == (
-        f"{archive}: numbers 1 to 300, 300 rows in 8 files: all there"
+        f"{archive} is whole: 8 files read, 300 rows, numbers 1 to 300"
     )
     again = titanic_data("archive", "--store", store, "--archive", archive, "--json").json
     assert again == {"rows": 0, "bytes": 0, "ranges": 0, "head": 300}
@@ -65,7 +65,8 @@ def test_an_archive_and_what_keeps_it_in_order(store: Path, archive: Path) -> No
     assert duckdb.sql(f"SELECT count(DISTINCT request_id) FROM read_parquet({files})").fetchall() == [(300,)]
 
 
-def test_damage_and_its_repair(store: Path, tmp_path: Path) -> None:
+def test_damage_and_its_repair(tmp_path: Path) -> None:
+    store = ring(tmp_path / "store", 300, step_us=1_200_000_000)
     archive = tmp_path / "archive"
     titanic_data("archive", "--store", store, "--archive", archive)
     victim = Path(titanic_data("files", "--archive", archive).out.decode().split()[2])
@@ -73,14 +74,22 @@ def test_damage_and_its_repair(store: Path, tmp_path: Path) -> None:
     done = titanic_data("verify", "--archive", archive)
     assert done.code == 1
     first, last = done.out.decode().splitlines()
-    assert first == f"{victim.parent.name}/{victim.name}: it is missing → titanic-data restore-range 1 300"
-    assert last.endswith(": 1 fault")
+    assert (
+        first
+        == f"{victim.parent.name}/{victim.name}: it is missing → titanic-data restore-range 1 300 --archive {archive}"
+    )
+    assert last == f"{archive} is not whole: 1 fault; 6 files read, 300 rows"
     assert titanic_data("verify", "--archive", archive, "--json").json["faults"][0]["range"] == [1, 300]
     done = titanic_data("restore-range", "1", "300", "--store", store, "--archive", archive)
     assert done.line == f"{archive}: 300 rows written again"
     assert titanic_data("verify", "--archive", archive).code == 0
     assert titanic_data("vacuum", "--archive", archive, "--keep", "0").line.startswith(f"{archive}: 5 files deleted")
-    assert titanic_data("compact", "--archive", archive).code == 0
+    assert titanic_data("compact", "--archive", archive).line == f"{archive}: nothing to do, 6 files in 1 range"
+    small = tmp_path / "small"
+    assert titanic_data("unregister", "--store", store).code == 0
+    assert titanic_data("archive", "--store", store, "--archive", small, "--rows-per-range", "50").code == 0
+    done = titanic_data("compact", "--archive", small).line
+    assert done == f"{small}: 10 files in 6 ranges became 6 files in 1 range; vacuum deletes the old"
 
 
 def test_unregistering(tmp_path: Path) -> None:
@@ -141,13 +150,16 @@ def test_there_and_back_again(spark: SparkSession, tmp_path: Path) -> None:
         chosen = ("--where", "idempotency_key IN ('order 1', 'order 2')", *archive, *where)
         lines = titanic_data("replay", *chosen, "--dry-run").out.decode().splitlines()
         assert [line.split() for line in lines[1:]] == [["upper", "ok", "2", "12", "0"]]
-        for _ in range(2):
-            assert titanic_data("replay", *chosen).line == "2 requests handed in again"
+        assert titanic_data("replay", *chosen).line == "2 requests handed in again: 2 new"
+        more = ("--where", "idempotency_key LIKE 'order 1%'", *archive, *where)
+        others = "the others had been under the name 'replay' before"
+        assert titanic_data("replay", *more).line == f"11 requests handed in again: 10 new, {others}"
         with Client(endpoint) as client:
-            assert client.stats()["store"]["requests"] == 2
-        assert titanic_data("replay", *chosen, "--name", "second").code == 0
-        with Client(endpoint) as client:
-            assert client.stats()["store"]["requests"] == 4
+            assert client.stats()["store"]["requests"] == 12
+            for name in ("it's", "its", 'it"s'):
+                assert titanic_data("replay", *chosen, "--name", name).line == "2 requests handed in again: 2 new"
+            assert client.stats()["store"]["requests"] == 18
+            assert sum(row["key"].startswith("it's ") for row in client.list()[0]) == 2
 
 
 @pytest.mark.usefixtures("spark")
@@ -161,7 +173,7 @@ def test_what_was_too_large_is_not_submitted_again(archive: Path, tmp_path: Path
         with Client(endpoint) as client:
             assert client.stats()["store"]["requests"] == 0
             done = titanic_data("replay", *where, "--endpoint", endpoint, "--skip-missing")
-            assert done.line == "12 requests handed in again"
+            assert done.line == "12 requests handed in again: 12 new"
             assert client.stats()["store"]["requests"] == 12
 
 
@@ -194,6 +206,12 @@ def test_a_worker(tmp_path: Path) -> None:
         (("report", "latency", "--archive", "none"), 1, "titanic: none is not an archive"),
         (("report", "latency", "--live", "--store", "none"), 1, "titanic: there is no store at none"),
         (("report", "latency", "--parquet", "none"), 2, "there is no file none"),
+        (("report", "bodies", "--parquet", SAMPLE, "--live"), 2, "--parquet and --live name different sources"),
+        (("report", "bodies", "--parquet", SAMPLE, "--archive", "a"), 2, "--archive and --parquet name different"),
+        (("report", "bodies", "--parquet", ROOT / "README.md"), 1, "README.md is no Parquet file; "),
+        (("report", "bodies", "--parquet", SAMPLE, "--plot", "x.bmp"), 2, "its name must end with .png, .svg, .pdf"),
+        (("report", "bodies", "--parquet", SAMPLE, "--plot", "no/x.png"), 2, "there is no directory no for x.png"),
+        (("report", "bodies", "--parquet", SAMPLE, "--parquet-out", SAMPLE), 2, "is what the report looks at"),
         (("report", "latencies"), 2, "'latencies' is not one of 'latency', 'throughput'"),
         (("report", "breaches"), 2, "breaches needs --sla"),
         (("report", "breaches", "--sla", "resize"), 1, "titanic: 'resize' is not a service level; write it like"),
@@ -216,9 +234,10 @@ def test_what_goes_wrong_is_said(
 
 @pytest.mark.usefixtures("spark")
 def test_what_spark_says_is_one_line(tmp_path: Path) -> None:
-    done = titanic_data("report", "bodies", "--parquet", SAMPLE, "--where", "servic = 'x'")
-    assert done.code == 1
-    assert done.err.startswith("titanic: A column, variable, or function parameter with name `servic` cannot be")
+    for where, fault in (("servic = 'x'", "A column, variable, or function"), ("service = = 1", "Syntax error at or")):
+        done = titanic_data("report", "bodies", "--parquet", SAMPLE, "--where", where)
+        assert done.code == 2
+        assert f"Error: --where cannot be {where!r}: {fault}" in done.err
     (tmp_path / "rows.json").write_text(json.dumps({"key": "k", "body": "b", "colour": "red"}))
     done = titanic_data("submit", tmp_path / "rows.json", "--service", "s")
     assert done.err.startswith("titanic: the column colour would be lost; a request has body, ")

@@ -198,6 +198,11 @@ def test_a_ring_that_let_go_meanwhile(spark: SparkSession, tmp_path: Path) -> No
             {"endingOffsets": 999_999},
             f"closed requests {COUNT + 1} to 999999 are not in .*; its last number is",
         ),
+        (
+            {"startingOffsets": COUNT + 2},
+            f"startingOffsets is {COUNT + 2}, which the store .* has not come to; its last n",
+        ),
+        ({"startingOffsets": 9, "endingOffsets": 7}, "the range is empty; startingOffsets is 9, endingOffsets 7"),
         ({"batchSize": 0}, "the option batchSize cannot be '0'; it is a number from 1"),
         ({"failOnDataLoss": "no"}, "the option failOnDataLoss cannot be 'no'; it is true or false"),
         ({"table": "waiting", "startingOffsets": 5}, "startingOffsets is for the table closed"),
@@ -209,6 +214,11 @@ def test_bad_options_are_refused_on_the_driver(
 ) -> None:
     with pytest.raises(Exception, match=f"titanic: {fault}"):
         load(spark, store, **options).count()
+
+
+def test_there_is_nothing_yet(spark: SparkSession, store: Path) -> None:
+    assert load(spark, store, startingOffsets=COUNT + 1).count() == 0
+    assert load(spark, store, startingOffsets=COUNT + 9, failOnDataLoss="false").count() == 0
 
 
 def test_stores_that_are_none(spark: SparkSession, tmp_path: Path) -> None:

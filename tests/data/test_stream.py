@@ -104,6 +104,13 @@ def test_a_micro_batch_that_is_replayed(spark: SparkSession, tmp_path: Path) -> 
 
 
 def test_what_cannot_be_streamed(spark: SparkSession, tmp_path: Path) -> None:
-    Store.open(tmp_path / "store").close()
-    with pytest.raises(Exception, match="titanic: the table waiting cannot be streamed"):
-        drain(spark.readStream.format("titanic").option("table", "waiting").load(str(tmp_path / "store")), tmp_path)
+    store = ring(tmp_path / "store", 5)
+    waiting = spark.readStream.format("titanic").option("table", "waiting").load(str(store))
+    with pytest.raises(
+        Exception, match="titanic: the table waiting cannot be streamed; it has no order; read it as a"
+    ) as caught:
+        drain(waiting, tmp_path)
+    assert "UnboundLocalError" not in str(caught.value)
+    odd = spark.readStream.format("titanic").schema("seq INT").load(str(store))
+    with pytest.raises(Exception, match="titanic: the column seq cannot be read as INT; it is BIGINT"):
+        drain(odd, tmp_path)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-WALK = Path(__file__).parents[2] / "data" / "sample" / "walk.py"
+ROOT = Path(__file__).parents[2]
+WALK = ROOT / "data" / "sample" / "walk.py"
 
 
 def test_the_walk(spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -18,5 +22,25 @@ def test_the_walk(spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixt
     said = capfd.readouterr().out
     assert "200 replies are what Spark's own sha2 says" in said
     assert "200 requests closed" in said
-    assert "200 rows in 1 file: all there" in said
+    assert "is whole: 1 file read, 200 rows, numbers 1 to 200" in said
     assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_it_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Not even when it is ended by an error: here, that there is no Java."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "data")])}
+    env |= {"TMPDIR": str(tmp_path), "JAVA_HOME": str(tmp_path / "none")}
+    done = subprocess.run(
+        [sys.executable, WALK, "10"], env=env, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert "Spark needs Java" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("script", ["walk.py", "make.py"])
+def test_asked_for_help_they_do_nothing(script: str, tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "data")])}
+    command = [sys.executable, WALK.with_name(script), "--help"]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.startswith(f"usage: {script} ")
+    assert list(tmp_path.iterdir()) == []

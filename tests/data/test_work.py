@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from support.titanic_serving import serving
+from support.running import until
+from support.titanic_serving import QUICK, serving
 
 import broker
 from broker import Broker, BrokerConfig, WorkerConfig
 from titanic import Client, RequestFailed, Server
 from titanic_data.working import SparkWorker, Transform, arrow
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -116,3 +123,82 @@ def test_heartbeats_go_on_while_spark_is_busy(spark: SparkSession) -> None:
         with worker, broker.Client(endpoint) as asking:
             assert asking.call("upper", b"x", timeout=200, retries=0) == [b"X"]
     assert calls == [1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        (["id - 1 AS id", "'x' AS reply"], "the transformation returned the id -1; those of the batch are 0 to "),
+        (["id + 900 AS id", "'x' AS reply"], "the transformation returned the id 90"),
+        (["CAST(NULL AS BIGINT) AS id", "'x' AS reply"], "the transformation returned the id None"),
+        (["'0' AS id", "'x' AS reply"], "the transformation returned other ids; they are string"),
+        (["id", "body AS answer"], "no column reply; there are id, answer; return id and reply (text, binary"),
+        (["body AS reply"], "the transformation returned no column id; there are reply"),
+        (["id", "id AS reply"], "the transformation's replies cannot be sent; they are int64; cast it to text"),
+    ],
+)
+def test_what_a_transformation_must_not_return(
+    spark: SparkSession, server: Server, client: Client, columns: list[str], why: str
+) -> None:
+    uuids = client.submit_batch("upper", [b"a", b"b"], max_attempts=1)
+    with working(spark, server, lambda requests: requests.selectExpr(*columns)):
+        replies = dict(client.replies(uuids, timeout=200))
+    for uuid in uuids:
+        assert isinstance(replies[uuid], RequestFailed)
+        assert why in str(replies[uuid])
+
+
+def test_frames_of_text(spark: SparkSession, server: Server, client: Client) -> None:
+    uuid = client.submit("upper", b"a")
+    with working(spark, server, lambda requests: requests.selectExpr("id", "array('x', 'y') AS reply")):
+        assert client.wait(uuid, 200) == [b"x", b"y"]
+
+
+SLOW = """
+import time
+
+def transform(requests):
+    open("begun", "a").write("x")
+    time.sleep(float(open("pause").read()))
+    return requests.selectExpr("id", "upper(CAST(body AS STRING)) AS reply")
+"""
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
+def test_a_worker_without_its_spark_ends_and_answers_nothing(
+    server: Server, client: Client, tmp_path: Path, busy: bool
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "pause").write_text("1" if busy else "0")
+    words = ["work", "upper", "slow:transform", "--endpoint", server.endpoints[0], "--lanes", "4"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "data")]), "SPARK_MASTER": "local[1]"}
+    log = tmp_path / "work.log"
+    with log.open("wb") as opened:
+        command = [sys.executable, "-m", "titanic_data", *words]
+        worker = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=opened, stderr=opened)
+    try:
+        uuids = client.submit_batch("upper", [b"a", b"b"], max_attempts=1)
+        if busy:
+            until((tmp_path / "begun").exists)
+        else:
+            assert sorted(reply for _, (reply,) in client.replies(uuids, timeout=200)) == [b"A", b"B"]  # type: ignore[misc]
+        for java in children(worker.pid):
+            os.kill(java, signal.SIGKILL)
+        assert worker.wait(100) == 1, log.read_text()
+    finally:
+        worker.kill()
+        worker.wait()
+    said = log.read_text()
+    assert said.splitlines()[-1].startswith("titanic: Spark has ended; ")
+    assert "Traceback" not in said
+    if busy:
+        with broker.Worker("upper", lambda frames: b"another's", server.endpoints[0], config=QUICK):
+            assert [reply for _, reply in client.replies(uuids, timeout=200)] == [[b"another's"]] * 2
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started, also indirectly."""
+    found = [
+        int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
+    ]
+    return found + [one for child in found for one in children(child)]

@@ -138,13 +138,71 @@ def test_rows_with_the_same_key_are_one_request(spark: SparkSession, server: Ser
     assert stored(client) == 100
 
 
-def test_a_row_without_a_key(spark: SparkSession, server: Server, client: Client) -> None:
-    rows = spark.createDataFrame([("a", "x"), (None, "y")], "key STRING, body STRING").coalesce(1)
-    with pytest.raises(Exception, match="titanic: a row has no key; its key is None; give each row a key"):
-        write(rows, server, service="upper")
-    rows = spark.createDataFrame([("a", None)], "key STRING, body STRING")
-    with pytest.raises(Exception, match="titanic: the row with the key 'a' has no body; it is null; filter such rows"):
-        write(rows, server, service="upper")
+@pytest.mark.parametrize(
+    ("columns", "rows", "fault"),
+    [
+        (
+            "key STRING, body STRING",
+            [("a", "x"), (None, "y")],
+            "a row has no key; its column key is null, its body 'y';",
+        ),
+        ("key STRING, body STRING", [("", "y")], "a row has no key; its column key is empty"),
+        (
+            "key STRING, body STRING",
+            [("k" * 256, "y")],
+            "the row with the key 'kkk.* has too long a key; .* 256 bytes",
+        ),
+        (
+            "key STRING, body STRING",
+            [("a", None)],
+            "the row with the key 'a' has no body; it is null; filter such rows",
+        ),
+        (
+            "key INT, body ARRAY<BINARY>",
+            [(7, [None])],
+            "the row with the key '7' has frames that are null in its column b",
+        ),
+        (
+            "key INT, body STRING, priority INT",
+            [(1, "x", 4), (2, "x", 12)],
+            "the key '2' cannot have 12 in its column pri",
+        ),
+        (
+            "key INT, body STRING, ttl DOUBLE",
+            [(1, "x", float("nan"))],
+            "the key '1' cannot have nan in its column ttl;",
+        ),
+        (
+            "key INT, body STRING, delay INT",
+            [(1, "x", -1)],
+            "the key '1' cannot have -1 in its column delay; it is a num",
+        ),
+        ("key INT, body STRING, max_attempts INT", [(1, "x", 65536)], "cannot have 65536 in its column max_attempts"),
+        (
+            "key INT, body STRING, service STRING",
+            [(1, "x", "a"), (2, "x", "")],
+            "the key '2' cannot go to the service ''",
+        ),
+    ],
+)
+def test_a_row_that_cannot_be_a_request(
+    spark: SparkSession, server: Server, client: Client, columns: str, rows: list[Any], fault: str
+) -> None:
+    with pytest.raises(Exception, match=f"titanic: .*{fault}"):
+        write(spark.createDataFrame(rows, columns).coalesce(1), server, service="upper")
+    assert stored(client) == 0
+
+
+def test_a_row_without_a_service(spark: SparkSession, server: Server) -> None:
+    rows = spark.createDataFrame([(1, "x", "a"), (2, "x", None)], "key INT, body STRING, service STRING")
+    with pytest.raises(Exception, match="the row with the key '2' has no service; its column service is null"):
+        write(rows.coalesce(1), server)
+
+
+def test_a_column_goes_before_the_option(spark: SparkSession, server: Server, client: Client) -> None:
+    rows = spark.createDataFrame([(1, "x", "lower"), (2, "x", None)], "key INT, body STRING, service STRING")
+    write(rows, server, service="upper")
+    assert {row["key"]: row["service"] for row in client.list()[0]} == {"1": "lower", "2": "upper"}
 
 
 def test_a_queue_that_is_full(spark: SparkSession, tmp_path: Path) -> None:
@@ -198,6 +256,22 @@ def test_replies_come_back(spark: SparkSession, server: Server, client: Client) 
         ("key STRING, body STRING", {"windw": 3}, "there is no option 'windw'; there are .*; did you mean window?"),
         ("key STRING, body STRING", {"window": 0}, "the option window cannot be '0'; it is a number from 1 to 100000"),
         ("key STRING, body STRING", {"keyFor": 0}, "the option keyFor cannot be '0'; it is a number of seconds, 1 or"),
+        ("key STRING, body STRING", {"ttl": "nan"}, "the option ttl cannot be 'nan'; it is a number of seconds, 0 or"),
+        (
+            "key STRING, body STRING",
+            {"endpoint": "localhost:5555"},
+            "the option endpoint cannot be 'localhost:5555'; it",
+        ),
+        (
+            "key STRING, body STRING",
+            {"endpoint": "tcp://a:99999"},
+            "the option endpoint cannot be 'tcp://a:99999'; it is",
+        ),
+        (
+            "key STRING, body STRING",
+            {"service": "a\0b"},
+            "the option service cannot be .*; service name has characters",
+        ),
         ("key STRING, body STRING", {"priority": 10}, "the option priority cannot be '10'; it is a number from 0 to 9"),
     ],
 )

@@ -169,7 +169,18 @@ def test_what_nobody_closes_goes_in_time(tmp_path: Path) -> None:
 
 def test_an_archive_registers_and_acknowledges(tmp_path: Path) -> None:
     with serving(tmp_path) as server, Client(server.endpoints[0]) as client:
-        assert client.archive() == {"registered": False, "archived_upto": 0, "first": 1, "last": 0, "lost": 0}
+        there = {
+            "registered": False,
+            "archived_upto": 0,
+            "first": 1,
+            "last": 0,
+            "lost": 0,
+            "archive": None,
+            "name": None,
+        }
+        found = client.archive()
+        store = found.pop("store")
+        assert found == there
         uuids = [client.submit("absent", b"x", key=f"key {n}") for n in range(3)]
         client.close(*uuids[:2])
         assert client.archive(register=True)["registered"]
@@ -178,7 +189,41 @@ def test_an_archive_registers_and_acknowledges(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match="the last is 2"):
             client.archive(upto=3, uuid=uuids[2])
         assert client.archive(upto=2, uuid=uuids[1])["archived_upto"] == 2
-        assert not client.archive(register=False)["registered"]
+        with pytest.raises(InvalidRequest, match=r"this server has another store; its id is .*, meant is 0{32}"):
+            client.archive(register=False, store=32 * "0")
+        assert client.archive(store=store)["registered"]
+        assert not client.archive(register=False, store=store)["registered"]
+
+
+def test_one_archive_is_registered(tmp_path: Path) -> None:
+    one, other = 32 * "1", 32 * "2"
+    with serving(tmp_path) as server, Client(server.endpoints[0]) as client:
+        uuid = client.submit("absent", b"x")
+        client.close(uuid)
+        assert client.archive(register=True)["archive"] is None
+        found = client.archive(register=True, archive=one, name="/archive on atlas")  # anybody's once
+        assert (found["archive"], found["name"]) == (one, "/archive on atlas")
+        for said in ({"register": True}, {"upto": 1, "uuid": uuid}):
+            for who in ({"archive": other}, {}):
+                with pytest.raises(
+                    InvalidRequest, match=r"another archive is registered; /archive on atlas \(id 1{32}\)"
+                ):
+                    client.archive(**said, **who)  # type: ignore[arg-type]
+        assert client.archive(upto=1, uuid=uuid, archive=one)["archived_upto"] == 1
+        client.archive(register=False)
+        assert client.archive(register=True, archive=one)["archived_upto"] == 1
+        client.archive(register=False)
+        found = client.archive(register=True, archive=other)
+        assert (found["archive"], found["archived_upto"]) == (other, 0), "it has nothing yet"
+        for wrong in ({"archive": "x"}, {"archive": one, "name": 3}, {"store": "x"}):
+            with pytest.raises(InvalidRequest, match="must be"):
+                client.archive(**wrong)  # type: ignore[arg-type]
+
+
+def test_what_an_archive_finds(tmp_path: Path) -> None:
+    with serving(tmp_path) as server, Client(server.endpoints[0]) as client:
+        uuids = [client.submit("absent", b"x", key=f"key {n}") for n in range(3)]
+        client.close(*uuids[:2])
         found = client.find(["key 0", "key 2", "no such key"])
         assert found == ({"key 0": uuids[0], "key 2": uuids[2]}, {uuids[2]: "waiting"})
 

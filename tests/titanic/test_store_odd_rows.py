@@ -38,6 +38,8 @@ ODD = {
     "capacity beyond all": (put("meta", b"capacity", (1 << 60).to_bytes(8, "little")), f"'capacity' is {1 << 60}"),
     "lost": (put("meta", b"lost", b"123"), "'lost' has 3 bytes"),
     "archive": (put("meta", b"archive", b"\1"), "'archive' has 1 bytes"),
+    "archivist": (put("meta", b"archivist", b"12"), "'archivist' has 2 bytes"),
+    "identity": (put("meta", b"identity", b"12"), "'identity' has 2 bytes"),
     "blob": (put("blobs", b"abcdef", b"x"), "the key has a wrong length"),
     "long blob": (put("blobs", b"a" * 40, b"x"), "the key has a wrong length"),
     "grave": (put("graves", b"ab"), "the key has a wrong length"),
@@ -66,6 +68,7 @@ READING: list[Callable[..., object]] = [
     lambda txn, uuids: txn.load(b"echo"),
     lambda txn, uuids: txn.counts(),
     lambda txn, uuids: txn.archive(),
+    lambda txn, uuids: (txn.archivist(), txn.identity()),
     lambda txn, uuids: txn.list(),
     lambda txn, uuids: txn.closed(0, 9, 1 << 20),
 ]

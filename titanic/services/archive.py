@@ -4,6 +4,11 @@
 {"do": "archive", "register": true}        from now on, keep what is closed until it is acknowledged
 {"do": "archive", "register": false}       no more
 {"do": "archive", "upto": 500, "uuid": …}  everything up to number 500 is archived, which is this request
+
+"store": …                   it is about this store, and an error where the server has another one
+"archive": …, "name": …      whose archive it is: an id, and for people where it is. Nobody else may speak for it then
+
+All ids are 32 hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -11,10 +16,11 @@ from __future__ import annotations
 from typing import Any
 
 from titanic import ids
+from titanic.errors import InvalidArchive
 from titanic.quoting import quoted
-from titanic.store import WriteTransaction
+from titanic.store import Archivist, WriteTransaction
 
-KNOWN = {"do", "register", "upto", "uuid"}
+KNOWN = {"do", "register", "upto", "uuid", "store", "archive", "name"}
 
 
 def read(given: dict[str, Any]) -> dict[str, Any]:
@@ -28,19 +34,42 @@ def read(given: dict[str, Any]) -> dict[str, Any]:
     if upto is not None:
         if type(upto) is not int or upto < 0:
             raise ValueError("upto must be a number, 0 or more")
-        options["uuid"] = ids.parse(str(given.get("uuid")).encode(errors="replace"))
-        if options["uuid"] is None:
-            raise ValueError("uuid must be that of the request with the number upto, 32 hexadecimal digits")
+        options["uuid"] = _id(given, "uuid", "that of the request with the number upto, ")
+    options["store"] = _id(given, "store") if given.get("store") is not None else None
+    options["archivist"] = None
+    if given.get("archive") is not None:
+        name = given.get("name", "")
+        if not isinstance(name, str):
+            raise ValueError("name must be text")
+        options["archivist"] = Archivist(_id(given, "archive"), name)
     return options
+
+
+def _id(given: dict[str, Any], name: str, whose: str = "") -> bytes:
+    found = ids.parse(str(given.get(name)).encode(errors="replace"))
+    if found is None:
+        raise ValueError(f"{name} must be {whose}32 hexadecimal digits")
+    return found
 
 
 def obey(transaction: WriteTransaction, options: dict[str, Any], now_us: int) -> dict[str, Any]:
     """Do it. Raises InvalidArchive."""
+    identity = transaction.identity()
+    if options["store"] is not None and options["store"] != identity:
+        fact = f"its id is {identity.hex() if identity else 'not there yet'}, meant is {options['store'].hex()}"
+        raise InvalidArchive("this server has another store", fact, "ask the server that has the store")
+    archivist = options["archivist"]
     if options["register"] is not None:
         if options["register"]:
-            transaction.register_archive()
+            transaction.register_archive(archivist)
         else:
             transaction.unregister_archive()
     if options["upto"] is not None:
-        transaction.acknowledge_archive(options["upto"], options["uuid"])
-    return transaction.archive()._asdict()
+        transaction.acknowledge_archive(options["upto"], options["uuid"], archivist)
+    known = transaction.archivist()
+    return {
+        **transaction.archive()._asdict(),
+        "store": identity and identity.hex(),
+        "archive": known and known.id.hex(),
+        "name": known and known.name,
+    }

@@ -5,13 +5,16 @@ It comes last: only then is it known what the records refer to.
 
 from __future__ import annotations
 
+from titanic.ids import SIZE
 from titanic.store import blob
 from titanic.store.findings import Findings, Remedy, Verb
 from titanic.store.read import ReadTransaction
 from titanic.store.schema import (
+    ARCHIVIST_KEY,
     CAPACITY_KEY,
     FORMAT,
     FORMAT_KEY,
+    IDENTITY_KEY,
     LOAD,
     LOAD_PREFIX,
     LOST_KEY,
@@ -88,6 +91,11 @@ class CountFindings(Findings):
             right = U64.pack(self._environment.capacity)
             what = f"'capacity' {fault}" if found is None else f"'capacity' is {found[0]}"
             self._report("meta", None, what, Remedy(Verb.PUT, "meta", CAPACITY_KEY, right))
+        for key, least, most in ((IDENTITY_KEY, SIZE, SIZE), (ARCHIVIST_KEY, SIZE, 1 << 20)):
+            value = self._txn.get(key, db=self._db.meta)
+            if value is not None and not least <= len(value) <= most:
+                what = f"'{key.decode()}' has {len(value)} bytes"
+                self._report("meta", None, what, Remedy(Verb.SET_ASIDE, "meta", key))
         _, fault = self._meta_number(LOST_KEY, U64)
         if "bytes" in fault:
             self._report("meta", None, f"'lost' {fault}", Remedy(Verb.SET_ASIDE, "meta", LOST_KEY))

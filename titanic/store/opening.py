@@ -17,13 +17,24 @@ from pathlib import Path
 import lmdb
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreTooNew, StoreTooOld, StoreUnwritable
-from titanic.ids import IdMaker
+from titanic.ids import SIZE, IdMaker
 from titanic.store import lock
 from titanic.store.environment import Environment, Pace, Settings
 from titanic.store.failures import disk_full, is_of_the_system
 from titanic.store.read import ReadTransaction
 from titanic.store.room import MIN_CAPACITY, divide, reserved
-from titanic.store.schema import CAPACITY_KEY, FORMAT, FORMAT_KEY, MOST_BYTES, PAGE, REPAIR, U32, U64, Databases
+from titanic.store.schema import (
+    CAPACITY_KEY,
+    FORMAT,
+    FORMAT_KEY,
+    IDENTITY_KEY,
+    MOST_BYTES,
+    PAGE,
+    REPAIR,
+    U32,
+    U64,
+    Databases,
+)
 from titanic.store.structure import SALVAGE, faults
 from titanic.store.upgrade import upgrade
 
@@ -90,16 +101,21 @@ def open_environment(
             env = _open(directory, max(capacity or 0, data.stat().st_size))
         room = divide(capacity or max(known or DEFAULT_CAPACITY, MIN_CAPACITY))
         environment = Environment(env, _open_databases(env, data), room, settings, IdMaker(_last_id(env)), Pace())
+        nameless = False
         with ReadTransaction(environment) as view:
             used = view._used()
             if not to_repair:
                 view.waiting()  # what every server needs at once; better it ends here, with a reason, than later
                 view.archive()
+                view.archivist()
+                nameless = view.identity() is None
         needed = max(room.capacity, data.stat().st_size, used + reserved(room.capacity))
         env.set_mapsize(needed - needed % PAGE)
         if known != room.capacity and (known is not None or capacity is not None):
             with env.begin(write=True, db=environment.databases.meta) as txn:
                 txn.put(CAPACITY_KEY, U64.pack(room.capacity))
+        if nameless:
+            _give_identity(environment)
         if preallocate:
             _preallocate(data, room.capacity)
     except (OSError, lmdb.Error) as error:
@@ -109,6 +125,16 @@ def open_environment(
         env.close()
         raise
     return environment
+
+
+def _give_identity(environment: Environment) -> None:
+    """To a store of an earlier version. Without room it goes without until it is next opened."""
+    try:
+        with environment.env.begin(write=True, db=environment.databases.meta) as txn:
+            txn.put(IDENTITY_KEY, os.urandom(SIZE))
+    except lmdb.Error as error:
+        if not isinstance(error, lmdb.MapFullError) and not is_of_the_system(error):
+            raise
 
 
 def open_read_only(directory: Path) -> Environment:
@@ -226,6 +252,7 @@ def _create(directory: Path) -> None:
         ):
             names = {name: env.open_db(name.encode(), txn=txn) for name in Databases._fields}
             txn.put(FORMAT_KEY, U32.pack(FORMAT), db=names["meta"])
+            txn.put(IDENTITY_KEY, os.urandom(SIZE), db=names["meta"])
         new.rename(directory / DATA)
     except BaseException:
         new.unlink(missing_ok=True)

@@ -11,11 +11,23 @@ archive has them, if one is registered (unless the store was told not to care).
 from __future__ import annotations
 
 from titanic.errors import RecordCorrupt
+from titanic.ids import SIZE
 from titanic.store import closed
 from titanic.store.closed import ClosedRequest
-from titanic.store.schema import ARCHIVE, ARCHIVE_KEY, LOST_KEY, SEQUENCE_KEY, U64, closed_key, sequence_of
+from titanic.store.schema import (
+    ARCHIVE,
+    ARCHIVE_KEY,
+    ARCHIVIST_KEY,
+    IDENTITY_KEY,
+    LOST_KEY,
+    SEQUENCE_KEY,
+    U64,
+    closed_key,
+    odd_row,
+    sequence_of,
+)
 from titanic.store.view import View
-from titanic.store.views import Archive
+from titanic.store.views import Archive, Archivist
 
 
 class Ring(View):
@@ -58,6 +70,22 @@ class Ring(View):
         """Whether an archive is registered, what it has, and what there is."""
         registered, upto = self._archived()
         return Archive(registered, upto, *self.closed_range(), self._lost_lives())
+
+    def archivist(self) -> Archivist | None:
+        """Whose archive it is, or was last; None when nobody has said so."""
+        row = self._txn.get(ARCHIVIST_KEY, db=self._db.meta)
+        if row is None:
+            return None
+        if len(row) < SIZE:
+            raise odd_row("meta", ARCHIVIST_KEY, row)
+        return Archivist(bytes(row[:SIZE]), bytes(row[SIZE:]).decode(errors="replace"))
+
+    def identity(self) -> bytes | None:
+        """Which store this is: 16 bytes that copies have, too. None: only earlier versions have opened it yet."""
+        row = self._txn.get(IDENTITY_KEY, db=self._db.meta)
+        if row is not None and len(row) != SIZE:
+            raise odd_row("meta", IDENTITY_KEY, row)
+        return None if row is None else bytes(row)
 
     def _archived(self) -> tuple[bool, int]:
         registered, upto = self._meta_row(ARCHIVE_KEY, ARCHIVE) or (0, 0)

@@ -4,7 +4,9 @@
     meta       b"format"                                  u32, FORMAT
                b"capacity"                                u64, bytes, as the store was last opened
                b"sequence"                                u64, the last number given out in `closed`
+               b"identity"                                16 random bytes: which store it is, also as a copy
                b"archive"                                 u8 registered, u64 archived_upto
+               b"archivist"                               whose that is, 16 bytes + where it is, text; no row: anybody's
                b"lost"                                    u64, closed requests of which no record was kept
                b"settled"                                 nothing that matters: written to have something to commit
                b"n" + service                             3 × u64: rows of `ready`; requests that have not ended,
@@ -65,6 +67,8 @@ FORMAT_KEY = b"format"
 CAPACITY_KEY = b"capacity"
 SEQUENCE_KEY = b"sequence"
 ARCHIVE_KEY = b"archive"
+ARCHIVIST_KEY = b"archivist"
+IDENTITY_KEY = b"identity"
 LOST_KEY = b"lost"
 SETTLED_KEY = b"settled"
 LOAD_PREFIX = b"n"

@@ -89,6 +89,13 @@ class Archive(NamedTuple):
     lost: int
 
 
+class Archivist(NamedTuple):
+    """Whose archive it is: an id of 16 bytes, and for people where it is."""
+
+    id: bytes
+    name: str
+
+
 class Accepted(NamedTuple):
     """An accepted request. Not `new`: its key had come before, and `uuid` is the id given then."""
 

@@ -80,7 +80,14 @@ class Archiver:
         summary = Summary()
         with self._archive.locked():
             self._reached("locked")
-            self._queue.register()
+            try:
+                self._expect_store()
+                self._queue.register(self._archive.archivist)
+            except BaseException:
+                if not self._queue.uncertain:
+                    self._archive.discard_if_new()
+                raise
+            self._archive.note_store(self._queue.identity())
             upto = self._queue.progress().last
             pending = self._recover()
             self._reached("recovered")
@@ -93,23 +100,36 @@ class Archiver:
                 self._done(entry)
         return summary
 
+    def _expect_store(self) -> None:
+        """Raise ArchiveError unless the archive is of this store."""
+        archive, queue = self._archive, self._queue
+        progress, identity = queue.progress(), queue.identity()
+        last_id = archive.entries[-1].last_id if archive.entries else ""
+        there = queue.id_of(archive.head) if last_id else None
+        same = bool(identity) and identity == archive.store
+        if progress.last < archive.head or (there and there != last_id):
+            fact = f"the archive goes up to {archive.head}, which is another request there or none"
+            if same:
+                what = f"the store {queue.store} is older than its archive {archive.path}"
+                raise ArchiveError(
+                    what,
+                    fact,
+                    "was it restored from a backup? run titanic-data unregister, then go on with a new archive",
+                )
+            raise ArchiveError(f"{archive.path} is the archive of another store", fact, "use an archive for each store")
+        if archive.store and not same and there is None:
+            fact = f"that one's id is {archive.store}, this one's {identity or 'not there yet'}"
+            raise ArchiveError(f"{archive.path} is the archive of another store", fact, "use an archive for each store")
+
     @property
     def _pending(self) -> Path:
         return self._archive.path / "pending.json"
 
     def _recover(self) -> tuple[int, int] | None:
         """Put right what a crash has left; the range that is to be done again."""
-        archive, queue = self._archive, self._queue
+        archive = self._archive
         archive.clear_staging()
-        progress = queue.progress()
         if archive.entries:
-            last_id = archive.entries[-1].last_id
-            there = queue.id_of(archive.head) if last_id else None
-            if progress.last < archive.head or (there and there != last_id):
-                fact = f"the archive goes up to {archive.head}, which is another request there or none"
-                raise ArchiveError(
-                    f"{archive.path} is the archive of another store", fact, "use an archive for each store"
-                )
             self._acknowledge(archive.entries[-1])
         if not self._pending.exists():
             return None
@@ -127,7 +147,7 @@ class Archiver:
             raise ArchiveError(
                 f"{self._pending} does not fit", fact, "was the manifest restored from a backup? remove it"
             )
-        self._expect(first, progress.first)
+        self._expect(first, self._queue.progress().first)
         return first, last
 
     def _next(self, upto: int) -> tuple[int, int] | None:
@@ -176,7 +196,7 @@ class Archiver:
 
     def _acknowledge(self, entry: Entry) -> None:
         if entry.last_id:
-            self._queue.acknowledge(entry.last, entry.last_id)
+            self._queue.acknowledge(entry.last, entry.last_id, self._archive.archivist)
 
 
 def publish(

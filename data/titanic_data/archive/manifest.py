@@ -12,11 +12,14 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from secrets import token_hex
+from socket import gethostname
 from typing import Any
 
+from titanic.store import Archivist
 from titanic_data.archive.durable import make_directory, write_whole
 from titanic_data.errors import ArchiveBusy, ArchiveError
 
@@ -65,12 +68,18 @@ class Archive:
     """A directory with an archive. Look at it again (`load`) after it was changed."""
 
     path: Path
+    id: str = ""
+    """32 hexadecimal digits; nothing until it is first locked, in one of an earlier version."""
+    store: str = ""
+    """The id of the store whose archive it is; nothing before its first run."""
     entries: list[Entry] = field(default_factory=list)
     superseded: list[Entry] = field(default_factory=list)
+    is_new: bool = False
 
     @classmethod
     def create(cls, path: Path) -> Archive:
         """The archive in a directory, which is made if there is none. Raises ArchiveError."""
+        is_new = False
         try:
             make_directory(path)
             if not (path / "archive.json").exists():
@@ -79,14 +88,17 @@ class Archive:
                     raise ArchiveError(
                         f"{path} is not an archive", f"it holds {strange[0]!r}", "choose an empty directory"
                     )
-                write_whole(path / "archive.json", json.dumps({"what": "titanic archive", "format": FORMAT}) + "\n")
+                _write_about(path, token_hex(16))
+                is_new = True
             for name in ("manifest", "data"):
                 make_directory(path / name)
         except OSError as error:
             raise ArchiveError(
                 f"the archive {path} cannot be made", str(error), "look at its owner and disk"
             ) from error
-        return cls.open(path)
+        archive = cls.open(path)
+        archive.is_new = is_new
+        return archive
 
     @classmethod
     def open(cls, path: Path) -> Archive:
@@ -99,9 +111,30 @@ class Archive:
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             fact = f"its format is {found.get('format') if isinstance(found, dict) else found!r}, known is {FORMAT}"
             raise ArchiveError(f"the archive {path} cannot be read", fact, "upgrade this Titanic")
-        archive = cls(path)
+        archive = cls(path, str(found.get("id", "")), str(found.get("store", "")))
         archive.load()
         return archive
+
+    @property
+    def archivist(self) -> Archivist:
+        """What the queue knows it by. A copy is the same archive."""
+        return Archivist(bytes.fromhex(self.id), f"{self.path.resolve()} on {gethostname()}")
+
+    def note_store(self, store: str) -> None:
+        """From now on it is the archive of this store."""
+        if store and store != self.store:
+            _write_about(self.path, self.id, store)
+            self.store = store
+
+    def discard_if_new(self) -> None:
+        """Leave nothing behind of an archive that was only just made, when it cannot be used."""
+        if self.is_new and not self.entries:
+            for name in ("manifest", "data"):
+                (self.path / name).rmdir()
+            for name in ("lock", "archive.json"):
+                (self.path / name).unlink(missing_ok=True)
+            with suppress(OSError):  # somebody else's directory perhaps, with something in it by now
+                self.path.rmdir()
 
     @property
     def head(self) -> int:
@@ -171,6 +204,9 @@ class Archive:
                 ) from error
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            if not self.id:  # of an earlier version
+                self.id = token_hex(16)
+                _write_about(self.path, self.id)
             self.load()
             yield
         finally:
@@ -187,3 +223,8 @@ class Archive:
         if entry.name != file.name or entry.last < entry.first:
             raise ArchiveError(f"the manifest of {self.path} is damaged", f"{file.name} is about {entry.name}")
         return entry
+
+
+def _write_about(path: Path, archive_id: str, store: str = "") -> None:
+    about = {"what": "titanic archive", "format": FORMAT, "id": archive_id, "store": store}
+    write_whole(path / "archive.json", json.dumps(about) + "\n")

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from broker import DEFAULT_ENDPOINT
-from titanic import Client
+from titanic import Client, InvalidRequest
 from titanic.errors import StoreLocked
 from titanic.store import Archive as Progress
-from titanic.store import Store, WriteTransaction
+from titanic.store import Archivist, Store, WriteTransaction
 from titanic_data.errors import ArchiveError
 from titanic_data.reading import forget, store_at
 
@@ -21,6 +21,8 @@ class Queue:
     def __init__(self, store: Path, endpoint: str = DEFAULT_ENDPOINT) -> None:
         self.store = store
         self.endpoint = endpoint
+        self.uncertain = False
+        """Whether a server was told something and has not answered: it may have done it."""
 
     def progress(self) -> Progress:
         """Whether an archive is registered, what it has, and what there is."""
@@ -38,31 +40,74 @@ class Queue:
             found = transaction.closed(number - 1, 1, 1)
         return found[0].uuid.hex() if found and found[0].sequence == number else None
 
-    def register(self) -> None:
-        """From now on the ring lets go of nothing before it is acknowledged."""
-        if not self.progress().registered:
-            self._tell(lambda transaction: transaction.register_archive(), register=True)
+    def identity(self) -> str:
+        """Which store it is, 32 hexadecimal digits; nothing before a server of this version has opened it."""
+        with store_at(self.store).read() as transaction:
+            found = transaction.identity()
+        return found.hex() if found else ""
+
+    def archivist(self) -> Archivist | None:
+        """Whose archive is registered, or was last."""
+        with store_at(self.store).read() as transaction:
+            return transaction.archivist()
+
+    def register(self, archivist: Archivist) -> None:
+        """From now on the ring lets go of nothing before it is acknowledged by this archive.
+
+        Raises ArchiveError while another one is registered.
+        """
+        known, registered = self.archivist(), self.progress().registered
+        if registered and known == archivist:
+            return
+        if registered and known is not None and known.id != archivist.id:
+            what = f"another archive is registered with the store {self.store}"
+            advice = "go on with that one; or, to have this one instead, run titanic-data unregister first"
+            raise ArchiveError(what, f"it is {known.name} (id {known.id.hex()})", advice)
+        said = {"archive": archivist.id.hex(), "name": archivist.name}
+        self._tell(lambda transaction: transaction.register_archive(archivist), register=True, **said)
 
     def unregister(self) -> None:
         """The ring need not wait for the archive any more."""
         if self.progress().registered:
             self._tell(lambda transaction: transaction.unregister_archive(), register=False)
 
-    def acknowledge(self, upto: int, uuid: str) -> None:
+    def acknowledge(self, upto: int, uuid: str, archivist: Archivist) -> None:
         """Everything up to a number is in the archive; it is the request `uuid`."""
         if self.progress().archived_upto < upto:
             key = bytes.fromhex(uuid)
-            self._tell(lambda transaction: transaction.acknowledge_archive(upto, key), upto=upto, uuid=uuid)
-        if self.progress().archived_upto < upto:
-            what = f"the server at {self.endpoint} has another store than {self.store}"
-            raise ArchiveError(what, f"what is archived up to {upto} was not noted there", "name the right --endpoint")
+            self._tell(
+                lambda transaction: transaction.acknowledge_archive(upto, key, archivist),
+                upto=upto,
+                uuid=uuid,
+                archive=archivist.id.hex(),
+                name=archivist.name,
+            )
 
     def _tell(self, change: Callable[[WriteTransaction], Any], **said: Any) -> None:
         """Do it in the store itself if nobody has it open, otherwise ask who has."""
+        identity = self.identity()
         forget(self.store)  # a process may have a store open only once
         try:
             with Store.open(self.store) as store, store.write() as transaction:
                 change(transaction)
         except StoreLocked:
             with Client(self.endpoint) as client:
-                client.archive(**said)
+                self._expect(client.archive(), identity)
+                self.uncertain = True
+                try:
+                    client.archive(store=identity, **said)
+                except InvalidRequest as error:
+                    self.uncertain = False
+                    what = f"the server at {self.endpoint} has refused what the archive said"
+                    raise ArchiveError(what, str(error), "nothing was changed there") from error
+                self.uncertain = False
+
+    def _expect(self, told: dict[str, Any], identity: str) -> None:
+        """Raise ArchiveError unless a server that has said this has our store: nothing may be changed in another."""
+        if "store" not in told or not identity:
+            what = f"the store {self.store} cannot be archived while its server runs"
+            raise ArchiveError(what, "the server is of an earlier version", "upgrade it, and start it again")
+        if told["store"] != identity:
+            what = f"the server at {self.endpoint} has another store than {self.store}"
+            fact = f"that one's id is {told['store']}, this one's {identity}; nothing was changed"
+            raise ArchiveError(what, fact, "name the right --endpoint")

@@ -63,8 +63,9 @@ def archive(
     """Move what was closed since the last time from a store's ring into an archive, which is made if there is none.
 
     From the first time on the ring keeps what the archive has not got yet: run this often enough, or let
-    `titanic-data unregister` end it. It can be killed at any time, and run again: nothing is lost, nothing is there
-    twice. A server may go on meanwhile; it is told at --endpoint what is safe.
+    `titanic-data unregister` end it. A ring has one archive: another is refused until then. It can be killed at any
+    time, and run again: nothing is lost, nothing is there twice. A server may go on meanwhile; it is told at --endpoint
+    what is safe.
 
     On one machine pyarrow is quicker than Spark, and needs no Java.
 
@@ -75,6 +76,7 @@ def archive(
     total = 0
     queue = Queue(store, endpoint)
     progress = queue.progress()  # complains when there is no store, before anything is made
+    writer = _engine(engine)  # complains when there is no Java
     made = Archive.create(archive)
     wanted = progress.last - made.head
 
@@ -87,7 +89,7 @@ def archive(
         archiver = Archiver(
             made,
             queue,
-            _engine(engine),
+            writer,
             rows=rows_per_range,
             max_bytes=bytes_per_range,
             allow_gap=allow_gap,
@@ -113,9 +115,11 @@ def _engine(name: str) -> Engine:
 @json_flag
 @archive_option
 def verify(archive: Path, as_json: bool) -> None:
-    """Check that an archive is whole: no number is missing, and each file is what the manifest says, to the byte.
+    """Read all of an archive, and tell whether it is whole.
 
-    Exits with 1 when anything is wrong.
+    It is when each file has the size, checksum and rows that were noted when it was written, and each number from 1 to
+    the last is there once. What is wrong is named with the command that writes it again; the exit code is 1 then. A
+    gap, which somebody has allowed, is named and is no fault.
 
     --json prints {rows, files, gaps: [[first, last]], faults: [{where, what, range}]}.
 
@@ -134,13 +138,17 @@ def verify(archive: Path, as_json: bool) -> None:
     else:
         for fault in faults:
             first, last = fault.range or (0, 0)
-            click.echo(f"{fault.where}: {fault.what} → titanic-data restore-range {first} {last}")
+            click.echo(f"{fault.where}: {fault.what} → titanic-data restore-range {first} {last} --archive {archive}")
         for first, last in gaps:
-            click.echo(f"{first} to {last}: these had left the ring before they were archived")
-        verdict = counted(len(faults), "fault") if faults else "all there"
-        click.echo(
-            f"{archive}: numbers 1 to {opened.head}, {counted(rows, 'row')} in {counted(files, 'file')}: {verdict}"
-        )
+            click.echo(f"{first} to {last}: never archived, the ring had let go of them")
+        looked_at = f"{counted(files, 'file')} read, {counted(rows, 'row')}"
+        if faults:
+            click.echo(f"{archive} is not whole: {counted(len(faults), 'fault')}; {looked_at}")
+        elif not opened.head:
+            click.echo(f"{archive} is whole: nothing has been archived yet")
+        else:
+            but = f" but for {counted(len(gaps), 'gap')}" if gaps else ""
+            click.echo(f"{archive} is whole{but}: {looked_at}, numbers 1 to {opened.head}")
     if faults:
         sys.exit(EXIT_FAILED)
 
@@ -148,19 +156,27 @@ def verify(archive: Path, as_json: bool) -> None:
 @command()
 @archive_option
 def compact(archive: Path) -> None:
-    """Write runs of small ranges anew, with a file for each day. The old files stay until `vacuum`.
+    """Make fewer, larger files: ranges that follow each other become one, with a file for each day.
+
+    Each run of `titanic-data archive` adds at least a file; engines are quicker with fewer. A range gets up to a
+    million rows or 64 MiB. No row is changed, and readers that have begun go on with the old files: they stay until
+    `vacuum`.
 
     \b
     Example:
       titanic-data compact --archive /archive && titanic-data vacuum --archive /archive
     """
     opened = Archive.open(archive)
-    before = len(opened.files())
+    before, ranges = len(opened.files()), len(opened.entries)
     with bar("compacting") as shown:
         made = compact_archive(opened, done=lambda entry: shown.tell(entry.last, opened.head))
-    click.echo(f"{archive}: {counted(before, 'file')} before, {counted(len(opened.files()), 'file')} now")
     if not made:
-        click.echo("there was nothing to put together", err=True)
+        click.echo(f"{archive}: nothing to do, {counted(before, 'file')} in {counted(ranges, 'range')}")
+        return
+    now = f"{counted(len(opened.files()), 'file')} in {counted(len(opened.entries), 'range')}"
+    click.echo(
+        f"{archive}: {counted(before, 'file')} in {counted(ranges, 'range')} became {now}; vacuum deletes the old"
+    )
 
 
 @command()

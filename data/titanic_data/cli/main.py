@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import re
 import sys
 from typing import Any
 
@@ -13,6 +11,7 @@ from titanic.cli.main import Titanic
 from titanic.cli.main import main as titanic
 from titanic.cli.output import EXIT_FAILED, say
 from titanic.version import __version__
+from titanic_data.cli.sparks import explain, is_of_spark, quiet
 
 COMMANDS = {
     "archive": ("archive", "Move what was closed into Parquet, for good."),
@@ -41,24 +40,14 @@ class TitanicData(Titanic):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
-        logging.getLogger("SQLQueryContextLogger").disabled = True  # Spark's own account of what we tell in a line
+        quiet()
         try:
             return super().invoke(ctx)
         except Exception as error:
-            if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+            if not is_of_spark(error):
                 raise
             say(explain(error))
             sys.exit(EXIT_FAILED)
-
-
-def explain(error: Exception) -> str:
-    """What went wrong, in a line: our own words if they are in there, else the first of Spark's."""
-    text = str(error)
-    ours = re.search(r"titanic: [^\n]+", text) or re.search(r"titanic\.errors\.\w+: ([^\n]+)", text)
-    if ours is not None:
-        return ours[ours.lastindex or 0]
-    line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    return re.sub(r"^\[[A-Z_.]+\] | SQLSTATE: .*", "", line)
 
 
 @click.group(cls=TitanicData, context_settings={"help_option_names": ["-h", "--help"]})

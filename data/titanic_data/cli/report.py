@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from titanic import Client
 from titanic.cli.options import json_flag, option
 from titanic.cli.output import print_table
 from titanic.text import counted
 from titanic_data.cli.options import archive_option, command, store_option
+from titanic_data.cli.sparks import only
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 BY_TIME = ("latency", "throughput", "backlog")
 PERIODS = ("second", "minute", "hour", "day")
+PICTURES = (".png", ".svg", ".pdf")
 NAMES = ("latency", "throughput", "backlog", "failures", "retries", "breaches", "duplicates", "bodies")
 
 
@@ -74,7 +78,8 @@ def report(
       duplicates   keys, and what was executed twice in spite of one
       bodies       the largest
 
-    Spans are seconds, times are UTC. --json prints a list of objects.
+    It looks at --archive, or at --live or --parquet: name one. Spans are seconds, times are UTC. --json prints a list
+    of objects.
 
     \b
     Examples:
@@ -84,6 +89,9 @@ def report(
     from titanic_data.plots import draw, require
     from titanic_data.reports import REPORTS, breaches, service_level
 
+    _expect_one_source(parquet, live)
+    for out, suffixes in ((plot, PICTURES), (parquet_out, ())):
+        _expect_writable(out, suffixes, parquet)
     promised = [service_level(level) for level in levels]
     if (name == "breaches") != bool(promised):
         raise click.UsageError("breaches needs --sla, and only breaches takes it: --sla 'resize<2s'")
@@ -95,7 +103,7 @@ def report(
             avoided = client.stats()["since_start"]["repeated"]
     closed = _closed(archive, store, parquet, live)
     if where is not None:
-        closed = closed.where(where)
+        closed = only(closed, where)
     if name == "breaches":
         answer = breaches(closed, promised).toArrow()
     else:
@@ -120,6 +128,46 @@ def report(
         click.echo(f"since its start the queue has avoided {counted(avoided, 'duplicate')}", err=True)
 
 
+def _expect_one_source(parquet: Path | None, live: bool) -> None:
+    given = click.get_current_context().get_parameter_source
+    named = [
+        *(["--archive"] if given("archive") is ParameterSource.COMMANDLINE else []),
+        *(["--parquet"] if parquet is not None else []),
+        *(["--live"] if live else []),
+    ]
+    if len(named) > 1:
+        raise click.UsageError(f"{' and '.join(named)} name different sources: give one of them")
+
+
+def _expect_writable(out: Path | None, suffixes: Sequence[str], source: Path | None) -> None:
+    """Complain before the work, not after it."""
+    if out is None:
+        return
+    if suffixes and out.suffix.lower() not in suffixes:
+        raise click.UsageError(f"{out} can be no picture: its name must end with {', '.join(suffixes)}")
+    if not out.absolute().parent.is_dir():
+        raise click.UsageError(f"there is no directory {out.parent} for {out.name}")
+    if source is not None and out.exists() and source.exists() and out.samefile(source):
+        raise click.UsageError(f"{out} is what the report looks at: write to another file")
+
+
+def _expect_closed(file: Path) -> None:
+    """Raise InvalidRows unless a Parquet file has closed requests in it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from titanic_data.errors import InvalidRows
+    from titanic_data.tables import CLOSED
+
+    advice = "name a file with the columns of an archive"
+    try:
+        found = pq.read_schema(file).names
+    except pa.ArrowInvalid as error:
+        raise InvalidRows(f"{file} is no Parquet file", str(error).splitlines()[0], advice) from error
+    if missing := [name for name in CLOSED.schema.names if name not in found]:
+        raise InvalidRows(f"{file} has no closed requests", f"it lacks the column {missing[0]}", advice)
+
+
 def _closed(archive: Path, store: Path, parquet: Path | None, live: bool) -> DataFrame:
     from titanic_data.archive import Archive, archive_frame
     from titanic_data.reading import forget, store_at
@@ -132,6 +180,8 @@ def _closed(archive: Path, store: Path, parquet: Path | None, live: bool) -> Dat
         Archive.open(archive)
     elif not parquet.exists():
         raise click.UsageError(f"there is no file {parquet}")
+    elif parquet.is_file():
+        _expect_closed(parquet)
     spark = session(quick=True)
     if live:
         return spark.read.format("titanic").load(str(store))

@@ -12,6 +12,7 @@ from titanic.cli.options import option, seconds
 from titanic.cli.output import EXIT_PENDING, print_table
 from titanic.text import counted
 from titanic_data.cli.options import archive_option, command, endpoint_option
+from titanic_data.cli.sparks import only
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -107,10 +108,11 @@ def replay(archive: Path, endpoint: str, where: str, dry_run: bool, skip_missing
     from titanic_data.session import session
 
     Archive.open(archive)
-    chosen = archive_frame(session(quick=True), archive).where(where)
+    chosen = only(archive_frame(session(quick=True), archive), where)
     if not dry_run:
-        count = again(chosen, endpoint, name=name, skip_missing=skip_missing)
-        click.echo(f"{counted(count, 'request')} handed in again")
+        done = again(chosen, endpoint, name=name, skip_missing=skip_missing)
+        others = f", the others had been under the name {name!r} before" if done.new < done.requests else ""
+        click.echo(f"{counted(done.requests, 'request')} handed in again: {done.new} new{others}")
         return
     totals = "count(*) AS requests, sum(request_bytes) AS bytes, count_if(request IS NULL) AS missing"
     chosen.createOrReplaceTempView("chosen")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ def work(service: str, function: str, endpoint: str, arrow: bool, lanes: int, lo
     or an array of binaries), and may have error: where that is not null the attempt has failed. When a batch fails,
     all of its requests have failed an attempt, and are tried again later.
 
-    Stops on SIGTERM or SIGINT when the batch in hand is done; a second signal leaves it to another worker.
+    Stops on SIGTERM or SIGINT when the batch in hand is done; a second signal leaves it to another worker. So does the
+    end of Spark itself: the exit code is 1 then, and whoever supervises this should start it again.
 
     \b
     Example, with a file upper.py here:
@@ -46,6 +48,8 @@ def work(service: str, function: str, endpoint: str, arrow: bool, lanes: int, lo
 
     found = _find(function)
     logs.begin(log_level, log_format)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # its connections are nobody's business; what fails is said
+    logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)  # some it says in the root's name
     worker = SparkWorker(session(), service, in_arrow(found) if arrow else found, endpoint, lanes=lanes)
     ending = Ending(worker.stop, worker.abandon)
     say(f"connecting to {endpoint} to work on {service} with Spark", "serving")

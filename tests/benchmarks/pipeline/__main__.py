@@ -54,7 +54,9 @@ def main(rounds: int, rows: int, requests: int, path: Path | None) -> None:
         print(f"closing {rows:,} requests", file=sys.stderr)
         ring = filled(folder / "ring", rows)
         spark = session("bench", settings={"spark.local.dir": str(folder), "spark.driver.memory": "2g"})
-        frame = spark.read.format("titanic").option("minPartitions", 8).load(str(ring))
+        # A part for each processor: each costs Spark some 40 ms.
+        parts = {"minPartitions": os.cpu_count() or 1, "rowsPerPartition": rows}
+        frame = spark.read.format("titanic").options(**parts).load(str(ring))
         reads: dict[str, Callable[[], object]] = {
             "LMDB cursor": lambda: cursor(ring),
             "one Python process to Arrow": lambda: sum(batch.num_rows for batch in read_closed(ring, 1, rows, ALL)),
@@ -127,7 +129,9 @@ def archive(ring: Path, folder: Path, engine: Engine) -> None:
     """Archive the whole ring anew, with everything that makes it safe."""
     forget(ring)
     number = len(list(folder.glob("archive-*")))
-    Archiver(Archive.create(folder / f"archive-{number}"), Queue(ring), engine).run()
+    queue = Queue(ring)
+    Archiver(Archive.create(folder / f"archive-{number}"), queue, engine).run()
+    queue.unregister()  # the next one is another archive
     forget(ring)
 
 
