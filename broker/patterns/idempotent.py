@@ -14,7 +14,7 @@ from broker.client import Body, body_frames
 from broker.core.mdp import Frames
 from broker.errors import RemoteError
 from broker.handlers import Handlers
-from broker.patterns.core.idempotent import Replies, Stamp, Store, open_stamp
+from broker.patterns.core.idempotent import Replies, Stamp, Store, Superseded, open_stamp
 from broker.replies import as_frames
 from broker.worker import Handler, Reply
 
@@ -72,7 +72,8 @@ class Idempotent:
 
     def __init__(self, handler: Handler, store: Store | None = None, *, patience: float = PATIENCE) -> None:
         """`store`: where replies are kept; by default in memory, bounded. `patience`: seconds for which one who has
-        asked still waits after somebody else has asked for the same; then it gets the status 409."""
+        asked still waits after somebody else has asked for the same; then it gets the status 409 (from a Server: unless
+        it may itself have asked again)."""
         self.duplicates = 0
         """Requests that were not executed, because one like them was."""
         self._handler = handler
@@ -118,7 +119,7 @@ class Idempotent:
                         leave_at = time.monotonic() + self._patience
                     left = None if leave_at is None else leave_at - time.monotonic()
                     if left is not None and left <= 0:
-                        raise RemoteError(409, "the same request was asked again; the reply goes to who asked last")
+                        raise Superseded
                     execution.changed.wait(left)
                 ended = execution.ended
                 parts = execution.parts[passed : -1 if ended and execution.error is None else None]

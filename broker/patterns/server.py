@@ -18,6 +18,7 @@ from broker.core.mdp import Frames, error_body
 from broker.errors import RemoteError, UsageError
 from broker.handlers import Handlers
 from broker.loop import Loop
+from broker.patterns.core.idempotent import Superseded
 from broker.patterns.core.replier import Ask, Replier
 from broker.replies import as_frames, failure
 from broker.router import Router
@@ -164,21 +165,22 @@ class Server:
 
     def _handle(self, ask: Ask) -> None:
         """Runs in a handler thread."""
-        self.loop.call(self._reply, ask, self._answer(ask.body))
-
-    def _answer(self, body: Frames) -> Frames:
+        reply = self.core.reply
         try:
-            return _whole(self._handler(body))
+            body = _whole(self._handler(ask.body))
         except RemoteError as error:
-            return error_body(error.status, error.text, *as_frames(error.detail))
+            body = error_body(error.status, error.text, *as_frames(error.detail))
+            if isinstance(error, Superseded):
+                reply = self.core.supersede
         except BaseException as error:  # SystemExit too: it would end this thread only, and silently
             log.exception("a handler failed")
-            return failure(error)
+            body = failure(error)
+        self.loop.call(self._reply, reply, ask, body)
 
-    def _reply(self, ask: Ask, body: Frames) -> None:
+    def _reply(self, reply: Callable[[Ask, Frames, float], None], ask: Ask, body: Frames) -> None:
         self._in_hand -= 1
         self._handlers.done()
-        self.core.reply(ask, body, time.monotonic())
+        reply(ask, body, time.monotonic())
 
 
 def _whole(result: Any) -> Frames:

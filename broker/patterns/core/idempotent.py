@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 
 from broker.config import check
 from broker.core.mdp import Frames
+from broker.errors import RemoteError
 
 
 class Stamp(NamedTuple):
@@ -35,6 +36,14 @@ def open_stamp(frames: Frames) -> tuple[Stamp, Frames] | None:
     if len(frames) < 3 or not frames[0] or not frames[1]:
         return None
     return Stamp(frames[0], frames[1]), frames[2:]
+
+
+class Superseded(RemoteError):
+    """Somebody has asked for the same since, and gets the reply. A server which can tell that it is the same one who
+    asked does not pass this on (`broker.patterns.core.replier`)."""
+
+    def __init__(self) -> None:
+        super().__init__(409, "the same request was asked again; the reply goes to who asked last")
 
 
 class Store(Protocol):

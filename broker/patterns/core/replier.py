@@ -9,10 +9,16 @@
                 PING                    PONG
 
 What cannot be opened is counted and dropped: nobody could be answered.
+
+A handler may find that a request has been asked again since (`broker.patterns.core.idempotent`), and end the earlier
+one with an error. Whoever asked then still waits for a reply to the later one, mostly by the same envelope, and would
+take that error for it. So Freelance clients are not told: they ask again, or have several connections. Others are told,
+unless the same one has asked again with the same envelope.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -58,11 +64,16 @@ class Replier:
         """`admit` is asked with the time at each request and each reply; what it refuses is dropped."""
         self._open = WAYS[way]
         self._pings = way == "flp"
+        self._tells = way == "plain"
         self._admit = admit
         self._asks: list[Ask] = []
         self._output: list[Output] = []
         self.malformed = 0
         self.refused = 0
+        self.superseded = 0
+        """Requests that were not answered, because they were asked again."""
+        self._in_hand: Counter[tuple[Peer, tuple[bytes, ...]]] = Counter()
+        """Asks that are not answered yet, by who waits for them."""
 
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
         """Take a message from a client."""
@@ -71,7 +82,9 @@ class Replier:
         elif (opened := self._open(frames)) is None:
             self.malformed += 1
         elif self._admit(now):
-            self._asks.append(Ask(peer, *opened))
+            ask = Ask(peer, *opened)
+            self._in_hand[_asker(ask)] += 1
+            self._asks.append(ask)
         else:
             self.refused += 1
 
@@ -94,7 +107,26 @@ class Replier:
 
     def reply(self, ask: Ask, body: Frames, now: float) -> None:
         """Answer a request, if it would still be admitted. A reply has a frame at least, if an empty one."""
-        if not self._admit(now):
+        self._done(ask)
+        if self._admit(now):
+            self._output.append((ask.peer, [*ask.envelope, *(body or [b""])]))
+        else:
             self.refused += 1
-            return
-        self._output.append((ask.peer, [*ask.envelope, *(body or [b""])]))
+
+    def supersede(self, ask: Ask, body: Frames, now: float) -> None:
+        """A request was asked again: `body` says so to those who are to be told."""
+        if self._tells and self._in_hand[_asker(ask)] == 1:
+            self.reply(ask, body, now)
+        else:
+            self._done(ask)
+            self.superseded += 1
+
+    def _done(self, ask: Ask) -> None:
+        asker = _asker(ask)
+        self._in_hand[asker] -= 1
+        if self._in_hand[asker] <= 0:
+            del self._in_hand[asker]
+
+
+def _asker(ask: Ask) -> tuple[Peer, tuple[bytes, ...]]:
+    return ask.peer, tuple(ask.envelope)

@@ -5,14 +5,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 from support.running import until
 
 from broker import Broker, Client, Pipeline, RemoteError, UsageError, Worker
-from broker.core.mdp import Frames
-from broker.patterns import Idempotent, LazyPirate, Replies, Server, Stamps
+from broker.core.mdp import Frames, read_error
+from broker.patterns import (
+    Freelance,
+    FreelanceConfig,
+    Idempotent,
+    LazyPirate,
+    Replies,
+    Server,
+    Shotgun,
+    Stamps,
+    freelance_server,
+)
 from broker.patterns.core.idempotent import Stamp, open_stamp
 
 
@@ -260,3 +272,66 @@ def test_around_a_server_without_a_broker() -> None:
         assert [client.call(*frames) for _ in range(3)] == [[b"5"]] * 3
         with pytest.raises(RemoteError, match="400"):
             client.call("5")
+
+
+@pytest.mark.parametrize("model", [1, 2, 3])
+def test_freelance_clients_get_the_reply_that_takes_several_tries(model: int, tmp_path: Path) -> None:
+    """Models 2 and 3 send the same number at each try: what an abandoned try is told would be taken for the reply."""
+    hanging = Hanging()
+    handler = Idempotent(hanging, patience=0.01)
+    endpoint = f"ipc://{tmp_path}/server"
+    config = FreelanceConfig(timeout=0.1, retries=500)
+    with freelance_server(handler, endpoint, model=model, jobs=4):
+        client: Any = (
+            LazyPirate(endpoint, timeout=0.1, retries=500)
+            if model == 1
+            else (Shotgun if model == 2 else Freelance)(endpoint, config)
+        )
+        with client, ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(client.call, *Stamps("shop")("100"))
+            until(lambda: handler.duplicates > 5 or asking.done())
+            hanging.go_on.set()
+            assert asking.result(60) == [b"begun", b"more", b"done"]
+    assert len(hanging.calls) == 1
+
+
+def test_two_ways_to_one_server_are_one_question(tmp_path: Path) -> None:
+    """Model 2 asks at both endpoints, and neither connection is told that the other one has asked too."""
+    hanging = Hanging()
+    handler = Idempotent(hanging, patience=0.01)
+    endpoints = [f"ipc://{tmp_path}/{name}" for name in "ab"]
+    server = Server(handler, way="numbered", jobs=4)
+    for endpoint in endpoints:
+        server.bind(endpoint)
+    with server, Shotgun(endpoints, FreelanceConfig(timeout=60)) as client, ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(client.call, *Stamps()("100"))
+        until(lambda: server.core.superseded == 1 or asking.done())
+        hanging.go_on.set()
+        assert asking.result(60) == [b"begun", b"more", b"done"]
+
+
+def test_a_plain_client_is_told_that_another_one_has_asked_but_not_that_it_has_itself() -> None:
+    """A DEALER that asks again on its connection, and another one."""
+    hanging = Hanging()
+    handler = Idempotent(hanging, patience=0.01)
+    server = Server(handler, jobs=4)
+    endpoint = server.bind("tcp://127.0.0.1:*")
+    one, two = (zmq.Context.instance().socket(zmq.DEALER) for _ in range(2))
+    with server:
+        for socket in (one, two):
+            socket.linger, socket.rcvtimeo = 0, 30_000
+            socket.connect(endpoint)
+        request = [b"", *Stamps("me")("x")]
+        for asked in range(3):
+            one.send_multipart(request)
+            until(lambda asked=asked: handler.duplicates == asked)  # type: ignore[misc]
+        until(lambda: server.core.superseded == 2)
+        two.send_multipart(request)
+        error = read_error(one.recv_multipart()[1:])
+        assert error is not None
+        assert (error.status, error.text) == (409, "the same request was asked again; the reply goes to who asked last")
+        hanging.go_on.set()
+        assert two.recv_multipart() == [b"", b"begun", b"more", b"done"]
+        assert not one.poll(0)
+    one.close()
+    two.close()
