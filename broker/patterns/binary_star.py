@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from broker.patterns.core.binary_star import BinaryStarCore, StarConfig, State
 from broker.patterns.lazy_pirate import LazyPirate
 from broker.patterns.server import Server
 from broker.worker import Handler
+
+log = logging.getLogger(__name__)
 
 Callback = Callable[[], None]
 
@@ -60,8 +63,9 @@ class BinaryStar:
         # What waits for a peer that does not read is of no use to it once it does.
         self._says.sndhwm = self._hears.rcvhwm = 100
         self._hears.subscribe(b"")
-        self._hears.reconnect_ivl = max(1, int(self.core.config.heartbeat * 100))
+        self._reach_again(self.core.config)
         self._thread: threading.Thread | None = None
+        self._warned = False
         self.loop.add(self)  # before any server: first the peer is heard, then the clients
         try:
             self.endpoint = transport.bind(self._says, bind)
@@ -71,6 +75,14 @@ class BinaryStar:
         except BaseException:
             self.loop.close_unless_running()
             raise
+
+    def _reach_again(self, config: StarConfig) -> None:
+        """Who only hears never learns from TCP that its connection is dead. Both ways have to be whole again soon after
+        the cable is: a server that ends waits for no more than LAST_WORDS."""
+        beat = max(10, int(config.heartbeat * 1000))
+        self._hears.reconnect_ivl = beat // 10
+        self._hears.connect_timeout = 2 * beat
+        self._hears.heartbeat_ivl, self._hears.heartbeat_timeout = beat, 3 * beat
 
     def connect(self, peer: str) -> None:
         """Where the other server is heard; before this one runs."""
@@ -88,7 +100,7 @@ class BinaryStar:
     @property
     def active(self) -> bool:
         """Whether this server is the one that answers, just now."""
-        return self.core.state is State.ACTIVE
+        return self.core.state is State.ACTIVE and self.core.fault is None
 
     def run(self) -> None:
         """Serve until `stop`. Raises SplitBrain."""
@@ -97,14 +109,14 @@ class BinaryStar:
             raise SplitBrain(self.core.fault)
 
     def start(self) -> BinaryStar:
-        """Serve in a thread of its own. A split brain ends it; `fault` says so."""
+        """Serve in a thread of its own. A split brain ends it, some heartbeats after `fault` has said so."""
         self._thread = threading.Thread(target=self.loop.run, name="binary star", daemon=True)
         self._thread.start()
         return self
 
     @property
     def fault(self) -> str | None:
-        """What has ended it."""
+        """What ends it: it answers nobody any more, and tells the other server before it ends."""
         return self.core.fault
 
     def stop(self) -> None:
@@ -148,13 +160,16 @@ class BinaryStar:
         return self.core.next_deadline()
 
     def flush(self, now: float) -> None:
-        """Tell the peer, call back, and end it all when something is very wrong."""
+        """Tell the peer, call back, and end it all when something is very wrong and the peer knows."""
         for _, frames in self.core.take_output():
             assert frames is not None
             transport.send(self._says, frames)
         for active in self.core.take_changes():
             self._callbacks[active]()
-        if self.core.fault is not None:
+        if self.core.fault is not None and not self._warned:
+            self._warned = True
+            log.warning("no client is answered any more: %s", self.core.fault)
+        if self.core.over:
             self.loop.stop()
 
     def close(self) -> None:

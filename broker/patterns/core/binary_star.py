@@ -12,9 +12,11 @@ for two heartbeats has expired.
 
 `vote` makes the server active if its peer has expired, and refuses the request if not: it takes a silent peer *and* a
 client that comes here for it. After `fatal` somebody has to look: both were active, or both passive, or both started
-as the same. A server that hears its own role from its peer has a twin, whatever the state: it ends, but an active one
-goes on, and tells the twin. So that this is heard, a server stays in the state that it was started in for another
-heartbeat and a quarter after it first heard its peer, before it becomes passive.
+as the same. The server answers nobody any more, says so to its peer, which is to end too, for another four heartbeats,
+four times in each, and ends: the two ways between them need not heal at the same moment. A peer that hears nothing goes
+on. A server that hears its own role from its peer has a twin, whatever the state: it ends, but an active one goes on,
+and tells the twin. So that this is heard, a server stays in the state that it was started in for another heartbeat and
+a quarter after it first heard its peer, before it becomes passive.
 
 Pauses. A process that stood still (stopped, swapped out, its machine suspended) finds old messages of its peer and
 old requests of clients, in no order. Three rules keep it from answering beside a peer that took over meanwhile:
@@ -86,15 +88,19 @@ TABLE: dict[tuple[State, Event], Step] = {
 """What has no entry changes nothing."""
 
 FAULTS = {
-    State.ACTIVE: "both servers are active: each has lost sight of the other and answered clients; compare what "
-    "they did, then start the backup again",
-    State.PASSIVE: "both servers are passive: nobody answers clients; start both again",
+    State.ACTIVE: "both servers are active: each has lost sight of the other and answered clients; see that the other "
+    "one has ended too, compare what they did, then start both again",
+    State.PASSIVE: "both servers are passive: nobody answers clients; see that the other one has ended too, then start "
+    "both again",
 }
 
 TWINS = "both servers were started as {}: start one as the primary and the other as the backup"
 
 EXPIRY = 2
 """Heartbeats after which a silent peer has expired."""
+
+LAST_WORDS = 4
+"""Heartbeats for which the peer is told of a fault before the server ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +130,10 @@ class BinaryStarCore:
         self.state = role
         self.fault: str | None = None
         """What is wrong, after which nobody is answered any more."""
+        self.over = False
+        """Whether the peer has been told of the fault, and the server is to end."""
+        self._end_at = float("inf")
+        self._last_word: State | None = None
         self.malformed = 0
         self._served = False
         self._seen_at = now
@@ -163,14 +173,13 @@ class BinaryStarCore:
         """Settle, and tell the peer where we stand."""
         self._look(now)
         self._act_on_latest(now)
+        self.over = now >= self._end_at
         if now >= self._tell_at:
             self._tell(now)
 
     def next_deadline(self) -> float | None:
         """A quarter of a heartbeat at most: a longer pause is noticed by its length."""
-        if self.fault is not None:
-            return None
-        return min(self._seen_at + self.config.heartbeat / 4, self._tell_at)
+        return None if self.over else min(self._seen_at + self.config.heartbeat / 4, self._tell_at, self._end_at)
 
     def take_output(self) -> list[Output]:
         """What goes to the peer."""
@@ -208,7 +217,7 @@ class BinaryStarCore:
     def _look(self, now: float) -> None:
         """Find out whether we stood still."""
         pause, self._seen_at = now - self._seen_at, now
-        if pause <= self.config.heartbeat / 2:
+        if pause <= self.config.heartbeat / 2 or self.fault is not None:
             return
         self._peer_expires_at = now + self.config.expiry
         self._settle_at = now + self.config.heartbeat / 4
@@ -220,20 +229,26 @@ class BinaryStarCore:
             self._tell(now)
 
     def _act_on_latest(self, now: float) -> None:
-        if self._latest is None or now < self._settle_at:
+        if self._latest is None or now < self._settle_at or self.fault is not None:
             return
         if self._latest is Event.PEER_ACTIVE and self.state is self.role and now < self._introduced_at:
             return
         event, self._latest = self._latest, None
         step = TABLE.get((self.state, event))
         if event.value is self.role:
-            self._output.append((None, [self.role.value]))
-            if self.state is not State.ACTIVE:
-                self.fault = TWINS.format(self.role.name.lower())
+            if self.state is State.ACTIVE:
+                self._output.append((None, [self.role.value]))
+            else:
+                self._fail(TWINS.format(self.role.name.lower()), self.role, now)
         elif step is Step.FATAL:
-            self.fault = FAULTS[self.state]
+            self._fail(FAULTS[self.state], self.state, now)
         elif step is not None:
             self._become(State[step.name], now)
+
+    def _fail(self, fault: str, word: State, now: float) -> None:
+        self.fault, self._last_word = fault, word
+        self._end_at = now + LAST_WORDS * self.config.heartbeat
+        self._tell(now)
 
     def _become(self, state: State, now: float) -> None:
         active = state is State.ACTIVE
@@ -244,7 +259,10 @@ class BinaryStarCore:
         self._tell(now)
 
     def _tell(self, now: float) -> None:
-        self._tell_at = now + self.config.heartbeat
-        if self.fault is None and not (self.state is State.BACKUP and self._served and now >= self._peer_expires_at):
-            self._output.append((None, [self.state.value]))
-            self._told_at = now
+        self._tell_at = now + self.config.heartbeat / (1 if self.fault is None else 4)
+        if now >= self._end_at:
+            return
+        if self.state is State.BACKUP and self._served and now >= self._peer_expires_at:
+            return
+        self._output.append((None, [(self._last_word or self.state).value]))
+        self._told_at = now

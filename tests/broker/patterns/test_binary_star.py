@@ -129,7 +129,31 @@ def test_after_a_fatal_error_nobody_is_answered() -> None:
     assert star.core.fault is not None
     assert "both servers are active" in star.core.fault
     assert not star.votes()
+
+
+@pytest.mark.parametrize(("state", "word"), [(ACTIVE, b"3"), (PASSIVE, b"4"), (PASSIVE, b"1"), (BACKUP, b"2")])
+def test_a_server_that_ends_tells_its_peer_for_four_heartbeats(state: State, word: bytes) -> None:
+    """What makes the peer end too: the same word, or what both were started as."""
+    star = in_state(state)
+    star.told(word)
+    assert star.said() == [word]
+    star.later(3.9)
+    assert star.said() == [word] * 15
+    assert not star.core.over
+    star.told(b"2")  # whatever it hears
+    star.later(0.2)
+    assert star.core.over
     assert star.core.next_deadline() is None
+    assert not star.votes()
+
+
+def test_a_server_that_ends_and_stood_still_says_nothing_old() -> None:
+    star = in_state(ACTIVE)
+    star.told(b"3")
+    star.said()
+    star.paused(5)
+    star.later(0)
+    assert (star.core.over, star.said(), star.core.state) == (True, [], ACTIVE)
 
 
 @pytest.mark.parametrize(("role", "word"), [(PRIMARY, b"1"), (BACKUP, b"2")])
@@ -234,6 +258,8 @@ class Pair:
         self.asked: dict[str, int] = {}
         self.answered: dict[bytes, set[str]] = {}
         self.answers = 0
+        self.split = False
+        """Whether both answer, and may."""
         for role in State:
             if role in (PRIMARY, BACKUP):
                 self.start(role.name)
@@ -287,7 +313,7 @@ class Pair:
         """Nobody else would answer now. Who is stopped cannot; when it goes on, it will ask itself."""
         other = "BACKUP" if name == "PRIMARY" else "PRIMARY"
         star = self.stars[other]
-        if other in self.net.nodes and other not in self.net.stopped:
+        if other in self.net.nodes and other not in self.net.stopped and not self.split:
             assert star.state is not ACTIVE or star._seen_at < self.net.now - 0.5, "two servers answer"
 
     def _heard(self, name: str) -> Callable[[ClientSession], None]:
@@ -385,14 +411,39 @@ def test_never_do_both_answer(seed: int) -> None:
     assert {star.state for star in pair.stars.values()} == {ACTIVE, PASSIVE}
 
 
-def test_two_that_lost_sight_of_each_other_end_with_a_fault() -> None:
+def cut_apart(seed: int) -> Pair:
     """The network that the Guide warns of: the two cannot hear each other, and clients reach both."""
-    pair = Pair(1)
+    pair = Pair(seed)
     pair.net.run(10)
+    pair.split = True
     pair.net.dead |= {"PRIMARY", "BACKUP"}
-    pair.net.run(10)
+    pair.net.run(10 + seed / 7)
     assert pair.stars["BACKUP"].vote(pair.net.now)
+    return pair
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.2, 0.5, 1.1, 3.0])
+@pytest.mark.parametrize("first", ["PRIMARY", "BACKUP"])
+@pytest.mark.parametrize("seed", range(5))
+def test_two_that_lost_sight_of_each_other_end_both(seed: int, first: str, apart: float) -> None:
+    """Whichever is heard first again, and however much later the other one."""
+    pair = cut_apart(seed)
+    pair.net.dead.remove(first)
+    pair.net.run(apart)
     pair.net.dead.clear()
-    pair.net.run(2)
-    assert all("both servers are active" in fault for fault in pair.faults())
+    pair.net.run(6, lambda: all(star.over for star in pair.stars.values()))
+    assert all(star.over for star in pair.stars.values())
     assert len(pair.faults()) == 2
+    assert all("both servers are active" in fault for fault in pair.faults())
+
+
+@pytest.mark.parametrize("heard", ["PRIMARY", "BACKUP"])
+def test_one_that_hears_nothing_goes_on(heard: str) -> None:
+    pair = cut_apart(1)
+    pair.net.dead.remove(heard)
+    pair.net.run(10)
+    pair.net.dead.clear()
+    pair.net.run(10)
+    (fault,) = pair.faults()
+    assert "see that the other one has ended too" in fault
+    assert pair.stars[heard].vote(pair.net.now)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 import zmq
+from support.bridge import Bridge
 from support.running import until
 
 from broker import EndpointError
 from broker.core.mdp import Frames
 from broker.patterns import BinaryStar, BinaryStarClient, SplitBrain, StarConfig
+from broker.patterns.core.binary_star import State
 
 BEAT = StarConfig(heartbeat=0.1)
 ANY = "tcp://127.0.0.1:*"
@@ -153,3 +156,29 @@ def test_endpoints_that_cannot_be() -> None:
     for bind, peer in (("tcp://127.0.0.1:99999", None), (ANY, "nonsense")):
         with pytest.raises(EndpointError):
             BinaryStar(primary=True, bind=bind, peer=peer)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_whose_ways_to_each_other_broke_and_heal_one_after_the_other_end_both(first: int) -> None:
+    stars = [BinaryStar(primary=role, bind=ANY, config=BEAT) for role in (True, False)]
+    bridges = [Bridge(star.endpoint) for star in reversed(stars)]  # through these each hears the other one
+    for star, bridge in zip(stars, bridges, strict=True):
+        star.connect(bridge.endpoint)
+    doors = [star.serve(shout, ANY) for star in stars]
+    with stars[0], stars[1], ExitStack() as stack:
+        for bridge in bridges:
+            stack.callback(bridge.down)
+        until(lambda: stars[0].active and stars[1].core.state is State.PASSIVE)
+        for bridge in bridges:
+            bridge.down()
+        for door in doors:
+            with BinaryStarClient(door, door, config=BEAT, retries=100) as client:
+                assert client.call("x") == [b"X"]
+        assert all(star.active for star in stars)
+        bridges[first].up()
+        until(lambda: stars[first].fault is not None)
+        assert stars[1 - first].fault is None
+        bridges[1 - first].up()
+        until(lambda: stars[1 - first].fault is not None)
+        assert not any(star.active for star in stars)
+        until(lambda: all(star.core.over for star in stars))

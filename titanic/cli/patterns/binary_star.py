@@ -62,7 +62,7 @@ def server(
     """Run one of the two: `server primary` or `server backup`. Requests are answered with the output of COMMAND.
 
     Ends with exit code 1 when both turn out to be active, both passive, or both started as the same: then somebody has
-    to look.
+    to look. Before, it tells the other for four heartbeats, which is to end too.
 
     \b
     Example:
