@@ -194,6 +194,8 @@ class DraftSocket:
 
     def connect(self, endpoint: str) -> None:
         """Connect; EndpointError says why not."""
+        if endpoint.startswith("tcp://") and "*" in endpoint:  # pyomq would try for ever
+            raise EndpointError(f"cannot connect to {endpoint}: * is for those who listen; name an address and a port")
         self._reach("connect to", endpoint)
 
     def send(self, data: bytes, routing_id: int = 0) -> None:

@@ -28,7 +28,7 @@ from broker.patterns.idempotent import Idempotent, Stamps
 from broker.patterns.lazy_pirate import LazyPirate
 from broker.patterns.paranoid_pirate import ParanoidQueue, ParanoidWorker
 from broker.patterns.pirate_queue import Queue
-from broker.patterns.scatter_gather import Gather, Scatter, Unsent
+from broker.patterns.scatter_gather import Gather, Scatter, Unread, Unsent
 from broker.patterns.server import Server
 from broker.patterns.simple_pirate import SimpleQueue, SimpleWorker
 from broker.patterns.tripping import KINDS, Trips, trip
@@ -63,6 +63,7 @@ __all__ = [
     "StarConfig",
     "Store",
     "Trips",
+    "Unread",
     "Unsent",
     "freelance_server",
     "pack",

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Self
 
+from broker.client import Body, body_frames
 from broker.drafts import LOOK, DraftSocket, Unreachable
 from broker.errors import BrokerError, TimedOut, UsageError
 from broker.patterns.fan import Fan
@@ -26,6 +27,23 @@ LINGER = 30_000
 """Milliseconds that may pass at the end until all has been sent."""
 
 
+QUIET = 0.2
+"""Seconds without a message after which a gathering end that was stopped expects no more."""
+
+LAST = 5.0
+"""Seconds for which it reads on; and as long again for what it holds then."""
+
+
+class Unread(BrokerError):
+    """A gathering end was stopped, and messages went on coming."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"messages were still coming {LAST:g} s after the end was asked for; what was under way then is lost, and "
+            "nobody knows how much: stop those who scatter first"
+        )
+
+
 class Unsent(BrokerError):
     """A scattering end was closed, and some of what it had taken could not be sent."""
 
@@ -38,6 +56,7 @@ class _End:
         self._state = threading.Condition()
         self._users = 0
         self._stopped = False
+        self._closing = False
         self._closed = False
 
     def bind(self, endpoint: str) -> str:
@@ -55,6 +74,7 @@ class _End:
     def close(self, linger: int = 0) -> None:
         """Close it, also while other threads use it. What was sent may still go out, for `linger` milliseconds."""
         self.stop()
+        self._closing = True
         with self._state:
             self._state.wait_for(lambda: not self._users)
             closed, self._closed = self._closed, True
@@ -70,11 +90,16 @@ class _End:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def _useless(self) -> bool:
+        """Whether nobody may use the socket any more."""
+        return self._stopped
+
     def _enter(self) -> bool:
         with self._state:
-            stopped = self._stopped
-            self._users += not stopped
-            return not stopped
+            useless = self._useless
+            self._users += not useless
+            return not useless
 
     def _leave(self) -> None:
         with self._state:
@@ -117,15 +142,16 @@ class Scatter(_End):
         most = min(self.sent, 2 * QUEUE)
         raise Unsent(f"up to {most} of {self.sent} messages were not sent: those who gather are gone, or do not read")
 
-    def send(self, message: bytes, timeout: float | None = None) -> None:
-        """Send one frame. Nothing is dropped: it waits while nobody can take it, for `timeout` seconds at most.
+    def send(self, message: Body, timeout: float | None = None) -> None:
+        """Send one frame, bytes or text. Nothing is dropped: it waits while nobody can take it, for `timeout` seconds.
 
         Raises TimedOut; then the message is not sent.
         """
+        (frame,) = body_frames((message,))
         until = None if timeout is None else time.monotonic() + timeout
         while self._enter():
             try:
-                self._fan.send(message)
+                self._fan.send(frame)
                 with self._state:
                     self.sent += 1
                 return
@@ -150,22 +176,58 @@ class Gather(_End):
         """`most_bytes`: of a message; who sends a larger one loses its connection. Raises MissingDrafts."""
         self._gathering = DraftSocket("GATHER", receive_queue=QUEUE, most_bytes=most_bytes)
         super().__init__(self._gathering)
+        self._stopped_at = self._came_at = float("-inf")
+
+    def stop(self) -> None:
+        """Let `receive` give back what is still coming, and end then. Any thread may ask, and signal handlers.
+
+        Nobody who scatters can be told to wait: closing a connection, or only the endpoint, loses what is in it.
+        """
+        if not self._stopped:
+            self._stopped_at = time.monotonic()
+        super().stop()
 
     def receive(self, timeout: float | None = None) -> bytes | None:
-        """One message; None after `timeout` seconds (None: wait for ever), or when this end was closed meanwhile."""
+        """One message; None after `timeout` seconds (None: wait for ever), when this end was closed meanwhile, or was
+        stopped and all that had been sent has come. Raises Unread if that has no end."""
         until = None if timeout is None else time.monotonic() + timeout
         while self._enter():
             try:
-                left = LOOK if until is None else max(0, min(LOOK, int((until - time.monotonic()) * 1000)))
-                if (got := self._gathering.receive(left)) is not None:
+                if (got := self._gathering.receive(self._patience(until))) is not None:
+                    self._came_at = time.monotonic()
                     return got[0]
             finally:
                 self._leave()
-            if _over(until):
+            if _over(until) or self._all_came():
                 return None
         return None
 
     def __iter__(self) -> Iterator[bytes]:
-        """All messages, until this end is closed."""
+        """All messages, until this end is stopped or closed. Raises Unread."""
         while (message := self.receive()) is not None:
             yield message
+
+    @property
+    def _useless(self) -> bool:
+        return self._closing
+
+    def _patience(self, until: float | None) -> int:
+        """Milliseconds to wait for a message."""
+        now = time.monotonic()
+        if self._stopped:
+            if now >= self._stopped_at + 2 * LAST:
+                raise Unread
+            if now >= self._stopped_at + LAST:
+                return 0
+        return LOOK if until is None else max(0, min(LOOK, int((until - now) * 1000)))
+
+    def _all_came(self) -> bool:
+        """Whether nothing is expected after `stop`; called when nothing is there."""
+        now = time.monotonic()
+        if not self._stopped:
+            return False
+        if now >= max(self._came_at, self._stopped_at) + QUIET:
+            return True
+        if now >= self._stopped_at + LAST:
+            raise Unread
+        return False

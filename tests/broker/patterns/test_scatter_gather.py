@@ -12,7 +12,7 @@ from support.running import until
 
 from broker import EndpointError, TimedOut, UsageError
 from broker.drafts import choose
-from broker.patterns import Gather, Scatter, Unsent
+from broker.patterns import Gather, Scatter, Unread, Unsent, scatter_gather
 from broker.patterns.scatter_gather import QUEUE
 
 ANY = "tcp://127.0.0.1:*"
@@ -124,6 +124,52 @@ def fill(scatter: Scatter) -> None:
         scatter.send(bytes(100_000), timeout=0.2)
 
 
+class Stream:
+    """Somebody who scatters all the time, in a thread, until nobody takes it any more."""
+
+    def __init__(self, endpoint: str, most: int) -> None:
+        self.scatter = Scatter()
+        self.scatter.connect(endpoint)
+        self._most = most
+        self._thread = threading.Thread(target=self._send, daemon=True)
+        self._thread.start()
+
+    def _send(self) -> None:
+        with suppress(TimedOut):
+            for number in range(self._most):
+                self.scatter.send(str(number), timeout=0.2)
+
+    def ends(self) -> None:
+        self._thread.join()
+        with suppress(Unsent):
+            self.scatter.close(100)
+
+
+def test_who_is_stopped_gives_back_all_that_was_sent(tmp_path: Path) -> None:
+    with Gather() as gather:
+        stream = Stream(gather.bind(f"ipc://{tmp_path}/gather"), 20_000)
+        got = []
+        for message in gather:
+            got.append(message)
+            if len(got) == 1000:
+                gather.stop()
+        stream.ends()
+    assert got == [b"%d" % number for number in range(20_000)]
+    assert gather.receive() is None
+
+
+def test_who_is_stopped_in_a_stream_without_an_end_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scatter_gather, "LAST", 0.3)
+    with Gather() as gather:
+        stream = Stream(gather.bind(f"ipc://{tmp_path}/gather"), 1 << 60)
+        assert gather.receive(30) == b"0"
+        gather.stop()
+        with pytest.raises(Unread, match=r"messages were still coming 0.3 s after .* what was under way then is lost"):
+            for _ in gather:
+                pass
+    stream.ends()
+
+
 def test_what_those_who_gather_do_not_read_is_told_at_the_end(tmp_path: Path) -> None:
     with Gather() as gather:
         scatter = Scatter()
@@ -160,8 +206,11 @@ def test_what_was_sent_goes_out_after_the_end(tmp_path: Path) -> None:
 
 def test_what_cannot_be() -> None:
     scatter = Scatter()
-    with pytest.raises(EndpointError):
-        scatter.connect("nonsense")
+    for endpoint in ("nonsense", ANY, "tcp://*:5557"):
+        with pytest.raises(EndpointError, match="cannot connect to"):
+            scatter.connect(endpoint)
+    with pytest.raises(UsageError, match="a frame is bytes or text, not int"):
+        scatter.send(7)  # type: ignore[arg-type]
     scatter.close()
     with pytest.raises(UsageError, match="closed"):
         scatter.send(b"x")

@@ -312,6 +312,21 @@ def test_scatter_gather(tmp_path: Path) -> None:
     assert here(*scatter).code == 2
 
 
+def test_gather_prints_what_comes_when_it_is_ended(tmp_path: Path) -> None:
+    lines = b"".join(b"%d\n" % number for number in range(20_000))
+    (tmp_path / "lines").write_bytes(lines)
+    with running(tmp_path / "gather", "pattern", "scatter-gather", "gather", "--bind", "tcp://127.0.0.1:*") as gather:
+        at = gather.says(r"gathering at (\S+)")[1]
+        scatter = ("pattern", "scatter-gather", "scatter", "--lines", tmp_path / "lines", "--endpoint", at)
+        with running(tmp_path / "scatter", *scatter) as sending:
+            assert gather.process.stdout is not None
+            first = gather.process.stdout.readline()
+            gather.send(signal.SIGTERM)
+            assert first + gather.process.stdout.read() == lines
+            assert sending.ends() == 0
+        assert gather.ends() == 0
+
+
 def test_scatter_goes_on_with_the_gatherer_that_is_left_and_waits_for_the_next(tmp_path: Path) -> None:
     ends = [f"ipc://{tmp_path}/at-{name}" for name in "ab"]
     pipe = tmp_path / "lines"

@@ -88,7 +88,9 @@ def _before(sending: Scatter, timeout: float) -> str:
 @option("--bind", multiple=True, metavar="ENDPOINT", default=(ENDPOINT,), help="Where to listen; repeatable.")
 @option("--count", type=click.IntRange(1), metavar="N", default=None, help="End after so many messages.")
 def gather(bind: tuple[str, ...], count: int | None) -> None:
-    """Print messages, a line each, until a signal comes.
+    """Print messages, a line each, until a signal comes; then what is still coming, until it stops for a moment.
+
+    Exits with 1 when that has not stopped after five seconds: what is under way then is lost.
 
     \b
     Example:
