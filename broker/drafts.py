@@ -15,6 +15,9 @@ does otherwise than ZeroMQ, and what follows from it here (tests/broker/test_pyo
 - It takes messages that nobody is there for, IMMEDIATE or not, and loses them when the socket is closed; of several
   endpoints it gives each its share, whoever is there. So who scatters has a socket for each, and looks who is there
   before it sends; and no socket waits at its end for nobody.
+- While anybody in the process waits in a send without a time-out, on whatever socket, all others cannot connect, be
+  closed or tell who is connected. No socket here has such a send; so that nobody else's holds up an end, closing is
+  left to a thread, and for no longer than STUCK.
 - It has no trackers, but refers to a large message until it has left: so the references are counted.
 """
 
@@ -25,7 +28,7 @@ import sys
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any, NamedTuple
 
 import zmq
@@ -43,6 +46,8 @@ MUTE = 1000
 LOOK = 100
 """Milliseconds after which a thread that waits looks whether it still should."""
 
+STUCK = 1.0
+"""Seconds beyond its linger that closing a socket may take."""
 
 _TRUST = 0.001
 """Seconds for which a peer that was there is believed to be there: a socket learns no sooner that one has left."""
@@ -249,6 +254,15 @@ class DraftSocket:
         if self._socket.closed:
             return True
         linger = 2 * MUTE if linger is None else linger
+        if not self._backend.wakes:
+            return self._close(linger)
+        closed: list[bool] = []
+        closing = Thread(target=lambda: closed.append(self._close(linger)), name="socket closes", daemon=True)
+        closing.start()
+        closing.join(linger / 1000 + STUCK)
+        return closed == [True]
+
+    def _close(self, linger: int) -> bool:
         if not self.has_peers():
             # It would not connect again. How long it takes tells whether there is something left.
             linger = min(linger, MUTE // 2 if self._kind == "SCATTER" else 1)

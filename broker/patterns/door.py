@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from broker.core.mdp import Frames
 from broker.core.request import footprint
-from broker.drafts import DraftSocket, Unreachable
+from broker.drafts import STUCK, DraftSocket, Unreachable
 from broker.patterns.core.generaldomo import pack_mdp, unpack_mdp
 from broker.router import LARGE, UNREAD_SECONDS
 from broker.server import Broker, LocalPeer
@@ -96,8 +96,9 @@ class Door:
         """Close the socket; what was sent may still go out for a moment."""
         self._end.set()
         self._socket.wake(LINGER)
-        self._thread.join()
-        self._socket.close(LINGER)
+        self._thread.join(STUCK)
+        if not self._thread.is_alive():
+            self._socket.close(LINGER)
 
     def _read(self) -> None:
         while not self._end.is_set():

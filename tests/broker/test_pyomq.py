@@ -122,6 +122,24 @@ FAULTS = {
         except zmq.Again:
             print("fault")
     """,
+    "while one waits in a send, all others wait": """
+        server = socket(zmq.SERVER, rcvhwm=1)
+        endpoint = server.bind("tcp://127.0.0.1:*")
+        client, other = socket(zmq.CLIENT, sndhwm=1), socket(zmq.CLIENT)
+        client.connect(endpoint)
+        def send():
+            while True:
+                client.send(bytes(100_000))
+                sent.set()
+        sent = threading.Event()
+        threading.Thread(target=send, daemon=True).start()
+        while sent.wait(1):
+            sent.clear()
+        look = threading.Thread(target=other.connections, daemon=True)
+        look.start()
+        look.join(2)
+        print("fault" if look.is_alive() else "mended")
+    """,
     "what has left is only known by the references to it": """
         import time
         server = socket(zmq.SERVER)
@@ -176,3 +194,33 @@ for kind in (zmq.CLIENT, zmq.SERVER, zmq.GATHER):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "again\n" * 5, done.stderr
+
+
+def test_somebody_who_waits_in_a_send_holds_up_no_end() -> None:
+    """A program that uses Generaldomo, and a CLIENT of its own that waits for ever."""
+    program = (
+        BEGIN
+        + """
+from broker.patterns import Generaldomo, GeneraldomoBroker, GeneraldomoWorker
+context = zmq.Context.instance()
+domo = GeneraldomoBroker()
+endpoint = domo.bind_server("tcp://127.0.0.1:*")
+with domo, GeneraldomoWorker("echo", lambda frames: frames, endpoint), Generaldomo(endpoint) as client:
+    assert client.call("echo", "hello") == [b"hello"]
+    server = socket(zmq.SERVER, rcvhwm=1)
+    own = socket(zmq.CLIENT, sndhwm=1)
+    own.connect(server.bind("tcp://127.0.0.1:*"))
+    def send():
+        while True:
+            own.send(bytes(100_000))
+            sent.set()
+    sent = threading.Event()
+    threading.Thread(target=send, daemon=True).start()
+    while sent.wait(1):
+        sent.clear()
+print("ended", flush=True)
+import os; os._exit(0)
+"""
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "ended\n", done.stderr
