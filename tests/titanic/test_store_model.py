@@ -129,7 +129,8 @@ class StoreMachine(RuleBasedStateMachine):
             if first is not None:
                 assert one.uuid == (made[first].uuid if isinstance(first, int) else first)
                 continue
-            self.model[one.uuid] = Model(new, self.now)
+            # What shares a key has none of its own in its record.
+            self.model[one.uuid] = Model(new._replace(key=b"") if new.together else new, self.now)
             if new.key:
                 self.keys[new.key] = (new.key_until, [one.uuid for one in made[n : n + (new.together or 1)]])
         return multiple(*fresh)
