@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-BEGIN = """
+BEGIN = '''
 import pyomq as zmq, sys, threading
 context = zmq.Context()
 def socket(kind, **options):
@@ -16,7 +16,20 @@ def socket(kind, **options):
     for name, value in options.items():
         setattr(one, name, value)
     return one
-"""
+def wait_in_a_send():
+    """A thread does, from now on."""
+    server, client = socket(zmq.SERVER, rcvhwm=1), socket(zmq.CLIENT, sndhwm=1)
+    client.connect(server.bind("tcp://127.0.0.1:*"))
+    def send():
+        while True:
+            client.send(bytes(100_000))
+            sent.set()
+    sent = threading.Event()
+    threading.Thread(target=send, daemon=True).start()
+    while sent.wait(1):
+        sent.clear()
+    return server
+'''
 
 FAULTS = {
     "receiving without waiting is an internal error": """
@@ -123,18 +136,8 @@ FAULTS = {
             print("fault")
     """,
     "while one waits in a send, all others wait": """
-        server = socket(zmq.SERVER, rcvhwm=1)
-        endpoint = server.bind("tcp://127.0.0.1:*")
-        client, other = socket(zmq.CLIENT, sndhwm=1), socket(zmq.CLIENT)
-        client.connect(endpoint)
-        def send():
-            while True:
-                client.send(bytes(100_000))
-                sent.set()
-        sent = threading.Event()
-        threading.Thread(target=send, daemon=True).start()
-        while sent.wait(1):
-            sent.clear()
+        other = socket(zmq.CLIENT)
+        server = wait_in_a_send()
         look = threading.Thread(target=other.connections, daemon=True)
         look.start()
         look.join(2)
@@ -207,17 +210,7 @@ domo = GeneraldomoBroker()
 endpoint = domo.bind_server("tcp://127.0.0.1:*")
 with domo, GeneraldomoWorker("echo", lambda frames: frames, endpoint), Generaldomo(endpoint) as client:
     assert client.call("echo", "hello") == [b"hello"]
-    server = socket(zmq.SERVER, rcvhwm=1)
-    own = socket(zmq.CLIENT, sndhwm=1)
-    own.connect(server.bind("tcp://127.0.0.1:*"))
-    def send():
-        while True:
-            own.send(bytes(100_000))
-            sent.set()
-    sent = threading.Event()
-    threading.Thread(target=send, daemon=True).start()
-    while sent.wait(1):
-        sent.clear()
+    server = wait_in_a_send()
 print("ended", flush=True)
 import os; os._exit(0)
 """
