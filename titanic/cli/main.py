@@ -128,10 +128,14 @@ def _drop_output() -> None:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
+_MAY_COME = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENODEV)
+"""One that is taken may be free later; addresses, interfaces and names come while a machine boots, or with a failover."""
+
+
 def _cannot_be(error: Exception) -> bool:
-    """Whether an endpoint is at fault that is of no use to anybody: one that is taken may be free later."""
+    """Whether an endpoint is at fault that is of no use to anybody, now or later."""
     found = error if isinstance(error, broker.EndpointError) else error.__cause__
-    return isinstance(found, broker.EndpointError) and getattr(found.__cause__, "errno", None) != errno.EADDRINUSE
+    return isinstance(found, broker.EndpointError) and getattr(found.__cause__, "errno", None) not in _MAY_COME
 
 
 @click.group(cls=Titanic, context_settings={"help_option_names": ["-h", "--help"]})
