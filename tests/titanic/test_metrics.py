@@ -8,13 +8,17 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
+from prometheus_client.core import GaugeMetricFamily
 from support.cli_titanic import here, running, titanic, until
 from support.titanic_serving import serving
 
@@ -23,7 +27,8 @@ from titanic.client import Client
 from titanic.errors import Refused
 from titanic.figures import MOST_SERVICES, OTHERS, Load, bounded, gather, others
 from titanic.histogram import Histogram
-from titanic.metrics.listener import Listener
+from titanic.metrics import listener as listener_module
+from titanic.metrics.listener import MOST, Listener
 
 ANY = "tcp://127.0.0.1:*"
 Samples = dict[str, float]
@@ -221,6 +226,68 @@ def test_stuck_threads_are_named(tmp_path: Path) -> None:
         assert ask(f"{base}/healthz") == (503, "stuck for 10 s or more: writer\n")
         assert ask(f"{base}/readyz") == (200, "ok\n")
         assert re.search("^process_cpu_seconds_total ", ask(f"{base}/metrics")[1], re.MULTILINE)
+    finally:
+        listener.stop()
+
+
+def metrics_threads() -> int:
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def test_those_who_ask_nothing_take_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do they keep others out for long: those have their answers, and the end comes at once."""
+    monkeypatch.setattr(listener_module, "QUESTION", 0.2)
+    before = metrics_threads()
+    listener = Listener("127.0.0.1", 0, list, unhealthy=lambda: "", unready=lambda: "")
+    base = f"http://127.0.0.1:{listener.port}"
+    silent = [socket.create_connection(("127.0.0.1", listener.port), timeout=30) for _ in range(3 * MOST)]
+    try:
+        until(lambda: metrics_threads() - before == MOST)
+        assert ask(f"{base}/healthz") == (200, "ok\n")
+        assert silent[0].recv(1) == b""  # its place was wanted
+        assert metrics_threads() - before <= MOST
+        more = [socket.create_connection(("127.0.0.1", listener.port), timeout=30) for _ in range(3 * MOST)]
+        silent += more
+        monkeypatch.setattr(listener_module, "QUESTION", 3600.0)
+        began = time.monotonic()
+    finally:
+        listener.stop()
+        for one in silent:
+            one.close()
+    assert time.monotonic() - began < 30
+    until(lambda: metrics_threads() == before)
+
+
+def test_who_does_not_take_the_answer_has_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener_module, "PATIENCE", 0.2)
+    long = [GaugeMetricFamily(f"long_{number}", "x" * 100_000, value=1) for number in range(100)]
+    listener = Listener("127.0.0.1", 0, lambda: long, unhealthy=lambda: "", unready=lambda: "")
+    lazy = []
+    try:
+        for _ in range(MOST):
+            one = socket.socket()
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.connect(("127.0.0.1", listener.port))
+            one.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            lazy.append(one)
+        until(lambda: all(one.recv(1) for one in lazy))  # the answers are on their way
+        assert ask(f"http://127.0.0.1:{listener.port}/healthz") == (200, "ok\n")
+    finally:
+        listener.stop()
+        for one in lazy:
+            one.close()
+
+
+def test_head_has_no_body() -> None:
+    listener = Listener("127.0.0.1", 0, list, unhealthy=lambda: "", unready=lambda: "stopping")
+    try:
+        for path, status in (("healthz", 200), ("readyz", 503), ("metrics", 200), ("", 404)):
+            connection = HTTPConnection("127.0.0.1", listener.port, timeout=30)
+            connection.request("HEAD", f"/{path}")
+            answer = connection.getresponse()
+            assert (answer.status, answer.read()) == (status, b"")
+            assert int(answer.headers["Content-Length"]) > 0
+            connection.close()
     finally:
         listener.stop()
 
