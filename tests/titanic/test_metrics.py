@@ -20,6 +20,7 @@ from urllib.error import HTTPError
 import pytest
 from prometheus_client.core import GaugeMetricFamily
 from support.cli_titanic import here, running, titanic, until
+from support.titanic_processes import SUPPORT, Process
 from support.titanic_serving import serving
 
 from broker import RemoteError, Worker
@@ -66,6 +67,18 @@ def with_lags(base: str) -> Samples | None:
     """What is exported once the threads were asked for the first time."""
     found = samples(base)
     return found if 'titanic_thread_lag_seconds{thread="broker"}' in found else None
+
+
+def with_workers(base: str, **workers: int) -> Samples | None:
+    """What is exported once services have so many workers."""
+    found = samples(base)
+    told = {name: found.get(f'titanic_workers{{service="{name}"}}') for name in workers}
+    return found if told == workers else None
+
+
+def without(found: Samples, name: str) -> Samples | None:
+    """What is exported once a figure is 0."""
+    return found if found[name] == 0 else None
 
 
 def fail(frames: list[bytes]) -> list[bytes]:
@@ -143,6 +156,38 @@ def test_a_broker_alone(tmp_path: Path) -> None:
         assert found['titanic_workers{service="echo"}'] == 1
         assert found['titanic_broker_events_total{event="replies"}'] == 1
         assert not any(name.startswith("titanic_store") for name in found)
+
+
+def test_a_queue_apart_knows_who_has_workers(tmp_path: Path) -> None:
+    """Also of a service that has none; and when its broker is gone, that is to be seen."""
+    where = f"ipc://{tmp_path}/b"
+    with running(tmp_path / "broker.log", "broker", "--bind", where) as broker:
+        arguments = ("serve", "--broker", where, "--store", tmp_path / "s", "--metrics", "127.0.0.1:0")
+        with running(tmp_path / "log", *arguments) as server:
+            base = server.says(r"metrics at (\S+)/metrics")[1]
+            until(lambda: samples(base)["titanic_ready"] == 1)
+            with Client(where) as client, Worker("echo", lambda frames: frames, where):
+                client.submit("absent", b"x")
+                client.wait(client.submit("echo", b"x"), 30)
+                found = until(lambda: with_workers(base, echo=1, absent=0))
+                assert not any("titanic.request" in name for name in found)
+            until(lambda: with_workers(base, absent=0) and 'titanic_workers{service="echo"}' not in samples(base))
+            broker.kill()
+            found = until(lambda: without(samples(base), "titanic_ready"))
+            assert not any(name.startswith("titanic_workers") for name in found)
+
+
+def test_a_queue_at_another_broker_knows_who_has_no_worker(tmp_path: Path) -> None:
+    """One that only says whether a service is there."""
+    where = f"ipc://{tmp_path}/b"
+    with Process(SUPPORT / "rfc7_broker.py", where, "0.5", output=tmp_path / "broker.log"):
+        arguments = ("serve", "--broker", where, "--store", tmp_path / "s", "--metrics", "127.0.0.1:0")
+        with running(tmp_path / "log", *arguments) as server:
+            base = server.says(r"metrics at (\S+)/metrics")[1]
+            until(lambda: samples(base)["titanic_ready"] == 1)
+            with Client(where, timeout=30, version="0.1") as client:
+                client.submit("absent", b"x")
+            until(lambda: with_workers(base, absent=0))
 
 
 def test_health_and_readiness(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from titanic.errors import CallerError, StoreError
+from titanic.metrics import families
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class Listener:
     def __init__(self, host: str, port: int, collect: Collect, *, unhealthy: Fault, unready: Fault) -> None:
         """Raises CallerError when nobody can listen there."""
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Figures(collect))
+        registry.register(_Figures(collect, unready))
         ProcessCollector(registry=registry)
         registry.register(PLATFORM_COLLECTOR)
         registry.register(GC_COLLECTOR)
@@ -126,11 +127,13 @@ class _Server6(_Server):
 
 
 class _Figures(Collector):
-    def __init__(self, collect: Collect) -> None:
+    def __init__(self, collect: Collect, unready: Fault) -> None:
         self._collect = collect
+        self._unready = unready
 
     def collect(self) -> Iterable[Metric]:
-        return self._collect()
+        yield from self._collect()
+        yield families.ready(not self._unready())
 
 
 class _Asked(BaseHTTPRequestHandler):
