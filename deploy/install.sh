@@ -62,7 +62,7 @@ notes=/var/lib/systemd  # where a Debian package keeps what of it was enabled, a
 booted() { [ -d /run/systemd/system ]; }
 
 enabled() {  # which of our units are
-    for link in $units/*.wants/titanic*; do
+    for link in "$units"/*.wants/titanic*; do
         [ ! -L "$link" ] || basename "$link"
     done
 }
