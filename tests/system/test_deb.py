@@ -108,8 +108,12 @@ def test_it_takes_turns_with_install_sh(here: Machine) -> None:
     settings = here.folder / "etc/titanic/titanic.toml"
     package_file = package(here, 1)
 
-    # The package goes, and install.sh's Titanic takes its place: it runs, and will after a boot.
     here.does("dpkg", "--install", package_file)
+    refused = here.run(*install)
+    assert (refused.code, "is installed as a Debian package here; take one of the two" in refused.err) == (1, True)
+    assert here.shows("titanic", "ActiveState") == "active"
+
+    # The package goes, and install.sh's Titanic takes its place: it runs, and will after a boot.
     here.does("systemctl", "enable", "--now", "titanic-backup.timer")
     mine = settings.read_text().replace("#grace = 10.0", "grace = 3.0")
     settings.write_text(mine)
