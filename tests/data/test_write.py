@@ -183,6 +183,11 @@ def test_rows_with_the_same_key_are_one_request(spark: SparkSession, server: Ser
             [(1, "x", "a"), (2, "x", "")],
             "the key '2' cannot go to the service ''",
         ),
+        (
+            "key INT, body STRING, service STRING",
+            [(1, "x", "a"), (2, "x", "mmi.x")],
+            "the key '2' cannot go to the service 'mmi.x'; .* cannot be stored; change its column service",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_a_request(
@@ -272,6 +277,12 @@ def test_replies_come_back(spark: SparkSession, server: Server, client: Client) 
             {"service": "a\0b"},
             "the option service cannot be .*; service name has characters",
         ),
+        (
+            "key STRING, body STRING",
+            {"service": "mmi.x"},
+            "the option service cannot be 'mmi.x'; .*; they cannot be stored",
+        ),
+        ("key STRING, body STRING", {"service": "titanic.submit"}, "the option service cannot be 'titanic.submit'; "),
         ("key STRING, body STRING", {"priority": 10}, "the option priority cannot be '10'; it is a number from 0 to 9"),
     ],
 )
