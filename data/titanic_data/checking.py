@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from titanic.tsp import request_fault
+from broker import service_fault
 from titanic_data.errors import InvalidRows
 
 MOST_KEY = 255
+RESERVED = ("mmi.", "titanic.")
+"""What the broker's and the queue's own services begin with."""
 MOST_SECONDS = 10 * 366 * 86_400
 _SHOWN = 40
 
@@ -67,7 +69,9 @@ def check_batch(batch: Any, key: str, body: str, service: str, columns: tuple[st
 
 def request_service_fault(name: str) -> str | None:
     """Why no request can be stored for a service; None when it can."""
-    return request_fault([name.encode(), b""])
+    if name.startswith(RESERVED):
+        return f"services that begin with {' and '.join(RESERVED)} answer at once; requests for them cannot be stored"
+    return service_fault(name.encode())
 
 
 class _Row(NamedTuple):

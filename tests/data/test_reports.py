@@ -58,7 +58,8 @@ ORACLES = {
         SELECT a.service, a.hour, a.came, a.went, sum(b.came - b.went)
         FROM hours a JOIN hours b ON a.service = b.service AND b.hour <= a.hour GROUP BY ALL ORDER BY 1, 2""",
     "failures": """
-        SELECT service, status, coalesce(split_part(error, chr(10), 1), ''), count(*),
+        SELECT service, status, coalesce(split_part(error, chr(10), 1),
+            CASE status WHEN 'cancelled' THEN 'closed before it had ended' ELSE 'no reason was given' END), count(*),
           round(count(*) / (SELECT count(*) FROM closed c WHERE c.service = closed.service), 4),
           min(closed_at), max(closed_at)
         FROM closed WHERE status <> 'ok' GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3""",

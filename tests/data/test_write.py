@@ -15,8 +15,10 @@ from support.running import until
 from support.titanic_serving import serving
 
 from broker import RemoteError, Worker
-from titanic import Client, Server
+from titanic import Client, Server, TimedOut
 from titanic_data.collecting import close, collect
+from titanic_data.options import write_options
+from titanic_data.requests import layout, submit
 
 
 @pytest.fixture
@@ -220,6 +222,19 @@ def test_a_queue_that_is_full(spark: SparkSession, tmp_path: Path) -> None:
         client.purge("waiting")
         write(large.limit(20), server, service="upper", timeout=20)
         assert stored(client) <= 20
+
+
+def test_an_absent_queue_is_waited_for_as_long_as_was_said(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = "tcp://127.0.0.1:1"
+    with pytest.raises(Exception, match=r"nobody answered at tcp://127\.0\.0\.1:1; waited [01](\.\d+)? s"):
+        collect(orders(spark, 1), absent, timeout=0.5).collect()
+    monkeypatch.setattr("titanic_data.connecting.ANSWER", 0.5)  # two tries, neither of which takes as long
+    options = write_options({"endpoint": absent, "service": "upper", "timeout": "0.7"})
+    rows = pa.record_batch({"key": ["a"], "body": ["b"]})
+    with pytest.raises(TimedOut, match=r"waited 0\.[78]\d* s"):
+        submit(layout({"key": "string", "body": "string"}, options), [rows])
 
 
 def test_replies_come_back(spark: SparkSession, server: Server, client: Client) -> None:
