@@ -70,7 +70,7 @@ def check_batch(batch: Any, key: str, body: str, service: str, columns: tuple[st
 def request_service_fault(name: str) -> str | None:
     """Why no request can be stored for a service; None when it can."""
     if name.startswith(RESERVED):
-        return f"services that begin with {' and '.join(RESERVED)} answer at once; requests for them cannot be stored"
+        return f"services that begin with {' or '.join(RESERVED)} answer at once; requests for them cannot be stored"
     return service_fault(name.encode())
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import arrow_udf, col, concat, lit
+from pyspark.sql.functions import arrow_udf, col, concat, lit, when
 from support.running import until
 from support.titanic_serving import serving
 
@@ -200,6 +200,18 @@ def test_a_row_that_cannot_be_a_request(
     assert stored(client) == 0
 
 
+@pytest.mark.usefixtures("small_batches")
+def test_a_bad_row_deep_in_the_data(spark: SparkSession, server: Server, client: Client) -> None:
+    good = orders(spark, 4000, 1)
+    bad = good.withColumn("body", when(col("key") == "order 3210", None).otherwise(col("body")))
+    with pytest.raises(Exception, match="titanic: the row with the key 'order 3210' has no body"):
+        write(bad, server, service="upper")
+    assert 2000 < stored(client) <= 3210
+    write(good, server, service="upper")
+    assert len(bodies(server)) == stored(client) == 4000
+    assert client.stats()["since_start"]["accepted"] == 4000
+
+
 def test_a_row_without_a_service(spark: SparkSession, server: Server) -> None:
     rows = spark.createDataFrame([(1, "x", "a"), (2, "x", None)], "key INT, body STRING, service STRING")
     with pytest.raises(Exception, match="the row with the key '2' has no service; its column service is null"):
@@ -295,7 +307,7 @@ def test_replies_come_back(spark: SparkSession, server: Server, client: Client) 
         (
             "key STRING, body STRING",
             {"service": "mmi.x"},
-            "the option service cannot be 'mmi.x'; .*; they cannot be stored",
+            "the option service cannot be 'mmi.x'; .* cannot be stored",
         ),
         ("key STRING, body STRING", {"service": "titanic.submit"}, "the option service cannot be 'titanic.submit'; "),
         ("key STRING, body STRING", {"priority": 10}, "the option priority cannot be '10'; it is a number from 0 to 9"),
