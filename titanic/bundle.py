@@ -46,7 +46,7 @@ def submissions(
         requests = len(bodies) if many else 1
         options: dict[str, Any] = {"many": True} if many else {}
         if keys is not None:
-            options |= keys.options(requests, many=many)
+            options |= keys.options(requests)
         return Submission(requests, [json.dumps(options), service, *bodies])
 
     bundle: list[Body] = []

@@ -130,7 +130,7 @@ class Client:
         own: dict[str, Any] = {}
         if "key" not in options:
             # Should the answer be lost, the question is asked again: it must not become two requests.
-            own = self._own_keys().options(1, many=False)
+            own = self._own_keys().options(1)
         answer = self._ask(tsp.SUBMIT, json.dumps({**options, **own}), service, *(body or (b"",)))
         return read_uuids(answer, 1)[0]
 
@@ -212,7 +212,7 @@ class Client:
         if keys is not None:
             more["keys"] = [*keys]
         elif unique and "key" not in options:
-            more |= self._own_keys().options(len(bodies), many=True)
+            more |= self._own_keys().options(len(bodies))
         return read_uuids(self._ask(tsp.SUBMIT, json.dumps({**options, **more}), service, *bodies), len(bodies))
 
     def submit_many(
@@ -226,9 +226,8 @@ class Client:
         """Submit one request per body, with `window` on their way at once; the UUIDs in the bodies' order.
 
         This is the fastest way for many small requests. They travel many to a message: of those in a message all are
-        accepted, or none. Each has a key of its own, which costs the server some 10 µs and the store 170 bytes for a
-        minute or two. With `unique=False` they have none, and what had to be sent again may be stored, and executed,
-        twice.
+        accepted, or none. Each message has a key of its own, which costs the store 20 bytes a request for a minute or
+        two. With `unique=False` they have none, and what had to be sent again may be stored, and executed, twice.
 
         Raises as `submit`. Those that were accepted before the error stay accepted: to know which, submit in
         smaller parts.

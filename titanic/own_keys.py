@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+from titanic.store import MOST_TOGETHER
+
 PREFIX = "~"
 """How they begin."""
 
@@ -20,8 +22,12 @@ class OwnKeys:
         self._call = PREFIX + secrets.token_hex(8)
         self._count = 0
 
-    def options(self, requests: int, *, many: bool) -> dict[str, Any]:
-        """Options of a titanic.submit, for the next so many requests; `many` of them in one message."""
+    def options(self, requests: int) -> dict[str, Any]:
+        """Options of a titanic.submit, for the next so many requests in one message.
+
+        They share a key if they can: it costs the server a fiftieth of a key for each.
+        """
         keys = [f"{self._call}{self._count + number:08x}" for number in range(requests)]
         self._count += requests
-        return {"keys" if many else "key": keys if many else keys[0], "key_for": self._key_for}
+        which = {"key": keys[0]} if requests <= MOST_TOGETHER else {"keys": keys}
+        return {**which, "key_for": self._key_for}

@@ -27,6 +27,7 @@ REQUESTS = st.builds(
     options=st.binary(max_size=50),
     key=st.text(max_size=60).map(str.encode),
     key_until=st.just(0),
+    together=st.just(0),
 )
 OUTCOMES = st.builds(
     Outcome,

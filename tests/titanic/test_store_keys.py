@@ -3,7 +3,7 @@
 import pytest
 
 from titanic.errors import InvalidRequest, StoreFull
-from titanic.store import NewRequest, Status, Store, check
+from titanic.store import MOST_TOGETHER, NewRequest, Status, Store, check
 
 NOW = 1_795_258_520_106_479
 LATER = NOW + 1000
@@ -164,3 +164,75 @@ def test_a_repeated_request_needs_no_room(store):
     for batch in (50, 1):
         fill(store, batch)
     assert accept(store, keyed(b"k", bytes(1000))) == [(one.uuid, False)]
+
+
+def together(key, *bodies, until=LATER):
+    first, *others = [NewRequest(b"echo", [body]) for body in bodies]
+    return [first._replace(key=key, key_until=until, together=len(bodies)), *others]
+
+
+def test_one_key_for_several(store):
+    first = accept(store, *together(b"k", b"1", b"2", b"3"))
+    assert [one.new for one in first] == [True] * 3
+    again = accept(store, NewRequest(b"echo", [b"0"]), *together(b"k", b"1", b"2", b"3"), keyed(b"l"))
+    assert [one.new for one in again] == [True, False, False, False, True]
+    assert [one.uuid for one in again[1:4]] == [one.uuid for one in first]
+    assert [request(store, one.uuid).body for one in first] == [[b"1"], [b"2"], [b"3"]]
+    with store.read() as txn:
+        assert txn.holder(b"k") == first[0].uuid
+        assert txn.describe(first[0].uuid).key == b""
+
+
+def test_one_key_for_several_within_one_batch(store):
+    found = accept(store, *together(b"k", b"1", b"2"), *together(b"k", b"1", b"2"))
+    assert [one.new for one in found] == [True, True, False, False]
+    assert [one.uuid for one in found[2:]] == [one.uuid for one in found[:2]]
+    assert requests(store) == 2
+
+
+def test_one_key_for_several_outlives_them_and_is_forgotten(store):
+    first = accept(store, *together(b"k", b"1", b"2"))
+    with store.write() as txn:
+        for one in first:
+            txn.close(one.uuid, NOW)
+    assert [one.new for one in accept(store, *together(b"k", b"1", b"2"))] == [False, False]
+    assert trim(store, LATER).keys == 1
+    assert [one.new for one in accept(store, *together(b"k", b"1", b"2", until=LATER + 9), now=LATER)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(together(b"k", b"1", b"2"), [keyed(b"k")]), ([keyed(b"k")], together(b"k", b"1", b"2"))]
+)
+def test_a_key_of_several_is_not_that_of_another_number(store, before, after):
+    accept(store, *before)
+    with store.write() as txn, pytest.raises(InvalidRequest, match="the key stands for other requests"):
+        txn.accept(after, NOW)
+    assert requests(store) == len(before)
+
+
+@pytest.mark.parametrize("count", [2, 1000])
+def test_a_key_stands_for_no_more_than_there_are_and_fit_into_a_page(store, count):
+    request = NewRequest(b"echo", [b"x"], key=b"k", key_until=LATER, together=count)
+    others = [NewRequest(b"echo", [b"x"])] * (0 if count == 2 else count - 1)
+    with store.write() as txn, pytest.raises(InvalidRequest, match="too many"):
+        txn.accept([request, *others], NOW)
+
+
+def test_those_that_would_be_stored(store):
+    accept(store, *together(b"k", b"1", b"2"))
+    new = NewRequest(b"echo", [b"new"])
+    with store.write() as txn:
+        assert txn.fresh([new, *together(b"k", b"1", b"2"), new, *together(b"l", b"3", b"4")], NOW) == [
+            new,
+            new,
+            *together(b"l", b"3", b"4"),
+        ]
+
+
+def test_the_most_that_share_a_key_stay_in_a_page(store):
+    found = accept(store, *together(b"x" * 255, *[b""] * MOST_TOGETHER))
+    with store.read() as txn:
+        assert txn._txn.stat(txn._db.keys)["overflow_pages"] == 0
+    assert [one.uuid for one in accept(store, *together(b"x" * 255, *[b""] * MOST_TOGETHER))] == [
+        one.uuid for one in found
+    ]

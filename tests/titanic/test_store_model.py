@@ -33,6 +33,19 @@ REQUESTS = st.builds(
     options=st.just(b""),
     key=st.sampled_from([b"", b"", b"", b"k", b"l"]),
     key_until=st.sampled_from([START + 10, START + 60, START + 200]),
+    together=st.just(0),
+)
+TOGETHER = 3
+
+
+def share_a_key(requests):
+    """The first has the key of all."""
+    first, *others = requests
+    return [first._replace(key=b"all", together=TOGETHER), *(one._replace(key=b"") for one in others)]
+
+
+GROUPS = st.one_of(
+    REQUESTS.map(lambda one: [one]), st.lists(REQUESTS, min_size=TOGETHER, max_size=TOGETHER).map(share_a_key)
 )
 
 
@@ -74,12 +87,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     def expected_ids(self, requests):
         """What accept must say: the model of the first with the key, or None for a new one."""
-        keys = {key: uuid for key, (until, uuid) in self.keys.items() if until > self.now}
-        found = []
+        keys = {key: uuids for key, (until, uuids) in self.keys.items() if until > self.now}
+        found = [None] * len(requests)
         for n, new in enumerate(requests):
-            found.append(keys.get(new.key) if new.key else None)
             if new.key:
-                keys.setdefault(new.key, n)
+                count = new.together or 1
+                found[n : n + count] = keys.get(new.key, [None] * count)
+                keys.setdefault(new.key, range(n, n + count))
         return found
 
     def remember(self, uuid, unclaimed=False):
@@ -92,8 +106,9 @@ class StoreMachine(RuleBasedStateMachine):
         rows = [(known.outcome.finished_at, uuid) for uuid, known in self.model.items() if known.state in states]
         return [uuid for finished_at, uuid in sorted(rows) if finished_at <= before]
 
-    @rule(target=uuids, requests=st.lists(REQUESTS, min_size=1, max_size=4))
-    def accept(self, requests):
+    @rule(target=uuids, groups=st.lists(GROUPS, min_size=1, max_size=4))
+    def accept(self, groups):
+        requests = [one for group in groups for one in group]
         expected = self.expected_ids(requests)
         try:
             with self.store.write() as txn:
@@ -109,14 +124,15 @@ class StoreMachine(RuleBasedStateMachine):
         fresh = [one.uuid for one in made if one.new]
         assert fresh == sorted(fresh)
         assert not fresh or not self.model or fresh[0] > max(self.model)
-        for new, one, first in zip(requests, made, expected, strict=True):
+        for n, (new, one, first) in enumerate(zip(requests, made, expected, strict=True)):
             assert one.new == (first is None)
             if first is not None:
                 assert one.uuid == (made[first].uuid if isinstance(first, int) else first)
                 continue
-            self.model[one.uuid] = Model(new, self.now)
+            # What shares a key has none of its own in its record.
+            self.model[one.uuid] = Model(new._replace(key=b"") if new.together else new, self.now)
             if new.key:
-                self.keys[new.key] = (new.key_until, one.uuid)
+                self.keys[new.key] = (new.key_until, [one.uuid for one in made[n : n + (new.together or 1)]])
         return multiple(*fresh)
 
     @rule(

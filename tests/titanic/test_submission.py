@@ -118,8 +118,12 @@ def test_options_that_cannot_be(options: dict[str, Any]) -> None:
 
 
 def test_one_key_for_many() -> None:
-    with pytest.raises(ValueError, match="one key cannot stand for many"):
-        submitted(b"a", b"b", many=True, key="k")
+    requests = submitted(b"a", b"b", many=True, key="k")
+    assert [(one.key, one.together) for one in requests] == [(b"k", 2), (b"", 0)]
+    (alone,) = submitted(b"a", many=True, key="k")
+    assert (alone.key, alone.together) == (b"k", 0)
+    with pytest.raises(ValueError, match="one key can stand for 100 requests"):
+        submitted(*[b"a"] * 101, many=True, key="k")
     with pytest.raises(ValueError, match="a list of 2 keys"):
         submitted(b"a", b"b", many=True, keys=["k"])
 

@@ -5,7 +5,8 @@
 
 The options are a JSON object, `{}` for none:
 
-    key           text, 1 to 255 bytes: the same key gets the same UUID, and is executed once
+    key           text, 1 to 255 bytes: the same key gets the same UUID, and is executed once; with `many`, one key for
+                  the message, of 100 requests at most: the same one gets the same UUIDs
     keys          a list of such, one for each request, with `many`
     key_for       seconds for which a key counts, also when its request is closed before; default a day
     ttl           seconds after which a request that no worker has begun is expired
@@ -29,7 +30,7 @@ from typing import Any, NamedTuple
 
 from titanic import tsp
 from titanic.quoting import quoted
-from titanic.store import DEFAULT_PRIORITY, NewRequest
+from titanic.store import DEFAULT_PRIORITY, MOST_TOGETHER, NewRequest
 from titanic.tsp import Frames
 
 KEY_FOR = 86_400.0
@@ -74,7 +75,10 @@ def parse(body: Frames, now_us: int) -> list[NewRequest]:
         json.dumps(policy).encode() if policy else b"",
     )
     key_until = _moment(options.get("key_for", KEY_FOR), now_us) if any(keys) else 0
-    return [NewRequest(service, frames, *shared, key, key_until) for frames, key in zip(bodies, keys, strict=True)]
+    requests = [NewRequest(service, frames, *shared, key, key_until) for frames, key in zip(bodies, keys, strict=True)]
+    if "key" in options and len(bodies) > 1:
+        requests[0] = requests[0]._replace(together=len(bodies))
+    return requests
 
 
 def _moment(seconds: float | None, now_us: int) -> int:
@@ -86,9 +90,9 @@ def _keys(options: dict[str, Any], count: int) -> list[bytes]:
         if "key" in options or len(options["keys"]) != count:
             raise ValueError(f"keys must be a list of {count} keys, one for each request")
         return [key.encode() for key in options["keys"]]
-    if "key" in options and count > 1:
-        raise ValueError("one key cannot stand for many requests: give keys, one for each")
-    return [options.get("key", "").encode()] * count
+    if count > MOST_TOGETHER and "key" in options:
+        raise ValueError(f"one key can stand for {MOST_TOGETHER} requests: give keys, one for each")
+    return [options.get("key", "").encode(), *[b""] * (count - 1)]
 
 
 def _read(frame: bytes) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from titanic.store.check import check
 from titanic.store.closed import LAYOUT as CLOSED_LAYOUT
 from titanic.store.closed import UNCLAIMED, ClosedRequest
 from titanic.store.findings import Problem
+from titanic.store.idempotency import MOST_TOGETHER
 from titanic.store.outcome import Outcome, Pending
 from titanic.store.read import ReadTransaction
 from titanic.store.repair import repair
@@ -40,6 +41,7 @@ __all__ = [
     "ENDING",
     "MAX_PRIORITY",
     "MIN_CAPACITY",
+    "MOST_TOGETHER",
     "TRANSITIONS",
     "UNCLAIMED",
     "Accepted",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from titanic.errors import StoreFailed, StoreFull
+from titanic.errors import InvalidRequest, StoreFailed, StoreFull
 from titanic.ids import SIZE
 from titanic.store import idempotency, request, retry
 from titanic.store.blob import REF_SIZE, Ref, refer
@@ -31,7 +31,7 @@ class Accepting(Change):
         All are stored, or none: raises StoreFull when there is no room for all (its `fitting` says for how
         many), InvalidRequest when one can't be stored. The transaction remains good in both cases.
 
-        A request whose key is taken isn't stored again, it gets the id of the first.
+        A request whose key is taken isn't stored again, it gets the id of the first. So do those that share a key.
         """
         return self._accept(requests, now_us)[0]
 
@@ -44,8 +44,11 @@ class Accepting(Change):
         """Those that `accept` would store: their key is not taken."""
         seen: set[bytes] = set()
         fresh = []
-        for new in requests:
-            if not new.key or (new.key not in seen and self._holder(new.key, now_us) is None):
+        known = 0  # up to which the requests share a key that is taken
+        for n, new in enumerate(requests):
+            if new.key and (new.key in seen or self._holder(new.key, now_us) is not None):
+                known = n + max(1, new.together)
+            if n >= known:
                 fresh.append(new)
             seen.add(new.key)
         return fresh
@@ -66,6 +69,8 @@ class Accepting(Change):
         loads: dict[bytes, list[int]] = {}  # the bytes of each, by prefix
         load: list[int] = []
         last = b""
+        holder: Holder | None = None
+        first = known = 0  # from which to which the requests have a key that is taken, by `holder`
         encode = request.encode
         placed = 0
 
@@ -76,19 +81,26 @@ class Accepting(Change):
 
         for n, new in enumerate(requests):
             uuid = uuids[n]
-            service, _, priority, not_before, expires_at, _, _, key, key_until = new
+            service, _, priority, not_before, expires_at, _, _, key, key_until, together = new
             extra = 0
             if key:
                 request.check_key(key, key_until)
+                count = request.check_together(together, len(requests) - n)
                 holder = holders.get(key) or self._holder(key, now_us)
-                if holder is not None:
-                    encode(uuid, new, now_us)  # it must be valid all the same
-                    uuids[n] = holder.uuid
-                    repeated.add(n)
-                    sizes.append(0)
-                    continue
-                holders[key] = Holder(key_until, uuid)
-                extra = 2 * len(key) + 3 * _TIMER_COST
+                if holder is None:
+                    holders[key] = Holder(key_until, b"".join(uuids[n : n + count]))
+                    extra = 2 * len(key) + 3 * _TIMER_COST + 2 * SIZE * (count - 1)
+                elif holder.requests != count:
+                    fact = f"it was given to {holder.requests} in one message"
+                    raise InvalidRequest("the key stands for other requests", fact, "use another key")
+                else:
+                    first, known = n, n + count
+            if holder is not None and n < known:
+                encode(uuid, new, now_us)  # it must be valid all the same
+                uuids[n] = holder.at(n - first)
+                repeated.add(n)
+                sizes.append(0)
+                continue
             record = encode(uuid, new, now_us, place)
             records.append((uuid, record))
             prefix = ready_prefix(service, priority)

@@ -33,6 +33,7 @@ from typing import NamedTuple
 from titanic.errors import InvalidRequest, RecordCorrupt
 from titanic.store import blob
 from titanic.store.blob import Ref
+from titanic.store.idempotency import MOST_TOGETHER
 from titanic.store.record import BODY, Fetch, Place, join_frames, refuse_blob, seal, split_frames, verify
 from titanic.store.schema import INLINE
 
@@ -56,7 +57,8 @@ _pack_rest = _REST.pack
 class NewRequest(NamedTuple):
     """A request to be accepted. Times are µs since the epoch.
 
-    Of requests with the same `key`, one is accepted until `key_until`.
+    Of requests with the same `key`, one is accepted until `key_until`. With `together`, the key is not this one's own,
+    but that of so many from this one on, the others of which have none: all of them are accepted, or none.
     """
 
     service: bytes
@@ -68,6 +70,7 @@ class NewRequest(NamedTuple):
     options: bytes = b""
     key: bytes = b""
     key_until: int = 0
+    together: int = 0
 
 
 class Header(NamedTuple):
@@ -132,12 +135,22 @@ def check_key(key: bytes, until: int) -> None:
         raise InvalidRequest("the idempotency key isn't UTF-8", repr(key[:40]), "choose another") from error
 
 
+def check_together(together: int, there: int) -> int:
+    """How many requests a key stands for, of so many that there are from it on. Raises InvalidRequest when it can't."""
+    count = max(1, together)
+    if count > min(there, MOST_TOGETHER):
+        raise InvalidRequest("one key stands for too many requests", str(count), f"give it to 1 to {MOST_TOGETHER}")
+    return count
+
+
 def encode(uuid: bytes, request: NewRequest, submitted_at: int, place: Place | None = None) -> bytes:
     """The record of a request. Raises InvalidRequest when a field can't be written.
 
     A body that is too large for the row is given to `place`.
     """
-    service, body, priority, not_before, expires_at, max_attempts, options, key, _ = request
+    service, body, priority, not_before, expires_at, max_attempts, options, key, _, together = request
+    if together:
+        key = b""
     check_service(service)
     if not 0 <= priority <= MAX_PRIORITY:
         raise InvalidRequest("no such priority", str(priority), "use 0 to 9")

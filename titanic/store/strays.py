@@ -9,7 +9,7 @@ from titanic.errors import RecordCorrupt
 from titanic.ids import SIZE
 from titanic.store import blob, closed, idempotency, outcome, request, retry
 from titanic.store.pages import Hole
-from titanic.store.schema import DEAD, EXPIRY, KEY, REPLIED, TIME_SIZE, U32, sequence_of
+from titanic.store.schema import DEAD, EXPIRY, KEY, LOAD, REPLIED, TIME_SIZE, U32, sequence_of
 
 Row = tuple[bytes, bytes]
 
@@ -72,8 +72,8 @@ _LOOKS: dict[str, Callable[[bytes, bytes], bool]] = {
     "later": lambda key, value: len(key) == TIME_SIZE + SIZE and value[-2:-1] == b"\0",
     "ready": lambda key, value: not value and key[-SIZE - 2 : -SIZE - 1] == b"\0" and key[-SIZE - 1] <= 9,
     "timers": lambda key, value: not value and key[:1] in (EXPIRY, REPLIED, DEAD, KEY) and len(key) > 1 + TIME_SIZE,
-    "keys": lambda key, value: len(value) == idempotency.ROW_SIZE,
-    "meta": lambda key, value: len(value) <= idempotency.ROW_SIZE,
+    "keys": lambda key, value: idempotency.fits(value),
+    "meta": lambda key, value: len(value) <= LOAD.size,
     "aside": lambda key, value: True,
 }
 """What rows look like, what is easily mistaken last."""
