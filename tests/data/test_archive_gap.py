@@ -134,15 +134,18 @@ def test_a_gap_was_noted_and_what_was_begun_was_not_forgotten(store: Path, tmp_p
 
 
 @pytest.mark.parametrize("allow_gap", [False, True])
-def test_the_ring_moves_on_while_it_is_archived(store: Path, tmp_path: Path, engine: Engine, allow_gap: bool) -> None:
+@pytest.mark.parametrize(("when", "upto"), [("intended", 330), ("staged", 400)])  # some of them, and all of them
+def test_the_ring_moves_on_while_it_is_archived(
+    store: Path, tmp_path: Path, engine: Engine, when: str, upto: int, allow_gap: bool
+) -> None:
     archive = tmp_path / "archive"
     run(store, archive)
     close_more(store, 90)
     moved: list[tuple[int, int]] = []
 
     def reached(point: str) -> None:
-        if point == "intended" and not moved:
-            moved.append(let_go(store, 330))
+        if point == when and not moved:
+            moved.append(let_go(store, upto))
 
     if not allow_gap:
         with pytest.raises(ArchiveGap, match=r"closed requests 301 to .* are not in the archive") as caught:
