@@ -31,7 +31,8 @@ rm -rf "$root/usr/lib/titanic/bin"
 
 units=$root/lib/systemd/system
 doc=$root/usr/share/doc/titanic-queue
-mkdir -p "$units" "$root/usr/bin" "$root/usr/lib/sysusers.d" "$root/usr/lib/tmpfiles.d" "$root/etc/titanic" "$doc"
+share=$root/usr/share/titanic-queue
+mkdir -p "$units" "$root/usr/bin" "$root/usr/lib/sysusers.d" "$root/usr/lib/tmpfiles.d" "$share" "$doc"
 for unit in "$here"/systemd/titanic*; do
     sed 's|@BIN@|/usr/bin|; s|@LIB@|/usr/lib/titanic|' "$unit" >"$units/$(basename "$unit")"
 done
@@ -39,7 +40,7 @@ cp "$here/systemd/sysusers.conf" "$root/usr/lib/sysusers.d/titanic.conf"
 cp "$here/systemd/tmpfiles.conf" "$root/usr/lib/tmpfiles.d/titanic.conf"
 cp "$here/titanic-backup" "$root/usr/lib/titanic/titanic-backup"
 cp "$here/debian/titanic" "$here/debian/titanic-data" "$root/usr/bin/"
-sed 's|^#store = .*|store = "/var/lib/titanic/store"|; s|^#metrics = |metrics = |' "$here/titanic.toml" >"$root/etc/titanic/titanic.toml"
+sed 's|^#store = .*|store = "/var/lib/titanic/store"|; s|^#metrics = |metrics = |' "$here/titanic.toml" >"$share/titanic.toml"
 cp "$here/README.md" "$doc/README.md"
 cp -r "$here/prometheus" "$here/grafana" "$doc/"
 cp "$here/../LICENSE" "$doc/copyright"
@@ -49,8 +50,7 @@ mkdir "$root/DEBIAN"
 architecture=$(dpkg --print-architecture)
 sed "s|@VERSION@|$version-$revision|; s|@ARCHITECTURE@|$architecture|; s|@PYTHON@|$minor|; s|@NEXT@|$next|
      s|@SIZE@|$(du -sk "$root" | cut -f1)|" "$here/debian/control" >"$root/DEBIAN/control"
-cp "$here/debian/postinst" "$here/debian/prerm" "$here/debian/postrm" "$root/DEBIAN/"
-echo /etc/titanic/titanic.toml >"$root/DEBIAN/conffiles"
+cp "$here/debian/preinst" "$here/debian/postinst" "$here/debian/prerm" "$here/debian/postrm" "$root/DEBIAN/"
 chmod -R u=rwX,go=rX "$root"
 
 package=$out/titanic-queue_$version-${revision}_$architecture.deb

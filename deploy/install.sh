@@ -46,7 +46,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 units=/etc/systemd/system
-[ -n "$prefix" ] || [ ! -e $units/titanic.service ] ||
+[ -n "$prefix" ] || [ ! -f $units/titanic.service ] ||
     prefix=$(sed -n 's|^ExecStart=\(.*\)/current/bin/titanic .*|\1|p' $units/titanic.service)
 prefix=${prefix:-/opt/titanic}
 case $prefix in /*) ;; *) wrong "--prefix must begin with a /" ;; esac
@@ -57,8 +57,15 @@ here=$(cd "$(dirname "$0")" && pwd)
 settings=/etc/titanic/titanic.toml
 services="titanic.service titanic-broker.service titanic-store.service titanic-worker@.service"
 services="$services titanic-backup.service titanic-backup.timer titanic-archive.service titanic-archive.timer"
+notes=/var/lib/systemd  # where a Debian package keeps what of it was enabled, and masked
 
 booted() { [ -d /run/systemd/system ]; }
+
+enabled() {  # which of our units are
+    for link in "$units"/*.wants/titanic*; do
+        [ ! -L "$link" ] || basename "$link"
+    done
+}
 
 running() {  # which of our units run
     booted || return 0
@@ -71,6 +78,15 @@ restart() {
     were=$(running | grep -v '^titanic-\(backup\|archive\)' || true)
     # shellcheck disable=SC2086  # a list of units
     [ -z "$were" ] || { systemctl reset-failed $were; systemctl restart $were; }
+}
+
+start_first() {  # what a Debian package that was removed has left enabled is started, too
+    case $(enabled) in
+        *titanic-broker.service* | *titanic-store.service*) ;;  # they and titanic.service exclude each other
+        *) systemctl --quiet enable titanic.service ;;
+    esac
+    # shellcheck disable=SC2046  # a list of units
+    systemctl start $(enabled)
 }
 
 check_places() {  # before anything is changed: no half of it is to be there in the end
@@ -131,8 +147,12 @@ install_files() {
     mkdir -p "$prefix/lib" /etc/titanic $units /usr/local/bin
     cp "$here/titanic-backup" "$prefix/lib/titanic-backup"
     for unit in $services; do
+        rm -f "$units/$unit"  # a Debian package that was removed has left a link to /dev/null there
         sed "s|@BIN@|$prefix/current/bin|; s|@LIB@|$prefix/lib|" "$here/systemd/$unit" >"$units/$unit"
     done
+    # Its notes are about units that are ours now: it must not go by them, should it be purged or come back.
+    rm -f $notes/deb-systemd-helper-enabled/titanic* $notes/deb-systemd-helper-enabled/*/titanic* \
+        $notes/deb-systemd-helper-masked/titanic*
     mkdir -p /etc/sysusers.d /etc/tmpfiles.d
     cp "$here/systemd/sysusers.conf" /etc/sysusers.d/titanic.conf
     cp "$here/systemd/tmpfiles.conf" /etc/tmpfiles.d/titanic.conf
@@ -161,7 +181,7 @@ do_install() {
         fail "Titanic is installed as a Debian package here; take one of the two (apt-get remove titanic-queue)"
     check_places
     first=yes
-    [ ! -e "$units/titanic.service" ] || first=no
+    ! grep -qs '^ExecStart=.*/current/bin/titanic ' $units/titanic.service || first=no
     make_environment
     old=$(readlink "$prefix/current" || true)
     switch_to "$new"
@@ -176,7 +196,7 @@ do_install() {
         ! booted || systemctl daemon-reload
     elif [ $first = yes ] && booted; then
         systemctl daemon-reload
-        systemctl --quiet enable --now titanic.service
+        start_first
     else
         restart
     fi

@@ -77,7 +77,8 @@ class ServerConfig:
     """The lanes' settings."""
 
     def __post_init__(self) -> None:
-        for wrong in contradictions({each.name: getattr(self, each.name) for each in fields(self)}):
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        for wrong in contradictions(values | {"max_body": self.wire.max_body}):
             raise CallerError(wrong.what, wrong.fact, wrong.advice)
         for name, (least, most) in _LIMITS.items():
             value = getattr(self, name)
@@ -102,6 +103,14 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[Contradiction]:
     if values["broker"] is not None and values["gather"]:
         what, fact = "gather is for the integrated broker", "with another one there is none"
         yield Contradiction(("gather", "broker"), what, fact, "leave one out")
+    for endpoint in values["bind"] if values["broker"] is None else ():
+        if endpoint in values["gather"] and not endpoint.endswith((":*", ":0")):
+            what, fact = f"gather is at {endpoint}", "that is where the broker listens, as bind says"
+            yield Contradiction(("bind", "gather"), what, fact, "choose another port")
+    largest, capacity = values["max_body"], values["capacity"]
+    if capacity is not None and BrokerConfig().max_body != largest > capacity:
+        what, fact = f"max_body is {largest} bytes", f"the store's capacity is {capacity}: none of that size has room"
+        yield Contradiction(("max_body", "capacity"), what, fact, "change one of the two")
     first, most = values["retry_first"], values["retry_most"]
     if first > most:
         what, fact = f"retry_first is {first:g} s", f"it must not be more than retry_most, {most:g} s"

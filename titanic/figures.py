@@ -14,6 +14,9 @@ MOST_SERVICES = 100
 
 OTHERS = "(others)"
 
+Workers = Mapping[bytes, int | None]
+"""How many workers services have, none if they are not in it; None: it is not known how many."""
+
 
 class Load(NamedTuple):
     """What a service has to do, and who does it. `oldest` is the age in seconds of what waits longest; of the
@@ -49,7 +52,7 @@ class Figures:
 
 
 def loads(
-    transaction: ReadTransaction, running: Mapping[bytes, int], workers: Mapping[bytes, int] | None, now_us: int
+    transaction: ReadTransaction, running: Mapping[bytes, int], workers: Workers | None, now_us: int
 ) -> dict[str, Load]:
     """The load of each service, or of the most loaded, and then of all others together."""
     waiting = transaction.waiting()
@@ -66,9 +69,7 @@ def loads(
     return found | others(named, waiting, running, workers)
 
 
-def gather(
-    waiting: Mapping[bytes, int], running: Mapping[bytes, int], workers: Mapping[bytes, int] | None
-) -> list[bytes]:
+def gather(waiting: Mapping[bytes, int], running: Mapping[bytes, int], workers: Workers | None) -> list[bytes]:
     """The services that get figures of their own."""
     names = waiting.keys() | running.keys() | (workers or {}).keys()
     if len(names) <= MOST_SERVICES:
@@ -80,12 +81,12 @@ def others(
     named: Sequence[bytes],
     waiting: Mapping[bytes, int],
     running: Mapping[bytes, int],
-    workers: Mapping[bytes, int] | None,
+    workers: Workers | None,
 ) -> dict[str, Load]:
     """The load of the services that are not named, together; nothing when there are none."""
     apart = set(named)
     rest = [
-        None if each is None else sum(count for name, count in each.items() if name not in apart)
+        None if each is None else sum(count or 0 for name, count in each.items() if name not in apart)
         for each in (waiting, running, workers)
     ]
     return {OTHERS: Load(rest[0] or 0, rest[1] or 0, rest[2])} if any(rest) else {}

@@ -25,7 +25,7 @@ from titanic.dispatch.courier import LocalCourier, SocketCourier
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.lane_courier import LaneCourier
 from titanic.errors import CallerError, TitanicError
-from titanic.figures import Figures, loads
+from titanic.figures import Figures, Workers, loads
 from titanic.ingest import Ingest
 from titanic.lanes import Lanes
 from titanic.pulse import Ask as AskPart
@@ -141,7 +141,9 @@ class Server:
 
     def figures(self) -> Figures:
         """What was counted and what is there. Any thread may ask; it takes some milliseconds with many services."""
-        workers = self.workers
+        workers: Workers | None = self.workers
+        if self._lanes is not None and self.ready:
+            workers = self._dispatcher.workers()
         with self.store.read() as transaction:
             services = loads(transaction, self._dispatcher.flying(), workers, wall_us())
             counts = transaction.counts()

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from titanic_data.options import EARLIEST, LATEST, ReadOptions, first_number
+from titanic_data.options import EARLIEST, LATEST, LOSS_ALLOWED, ReadOptions, first_number
 from titanic_data.reading import beyond, closed_range, lost, read_closed, read_waiting, split, split_waiting
 
 
@@ -41,7 +41,7 @@ class ClosedReader(DataSourceReader):
         first, last = max(first, self.least), min(int(last), self.most)
         if first < oldest and first <= last:
             if options.failondataloss and options.startingoffsets != EARLIEST:
-                raise lost(options.path, first, min(last, oldest - 1), oldest, newest)
+                raise lost(options.path, first, min(last, oldest - 1), oldest, newest, LOSS_ALLOWED)
             first = oldest
         parts = split(first, last, options.rowsperpartition, options.minpartitions)
         return [InputPartition(part) for part in parts]
@@ -58,6 +58,7 @@ class ClosedReader(DataSourceReader):
             self.columns,
             batch=self.options.batchsize,
             fail_on_loss=self.options.failondataloss,
+            instead=LOSS_ALLOWED,
         )
 
 

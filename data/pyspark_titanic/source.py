@@ -53,6 +53,9 @@ class DefaultSource(DataSource):
             if options.table != "closed":
                 what = f"the table {options.table} cannot be streamed"
                 raise InvalidOption(what, "it has no order", "read it as a batch: spark.read")
+            if any(name.lower() == "endingoffsets" for name in self.options):
+                advice = "leave it out; .trigger(availableNow=True) ends with what is there now"
+                raise InvalidOption("endingOffsets is for spark.read", "a stream has no end", advice)
             return ClosedStream(options, _columns(options, schema))
         except PipelineError as error:
             return RefusedStream(error)

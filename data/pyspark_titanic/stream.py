@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from titanic_data.errors import PipelineError
-from titanic_data.options import ReadOptions, first_number
+from titanic_data.options import LOSS_ALLOWED, ReadOptions, first_number
 from titanic_data.reading import closed_range, lost, read_closed, split
 
 SEQ = "seq"
@@ -65,7 +65,7 @@ class ClosedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise lost(options.path, first, last, oldest, newest)
         if first < oldest and first <= last:
             if options.failondataloss:
-                raise lost(options.path, first, min(last, oldest - 1), oldest, newest)
+                raise lost(options.path, first, min(last, oldest - 1), oldest, newest, LOSS_ALLOWED)
             first = oldest
         return [InputPartition(part) for part in split(first, last, options.rowsperpartition, options.minpartitions)]
 
@@ -76,7 +76,13 @@ class ClosedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, last = partition.value
         options = self.options
         return read_closed(
-            options.path, first, last, self.columns, batch=options.batchsize, fail_on_loss=options.failondataloss
+            options.path,
+            first,
+            last,
+            self.columns,
+            batch=options.batchsize,
+            fail_on_loss=options.failondataloss,
+            instead=LOSS_ALLOWED,
         )
 
 

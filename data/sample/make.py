@@ -94,7 +94,10 @@ def main() -> None:
     usage.add_argument("file", metavar="FILE", nargs="?", type=Path, default=HERE / "closed.parquet")
     file: Path = usage.parse_args().file
     table = pa.Table.from_pylist(rows(), CLOSED.schema)
-    pq.write_table(table, file, compression="zstd")
+    try:
+        pq.write_table(table, file, compression="zstd")
+    except OSError as error:
+        usage.error(f"{file} cannot be written: {error.strerror or error}")
     print(f"{file}: {len(table)} rows, {file.stat().st_size} bytes")
 
 

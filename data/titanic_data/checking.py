@@ -12,6 +12,8 @@ from broker import service_fault
 from titanic_data.errors import InvalidRows
 
 MOST_KEY = 255
+RESERVED = ("mmi.", "titanic.")
+"""What the broker's and the queue's own services begin with."""
 MOST_SECONDS = 10 * 366 * 86_400
 _SHOWN = 40
 
@@ -65,6 +67,13 @@ def check_batch(batch: Any, key: str, body: str, service: str, columns: tuple[st
             _check_numbers(batch.column(name), row, name)
 
 
+def request_service_fault(name: str) -> str | None:
+    """Why no request can be stored for a service; None when it can."""
+    if name.startswith(RESERVED):
+        return f"services that begin with {' or '.join(RESERVED)} answer at once; requests for them cannot be stored"
+    return service_fault(name.encode())
+
+
 class _Row(NamedTuple):
     """How a row is named to people."""
 
@@ -84,7 +93,7 @@ def _check_services(names: Any, row: _Row, service: str) -> None:
             at, "has no service", "its column service is null", "name one, or say which with the option service"
         )
     for name in pc.unique(names).to_pylist():
-        if name is not None and (fault := service_fault(name.encode())):
+        if name is not None and (fault := request_service_fault(name)):
             at = _first(pc.equal(names, name)) or 0
             row.complain(at, f"cannot go to the service {_shown(name)}", fault, "change its column service")
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from broker import DEFAULT_ENDPOINT
 from titanic import Client, RequestFailed, TimedOut
+from titanic_data.connecting import ANSWER, connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -36,15 +37,17 @@ def collect(
 ) -> DataFrame:
     """The replies to the requests that were submitted with the keys in a column, one row for each: see REPLIES.
 
-    Waits for those that are pending until `timeout` seconds have passed since this call. Nothing is closed: it can be
-    read again, until `close`. Keys are remembered by the queue for as long as the option keyFor said.
+    Waits for those that are pending, and for a queue that is away, until `timeout` seconds have passed since this call.
+    A queue that does not answer has up to five seconds of them in each task, however late that begins; those are the
+    default. Nothing is closed: it can be read again, until `close`. Keys are remembered by the queue for as long as the
+    option keyFor said.
     """
     from pyspark.sql.pandas.functions import arrow_udf
 
-    until = time.time() + timeout
+    until, least = time.time() + timeout, min(timeout or ANSWER, ANSWER)
 
     def fetch(columns: Iterator[pa.Array]) -> Iterator[pa.Array]:
-        with Client(endpoint) as client:
+        with connect(endpoint, max(until - time.time(), least)) as client:
             for column in columns:
                 names = [None if key is None else str(key) for key in column.to_pylist()]
                 yield pa.array(_replies(client, names, until), _REPLY)

@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from broker import DEFAULT_ENDPOINT, service_fault
+from broker import DEFAULT_ENDPOINT
+from titanic_data.checking import request_service_fault
 from titanic_data.errors import InvalidOption
 from titanic_data.reading import BATCH
 from titanic_data.suggest import suggest
@@ -98,6 +99,8 @@ WRITE_NAMES = (
     "priority",
     "max_attempts",
 )
+LOSS_ALLOWED = "set failOnDataLoss=false"
+"""What a reader's user may do when numbers have left the ring."""
 STREAMING = frozenset({"checkpointlocation", "path"})
 """What Spark passes on to a sink although it is for itself."""
 
@@ -214,7 +217,7 @@ def _endpoint(text: str) -> str:
 
 
 def _service(text: str) -> str:
-    if fault := service_fault(text.encode()):
+    if fault := request_service_fault(text):
         raise ValueError(fault)
     return text
 

@@ -67,11 +67,19 @@ def split(first: int, last: int, rows: int, least: int = 1) -> list[tuple[int, i
 
 
 def read_closed(
-    path: str | Path, first: int, last: int, columns: Sequence[str], *, batch: int = BATCH, fail_on_loss: bool = True
+    path: str | Path,
+    first: int,
+    last: int,
+    columns: Sequence[str],
+    *,
+    batch: int = BATCH,
+    fail_on_loss: bool = True,
+    instead: str = "",
 ) -> Iterator[Any]:
     """The closed requests number `first` to `last` as RecordBatches.
 
-    Raises DataLoss when some have left the ring already; without `fail_on_loss` they are missing.
+    Raises DataLoss when some have left the ring already; without `fail_on_loss` they are missing. `instead` is what the
+    error says can be done beside, as in `lost`.
     """
     store, number = store_at(path), first
     while number <= last:
@@ -82,20 +90,19 @@ def read_closed(
             yield closed_batch(bulk, columns)
             number += len(bulk.starts)
         elif number > newest or fail_on_loss:
-            raise lost(path, number, last, oldest, newest)
+            raise lost(path, number, last, oldest, newest, instead)
         else:
             number = oldest
 
 
-def lost(path: str | Path, first: int, last: int, oldest: int, newest: int) -> DataLoss:
-    """The error for numbers that the ring does not have."""
+def lost(path: str | Path, first: int, last: int, oldest: int, newest: int, instead: str = "") -> DataLoss:
+    """The error for numbers that the ring does not have. `instead` is what the reader may do, beside the usual."""
     if first > newest:
         fact, advice = f"its last number is {newest}", "is it another store than before?"
     else:
         fact = f"they made room for others; the ring now begins at {oldest}"
-        advice = (
-            "read the archive, register one so that nothing goes before it is archived, or set failOnDataLoss=false"
-        )
+        advices = ["read the archive", "register one so that nothing goes before it is archived", instead]
+        advice = ", or ".join(filter(None, advices))
     return DataLoss(f"closed requests {first} to {last} are not in the store {path}", fact, advice)
 
 

@@ -25,6 +25,9 @@ PERCENTILES = (0.5, 0.9, 0.99)
 PERIODS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 """What `by` may be, in seconds."""
 
+CANCELLED, NONE = "closed before it had ended", "no reason was given"
+"""The reasons of requests that were noted with none."""
+
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -87,7 +90,8 @@ def failures(closed: DataFrame) -> DataFrame:
     """For each service, status and reason (the first line of the error): how many failed, expired or were cancelled,
     their share of the service's requests, when first and last. The most frequent first."""
     total = closed.groupBy(f.col("service").alias("of")).agg(f.count("*").alias("total"))
-    reason = f.coalesce(f.split("error", "\n", 2)[0], f.lit(""))
+    reason = f.split("error", "\n", 2)[0]
+    reason = f.coalesce(f.when(reason != "", reason), f.when(f.col("status") == "cancelled", CANCELLED), f.lit(NONE))
     return (
         closed.where("status != 'ok'")
         .groupBy("service", "status", reason.alias("reason"))
@@ -112,7 +116,8 @@ def retries(closed: DataFrame) -> DataFrame:
 
 def breaches(closed: DataFrame, levels: Sequence[ServiceLevel]) -> DataFrame:
     """For each service level: how many requests came under it, how many had no reply in time (failed and expired ones
-    never have), their share, and the longest time to a reply. Cancelled requests do not count."""
+    never have), their share, and the longest time to a reply. Cancelled requests do not count. A service without
+    requests has no row."""
     promised = closed.sparkSession.createDataFrame([*levels] or [], "promised STRING, within DOUBLE")
     took = _seconds("submitted_at", "replied_at")
     late = (f.col("status") != "ok") | (took > f.col("within"))

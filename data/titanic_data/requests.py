@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from titanic import Client, Refused, TimedOut
 from titanic_data.checking import check_batch
+from titanic_data.connecting import connect
 from titanic_data.errors import InvalidRows
 from titanic_data.options import WriteOptions
 from titanic_data.suggest import suggest
@@ -23,9 +24,6 @@ MESSAGE = 1 << 20
 
 GROUPS = 16
 """How many windows of rows are gathered at most, when rows for different services alternate."""
-
-ANSWER = 5.0
-"""Seconds that an answer may take before the message is sent again."""
 
 _TEXT = {"string"}
 _WHOLE = {"tinyint", "smallint", "int", "bigint"}
@@ -111,8 +109,7 @@ def submit(found: Layout, batches: Iterable[Any]) -> int:
     Raises InvalidRows, or what titanic.Client raises: what was handed in until then stays.
     """
     options, count = found.options, 0
-    tries = max(0, int(options.timeout / ANSWER) - 1)
-    with Client(options.endpoint, timeout=min(ANSWER, max(options.timeout, 0.1)), retries=tries) as client:
+    with connect(options.endpoint, options.timeout) as client:
         groups: dict[Any, list[Row]] = defaultdict(list)
         sizes: dict[Any, int] = defaultdict(int)
         gathered = 0

@@ -5,46 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.archiving import Crash, crash_at, in_ring, rows, run
 from support.ring import fill, ring, wait_for_room
 
 from titanic.store import Store
 from titanic_data.archive import (
     Archive,
-    Archiver,
     Entry,
-    PyArrowEngine,
     Queue,
-    Summary,
     compact,
     restore_range,
     vacuum,
     verify,
 )
 from titanic_data.archive.archiver import POINTS
-from titanic_data.archive.engines import read_files
-from titanic_data.errors import ArchiveBusy, ArchiveError, ArchiveGap
-from titanic_data.reading import forget, read_closed
-from titanic_data.tables import CLOSED
+from titanic_data.errors import ArchiveBusy, ArchiveError
+from titanic_data.reading import forget
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     return ring(tmp_path / "store", 300, step_us=1_200_000_000)  # over five days
-
-
-def run(store: Path, archive: Path, **settings: object) -> Summary:
-    settings = {"rows": 100, **settings}
-    return Archiver(Archive.create(archive), Queue(store), PyArrowEngine(), **settings).run()  # type: ignore[arg-type]
-
-
-def rows(archive: Path) -> list[dict[str, object]]:
-    """All rows of an archive in the order of their numbers."""
-    found: list[dict[str, object]] = read_files(Archive.open(archive).files()).sort_by("seq").to_pylist()
-    return found
-
-
-def in_ring(store: Path, first: int, last: int) -> list[dict[str, object]]:
-    return [row for batch in read_closed(store, first, last, CLOSED.schema.names) for row in batch.to_pylist()]
 
 
 def test_all_that_was_closed(store: Path, tmp_path: Path) -> None:
@@ -85,36 +66,6 @@ def test_the_ring_goes_on_when_it_is_archived(tmp_path: Path) -> None:
     assert verify(Archive.open(tmp_path / "archive")) == []
 
 
-def test_a_gap(tmp_path: Path) -> None:
-    store = ring(tmp_path / "store", 300, capacity=16 << 20)
-    run(store, tmp_path / "archive")
-    Queue(store).unregister()
-    with Store.open(store) as opened:
-        wait_for_room(opened, 310)
-        with opened.read() as txn:
-            first, last = txn.closed_range()
-    with pytest.raises(ArchiveGap, match=f"closed requests 301 to {first - 1} are not in the archive"):
-        run(store, tmp_path / "archive")
-    assert run(store, tmp_path / "archive", allow_gap=True).rows == last - first + 1
-    entries = Archive.open(tmp_path / "archive").entries
-    assert [(entry.first, entry.last) for entry in entries if entry.gap] == [(301, first - 1)]
-    assert verify(Archive.open(tmp_path / "archive")) == []
-    assert run(store, tmp_path / "archive").rows == 0
-
-
-def test_a_new_archive_of_an_old_ring(tmp_path: Path) -> None:
-    store = ring(tmp_path / "store", 300, capacity=16 << 20)
-    with Store.open(store) as opened:
-        wait_for_room(opened, 100)
-        with opened.read() as txn:
-            first, last = txn.closed_range()
-    assert run(store, tmp_path / "archive").rows == last - first + 1
-    entries = Archive.open(tmp_path / "archive").entries
-    assert (entries[0].gap, entries[0].first, entries[0].last) == (True, 1, first - 1)
-    assert [entry.gap for entry in entries[1:]] == [False] * (len(entries) - 1)
-    assert verify(Archive.open(tmp_path / "archive")) == []
-
-
 def test_the_archive_of_another_store(store: Path, tmp_path: Path) -> None:
     run(store, tmp_path / "archive")
     for count in (10, 300, 400):
@@ -130,21 +81,10 @@ def test_one_archiver_at_a_time(store: Path, tmp_path: Path) -> None:
         run(store, tmp_path / "archive")
 
 
-class Crash(BaseException):
-    """The process is gone, as far as the archive can tell."""
-
-
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_crash_anywhere(store: Path, tmp_path: Path, point: str, count: int) -> None:
-    left = count
-
-    def reached(name: str) -> None:
-        nonlocal left
-        left -= name == point
-        if left == 0:
-            raise Crash
-
+    reached = crash_at(point, count)
     if count == 1 or point not in ("locked", "recovered"):
         with pytest.raises(Crash):
             run(store, tmp_path / "archive", reached=reached)

@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from support import torture
+from support.archiving import Crash, crash_at, run
 from support.cli_titanic import serving
 from support.ring import ring
 from support.running import SUPPORT, until
 
 from titanic import Client, Refused
 from titanic.store import Store
-from titanic_data.archive import Archive, Archiver, Queue, SparkEngine, archive_frame, verify
+from titanic_data.archive import Archive, Queue, SparkEngine, archive_frame, verify
 from titanic_data.archive.archiver import POINTS
 from titanic_data.archive.engines import read_files
 
@@ -159,25 +160,14 @@ def test_killed_at_random(tmp_path: Path, engine: str, kills: int, longest: floa
         finish(tmp_path, endpoint, thread)
 
 
-class Crash(BaseException):
-    """The archiver is gone."""
-
-
 def test_a_crash_of_spark_anywhere(spark: SparkSession, tmp_path: Path) -> None:
     store = ring(tmp_path / "store", 240, step_us=1_200_000_000)
 
-    def run(point: str) -> None:
-        def reached(name: str) -> None:
-            if name == point:
-                raise Crash
-
-        archive = Archive.create(tmp_path / "archive")
-        Archiver(archive, Queue(store), SparkEngine(spark), rows=40, reached=reached).run()
-
+    engine = SparkEngine(spark)
     for point in POINTS:
         with pytest.raises(Crash):
-            run(point)
-    run("none")
+            run(store, tmp_path / "archive", engine, rows=40, reached=crash_at(point))
+    run(store, tmp_path / "archive", engine, rows=40)
     archive = Archive.open(tmp_path / "archive")
     assert verify(archive) == []
     frame = archive_frame(spark, archive.path)

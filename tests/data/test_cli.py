@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,32 @@ def test_reports(archive: Path, store: Path, tmp_path: Path) -> None:
     assert rows[0]["hour"] == "2023-11-14T22:00:00+00:00"
     done = titanic_data("report", "breaches", "--parquet", SAMPLE, "--sla", "resize<2s", "--sla", "mail<1m")
     assert done.out.decode().splitlines()[1].split()[0] in ("resize", "mail")
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize(
+    ("by", "times"),
+    [
+        ("second", {"2023-11-14 22:13:30", "2023-11-14 22:15:00", "2023-11-14 22:16:30"}),
+        ("minute", {"2023-11-14 22:13", "2023-11-14 22:15", "2023-11-14 22:16"}),
+        ("day", {"2023-11-14"}),
+    ],
+)
+def test_how_periods_are_written(by: str, times: set[str], tmp_path: Path) -> None:
+    store = ring(tmp_path / "store", 3, step_us=90_000_000)
+    done = titanic_data("report", "throughput", "--live", "--store", store, "--by", by)
+    assert set(re.findall(r"2023-[\d-]+(?: [\d:]+(?=  ))?", done.out.decode())) == times
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_service_level_for_a_service_that_is_not_there() -> None:
+    arguments = ("report", "breaches", "--parquet", SAMPLE, "--sla", "resiz<2s")
+    done = titanic_data(*arguments)
+    assert done.code == 0
+    assert done.err == "no requests of 'resiz'; there are invoice, mail, report, resize; did you mean resize?\n"
+    assert titanic_data(*arguments, "--where", "seq < 0").err == "no requests of 'resiz'; there are none at all\n"
+    done = titanic_data(*arguments[:-1], "mail<1s", "--where", "status = 'cancelled'")
+    assert done.err == "all requests of mail were cancelled: they do not count\n"
 
 
 @pytest.mark.usefixtures("spark")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +61,8 @@ ORACLES = {
         SELECT a.service, a.hour, a.came, a.went, sum(b.came - b.went)
         FROM hours a JOIN hours b ON a.service = b.service AND b.hour <= a.hour GROUP BY ALL ORDER BY 1, 2""",
     "failures": """
-        SELECT service, status, coalesce(split_part(error, chr(10), 1), ''), count(*),
+        SELECT service, status, coalesce(split_part(error, chr(10), 1),
+            CASE status WHEN 'cancelled' THEN 'closed before it had ended' ELSE 'no reason was given' END), count(*),
           round(count(*) / (SELECT count(*) FROM closed c WHERE c.service = closed.service), 4),
           min(closed_at), max(closed_at)
         FROM closed WHERE status <> 'ok' GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3""",
@@ -156,3 +160,19 @@ def test_the_sample_is_what_its_maker_makes() -> None:
     table = pq.read_table(SAMPLE)
     again = type(table).from_pylist(made["rows"](), table.schema)
     assert again.equals(table)
+
+
+def test_the_sample_is_made_anew_and_says_where_it_cannot_be(tmp_path: Path) -> None:
+    def make(file: Path) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (SAMPLE.parents[2], SAMPLE.parents[1])))}
+        words = [sys.executable, str(SAMPLE.with_name("make.py")), str(file)]
+        return subprocess.run(words, capture_output=True, text=True, env=env, timeout=120, check=False)
+
+    done = make(tmp_path / "made.parquet")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{tmp_path / 'made.parquet'}: 2400 rows, ")
+    assert pq.read_table(tmp_path / "made.parquet").equals(pq.read_table(SAMPLE))
+    done = make(tmp_path / "absent" / "made.parquet")
+    assert done.returncode == 2
+    assert f"{tmp_path / 'absent' / 'made.parquet'} cannot be written: " in done.stderr
+    assert "Traceback" not in done.stderr

@@ -111,6 +111,11 @@ def test_what_cannot_be_streamed(spark: SparkSession, tmp_path: Path) -> None:
     ) as caught:
         drain(waiting, tmp_path)
     assert "UnboundLocalError" not in str(caught.value)
+    ending = stream(spark, store, endingOffsets=3)
+    with pytest.raises(
+        Exception, match=r"titanic: endingOffsets is for spark\.read; a stream has no end; leave it out"
+    ):
+        drain(ending, tmp_path)
     odd = spark.readStream.format("titanic").schema("seq INT").load(str(store))
     with pytest.raises(Exception, match="titanic: the column seq cannot be read as INT; it is BIGINT"):
         drain(odd, tmp_path)

@@ -10,13 +10,15 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import arrow_udf, col, concat, lit
+from pyspark.sql.functions import arrow_udf, col, concat, lit, when
 from support.running import until
 from support.titanic_serving import serving
 
 from broker import RemoteError, Worker
-from titanic import Client, Server
+from titanic import Client, Server, TimedOut
 from titanic_data.collecting import close, collect
+from titanic_data.options import write_options
+from titanic_data.requests import layout, submit
 
 
 @pytest.fixture
@@ -183,6 +185,11 @@ def test_rows_with_the_same_key_are_one_request(spark: SparkSession, server: Ser
             [(1, "x", "a"), (2, "x", "")],
             "the key '2' cannot go to the service ''",
         ),
+        (
+            "key INT, body STRING, service STRING",
+            [(1, "x", "a"), (2, "x", "mmi.x")],
+            "the key '2' cannot go to the service 'mmi.x'; .* cannot be stored; change its column service",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_a_request(
@@ -191,6 +198,18 @@ def test_a_row_that_cannot_be_a_request(
     with pytest.raises(Exception, match=f"titanic: .*{fault}"):
         write(spark.createDataFrame(rows, columns).coalesce(1), server, service="upper")
     assert stored(client) == 0
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_bad_row_deep_in_the_data(spark: SparkSession, server: Server, client: Client) -> None:
+    good = orders(spark, 4000, 1)
+    bad = good.withColumn("body", when(col("key") == "order 3210", None).otherwise(col("body")))
+    with pytest.raises(Exception, match="titanic: the row with the key 'order 3210' has no body"):
+        write(bad, server, service="upper")
+    assert 2000 < stored(client) <= 3210
+    write(good, server, service="upper")
+    assert len(bodies(server)) == stored(client) == 4000
+    assert client.stats()["since_start"]["accepted"] == 4000
 
 
 def test_a_row_without_a_service(spark: SparkSession, server: Server) -> None:
@@ -215,6 +234,19 @@ def test_a_queue_that_is_full(spark: SparkSession, tmp_path: Path) -> None:
         client.purge("waiting")
         write(large.limit(20), server, service="upper", timeout=20)
         assert stored(client) <= 20
+
+
+def test_an_absent_queue_is_waited_for_as_long_as_was_said(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = "tcp://127.0.0.1:1"
+    with pytest.raises(Exception, match=r"nobody answered at tcp://127\.0\.0\.1:1; waited [01](\.\d+)? s"):
+        collect(orders(spark, 1), absent, timeout=0.5).collect()
+    monkeypatch.setattr("titanic_data.connecting.ANSWER", 0.5)  # two tries, neither of which takes as long
+    options = write_options({"endpoint": absent, "service": "upper", "timeout": "0.7"})
+    rows = pa.record_batch({"key": ["a"], "body": ["b"]})
+    with pytest.raises(TimedOut, match=r"waited 0\.[78]\d* s"):
+        submit(layout({"key": "string", "body": "string"}, options), [rows])
 
 
 def test_replies_come_back(spark: SparkSession, server: Server, client: Client) -> None:
@@ -272,6 +304,12 @@ def test_replies_come_back(spark: SparkSession, server: Server, client: Client) 
             {"service": "a\0b"},
             "the option service cannot be .*; service name has characters",
         ),
+        (
+            "key STRING, body STRING",
+            {"service": "mmi.x"},
+            "the option service cannot be 'mmi.x'; .* cannot be stored",
+        ),
+        ("key STRING, body STRING", {"service": "titanic.submit"}, "the option service cannot be 'titanic.submit'; "),
         ("key STRING, body STRING", {"priority": 10}, "the option priority cannot be '10'; it is a number from 0 to 9"),
     ],
 )

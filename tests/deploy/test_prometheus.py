@@ -73,6 +73,16 @@ def test_the_scrape_configuration_is_sound() -> None:
     promtool("check", "config", "--syntax-only", "scrape.yml")
 
 
+@needs_promtool
+def test_the_broker_apart_is_one_line_more(tmp_path: Path) -> None:
+    """As its comment says; and it is where titanic.toml has the broker's figures."""
+    text = (ALERTS.parent / "scrape.yml").read_text().replace("# - targets", "- targets")
+    (tmp_path / "scrape.yml").write_text(text)
+    promtool("check", "config", "--syntax-only", str(tmp_path / "scrape.yml"))
+    found = re.findall(r"- targets: \[\"([^\"]+)\"\]", text)
+    assert found == re.findall(r'^#metrics = "([^"]+)"', (DEPLOY / "titanic.toml").read_text(), re.MULTILINE)
+
+
 def test_every_alert_is_tried() -> None:
     tried = re.findall(r"alertname: (\w+)", (ALERTS.parent / "alerts_test.yml").read_text())
     assert len(alerts()) > 10

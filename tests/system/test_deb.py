@@ -101,3 +101,59 @@ def test_its_life(here: Machine) -> None:
     left = "/etc/titanic /var/lib/titanic /var/backups/titanic /usr/lib/titanic /usr/bin/titanic"
     assert here.says(f"ls -d {left} 2>/dev/null || echo none") == "none"
     assert here.says("find /etc/systemd /lib/systemd /var/lib/systemd -name '*titanic*'") == ""
+
+
+def test_it_takes_turns_with_install_sh(here: Machine) -> None:
+    install = ("/root/deploy/install.sh", "--wheels", "/root/wheels")
+    settings = here.folder / "etc/titanic/titanic.toml"
+    package_file = package(here, 1)
+
+    here.does("dpkg", "--install", package_file)
+    refused = here.run(*install)
+    assert (refused.code, "is installed as a Debian package here; take one of the two" in refused.err) == (1, True)
+    assert here.shows("titanic", "ActiveState") == "active"
+
+    # The package goes, and install.sh's Titanic takes its place: it runs, and will after a boot.
+    here.does("systemctl", "enable", "--now", "titanic-backup.timer")
+    mine = settings.read_text().replace("#grace = 10.0", "grace = 3.0")
+    settings.write_text(mine)
+    here.does("dpkg", "--remove", "titanic-queue")
+    assert " is installed in /opt/titanic" in here.does(*install)
+    for unit in ("titanic.service", "titanic-backup.timer"):
+        assert (here.shows(unit, "ActiveState"), here.shows(unit, "UnitFileState")) == ("active", "enabled"), unit
+    assert here.says("find /etc/systemd/system -lname /dev/null -name 'titanic*'") == ""
+    assert settings.read_text() == mine
+
+    # While it is there, the package is refused, and changes nothing.
+    refused = here.run("dpkg", "--install", package_file)
+    assert refused.code != 0
+    assert "Titanic is installed here by install.sh; take one of the two" in refused.err
+    assert here.shows("titanic", "ActiveState") == "active"
+    assert here.run("titanic", "--version").code == 0
+
+    # To purge the package that went before takes nothing from it.
+    assert "stay: install.sh's Titanic uses them" in here.does("dpkg", "--purge", "titanic-queue")
+    assert settings.read_text() == mine
+    assert (here.shows("titanic", "ActiveState"), here.shows("titanic", "UnitFileState")) == ("active", "enabled")
+
+    # It goes in turn, and the package takes over its settings, with no question to anybody.
+    here.does("/root/deploy/install.sh", "--uninstall")
+    here.does("dpkg", "--install", package_file)
+    assert (here.shows("titanic", "ActiveState"), here.shows("titanic", "UnitFileState")) == ("active", "enabled")
+    assert settings.read_text() == mine
+    assert "#grace = 10.0" in settings.with_suffix(".toml.dist").read_text()
+
+    # Units that the operator has changed as a whole are still the package's.
+    here.does("cp", "/lib/systemd/system/titanic.service", "/etc/systemd/system/titanic.service")
+    here.does("systemctl", "daemon-reload")
+    here.does("dpkg", "--install", package_file)
+    here.does("dpkg", "--remove", "titanic-queue")
+    assert here.shows("titanic", "ActiveState") == "inactive"
+
+    # A package that was removed, install.sh and back.
+    here.does(*install)
+    here.does("/root/deploy/install.sh", "--uninstall")
+    here.does("dpkg", "--install", package_file)
+    assert (here.shows("titanic", "ActiveState"), here.shows("titanic", "UnitFileState")) == ("active", "enabled")
+    here.does("dpkg", "--purge", "titanic-queue")
+    assert not settings.exists()

@@ -40,7 +40,7 @@ def test_every_event_is_listed() -> None:
 def test_the_commands_work(tmp_path: Path) -> None:
     assert len(COMMANDS) > 50
     with machine(tmp_path) as here:
-        variables = "SERVICE=broken UUID="
+        variables = "SERVICE=broken UNIT=titanic UUID="
         for command in COMMANDS:
             line = WITHOUT_NETWORK.get(command, command)
             done = here.run("sh", "-c", f"cd /root; export {variables}\n{line}")

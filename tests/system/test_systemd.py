@@ -15,6 +15,7 @@ pytestmark = [needs_machine, pytest.mark.timeout(1200)]
 INSTALL = ("/root/deploy/install.sh", "--wheels", "/root/wheels")
 TOML = "/etc/titanic/titanic.toml"
 SOMEBODY = "nobody"
+FIGURES = "http://127.0.0.1:9469/metrics"
 SERVERS = tuple(f"titanic{name}.service" for name in ("", "-broker", "-store", "-backup"))
 
 
@@ -157,6 +158,10 @@ def test_its_upkeep(here: Machine) -> None:
     assert len(copies) == 3
     here.does("titanic", "restore", copies[0], "--store", "/tmp/restored")
     assert kept in here.does("titanic", "ls", "--store", "/tmp/restored")
+    # By hand as root, twice at once: no other than those of the timer, which can remove them.
+    by_hand = f"/opt/titanic/lib/titanic-backup titanic {TOML} /var/backups/titanic 9"
+    here.says(f"{by_hand} & {by_hand} && wait $!")
+    assert here.says("stat -c %U /var/backups/titanic/*").split() == ["titanic"] * 5
     config = "KEEP=1 INTO=/var/backups/titanic"
     here.says(
         f"mkdir -p /etc/systemd/system/titanic-backup.service.d; printf '[Service]\\nEnvironment={config}\\n'"
@@ -188,6 +193,13 @@ def test_its_upkeep(here: Machine) -> None:
     serve_upper(here)
     uuid = here.does("titanic", "submit", "upper", "apart", user=SOMEBODY)
     assert here.does("titanic", "reply", uuid, "--wait", "60", user=SOMEBODY) == "APART"
+    # Each has its figures, and the store says that nobody works for `absent`, and when its broker is gone.
+    assert "titanic_ready 1.0" in here.does("curl", "-s", "http://127.0.0.1:9470/metrics")
+    here.until(lambda: 'titanic_workers{service="absent"} 0.0' in here.does("curl", "-s", FIGURES))
+    here.does("systemctl", "stop", "titanic-broker")
+    here.until(lambda: "titanic_ready 0.0" in here.does("curl", "-s", FIGURES))
+    here.does("systemctl", "start", "titanic-broker")
+    here.until(lambda: "titanic_ready 1.0" in here.does("curl", "-s", FIGURES))
     here.does("systemctl", "disable", "--now", "titanic-broker", "titanic-store")
     here.does("systemctl", "enable", "--now", "titanic")
 

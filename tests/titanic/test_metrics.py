@@ -8,14 +8,19 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
+from prometheus_client.core import GaugeMetricFamily
 from support.cli_titanic import here, running, titanic, until
+from support.titanic_processes import SUPPORT, Process
 from support.titanic_serving import serving
 
 from broker import RemoteError, Worker
@@ -23,7 +28,8 @@ from titanic.client import Client
 from titanic.errors import Refused
 from titanic.figures import MOST_SERVICES, OTHERS, Load, bounded, gather, others
 from titanic.histogram import Histogram
-from titanic.metrics.listener import Listener
+from titanic.metrics import listener as listener_module
+from titanic.metrics.listener import MOST, Listener
 
 ANY = "tcp://127.0.0.1:*"
 Samples = dict[str, float]
@@ -61,6 +67,18 @@ def with_lags(base: str) -> Samples | None:
     """What is exported once the threads were asked for the first time."""
     found = samples(base)
     return found if 'titanic_thread_lag_seconds{thread="broker"}' in found else None
+
+
+def with_workers(base: str, **workers: int) -> Samples | None:
+    """What is exported once services have so many workers."""
+    found = samples(base)
+    told = {name: found.get(f'titanic_workers{{service="{name}"}}') for name in workers}
+    return found if told == workers else None
+
+
+def without(found: Samples, name: str) -> Samples | None:
+    """What is exported once a figure is 0."""
+    return found if found[name] == 0 else None
 
 
 def fail(frames: list[bytes]) -> list[bytes]:
@@ -138,6 +156,38 @@ def test_a_broker_alone(tmp_path: Path) -> None:
         assert found['titanic_workers{service="echo"}'] == 1
         assert found['titanic_broker_events_total{event="replies"}'] == 1
         assert not any(name.startswith("titanic_store") for name in found)
+
+
+def test_a_queue_apart_knows_who_has_workers(tmp_path: Path) -> None:
+    """Also of a service that has none; and when its broker is gone, that is to be seen."""
+    where = f"ipc://{tmp_path}/b"
+    with running(tmp_path / "broker.log", "broker", "--bind", where) as broker:
+        arguments = ("serve", "--broker", where, "--store", tmp_path / "s", "--metrics", "127.0.0.1:0")
+        with running(tmp_path / "log", *arguments) as server:
+            base = server.says(r"metrics at (\S+)/metrics")[1]
+            until(lambda: samples(base)["titanic_ready"] == 1)
+            with Client(where) as client, Worker("echo", lambda frames: frames, where):
+                client.submit("absent", b"x")
+                client.wait(client.submit("echo", b"x"), 30)
+                found = until(lambda: with_workers(base, echo=1, absent=0))
+                assert not any("titanic.request" in name for name in found)
+            until(lambda: with_workers(base, absent=0) and 'titanic_workers{service="echo"}' not in samples(base))
+            broker.kill()
+            found = until(lambda: without(samples(base), "titanic_ready"))
+            assert not any(name.startswith("titanic_workers") for name in found)
+
+
+def test_a_queue_at_another_broker_knows_who_has_no_worker(tmp_path: Path) -> None:
+    """One that only says whether a service is there."""
+    where = f"ipc://{tmp_path}/b"
+    with Process(SUPPORT / "rfc7_broker.py", where, "0.5", output=tmp_path / "broker.log"):
+        arguments = ("serve", "--broker", where, "--store", tmp_path / "s", "--metrics", "127.0.0.1:0")
+        with running(tmp_path / "log", *arguments) as server:
+            base = server.says(r"metrics at (\S+)/metrics")[1]
+            until(lambda: samples(base)["titanic_ready"] == 1)
+            with Client(where, timeout=30, version="0.1") as client:
+                client.submit("absent", b"x")
+            until(lambda: with_workers(base, absent=0))
 
 
 def test_health_and_readiness(tmp_path: Path) -> None:
@@ -221,6 +271,68 @@ def test_stuck_threads_are_named(tmp_path: Path) -> None:
         assert ask(f"{base}/healthz") == (503, "stuck for 10 s or more: writer\n")
         assert ask(f"{base}/readyz") == (200, "ok\n")
         assert re.search("^process_cpu_seconds_total ", ask(f"{base}/metrics")[1], re.MULTILINE)
+    finally:
+        listener.stop()
+
+
+def metrics_threads() -> int:
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def test_those_who_ask_nothing_take_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do they keep others out for long: those have their answers, and the end comes at once."""
+    monkeypatch.setattr(listener_module, "QUESTION", 0.2)
+    before = metrics_threads()
+    listener = Listener("127.0.0.1", 0, list, unhealthy=lambda: "", unready=lambda: "")
+    base = f"http://127.0.0.1:{listener.port}"
+    silent = [socket.create_connection(("127.0.0.1", listener.port), timeout=30) for _ in range(3 * MOST)]
+    try:
+        until(lambda: metrics_threads() - before == MOST)
+        assert ask(f"{base}/healthz") == (200, "ok\n")
+        assert silent[0].recv(1) == b""  # its place was wanted
+        assert metrics_threads() - before <= MOST
+        more = [socket.create_connection(("127.0.0.1", listener.port), timeout=30) for _ in range(3 * MOST)]
+        silent += more
+        monkeypatch.setattr(listener_module, "QUESTION", 3600.0)
+        began = time.monotonic()
+    finally:
+        listener.stop()
+        for one in silent:
+            one.close()
+    assert time.monotonic() - began < 30
+    until(lambda: metrics_threads() == before)
+
+
+def test_who_does_not_take_the_answer_has_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener_module, "PATIENCE", 0.2)
+    long = [GaugeMetricFamily(f"long_{number}", "x" * 100_000, value=1) for number in range(100)]
+    listener = Listener("127.0.0.1", 0, lambda: long, unhealthy=lambda: "", unready=lambda: "")
+    lazy = []
+    try:
+        for _ in range(MOST):
+            one = socket.socket()
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.connect(("127.0.0.1", listener.port))
+            one.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            lazy.append(one)
+        until(lambda: all(one.recv(1) for one in lazy))  # the answers are on their way
+        assert ask(f"http://127.0.0.1:{listener.port}/healthz") == (200, "ok\n")
+    finally:
+        listener.stop()
+        for one in lazy:
+            one.close()
+
+
+def test_head_has_no_body() -> None:
+    listener = Listener("127.0.0.1", 0, list, unhealthy=lambda: "", unready=lambda: "stopping")
+    try:
+        for path, status in (("healthz", 200), ("readyz", 503), ("metrics", 200), ("", 404)):
+            connection = HTTPConnection("127.0.0.1", listener.port, timeout=30)
+            connection.request("HEAD", f"/{path}")
+            answer = connection.getresponse()
+            assert (answer.status, answer.read()) == (status, b"")
+            assert int(answer.headers["Content-Length"]) > 0
+            connection.close()
     finally:
         listener.stop()
 

@@ -83,25 +83,28 @@ class Document:
 
     def __init__(self, path: Path, commands: Commands, others: Commands | None = None) -> None:
         """`others`: commands of other programs, whose settings may stand there too. Raises click.UsageError for a file
-        that cannot be read at all."""
+        that cannot be read; one that is no TOML is empty, with that as its fault."""
         self.path = path
         self.faults: list[Fault] = []
+        self.values: dict[str, Any] = {}
         self._told: set[tuple[Keys, str]] = set()
         self._commands = commands
         self._others = others or {}
+        text = ""
         try:
-            self._text = path.read_text("utf-8")
-            self.values = tomllib.loads(self._text)
+            text = path.read_text("utf-8")
+            self.values = tomllib.loads(text)
         except OSError as error:
             raise click.UsageError(f"cannot read {path}: {error.strerror}") from error
         except tomllib.TOMLDecodeError as error:
-            where = Place(path, line_of_error(self._text, error))
             fact = re.sub(r" \(at (line .*|end of document)\)$", "", str(error))
-            raise click.UsageError(f"{where}: this is not TOML: {fact}") from error
+            self.faults.append(Fault(Place(path, line_of_error(text, error)), f"this is not TOML: {fact}"))
+            return
         except UnicodeDecodeError as error:
             line = error.object.count(b"\n", 0, error.start) + 1
-            raise click.UsageError(f"{Place(path, line)}: this is not TOML: it is not UTF-8") from error
-        self._lines = lines_of(self._text)
+            self.faults.append(Fault(Place(path, line), "this is not TOML: it is not UTF-8"))
+            return
+        self._lines = lines_of(text)
         self._check_keys()
 
     def of(self, name: str) -> dict[str, Found]:
@@ -109,12 +112,12 @@ class Document:
         options = self._commands.get(name, Options())
         found: dict[str, Found] = {}
         for key, value in self.values.items():
-            option = options.get(_dashed(key))
+            option = options.get(key)
             if option is not None and not (isinstance(value, dict) and key in self._commands):
                 self._take(found, option, (key,), value, name)
         table = self.values.get(name)
         for key, value in table.items() if isinstance(table, dict) else ():
-            if (option := options.get(_dashed(key))) is not None:
+            if (option := options.get(key)) is not None:
                 self._take(found, option, (name, key), value, name)
         if options.rule is not None:
             self._check_together(options.rule, options, found)
@@ -158,9 +161,9 @@ class Document:
                     self._unknown((key,), f"[{key}]", {*self._commands, *self._others})
                     continue
                 for inner in value:
-                    if _dashed(inner) not in known:
+                    if inner not in known:
                         self._unknown((key, inner), _shown((key, inner)), known)
-            elif _dashed(key) in everywhere:
+            elif key in everywhere:
                 continue
             elif key in self._commands:
                 self._complain((key,), f"unknown key {key}; it is a command: its settings stand below [{key}]")
@@ -168,11 +171,12 @@ class Document:
                 self._unknown((key,), key, everywhere)
 
     def _unknown(self, keys: Keys, shown: str, known: Iterable[str]) -> None:
-        near = difflib.get_close_matches(_dashed(keys[-1]), known, n=1)
+        meant = keys[-1].replace("_", "-")
+        near = difflib.get_close_matches(meant, known, n=1)
         if near:
             advice = f"; did you mean {near[0]}?"
         else:
-            owners = [name for name, options in self._commands.items() if _dashed(keys[-1]) in options]
+            owners = [name for name, options in self._commands.items() if meant in options]
             advice = f"; it is an option of {', '.join(owners)}" if len(keys) == 2 and owners else ""
         self._complain(keys, f"unknown key {shown}{advice}")
 
@@ -215,10 +219,6 @@ def options_of(command: click.Command) -> Options:
     found = Options({max(one.opts, key=len).lstrip("-"): one for one in options})
     found.rule = getattr(command, "rule", None)
     return found
-
-
-def _dashed(key: str) -> str:
-    return key.replace("_", "-")
 
 
 def _shown(keys: Keys) -> str:

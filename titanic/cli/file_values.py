@@ -22,7 +22,8 @@ def convert(option: click.Option, value: Any) -> tuple[Any, str]:
     if isinstance(option.type, click.File):
         return value, ""  # to look closer would be to open it
     if isinstance(option.type, Endpoint):
-        return value, next((f": {fault}" for one in values if (fault := option.type.fault(one))), "")
+        given = values if option.multiple else value
+        return given, next((f": {fault}" for one in values if (fault := option.type.fault(one))), "")
     context = click.Context(click.Command(""))
     try:
         given = option.type_cast_value(context, values if option.multiple else value)

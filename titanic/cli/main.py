@@ -10,6 +10,7 @@ import difflib
 import errno
 import os
 import re
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -59,6 +60,8 @@ class Titanic(click.Group):
     table = COMMANDS
     meant = MEANT
     package = "titanic.cli"
+    reloadable: tuple[str, ...] = ("serve", "broker")
+    """Commands that read their configuration again on SIGHUP."""
     neighbours: tuple[click.Group, ...] = ()
     """Other programs whose settings may stand in the same file."""
 
@@ -88,6 +91,8 @@ class Titanic(click.Group):
             near = [meant] if meant else difflib.get_close_matches(args[0], self.table, n=1)
             advice = f"did you mean {near[0]}?" if near else f"{ctx.info_name} --help lists them"
             ctx.fail(f"no such command: {args[0]}; {advice}")
+        if args[0] in self.reloadable:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be obeyed; it would end a server that starts
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -128,10 +133,14 @@ def _drop_output() -> None:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
+_MAY_COME = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENODEV)
+"""One that is taken may be free later; addresses and interfaces come while a machine boots, or with a failover."""
+
+
 def _cannot_be(error: Exception) -> bool:
-    """Whether an endpoint is at fault that is of no use to anybody: one that is taken may be free later."""
+    """Whether an endpoint is at fault that is of no use to anybody, now or later."""
     found = error if isinstance(error, broker.EndpointError) else error.__cause__
-    return isinstance(found, broker.EndpointError) and getattr(found.__cause__, "errno", None) != errno.EADDRINUSE
+    return isinstance(found, broker.EndpointError) and getattr(found.__cause__, "errno", None) not in _MAY_COME
 
 
 @click.group(cls=Titanic, context_settings={"help_option_names": ["-h", "--help"]})

@@ -116,6 +116,8 @@ def service_limits(
             if not name or not colon or what not in ("waiting", "bytes", "running") or what in chosen:
                 raise click.BadParameter(f"{value!r} is not like NAME:waiting=1000,bytes=64MiB,running=4")
             chosen[what] = read_size(number, least=1)
+        if os.fsencode(name) in limits:
+            raise click.BadParameter(f"{name} has two; write them as one, like {name}:waiting=1000,running=4")
         limits[os.fsencode(name)] = ServiceLimits(**chosen)
     return limits
 

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Protocol
 
 import click
@@ -121,12 +121,14 @@ def begin(level: str, format: str) -> Signals:
 
 def run(subject: Subject, signals: Signals, metrics: Address | None) -> None:
     """Run it until its end, then exit unless that was asked for. `metrics`: where to serve its figures."""
+    ending = Stop(subject.stop)
     try:
         listener = None if metrics is None else _listen(subject, signals, metrics)
     except TitanicError:
         subject.stop()
         raise
     _run(subject, signals, Notifier())
+    ending.now()
     if listener is not None:
         listener.stop()
 
@@ -180,15 +182,33 @@ def _run(subject: Subject, signals: Signals, notifier: Notifier) -> None:
             status_at = now + STATUS_EVERY
             notifier.status(subject.status())
     notifier.stopping(subject.grace + LAST_STEPS)
-    _stop(subject.stop)
 
 
-def _stop(stop: Callable[[], None]) -> None:
-    # A signal that comes just before a thread begins to wait is only seen when that ends: this one looks up often.
-    stopping = ThreadPoolExecutor(1, "stop").submit(stop)
-    while not wait([stopping], NOTICE).done:
-        pass
-    stopping.result()
+class Stop:
+    """A thread that ends something. It is made beforehand: when the end has come, there may be none to be had."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        self._begun = threading.Event()
+        self._over: Future[None] = Future()
+        threading.Thread(target=self._run, name="stop", daemon=True).start()
+
+    def now(self) -> None:
+        """End it, and wait until that is done; what it raises is raised here."""
+        self._begun.set()
+        # A signal that comes just before a thread begins to wait is only seen when that ends: this one looks up often.
+        while not wait([self._over], NOTICE).done:
+            pass
+        self._over.result()
+
+    def _run(self) -> None:
+        self._begun.wait()
+        try:
+            self._stop()
+        except BaseException as error:
+            self._over.set_exception(error)
+        else:
+            self._over.set_result(None)
 
 
 def _reload(subject: Subject, context: click.Context) -> None:

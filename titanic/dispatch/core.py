@@ -65,6 +65,8 @@ class DispatchCore:
         """Requests of a service that may be in flight beyond the number of its workers."""
         self.flights: dict[bytes, Flight] = {}
         self.backlogs: dict[bytes, Backlog] = {}
+        self.workers: Mapping[bytes, int] | None = None
+        """What a broker that can be asked for all its workers said last."""
         self.stopping = False
         """While true, nothing new is sent."""
         self.counts = {"dispatched": 0, "succeeded": 0, "failed": 0, "expired": 0, "retried": 0, "returned": 0}
@@ -128,6 +130,7 @@ class DispatchCore:
 
     def surveyed(self, workers: Mapping[bytes, int], now: float) -> None:
         """All services that have workers, and how many. Costs nothing for those that are still absent."""
+        self.workers = workers
         self._asking.surveyed(now)
         for name in [name for name in workers if name in self._asking.absent]:
             self.present(name, workers[name], now)

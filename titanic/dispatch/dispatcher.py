@@ -24,6 +24,7 @@ from titanic.logs import Trouble
 from titanic.services.asks import Answers, Ask
 from titanic.services.waiting import Waiters
 from titanic.store import DEFAULT_PRIORITY, ReadTransaction, Store
+from titanic.tsp import SERVICES
 from titanic.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,10 @@ STEP = 500
 SHORTEST_ALARM = 0.02
 READERS_EVERY = 5.0
 """Seconds between looks for readers that were killed: they hold places, and pages that could be used again."""
+
+COUNT_EVERY = 5.0
+"""Seconds between questions who has workers, at a broker elsewhere: services that have enough are not asked for
+otherwise, and somebody may look at the figures."""
 
 LONGEST_ALARM = 30.0
 """Seconds after which the wall clock is looked at again: somebody may have set it."""
@@ -65,6 +70,7 @@ class Dispatcher:
         self._idle = Trouble(log, "read what to dispatch")
         self._serving = False
         self._readers_at = 0.0
+        self._count_at = 0.0
         self._more = False
         """Whether the last round was not done with looking."""
         self._store = store
@@ -147,6 +153,14 @@ class Dispatcher:
         backlogs = self.core.backlogs.copy()
         return {name: backlog.in_flight for name, backlog in backlogs.items() if backlog.in_flight}
 
+    def workers(self) -> dict[bytes, int | None]:
+        """How many workers each service has, as a broker elsewhere said lately; None: some, it does not tell how many.
+        Any thread may ask."""
+        if self.core.surveys:
+            return {name: count for name, count in (self.core.workers or {}).items() if name not in SERVICES}
+        backlogs = self.core.backlogs.copy()
+        return {name: 0 if backlog.room == 0 else None for name, backlog in backlogs.items()}
+
     def stats(self) -> dict[str, Any]:
         """Figures for titanic.stats."""
         return {
@@ -211,7 +225,7 @@ class Dispatcher:
             self._writer.put(Keep(self, STEP))
         if questions := core.take_questions(now):
             courier.ask(questions, now)
-        if core.take_survey(now):
+        if core.take_survey(now) or self._uncounted(now):
             courier.survey(now)
         self._more = True
         for _ in range(LOOKS):
@@ -226,6 +240,12 @@ class Dispatcher:
         for outcomes in core.take_outcomes(now, self.waiters):
             self._writer.put(Outcomes(self, outcomes))
         courier.push(now)
+
+    def _uncounted(self, now: float) -> bool:
+        if self.config.broker is None or now < self._count_at:
+            return False
+        self._count_at = now + COUNT_EVERY
+        return True
 
     def _run(self) -> None:
         try:

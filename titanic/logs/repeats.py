@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -66,9 +67,11 @@ class Repeats(logging.Filter):
     def _look_soon(self) -> None:
         """With the lock: have somebody look as long as there is something to tell."""
         if self._timer is None:
-            self._timer = threading.Timer(LOOK_EVERY, self._look)
-            self._timer.daemon = True
-            self._timer.start()
+            timer = threading.Timer(LOOK_EVERY, self._look)
+            timer.daemon = True
+            with contextlib.suppress(RuntimeError):  # no thread can be had now: the next line tells, or asks again
+                timer.start()
+                self._timer = timer
 
     def _look(self) -> None:
         self._tell(self._clock())

@@ -81,7 +81,13 @@ def broker(counters: Mapping[str, int]) -> Iterator[Metric]:
 
 def workers(count: Mapping[str, int | None]) -> Metric:
     """Who is there to do it."""
-    return _labelled("titanic_workers", "Registered workers of a service.", "service", count)
+    return _labelled("titanic_workers", "Registered workers of a service, as far as known.", "service", count)
+
+
+def ready(is_so: bool) -> Metric:
+    """Whether it does its work."""
+    text = "1 while clients are served, as /readyz has it; 0 also where a broker elsewhere does not answer."
+    return GaugeMetricFamily("titanic_ready", text, value=is_so)
 
 
 def _services(figures: Figures) -> Iterable[Metric]:

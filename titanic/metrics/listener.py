@@ -1,13 +1,22 @@
-"""/metrics, /healthz and /readyz, each question in a thread of its own that reads snapshots."""
+"""/metrics, /healthz and /readyz, each question in a thread of its own that reads snapshots.
+
+There is a place for so many; the others wait with the system until one is free. Then who dawdles has to go: connections
+that nobody asks anything by, or whose answer nobody takes, must not keep out those that watch us, nor use up the
+threads that a process may have.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6
+from typing import Any
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -15,11 +24,18 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from titanic.errors import CallerError, StoreError
+from titanic.metrics import families
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 10.0
-"""Seconds that a question may take to come in, and its answer to be taken."""
+MOST = 16
+"""Questions at a time."""
+
+QUESTION, PATIENCE = 1.0, 10.0
+"""Seconds that a question may take to come in, and after that its answer to be made and taken, while others wait."""
+
+LOOK = 0.1
+"""Seconds between looks who has to go, while others wait."""
 
 Collect = Callable[[], Iterable[Metric]]
 Fault = Callable[[], str]
@@ -32,7 +48,7 @@ class Listener:
     def __init__(self, host: str, port: int, collect: Collect, *, unhealthy: Fault, unready: Fault) -> None:
         """Raises CallerError when nobody can listen there."""
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Figures(collect))
+        registry.register(_Figures(collect, unready))
         ProcessCollector(registry=registry)
         registry.register(PLATFORM_COLLECTOR)
         registry.register(GC_COLLECTOR)
@@ -41,7 +57,8 @@ class Listener:
             self._server = (_Server6 if ":" in host else _Server)((host, port), _Asked)
         except OSError as error:
             where = f"{host or '*'}:{port}"
-            advice = "is another one running? give --metrics another port"
+            taken = error.errno == errno.EADDRINUSE
+            advice = "is another one running? give --metrics another port" if taken else "choose one that is there"
             raise CallerError(f"cannot serve metrics at {where}", error.strerror or str(error), advice) from error
         self._server.registry = registry
         self._server.pages = {"/healthz": unhealthy, "/readyz": unready}
@@ -51,13 +68,14 @@ class Listener:
 
     def stop(self) -> None:
         """Answer nobody any more."""
+        self._server.ending.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 class _Server(ThreadingHTTPServer):
-    address_family = AF_INET
+    address_family = socket.AF_INET
     daemon_threads = True
     block_on_close = False
     allow_reuse_address = True
@@ -65,21 +83,57 @@ class _Server(ThreadingHTTPServer):
     registry: CollectorRegistry
     pages: Mapping[str, Fault]
 
+    def __init__(self, *arguments: Any) -> None:
+        self.ending = threading.Event()
+        self._places = threading.Semaphore(MOST)
+        self._until: dict[socket.socket, float] = {}
+        """When each connection has had its time, if others wait."""
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin with it as soon as there is a place."""
+        while not self._places.acquire(timeout=LOOK):
+            if self.ending.is_set():
+                self.shutdown_request(request)
+                return
+            self._clear()
+        self._until[request] = time.monotonic() + QUESTION
+        super().process_request(request, client_address)
+
+    def asked(self, request: Any) -> None:
+        """Its question has come in."""
+        self._until[request] = time.monotonic() + PATIENCE
+
+    def shutdown_request(self, request: Any) -> None:
+        """It is over, or could not begin."""
+        if self._until.pop(request, None) is not None:
+            self._places.release()
+        super().shutdown_request(request)
+
+    def _clear(self) -> None:
+        now = time.monotonic()
+        for request, until in self._until.copy().items():
+            if now > until:
+                with contextlib.suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)  # its thread sees that and ends
+
     def handle_error(self, request: object, client_address: object) -> None:
         """Who asked did not wait for the answer, most likely: not worth a line."""
         log.debug("could not answer %s", client_address, exc_info=True)
 
 
 class _Server6(_Server):
-    address_family = AF_INET6
+    address_family = socket.AF_INET6
 
 
 class _Figures(Collector):
-    def __init__(self, collect: Collect) -> None:
+    def __init__(self, collect: Collect, unready: Fault) -> None:
         self._collect = collect
+        self._unready = unready
 
     def collect(self) -> Iterable[Metric]:
-        return self._collect()
+        yield from self._collect()
+        yield families.ready(not self._unready())
 
 
 class _Asked(BaseHTTPRequestHandler):
@@ -92,6 +146,7 @@ class _Asked(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer it."""
+        self.server.asked(self.request)
         path = self.path.partition("?")[0]
         if path == "/metrics":
             self._metrics()
@@ -102,6 +157,10 @@ class _Asked(BaseHTTPRequestHandler):
         else:
             text = "there are /metrics, /healthz and /readyz\n"
             self._answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", text.encode())
+
+    def do_HEAD(self) -> None:
+        """The same without a body, as load balancers ask."""
+        self.do_GET()
 
     def _metrics(self) -> None:
         encode, kind = choose_encoder(self.headers.get("Accept", ""))
@@ -117,7 +176,8 @@ class _Asked(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Not worth a line."""

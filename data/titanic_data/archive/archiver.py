@@ -1,6 +1,7 @@
 """From the ring into the archive: nothing is lost, nothing is there twice, whenever it is killed.
 
-    recover        a pending range that was not committed is done again, the same range; the head is acknowledged again
+    recover        a pending range that was not committed is done again, the same range, if the ring still has it; the
+                   head is acknowledged again
     next range     from the manifest's head on, not from what the ring says: a ring that begins later is a gap
     intend         write the range down (pending.json)
     stage          write its rows into staging/; their number must be that of the range
@@ -92,8 +93,10 @@ class Archiver:
             pending = self._recover()
             self._reached("recovered")
             while (found := pending or self._next(upto)) is not None:
-                entry = self._archive_range(*found)
                 pending = None
+                entry = self._archive_range(*found)
+                if entry is None:
+                    continue  # the ring has let go of some meanwhile: go on with what follows
                 summary.ranges += 1
                 summary.rows += entry.rows
                 summary.bytes += sum(file.bytes for file in entry.files)
@@ -139,47 +142,54 @@ class Archiver:
         except (ValueError, TypeError, KeyError) as error:
             what = f"{self._pending} is damaged"
             raise ArchiveError(what, str(error), "remove it: what it is about was not archived") from error
-        if last <= archive.head:
-            self._pending.unlink()
+        noted = archive.entries[-1] if archive.entries else None
+        if last <= archive.head or (noted and noted.gap and noted.first <= first <= noted.last):
+            self._pending.unlink()  # it is done, or some of it was lost and that is noted
             return None
         if first != archive.head + 1:
             fact = f"it says {first} to {last}, the archive goes up to {archive.head}"
             raise ArchiveError(
                 f"{self._pending} does not fit", fact, "was the manifest restored from a backup? remove it"
             )
-        self._expect(first, self._queue.progress().first)
-        return first, last
+        return None if self._is_lost(first) else (first, last)
 
     def _next(self, upto: int) -> tuple[int, int] | None:
+        self._is_lost(self._archive.head + 1)
         first = self._archive.head + 1
-        progress = self._queue.progress()
-        if first < progress.first:
-            self._expect(first, progress.first)
-            first = self._archive.head + 1
         last = min(upto, first + self._rows - 1)
         return None if last < first else (first, self._queue.cut(first, last, self._bytes))
 
-    def _expect(self, first: int, oldest: int) -> None:
-        """Complain about what has left the ring, or note that it has: a new archive begins with what is there."""
+    def _is_lost(self, first: int) -> bool:
+        """Whether the ring has let go of this number. That is an error, or noted as a gap; a new archive begins with
+        what is there."""
+        oldest = self._queue.progress().first
         if first >= oldest:
-            return
+            return False
         if not self._allow_gap and self._archive.entries:
             what = f"archive gap: closed requests {first} to {oldest - 1} are not in the archive {self._archive.path}"
             fact = f"the ring begins at {oldest}; the archive was not registered, or the server may drop what it lacks"
             raise ArchiveGap(what, fact, "run again with --allow-gap to go on without them, or restore the archive")
+        self._pending.unlink(missing_ok=True)  # of what was begun, some is lost: the rest will be another range
         self._archive.commit(Entry(first, oldest - 1, made_at=time.time_ns() // 1000, gap=True))
-        self._pending.unlink(missing_ok=True)
+        return True
 
-    def _archive_range(self, first: int, last: int) -> Entry:
+    def _archive_range(self, first: int, last: int) -> Entry | None:
+        """The new entry; None when the ring has let go of some meanwhile, and that was noted."""
         archive = self._archive
         write_whole(self._pending, json.dumps({"first": first, "last": last, "engine": self._engine.name}))
         self._reached("intended")
         archive.clear_staging()
-        self._engine.write(self._queue.store, first, last, archive.staging, self._reached)
+        try:
+            self._engine.write(self._queue.store, first, last, archive.staging, self._reached)
+        except Exception:  # each engine has its own way to say so
+            if not self._is_lost(first):
+                raise
+            return None
         self._reached("staged")
         last_id = self._queue.id_of(last)
         if last_id is None:
-            raise ArchiveGap(f"closed request {last} has left the ring", "while it was archived", "run again")
+            self._is_lost(first)
+            return None
         files = publish(archive, first, last, self._reached)
         entry = Entry(first, last, files, last_id, self._engine.name, time.time_ns() // 1000)
         if entry.rows != last - first + 1:

@@ -87,10 +87,12 @@ def write_by_date(table: Any, staging: Path, reached: Callable[[str], None] = la
 
 def read_files(files: Sequence[Path]) -> Any:
     """The rows of some files, with their date, as one table."""
-    tables = []
-    for file in files:
-        table = pq.ParquetFile(file).read()
-        date = pa.scalar(file.parent.name.removeprefix("date=")).cast(pa.date32())
-        dates = pa.repeat(date, len(table))
-        tables.append(table.append_column("date", dates).cast(CLOSED.schema))
+    tables = [rows_of(file.read_bytes(), file) for file in files]
     return pa.concat_tables(tables) if tables else CLOSED.schema.empty_table()
+
+
+def rows_of(content: bytes, file: str | Path) -> Any:
+    """The rows of what is in a file, with the date that its path has, as a table."""
+    table = pq.ParquetFile(pa.BufferReader(content)).read()
+    date = pa.scalar(Path(file).parent.name.removeprefix("date=")).cast(pa.date32())
+    return table.append_column("date", pa.repeat(date, len(table))).cast(CLOSED.schema)

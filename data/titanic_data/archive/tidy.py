@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from titanic_data.archive.archiver import publish
 from titanic_data.archive.durable import sync_directory
-from titanic_data.archive.engines import read_files, write_by_date
-from titanic_data.archive.manifest import Archive, Entry
+from titanic_data.archive.engines import rows_of, write_by_date
+from titanic_data.archive.manifest import Archive, Entry, File
+from titanic_data.archive.verify import read_whole
 from titanic_data.errors import ArchiveError
 from titanic_data.reading import read_closed, store_at
 from titanic_data.tables import CLOSED
@@ -37,14 +38,21 @@ def compact(
 ) -> list[Entry]:
     """Write runs of small ranges anew as one range each, with a file for each day; the new entries.
 
-    The old files stay until `vacuum`. Killed at any time, it leaves the old entry or the new one.
+    The old files stay until `vacuum`. Killed at any time, it leaves the old entry or the new one. Raises ArchiveError,
+    before anything is changed, when a file is not what was noted of it.
     """
     made = []
     with archive.locked():
-        for run in _runs(archive.entries, rows, max_bytes):
+        runs = _runs(archive.entries, rows, max_bytes)
+        for run in runs:
+            for entry, file in _files(run):
+                read_whole(archive, entry, file)
+        for run in runs:
             archive.clear_staging()
             first, last = run[0].first, run[-1].last
-            table = read_files([archive.data / file.path for entry in run for file in entry.files])
+            # Checked again, what is read: a fresh checksum of a damaged row would make it a whole one.
+            tables = [rows_of(read_whole(archive, *one), one[1].path) for one in _files(run)]
+            table = pa.concat_tables(tables)
             if len(table) != last - first + 1:
                 fact = f"{first} to {last} have {len(table)} rows"
                 raise ArchiveError("a range is not complete", fact, "titanic-data verify says more")
@@ -56,6 +64,10 @@ def compact(
             made.append(entry)
             done(entry)
     return made
+
+
+def _files(run: list[Entry]) -> Iterator[tuple[Entry, File]]:
+    return ((entry, file) for entry in run for file in entry.files)
 
 
 def _runs(entries: list[Entry], rows: int, max_bytes: int) -> list[list[Entry]]:

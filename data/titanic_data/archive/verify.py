@@ -1,15 +1,17 @@
-"""Whether an archive is what its manifest says."""
+"""Whether an archive is what its manifest says, and what says so before something is made of its files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from titanic_data.archive.durable import checksum
-from titanic_data.archive.manifest import Archive, Entry
+from titanic_data.archive.manifest import Archive, Entry, File
+from titanic_data.errors import ArchiveError
 
 
 class Fault(NamedTuple):
@@ -52,13 +54,45 @@ def _look(archive: Archive, entry: Entry, path: str) -> tuple[str, np.ndarray[tu
     none = np.empty(0, np.int64)
     (known,) = (file for file in entry.files if file.path == path)
     file = archive.data / path
-    if not file.exists():
-        return "it is missing", none
-    if file.stat().st_size != known.bytes:
-        return f"it has {file.stat().st_size} bytes and should have {known.bytes}", none
-    if (found := checksum(file)) != known.crc32:
-        return f"its checksum is {found:08x}, noted was {known.crc32:08x}", none
+    if fault := _size_fault(archive, known) or _checksum_fault(checksum(file), known):
+        return fault, none
     numbers = pq.ParquetFile(file).read(["seq"])["seq"].to_numpy()
     if len(numbers) != known.rows:
         return f"it has {len(numbers)} rows and should have {known.rows}", none
     return "", numbers
+
+
+def expect_sizes(archive: Archive) -> None:
+    """Raise ArchiveError unless all files are there, with the sizes that were noted; nothing is read."""
+    for entry in archive.entries:
+        for known in entry.files:
+            if fault := _size_fault(archive, known):
+                raise _damaged(archive, entry, known, fault)
+
+
+def read_whole(archive: Archive, entry: Entry, known: File) -> bytes:
+    """What is in a file of an entry. Raises ArchiveError unless it has the size and the checksum that were noted."""
+    if fault := _size_fault(archive, known):
+        raise _damaged(archive, entry, known, fault)
+    content = (archive.data / known.path).read_bytes()
+    if fault := _checksum_fault(crc32(content), known):
+        raise _damaged(archive, entry, known, fault)
+    return content
+
+
+def _size_fault(archive: Archive, known: File) -> str:
+    try:
+        size = (archive.data / known.path).stat().st_size
+    except FileNotFoundError:
+        return "it is missing"
+    return "" if size == known.bytes else f"it has {size} bytes and should have {known.bytes}"
+
+
+def _checksum_fault(found: int, known: File) -> str:
+    return "" if found == known.crc32 else f"its checksum is {found:08x}, noted was {known.crc32:08x}"
+
+
+def _damaged(archive: Archive, entry: Entry, known: File, fault: str) -> ArchiveError:
+    again = f"titanic-data restore-range {entry.first} {entry.last} --archive {archive.path} writes it again"
+    advice = f"{again}; titanic-data verify finds all that is damaged"
+    return ArchiveError(f"{archive.data / known.path} is damaged", fault, advice)

@@ -27,6 +27,7 @@ from titanic_data.archive import vacuum as vacuum_archive
 from titanic_data.archive import verify as verify_archive
 from titanic_data.archive.archiver import BYTES, ROWS
 from titanic_data.archive.tidy import KEEP
+from titanic_data.archive.verify import expect_sizes
 from titanic_data.cli.options import archive_option, command, endpoint_option, store_option
 from titanic_data.cli.progress import bar
 
@@ -100,7 +101,13 @@ def archive(
         print_json({"rows": summary.rows, "bytes": summary.bytes, "ranges": summary.ranges, "head": made.head})
     else:
         written = f", {size(summary.bytes)}" if summary.rows else ""
-        click.echo(f"{archive}: {counted(summary.rows, 'row')} added{written}; all up to number {made.head} is there")
+        there = f"all up to number {made.head} is there{_but(made)}"
+        click.echo(f"{archive}: {counted(summary.rows, 'row')} added{written}; {there}")
+
+
+def _but(archive: Archive) -> str:
+    gaps = sum(entry.gap for entry in archive.entries)
+    return f" but for {counted(gaps, 'gap')}" if gaps else ""
 
 
 def _engine(name: str) -> Engine:
@@ -147,8 +154,7 @@ def verify(archive: Path, as_json: bool) -> None:
         elif not opened.head:
             click.echo(f"{archive} is whole: nothing has been archived yet")
         else:
-            but = f" but for {counted(len(gaps), 'gap')}" if gaps else ""
-            click.echo(f"{archive} is whole{but}: {looked_at}, numbers 1 to {opened.head}")
+            click.echo(f"{archive} is whole{_but(opened)}: {looked_at}, numbers 1 to {opened.head}")
     if faults:
         sys.exit(EXIT_FAILED)
 
@@ -160,7 +166,7 @@ def compact(archive: Path) -> None:
 
     Each run of `titanic-data archive` adds at least a file; engines are quicker with fewer. A range gets up to a
     million rows or 64 MiB. No row is changed, and readers that have begun go on with the old files: they stay until
-    `vacuum`.
+    `vacuum`. When a file is damaged, it is named, and nothing is changed.
 
     \b
     Example:
@@ -230,9 +236,13 @@ def unregister(store: Path, endpoint: str) -> None:
 def files(archive: Path) -> None:
     """Print the files of an archive, one a line: for duckdb, polars and others that read Parquet.
 
+    Complains when one is missing or has another size than it should; `titanic-data verify` looks into them, too.
+
     \b
     Example:
       titanic-data files --archive /archive
     """
-    for file in Archive.open(archive).files():
+    opened = Archive.open(archive)
+    expect_sizes(opened)
+    for file in opened.files():
         click.echo(str(file))

@@ -63,8 +63,8 @@ def main() -> None:
 
     Every option can also be given as an environment variable, TITANIC_ and its name in capitals, and in a TOML file
     named by --config or TITANIC_CONFIG. That may be the server's: what is for `titanic` is passed over. Spark is
-    needed for report, submit, collect, replay and work, and for archive with --engine spark: Java 17 and the extra
-    `spark`. SPARK_MASTER says where it runs, by default on all processors of this machine.
+    needed for report, submit, collect, replay and work, and for archive with --engine spark: Java 17 or newer and
+    the extra `spark`. SPARK_MASTER says where it runs, by default on all processors of this machine.
 
     \b
     Exit codes:

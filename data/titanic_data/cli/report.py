@@ -17,12 +17,16 @@ from titanic.cli.output import print_table
 from titanic.text import counted
 from titanic_data.cli.options import archive_option, command, store_option
 from titanic_data.cli.sparks import only
+from titanic_data.suggest import suggest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from titanic_data.reports import ServiceLevel
+
 BY_TIME = ("latency", "throughput", "backlog")
-PERIODS = ("second", "minute", "hour", "day")
+TIMES = {"second": "%Y-%m-%d %H:%M:%S", "minute": "%Y-%m-%d %H:%M", "hour": "%Y-%m-%d %H:%M", "day": "%Y-%m-%d"}
+"""How the beginning of a period is written."""
 PICTURES = (".png", ".svg", ".pdf")
 NAMES = ("latency", "throughput", "backlog", "failures", "retries", "breaches", "duplicates", "bodies")
 
@@ -42,7 +46,7 @@ NAMES = ("latency", "throughput", "backlog", "failures", "retries", "breaches", 
 @option("--sla", "levels", multiple=True, metavar="SERVICE<TIME", help="For breaches: what was promised, 'resize<2s'.")
 @option(
     "--by",
-    type=click.Choice(PERIODS),
+    type=click.Choice([*TIMES]),
     default="hour",
     help="For latency, throughput and backlog: of what length the times are.",
 )
@@ -106,6 +110,7 @@ def report(
         closed = only(closed, where)
     if name == "breaches":
         answer = breaches(closed, promised).toArrow()
+        _tell_absent(closed, promised, set(answer["service"].to_pylist()))
     else:
         answer = REPORTS[name](closed, *([by] if name in BY_TIME else [])).toArrow()
     if parquet_out is not None:
@@ -121,7 +126,7 @@ def report(
     numbers = [column for column in answer.column_names if not isinstance(rows and rows[0][column], (str, date))]
     print_table(
         [column.upper() for column in answer.column_names],
-        [[_cell(row[column]) for column in answer.column_names] for row in rows],
+        [[_cell(row[column], by if column == by else "second") for column in answer.column_names] for row in rows],
         right=[column.upper() for column in numbers],
     )
     if avoided is not None:
@@ -184,16 +189,32 @@ def _closed(archive: Path, store: Path, parquet: Path | None, live: bool) -> Dat
         _expect_closed(parquet)
     spark = session(quick=True)
     if live:
-        return spark.read.format("titanic").load(str(store))
+        ring = spark.read.format("titanic").option("failOnDataLoss", "false")  # what goes meanwhile is not live
+        return ring.load(str(store))
     return archive_frame(spark, archive) if parquet is None else spark.read.parquet(f"file:{parquet.absolute()}")
 
 
-def _cell(value: Any) -> str:
+def _tell_absent(closed: DataFrame, promised: Sequence[ServiceLevel], found: set[str]) -> None:
+    """Say which services of --sla have no requests: it may be a slip of the pen."""
+    absent = [level.service for level in promised if level.service not in found]
+    if not absent:
+        return
+    there = sorted(row.service for row in closed.select("service").distinct().collect())
+    for service in absent:
+        if service in there:
+            click.echo(f"all requests of {service} were cancelled: they do not count", err=True)
+        else:
+            fact, advice = suggest(service, there)
+            said = [f"no requests of {service!r}", fact if there else "there are none at all", advice]
+            click.echo("; ".join(filter(None, said)), err=True)
+
+
+def _cell(value: Any, length: str) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
         return f"{value:.3f}"
-    return f"{value:%Y-%m-%d %H:%M:%S}".removesuffix(":00") if isinstance(value, datetime) else str(value)
+    return f"{value:{TIMES[length]}}" if isinstance(value, datetime) else str(value)
 
 
 def _moment(value: Any) -> str:

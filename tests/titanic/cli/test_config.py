@@ -55,7 +55,7 @@ def test_the_environment_outweighs_the_file_and_the_command_line_all(endpoint: s
 def test_lists_dashes_numbers_and_sizes(tmp_path: Path, toml: Path) -> None:
     toml.write_text(
         'bind = ["tcp://127.0.0.1:*", "tcp://127.0.0.1:*"]\n'
-        '[broker]\nlog-level = "debug"\nmax_waiting = 5\nrequest-expiry = 1.5\nmax-body = 1000000\n'
+        '[broker]\nlog-level = "debug"\nmax-waiting = 5\nrequest-expiry = 1.5\nmax-body = 1000000\n'
     )
     with running(tmp_path / "log", "broker", "--config", toml) as broker:
         broker.says(r"broker at tcp://127.0.0.1:\d+, tcp://127.0.0.1:\d+\n")

@@ -6,12 +6,16 @@ import os
 import re
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.cli_titanic import here, running, serving, until
 from support.service_manager import Manager
+
+from titanic.cli.service import Stop
+from titanic.errors import StoreError
 
 ANY = "tcp://127.0.0.1:*"
 
@@ -64,6 +68,41 @@ def test_nothing_is_told_to_the_watchdog_of_another_process(tmp_path: Path, mana
     with running(tmp_path / "log", "broker", "--bind", ANY, **env):
         manager.hears("READY")
         assert manager.silent("WATCHDOG", 1.2)
+
+
+def no_thread(self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_the_end_needs_no_thread_that_is_not_there_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+    stop = Stop(lambda: ended.append("now"))
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    assert ended == []
+    stop.now()
+    assert ended == ["now"]
+
+
+def test_what_the_end_meets_is_told() -> None:
+    def fail() -> None:
+        raise StoreError("the disk is gone")
+
+    with pytest.raises(StoreError, match="the disk is gone"):
+        Stop(fail).now()
+
+
+@pytest.mark.parametrize("command", ["serve", "broker"])
+def test_reloading_while_it_starts_does_not_end_it(tmp_path: Path, command: str) -> None:
+    toml = tmp_path / "titanic.toml"
+    os.mkfifo(toml)
+    store = ("--store", tmp_path / "s") if command == "serve" else ()
+    with running(tmp_path / "log", command, "--config", toml, "--bind", ANY, *store) as server:
+        with toml.open("w") as text:  # it reads that now
+            server.send(signal.SIGHUP)
+            text.write("log-level = 'warning'\n")
+        server.says("(serving|broker) at ")
+        server.send(signal.SIGTERM)
+        assert server.ends() == 0
 
 
 def test_settings_change_while_it_serves(tmp_path: Path) -> None:

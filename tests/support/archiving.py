@@ -1,0 +1,45 @@
+"""Archiving a ring in this process, killed where a test wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from titanic_data.archive import Archive, Archiver, Engine, PyArrowEngine, Queue, Summary
+from titanic_data.archive.engines import read_files
+from titanic_data.reading import read_closed
+from titanic_data.tables import CLOSED
+
+
+class Crash(BaseException):
+    """The process is gone, as far as the archive can tell."""
+
+
+def run(store: Path, archive: Path, engine: Engine | None = None, **settings: object) -> Summary:
+    """Archive what there is, in ranges of 100 rows."""
+    settings = {"rows": 100, **settings}
+    return Archiver(Archive.create(archive), Queue(store), engine or PyArrowEngine(), **settings).run()  # type: ignore[arg-type]
+
+
+def crash_at(point: str, count: int = 1) -> Callable[[str], None]:
+    """For `reached`: the run ends when it comes to a point for the n-th time."""
+    left = count
+
+    def reached(name: str) -> None:
+        nonlocal left
+        left -= name == point
+        if left == 0:
+            raise Crash
+
+    return reached
+
+
+def rows(archive: Path) -> list[dict[str, object]]:
+    """All rows of an archive in the order of their numbers."""
+    found: list[dict[str, object]] = read_files(Archive.open(archive).files()).sort_by("seq").to_pylist()
+    return found
+
+
+def in_ring(store: Path, first: int, last: int) -> list[dict[str, object]]:
+    """The same rows of the ring."""
+    return [row for batch in read_closed(store, first, last, CLOSED.schema.names) for row in batch.to_pylist()]
