@@ -16,7 +16,8 @@ STORES = Path(__file__).parents[1] / "titanic" / "stores"
 def unpack(path: Path, number: int) -> dict[str, Any]:
     """Make the store that the code of format `number` wrote; what must be found in it."""
     with tarfile.open(STORES / f"format-{number}.tar.gz") as archive:
-        archive.extractall(path, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not before Python 3.11.4
+        archive.extractall(path)
     found: dict[str, Any] = json.loads((STORES / f"format-{number}.json").read_text())
     return found
 
