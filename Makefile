@@ -38,7 +38,7 @@ check: lint types test ## All that CI runs
 bench: $(READY) ## What this machine does: its limits, and Titanic on top of them
 	$(BIN)/titanic bench
 
-bench-peers: $(READY) ## Titanic beside RabbitMQ, Redis, NATS, Celery and others; half an hour
+bench-peers: $(READY) ## Titanic beside RabbitMQ, Redis, NATS, Celery and others; some minutes
 	@for package in rabbitmq-server redis-server beanstalkd; do \
 	  [ -e /usr/share/doc/$$package ] || missing="$$missing $$package"; \
 	done; \
