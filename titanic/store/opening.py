@@ -133,7 +133,7 @@ def _give_identity(environment: Environment) -> None:
         with environment.env.begin(write=True, db=environment.databases.meta) as txn:
             txn.put(IDENTITY_KEY, os.urandom(SIZE))
     except lmdb.Error as error:
-        if not isinstance(error, lmdb.MapFullError) and not is_of_the_system(error):
+        if not isinstance(error, lmdb.MapFullError) and not disk_full(error, Path(environment.env.path())):
             raise
 
 
