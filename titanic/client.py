@@ -226,7 +226,7 @@ class Client:
         """Submit one request per body, with `window` on their way at once; the UUIDs in the bodies' order.
 
         This is the fastest way for many small requests. They travel many to a message: of those in a message all are
-        accepted, or none. Each message has a key of its own, which costs the store 20 bytes a request for a minute or
+        accepted, or none. Each message has a key of its own, which costs the store 42 bytes a request for a minute or
         two. With `unique=False` they have none, and what had to be sent again may be stored, and executed, twice.
 
         Raises as `submit`. Those that were accepted before the error stay accepted: to know which, submit in

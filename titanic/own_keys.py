@@ -25,7 +25,7 @@ class OwnKeys:
     def options(self, requests: int) -> dict[str, Any]:
         """Options of a titanic.submit, for the next so many requests in one message.
 
-        They share a key if they can: it costs the server a fiftieth of a key for each.
+        They share a key if they can: one row for all of them.
         """
         keys = [f"{self._call}{self._count + number:08x}" for number in range(requests)]
         self._count += requests

@@ -20,8 +20,8 @@ EXPIRING_MOST = 1000
 others wait there, too."""
 
 GATHER = 0.005
-"""Seconds for which outcomes are gathered while there is more to come, so that they share a commit: as much as each of
-them costs itself goes into a commit. Postgres calls this commit_delay. Nobody waits for it."""
+"""Seconds for which outcomes are gathered while there is more to come, so that they share a commit, which costs as much
+as a dozen of them. Postgres calls this commit_delay. Nobody waits for it."""
 
 ENOUGH = 100
 """Outcomes that don't wait for more."""
