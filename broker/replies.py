@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from broker.core.mdp import Frames, error_body
+from broker.errors import RemoteError
 from broker.transport import MOST_FRAMES
 
 MOST_BODY_FRAMES = MOST_FRAMES - 100
@@ -60,14 +61,19 @@ class Measure:
 
 
 def as_frames(value: Any) -> Frames:
-    """What a handler returned, as body frames."""
+    """What a handler returned, as body frames: one at least, None and an empty list are an empty one."""
     if value is None:
-        return []
+        return [b""]
     if isinstance(value, (str, bytes, bytearray, memoryview)):
         return [_frame(value)]
     if isinstance(value, Iterable) and not isinstance(value, (Mapping, Set)):
-        return [_frame(frame) for frame in value]
+        return [_frame(frame) for frame in value] or [b""]
     raise TypeError(f"a reply is bytes, text, a list of them or None, not {type(value).__name__}")
+
+
+def error_frames(error: RemoteError) -> Frames:
+    """The error reply that a handler has chosen."""
+    return error_body(error.status, error.text, *(as_frames(error.detail) if error.detail else ()))
 
 
 def failure(error: BaseException) -> Frames:

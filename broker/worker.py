@@ -26,7 +26,7 @@ from broker.handlers import Handlers
 from broker.interrupts import interrupts
 from broker.loop import Loop
 from broker.presence import Presence
-from broker.replies import Measure, TooLarge, as_frames, failure
+from broker.replies import Measure, TooLarge, as_frames, error_frames, failure
 from broker.transport import Dealer
 
 log = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ class Worker:
         except RemoteError as error:
             # Without the parts before it, whatever the version.
             measure = Measure(self._config.max_reply, joined=False)
-            return measure.last(error_body(error.status, error.text, *as_frames(error.detail)))
+            return measure.last(error_frames(error))
         return measure.last(as_frames(result))
 
     def _send_parts(self, channel: _Channel, job: Job, parts: Generator[Reply, None, Reply], measure: Measure) -> Reply:

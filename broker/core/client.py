@@ -26,6 +26,7 @@ from broker.core.mdp import (
     CLIENT_MAJORTOMO,
     CLIENT_V01,
     CLIENT_V02,
+    EMPTY,
     ClientDialect,
     Frames,
     Output,
@@ -59,7 +60,10 @@ class EventKind(Enum):
 
 
 class Event(NamedTuple):
-    """News of a request: a part of its reply, the rest of it, or that there will be none."""
+    """News of a request: a part of its reply, the rest of it, or that there will be none.
+
+    The body of a FINAL that only ends a stream of parts is no frames.
+    """
 
     ticket: int
     kind: EventKind
@@ -123,7 +127,8 @@ class ClientSession:
         elif reply.final:
             del self._pending[ticket]
             self._deadlines.cancel(ticket)
-            self._events.append(Event(ticket, EventKind.FINAL, reply.body))
+            ends_stream = pending.parts_told and reply.body == EMPTY
+            self._events.append(Event(ticket, EventKind.FINAL, [] if ends_stream else reply.body))
         else:
             self._set_deadline(ticket, pending, now)
             seen = pending.parts_seen[attempt] = pending.parts_seen.get(attempt, 0) + 1

@@ -21,6 +21,10 @@ Worker side
 The dialect is found in each message by itself: the header frame tells the version, the command 02 from a
 client (illegal in RFC 18) tells majortomo's client, a `''` before MDPW02 tells its worker.
 
+Empty replies
+    RFC 18 wants a body frame in each PARTIAL and FINAL: a reply, or a part of one, that has none is one empty frame.
+    A stream of parts ends with a FINAL all the same; behind parts a single empty frame is no part of the reply.
+
 Error replies
     MDP has no word for "this went wrong". Here a FINAL (or 0.1 REPLY) whose body is
         MDPE01  "NNN text"  detail…
@@ -199,6 +203,15 @@ WORKER_DIALECTS: dict[tuple[bytes, ...], WorkerDialect] = {
     (b"", WORKER_02): WORKER_MAJORTOMO,
 }
 """By the frames up to and including the header."""
+
+
+EMPTY: Frames = [b""]
+"""The body of a reply, or of a part of one, in which nothing is said."""
+
+
+def joined(parts: Frames, last: Frames) -> Frames:
+    """The whole reply: the frames of its PARTIALs and of its FINAL. Behind parts an empty one ends the stream."""
+    return parts if parts and last == EMPTY else parts + last
 
 
 class ErrorReply(NamedTuple):

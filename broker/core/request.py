@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.core.mdp import ClientDialect, Frames, Peer, read_error
+from broker.core.mdp import EMPTY, ClientDialect, Frames, Peer, joined, read_error
 
 _FRAME = 64
 """Bytes of memory that a frame takes besides its content, roughly."""
@@ -71,6 +71,7 @@ class Request:
         if self.partials_seen <= self.partials_sent:
             return None
         self.partials_sent += 1
+        body = body or EMPTY
         if self.dialect.partial is None:
             self.collected += body
             self.collected_size += footprint(body)
@@ -79,8 +80,9 @@ class Request:
 
     def final(self, body: Frames) -> Frames:
         """The last message for the client. An error goes without the parts: behind them it would not be told as one."""
+        body = body or EMPTY
         if self.collected and read_error(body) is None:
-            body = self.collected + body
+            body = joined(self.collected, body)
         return self._message(self.dialect.final, body)
 
     def _message(self, head: tuple[bytes, ...], body: Frames) -> Frames:

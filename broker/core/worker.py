@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from broker.config import WorkerConfig
 from broker.core.backoff import Backoff
-from broker.core.mdp import WORKER_V01, WORKER_V02, Command, Frames, Output, Peer, WorkerDialect, read_error
+from broker.core.mdp import WORKER_V01, WORKER_V02, Command, Frames, Output, Peer, WorkerDialect, joined, read_error
 
 VERSIONS: dict[str, WorkerDialect] = {dialect.name: dialect for dialect in (WORKER_V01, WORKER_V02)}
 
@@ -157,8 +157,8 @@ class WorkerSession:
             if self._unwatched:
                 self._silent_at = now + self.config.heartbeat_interval * self.config.liveness
             # An error is told by how a body begins: behind parts it would be taken for one more of them.
-            parts = self._partials if read_error(body) is None else ()
-            self._send(Command.FINAL, (*self._envelope, *parts, *body), now)
+            body = joined(self._partials, body) if read_error(body) is None else body
+            self._send(Command.FINAL, (*self._envelope, *body), now)
             self._partials = []
             self.state = SessionState.IDLE
         else:

@@ -14,13 +14,13 @@ from typing import Any
 
 import zmq
 
-from broker.core.mdp import Frames, error_body
+from broker.core.mdp import Frames, error_body, joined
 from broker.errors import RemoteError, UsageError
 from broker.handlers import Handlers
 from broker.loop import Loop
 from broker.patterns.core.idempotent import Superseded
 from broker.patterns.core.replier import Ask, Replier
-from broker.replies import as_frames, failure
+from broker.replies import as_frames, error_frames, failure
 from broker.router import Router
 from broker.worker import Handler
 
@@ -169,7 +169,7 @@ class Server:
         try:
             body = _whole(self._handler(ask.body))
         except RemoteError as error:
-            body = error_body(error.status, error.text, *as_frames(error.detail))
+            body = error_frames(error)
             if isinstance(error, Superseded):
                 reply = self.core.supersede
         except BaseException as error:  # SystemExit too: it would end this thread only, and silently
@@ -191,4 +191,4 @@ def _whole(result: Any) -> Frames:
             frames += as_frames(next(result))
         except StopIteration as end:
             result = end.value
-    return frames + as_frames(result)
+    return joined(frames, as_frames(result))

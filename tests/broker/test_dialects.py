@@ -105,6 +105,40 @@ def test_every_client_with_every_worker(broker: Transcript, client: str, worker:
     broker.told("client", *REPLIES[client])
 
 
+# -- a reply without a body ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("client", REQUESTS)
+@pytest.mark.parametrize("worker", WORKERS)
+def test_a_reply_without_a_frame_gets_an_empty_one(broker: Transcript, client: str, worker: str) -> None:
+    """RFC 18: one body frame at least. The Guide's clients in C abort on a reply that has none."""
+    broker.said("worker", *WORKERS[worker], b"\1", b"echo")
+    broker.said("client", *REQUESTS[client])
+    token = broker.heard("worker")[-1][-3]
+    broker.said("worker", *WORKERS[worker], FINALS[worker], token, b"")
+    broker.told("client", *REPLIES[client][:-1], b"")
+
+
+@pytest.mark.parametrize("last", [(), (b"",)], ids=["no frame", "an empty frame"])
+def test_the_end_of_a_stream_is_a_frame_but_no_part_of_the_reply(broker: Transcript, last: tuple[bytes, ...]) -> None:
+    broker.worker("worker")
+    broker.request("new", b"q")
+    client = broker.working("worker", b"q")
+    broker.said("worker", b"MDPW02", b"\3", client, b"", b"1")
+    broker.said("worker", b"MDPW02", b"\3", client, b"")
+    broker.final("worker", client, *last)
+    broker.told("new", b"MDPC02", b"\2", b"echo", b"1")
+    broker.told("new", b"MDPC02", b"\2", b"echo", b"")
+    broker.answered("new", b"")
+
+    broker.said("old", b"", b"MDPC01", b"echo", b"q")
+    client = broker.working("worker", b"q")
+    broker.said("worker", b"MDPW02", b"\3", client, b"", b"1")
+    broker.said("worker", b"MDPW02", b"\3", client, b"", b"2")
+    broker.final("worker", client, *last)
+    broker.told("old", b"", b"MDPC01", b"echo", b"1", b"2")
+
+
 # -- envelope stacks -----------------------------------------------------------------------------------------
 
 

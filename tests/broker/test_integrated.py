@@ -51,6 +51,14 @@ def test_one_answer_only(broker: Transcript) -> None:
     broker.told_nothing()
 
 
+def test_an_answer_without_a_frame_is_an_empty_one(broker: Transcript) -> None:
+    broker.request("a", b"1", service=b"in")
+    ((_, (request,)),) = broker.core.take_batches()
+    broker.core.reply(request, [])
+    broker.collect()
+    broker.answered("a", b"", service=b"in")
+
+
 def test_they_have_no_expiry_and_no_queue(broker: Transcript) -> None:
     broker.request("a", b"1", service=b"in")
     broker.later(1e6)

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from broker import (
     BrokerConfig,
     Client,
     EndpointError,
+    Pipeline,
     RemoteError,
     TimedOut,
     UsageError,
@@ -26,6 +28,7 @@ from broker import (
 )
 from broker.core.mdp import Frames
 from broker.core.request import Request
+from broker.worker import Reply
 
 QUICK = WorkerConfig(heartbeat_interval=0.05, liveness=40, reconnect_first=0.01, reconnect_most=0.1)
 
@@ -46,6 +49,16 @@ def address() -> Iterator[str]:
     address = broker.bind("tcp://127.0.0.1:*")
     with broker:
         yield address
+
+
+@contextmanager
+def raw_client(address: str) -> Iterator[zmq.Socket[bytes]]:
+    """A DEALER, to see the frames themselves."""
+    with zmq.Context.instance().socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.rcvtimeo = 60_000
+        socket.connect(address)
+        yield socket
 
 
 # -- the ordinary ways ---------------------------------------------------------------------------------------
@@ -95,6 +108,46 @@ def test_parts_arrive_while_the_handler_works(address: str) -> None:
         assert next(stream) == [b"first"]
         go_on.set()
         assert list(stream) == [[b"second"]]
+
+
+def nothing(frames: Frames) -> None:
+    return None
+
+
+def no_frames(frames: Frames) -> Frames:
+    return []
+
+
+def no_parts(frames: Frames) -> Iterator[bytes]:
+    yield from ()
+
+
+def parts(frames: Frames) -> Iterator[bytes]:
+    yield b"1"
+    yield b"2"
+
+
+@pytest.mark.parametrize("version", ["0.2", "0.1"])
+@pytest.mark.parametrize(
+    ("handler", "whole"), [(nothing, [b""]), (no_frames, [b""]), (no_parts, [b""]), (parts, [b"1", b"2"])]
+)
+def test_an_empty_reply_is_an_empty_frame(
+    address: str, version: str, handler: Callable[[Frames], Reply], whole: Frames
+) -> None:
+    """On the wire a FINAL has a frame in any case; behind parts an empty one is no part of the reply."""
+    with Worker("serve", handler, address, config=WorkerConfig(versions=(version,))):
+        for mdp in ("0.2", "0.1", "majortomo"):
+            with Client(address, version=mdp) as client, Pipeline(address, version=mdp) as pipeline:
+                assert client.call("serve", b"x") == whole
+                assert [frame for part in client.stream("serve", b"x") for frame in part] == whole
+                assert list(pipeline.map("serve", [b"x"])) == [whole]
+        with raw_client(address) as socket:
+            socket.send_multipart([b"MDPC02", b"\1", b"serve", b"x"])
+            replies = [socket.recv_multipart()]
+            while replies[-1][1] != b"\3":
+                replies.append(socket.recv_multipart())
+        assert all(len(reply) >= 4 for reply in replies)
+        assert replies[-1][3:] == ([b""] if version == "0.2" else whole)
 
 
 def test_a_stream_left_early_harms_nothing(address: str) -> None:
