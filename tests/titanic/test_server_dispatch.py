@@ -14,8 +14,8 @@ from support.titanic_processes import worker as worker_process
 from support.titanic_raw import raw_client, raw_worker
 from support.titanic_serving import QUICK, serving
 
-from broker import RemoteError, Worker
-from titanic import Client, Refused, RequestFailed, Server, UnknownRequest
+from broker import Pipeline, RemoteError, Worker
+from titanic import Client, Refused, RequestFailed, Server, UnknownRequest, tsp
 from titanic.errors import StoreFailed
 from titanic.store import MIN_CAPACITY, WriteTransaction
 
@@ -183,6 +183,45 @@ def test_a_slow_and_an_absent_service_delay_nobody(server: Server, client: Clien
         with Worker("absent", lambda frames: frames, server.endpoints[0], jobs=4, config=QUICK):
             assert len(dict(client.replies(absent, 60))) == 5000
     assert client.reply(slow[0]) is None
+
+
+def test_a_client_that_floods_starves_nobody(server: Server, client: Client) -> None:
+    """Other services and urgent requests pass it. In its own service a request waits for what came before it, and for
+    nothing that came later."""
+    enough = threading.Event()
+    order: list[bytes] = []
+
+    def flood() -> None:
+        with Pipeline(server.endpoints[0], timeout=60) as pipeline:
+            while not enough.is_set():
+                list(pipeline.map(tsp.REQUEST, [[b"busy", b"flood"]] * 100))
+
+    def work(frames: list[bytes]) -> list[bytes]:
+        order.append(frames[0])
+        return frames
+
+    def waiting() -> int:
+        return client.stats()["services"].get("busy", 0)
+
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    try:
+        with Worker("other", lambda frames: frames, server.endpoints[0], config=QUICK):
+            uuid = client.submit("other", b"x")
+            assert client.wait(uuid, 30) == [b"x"]
+        before = waiting()
+        once = client.submit("busy", b"once")
+        after = waiting()
+        eventually(lambda: waiting() > after)
+        urgent = client.submit("busy", b"urgent", priority=9)
+    finally:
+        enough.set()
+        flooding.join()
+    with Worker("busy", work, server.endpoints[0], config=QUICK):
+        assert client.wait(urgent, 30) == [b"urgent"]
+        assert client.wait(once, 60) == [b"once"]
+    assert order.index(b"urgent") == 0
+    assert before <= order.index(b"once") - 1 <= after
 
 
 def test_many_clients_at_once(server: Server) -> None:
