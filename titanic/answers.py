@@ -82,9 +82,16 @@ def read_reply(uuid: str, reply: Frames) -> Frames | None:
         return None
     if status is not None and status.code == 400 and ids.parse(ids.plain(uuid).encode()) is not None:
         raise unknown(uuid)
-    if status is not None and status.code == 500 and status.text.startswith(tsp.ENDED):
-        raise RequestFailed(status.text, detail=reply[1:])
+    if status is not None and status.code == 500 and (failed := _for_good(status.text, reply[1:])) is not None:
+        raise failed
     return check(reply)
+
+
+def _for_good(text: str, frames: Frames) -> RequestFailed | None:
+    """What the frames behind the text of a 500 say; None: nothing of the request, so try again later."""
+    if not frames or frames[0] not in tsp.ENDED:
+        return None
+    return RequestFailed(text, state=frames[0].decode(), detail=frames[1:])
 
 
 Ended = Frames | RequestError | UnknownRequest
@@ -124,6 +131,6 @@ def _outcome(uuid: str, status: bytes, frames: Frames) -> Ended:
     if status == b"400":
         return unknown(uuid)
     text = frames[0].decode(errors="replace")
-    if not text.startswith(tsp.ENDED):
+    if (failed := _for_good(text, frames[1:])) is None:
         raise Refused(text)
-    return RequestFailed(text, detail=frames[1:])
+    return failed

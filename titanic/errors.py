@@ -138,11 +138,13 @@ class RequestError(TitanicError):
 class RequestFailed(RequestError):
     """The request ended without a reply: it failed for good, expired or was cancelled.
 
-    `detail` is what the worker sent with its failure, a command's stderr for example.
+    `state` is `failed`, `expired` or `cancelled`, `detail` what the worker sent with its failure, a command's stderr
+    for example.
     """
 
-    def __init__(self, what: str, fact: str = "", advice: str = "", *, detail: list[bytes] | None = None) -> None:
-        super().__init__(what, fact, advice)
+    def __init__(self, what: str, *, state: str = "failed", detail: list[bytes] | None = None) -> None:
+        super().__init__(what)
+        self.state = state
         self.detail = detail or []
 
 

@@ -2,7 +2,7 @@
 
     service          request body     reply body
     titanic.request  service body…    200 uuid
-    titanic.reply    uuid             200 body…   300 (pending)   400 (unknown)   500 text (failed for good)
+    titanic.reply    uuid             200 body…   300 (pending)   400 (unknown)   500 state detail… (for good)
     titanic.close    uuid             200 (also when it was unknown)
                      uuids            of several at once, one a line    (services/replying.py, services/closing.py)
     titanic.submit   options service body…   200 uuids    (services/submission.py)
@@ -11,9 +11,9 @@
     titanic.list     JSON options     200 JSON    (services/listing.py)
     titanic.stats    anything         200 JSON
 
-A status frame is three digits, a space and free text for people. 400: the request is at fault; 500: Titanic is,
-try again later. The text of a 500 begins with a fixed word where it says what became of a request: `failed:`,
-`expired:` or `cancelled:`.
+A status frame is three digits, a space and free text for people, on which nothing depends (RFC 9). 400: the request is
+at fault; 500: Titanic is, try again later. Of a request that has ended without a reply it is a 500, too, RFC 9 has no
+other; that it is for good, and no reason to try again, is told by a second frame: the request's state.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ SERVICES = (REQUEST, REPLY, CLOSE, SUBMIT, WAIT, ADMIN, LIST, STATS)
 OK = b"200"
 PENDING = b"300"
 
-ENDED = ("failed:", "expired:", "cancelled:")
-"""How the text of a 500 begins that is the answer for good, and no reason to try again later."""
+ENDED = (b"failed", b"expired", b"cancelled")
+"""The second frame of a 500 that is the answer for good. What the worker said of it follows."""
 
 MOST_UUIDS = 1000
 """UUIDs in one message."""
@@ -66,8 +66,13 @@ def bad_request(text: str) -> Frames:
 
 
 def failure(text: str) -> Frames:
-    """The body of a 500: Titanic could not do it, or the request failed for good."""
+    """The body of a 500: Titanic could not do it."""
     return [b"500 " + text.encode()]
+
+
+def ended(state: str, reason: str, detail: Frames) -> Frames:
+    """The body of a 500 that is the answer for good: the request has failed, expired or was cancelled."""
+    return [*failure(f"{state}: {reason}"), state.encode(), *detail]
 
 
 UNKNOWN = bad_request("unknown: no request has this UUID; it was closed, deleted after its time, or never accepted")

@@ -78,7 +78,7 @@ def test_those_who_vanished_find_what_was_retried_for_them(endpoint: str, raw: R
     with raw_worker(endpoint, b"flaky") as worker:
         token, _ = worker.take()
         worker.final(token, b"MDPE01", b"500 not today")
-        assert raw.ask(b"titanic.wait", b"30", uuid) == [b"500 failed: not today"]
+        assert raw.ask(b"titanic.wait", b"30", uuid) == [b"500 failed: not today", b"failed"]
         retry = json.dumps({"do": "retry", "service": "flaky"}).encode()
         assert json.loads(raw.ask(b"titanic.admin", retry)[1])["done"] == 1
         token, _ = worker.take()

@@ -125,6 +125,7 @@ class Sockets(RuleBasedStateMachine):
             assert frames == one.reply
         if want == b"500":
             assert status.startswith(b"500 " + one.state.encode() + b": ")
+            assert frames[0] == one.state.encode()
 
     def settle(self) -> None:
         """Free workers take what there is."""
@@ -255,7 +256,7 @@ class Sockets(RuleBasedStateMachine):
             one.attempts += 1
             if one.attempts >= one.most:
                 one.state = "failed"
-                assert self.client.ask(b"titanic.wait", b"30", uuid) == [b"500 failed: no"]
+                assert self.client.ask(b"titanic.wait", b"30", uuid) == [b"500 failed: no", b"failed"]
             else:
                 eventually(lambda: self.row(uuid)["attempts"] == one.attempts)
         self.settle()

@@ -96,9 +96,9 @@ def test_partials_are_joined(server: Server, client: Client) -> None:
         assert client.wait(uuid, 30) == [b"one", b"", b"two", b"three", b""]
 
 
-def test_a_reply_without_frames(server: Server, client: Client) -> None:
+def test_a_reply_of_nothing_is_an_empty_frame(server: Server, client: Client) -> None:
     with Worker("echo", lambda frames: None, server.endpoints[0], config=QUICK):
-        assert client.wait(client.submit("echo", "x"), 30) == []
+        assert client.wait(client.submit("echo", "x"), 30) == [b""]
 
 
 def test_a_failure_is_tried_again_until_it_succeeds(server: Server, client: Client) -> None:
@@ -128,7 +128,11 @@ def test_a_failure_for_good(server: Server, client: Client) -> None:
             client.wait(uuid, 30)
     with raw_client(server.endpoints[0]) as raw:
         for _ in range(2):
-            assert raw.ask(b"titanic.reply", uuid.encode()) == [b"500 failed: never will it work", b"line 7"]
+            assert raw.ask(b"titanic.reply", uuid.encode()) == [
+                b"500 failed: never will it work",
+                b"failed",
+                b"line 7",
+            ]
     row = client.show(uuid)
     assert (row["state"], row["attempts"], row["reason"]) == ("failed", 3, "never will it work")
 

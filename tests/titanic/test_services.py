@@ -157,8 +157,15 @@ def test_replies_to_several_in_one_message(desk: Desk) -> None:
         transaction._txn.put(bytes.fromhex(damaged.decode()), bytes(record), db=transaction._db.replies)
     unknown = b"0" * 32
     (answer,) = desk.ask(tsp.REPLY, [b"\n".join((pending, failed, unknown, damaged, done, done.upper()))])
-    text = answer.pop(4)
-    assert answer == [b"200", b"300 0\n500 2\n400 0\n500 1\n200 2\n200 2", b"failed: x", b"why", *[b"R", b"S"] * 2]
+    text = answer.pop(5)
+    assert answer == [
+        b"200",
+        b"300 0\n500 3\n400 0\n500 1\n200 2\n200 2",
+        b"failed: x",
+        b"failed",
+        b"why",
+        *[b"R", b"S"] * 2,
+    ]
     assert text.startswith(b"not read: ")
     assert desk.services.counts["replies_given"] == 4
 
@@ -248,7 +255,8 @@ def test_an_end_without_a_reply_says_how(desk: Desk, status: Status) -> None:
         transaction.finish(
             bytes.fromhex(uuid.decode()), status, [b"why"], attempts=1, dispatched_at=1, finished_at=2, reason="so"
         )
-    assert desk.ask(tsp.REPLY, [uuid]) == [[f"500 {status.name.lower()}: so".encode(), b"why"]]
+    state = status.name.lower()
+    assert desk.ask(tsp.REPLY, [uuid]) == [[f"500 {state}: so".encode(), state.encode(), b"why"]]
 
 
 def test_more_than_may_wait_for_the_disk_is_refused_at_once(tmp_path: Path) -> None:

@@ -3,6 +3,10 @@ from __future__ import annotations
 import pytest
 
 from titanic import tsp
+from titanic.answers import read_outcomes, read_reply
+from titanic.errors import Refused, RequestFailed
+
+UUIDS = ["0" * 32, "1" * 32]
 
 
 @pytest.mark.parametrize(
@@ -63,3 +67,20 @@ def test_a_uuid_is_32_hexadecimal_digits_in_a_frame_of_its_own() -> None:
         [b"-" * 32],
     ):
         assert tsp.read_uuid(body) is None
+
+
+@pytest.mark.parametrize("text", [b"", b" failed: no", b" store full", " führt zu nichts".encode()])
+def test_the_text_of_a_status_says_nothing_to_a_client(text: bytes) -> None:
+    """RFC 9: it is for people. Whether a 500 is for good is told by the frame behind it."""
+    with pytest.raises(Refused):
+        read_reply(UUIDS[0], [b"500" + text])
+    with pytest.raises(Refused):
+        read_outcomes(UUIDS, [b"200", b"200 1\n500 1", b"reply", text])
+
+    with pytest.raises(RequestFailed) as caught:
+        read_reply(UUIDS[0], [b"500" + text, b"expired", b"why"])
+    done, failed = read_outcomes(UUIDS, [b"200", b"200 1\n500 3", b"reply", text, b"expired", b"why"])
+    assert done == [b"reply"]
+    for error in (caught.value, failed):
+        assert isinstance(error, RequestFailed)
+        assert (error.state, error.detail) == ("expired", [b"why"])

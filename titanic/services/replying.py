@@ -3,11 +3,12 @@
     request body    uuid                    one
                     uuid 0A uuid 0A uuid…   several: one frame, one UUID a line, at most tsp.MOST_UUIDS
 
-    reply body      200 body…   300 (pending)   400 (unknown)   500 text detail…      of one
+    reply body      200 body…   300 (pending)   400 (unknown)   500 state detail…     of one
                     200 summary frame…                                                of several
 
 The summary has a line for each UUID, in their order: the status and the number of frames that are its own,
 `200 1` for example. They follow behind the summary, those of the first UUID first; of a 500 the first one is its text.
+A 500 without a state, which is `failed` for example, is not for good: ask again.
 A summary can be shorter than the question: when the frames so far are MOST_BYTES and more, the rest is left out.
 """
 
@@ -43,7 +44,7 @@ def of_one(transaction: ReadTransaction, uuid: bytes) -> Frames:
         return [tsp.PENDING]
     if outcome.status is Status.DONE:
         return [tsp.OK, *outcome.frames]
-    return [*tsp.failure(f"{outcome.status.name.lower()}: {outcome.reason}"), *outcome.frames]
+    return tsp.ended(outcome.status.name.lower(), outcome.reason, outcome.frames)
 
 
 def _summed_up(transaction: ReadTransaction, uuids: Sequence[bytes]) -> tuple[Frames, int]:
