@@ -174,7 +174,11 @@ class StoreMachine(RuleBasedStateMachine):
             done = txn.retry(uuid, self.now)
         assert done == (known is not None and known.state in DEAD)
         if done:
-            known.outcome, known.due, known.attempts = None, 0, 0
+            # One that was never tried has waited for a part of its delay only.
+            delay = known.new.not_before - known.submitted_at
+            waits = not known.outcome.attempts and delay > 0 and known.new.not_before > self.now
+            known.due = min(known.new.not_before, self.now + delay) if waits else 0
+            known.outcome, known.attempts = None, 0
             if known.expires_at <= self.now:
                 known.expires_at = 0
 

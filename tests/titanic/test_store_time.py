@@ -200,6 +200,38 @@ def test_a_retried_request_expires_again_only_if_its_time_is_still_to_come(store
     assert state(store, expired) is State.WAITING
 
 
+def test_a_request_that_expired_during_its_delay_is_not_tried_before_the_delay_is_over(store):
+    (uuid,) = accept(store, mortal(50, not_before=NOW + 80))
+    assert expire(store, 60) == [(uuid, b"echo")]
+    assert retry(store, uuid, 61)
+    with store.read() as txn:
+        assert (txn.describe(uuid).state, txn.describe(uuid).due) == (State.DELAYED, NOW + 80)
+        assert txn.next_ready(b"echo", None, 9, 1 << 20) == []
+    assert load(store).waiting == 1
+    assert next_due(store) == 80
+    assert check(store) == []
+    with store.write() as txn:
+        assert txn.promote(NOW + 79) == []
+        assert txn.promote(NOW + 80) == [(b"echo", 1)]
+        assert [row.expires_at for row in txn.next_ready(b"echo", None, 9, 1 << 20)] == [0]
+
+
+def test_a_clock_that_was_set_back_makes_that_delay_no_longer_than_it_was(store):
+    (uuid,) = accept(store, mortal(50, not_before=NOW + 80))
+    expire(store, 60)
+    assert retry(store, uuid, -1000)
+    assert next_due(store) == -1000 + 80
+
+
+def test_a_request_that_was_tried_has_no_delay_any_more(store):
+    (uuid,) = accept(store, NewRequest(b"echo", [b"body"], not_before=NOW + 80))
+    with store.write() as txn:
+        txn.promote(NOW + 80)
+    finish(store, uuid, Status.FAILED, at=90)
+    assert retry(store, uuid, 70), "the clock was set back"
+    assert state(store, uuid) is State.WAITING
+
+
 def test_what_nobody_closes_is_closed_in_the_end(store):
     done, cancelled, failed, waiting = accept(store, *[NewRequest(b"echo", [b"body"])] * 4)
     finish(store, done, at=0)

@@ -39,6 +39,8 @@ def retry(
 ) -> None:
     """Let requests that failed or expired wait again, as if they had never been tried. Prints how many there were.
 
+    One that expired before its --delay was over is not executed before.
+
     Name them by UUID, or choose by --service, --older-than or --all. When there is none among the UUIDs it says why,
     and exits with 4 if all are unknown, else with 1.
 

@@ -129,7 +129,8 @@ class Ending(Change):
     def retry(self, uuid: bytes, now_us: int) -> bool:
         """Let a request that failed or expired wait again, as if it had never been tried. False when it is not such.
 
-        One whose time is over has no end of its time any more.
+        One whose time is over has no end of its time any more. One that was never tried waits for what is left of its
+        delay, which is never more than the whole of it: the clock may have been set back.
         """
         record, reply = self._txn.get(uuid, db=self._db.requests), self._txn.get(uuid, db=self._db.replies)
         if record is None or reply is None:
@@ -143,12 +144,19 @@ class Ending(Change):
         self._delete(self._db.timers, timer_key(retention_kind(end.status), end.finished_at, uuid))
         self._delete(self._db.replies, uuid)
         self._drop_blob(end.ref)
-        self._put(self._db.ready, ready_prefix(header.service, header.priority) + uuid, b"")
-        self._count(header.service, ready=1, pending=1, size=header.size)
-        if header.expires_at > now_us:
+        prefix = ready_prefix(header.service, header.priority)
+        due, endless = 0, 0 < header.expires_at <= now_us
+        if not end.attempts and header.not_before > now_us:
+            due = min(header.not_before, now_us + max(header.not_before - header.submitted_at, 0))
+        if due:
+            self._put(self._db.later, later_key(due, uuid), prefix)
+        else:
+            self._put(self._db.ready, prefix + uuid, b"")
+        if due or endless:
+            self._put(self._db.retries, uuid, retry.encode(uuid, Retry(0, due, endless=endless)))
+        if header.expires_at and not endless:
             self._put(self._db.timers, timer_key(EXPIRY, header.expires_at, uuid), b"")
-        elif header.expires_at:
-            self._put(self._db.retries, uuid, retry.encode(uuid, Retry(0, 0, endless=True)))
+        self._count(header.service, ready=0 if due else 1, pending=1, size=header.size)
         return True
 
     def _end(self, uuid: bytes, place: Place, end: Outcome) -> None:

@@ -6,7 +6,7 @@
        ▼        │                       │
       DELAYED ──┘ ◄──────postpone───────┘
        WAITING, DELAYED ──expire──► EXPIRED        WAITING, DELAYED, RUNNING ──cancel──► CANCELLED
-       FAILED, EXPIRED ──retry──► WAITING
+       FAILED, EXPIRED ──retry──► WAITING       (DELAYED, when it expired before its delay was over)
 
 RUNNING is known to the dispatcher alone: on disk a running request is still WAITING, so that after a crash it
 waits again without anything having to be put right. The ended states DONE … CANCELLED last until the request

@@ -12,7 +12,7 @@ waiting again with no log to replay.
     postpone         ready ► later and retries
     promote          later ► ready
     finish, expire   ready or later ► replies
-    retry            replies ► ready
+    retry            replies ► ready                  (or later and retries, when its delay is not over)
     close            all of it goes ► closed
 
 Beside that stands `timers`, with a row for all that is to happen some time: expiring, being closed because nobody
