@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.alone import ALONE
 from support.cli_titanic import CLEAN
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +29,6 @@ PRINTED = {
     "Scatter-gather": "one\ntwo\nthree\n",
     "Tripping": "CALLS/S",
 }
-
-ALONE = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--net", "--pid", "--fork", "--kill-child"]
 
 SHELL = """
 {python} -c '{up}' || exit 9

@@ -51,7 +51,7 @@ stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="The body is wha
     metavar="FILE",
     help="One request per line of FILE (- for stdin); the options count for each.",
 )
-@seconds("--wait", least=0, default=None, help="Wait for the reply and print it too.")
+@seconds("--wait", least=0, default=None, help="Wait so long for the reply, at most, and print it.")
 @json_flag
 @option(
     "--key", metavar="KEY", default=None, group=CHOICES, help="The same key gets the same UUID, and is executed once."
@@ -99,9 +99,10 @@ def submit(
 ) -> None:
     """Store a request for SERVICE and print its UUID. Each BODY is a frame.
 
-    When the UUID is printed, the request is on disk: it will be executed, whatever dies. With --wait the reply
-    follows; exit codes are those of `titanic reply` then. When no answer comes, the request is sent again, and stored
-    once all the same. Times are seconds, or have a unit: 250ms, 90s, 5m, 1.5h, 30d.
+    When the UUID is printed, the request is on disk: it will be executed, whatever dies. With --wait the UUID goes to
+    standard error and the reply, alone, to standard output; exit codes are those of `titanic reply` then. When no
+    answer comes, the request is sent again, and stored once all the same. Times are seconds, or have a unit: 250ms,
+    90s, 5m, 1.5h, 30d.
 
     Each line of --lines is the body of a request, without its end; an empty line is a request with an empty body.
 
@@ -129,7 +130,7 @@ def submit(
             return
         uuid = client.submit(service, *(_stdin() if from_stdin else body), **options)
         if not as_json:
-            click.echo(uuid)
+            click.echo(uuid, err=wait is not None)  # standard output is the reply's then
         if sys.stderr.isatty():
             _note_absence(client, service)
         if wait is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 import subprocess
 import sys
 from importlib.metadata import version
@@ -42,16 +40,6 @@ def test_every_option_has_help_and_a_variable(command: click.Command) -> None:
 def test_json_is_documented_where_it_is_offered(command: click.Command) -> None:
     if any(option.name == "as_json" for option in command.params):
         assert "--json prints" in (command.help or "")
-
-
-def test_every_command_has_examples_that_it_understands(command: click.Command) -> None:
-    examples = re.findall(r"^ +titanic (\S+) ?(.*)$", (command.help or "").partition("Example:\n")[2], re.MULTILINE)
-    assert examples
-    for name, line in examples:
-        words = shlex.split(re.split(" [<>|] ", line)[0])
-        assert name == command.name
-        files = {"addresses.txt": "-", "~/Documents": "/"}
-        command.make_context(name, [files.get(word, word) for word in words], CONTEXT)
 
 
 def test_the_metavars_are_few(command: click.Command) -> None:

@@ -51,7 +51,7 @@ def test_ls(at: tuple[str, str]) -> None:
 
 
 def test_show(at: tuple[str, str]) -> None:
-    uuid = here("submit", "echo", "a", "bc", "--wait", "20", *at).out.decode().split()[0]
+    uuid = here("submit", "echo", "a", "bc", "--wait", "20", *at).err.split()[0]
     shown = rows(here("show", uuid, *at).out)
     assert shown["uuid"] == [uuid]
     assert shown["state"] == ["done"]
@@ -102,7 +102,7 @@ def test_the_help_names_all_that_programs_are_given(at: tuple[str, str]) -> None
 
 
 def test_what_expired_has_waited_and_not_run(at: tuple[str, str]) -> None:
-    uuid = here("submit", "absent", "x", "--ttl", "0.001", "--wait", "20", *at).line
+    uuid = here("submit", "absent", "x", "--ttl", "0.001", "--wait", "20", *at).err.split()[0]
     shown = rows(here("show", uuid, *at).out)
     assert shown["body"] == ["1 frame, 1 B"]
     assert shown["reason"]
@@ -116,7 +116,7 @@ def test_what_a_damaged_record_says_cannot_command_the_terminal(capsys: pytest.C
 
 
 def test_show_tells_what_the_worker_said_when_it_failed_for_good(at: tuple[str, str]) -> None:
-    uuid = here("submit", "fail", "x", "--wait", "20", *at).line
+    uuid = here("submit", "fail", "x", "--wait", "20", *at).err.split()[0]
     text = here("show", uuid, *at).out.decode()
     assert re.search(r"state +failed\n", text)
     assert re.search(r"attempts +2\n", text)
@@ -143,7 +143,7 @@ def test_the_files_tell_the_same_with_and_without_a_server(tmp_path: Path) -> No
     store = str(tmp_path / "store")
     with serving(tmp_path, "--max-attempts", "1") as (_, endpoint):
         with working(tmp_path, endpoint, "no", "sh", "-c", "echo oh no >&2; exit 3"):
-            failed = here("submit", "no", "x", "--endpoint", endpoint, "--wait", "20").line
+            failed = here("submit", "no", "x", "--endpoint", endpoint, "--wait", "20").err.split()[0]
         waiting = here("submit", "s", "x", "--endpoint", endpoint).line
         online = [
             here(*command, "--endpoint", endpoint).json for command in (["ls", "--json"], ["show", failed, "--json"])

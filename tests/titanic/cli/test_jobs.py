@@ -41,7 +41,7 @@ def test_a_request_is_delayed(at: tuple[str, str]) -> None:
     shown = here("show", uuid, *at).out.decode()
     assert "delayed" in shown
     assert "not before" in shown
-    assert here("submit", "echo", "x", "--delay", "0.05", "--wait", "20", *at).out.endswith(b"\nx")
+    assert here("submit", "echo", "x", "--delay", "0.05", "--wait", "20", *at).out == b"x"
 
 
 def test_priority_and_attempts(at: tuple[str, str]) -> None:
@@ -58,7 +58,7 @@ def test_options_count_for_each_line(at: tuple[str, str]) -> None:
 
 
 def test_retry(at: tuple[str, str]) -> None:
-    uuid = here("submit", "fail", "x", "--wait", "20", *at).out.decode().split()[0]
+    uuid = here("submit", "fail", "x", "--wait", "20", *at).err.split()[0]
     assert here("retry", uuid, *at) == (0, b"1 to be tried again\n", "")
     until(lambda: show(uuid, at)["state"] == "failed")
     assert show(uuid, at)["attempts"] == 2
@@ -97,7 +97,7 @@ def test_purge(at: tuple[str, str]) -> None:
 
 
 def test_to_purge_everything_must_be_meant(at: tuple[str, str]) -> None:
-    uuid = here("submit", "echo", "x", "--wait", "20", *at).out.decode().split()[0]
+    uuid = here("submit", "echo", "x", "--wait", "20", *at).err.split()[0]
     done = here("purge", "--state", "done", *at)
     assert (done.code, done.out) == (2, b"")
     assert "--all" in done.err

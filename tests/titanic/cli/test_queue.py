@@ -34,13 +34,12 @@ def silent_endpoint(listener: socket.socket) -> str:
 @pytest.mark.parametrize("body", [b"", b"\x00\xff\xfe\n\r\n", "čaj ☕".encode(), b"x" * 3_000_000])
 def test_a_body_comes_back_byte_for_byte(at: tuple[str, str], body: bytes) -> None:
     done = here("submit", "echo", "--stdin", "--wait", "20", *at, stdin=body)
-    uuid, _, reply = done.out.partition(b"\n")
-    assert (done.code, reply) == (0, body)
-    assert here("reply", uuid.decode(), *at).out == body
+    assert (done.code, done.out) == (0, body)
+    assert here("reply", done.err.strip(), *at).out == body
 
 
 def test_each_body_argument_is_a_frame(at: tuple[str, str]) -> None:
-    assert here("submit", "bars", "a", "", "ö", "--wait", "20", *at).out.endswith("\na||ö".encode())
+    assert here("submit", "bars", "a", "", "ö", "--wait", "20", *at).out.decode() == "a||ö"
     assert here("call", "bars", "a", "b", *at).out == b"a|b"
 
 
@@ -123,8 +122,8 @@ def test_pending(at: tuple[str, str]) -> None:
 
 def test_submit_that_waits_in_vain_still_tells_the_uuid(at: tuple[str, str]) -> None:
     done = here("submit", "absent", "x", "--wait", "0.05", *at)
-    assert done.code == 3
-    assert re.fullmatch("[0-9a-f]{32}", done.line)
+    assert (done.code, done.out) == (3, b"")
+    assert re.match("[0-9a-f]{32}\ntitanic: no reply to ", done.err)
     document = here("submit", "absent", "x", "--wait", "0.05", "--json", *at)
     assert (document.code, document.json["state"], len(document.json["uuid"])) == (3, "pending", 32)
 
@@ -132,9 +131,9 @@ def test_submit_that_waits_in_vain_still_tells_the_uuid(at: tuple[str, str]) -> 
 def test_failed_for_good(at: tuple[str, str]) -> None:
     """What the worker said is there, on stderr and as JSON."""
     done = here("submit", "fail", "x", "--wait", "20", *at)
-    uuid = done.line
-    assert (done.code, done.err) == (1, "titanic: failed: no way\nsaid the worker\n")
-    assert here("reply", uuid, *at) == (1, b"", done.err)
+    uuid, said = done.err.split("\n", 1)
+    assert (done.code, done.out, said) == (1, b"", "titanic: failed: no way\nsaid the worker\n")
+    assert here("reply", uuid, *at) == (1, b"", said)
     assert here("reply", uuid, "--json", *at).json == {
         "uuid": uuid,
         "state": "failed",
@@ -153,7 +152,7 @@ def test_unknown_and_closed(at: tuple[str, str]) -> None:
 
 
 def test_a_uuid_may_have_dashes(at: tuple[str, str]) -> None:
-    uuid = here("submit", "echo", "x", "--wait", "20", *at).out.decode().split()[0]
+    uuid = here("submit", "echo", "x", "--wait", "20", *at).err.split()[0]
     dashed = str(UUID(uuid)).upper()
     assert here("reply", dashed, *at).out == b"x"
     assert here("reply", dashed, "--json", *at).json["uuid"] == uuid

@@ -19,7 +19,7 @@ def outcome(endpoint: str, tmp_path: Path) -> Callable[..., tuple[int, bytes, st
     def run(*command: str, body: bytes = b"x", options: tuple[str, ...] = ()) -> tuple[int, bytes, str]:
         with working(tmp_path, endpoint, tmp_path.name, *command, options=options):
             done = here("submit", tmp_path.name, "--stdin", "--wait", "25", "--endpoint", endpoint, stdin=body)
-        return done.code, done.out.partition(b"\n")[2], done.err
+        return done.code, done.out, done.err.partition("\n")[2]  # behind the UUID
 
     return run
 

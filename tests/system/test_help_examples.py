@@ -1,0 +1,140 @@
+"""The examples in the help texts, run as they stand there, each group in a network of its own.
+
+Paths begin in a folder of the test, and the UUID of the texts is that of a request which is there; nothing else is
+changed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from support.alone import ALONE
+from support.cli_titanic import CLEAN
+
+from titanic.cli import main
+
+ROOT = Path(__file__).parents[2]
+UUID = "01a1fdd40f82747ea223cfe554e7afbc"
+
+
+def _examples(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
+    found = re.findall(r"^ +(titanic .*)$", (command.help or "").partition("Example:\n")[2], re.MULTILINE)
+    if found:
+        yield " ".join(words), found
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from _examples(below, (*words, name))
+
+
+EXAMPLES = dict(_examples(main, ()))
+"""The example lines of each command."""
+
+SERVE, UPPER, BROKER = "titanic serve &", "titanic work upper -- tr a-z A-Z &", "titanic broker &"
+LINES = "printf 'a@example.org\\nb@example.org\\n' >addresses.txt"
+
+QUEUE = [
+    *(SERVE, UPPER, "titanic work resize -- tr a-z A-Z &", LINES, "printf 'a picture' >big.png"),
+    *("=submit", """test "$(cat small.png)" = 'A PICTURE'""", "=call"),
+    "titanic submit upper hello >uuid && titanic reply $(cat uuid) --wait 20",
+    *("=reply", "=show", "=status", "=health", "=close"),
+    "titanic work mail -- false &",
+    "titanic submit mail x --max-attempts 1 >uuid; ! titanic reply $(cat uuid) --wait 20",
+    *("=ls", "=retry", "=purge"),
+]
+SCRIPTS = {
+    "queue": ["mkdir -p /var/lib", "titanic serve --store /var/lib/titanic", *QUEUE],
+    "serve": ["mkdir -p /var/lib", "titanic broker --bind tcp://10.0.0.5:5555 &", "=serve"],
+    "broker": ["=broker"],
+    "work": [BROKER, "=work"],
+    "store": [
+        *("mkdir -p /var/lib /backup", "titanic serve --store /var/lib/titanic"),
+        *("=check", "=backup", "rm -r /var/lib/titanic", "=restore"),
+    ],
+    "config": ["mkdir -p /etc/titanic", "cp TOML /etc/titanic", "=config", "=config check", "=config show"],
+    "bench": ["mkdir -p /var/lib", "=bench"],
+    "demo": ["mkdir ~/Documents", "cp TOML ~/Documents", "=demo"],
+    "lazy pirate": ["=pattern", "=pattern lazy-pirate client"],
+    "lazy pirate server": ["=pattern lazy-pirate server"],
+    "simple pirate": [
+        *("=pattern simple-pirate queue", "titanic pattern simple-pirate queue &", "=pattern simple-pirate worker"),
+    ],
+    "paranoid pirate": [
+        *("=pattern paranoid-pirate queue", "titanic pattern paranoid-pirate queue &"),
+        "=pattern paranoid-pirate worker",
+    ],
+    "majordomo": [BROKER, UPPER, LINES, "=pattern majordomo-async client"],
+    "idempotent": [
+        *(BROKER, "=pattern idempotent worker", "titanic pattern idempotent worker pay &"),
+        "=pattern idempotent client",
+    ],
+    "freelance": ["=pattern freelance server", "=pattern freelance client"],
+    "binary star": ["=pattern binary-star server", "=pattern binary-star client"],
+    "generaldomo": [
+        *("=pattern generaldomo broker", "titanic pattern generaldomo broker &", "=pattern generaldomo worker"),
+        *("titanic pattern generaldomo worker upper -- tr a-z A-Z &", "=pattern generaldomo client"),
+    ],
+    "tripping": ["=pattern tripping"],
+    "scatter-gather": [
+        *("=pattern scatter-gather gather", LINES, "titanic pattern scatter-gather gather &"),
+        "=pattern scatter-gather scatter",
+    ],
+}
+"""What is run, one after another. `=submit` stands for the examples of `titanic submit`; the rest is what they need."""
+
+
+def test_every_command_has_an_example_that_is_run() -> None:
+    run = [line[1:] for lines in SCRIPTS.values() for line in lines if line.startswith("=")]
+    assert sorted(run) == sorted(EXAMPLES)
+
+
+@pytest.mark.parametrize("title", SCRIPTS)
+def test_the_examples(title: str, tmp_path: Path) -> None:
+    lines = [text for line in SCRIPTS[title] for text in (EXAMPLES[line[1:]] if line.startswith("=") else [line])]
+    results = run(lines, tmp_path)
+    assert [(line, result) for line, result in zip(lines, results, strict=True) if result[0]] == []
+    assert "Traceback" not in str(results)
+
+
+def run(lines: list[str], folder: Path) -> list[tuple[int, str, str]]:
+    """Run lines of shell; exit code, stdout and stderr of each."""
+    (folder / "bin").mkdir()
+    program = folder / "bin/titanic"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m titanic "$@"\n')
+    program.chmod(0o755)
+    if shutil.which("jq") is None:
+        (folder / "bin/jq").write_text("#!/bin/sh\ngrep -q used\n")
+        (folder / "bin/jq").chmod(0o755)
+    changed = [re.sub(r"(?<![\w.])/(?=(var|backup|etc)\b)", f"{folder}/", line) for line in lines]
+    changed = [line.replace(UUID, "$(cat uuid)").replace("TOML", str(ROOT / "deploy/titanic.toml")) for line in changed]
+    env = CLEAN | {
+        "PATH": f"{folder / 'bin'}:{CLEAN['PATH']}",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        "HOME": str(folder),
+        "TITANIC_REQUESTS": "10",
+        "TITANIC_SYNCHRONOUS": "10",
+        "TITANIC_ASYNCHRONOUS": "100",
+    }
+    done = subprocess.run(
+        [*ALONE, sys.executable, "-m", "support.alone"],
+        input=json.dumps(changed),
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=env,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    results: list[tuple[int, str, str]] = [tuple(one) for one in json.loads(done.stdout)]
+    return results
