@@ -40,8 +40,8 @@ class Figures:
     store: Counts
     usable: bool
     """Whether the store can be used: its disk may have failed."""
-    accepting: bool
-    """Whether it had room for what came last."""
+    full: bool
+    """Whether it has no room for a small request."""
     waiting_clients: int
     commit_seconds: Histogram
     commit_sizes: Histogram

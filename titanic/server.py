@@ -50,6 +50,9 @@ FEW_LANES = 4
 """For services that are rarely asked."""
 
 
+STORE_FULL = "the store is full; close requests, or raise its capacity"
+
+
 class Server:
     """A Titanic. `start`, then `stop`; or as a context manager."""
 
@@ -146,7 +149,7 @@ class Server:
             workers = self._dispatcher.workers()
         with self.store.read() as transaction:
             services = loads(transaction, self._dispatcher.flying(), workers, wall_us())
-            counts = transaction.counts()
+            counts, full = transaction.counts(), transaction.full()
         counted = self._services.figures()
         return Figures(
             counted={**counted["intake"], **counted["asked"], **self._dispatcher.core.counts},
@@ -154,13 +157,19 @@ class Server:
             services=services,
             store=counts,
             usable=self.store.usable,
-            accepting=self._services.accepting,
+            full=full,
             waiting_clients=len(self._dispatcher.waiters),
             commit_seconds=self._writer.seconds,
             commit_sizes=self._writer.sizes,
             lags=self.pulse.lags(time.monotonic()),
             broker=None if self._broker is None else self._broker.counters(),
         )
+
+    def shortages(self) -> dict[str, str]:
+        """What is short now, so that requests are refused, and what to do: by "store". Any thread may ask."""
+        with self.store.read() as transaction:
+            full = transaction.full()
+        return {"store": STORE_FULL} if full else {}
 
     def reload(self, config: ServerConfig) -> None:
         """Go on with the settings of `config` that are LIVE; the others stay as they were."""

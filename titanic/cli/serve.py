@@ -186,6 +186,9 @@ class Queue:
     def workers(self) -> dict[bytes, int]:
         return self._server.workers or {}
 
+    def shortages(self) -> dict[str, str]:
+        return self._server.shortages()
+
     def collect(self) -> Iterable[Metric]:
         from titanic.metrics import families
 
@@ -223,6 +226,9 @@ class Switch:
 
     def workers(self) -> dict[bytes, int]:
         return self._broker.workers()
+
+    def shortages(self) -> dict[str, str]:
+        return {}
 
     def collect(self) -> Iterable[Metric]:
         from titanic.metrics import families

@@ -30,6 +30,7 @@ from titanic.cli.listen import Address
 from titanic.cli.output import EXIT_FAILED
 from titanic.cli.running import Ending, say
 from titanic.errors import CallerError, TitanicError
+from titanic.logs import Trouble
 from titanic.notify import Notifier
 from titanic.presence_log import PresenceLog
 from titanic.pulse import Pulse
@@ -88,6 +89,9 @@ class Subject(Protocol):
 
     def workers(self) -> Mapping[bytes, int]:
         """Which services have workers, and how many, as far as it knows."""
+
+    def shortages(self) -> Mapping[str, str]:
+        """What is short, so that requests are refused."""
 
     def collect(self) -> Iterable[Metric]:
         """Its figures, for Prometheus."""
@@ -154,7 +158,7 @@ def _listen(subject: Subject, signals: Signals, address: Address) -> Listener:
 
 def _run(subject: Subject, signals: Signals, notifier: Notifier) -> None:
     ready, status_at, presence_at = False, 0.0, 0.0
-    presence = PresenceLog()
+    presence, shortages = PresenceLog(), ShortageLog()
     while not signals.end.wait(NOTICE if ready else STARTING):
         now = time.monotonic()
         if (error := subject.problem) is not None:
@@ -178,10 +182,25 @@ def _run(subject: Subject, signals: Signals, notifier: Notifier) -> None:
         if now >= presence_at:
             presence_at = now + PRESENCE_EVERY
             presence.look(subject.workers())
+            shortages.look(subject.shortages())
         if notifier.wanted and ready and now >= status_at:
             status_at = now + STATUS_EVERY
             notifier.status(subject.status())
     notifier.stopping(subject.grace + LAST_STEPS)
+
+
+class ShortageLog:
+    """What is short, in the log: when it begins, now and then while it lasts, and when it is over."""
+
+    def __init__(self) -> None:
+        self._store = Trouble(log, "take new requests")
+
+    def look(self, shortages: Mapping[str, str]) -> None:
+        """This is short now."""
+        if text := shortages.get("store"):
+            self._store.met(text, **logs.event("store-full"))
+        else:
+            self._store.over(**logs.event("store-not-full"))
 
 
 class Stop:

@@ -26,7 +26,7 @@ class Trouble:
         self._said: dict[str, float] = {}
         """When each reason may be told again, the next one first."""
 
-    def met(self, error: Exception, **extra: Any) -> None:
+    def met(self, error: Exception | str, **extra: Any) -> None:
         """It failed, for this reason. `extra`: the line's fields."""
         now, why = self._clock(), str(error)
         while self._said and (len(self._said) >= MOST_REASONS or next(iter(self._said.values())) <= now):
@@ -35,8 +35,8 @@ class Trouble:
             self._log.error("cannot %s: %s", self._what, why, extra=extra)
             self._said[why] = now + EVERY
 
-    def over(self) -> None:
-        """It was done."""
+    def over(self, **extra: Any) -> None:
+        """It was done. `extra`: the line's fields."""
         if self._said:
-            self._log.info("can %s again", self._what)
+            self._log.info("can %s again", self._what, extra=extra)
             self._said.clear()

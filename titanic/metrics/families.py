@@ -122,7 +122,7 @@ def _store(figures: Figures) -> Iterable[Metric]:
         "titanic_store_used_bytes": ("What is in use of it.", store.used),
         "titanic_store_free_bytes": ("What is not in use of it.", max(0, store.capacity - store.used)),
         "titanic_store_closed": ("Closed requests that are remembered.", store.closed),
-        "titanic_store_full": ("1 while requests are refused for want of room.", not figures.accepting),
+        "titanic_store_full": ("1 while there is no room for a small request.", figures.full),
         "titanic_store_usable": ("1 while the store can be used, 0 after its disk failed.", figures.usable),
     }
     for name, (text, value) in gauges.items():

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from titanic import tsp
 from titanic.config import ServiceLimits
 from titanic.errors import InvalidRequest, StoreError, StoreFull
-from titanic.logs import event
 from titanic.services import submission
 from titanic.services.asks import Answer, Ask, Watcher
 from titanic.store import NewRequest, WriteTransaction
 from titanic.tsp import Frames
-
-log = logging.getLogger(__name__)
 
 Parse = Callable[[Frames, int], list[NewRequest]]
 """What an ask's body asks to be stored; ValueError says what is wrong with it."""
@@ -37,16 +33,6 @@ class Intake:
         self.counts = {"accepted": 0, "refused": 0, "repeated": 0}
         self.refused = dict.fromkeys(REASONS, 0)
         """The refusals, by reason. Of each reason one thread counts."""
-        self.accepting = True
-        """Whether the store had room for what came last."""
-
-    def note_room(self, full: bool) -> None:
-        """Tell, once, that the store is full, or that it takes requests again."""
-        if full and self.accepting:
-            log.warning("the store is full: new requests are refused until some are closed", extra=event("store-full"))
-        elif not full and not self.accepting:
-            log.info("the store takes requests again", extra=event("store-not-full"))
-        self.accepting = not full
 
 
 def parse_request(body: Frames, now_us: int) -> list[NewRequest]:
@@ -76,7 +62,6 @@ class Accept:
         self._accepted = 0
         self._repeated = 0
         self._refused: list[str] = []
-        self._full = False
 
     def write(self, transaction: WriteTransaction, now_us: int) -> None:
         self._begin()
@@ -110,7 +95,6 @@ class Accept:
                 for one in asks:  # the others may still fit
                     self._accept(transaction, [one], now_us)
             elif isinstance(error, StoreFull):
-                self._full = True
                 self._refuse(asks[0][0], "store_full", tsp.failure(f"store full: {error}"))
             else:
                 self._refuse(asks[0][0], "invalid", tsp.bad_request(str(error)))
@@ -168,8 +152,6 @@ class Accept:
         intake.counts["refused"] += len(self._refused)
         for reason in self._refused:
             intake.refused[reason] += 1
-        if self._full or self._accepted:
-            intake.note_room(self._full)
         intake.answer(self._answers)
         if self._arrived:
             intake.watcher.arrived(self._arrived)

@@ -88,11 +88,6 @@ class Services:
         """What was counted since the start. Any thread may ask."""
         return {"intake": dict(self._intake.counts), "refused": dict(self._intake.refused), "asked": dict(self.counts)}
 
-    @property
-    def accepting(self) -> bool:
-        """Whether the store had room for what came last."""
-        return self._intake.accepting
-
     def limit(self, limits: Mapping[bytes, ServiceLimits]) -> None:
         """From now on these are the services' limits. Any thread may say so."""
         self._intake.limits = limits
@@ -172,7 +167,7 @@ class Services:
         return {
             "store": {"path": str(self._store.path), **transaction.counts()._asdict()},
             "services": {name.decode(errors="replace"): count for name, count in transaction.waiting().items()},
-            "accepting": self._intake.accepting,
+            "accepting": not transaction.full(),
             "since_start": {**self._intake.counts, **self.counts, "commits": self._writer.commits},
             **self._watcher.stats(),
         }

@@ -178,13 +178,20 @@ class Accepting(Change):
             return
         needs = [cost(SIZE, size) + extras.get(n, 0) + _FIXED_COST if size else 0 for n, size in enumerate(sizes)]
         needed = sum(needs)
+        possible = self._could_fit(needed, room.accept)
         dropped = 0
         while not self._fits(needed, room.accept):
             # What is dropped can be used from the transaction after next on: not more than can be lent till then.
-            if dropped < _MOST_DROPPED and self._freed < 2 * room.pages_freed and (n := self._drop_oldest(50)):
+            if (
+                possible
+                and dropped < _MOST_DROPPED
+                and self._freed < 2 * room.pages_freed
+                and (n := self._drop_oldest(50))
+            ):
                 dropped += n
                 continue
-            pace.wanted = min(needed, room.accept)
+            if possible:
+                pace.wanted = needed
             free = room.accept - self._recount()
             used = room.capacity - free
             fitting = 0

@@ -23,7 +23,6 @@ from titanic.store.failures import translate
 from titanic.store.read import ReadTransaction
 from titanic.store.request import Header
 from titanic.store.retry import Retry
-from titanic.store.room import CHARGE
 from titanic.store.schema import (
     KEY,
     LOAD,
@@ -137,8 +136,8 @@ class Change(ReadTransaction):
             return True
         if self._empty_graves():
             return True
-        if pace.wanted and not self._fits(pace.wanted, room.accept) and self._drop_oldest(_TRIM_ROWS):
-            return True
+        if pace.wanted and not self._fits(pace.wanted, room.accept) and self._could_fit(pace.wanted, room.accept):
+            return bool(self._drop_oldest(_TRIM_ROWS))
         pace.wanted = 0
         return False
 
@@ -161,15 +160,15 @@ class Change(ReadTransaction):
         self._recount()
         return self._taken + needed <= limit
 
+    def _could_fit(self, needed: int, limit: int) -> bool:
+        """The same, once closed requests have made way. Those who can't be helped by it must not push them out."""
+        missing = self._recount() + needed - limit
+        return missing <= 0 or self._can_make_way(missing) >= missing
+
     def _recount(self) -> int:
         self._taken = self._used() + self._charges()
         self._added = 0
         return self._taken
-
-    def _charges(self) -> int:
-        """What the requests count that have not ended."""
-        stat = self._txn.stat
-        return int(CHARGE * (stat(self._db.requests)["entries"] - stat(self._db.replies)["entries"]))
 
     # -- rows ------------------------------------------------------------------------------------------------
 

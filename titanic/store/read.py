@@ -21,6 +21,7 @@ from titanic.store.schema import (
     KEY,
     LOAD,
     LOAD_PREFIX,
+    PAGE,
     REPLIED,
     due_of,
     ready_prefix,
@@ -158,6 +159,17 @@ class ReadTransaction(Bulk):
             closed=stat(db.closed)["entries"],
             lost=self._lost_lives(),
         )
+
+    def full(self) -> bool:
+        """Whether there is no room for a small request, of a page, also when all makes way that may."""
+        missing = self._used() + self._charges() + PAGE - self._environment.room.accept
+        if missing <= 0:
+            return False
+        for pieces in self._txn.cursor(self._db.graves).iternext(keys=False, values=True):
+            missing -= int.from_bytes(pieces, "little") // 2 * PAGE  # freed before the next request is taken in
+            if missing <= 0:
+                return False
+        return self._can_make_way(missing) < missing
 
     def _loads_by_service(self) -> dict[bytes, tuple[int, ...]]:
         loads: dict[bytes, tuple[int, ...]] = {}

@@ -10,6 +10,8 @@ archive has them, if one is registered (unless the store was told not to care).
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from titanic.errors import RecordCorrupt
 from titanic.ids import SIZE
 from titanic.store import closed
@@ -20,6 +22,7 @@ from titanic.store.schema import (
     ARCHIVIST_KEY,
     IDENTITY_KEY,
     LOST_KEY,
+    PAGE,
     SEQUENCE_KEY,
     U64,
     closed_key,
@@ -86,6 +89,26 @@ class Ring(View):
         if row is not None and len(row) != SIZE:
             raise odd_row("meta", IDENTITY_KEY, row)
         return None if row is None else bytes(row)
+
+    def _can_make_way(self, wanted: int) -> int:
+        """Bytes that dropping entries would give back; when they come to `wanted`, there may be more."""
+        stat = self._txn.stat(self._db.closed)
+        if not stat["entries"]:
+            return 0
+        first, last = self.closed_range()
+        registered, upto = self._archived()
+        if registered and not self._environment.settings.drop_unarchived:
+            last = min(last, upto)
+        pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        found = pages * min(max(0, last + 1 - first), stat["entries"]) // stat["entries"] * PAGE
+        if found >= wanted:
+            return int(found)
+        for view, record in self._txn.cursor(self._db.closed).iternext():
+            if (sequence := sequence_of(view)) > last or found >= wanted:
+                break
+            with suppress(RecordCorrupt):
+                found += sum(ref.pages for ref in closed.decode_header(sequence, record).refs) * PAGE
+        return int(found)
 
     def _archived(self) -> tuple[bool, int]:
         registered, upto = self._meta_row(ARCHIVE_KEY, ARCHIVE) or (0, 0)

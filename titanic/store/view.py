@@ -12,6 +12,7 @@ from titanic.store import blob
 from titanic.store.blob import Ref
 from titanic.store.environment import Environment
 from titanic.store.failures import translate
+from titanic.store.room import CHARGE
 from titanic.store.schema import PAGE, unpack
 
 
@@ -53,6 +54,11 @@ class View:
             found = stat(database)
             pages += found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]
         return int(pages * PAGE)
+
+    def _charges(self) -> int:
+        """What the requests count that have not ended."""
+        stat = self._txn.stat
+        return int(CHARGE * (stat(self._db.requests)["entries"] - stat(self._db.replies)["entries"]))
 
     def _meta_row(self, key: bytes, layout: struct.Struct) -> tuple[int, ...] | None:
         """The numbers of a row of `meta`; None when there is none. Raises StoreCorrupt when its length is wrong."""
