@@ -12,11 +12,11 @@ LATEST_US = 253_402_300_799_000_000
 """The end of the year 9999. Whatever is later counts as this: ids and records have room for some centuries more."""
 
 BACK = 1.0
-AHEAD = 600.0
+AHEAD = 5.0
 """Seconds by which the clock must have been set for it to be noticed."""
 
 BELIEVED_AFTER = 3600.0
-"""Seconds that a clock that was set ahead must go on before anything is removed for being old."""
+"""Seconds that a clock that was set ahead must go on before anything ends by it that would not have ended without."""
 
 
 def wall_us() -> int:
@@ -34,22 +34,31 @@ class Leaps:
 
     def __init__(self, elapsed: Callable[[], float] = elapsed) -> None:
         self._elapsed = elapsed
-        self._offset: float | None = None
-        self._doubtful_until = 0.0
-        self.doubtful = False
-        """Whether it was set ahead a short time ago: nothing should be removed for being old."""
+        self._offset: int | None = None
+        self._doubted: list[tuple[float, int]] = []  # until when, and by how many µs it was set ahead
+        self.ahead_us = 0
+        """By how many µs it was set ahead a short time ago, and not set back since. It may be wrong by so much: nothing
+        should end that has not ended by the clock as it was before."""
         self.unchecked: bytes | None = b""
         """Up to where (a key) it was looked for what waits for the time of a clock that was wrong; None: it is done.
         At a start it is to be done, and each time the clock was set back."""
 
-    def look(self, now_us: int) -> None:
-        """Compare the wall clock with the other one."""
+    def look(self, now_us: int) -> int:
+        """Compare the wall clock with the other one. Returns the time that it is at least, in µs since the epoch."""
         elapsed = self._elapsed()
-        offset = now_us / 1e6 - elapsed
-        if self._offset is not None:
-            if offset < self._offset - BACK:
-                self.unchecked = b""
-            elif offset > self._offset + AHEAD:
-                self._doubtful_until = elapsed + BELIEVED_AFTER
+        offset = now_us - int(elapsed * 1e6)
+        leap = 0 if self._offset is None else offset - self._offset
         self._offset = offset
-        self.doubtful = elapsed < self._doubtful_until
+        if leap > AHEAD * 1e6:
+            self._doubted.append((elapsed + BELIEVED_AFTER, leap))
+        elif leap < -BACK * 1e6:
+            self.unchecked = b""
+            while leap < 0 and self._doubted:
+                until, ahead = self._doubted.pop()
+                leap += ahead
+                if leap > 0:
+                    self._doubted.append((until, leap))
+        while self._doubted and self._doubted[0][0] <= elapsed:
+            del self._doubted[0]
+        self.ahead_us = sum(ahead for _, ahead in self._doubted)
+        return now_us - self.ahead_us

@@ -65,6 +65,7 @@ class Writer:
         self.call = self._thread.call
         self.stop = self._thread.stop
         self.leaps = Leaps()
+        self.leaps.look(wall_us())
         """The wall clock. It is looked at in each commit: what is stored has its time, and will be old one day."""
         self._damage = Trouble(log, "write")
         self.commits = 0

@@ -13,7 +13,7 @@ from support.cli_titanic import running, until
 from support.titanic_serving import QUICK, serving
 
 from broker import RemoteError, Worker
-from titanic import Client, clock
+from titanic import Client, RequestFailed, clock
 from titanic.clock import AHEAD, BELIEVED_AFTER, LATEST_US, Leaps
 from titanic.dispatch import dispatcher
 from titanic.ids import IdMaker
@@ -63,7 +63,7 @@ def test_a_clock_that_goes_right_is_not_doubted():
     times = Times()
     for _ in range(100):
         leaps = times.go(3600, leap=0.5)
-        assert not leaps.doubtful
+        assert leaps.ahead_us == 0
         assert leaps.unchecked is None
 
 
@@ -76,9 +76,29 @@ def test_a_clock_that_was_set_back_is_noticed():
 def test_a_clock_that_was_set_ahead_is_doubted_for_a_time():
     times = Times()
     times.go(1)
-    assert times.go(1, leap=AHEAD + 1).doubtful
-    assert times.go(BELIEVED_AFTER - 1).doubtful
-    assert not times.go(2).doubtful
+    assert times.go(1, leap=AHEAD + 1).ahead_us == (AHEAD + 1) * SECOND
+    assert times.go(BELIEVED_AFTER - 1).ahead_us == (AHEAD + 1) * SECOND
+    assert times.go(2).ahead_us == 0
+
+
+def test_each_time_it_was_set_ahead_is_doubted_for_itself():
+    times = Times()
+    times.go(1)
+    times.go(1, leap=10)
+    assert times.go(BELIEVED_AFTER / 2, leap=100).ahead_us == 110 * SECOND
+    assert times.go(BELIEVED_AFTER / 2).ahead_us == 100 * SECOND
+    assert times.go(BELIEVED_AFTER / 2).ahead_us == 0
+
+
+@pytest.mark.parametrize(("back", "ahead"), [(100, 10), (60, 50), (105, 5), (110, 0), (1000, 0)])
+def test_a_clock_that_was_set_ahead_and_back_is_doubted_for_the_rest(back, ahead):
+    times = Times()
+    times.go(1)
+    times.go(1, leap=10)
+    times.go(1, leap=100)
+    leaps = times.go(1, leap=-back)
+    assert (leaps.ahead_us, leaps.unchecked) == (ahead * SECOND, b"")
+    assert leaps.look(times.wall) == times.wall - ahead * SECOND
 
 
 @pytest.fixture
@@ -199,7 +219,7 @@ def test_what_came_while_the_clock_was_ahead_for_a_moment_is_not_put_off(tmp_pat
     """Between two looks at what is due: what was accepted has the time of that moment."""
     monkeypatch.setattr(dispatcher, "LONGEST_ALARM", 1.0)
     with serving(tmp_path) as server, Client(server.endpoints[0], timeout=30) as client, shouting(server):
-        until(lambda: server._dispatcher.leaps._offset is not None and server._dispatcher.leaps.unchecked is None)
+        until(lambda: server._dispatcher.leaps.unchecked is None)
         wall.set(AHEAD_30)
         uuid = client.submit("shout", b"x", delay=0.5)
         wall.set(NOW)
@@ -210,12 +230,32 @@ def test_replies_outlive_a_clock_that_is_years_ahead_for_a_moment(tmp_path, wall
     with serving(tmp_path) as server, Client(server.endpoints[0], timeout=30) as client, shouting(server):
         uuid = client.submit("shout", b"x")
         assert client.wait(uuid, 30) == [b"X"]
-        until(lambda: server._dispatcher.leaps._offset is not None)
         wall.set(AHEAD_30)
-        until(lambda: server._dispatcher.leaps.doubtful)
         assert client.wait(client.submit("shout", b"y", delay=0.01), 30) == [b"Y"]
         wall.set(NOW)
         assert client.reply(uuid) == [b"X"]
+
+
+def test_keys_and_times_to_live_outlive_it_too(tmp_path, wall):
+    with serving(tmp_path) as server, Client(server.endpoints[0], timeout=30) as client, shouting(server):
+        mortal = client.submit("later", b"x", ttl=600, key="mortal")
+        wall.set(AHEAD_30)
+        # What keeps time has looked at the clock once this is done.
+        assert client.wait(client.submit("shout", b"y", delay=0.01), 30) == [b"Y"]
+        assert client.submit("later", b"x", ttl=600, key="mortal") == mortal
+        assert client.show(mortal)["state"] == "waiting"
+        with Worker("later", lambda frames: b"in time", server.endpoints[0], config=QUICK):
+            assert client.wait(mortal, 30) == [b"in time"]
+        wall.set(NOW)
+        assert client.submit("later", b"x", key="mortal") == mortal
+
+
+def test_a_time_to_live_from_before_it_was_set_ahead_ends_when_it_should(tmp_path, wall):
+    with serving(tmp_path) as server, Client(server.endpoints[0], timeout=30) as client:
+        mortal = client.submit("later", b"x", ttl=1)
+        wall.set(AHEAD_30)
+        with pytest.raises(RequestFailed, match="expired"):
+            client.wait(mortal, 30)
 
 
 @pytest.mark.skipif(

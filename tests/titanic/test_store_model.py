@@ -80,6 +80,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.first = 1
         self.archived = None
         self.now = START
+        self.ahead = 0  # by how much the clock may be
+
+    @property
+    def sure(self):
+        """The time that it is at least."""
+        return self.now - self.ahead
 
     def teardown(self):
         self.store.close()
@@ -87,7 +93,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def expected_ids(self, requests):
         """What accept must say: the model of the first with the key, or None for a new one."""
-        keys = {key: uuids for key, (until, uuids) in self.keys.items() if until > self.now}
+        keys = {key: uuids for key, (until, uuids) in self.keys.items() if until > self.sure}
         found = [None] * len(requests)
         for n, new in enumerate(requests):
             if new.key:
@@ -112,7 +118,7 @@ class StoreMachine(RuleBasedStateMachine):
         expected = self.expected_ids(requests)
         try:
             with self.store.write() as txn:
-                made = txn.accept(requests, self.now)
+                made = txn.accept(requests, self.now, self.ahead)
         except StoreFull as full:
             refused = full
         else:
@@ -201,11 +207,11 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(limit=st.integers(1, 4), running=st.lists(uuids, max_size=2))
     def expire(self, limit, running):
         with self.store.write() as txn:
-            expired = txn.expire(self.now, limit, set(running))
+            expired = txn.expire(self.now, limit, set(running), self.ahead)
         due = sorted(
             (known.expires_at, uuid)
             for uuid, known in self.model.items()
-            if not known.outcome and known.expires_at and known.expires_at <= self.now and uuid not in running
+            if not known.outcome and known.expires_at and known.expires_at <= self.sure and uuid not in running
         )
         assert expired == [(uuid, self.model[uuid].new.service) for _, uuid in due[:limit]]
         for uuid, _ in expired:
@@ -217,21 +223,21 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(limit=st.integers(1, 6))
     def trim(self, limit):
         with self.store.write() as txn:
-            trimmed = txn.trim(self.now, POLICY, limit)
-        keys = sorted((until, key) for key, (until, _) in self.keys.items() if until <= self.now)[:limit]
+            trimmed = txn.trim(self.now, POLICY, limit, self.ahead)
+        keys = sorted((until, key) for key, (until, _) in self.keys.items() if until <= self.sure)[:limit]
         for _, key in keys:
             del self.keys[key]
         left = limit - len(keys)
-        replies = self.ended((State.DONE, State.CANCELLED), self.now - POLICY.reply_retention)[:left]
+        replies = self.ended((State.DONE, State.CANCELLED), self.sure - POLICY.reply_retention)[:left]
         left -= len(replies)
-        dead = self.ended(DEAD, self.now - POLICY.dead_retention)[:left]
+        dead = self.ended(DEAD, self.sure - POLICY.dead_retention)[:left]
         left -= len(dead)
         for uuid in replies + dead:
             self.remember(uuid, unclaimed=True)
         dropped = 0
         for number, (*_, closed_at, _) in enumerate(self.closed[self.first - 1 :], self.first):
             kept = self.archived is not None and number > self.archived
-            if dropped == left or closed_at > self.now - POLICY.closed_retention or kept:
+            if dropped == left or closed_at > self.sure - POLICY.closed_retention or kept:
                 break
             dropped += 1
         self.first += dropped
@@ -265,9 +271,10 @@ class StoreMachine(RuleBasedStateMachine):
             txn.unregister_archive()
         self.archived = None
 
-    @rule(jump=st.integers(-20, 40))
-    def let_time_pass(self, jump):
+    @rule(jump=st.integers(-20, 40), ahead=st.sampled_from([0, 0, 25]))
+    def let_time_pass(self, jump, ahead):
         self.now += jump
+        self.ahead = ahead
 
     @rule()
     def restart(self):
@@ -310,7 +317,7 @@ class StoreMachine(RuleBasedStateMachine):
     def the_queues_are_right(self):
         with self.store.read() as txn:
             rows = {service: txn.next_ready(service, None, 1000, 1 << 30) for service in SERVICES}
-            waiting, counts, due = txn.waiting(), txn.counts(), txn.next_due()
+            waiting, counts, due = txn.waiting(), txn.counts(), txn.next_due(ahead_us=self.ahead)
             loads = {service: txn.load(service) for service in SERVICES}
             listed = [row.uuid for row in txn.list(limit=1000)]
         for service in SERVICES:
@@ -329,7 +336,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert counts.requests == len(states)
         assert (counts.waiting, counts.delayed) == (states.count(State.WAITING), states.count(State.DELAYED))
         times = [known.due for known in self.model.values() if known.state is State.DELAYED]
-        times += [known.expires_at for known in self.model.values() if not known.outcome and known.expires_at]
+        times += [
+            known.expires_at + self.ahead for known in self.model.values() if not known.outcome and known.expires_at
+        ]
         assert due == min(times, default=None)
 
     @invariant()

@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 
 from broker import Loop
-from titanic.clock import wall_us
+from titanic.clock import Leaps, wall_us
 from titanic.config import ServerConfig
 from titanic.dispatch.actions import Fetch
 from titanic.dispatch.core import DispatchCore
@@ -64,6 +64,9 @@ class Dispatcher:
         self.failures = FailureLog()
         self.leaps = writer.leaps
         """The wall clock, as the writer's thread sees it."""
+        self._clock = Leaps()
+        self._clock.look(wall_us())
+        """The same, as the dispatcher's thread sees it."""
         self._blind = Trouble(log, "read what is due")
         self._unaware = Trouble(log, "look for readers")
         self._unfit = Trouble(log, "dispatch")
@@ -233,7 +236,7 @@ class Dispatcher:
                 self._more = False
                 break
             self._fetch(fetches, now)
-            if sends := core.take_sends(now, wall_us()):
+            if sends := core.take_sends(now, self._clock.look(wall_us())):
                 courier.send(sends, now)
         for uuid in core.take_recalls():
             courier.recall(uuid, now)
@@ -289,7 +292,7 @@ class Dispatcher:
 
     def next_due(self, transaction: ReadTransaction) -> int | None:
         """When there is something for `Keep` to do. Any thread may ask."""
-        return transaction.next_due(self.config.retention, skip=self.core.flights)
+        return transaction.next_due(self.config.retention, self.core.flights, self.leaps.ahead_us)
 
     def _forget_readers(self) -> None:
         try:
@@ -313,6 +316,7 @@ class Dispatcher:
         return time.monotonic() + min(LONGEST_ALARM, max(SHORTEST_ALARM, (due_us - wall_us()) / 1e6))
 
     def _fetch(self, fetches: Sequence[Fetch], now: float) -> None:
+        sure_us = self._clock.look(wall_us())
         try:
             with self._store.read() as transaction:
                 for service, after, limit in fetches:
@@ -322,7 +326,7 @@ class Dispatcher:
                         self._unfit.met(damage)
                         self.core.damaged(service, damage.uuid, str(damage), now)
                     else:
-                        self.core.fetched(service, rows, now, wall_us())
+                        self.core.fetched(service, rows, now, sure_us)
             self._idle.over()
         except StoreError as error:
             self._idle.met(error)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from titanic.clock import wall_us
 from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError
-from titanic.store import Retention, Status, WriteTransaction
+from titanic.store import Status, WriteTransaction
 from titanic.writer import Write
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ PAUSE_US = 1_000_000
 
 DAMAGED_PAUSE_US = 30_000_000
 """The same when somebody has to repair the store first."""
-
-KEEP_ALL = Retention(0, 0, 0)
 
 
 def pause_us(error: StoreError) -> int:
@@ -45,12 +43,11 @@ class Keep:
     def write(self, transaction: WriteTransaction, now_us: int) -> None:
         self._services = [service for service, _ in transaction.promote(now_us, self._step)]
         running = self._dispatcher.core.flights
-        self._expired = transaction.expire(now_us, self._step, skip=running)
         leaps = self._dispatcher.leaps
+        ahead_us = leaps.ahead_us
+        self._expired = transaction.expire(now_us, self._step, running, ahead_us)
         self._recapped, self._unchecked = 0, None
-        trimmed = transaction.trim(
-            now_us, KEEP_ALL if leaps.doubtful else self._dispatcher.config.retention, self._step
-        )
+        trimmed = transaction.trim(now_us, self._dispatcher.config.retention, self._step, ahead_us)
         if leaps.unchecked is not None:
             self._recapped, self._unchecked = transaction.recap(now_us, leaps.unchecked, self._step)
         self._due = self._dispatcher.next_due(transaction)

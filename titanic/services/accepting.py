@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from titanic import tsp
+from titanic.clock import Leaps
 from titanic.config import ServiceLimits
 from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.services import submission
@@ -23,8 +24,10 @@ REASONS = ("invalid", "store_full", "service_full", "busy", "stopping", "disk")
 class Intake:
     """What taking requests in needs to know, and what it counts."""
 
-    def __init__(self, answer: Answer, watcher: Watcher, limits: Mapping[bytes, ServiceLimits]) -> None:
+    def __init__(self, answer: Answer, watcher: Watcher, limits: Mapping[bytes, ServiceLimits], leaps: Leaps) -> None:
         self.answer = answer
+        self.leaps = leaps
+        """The wall clock, as the writer's thread sees it."""
         self.watcher = watcher
         self.limits = limits
         self.refusing = ""
@@ -89,7 +92,7 @@ class Accept:
             if self._intake.limits and (fault := self._beyond_limit(transaction, requests, now_us)):
                 self._refuse(asks[0][0], "service_full", tsp.failure(fault))
                 return
-            accepted = transaction.accept(requests, now_us)
+            accepted = transaction.accept(requests, now_us, self._intake.leaps.ahead_us)
         except (StoreFull, InvalidRequest) as error:
             if len(asks) > 1:
                 for one in asks:  # the others may still fit
@@ -123,7 +126,7 @@ class Accept:
         name = requests[0].service
         limits = self._intake.limits.get(name)
         # Who hands in a request again wants to know its UUID: that takes no room.
-        if limits is None or not (requests := transaction.fresh(requests, now_us)):
+        if limits is None or not (requests := transaction.fresh(requests, now_us, self._intake.leaps.ahead_us)):
             return None
         load = transaction.load(name)
         if limits.waiting and load.waiting + len(requests) > limits.waiting:

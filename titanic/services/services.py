@@ -64,7 +64,7 @@ class Services:
         self._waits: Waits
         self._watcher = watcher
         self._answer = answer
-        self._intake = Intake(answer, watcher, limits or {})
+        self._intake = Intake(answer, watcher, limits or {}, writer.leaps)
         self._turns = Turns(sated)
         self._reader: BatchThread[Batch] = BatchThread("reader", self._read)
         self.start = self._reader.start

@@ -35,26 +35,31 @@ class Accepting(Change):
         """
         return self._accept(requests, now_us)[0]
 
-    def accept(self, requests: Sequence[NewRequest], now_us: int) -> list[Accepted]:
-        """The same; the answer tells which of them are new."""
-        uuids, repeated = self._accept(requests, now_us)
+    def accept(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[Accepted]:
+        """The same; the answer tells which of them are new. Keys count `ahead_us` longer.
+
+        `ahead_us`: by how much the clock may be ahead.
+        """
+        uuids, repeated = self._accept(requests, now_us, ahead_us)
         return [Accepted(uuid, n not in repeated) for n, uuid in enumerate(uuids)]
 
-    def fresh(self, requests: Sequence[NewRequest], now_us: int) -> list[NewRequest]:
+    def fresh(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[NewRequest]:
         """Those that `accept` would store: their key is not taken."""
+        sure_us = now_us - ahead_us
         seen: set[bytes] = set()
         fresh = []
         known = 0  # up to which the requests share a key that is taken
         for n, new in enumerate(requests):
-            if new.key and (new.key in seen or self._holder(new.key, now_us) is not None):
+            if new.key and (new.key in seen or self._holder(new.key, sure_us) is not None):
                 known = n + max(1, new.together)
             if n >= known:
                 fresh.append(new)
             seen.add(new.key)
         return fresh
 
-    def _accept(self, requests: Sequence[NewRequest], now_us: int) -> tuple[list[bytes], set[int]]:
+    def _accept(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> tuple[list[bytes], set[int]]:
         txn, db = self._txn, self._db
+        sure_us = now_us - ahead_us
         uuids = self._environment.ids.make(len(requests), now_us)
         repeated: set[int] = set()
         records: list[tuple[bytes, bytes]] = []
@@ -86,7 +91,7 @@ class Accepting(Change):
             if key:
                 request.check_key(key, key_until)
                 count = request.check_together(together, len(requests) - n)
-                holder = holders.get(key) or self._holder(key, now_us)
+                holder = holders.get(key) or self._holder(key, sure_us)
                 if holder is None:
                     holders[key] = Holder(key_until, b"".join(uuids[n : n + count]))
                     # The row of several has a page to itself, when keys ascend.

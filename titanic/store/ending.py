@@ -99,17 +99,19 @@ class Ending(Change):
             promoted[service] = promoted.get(service, 0) + 1
         return list(promoted.items())
 
-    def expire(self, now_us: int, limit: int = 1000, skip: Collection[bytes] = ()) -> list[tuple[bytes, bytes]]:
+    def expire(
+        self, now_us: int, limit: int = 1000, skip: Collection[bytes] = (), ahead_us: int = 0
+    ) -> list[tuple[bytes, bytes]]:
         """End requests whose time is over, at most `limit`, but not those in `skip`: they are running.
 
-        Returns their ids and services.
+        `ahead_us`: by how much the clock may be ahead; what is over by less is left. Returns their ids and services.
         """
         due: list[tuple[bytes, bytes]] = []
         cursor = self._txn.cursor(self._db.timers)
         if cursor.set_range(EXPIRY):
             for view in cursor.iternext(values=False):
                 kind, time, uuid = timer_of(view)
-                if len(due) >= limit or kind != EXPIRY or time > now_us:
+                if len(due) >= limit or kind != EXPIRY or time > now_us - ahead_us:
                     break
                 if uuid not in skip:
                     due.append((bytes(view), uuid))

@@ -107,14 +107,13 @@ class ReadTransaction(Bulk):
             rows.append(ReadyRow(key, uuid, attempts, found.body, found.max_attempts, expires_at, found.options))
         return rows
 
-    def next_due(self, policy: Retention | None = None, skip: Collection[bytes] = ()) -> int | None:
+    def next_due(self, policy: Retention | None = None, skip: Collection[bytes] = (), ahead_us: int = 0) -> int | None:
         """When there is something to do next, in µs since the epoch; None when nothing waits for its time.
 
         That is promoting and expiring; requests in `skip` don't expire. With a `policy` it is trimming as well.
+        `ahead_us`: by how much the clock may be ahead; all but promoting waits so much longer.
         """
-        cursor = self._txn.cursor(self._db.later)
-        times = [due_of(cursor.key())] if cursor.first() else []
-        times += self._first_time(EXPIRY, skip)
+        times = self._first_time(EXPIRY, skip)
         if policy is not None:
             if policy.reply_retention:
                 times += [time + policy.reply_retention for time in self._first_time(REPLIED)]
@@ -123,8 +122,12 @@ class ReadTransaction(Bulk):
             if policy.closed_retention:
                 times += [time + policy.closed_retention for time in self._oldest_closing()]
             times += self._first_time(KEY)
-            if self._txn.stat(self._db.graves)["entries"]:
-                times.append(0)
+        times = [time + ahead_us for time in times]
+        if policy is not None and self._txn.stat(self._db.graves)["entries"]:
+            times.append(0)
+        cursor = self._txn.cursor(self._db.later)
+        if cursor.first():
+            times.append(due_of(cursor.key()))
         return min(times, default=None)
 
     def waiting(self) -> dict[bytes, int]:

@@ -16,31 +16,32 @@ from titanic.store.views import Retention, Trimmed
 class Trimming(Closing):
     """The part of a write transaction that does what time demands."""
 
-    def trim(self, now_us: int, policy: Retention | None = None, limit: int = 1000) -> Trimmed:
+    def trim(self, now_us: int, policy: Retention | None = None, limit: int = 1000, ahead_us: int = 0) -> Trimmed:
         """Close replies and dead requests that nobody closed in time, drop old closed ones, forget old keys.
 
-        At most `limit` of all together. While an archive has fallen so far behind that nothing can be closed, nothing
-        is.
+        At most `limit` of all together. `ahead_us`: by how much the clock may be ahead; what is too old by less stays.
+        While an archive has fallen so far behind that nothing can be closed, nothing is.
         """
         policy = policy or Retention()
         left = limit
-        keys = self._forget_keys(now_us, left)
+        sure_us = now_us - ahead_us
+        keys = self._forget_keys(sure_us, left)
         left -= keys
-        replies = self._close_unclaimed(REPLIED, policy.reply_retention, now_us, left)
+        replies = self._close_unclaimed(REPLIED, policy.reply_retention, now_us, sure_us, left)
         left -= replies
-        dead = self._close_unclaimed(DEAD, policy.dead_retention, now_us, left)
+        dead = self._close_unclaimed(DEAD, policy.dead_retention, now_us, sure_us, left)
         left -= dead
         dropped = 0
         if policy.closed_retention and left > 0:
             # bounded by pages as well as by entries
-            dropped = self._drop_oldest(left, closed_before=now_us - policy.closed_retention + 1)
+            dropped = self._drop_oldest(left, closed_before=sure_us - policy.closed_retention + 1)
             left -= dropped
         more = left <= 0 or bool(self._txn.stat(self._db.graves)["entries"])
         return Trimmed(replies, dead, dropped, keys, more)
 
-    def _close_unclaimed(self, kind: bytes, retention: int, now_us: int, limit: int) -> int:
+    def _close_unclaimed(self, kind: bytes, retention: int, now_us: int, sure_us: int, limit: int) -> int:
         done = 0
-        for timer, uuid in self._timers_until(kind, now_us - retention, limit) if retention else ():
+        for timer, uuid in self._timers_until(kind, sure_us - retention, limit) if retention else ():
             try:
                 self._close(uuid, now_us, unclaimed=True)
             except StoreFull:
