@@ -11,7 +11,7 @@ The protocol's cores, without sockets, are in `broker.core`.
 from broker.client import Client, Pipeline, Reply
 from broker.config import DEFAULT_ENDPOINT, BrokerConfig, ClientConfig, WorkerConfig
 from broker.core.client import ClientSession, EventKind
-from broker.core.mdp import ErrorReply, error_body, read_error, service_fault
+from broker.core.mdp import CLIENT_QUEUE, ErrorReply, error_body, read_error, service_fault
 from broker.core.request import Request
 from broker.core.timers import Timers
 from broker.core.worker import Job, WorkerSession
@@ -23,6 +23,7 @@ from broker.transport import Dealer
 from broker.worker import Worker
 
 __all__ = [
+    "CLIENT_QUEUE",
     "DEFAULT_ENDPOINT",
     "Broker",
     "BrokerConfig",

@@ -28,6 +28,7 @@ from broker.core.mdp import (
     CLIENT_01,
     CLIENT_02,
     CLIENT_MAJORTOMO,
+    CLIENT_QUEUE,
     CLIENT_V01,
     CLIENT_V02,
     ERROR,
@@ -102,6 +103,8 @@ class BrokerCore:
             code = frames[at + 1] if len(frames) > at + 2 else b""
             if code == b"\1":
                 self._request(peer, frames[:at], CLIENT_V02, frames[at + 2], frames[at + 3 :], now)
+            elif code == b"\5":
+                self._request(peer, frames[:at], CLIENT_QUEUE, frames[at + 2], frames[at + 3 :], now)
             elif code == b"\2" and at and frames[at - 1] == b"":
                 self._request(peer, frames[:at], CLIENT_MAJORTOMO, frames[at + 2], frames[at + 3 :], now)
             else:
@@ -260,7 +263,7 @@ class BrokerCore:
         self._refuse(request, 413, f"body has {size} bytes; this broker takes at most {self.config.max_body}")
 
     def _answer_error(self, request: Request, status: int, text: str) -> None:
-        self._output.append((request.peer, request.final(error_body(status, text))))
+        self._output.append((request.peer, request.refusal(error_body(status, text))))
 
     def cancel(self, peer: Peer, name: bytes, mark: bytes) -> bool:
         """Take a request back that no worker has yet. `mark` is the last address frame that its peer put in front of
@@ -397,7 +400,6 @@ class BrokerCore:
             self._delivered[mark] = request
         request.token = b"%016x" % next(self._tokens)
         request.deliveries += 1
-        request.partials_seen = 0
         self._send_worker(worker, Command.REQUEST, (request.token, b"", *request.body), now)
         if worker.dialect.silent_when_busy:
             self._heard(worker, now)
@@ -442,6 +444,8 @@ class BrokerCore:
             self._answer_error(request, 500, text)
             return
         self.stats["redelivered"] += 1
+        if (message := request.begin_anew()) is not None:
+            self._output.append((request.peer, message))
         if service.idle:
             self._deliver(service.least_recently_used(), request, now)
         else:

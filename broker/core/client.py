@@ -57,6 +57,10 @@ class EventKind(Enum):
     PARTIAL = "partial"
     FINAL = "final"
     GAVE_UP = "gave up"
+    ANEW = "anew"
+    """Told to a queue: the parts so far don't count."""
+    REFUSED = "refused"
+    """Told to a queue: an error of the broker. In other dialects it is a FINAL."""
 
 
 class Event(NamedTuple):
@@ -96,6 +100,7 @@ class ClientSession:
         self.config = config or ClientConfig()
         self.dialect = dialect or VERSIONS[self.config.version]
         self.correlated = correlated
+        self._whole = isinstance(self.dialect, ClientDialect) and self.dialect.anew is not None
         self.connection = 1
         self.unmatched = 0
         """Messages that belonged to nothing in flight: late replies, or ones from a broker that lost the stack."""
@@ -124,6 +129,13 @@ class ClientSession:
             self.unmatched += 1
         elif reply.final and attempt < pending.tries and read_error(reply.body) is not None:
             self.unmatched += 1  # the present try may still have an answer, or an error of its own
+        elif reply.refused:
+            del self._pending[ticket]
+            self._deadlines.cancel(ticket)
+            self._events.append(Event(ticket, EventKind.REFUSED, reply.body))
+        elif reply.anew:
+            if attempt == pending.tries:
+                self._begin_anew(ticket, pending)
         elif reply.final:
             del self._pending[ticket]
             self._deadlines.cancel(ticket)
@@ -234,11 +246,19 @@ class ClientSession:
         return ticket, attempt
 
     def _send(self, ticket: int, pending: _Pending, now: float) -> None:
+        if self._whole:
+            self._begin_anew(ticket, pending)
         pending.tries += 1
         pending.sent_at = now
         self._set_deadline(ticket, pending, now)
         stack = [_CORRELATION.pack(ticket, pending.tries), b""] if self.correlated else []
         self._output.append((self.connection, self.dialect.encode_request(stack, pending.service, pending.body)))
+
+    def _begin_anew(self, ticket: int, pending: _Pending) -> None:
+        if pending.parts_told:
+            pending.parts_told = 0
+            pending.parts_seen.clear()
+            self._events.append(Event(ticket, EventKind.ANEW, []))
 
     def _set_deadline(self, ticket: int, pending: _Pending, now: float) -> None:
         if pending.timeout is not None:

@@ -9,6 +9,12 @@ Client side
     PARTIAL    b → c    (none)                         […] MDPC02 02 service body…      '' MDPC02 03 body…
     FINAL      b → c    […] '' MDPC01 service body…    […] MDPC02 03 service body…      '' MDPC02 04 body…
 
+Client side for a queue that keeps whole replies: 0.2 with a REQUEST of its own, and two more words of the broker
+    REQUEST    c → b    […] MDPC02 05 service body…
+    PARTIAL, FINAL      as in 0.2: a worker's words
+    ANEW       b → c    […] MDPC02 06 service          its worker is gone, another begins: no part so far counts
+    REFUSED    b → c    […] MDPC02 07 service body…    an error reply of the broker itself, in place of a FINAL
+
 Worker side
     message             0.1                            0.2                              majortomo
     READY      w → b    '' MDPW01 01 service           MDPW02 01 service                '' MDPW02 01 service
@@ -19,7 +25,7 @@ Worker side
     DISCONNECT both     '' MDPW01 05                   MDPW02 06                        '' MDPW02 06
 
 The dialect is found in each message by itself: the header frame tells the version, the command 02 from a
-client (illegal in RFC 18) tells majortomo's client, a `''` before MDPW02 tells its worker.
+client (illegal in RFC 18) tells majortomo's client, 05 a queue, a `''` before MDPW02 tells majortomo's worker.
 
 Empty replies
     RFC 18 wants a body frame in each PARTIAL and FINAL: a reply, or a part of one, that has none is one empty frame.
@@ -87,6 +93,10 @@ class ClientDialect:
     final: tuple[bytes, ...]
     echoes_service: bool
     """Whether replies name the service."""
+    anew: tuple[bytes, ...] | None = None
+    """None: no word for it, and parts that a client has are not sent again by the next worker."""
+    refused: tuple[bytes, ...] | None = None
+    """None: what the broker refuses is a FINAL like that of a worker."""
 
     def encode_request(self, stack: Frames, service: bytes, body: Frames) -> Frames:
         """Frames of a REQUEST. `stack` is an address stack that ends with `''`, or empty."""
@@ -95,7 +105,7 @@ class ClientDialect:
         return [*stack, *self.request, service, *body]
 
     def parse_reply(self, frames: Frames) -> ReplyMessage | None:
-        """Read PARTIAL or FINAL as a client gets it; None when it is neither."""
+        """Read what a client gets; None when it is no message of this dialect."""
         stack_size = 0
         if frames and frames[0] != self.final[0]:
             try:
@@ -104,32 +114,52 @@ class ClientDialect:
                 return None
         stack = frames[:stack_size]
         head = tuple(frames[stack_size : stack_size + len(self.final)])
+        anew = refused = False
         if head == self.final:
             final = True
         elif self.partial is not None and head == self.partial:
             final = False
+        elif self.anew is not None and head == self.anew:
+            final, anew = False, True
+        elif self.refused is not None and head == self.refused:
+            final = refused = True
         else:
             return None
         at = stack_size + len(head)
         if not self.echoes_service:
-            return ReplyMessage(stack, final, None, frames[at:])
+            return ReplyMessage(stack, final, None, frames[at:], anew, refused)
         if len(frames) <= at:
             return None
-        return ReplyMessage(stack, final, frames[at], frames[at + 1 :])
+        return ReplyMessage(stack, final, frames[at], frames[at + 1 :], anew, refused)
 
 
 class ReplyMessage(NamedTuple):
-    """A PARTIAL or FINAL as it reached a client. `service` is None in dialects that leave it out."""
+    """A PARTIAL or FINAL as it reached a client. `service` is None in dialects that leave it out.
+
+    `anew`: no part, but that those so far don't count. `refused`: the broker's own words, in place of a FINAL.
+    """
 
     stack: Frames
     final: bool
     service: bytes | None
     body: Frames
+    anew: bool = False
+    refused: bool = False
 
 
 CLIENT_V01 = ClientDialect("0.1", True, (CLIENT_01,), None, (CLIENT_01,), True)
 CLIENT_V02 = ClientDialect("0.2", False, (CLIENT_02, b"\1"), (CLIENT_02, b"\2"), (CLIENT_02, b"\3"), True)
 CLIENT_MAJORTOMO = ClientDialect("majortomo", True, (CLIENT_02, b"\2"), (CLIENT_02, b"\3"), (CLIENT_02, b"\4"), False)
+CLIENT_QUEUE = ClientDialect(
+    "queue",
+    False,
+    (CLIENT_02, b"\5"),
+    (CLIENT_02, b"\2"),
+    (CLIENT_02, b"\3"),
+    True,
+    anew=(CLIENT_02, b"\6"),
+    refused=(CLIENT_02, b"\7"),
+)
 
 
 class WorkerDialect:

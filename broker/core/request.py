@@ -50,8 +50,7 @@ class Request:
         self.deliveries = 0
         self.partials_sent = 0
         self.partials_seen = 0
-        """PARTIALs of the present delivery. After a worker's death the next one starts over, and those that
-        the client already has are not sent again."""
+        """PARTIALs of the present delivery."""
         self.collected: Frames = []
         """For clients whose version has no PARTIAL: the frames so far, to go out with FINAL."""
         self.collected_size = 0
@@ -77,6 +76,24 @@ class Request:
             self.collected_size += footprint(body)
             return None
         return self._message(self.dialect.partial, body)
+
+    def begin_anew(self) -> Frames | None:
+        """Its worker is gone, and the next one starts over: what the client is to be told of that.
+
+        Parts that are still here are dropped. A client of a version without a word for it can't unsee those that it
+        has: so many of the next worker's are not sent, as if they were the same.
+        """
+        self.partials_seen = 0
+        if self.dialect.partial is None:
+            self.collected, self.collected_size, self.partials_sent = [], 0, 0
+        elif self.dialect.anew is not None and self.partials_sent:
+            self.partials_sent = 0
+            return self._message(self.dialect.anew, [])
+        return None
+
+    def refusal(self, error: Frames) -> Frames:
+        """The last message for the client, which is the broker's own."""
+        return self._message(self.dialect.refused or self.dialect.final, error)
 
     def final(self, body: Frames) -> Frames:
         """The last message for the client. An error goes without the parts: behind them it would not be told as one."""

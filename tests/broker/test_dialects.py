@@ -71,6 +71,42 @@ def test_an_01_client_with_a_02_worker_gets_all_parts_in_one_reply(broker: Trans
     broker.told("client", b"", b"MDPC01", b"echo", b"1", b"2", b"3", b"4")
 
 
+def test_an_01_client_gets_no_parts_of_a_worker_that_died(broker: Transcript) -> None:
+    broker.worker("first")
+    broker.worker("second")
+    broker.said("client", b"", b"MDPC01", b"echo", b"q")
+    client = broker.working("first", b"q")
+    broker.said("first", b"MDPW02", b"\3", client, b"", b"from the dead")
+    broker.lost("first")
+    client = broker.working("second", b"q")
+    broker.said("second", b"MDPW02", b"\3", client, b"", b"1")
+    broker.said("second", b"MDPW02", b"\3", client, b"", b"2")
+    broker.final("second", client, b"3")
+    broker.told("client", b"", b"MDPC01", b"echo", b"1", b"2", b"3")
+
+
+def test_a_queue_is_told_that_a_reply_begins_anew_and_who_refuses(broker: Transcript) -> None:
+    broker.worker("first")
+    broker.worker("second")
+    broker.said("queue", b"7", b"", b"MDPC02", b"\5", b"echo", b"q")
+    client = broker.working("first", b"q")
+    broker.lost("first")
+    broker.told_nothing("queue")  # it has no parts
+    client = broker.working("second", b"q")
+    broker.said("second", b"MDPW02", b"\3", client, b"", b"from the dead")
+    broker.told("queue", b"7", b"", b"MDPC02", b"\2", b"echo", b"from the dead")
+    broker.lost("second")
+    broker.told("queue", b"7", b"", b"MDPC02", b"\6", b"echo")
+    broker.worker("third")
+    client = broker.working("third", b"q")
+    broker.said("third", b"MDPW02", b"\3", client, b"", b"1")
+    broker.told("queue", b"7", b"", b"MDPC02", b"\2", b"echo", b"1")
+    broker.said("third", b"MDPW02", b"\4", client, b"", b"MDPE01", b"413 a worker's word")
+    broker.told("queue", b"7", b"", b"MDPC02", b"\3", b"echo", b"MDPE01", b"413 a worker's word")
+    broker.said("queue", b"8", b"", b"MDPC02", b"\5", b"echo")
+    assert broker.heard("queue")[0][:6] == [b"8", b"", b"MDPC02", b"\7", b"echo", b"MDPE01"]
+
+
 def test_a_02_client_with_an_01_worker(broker: Transcript) -> None:
     broker.said("worker", b"", b"MDPW01", b"\1", b"echo")
     broker.said("client", b"MDPC02", b"\1", b"echo", b"hello")

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
-from broker import error_body
+from broker import ErrorReply
 from titanic import ServerConfig
 from titanic.dispatch.actions import Fetch, Finish, Outcome, Postpone
 from titanic.dispatch.core import DispatchCore
@@ -89,7 +89,16 @@ class Play:
         self.go()
 
     def fail(self, name: str, status: int = 500, text: str = "no", *detail: bytes) -> None:
-        self.reply(name, *error_body(status, text, *detail))
+        """The worker says so."""
+        del self.running[name.encode()]
+        self.core.failed(name.encode(), ErrorReply(status, text, list(detail)), self.now)
+        self.go()
+
+    def refuse(self, name: str, status: int, text: str = "no") -> None:
+        """The broker says so."""
+        del self.running[name.encode()]
+        self.core.refused(name.encode(), ErrorReply(status, text, []), self.now)
+        self.go()
 
     def lets_go(self, name: str) -> None:
         """The worker of an attempt that was given up is done with it, at last."""
@@ -160,7 +169,7 @@ class Play:
             if uuid in self.queued:
                 self.queued.remove(uuid)
                 del self.running[uuid]
-                core.replied(uuid, error_body(499, "cancelled by its client"), self.now)
+                core.refused(uuid, ErrorReply(499, "cancelled by its client", []), self.now)
             elif uuid in self.running and core.kept(uuid):
                 self.lingering.append((uuid, self.running.pop(uuid)))
         for batch in core.take_outcomes(self.now, self.wanted):

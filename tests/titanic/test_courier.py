@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker import ClientSession, Loop
+from broker import ClientSession, ErrorReply, Loop
 from titanic.dispatch.actions import Send
 from titanic.dispatch.courier import MMI_TIMEOUT, LocalCourier, Parts
 from titanic.dispatch.lane_courier import LaneCourier
@@ -21,6 +21,8 @@ class Heard:
 
     def __init__(self) -> None:
         self.replies: dict[bytes, list[bytes]] = {}
+        self.failures: dict[bytes, ErrorReply] = {}
+        self.refusals: dict[bytes, ErrorReply] = {}
         self.presence: dict[bytes, int] = {}
         self.overdue: set[bytes] = set()
         self.done: list[bytes] = []
@@ -28,6 +30,14 @@ class Heard:
     def replied(self, uuid: bytes, body: list[bytes], now: float) -> None:
         assert uuid not in self.replies
         self.replies[uuid] = body
+
+    def failed(self, uuid: bytes, error: ErrorReply, now: float) -> None:
+        assert uuid not in self.failures
+        self.failures[uuid] = error
+
+    def refused(self, uuid: bytes, error: ErrorReply, now: float) -> None:
+        assert uuid not in self.refusals
+        self.refusals[uuid] = error
 
     def timed_out(self, uuid: bytes, now: float) -> None:
         raise AssertionError
@@ -129,19 +139,81 @@ def test_parts_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatc
         parts.add(1, [bytes(100)])
         parts.add(2, [b""])
     assert sum(map(len, parts._frames[1])) == 0
-    assert parts.complete(1, [b"end"]) == [b"MDPE01", b"413 the parts of the reply passed 1000 bytes"]
+    assert parts.complete(1, [b"end"]) == ErrorReply(413, "the parts of the reply passed 1000 bytes", [])
     assert parts.complete(2, [b"end"]) == [b""] * 100 + [b"end"]
     assert parts.complete(3, [b"whole"]) == [b"whole"]
     assert (parts._frames, parts._sizes) == ({}, {})
 
 
+def test_parts_count_only_with_the_final_of_their_own_delivery(heard: Heard) -> None:
+    courier, peer = local(heard)
+    courier.send([Send(b"%d" % number, b"echo", [b""]) for number in range(5)], NOW)
+    courier.push(NOW)
+    stacks = [frames[:2] for frames in peer.sent]
+    part, final, anew, refused = ([b"MDPC02", code, b"echo"] for code in (b"\2", b"\3", b"\6", b"\7"))
+    courier.receive([[*stack, *part, b"one"] for stack in stacks], NOW)
+    courier.receive([[*stacks[0], *final, b"MDPE01", b"500 oh no", b"detail"]], NOW)
+    courier.receive([[*stacks[1], *refused, b"MDPE01", b"504 nobody came"]], NOW)
+    courier.receive([[*stacks[2], *anew], [*stacks[2], *part, b"ONE"], [*stacks[2], *final, b"TWO"]], NOW)
+    courier.receive([[*stacks[3], *anew], [*stacks[3], *final, b"WHOLE"]], NOW)
+    courier.receive([[*stacks[4], *part, b"MDPE01"], [*stacks[4], *final, b"500 no error"]], NOW)
+    courier.deliver(NOW)
+    assert heard.failures == {b"0": ErrorReply(500, "oh no", [b"detail"])}
+    assert heard.refusals == {b"1": ErrorReply(504, "nobody came", [])}
+    assert heard.replies == {b"2": [b"ONE", b"TWO"], b"3": [b"WHOLE"], b"4": [b"one", b"MDPE01", b"500 no error"]}
+    assert (courier._sends, courier._tickets, courier._parts._frames, courier._parts._sizes) == ({}, {}, {}, {})
+
+
+def test_what_is_sent_again_to_a_new_broker_begins_without_parts(heard: Heard) -> None:
+    courier, peer = local(heard)
+    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
+    courier.push(NOW)
+    courier.receive([[*peer.sent[0][:2], b"MDPC02", b"\2", b"echo", b"from the dead"]], NOW)
+    courier.deliver(NOW)
+    courier.session.lost(NOW)
+    courier.push(NOW)
+    stack = peer.sent[1][:2]
+    courier.receive([[*stack, b"MDPC02", b"\2", b"echo", b"one"], [*stack, b"MDPC02", b"\3", b"echo", b"two"]], NOW)
+    courier.deliver(NOW)
+    assert heard.replies == {b"1": [b"one", b"two"]}
+
+
+@pytest.mark.parametrize("version", ["0.2", "0.1"])
+def test_the_same_on_lanes(heard: Heard, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    lanes = Lanes(heard, monkeypatch, room=1, version=version)
+    courier = lanes.courier
+    final = [b"MDPC02", b"\3", b"echo"] if version == "0.2" else [b"", b"MDPC01", b"echo"]
+
+    def part(text: bytes) -> None:
+        if version == "0.2":
+            say(b"MDPC02", b"\2", b"echo", text)
+
+    def say(*frames: bytes) -> None:
+        lane.session.receive(lane.session.connection, list(frames), NOW)
+        courier.deliver(NOW)
+
+    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
+    (lane,) = courier._busy
+    part(b"one")
+    say(*final, b"MDPE01", b"503 my own word")
+    assert heard.failures == {b"1": ErrorReply(503, "my own word", [])}, "such a broker has no errors of its own"
+    courier.send([Send(b"2", b"echo", [b"x"])], NOW)
+    part(b"from the dead")
+    courier._lost(NOW)
+    part(b"one")
+    say(*final, b"two")
+    assert heard.replies == {b"2": [b"one", b"two"] if version == "0.2" else [b"two"]}
+    assert (courier._parts._frames, courier._parts._sizes) == ({}, {})
+    lanes.loop.stop()
+
+
 class Lanes:
     """A LaneCourier whose connections lead nowhere: only what it counts is looked at."""
 
-    def __init__(self, heard: Heard, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    def __init__(self, heard: Heard, monkeypatch: pytest.MonkeyPatch, room: int, version: str = "0.2") -> None:
         self.loop = Loop()
         monkeypatch.setattr("titanic.dispatch.lane_courier.Connection", NoConnection)
-        self.courier = LaneCourier(heard, self.loop, "inproc://nowhere", version="0.2", room=room, attempt_timeout=9)
+        self.courier = LaneCourier(heard, self.loop, "inproc://nowhere", version=version, room=room, attempt_timeout=9)
         self._heard = heard
         self._numbers = iter(range(10_000))
 
@@ -177,7 +249,8 @@ def test_the_first_services_do_not_take_all_lanes(heard: Heard, monkeypatch: pyt
 def test_what_finds_no_lane_goes_back(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     lanes = Lanes(heard, monkeypatch, room=1)
     lanes.courier.send([Send(b"%d" % number, b"echo", [b""]) for number in range(6)], NOW)
-    assert heard.replies == {b"4": [b"MDPE01", b"503 no lane is free"], b"5": [b"MDPE01", b"503 no lane is free"]}
+    full = ErrorReply(503, "no lane is free", [])
+    assert heard.refusals == {b"4": full, b"5": full}
     assert lanes.courier._share(b"other") == 0
     lanes.loop.stop()
 
@@ -193,7 +266,7 @@ def test_a_late_reply_to_a_cancelled_request_is_dropped_and_not_taken_for_the_ne
     courier.recall(b"1", NOW)
     courier.push(NOW)
     question = peer.sent[-1]
-    assert question[2:] == [b"MDPC02", b"\1", b"mmi.cancel", b"echo", first[0]]
+    assert question[2:] == [b"MDPC02", b"\5", b"mmi.cancel", b"echo", first[0]]
     courier.receive([[*question[:2], b"MDPC02", b"\3", b"mmi.cancel", b"404"]], NOW)
     courier.deliver(NOW)
     courier.recall(b"1", NOW)
@@ -227,9 +300,9 @@ def test_a_question_to_have_one_back_is_asked_until_it_is_answered(heard: Heard)
     first, question = peer.sent[0], peer.sent[-1]
     assert heard.done == [], "nobody has said that a worker has it"
     courier.receive([[*question[:2], b"MDPC02", b"\3", b"mmi.cancel", b"200"]], NOW)
-    courier.receive([[*first[:2], b"MDPC02", b"\3", b"echo", b"MDPE01", b"499 cancelled by its client"]], NOW)
+    courier.receive([[*first[:2], b"MDPC02", b"\7", b"echo", b"MDPE01", b"499 cancelled by its client"]], NOW)
     courier.deliver(NOW)
-    assert heard.replies == {b"1": [b"MDPE01", b"499 cancelled by its client"]}
+    assert heard.refusals == {b"1": ErrorReply(499, "cancelled by its client", [])}
     assert (courier._sends, courier._tickets, courier._recalls, courier._recalled) == ({}, {}, {}, set())
 
 

@@ -68,9 +68,32 @@ def test_what_the_broker_never_takes_fails_at_once(status: int) -> None:
     play.submit("echo", "a")
     play.workers("echo", 1)
     play.go()
-    play.fail("a", status, "too large")
+    play.refuse("a", status, "too large")
     assert play.ended["a"].status is Status.FAILED
     assert play.ended["a"].reason == f"{status} too large"
+
+
+@pytest.mark.parametrize("status", [400, 413, 499, 503, 504])
+def test_a_worker_that_says_what_brokers_say_has_failed(status: int) -> None:
+    play = Play(max_attempts=2, retry_first=1)
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    play.fail("a", status, "my word", b"more")
+    assert (play.postponed[0].attempts, play.postponed[0].reason) == (1, "my word\nmore")
+    play.later_by(2)
+    play.fail("a", status, "my word", b"more")
+    assert play.ended["a"][1:5] == (Status.FAILED, [b"more"], 2, "my word")
+
+
+def test_a_reply_may_look_like_an_error() -> None:
+    """What it is was decided by its FINAL, not by how all of it begins."""
+    play = Play()
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    play.reply("a", b"MDPE01", b"500 a part")
+    assert play.ended["a"][1:3] == (Status.DONE, [b"MDPE01", b"500 a part"])
 
 
 @pytest.mark.parametrize("status", [503, 504])
@@ -80,7 +103,7 @@ def test_what_the_broker_did_not_deliver_goes_back_and_is_no_attempt(status: int
     play.workers("echo", 1)
     play.go()
     for _ in range(3):
-        play.fail("a", status)
+        play.refuse("a", status)
         assert play.running == {}
         play.later_by(1)
         assert play.running == {b"a": b"echo"}

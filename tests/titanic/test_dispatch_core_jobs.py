@@ -7,6 +7,7 @@ import json
 import pytest
 from support.titanic_dispatch import Play, names
 
+from broker import ErrorReply
 from titanic.config import ServiceLimits
 from titanic.dispatch.actions import Finish
 from titanic.dispatch.core import REFUSED_MOST
@@ -102,7 +103,7 @@ def test_the_time_of_one_that_was_given_back_counts_again() -> None:
     play.go()
     assert not play.core.take_alarm(play.now)
     del play.running[b"a"]
-    play.core.replied(b"a", [b"MDPE01", b"503 no worker"], play.now)
+    play.core.refused(b"a", ErrorReply(503, "no worker", []), play.now)
     assert play.core.take_alarm(play.now), "nobody would look at the clock before something else happened"
 
 

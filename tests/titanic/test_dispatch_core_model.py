@@ -10,8 +10,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.titanic_dispatch import Play
 from support.torture import LONG, SEED, tally
 
-from broker import error_body
-
 SERVICES = st.sampled_from(["a", "b"])
 PICK = st.integers(0, 99)
 
@@ -51,15 +49,17 @@ class DispatchMachine(RuleBasedStateMachine):
         self.play.later_by(seconds)
 
     @precondition(lambda self: self.play.running)
-    @rule(pick=PICK, status=st.sampled_from([0, 0, 0, 400, 500, 503, 504, -1]))
-    def worker_answers(self, pick: int, status: int) -> None:
+    @rule(pick=PICK, status=st.sampled_from([0, 0, 0, 400, 500, 503, 504, -1]), ours=st.booleans())
+    def worker_answers(self, pick: int, status: int, ours: bool) -> None:
         running = sorted(self.play.running)
         name = running[pick % len(running)].decode()
         self.play.queued.discard(name.encode())
         if status == -1:
             self.play.times_out(name)
+        elif status == 0:
+            self.play.reply(name, b"done")
         else:
-            self.play.reply(name, *([b"done"] if status == 0 else error_body(status, "no")))
+            (self.play.refuse if ours else self.play.fail)(name, status)
 
     @precondition(lambda self: self.play.running)
     @rule(pick=PICK)

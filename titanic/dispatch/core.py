@@ -10,8 +10,9 @@ A request in flight ends in one of these ways:
 
     a reply                                 → Finish done
     an error reply of a worker              → Postpone (back-off), or Finish failed at the last attempt
-    400 or 413, the broker will never take it → Finish failed
-    503 or 504, the broker refuses or gave up → back to the queue, its service pauses; not an attempt
+    several workers died of it              → the same
+    the broker will never take it (400, 413) → Finish failed
+    the broker refuses or gave up (503, 504) → back to the queue, its service pauses; not an attempt
     no reply in time                        → as an error reply; a reply that still comes is dropped, and until then
                                               its worker has no place for another one
     no reply in time, and no worker had it  → back to the queue, as with 503
@@ -30,7 +31,7 @@ from __future__ import annotations
 import random
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from broker import Timers, read_error
+from broker import ErrorReply, Timers
 from titanic.config import ServerConfig
 from titanic.dispatch.actions import Fetch, Finish, Outcome, Postpone, Send
 from titanic.dispatch.asking import Asking
@@ -175,19 +176,24 @@ class DispatchCore:
             self._pause(backlog, now)
 
     def replied(self, uuid: bytes, body: Frames, now: float) -> None:
-        """The reply to a request came, or an error reply."""
+        """The whole reply to a request came."""
+        if (flight := self._landing(uuid)) is not None:
+            self._count(flight.backlog, now)
+            flight.attempts += 1
+            self._finish(uuid, flight, Status.DONE, body, "")
+
+    def failed(self, uuid: bytes, error: ErrorReply, now: float) -> None:
+        """A worker's error reply came. Its status is the worker's choice and means nothing here."""
+        if (flight := self._landing(uuid)) is not None:
+            self._count(flight.backlog, now)
+            self._failed(uuid, flight, error.text, error.detail)
+
+    def refused(self, uuid: bytes, error: ErrorReply, now: float) -> None:
+        """The broker says why there is no reply."""
         flight = self._landing(uuid)
         if flight is None:
             return
-        error = read_error(body)
-        if error is None or error.status not in TAKEN_LATER:
-            flight.backlog.trouble = 0.0
-            if flight.backlog.ended(now, self._most_ahead(flight.backlog.name)):
-                self._place(flight.backlog)
-        if error is None:
-            flight.attempts += 1
-            self._finish(uuid, flight, Status.DONE, body, "")
-        elif error.status in TAKEN_LATER:
+        if error.status in TAKEN_LATER:
             self._give_back(uuid, flight, now)
         elif error.status in NEVER_TAKEN:
             self._finish(uuid, flight, Status.FAILED, error.detail, f"{error.status} {error.text}")
@@ -362,6 +368,12 @@ class DispatchCore:
         self._asking.place(backlog)
         if backlog.idle:
             del self.backlogs[name]
+
+    def _count(self, backlog: Backlog, now: float) -> None:
+        """A worker of the service is done with an attempt: there is somebody, and so fast they are."""
+        backlog.trouble = 0.0
+        if backlog.ended(now, self._most_ahead(backlog.name)):
+            self._place(backlog)
 
     def _backlog(self, name: bytes) -> Backlog:
         backlog = self.backlogs.get(name)

@@ -13,7 +13,7 @@ import json
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from broker import ClientConfig, ClientSession, EventKind, LocalPeer, Loop, error_body
+from broker import CLIENT_QUEUE, ClientConfig, ClientSession, ErrorReply, EventKind, LocalPeer, Loop, read_error
 from titanic.dispatch.actions import Send
 from titanic.dispatch.connection import Connection
 from titanic.tsp import Frames
@@ -28,7 +28,13 @@ class Results(Protocol):
     """Who is told what came of it: the dispatcher's core."""
 
     def replied(self, uuid: bytes, body: Frames, now: float) -> None:
-        """The whole reply to a request."""
+        """The whole reply to a request, of one worker."""
+
+    def failed(self, uuid: bytes, error: ErrorReply, now: float) -> None:
+        """A worker's error reply: the attempt has failed, whatever parts of a reply came before."""
+
+    def refused(self, uuid: bytes, error: ErrorReply, now: float) -> None:
+        """The broker says why there is no reply, or the courier does. No worker can say that."""
 
     def timed_out(self, uuid: bytes, now: float) -> None:
         """There was none in time."""
@@ -75,7 +81,7 @@ class Courier(Protocol):
 
 
 class Parts(Generic[Key]):
-    """PARTIALs of replies, until the last part comes."""
+    """PARTIALs of replies, until the FINAL of the same worker comes. Without that they count for nothing."""
 
     MOST = 256 << 20
     """Bytes of one reply that are kept; a worker that goes on for ever must not fill the memory."""
@@ -93,14 +99,32 @@ class Parts(Generic[Key]):
         else:
             frames.clear()
 
-    def complete(self, key: Key, body: Frames) -> Frames:
-        """The last part came: the whole reply, or the error that it was too large."""
-        if key not in self._frames:
-            return body
-        frames = self._frames.pop(key)
-        if self._sizes.pop(key) > self.MOST:
-            return error_body(413, f"the parts of the reply passed {self.MOST} bytes")
+    def drop(self, key: Key) -> None:
+        """There is no FINAL to come for these."""
+        self._frames.pop(key, None)
+        self._sizes.pop(key, None)
+
+    def complete(self, key: Key, body: Frames) -> Frames | ErrorReply:
+        """The FINAL came: the whole reply, or the error that it is, or that it was too large."""
+        frames, size = self._frames.pop(key, []), self._sizes.pop(key, 0)
+        if (error := read_error(body)) is not None:
+            return error
+        if size > self.MOST:
+            return ErrorReply(413, f"the parts of the reply passed {self.MOST} bytes", [])
         return frames + body
+
+
+def tell(results: Results, uuid: bytes, came: Frames | ErrorReply, now: float) -> None:
+    """Tell of what a worker has said."""
+    if isinstance(came, ErrorReply):
+        results.failed(uuid, came, now)
+    else:
+        results.replied(uuid, came, now)
+
+
+def refusal(status: int, text: str) -> ErrorReply:
+    """What a broker or courier says in place of a reply."""
+    return ErrorReply(status, text, [])
 
 
 class _Correlated:
@@ -110,7 +134,7 @@ class _Correlated:
     surveys = True
 
     def __init__(self, results: Results) -> None:
-        self.session = ClientSession(ClientConfig(timeout=None), correlated=True)
+        self.session = ClientSession(ClientConfig(timeout=None), correlated=True, dialect=CLIENT_QUEUE)
         self._results = results
         self._sends: dict[int, Send] = {}
         """What is in flight, by ticket."""
@@ -149,16 +173,20 @@ class _Correlated:
             if ticket in self._recalls:
                 self._recall_answered(self._recalls.pop(ticket), body, now)
             elif ticket in self._abandoned:
-                if kind is not EventKind.PARTIAL:
+                if kind in (EventKind.FINAL, EventKind.REFUSED):
                     self._results.left(self._abandoned.pop(ticket))
             elif ticket == self._question:
                 self._question = 0
                 self._tell_presence(body, now)
             elif kind is EventKind.PARTIAL:
                 self._parts.add(ticket, body)
+            elif kind is EventKind.ANEW:
+                self._parts.drop(ticket)
+            elif kind is EventKind.REFUSED:
+                error = read_error(body) or refusal(500, "the broker refused it and did not say why")
+                self._refuse(ticket, error, now)
             else:
-                self._recalled.discard(ticket)
-                self._results.replied(self._take(ticket).uuid, self._parts.complete(ticket, body), now)
+                tell(self._results, self._take(ticket).uuid, self._parts.complete(ticket, body), now)
 
     def _recall(self, ticket: int, now: float) -> None:
         if not self.session.is_pending(ticket):
@@ -176,13 +204,18 @@ class _Correlated:
             self._recall(ticket, now)
         elif self._results.kept(send.uuid):
             self._abandoned[ticket] = send.service
-            self._recalled.discard(ticket)
-            self._parts.complete(ticket, [])
+            self._parts.drop(ticket)
             self._take(ticket)
+
+    def _refuse(self, ticket: int, error: ErrorReply, now: float) -> None:
+        """There is no reply, and who has in hand what is in between says why."""
+        self._parts.drop(ticket)
+        self._results.refused(self._take(ticket).uuid, error, now)
 
     def _take(self, ticket: int) -> Send:
         """Not in flight any more."""
         send = self._sends.pop(ticket)
+        self._recalled.discard(ticket)
         del self._tickets[send.uuid]
         return send
 
@@ -231,8 +264,7 @@ class SocketCourier(_Correlated):
         for ticket in self._abandoned.keys() | back:
             self.session.cancel(ticket)
         for ticket in back:
-            self._parts.complete(ticket, [])
-            self._results.replied(self._take(ticket).uuid, error_body(499, "the broker has died"), now)
+            self._refuse(ticket, refusal(503, "the broker has died"), now)
         for service in self._abandoned.values():
             self._results.left(service)
         self._recalled.clear()

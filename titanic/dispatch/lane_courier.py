@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from broker import ClientConfig, ClientSession, EventKind, Loop, error_body
+from broker import ClientConfig, ClientSession, EventKind, Loop
 from titanic import tsp
 from titanic.dispatch.actions import Send
 from titanic.dispatch.connection import Connection
-from titanic.dispatch.courier import MMI_TIMEOUT, Parts, Results
+from titanic.dispatch.courier import MMI_TIMEOUT, Parts, Results, refusal, tell
 from titanic.tsp import Frames
 
 
@@ -59,7 +59,7 @@ class LaneCourier:
             lane = self._take_lane()
             if lane is None:
                 # Others have taken what this service was promised: it goes back, and is told less next time.
-                self._results.replied(send.uuid, error_body(503, "no lane is free"), now)
+                self._results.refused(send.uuid, refusal(503, "no lane is free"), now)
             else:
                 self._busy[lane] = send
                 self._in_flight[send.service] += 1
@@ -78,7 +78,7 @@ class LaneCourier:
 
     def _cancel(self, lane: Connection) -> None:
         lane.session.cancel(self._tickets[lane])
-        self._parts.complete(lane, [])
+        self._parts.drop(lane)
 
     def ask(self, names: Sequence[bytes], now: float) -> None:
         self._names.extend(names)
@@ -105,7 +105,7 @@ class LaneCourier:
                 if kind is EventKind.PARTIAL:
                     self._parts.add(lane, body)
                 else:
-                    self._end(lane, self._parts.complete(lane, body), kind is EventKind.GAVE_UP, now)
+                    self._end(lane, body, kind is EventKind.GAVE_UP, now)
 
     @staticmethod
     def _events(connection: Connection, now: float) -> Sequence[tuple[int, EventKind, Frames]]:
@@ -118,9 +118,11 @@ class LaneCourier:
         send = self._leave(lane)
         lane.flush(now)  # one that gave up is closed
         if gave_up:
+            self._parts.drop(lane)
             self._results.timed_out(send.uuid, now)
         else:
-            self._results.replied(send.uuid, body, now)
+            # An error is a worker's: only brokers of this project have errors of their own.
+            tell(self._results, send.uuid, self._parts.complete(lane, body), now)
 
     def _leave(self, lane: Connection) -> Send:
         """The lane is free again."""
@@ -141,9 +143,10 @@ class LaneCourier:
             if send.uuid in self._recalled:
                 self._cancel(lane)
                 self._leave(lane)
-                self._results.replied(send.uuid, error_body(499, "the broker has died"), now)
+                self._results.refused(send.uuid, refusal(503, "the broker has died"), now)
             else:
-                lane.session.lost(now)
+                self._cancel(lane)  # with what had come of its reply: the next one begins at the beginning
+                self._tickets[lane] = lane.session.request(send.service, send.body, now)
 
     def _take_lane(self) -> Connection | None:
         if self._free:
