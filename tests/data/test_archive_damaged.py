@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from support.archiving import rows, run
+from support.archiving import content, rows, run
 from support.cli_data import titanic_data
 from support.ring import ring
 
@@ -40,11 +40,6 @@ def store(tmp_path: Path) -> Path:
 def archive(store: Path, tmp_path: Path) -> Archive:
     run(store, tmp_path / "archive", rows=50)
     return Archive.open(tmp_path / "archive")
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    files = (file for file in folder.rglob("*") if file.is_file() and file.name != "lock")
-    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
 @pytest.mark.parametrize("fault", DAMAGES)

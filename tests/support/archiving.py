@@ -40,6 +40,12 @@ def rows(archive: Path) -> list[dict[str, object]]:
     return found
 
 
+def content(folder: Path) -> dict[str, bytes]:
+    """All files below a folder but the lock, which says who had it last."""
+    files = (file for file in folder.rglob("*") if file.is_file() and file.name != "lock")
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
 def in_ring(store: Path, first: int, last: int) -> list[dict[str, object]]:
     """The same rows of the ring."""
     return [row for batch in read_closed(store, first, last, CLOSED.schema.names) for row in batch.to_pylist()]

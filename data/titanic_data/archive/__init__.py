@@ -7,8 +7,8 @@
     ARCHIVE/staging/                its files while they are written
     ARCHIVE/data/date=…/closed-F-L-N.parquet
 
-The manifest is the truth: a file that it does not name is not part of the archive. Ranges tile the numbers of the ring
-from 1 on without gaps. Start reading at archiver.py.
+The manifest is the truth: a file that it does not name is not part of the archive, and one that goes beyond it means
+that it is damaged. Ranges tile the numbers of the ring from 1 on without gaps. Start reading at archiver.py.
 """
 
 from titanic_data.archive.archiver import Archiver, Summary
@@ -16,6 +16,7 @@ from titanic_data.archive.engines import ENGINES, Engine, PyArrowEngine, SparkEn
 from titanic_data.archive.frame import archive_frame
 from titanic_data.archive.manifest import Archive, Entry, File
 from titanic_data.archive.queue import Queue
+from titanic_data.archive.rebuild import rebuild_manifest
 from titanic_data.archive.tidy import compact, restore_range, vacuum
 from titanic_data.archive.verify import Fault, verify
 
@@ -33,6 +34,7 @@ __all__ = [
     "Summary",
     "archive_frame",
     "compact",
+    "rebuild_manifest",
     "restore_range",
     "vacuum",
     "verify",

@@ -88,6 +88,8 @@ class Archiver:
                 if not self._queue.uncertain:
                     self._archive.discard_if_new()
                 raise
+            if not self._archive.store:
+                self._is_lost(1)  # a new archive begins here: from now on it has all that the queue was told
             self._archive.note_store(self._queue.identity())
             upto = self._queue.progress().last
             pending = self._recover()
@@ -123,6 +125,20 @@ class Archiver:
         if archive.store and not same and there is None:
             fact = f"that one's id is {archive.store}, this one's {identity or 'not there yet'}"
             raise ArchiveError(f"{archive.path} is the archive of another store", fact, "use an archive for each store")
+        self._expect_all_that_was_told()
+
+    def _expect_all_that_was_told(self) -> None:
+        """Raise ArchiveError when the store was told of more than the archive has: the ring need not have it."""
+        archive, queue = self._archive, self._queue
+        progress, known = queue.progress(), queue.archivist()
+        behind = known is not None and known.id == archive.archivist.id and progress.archived_upto > archive.head
+        # An archive that comes back to a ring that has moved on is told so, too: that is a gap, and said below.
+        gap = archive.entries and progress.archived_upto < progress.first
+        if archive.store and behind and not gap and not self._allow_gap:
+            what = f"the archive {archive.path} is behind what its store {queue.store} was told"
+            fact = f"it goes up to number {archive.head}, and the store was told that all up to "
+            advice = "restore the archive from a backup; or run again with --allow-gap to go on with what the ring has"
+            raise ArchiveError(what, f"{fact}{progress.archived_upto} is there", advice)
 
     @property
     def _pending(self) -> Path:
@@ -167,10 +183,11 @@ class Archiver:
             return False
         if not self._allow_gap and self._archive.entries:
             what = f"archive gap: closed requests {first} to {oldest - 1} are not in the archive {self._archive.path}"
-            fact = f"the ring begins at {oldest}; the archive was not registered, or the server may drop what it lacks"
+            fact = f"the ring begins at {oldest}; the archive was not registered or has lost them, or the server may "
+            fact += "drop what it lacks"
             raise ArchiveGap(what, fact, "run again with --allow-gap to go on without them, or restore the archive")
-        self._pending.unlink(missing_ok=True)  # of what was begun, some is lost: the rest will be another range
         self._archive.commit(Entry(first, oldest - 1, made_at=time.time_ns() // 1000, gap=True))
+        self._pending.unlink(missing_ok=True)  # of what was begun, some is lost: the rest will be another range
         return True
 
     def _archive_range(self, first: int, last: int) -> Entry | None:

@@ -3,6 +3,9 @@
 An entry is added by linking a finished file to its name, so two archivers can't both add one. An entry that was made
 by compacting has the range of several others; where ranges begin alike, the longest counts, and the others are
 superseded: readers that began before may still use them.
+
+Files tell of their range by their names. Where they go beyond the manifest, entries were lost: that is damage, for
+nobody could tell these files from leftovers any more.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +28,9 @@ from titanic_data.archive.durable import make_directory, write_whole
 from titanic_data.errors import ArchiveBusy, ArchiveError
 
 FORMAT = 1
+
+FILE_NAME = re.compile(r"((?:closed|restored-\d+)-(\d+)-(\d+))-\d+\.parquet")
+"""What files are called: of which attempt they are, and the first and the last number of its range."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,8 @@ class Archive:
     entries: list[Entry] = field(default_factory=list)
     superseded: list[Entry] = field(default_factory=list)
     is_new: bool = False
+    begun: tuple[int, int] = (1, 0)
+    """The range that is being archived, or was when somebody was killed; an empty one: none."""
 
     @classmethod
     def create(cls, path: Path) -> Archive:
@@ -103,6 +112,13 @@ class Archive:
     @classmethod
     def open(cls, path: Path) -> Archive:
         """The archive in a directory. Raises ArchiveError."""
+        archive = cls.without_manifest(path)
+        archive.load()
+        return archive
+
+    @classmethod
+    def without_manifest(cls, path: Path) -> Archive:
+        """The same, before a look at its manifest."""
         try:
             found = json.loads((path / "archive.json").read_text())
         except (OSError, ValueError) as error:
@@ -112,7 +128,7 @@ class Archive:
             fact = f"its format is {found.get('format') if isinstance(found, dict) else found!r}, known is {FORMAT}"
             raise ArchiveError(f"the archive {path} cannot be read", fact, "upgrade this Titanic")
         archive = cls(path, str(found.get("id", "")), str(found.get("store", "")))
-        archive.load()
+        archive.begun = archive._begun()
         return archive
 
     @property
@@ -156,8 +172,10 @@ class Archive:
         return [self.data / file.path for entry in self.entries for file in entry.files]
 
     def load(self) -> None:
-        """Read the manifest. Raises ArchiveError when its ranges don't follow each other."""
-        found = [self._read(file) for file in sorted((self.path / "manifest").glob("[0-9]*.json"))]
+        """Read the manifest. Raises ArchiveError when its ranges don't follow each other, or files go beyond them."""
+        written = self.written()  # before the manifest: what is committed meanwhile is in there
+        self.begun = self._begun()
+        found = [self.read(file) for file in self.manifest()]
         found.sort(key=lambda entry: (entry.first, -entry.last))
         self.entries, self.superseded = [], []
         for entry in found:
@@ -166,9 +184,37 @@ class Archive:
             elif entry.first == self.head + 1:
                 self.entries.append(entry)
             else:
-                what = f"the manifest of {self.path} is damaged"
-                fact = f"{entry.name} follows on number {self.head}"
-                raise ArchiveError(what, fact, "restore the directory manifest from a backup")
+                raise self._damaged(f"{entry.name} follows on number {self.head}")
+        for file, (_, first, last) in written.items():
+            if self.is_beyond(first, last, self.head, self.entries):
+                raise self._damaged(f"it goes up to number {self.head}, and {file.name} up to {last}")
+
+    def is_beyond(self, first: int, last: int, head: int, entries: list[Entry]) -> bool:
+        """Whether files of a range go beyond a manifest, although nobody was killed while they were written.
+
+        Where the ring had let go of some of them, these were noted as a gap, and the others are in another range.
+        """
+        known = self.begun[0] <= first and last <= self.begun[1]
+        return last > head and not known and not any(one.gap and one.first <= first <= one.last for one in entries)
+
+    def manifest(self) -> list[Path]:
+        """The files of its entries."""
+        return sorted((self.path / "manifest").glob("[0-9]*.json"))
+
+    def written(self) -> dict[Path, tuple[str, int, int]]:
+        """All data files, whether they belong to it or not: of which attempt, the first and the last number."""
+        found = {}
+        for file in sorted(self.data.glob("date=*/*.parquet")):
+            if name := FILE_NAME.fullmatch(file.name):
+                found[file] = name[1], int(name[2]), int(name[3])
+        return found
+
+    def _begun(self) -> tuple[int, int]:
+        try:
+            intent = json.loads((self.path / "pending.json").read_text())
+            return int(intent["first"]), int(intent["last"])
+        except (OSError, ValueError, TypeError, KeyError):  # the archiver says so
+            return 1, 0
 
     def commit(self, entry: Entry) -> None:
         """Add an entry, for good. Raises ArchiveError when its range is there already."""
@@ -183,16 +229,20 @@ class Archive:
 
     def replace(self, entry: Entry) -> None:
         """Put an entry in the place of the one with its range."""
-        write_whole(self.path / "manifest" / entry.name, json.dumps(asdict(entry)) + "\n")
+        self.note(entry)
         self.load()
+
+    def note(self, entry: Entry) -> None:
+        """Write an entry, whatever is in its place."""
+        write_whole(self.path / "manifest" / entry.name, json.dumps(asdict(entry)) + "\n")
 
     def clear_staging(self) -> None:
         """Nothing in there is worth anything after a crash."""
         shutil.rmtree(self.staging, ignore_errors=True)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """For as long as the archive is changed. Raises ArchiveBusy."""
+    def locked(self, *, load: bool = True) -> Iterator[None]:
+        """For as long as the archive is changed. Raises ArchiveBusy, and what `load` raises."""
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             try:
@@ -207,22 +257,28 @@ class Archive:
             if not self.id:  # of an earlier version
                 self.id = token_hex(16)
                 _write_about(self.path, self.id)
-            self.load()
+            if load:
+                self.load()
             yield
         finally:
             os.close(descriptor)
 
-    def _read(self, file: Path) -> Entry:
+    def read(self, file: Path) -> Entry:
+        """An entry. Raises ArchiveError."""
         try:
             document: dict[str, Any] = json.loads(file.read_text())
             document["files"] = tuple(File(**one) for one in document["files"])
             entry = Entry(**document)
         except (ValueError, TypeError, KeyError) as error:
-            fact = f"{file.name}: {error}"
-            raise ArchiveError(f"the manifest of {self.path} is damaged", fact, "restore it from a backup") from error
+            raise self._damaged(f"{file.name}: {error}") from error
         if entry.name != file.name or entry.last < entry.first:
-            raise ArchiveError(f"the manifest of {self.path} is damaged", f"{file.name} is about {entry.name}")
+            raise self._damaged(f"{file.name} is about {entry.name}")
         return entry
+
+    def _damaged(self, fact: str) -> ArchiveError:
+        advice = "restore the directory manifest from a backup, or make it anew from the files: "
+        advice += f"titanic-data rebuild-manifest --archive {self.path}"
+        return ArchiveError(f"the manifest of {self.path} is damaged", fact, advice)
 
 
 def _write_about(path: Path, archive_id: str, store: str = "") -> None:

@@ -22,6 +22,7 @@ from titanic_data.archive import (
     SparkEngine,
 )
 from titanic_data.archive import compact as compact_archive
+from titanic_data.archive import rebuild_manifest as rebuild
 from titanic_data.archive import restore_range as restore
 from titanic_data.archive import vacuum as vacuum_archive
 from titanic_data.archive import verify as verify_archive
@@ -34,7 +35,7 @@ from titanic_data.cli.progress import bar
 
 @command()
 @json_flag
-@option("--allow-gap", is_flag=True, help="Go on when the ring has let go of requests that the archive lacks.")
+@option("--allow-gap", is_flag=True, help="Go on when the archive lacks requests that the ring may have let go of.")
 @size_option(
     "--bytes-per-range",
     default=f"{BYTES >> 20}MiB",
@@ -215,6 +216,33 @@ def restore_range(first: int, last: int, store: Path, archive: Path) -> None:
     """
     entry = restore(Archive.open(archive), store, first, last)
     click.echo(f"{archive}: {counted(entry.rows, 'row')} written again")
+
+
+@command("rebuild-manifest")
+@option("--allow-gap", is_flag=True, help="Note numbers that are in no whole file as a gap, and go on.")
+@archive_option
+def rebuild_manifest(archive: Path, allow_gap: bool) -> None:
+    """Note again what the files of an archive are, when its manifest was lost.
+
+    An archive with files beyond its manifest is damaged, and refused by all other commands: better than this is a
+    backup of its directory manifest. Without one the names and the content of the files tell what is there. Entries
+    that are left stay as they are. Each file of the others is read: a range is noted when it has each of its numbers
+    once. What the files cannot tell is whether a byte of them has changed meanwhile, and which gaps had been allowed.
+
+    No data file is changed. With --allow-gap, numbers that are in no whole file become a gap: `restore-range` can fill
+    it, and `vacuum` deletes what is left of their files.
+
+    \b
+    Example:
+      titanic-data rebuild-manifest --archive /archive && titanic-data verify --archive /archive
+    """
+    with bar("reading") as shown:
+        made = rebuild(archive, allow_gap=allow_gap, looked=shown.tell)
+    opened = Archive.open(archive)
+    noted = [entry for entry in made if not entry.gap]
+    said = f"{counted(len(noted), 'range')} noted again, {counted(sum(entry.rows for entry in noted), 'row')}"
+    there = f"numbers 1 to {opened.head} are there{_but(opened)}" if opened.head else "there are no files"
+    click.echo(f"{archive}: {said if made else 'nothing was missing'}; {there}")
 
 
 @command()

@@ -19,6 +19,7 @@ COMMANDS = {
     "compact": ("archive", "Make fewer, larger files."),
     "vacuum": ("archive", "Delete files that nobody needs any more."),
     "restore-range": ("archive", "Write damaged files again, from a store."),
+    "rebuild-manifest": ("archive", "Note again what an archive's files are."),
     "unregister": ("archive", "Let the ring go on without an archive."),
     "files": ("archive", "List an archive's files, for other engines."),
     "report": ("report", "Latency, throughput, backlog, failures and more."),

@@ -1,0 +1,146 @@
+"""A manifest made anew from the names and the content of the data files.
+
+Entries that can be read stay as they are, with their checksums and gaps: a new checksum of a damaged file would make it
+a whole one. The holes between them and behind the last are filled with what was written in one go for a range, if it
+can be read and has each number of the range once; of several that begin alike the longest, as in a manifest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from titanic_data.archive.durable import make_directory
+from titanic_data.archive.manifest import Archive, Entry, File
+from titanic_data.errors import ArchiveError
+
+_ENDLESS = 1 << 62
+
+
+class _Attempt(NamedTuple):
+    """Files that were written together for a range, by their names."""
+
+    first: int
+    last: int
+    files: list[Path]
+
+
+def rebuild_manifest(
+    path: Path, *, allow_gap: bool = False, looked: Callable[[int, int], None] = lambda done, total: None
+) -> list[Entry]:
+    """Note again what a manifest has lost; the new entries. No data file is changed.
+
+    Raises ArchiveError, before anything is written, when numbers are in no whole file and `allow_gap` does not say that
+    they are to be noted as gaps, and when a file behind the last range is not whole.
+
+    `looked` is told how many of how many files have been looked at.
+    """
+    archive = Archive.without_manifest(path)
+    with archive.locked(load=False):
+        kept = list(_readable(archive))
+        attempts = _attempts(archive)
+        total, done = sum(len(one.files) for one in attempts), 0
+        made: list[Entry] = []
+        faults: list[tuple[_Attempt, str]] = []
+        for begin, end in _holes(kept):
+            at = begin
+            for attempt in (one for one in attempts if begin <= one.first and one.last <= end):
+                done += len(attempt.files)
+                looked(done, total)
+                if attempt.first < at:
+                    continue
+                try:
+                    entry = _noted(archive, attempt)
+                except (pa.ArrowException, OSError, ValueError) as error:
+                    faults.append((attempt, str(error).splitlines()[0]))
+                    continue
+                made += [_gap(at, attempt.first - 1), entry] if attempt.first > at else [entry]
+                at = attempt.last + 1
+            if at <= end < _ENDLESS:
+                made.append(_gap(at, end))
+        _expect_whole(archive, [*kept, *made], faults, made if not allow_gap else [])
+        make_directory(archive.path / "manifest")
+        for entry in made:
+            archive.note(entry)
+        archive.load()
+    return made
+
+
+def _readable(archive: Archive) -> Iterator[Entry]:
+    for file in archive.manifest():
+        try:
+            yield archive.read(file)
+        except ArchiveError:
+            continue
+
+
+def _attempts(archive: Archive) -> list[_Attempt]:
+    """In the order in which they are tried for a place."""
+    files: dict[tuple[str, int, int], list[Path]] = defaultdict(list)
+    for file, name in archive.written().items():
+        files[name].append(file)
+    # Of the same range the one that was restored last: its name is behind the others'.
+    names = sorted(sorted(files, reverse=True), key=lambda name: (name[1], -name[2]))
+    return [_Attempt(name[1], name[2], files[name]) for name in names]
+
+
+def _holes(entries: list[Entry]) -> list[tuple[int, int]]:
+    """The ranges that no entry has; the last one has no end."""
+    holes, head = [], 0
+    for entry in sorted(entries, key=lambda entry: (entry.first, -entry.last)):
+        if entry.first > head + 1:
+            holes.append((head + 1, entry.first - 1))
+        head = max(head, entry.last)
+    return [*holes, (head + 1, _ENDLESS)]
+
+
+def _noted(archive: Archive, attempt: _Attempt) -> Entry:
+    """The entry for some files. Raises ValueError, or what reading Parquet raises, unless they are whole."""
+    files, numbers, last_id = [], [], ""
+    for file in attempt.files:
+        content = file.read_bytes()
+        try:
+            table = pq.ParquetFile(pa.BufferReader(content)).read()  # all of it: a damaged column is found, too
+            rows = table.select(["seq", "request_id"])
+        except (pa.ArrowException, OSError, KeyError) as error:
+            raise ValueError(f"{file.name}: {str(error).splitlines()[0]}") from error
+        found = rows["seq"].to_numpy()
+        numbers.append(found)
+        if attempt.last in found:
+            last_id = rows["request_id"][int(np.argmax(found == attempt.last))].as_py()
+        files.append(File(str(file.relative_to(archive.data)), len(rows), len(content), crc32(content)))
+    there, wanted = np.sort(np.concatenate(numbers)), np.arange(attempt.first, attempt.last + 1)
+    if not np.array_equal(there, wanted):
+        count = len(np.intersect1d(there, wanted))
+        raise ValueError(f"their files have {count} of {len(wanted)} numbers, in {len(there)} rows")
+    made_at = time.time_ns() // 1000
+    return Entry(attempt.first, attempt.last, tuple(files), last_id, "rebuilt", made_at)
+
+
+def _gap(first: int, last: int) -> Entry:
+    return Entry(first, last, made_at=time.time_ns() // 1000, gap=True)
+
+
+def _expect_whole(
+    archive: Archive, entries: list[Entry], faults: list[tuple[_Attempt, str]], unwanted: list[Entry]
+) -> None:
+    """Raise ArchiveError for a gap among the `unwanted`, and for files that go beyond all entries."""
+    what = f"the manifest of {archive.path} cannot be rebuilt"
+    for gap in (entry for entry in unwanted if entry.gap):
+        near = [fault for one, fault in faults if one.first <= gap.last and gap.first <= one.last]
+        fact = f"numbers {gap.first} to {gap.last} are " + (f"not whole: {near[0]}" if near else "in no file")
+        advice = "restore their files from a backup; or run again with --allow-gap, which notes them as a gap"
+        raise ArchiveError(what, fact, advice)
+    head = max((entry.last for entry in entries), default=0)
+    for attempt, fault in faults:
+        if archive.is_beyond(attempt.first, attempt.last, head, entries):
+            advice = "restore it from a backup, or move it out of the archive, which then goes on from there"
+            raise ArchiveError(what, f"{attempt.first} to {attempt.last}: {fault}", advice)
