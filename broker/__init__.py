@@ -19,7 +19,7 @@ from broker.errors import BrokerError, EndpointError, OutOfSockets, RemoteError,
 from broker.loop import Loop
 from broker.presence import Presence
 from broker.server import Broker, LocalPeer
-from broker.transport import Dealer
+from broker.transport import Dealer, unreachable
 from broker.worker import Worker
 
 __all__ = [
@@ -53,4 +53,5 @@ __all__ = [
     "error_body",
     "read_error",
     "service_fault",
+    "unreachable",
 ]

@@ -19,7 +19,7 @@ from broker.config import DEFAULT_ENDPOINT, ClientConfig
 from broker.core.client import ClientSession, Event, EventKind
 from broker.core.mdp import Frames, read_error, service_fault
 from broker.errors import EndpointError, RemoteError, TimedOut, UsageError
-from broker.transport import Dealer
+from broker.transport import Dealer, unreachable
 
 Body = bytes | str
 Self = TypeVar("Self", bound="Conversation")
@@ -27,6 +27,9 @@ Self = TypeVar("Self", bound="Conversation")
 
 LONGEST_POLL = 1000
 """Milliseconds. A Ctrl-C that comes just before a poll is only seen when it ends."""
+
+LOOK_AGAIN = 1.0
+"""Seconds for which it is known whether anybody is there: many requests may be given up at once."""
 
 
 class Conversation:
@@ -42,6 +45,8 @@ class Conversation:
         self.config = session.config
         self._session = session
         self._closed = False
+        self._looked: tuple[float, str] = (float("-inf"), "")
+        """When it was looked last whether anybody is there, and why not."""
 
     def close(self) -> None:
         """Close the connection. Requests in flight are forgotten here; the broker may still work on them."""
@@ -73,6 +78,17 @@ class Conversation:
             self._session.cancel(ticket)
             raise
         return ticket
+
+    def _body_of(self, event: Event) -> Frames:
+        """The body of an event; raises for what is not a reply."""
+        if event.kind is not EventKind.GAVE_UP:
+            return reply_body(event, "")
+        now = time.monotonic()
+        if now >= self._looked[0] + LOOK_AGAIN:
+            self._looked = (now, unreachable(self._dealer.servers.names))
+        reason = self._looked[1]
+        advice = "is a broker there?" if reason else "is a broker there, and does the service have a worker?"
+        raise TimedOut("; ".join(filter(None, (f"no answer from {self.endpoint}", reason, advice))), reason)
 
     def _pump(self, until: float | None) -> bool:
         """Move messages until something came or a deadline passed; False when `until` has passed."""
@@ -130,7 +146,7 @@ class Client(Conversation):
                 self._pump(None)
                 for event in self._session.take_events():
                     done = event.kind is not EventKind.PARTIAL
-                    part = _body_of(event, self.endpoint)
+                    part = self._body_of(event)
                     if part or not done:
                         yield part
         finally:
@@ -211,7 +227,7 @@ class Pipeline(Conversation):
             return None
         event = self._events.popleft()
         try:
-            return Reply(event.ticket, _body_of(event, self.endpoint), event.kind is EventKind.FINAL)
+            return Reply(event.ticket, self._body_of(event), event.kind is EventKind.FINAL)
         except (TimedOut, RemoteError) as error:
             return Reply(event.ticket, [], True, error)
 
@@ -247,7 +263,7 @@ class Pipeline(Conversation):
                         ended[event.ticket] = event
                 while order and order[0] in ended:
                     ticket = order.popleft()
-                    last = _body_of(ended.pop(ticket), self.endpoint)
+                    last = self._body_of(ended.pop(ticket))
                     yield parts.pop(ticket) + last
         finally:
             for ticket in order:
@@ -269,10 +285,6 @@ def _bytes(value: Body) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     raise UsageError(f"a frame is bytes or text, not {type(value).__name__}")
-
-
-def _body_of(event: Event, endpoint: str) -> Frames:
-    return reply_body(event, f"no answer from {endpoint}; is a broker there, and does the service have a worker?")
 
 
 def reply_body(event: Event, silence: str) -> Frames:

@@ -35,7 +35,7 @@ import zmq
 
 from broker.errors import BrokerError, EndpointError
 from broker.outbox import Leaving
-from broker.transport import check_port
+from broker.transport import full
 
 QUEUE = 100_000
 """Messages that a socket may hold in each direction, unless it is told otherwise."""
@@ -275,9 +275,9 @@ class DraftSocket:
         return self._anybody is None or self._anybody()
 
     def _reach(self, what: str, endpoint: str) -> None:
-        check_port(endpoint)
+        whole = full(endpoint)
         try:
-            (self._socket.bind if what == "bind" else self._socket.connect)(endpoint)
+            (self._socket.bind if what == "bind" else self._socket.connect)(whole)
         except (self._failed, ValueError) as error:
             raise EndpointError(
                 f"cannot {what} {endpoint}: {error}; an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/x.sock"

@@ -28,7 +28,15 @@ class OutOfSockets(EndpointError):
 
 
 class TimedOut(BrokerError, TimeoutError):
-    """No answer came in time, after all retries."""
+    """No answer came in time, after all retries.
+
+    `reason` says why nobody can be connected to, as in "connection refused at tcp://127.0.0.1:5555"; it is empty when
+    somebody is there.
+    """
+
+    def __init__(self, text: str, reason: str = "") -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 class RemoteError(BrokerError):

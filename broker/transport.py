@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import re
+import socket as stream
 import sys
 from collections.abc import Iterable, Sequence
 from errno import EMFILE, ENFILE, ENOMEM
@@ -79,18 +80,56 @@ def send(socket: Socket, frames: Frames) -> None:
     _send(socket, frames[last], _DONTWAIT)
 
 
-def check_port(endpoint: str) -> None:
-    """Raise EndpointError for a TCP port that cannot be: libzmq would take it modulo 65536."""
-    match = re.fullmatch(r"tcp://.*:(\d+)", endpoint)
+def full(endpoint: str) -> str:
+    """An endpoint with its protocol: `localhost:5555` is short for `tcp://localhost:5555`.
+
+    Raises EndpointError for a TCP port that cannot be: libzmq would take it modulo 65536.
+    """
+    bare = re.fullmatch(r"([^:/\s]+|\[[^\]\s]+\]):(\d+|\*)", endpoint)
+    whole = f"tcp://{endpoint}" if bare else endpoint
+    match = re.fullmatch(r"tcp://.*:(\d+)", whole)
     if match is not None and int(match[1]) > 65535:
         raise EndpointError(f"no such port: {endpoint}; ports go up to 65535")
+    return whole
+
+
+def unreachable(endpoints: Iterable[str], patience: float = 0.5) -> str:
+    """Why nobody can be connected to at any of these endpoints just now; empty when somebody may be there.
+
+    Asks the system, for `patience` seconds each at most; ZeroMQ would only go on trying.
+    """
+    reasons: dict[str, list[str]] = {}
+    for endpoint in endpoints:
+        reason = _refusal(full(endpoint), patience)
+        if not reason:
+            return ""
+        reasons.setdefault(reason, []).append(endpoint)
+    return ", ".join(f"{reason} at {' and '.join(names)}" for reason, names in reasons.items())
+
+
+def _refusal(endpoint: str, patience: float) -> str:
+    tcp = re.fullmatch(r"tcp://(?:[^;]*;)?\[?([^;\]]+)\]?:(\d+)", endpoint)
+    try:
+        if tcp is not None:
+            stream.create_connection((tcp[1], int(tcp[2])), patience).close()
+        elif endpoint.startswith("ipc://"):
+            with stream.socket(stream.AF_UNIX) as probe:
+                probe.settimeout(patience)
+                probe.connect(re.sub("^@", "\0", endpoint.removeprefix("ipc://")))
+    except TimeoutError:
+        return "no connection"
+    except BlockingIOError:  # many others want to connect, too
+        return ""
+    except (OSError, OverflowError, UnicodeError) as error:
+        fact = getattr(error, "strerror", None) or str(error)
+        return fact[:1].lower() + fact[1:]
+    return ""
 
 
 def bind(socket: Socket, endpoint: str) -> str:
     """Bind and return the endpoint with the real port; EndpointError says why not."""
-    check_port(endpoint)
     try:
-        socket.bind(endpoint)
+        socket.bind(full(endpoint))
     except zmq.ZMQError as error:
         raise EndpointError(f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}; {_advice(error)}") from error
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -98,9 +137,8 @@ def bind(socket: Socket, endpoint: str) -> str:
 
 def connect(socket: Socket, endpoint: str) -> None:
     """Connect; EndpointError says why not."""
-    check_port(endpoint)
     try:
-        socket.connect(endpoint)
+        socket.connect(full(endpoint))
     except zmq.ZMQError as error:
         fact = zmq.strerror(error.errno or 0)  # that of pyzmq repeats the endpoint
         raise EndpointError(f"cannot connect to {endpoint}: {fact}; {_advice(error)}") from error
@@ -243,7 +281,7 @@ class Dealer:
 
     def _open(self, number: Any) -> None:
         endpoint = self._choose()
-        check_port(endpoint)
+        full(endpoint)  # complains, before there is a socket
         try:
             self._make_socket()
         except zmq.ZMQError as error:

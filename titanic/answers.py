@@ -19,11 +19,15 @@ from titanic.errors import (
 from titanic.text import counted
 from titanic.tsp import Frames
 
+LOOKS = {tsp.REPLY, tsp.WAIT, tsp.LIST, tsp.STATS}
+"""Services that change nothing."""
 
-def translate(error: broker.BrokerError, endpoint: str, waited: float) -> TitanicError:
-    """The error of this package that an error of the broker's client is, after so many seconds."""
+
+def translate(error: broker.BrokerError, service: bytes, endpoint: str, waited: float) -> TitanicError:
+    """The error of this package that an error of the broker's client is, which a service was asked with for so many
+    seconds."""
     if isinstance(error, broker.TimedOut):
-        return _silence(endpoint, waited)
+        return _silence(service, endpoint, waited, error.reason)
     if isinstance(error, broker.UsageError):
         return InvalidRequest(str(error))
     if isinstance(error, broker.EndpointError):
@@ -31,7 +35,7 @@ def translate(error: broker.BrokerError, endpoint: str, waited: float) -> Titani
     if isinstance(error, broker.RemoteError) and error.status < 500:
         return InvalidRequest(error.text)
     if died(error):
-        return _silence(endpoint, waited)
+        return _silence(service, endpoint, waited)
     return Refused(str(error))
 
 
@@ -41,11 +45,12 @@ def died(error: broker.BrokerError) -> bool:
     return isinstance(error, broker.RemoteError) and error.status == 500
 
 
-def _silence(endpoint: str, waited: float) -> TimedOut:
+def _silence(service: bytes, endpoint: str, waited: float, reason: str = "") -> TimedOut:
     return TimedOut(
         f"nobody answered at {endpoint}",
-        f"waited {waited:.3g} s",
-        "is it running, and is this its endpoint? what was asked may still be done when it is there again",
+        f"waited {waited:.3g} s" + (f", {reason}" if reason else ""),
+        "is it running, and is this its endpoint?"
+        + ("" if service in LOOKS else " what was asked may still be done when it is there again"),
     )
 
 

@@ -151,7 +151,12 @@ class Client:
         while True:
             left = None if until is None else max(0.0, until - time.monotonic())
             ask = WAIT_MOST if left is None else min(left, WAIT_MOST)
-            frames, there = self._look(uuid, left), True
+            try:
+                frames = read_reply(uuid, self._ask(tsp.REPLY, ids.plain(uuid), within=left))
+            except TimedOut:
+                if until is None or until - time.monotonic() <= 0 or (left or 0.0) <= LEAST_LOOK:
+                    raise
+                continue  # the server is away; it may come back
             if frames is None and ask:
                 began = time.monotonic()
                 frames, there = self._linger(uuid, ask)
@@ -163,15 +168,6 @@ class Client:
                 break
         raise TimedOut(f"no reply to {uuid} yet", f"waited {timeout:g} s", "ask again later: the request lives on")
 
-    def _look(self, uuid: str, left: float | None) -> Frames | None:
-        """The reply; None when there is none yet, or nobody to say so while there is time left."""
-        try:
-            return read_reply(uuid, self._ask(tsp.REPLY, ids.plain(uuid), within=left))
-        except TimedOut:
-            if left is None or left <= LEAST_LOOK:
-                raise
-            return None
-
     def _linger(self, uuid: str, seconds: float) -> tuple[Frames | None, bool]:
         """The reply if it comes within so many seconds, and whether there was an answer at all."""
         patience = self._settings["timeout"] + seconds
@@ -182,7 +178,7 @@ class Client:
         except broker.BrokerError as error:
             if died(error):
                 return None, False
-            raise translate(error, self.endpoint, patience) from error
+            raise translate(error, tsp.WAIT, self.endpoint, patience) from error
         return read_reply(uuid, answer), True
 
     def close(self, *uuids: str) -> None:
@@ -352,7 +348,7 @@ class Client:
         except broker.RemoteError:
             raise
         except broker.BrokerError as error:
-            raise translate(error, self.endpoint, self._patience) from error
+            raise translate(error, b"", self.endpoint, self._patience) from error
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -367,7 +363,7 @@ class Client:
                 return self._single.call(service, *body, timeout=tries["timeout"], retries=tries["retries"])
             except broker.BrokerError as error:
                 if not died(error) or time.monotonic() >= until:
-                    raise translate(error, self.endpoint, time.monotonic() - began) from error
+                    raise translate(error, service, self.endpoint, time.monotonic() - began) from error
                 time.sleep(POLL_FIRST)  # until it is noticed to be gone; then the broker keeps what is asked
 
     def _administer(self, options: dict[str, Any]) -> int:
@@ -416,7 +412,7 @@ class Client:
             for row in rows:
                 yield self._single.call(service, *row, timeout=timeout, retries=retries)
         except broker.BrokerError as error:
-            raise translate(error, self.endpoint, (timeout or 0.0) * (1 + retries)) from error
+            raise translate(error, service, self.endpoint, (timeout or 0.0) * (1 + retries)) from error
 
     def _checked(self, body: Sequence[Body]) -> Sequence[Body]:
         """The body, if the broker takes it."""

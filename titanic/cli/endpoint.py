@@ -25,7 +25,7 @@ class Endpoint(click.ParamType[str]):
         """What is wrong with an endpoint; empty: nothing that can be seen from here."""
         if re.fullmatch(r"(ipc|inproc)://.+", value):
             return ""
-        match = re.fullmatch(r"tcp://([^:/ ]+|\[[^\]]+\]):(\d+|\*)", value)
+        match = re.fullmatch(r"(?:tcp://)?([^:/ ]+|\[[^\]]+\]):(\d+|\*)", value)
         if match is None:
             return (
                 f"{value!r} is not an endpoint; write it like tcp://127.0.0.1:5555 or ipc:///run/titanic/titanic.sock"
@@ -44,7 +44,7 @@ class PeerEndpoint(Endpoint):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The endpoint as it is."""
         text: str = super().convert(value, param, ctx)
-        match = re.fullmatch(r"tcp://([^:;]+):\d+", text)
+        match = re.fullmatch(r"(?:tcp://)?([^:;/]+):\d+", text)
         name = match[1] if match else "127.0.0.1"
         try:
             socket.getaddrinfo(os.fsencode(name), None)  # as bytes: else it loads a codec, for milliseconds

@@ -7,14 +7,16 @@ from typing import Any
 
 import click
 
-from titanic import tsp
 from titanic.cli.help import command
 from titanic.cli.offline import Files, look, lookable
 from titanic.cli.options import json_flag, option
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.output import age, as_text, duration, moment, print_json, print_table, size, until
+from titanic.client import Client
+from titanic.errors import RequestFailed
 from titanic.own_keys import PREFIX as OWN_KEY
 from titanic.text import counted, printable
+from titanic.tsp import Frames
 
 STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
 
@@ -104,7 +106,7 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
     with look(**where) as source:
         row = source.show(uuid)
         if row["state"] == "failed":  # what the worker said at the last attempt is the reply
-            said = source.last_words(uuid) if isinstance(source, Files) else source.call(tsp.REPLY, uuid)[1:]
+            said = source.last_words(uuid) if isinstance(source, Files) else _last_words(source, uuid)
             row["reason"] = as_text([row["reason"].encode(), *said])
     if as_json:
         print_json(_document(row))
@@ -147,6 +149,15 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
         click.echo(f"{name:<12} {first}")
         for line in more:
             click.echo(f"{'':<12} {line}")
+
+
+def _last_words(client: Client, uuid: str) -> Frames:
+    """What a worker said when a request failed for good."""
+    try:
+        client.reply(uuid)
+    except RequestFailed as error:
+        return error.detail
+    return []  # it was tried again meanwhile
 
 
 def _document(row: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from titanic.cli.connect import connect
 from titanic.cli.help import command
 from titanic.cli.inspect import STATES
 from titanic.cli.options import endpoint, json_flag, option, seconds
@@ -54,7 +55,7 @@ def retry(
     chosen = everything or service is not None or older_than is not None
     if bool(uuid) == chosen:
         raise click.UsageError("name UUIDs, or --service, --older-than or --all")
-    with Client(endpoint, timeout=timeout, version=mdp) as client:
+    with connect(endpoint, timeout, mdp) as client:
         done = client.retry_all(service=service, older_than=older_than) if chosen else client.retry(*uuid)
         if as_json:
             print_json({"retried": done})
@@ -108,7 +109,7 @@ def purge(
     """
     if not everything and service is None and older_than is None:
         raise click.UsageError("name --service or --older-than, or --all: what is purged is gone")
-    with Client(endpoint, timeout=timeout, version=mdp) as client:
+    with connect(endpoint, timeout, mdp) as client:
         done = client.purge(state, service=service, older_than=older_than)
     if as_json:
         print_json({"closed": done})

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from titanic.answers import check, unknown
 from titanic.cli.access import open_to_look
+from titanic.cli.connect import connect_to_look
 from titanic.cli.options import FOLDER, Function, endpoint, option
 from titanic.client import Client
 from titanic.config import ServerConfig
@@ -59,7 +60,7 @@ def look(*, offline: bool, store: Path, endpoint: tuple[str, ...], timeout: floa
     source = click.get_current_context().get_parameter_source("store")
     if offline or source is ParameterSource.COMMANDLINE:
         return Files(store)
-    return Client(endpoint, timeout=timeout, version=mdp)
+    return connect_to_look(endpoint, timeout, mdp, " --store DIR looks at the files of one that is not")
 
 
 class Files:

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 import click
 
 import broker
+from titanic.cli.connect import TRIES, connect, tell
 from titanic.cli.help import command
 from titanic.cli.options import endpoint, json_flag, option, seconds
 from titanic.cli.options import uuid as uuid_type
@@ -124,7 +125,7 @@ def submit(
     if lines is not None and chosen["key"] is not None:
         raise click.UsageError("--key stands for one request, --lines submits many")
     options: Any = {name: value for name, value in chosen.items() if value is not None}
-    with Client(endpoint, timeout=timeout, version=mdp) as client:
+    with connect(endpoint, timeout, mdp) as client:
         if lines is not None:
             _submit_lines(client, service, lines, as_json, options)
             return
@@ -200,7 +201,7 @@ def reply(uuid: str, wait: float | None, as_json: bool, endpoint: tuple[str, ...
     Example:
       titanic reply 01a1fdd40f82747ea223cfe554e7afbc --wait 60
     """
-    with Client(endpoint, timeout=timeout, version=mdp) as client:
+    with connect(endpoint, timeout, mdp, wait=wait or None) as client:
         _print_outcome(client, uuid, wait, as_json)
 
 
@@ -256,7 +257,7 @@ def close(uuid: tuple[str, ...], as_json: bool, endpoint: tuple[str, ...], timeo
     Example:
       titanic close 01a1fdd40f82747ea223cfe554e7afbc
     """
-    with Client(endpoint, timeout=timeout, version=mdp) as client:
+    with connect(endpoint, timeout, mdp) as client:
         client.close(*uuid)
     if as_json:
         print_json({"uuids": uuid})
@@ -291,7 +292,8 @@ def call(
     """
     if body and from_stdin:
         raise click.UsageError("BODY and --stdin exclude each other")
-    with broker.Client(endpoint, timeout=timeout, retries=2, version=mdp) as client:
+    tell(endpoint, TRIES * timeout)
+    with broker.Client(endpoint, timeout=timeout, retries=TRIES - 1, version=mdp) as client:
         frames = _stdin() if from_stdin else body or (b"",)
         Limits(client).check(frames)
         try:
@@ -301,8 +303,8 @@ def call(
                 print_json({"body": json_frames(error.detail), "error": str(error)})
             say(error, error.detail)
             sys.exit(EXIT_FAILED)
-        except broker.TimedOut:
-            if _answers(endpoint, mdp):
+        except broker.TimedOut as error:
+            if not error.reason and _answers(endpoint, mdp):
                 advice = "does the service have a worker?"
                 raise TimedOut(f"no answer from {service}", "the broker is there", advice) from None
             raise

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import pytest
 from support.cli_titanic import here, running, serving, titanic
 
 NOBODY = "tcp://127.0.0.1:9"
@@ -24,10 +26,57 @@ def test_a_request_and_its_reply(endpoint: str) -> None:
     assert here("close", uuid, *several).code == 0
 
 
-def test_nobody_at_any(endpoint: str) -> None:
-    done = here("status", "--endpoint", NOBODY, "--endpoint", "tcp://127.0.0.1:10", "--timeout", "0.05")
+def test_nobody_at_any() -> None:
+    nobody = ("--endpoint", NOBODY, "--endpoint", "tcp://127.0.0.1:10", "--timeout", "0.05")
+    refused = f"connection refused at {NOBODY} and tcp://127.0.0.1:10; "
+    done = here("status", *nobody)
     assert done.code == 3
-    assert f"nobody answered at {NOBODY} or tcp://127.0.0.1:10" in done.err
+    assert done.err.startswith(f"titanic: {refused}tried for 0.15 s; is a server running, and is this its endpoint? ")
+    done = here("submit", "s", "x", *nobody)
+    assert done.code == 3
+    first, last = done.err.splitlines()
+    assert first == f"titanic: {refused}waiting up to 0.15 s for a server there"
+    assert last.startswith(f"titanic: nobody answered at {NOBODY} or tcp://127.0.0.1:10; waited ")
+
+
+@pytest.mark.parametrize("command", [("ls",), ("show", "0" * 32), ("status",)])
+def test_who_only_looks_gives_up_soon(command: tuple[str, ...]) -> None:
+    began = time.monotonic()
+    done = here(*command, "--endpoint", NOBODY)
+    assert (done.code, done.out) == (3, b"")
+    assert f"connection refused at {NOBODY}; tried for 1 s" in done.err
+    assert "may still be done" not in done.err
+    assert time.monotonic() - began < 10  # three tries of 5 s are 15 s
+
+
+@pytest.mark.parametrize(
+    "command", [("submit", "s", "x"), ("reply", "0" * 32), ("reply", "0" * 32, "--wait", "60"), ("call", "s")]
+)
+def test_who_waits_for_a_server_says_so_at_once(tmp_path: Path, command: tuple[str, ...]) -> None:
+    socket = f"ipc://{tmp_path}/s"
+    for nobody, fact in ((NOBODY, "connection refused"), (socket, "no such file or directory")):
+        with running(tmp_path / "log", *command, "--endpoint", nobody) as one:
+            limit = command[-1] if "--wait" in command else "15"
+            one.says(f"^titanic: {fact} at {nobody}; waiting up to {limit} s for a server there\n$")
+
+
+def test_a_server_that_comes_while_it_is_waited_for(tmp_path: Path) -> None:
+    at = f"ipc://{tmp_path}/s"
+    with running(tmp_path / "log", "submit", "s", "x", "--endpoint", at, "--timeout", "20") as one:
+        one.says("waiting up to 60 s for a server there")
+        with serving(tmp_path, bind=at):
+            assert one.ends() == 0
+
+
+def test_a_bare_host_and_port_are_tcp(endpoint: str, tmp_path: Path) -> None:
+    bare = endpoint.removeprefix("tcp://")
+    assert here("call", "mmi.service", "x", "--endpoint", bare).out == b"404"
+    toml = tmp_path / "titanic.toml"
+    toml.write_text(f'endpoint = "{bare}"\n')
+    assert here("call", "mmi.service", "x", "--config", toml).out == b"404"
+    with serving(tmp_path, bind="127.0.0.1:*") as (_, other):
+        assert other.startswith("tcp://127.0.0.1:")
+        assert here("status", "--endpoint", other.removeprefix("tcp://")).code == 0
 
 
 def test_a_worker_follows(tmp_path: Path) -> None:

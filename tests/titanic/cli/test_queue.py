@@ -244,10 +244,10 @@ def test_nobody_answers(command: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("command", [("submit", "s"), ("call", "s"), ("status",), ("work", "s", "cat")])
 def test_an_endpoint_that_cannot_be(command: tuple[str, ...]) -> None:
-    done = here(*command, "--endpoint", "127.0.0.1:5555")
+    done = here(*command, "--endpoint", "127.0.0.1")
     assert (done.code, done.out) == (2, b"")
     assert done.err.splitlines()[-1] == (
-        "titanic: cannot connect to 127.0.0.1:5555: Invalid argument;"
+        "titanic: cannot connect to 127.0.0.1: Invalid argument;"
         " an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"
     )
 

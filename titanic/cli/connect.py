@@ -1,0 +1,44 @@
+"""Clients for commands: that nobody is there is said at once, and not when the time is over."""
+
+from __future__ import annotations
+
+import time
+
+from broker import unreachable
+from titanic.cli.output import say
+from titanic.client import Client
+from titanic.errors import TimedOut
+
+TRIES = 3
+"""How often a command asks."""
+
+LOOK = 1.0
+"""Seconds that a command which changes nothing waits for a server: one that is started again needs as long."""
+
+AGAIN = 0.1
+"""Seconds between two tries to connect."""
+
+
+def connect(endpoint: tuple[str, ...], timeout: float, mdp: str, *, wait: float | None = None) -> Client:
+    """A client, which is going to wait for so many seconds (by default TRIES times the time-out)."""
+    tell(endpoint, TRIES * timeout if wait is None else wait)
+    return Client(endpoint, timeout=timeout, version=mdp)
+
+
+def connect_to_look(endpoint: tuple[str, ...], timeout: float, mdp: str, advice: str = "") -> Client:
+    """A client that changes nothing. Raises TimedOut when nobody can be connected to for a second."""
+    seconds = min(LOOK, TRIES * timeout)
+    until = time.monotonic() + seconds
+    while reason := unreachable(endpoint):
+        if time.monotonic() >= until:
+            raise TimedOut(
+                reason, f"tried for {seconds:g} s", f"is a server running, and is this its endpoint?{advice}"
+            )
+        time.sleep(AGAIN)
+    return Client(endpoint, timeout=timeout, version=mdp)
+
+
+def tell(endpoint: tuple[str, ...], seconds: float) -> None:
+    """Say that nobody is there now, and how long one is waited for."""
+    if reason := unreachable(endpoint):
+        say(f"{reason}; waiting up to {seconds:g} s for a server there")
