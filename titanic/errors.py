@@ -17,6 +17,7 @@
     │   ├── RecordCorrupt       one record is damaged, the rest is fine
     │   ├── StoreFull           no room for a new request; goes away as requests are closed
     │   └── StoreFailed         the disk failed; nothing of that transaction was kept
+    │       └── DiskFull        it is full; goes away when others leave it room
     └── RequestError            what became of a request, told to the one who waits for it
         ├── RequestFailed       it ended without a reply
         ├── Refused             it was not accepted
@@ -129,6 +130,10 @@ class StoreFull(StoreError):
 
 class StoreFailed(StoreError):
     """The disk or the database failed. The transaction was dropped as a whole."""
+
+
+class DiskFull(StoreFailed):
+    """The disk below the store has no room for what was to be written."""
 
 
 class RequestError(TitanicError):

@@ -42,6 +42,8 @@ class Figures:
     """Whether the store can be used: its disk may have failed."""
     full: bool
     """Whether it has no room for a small request."""
+    disk_full: bool
+    """Whether the disk has no room for what is to be written."""
     waiting_clients: int
     commit_seconds: Histogram
     commit_sizes: Histogram

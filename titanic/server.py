@@ -50,7 +50,10 @@ FEW_LANES = 4
 """For services that are rarely asked."""
 
 
-STORE_FULL = "the store is full; close requests, or raise its capacity"
+SHORTAGES = {
+    "store": "the store is full; close requests, or raise its capacity",
+    "disk": "the disk of the store is full; make room on it",
+}
 
 
 class Server:
@@ -149,7 +152,7 @@ class Server:
             workers = self._dispatcher.workers()
         with self.store.read() as transaction:
             services = loads(transaction, self._dispatcher.flying(), workers, wall_us())
-            counts, full = transaction.counts(), transaction.full()
+            counts, full, disk_full = transaction.counts(), transaction.full(), transaction.disk_full()
         counted = self._services.figures()
         return Figures(
             counted={**counted["intake"], **counted["asked"], **self._dispatcher.core.counts},
@@ -158,6 +161,7 @@ class Server:
             store=counts,
             usable=self.store.usable,
             full=full,
+            disk_full=disk_full,
             waiting_clients=len(self._dispatcher.waiters),
             commit_seconds=self._writer.seconds,
             commit_sizes=self._writer.sizes,
@@ -166,10 +170,10 @@ class Server:
         )
 
     def shortages(self) -> dict[str, str]:
-        """What is short now, so that requests are refused, and what to do: by "store". Any thread may ask."""
+        """What is short now, "store" or "disk", so that requests are refused, in words. Any thread may ask."""
         with self.store.read() as transaction:
-            full = transaction.full()
-        return {"store": STORE_FULL} if full else {}
+            found = {"store": transaction.full(), "disk": transaction.disk_full()}
+        return {name: SHORTAGES[name] for name in found if found[name]}
 
     def reload(self, config: ServerConfig) -> None:
         """Go on with the settings of `config` that are LIVE; the others stay as they were."""

@@ -10,16 +10,15 @@ import socket
 import subprocess
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
-from urllib.error import HTTPError
 
 import pytest
 from prometheus_client.core import GaugeMetricFamily
 from support.cli_titanic import here, running, titanic, until
+from support.scraping import Samples, ask, samples
 from support.titanic_processes import SUPPORT, Process
 from support.titanic_serving import serving
 
@@ -32,25 +31,6 @@ from titanic.metrics import listener as listener_module
 from titanic.metrics.listener import MOST, Listener
 
 ANY = "tcp://127.0.0.1:*"
-Samples = dict[str, float]
-
-
-def ask(url: str) -> tuple[int, str]:
-    """The status and the text of a page."""
-    try:
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
-def samples(base: str) -> Samples:
-    """What is exported: name and labels as they stand there → value."""
-    code, text = ask(f"{base}/metrics")
-    assert code == 200
-    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, _, value in lines}
 
 
 @contextmanager

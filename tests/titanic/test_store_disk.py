@@ -4,7 +4,8 @@ import shutil
 
 import lmdb
 import pytest
-from support.cli_titanic import titanic
+from support.cli_titanic import here, running, titanic
+from support.scraping import ask, samples
 from support.small_disk import small_disk
 from support.store_formats import expect_all, unpack
 from support.titanic_serving import serving
@@ -99,6 +100,77 @@ def test_a_server_says_so_and_goes_on_when_there_is_room(disk):
         uuids.append(client.submit("absent", BODY))
     with Store.open(disk.path / "store") as store:
         expect(store, [bytes.fromhex(uuid) for uuid in uuids])
+
+
+def short(store):
+    with store.read() as txn:
+        return txn.disk_full()
+
+
+def test_a_full_disk_is_seen_without_a_write_and_so_is_its_end(disk):
+    with Store.open(disk.path / "store", capacity=CAPACITY) as store:
+        assert not short(store)
+        disk.fill()
+        assert short(store)
+        disk.make_room(2 << 20)
+        assert not short(store)
+
+
+def test_what_the_disk_refused_is_over_when_it_has_more_room_or_takes_something(disk):
+    disk.fill()
+    disk.make_room(4 << 20)
+    with Store.open(disk.path / "store", capacity=CAPACITY) as store:
+        uuids, _ = fill(store)
+        assert short(store)
+        disk.make_room(2 << 20)
+        assert not short(store)
+        with pytest.raises(StoreFailed, match=FULL):
+            accept(store, 300)
+        assert short(store)
+        disk.make_room(3 << 20)
+        uuids += accept(store)
+        assert not short(store)
+        expect(store, uuids)
+
+
+def test_what_is_free_in_the_file_needs_no_disk(disk):
+    disk.fill()
+    disk.make_room(4 << 20)
+    with Store.open(disk.path / "store", capacity=CAPACITY, keep_closed=False) as store:
+        uuids = accept(store, 120)
+        for uuid in uuids[:100]:
+            with store.write() as txn:
+                txn.close(uuid, NOW)
+        disk.fill()
+        assert not short(store)
+        expect(store, uuids[100:] + accept(store))
+
+
+def test_a_full_disk_is_named_wherever_somebody_looks(disk, tmp_path):
+    """And no longer when there is room again, though nobody submits."""
+    disk.fill()
+    disk.make_room(3 << 20)
+    options = ("--store", disk.path / "store", "--capacity", "64MiB", "--metrics", "127.0.0.1:0")
+    with running(tmp_path / "log", "serve", "--bind", "tcp://127.0.0.1:*", *options) as server:
+        at = ("--endpoint", server.says(r"serving at ([^;]+);")[1])
+        base = server.says(r"metrics at (\S+)/metrics")[1]
+        assert ask(f"{base}/readyz") == (200, "ok\n")
+        disk.fill()
+        assert ask(f"{base}/readyz") == (503, "the disk of the store is full; make room on it\n")
+        assert ask(f"{base}/healthz") == (200, "ok\n")
+        found = samples(base)
+        assert (found["titanic_disk_full"], found["titanic_ready"], found["titanic_store_full"]) == (1, 0, 0)
+        bad = here("health", *at)
+        assert (bad.code, bad.out) == (1, b"not well: the disk of the store is full\n")
+        document = here("status", "--json", *at).json
+        assert (document["disk_full"], document["accepting"]) == (True, False)
+        assert b"; its disk is full\n" in here("status", *at).out
+        server.says("ERROR titanic: cannot write: the disk of the store is full; make room on it\n")
+        disk.make_room()
+        assert ask(f"{base}/readyz") == (200, "ok\n")
+        assert samples(base)["titanic_disk_full"] == 0
+        assert here("health", *at).code == 0
+        server.says("INFO titanic: can write again\n")
 
 
 def test_a_store_cannot_be_made_on_a_full_disk_and_nothing_is_left_of_it(disk):

@@ -149,7 +149,9 @@ def _listen(subject: Subject, signals: Signals, address: Address) -> Listener:
     def unready() -> str:
         if signals.end.is_set():
             return "stopping"
-        return unhealthy() or ("" if subject.ready else "its broker is not there yet")
+        if fault := unhealthy() or subject.shortages().get("disk", ""):
+            return fault
+        return "" if subject.ready else "its broker is not there yet"
 
     listener = Listener(*address, subject.collect, unhealthy=unhealthy, unready=unready)
     say(f"metrics at http://{Address(address.host, listener.port)}/metrics", "metrics")
@@ -193,14 +195,18 @@ class ShortageLog:
     """What is short, in the log: when it begins, now and then while it lasts, and when it is over."""
 
     def __init__(self) -> None:
-        self._store = Trouble(log, "take new requests")
+        self._troubles = (
+            ("store", Trouble(log, "take new requests"), logs.event("store-full"), logs.event("store-not-full")),
+            ("disk", Trouble(log, "write"), logs.event("disk-full"), logs.event("disk-not-full")),
+        )
 
     def look(self, shortages: Mapping[str, str]) -> None:
         """This is short now."""
-        if text := shortages.get("store"):
-            self._store.met(text, **logs.event("store-full"))
-        else:
-            self._store.over(**logs.event("store-not-full"))
+        for name, trouble, begins, ends in self._troubles:
+            if text := shortages.get(name):
+                trouble.met(text, **begins)
+            else:
+                trouble.over(**ends)
 
 
 class Stop:

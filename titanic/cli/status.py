@@ -46,6 +46,7 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
                      lost ones, which were forgotten before an archive had
                      them
     accepting        whether there is room for a small request
+    disk_full        whether the disk below the store has none left for it
     services         {name: requests that wait}
     workers          {name: count}; null when nobody tells
     running          requests that workers have now
@@ -108,7 +109,10 @@ def _watch(every: float, as_json: bool, where: dict[str, Any]) -> None:
 
 def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None = None, now: float = 0.0) -> None:
     store, running, done = document["store"], document.get("running", 0), document.get("since_start")
-    full = "" if document.get("accepting", True) else "; it is full"
+    if document.get("disk_full", False):
+        full = "; its disk is full"
+    else:
+        full = "" if document.get("accepting", True) else "; it is full"
     click.echo(
         f"store {printable(store['path'])}: {counted(store['requests'], 'request')}"
         f" ({max(0, store['waiting'] - running)} waiting, {running} running,"
@@ -186,7 +190,9 @@ def health(
     waiting = max(0, document["store"]["waiting"] - document["running"])
     oldest = max(0.0, time.time() - rows[0]["submitted_at"] / 1e6) if rows else None
     problems = []
-    if not document.get("accepting", True):  # a server of an earlier version does not say
+    if document.get("disk_full", False):
+        problems.append("the disk of the store is full")
+    elif not document.get("accepting", True):  # a server of an earlier version does not say
         problems.append("the store is full")
     if max_waiting is not None and waiting > max_waiting:
         problems.append(f"{waiting} requests wait, more than {max_waiting}")

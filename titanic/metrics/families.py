@@ -123,6 +123,7 @@ def _store(figures: Figures) -> Iterable[Metric]:
         "titanic_store_free_bytes": ("What is not in use of it.", max(0, store.capacity - store.used)),
         "titanic_store_closed": ("Closed requests that are remembered.", store.closed),
         "titanic_store_full": ("1 while there is no room for a small request.", figures.full),
+        "titanic_disk_full": ("1 while the disk below the store has no room for what is written.", figures.disk_full),
         "titanic_store_usable": ("1 while the store can be used, 0 after its disk failed.", figures.usable),
     }
     for name, (text, value) in gauges.items():

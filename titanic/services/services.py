@@ -164,10 +164,12 @@ class Services:
             return tsp.failure(f"not read: {type(error).__name__}: {error}")
 
     def _stats(self, transaction: ReadTransaction) -> dict[str, Any]:
+        disk_full = transaction.disk_full()
         return {
             "store": {"path": str(self._store.path), **transaction.counts()._asdict()},
             "services": {name.decode(errors="replace"): count for name, count in transaction.waiting().items()},
-            "accepting": not transaction.full(),
+            "accepting": not (disk_full or transaction.full()),
+            "disk_full": disk_full,
             "since_start": {**self._intake.counts, **self.counts, "commits": self._writer.commits},
             **self._watcher.stats(),
         }

@@ -9,17 +9,19 @@ having to make it.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
 import lmdb
 
-from titanic.errors import RecordCorrupt, StoreCorrupt
+from titanic.errors import DiskFull, RecordCorrupt, StoreCorrupt, StoreError
 from titanic.ids import SIZE
 from titanic.store import blob, closed, request
 from titanic.store.blob import Ref
 from titanic.store.environment import Environment
-from titanic.store.failures import translate
+from titanic.store.failures import room_on_disk
 from titanic.store.read import ReadTransaction
 from titanic.store.request import Header
 from titanic.store.retry import Retry
@@ -95,7 +97,7 @@ class Change(ReadTransaction):
                     raise
                 self._begin()
         except lmdb.Error as error:
-            raise translate(error, env, self._environment.capacity) from error
+            raise self._translated(error) from error
         return self
 
     def __exit__(
@@ -109,7 +111,7 @@ class Change(ReadTransaction):
             self._commit()
         except lmdb.Error as failure:
             self._txn.abort()
-            raise translate(failure, self._environment.env, self._environment.capacity) from failure
+            raise self._translated(failure) from failure
         except BaseException:
             self._txn.abort()
             raise
@@ -118,6 +120,14 @@ class Change(ReadTransaction):
         self._put_counters()
         self._txn.commit()
         self._environment.pace.freed = self._freed
+        self._environment.pace.disk_refused = None
+
+    def _translated(self, error: lmdb.Error) -> StoreError:
+        found = super()._translated(error)
+        if isinstance(found, DiskFull):
+            with suppress(OSError):
+                self._environment.pace.disk_refused = room_on_disk(Path(self._environment.env.path()))
+        return found
 
     # -- room ------------------------------------------------------------------------------------------------
 

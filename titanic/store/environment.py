@@ -28,12 +28,14 @@ class Pace:
     """What the next write transaction should know of the one before. Only the writer touches it.
 
     `freed` are the pages that it freed, which can't be used yet. `wanted` are the bytes that were refused for want of
-    room that can be made.
+    room that can be made. `disk_refused` is what the disk had left, in bytes, when it had no room for the last
+    transaction; None when that was committed. (Any thread may read it.)
     """
 
     def __init__(self) -> None:
         self.freed = 0
         self.wanted = 0
+        self.disk_refused: int | None = None
 
 
 class Environment(NamedTuple):

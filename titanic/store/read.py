@@ -7,11 +7,13 @@ Keep it short, and don't wait for anything inside.
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
 from titanic.errors import RecordCorrupt
 from titanic.ids import time_of
 from titanic.store import idempotency, outcome, request
 from titanic.store.bulk import Bulk
+from titanic.store.failures import short_of_disk
 from titanic.store.outcome import Outcome, Pending
 from titanic.store.record import verify
 from titanic.store.request import Request
@@ -173,6 +175,13 @@ class ReadTransaction(Bulk):
             if missing <= 0:
                 return False
         return self._can_make_way(missing) < missing
+
+    def disk_full(self) -> bool:
+        """Whether the disk has no room for what the store is to write next. It is asked now, and ends by itself."""
+        environment = self._environment
+        return short_of_disk(
+            Path(environment.env.path()), self._used(), environment.capacity, environment.pace.disk_refused
+        )
 
     def _loads_by_service(self) -> dict[bytes, tuple[int, ...]]:
         loads: dict[bytes, tuple[int, ...]] = {}

@@ -8,6 +8,7 @@ from typing import Self
 
 import lmdb
 
+from titanic.errors import StoreError
 from titanic.store import blob
 from titanic.store.blob import Ref
 from titanic.store.environment import Environment
@@ -36,7 +37,7 @@ class View:
                 env.reader_check()  # some may have been killed
                 self._txn = env.begin(buffers=True)
         except lmdb.Error as error:
-            raise translate(error, env, self._environment.capacity) from error
+            raise self._translated(error) from error
         return self
 
     def __exit__(
@@ -44,7 +45,10 @@ class View:
     ) -> None:
         self._txn.abort()
         if isinstance(error, lmdb.Error):
-            raise translate(error, self._environment.env, self._environment.capacity) from error
+            raise self._translated(error) from error
+
+    def _translated(self, error: lmdb.Error) -> StoreError:
+        return translate(error, self._environment.env, self._environment.capacity)
 
     def _used(self) -> int:
         """Bytes of the pages that are in use."""
