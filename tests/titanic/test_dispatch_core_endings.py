@@ -167,6 +167,21 @@ def test_closed_while_running_keeps_its_place_until_the_reply_which_is_dropped()
     assert play.ended == {}
 
 
+def test_a_closed_one_is_in_doubt_until_it_is_known_that_no_worker_gets_it() -> None:
+    play = Play()
+    play.submit("echo", "with a worker", "queued", "waits")
+    play.workers("echo", 2)
+    play.go()
+    play.queued = {b"queued"}
+    play.close("with a worker", "queued", "waits")
+    assert [play.core.in_doubt(name) for name in (b"with a worker", b"queued", b"waits")] == [True, True, False]
+    play.go()
+    assert sorted(play.core.take_certain()) == [b"queued", b"with a worker"]
+    assert not play.core.in_doubt(b"with a worker")
+    play.reply("with a worker", b"late")
+    assert play.core.flights == {}
+
+
 def test_closed_while_its_outcome_is_written() -> None:
     play = Play()
     play.disk = "slow"

@@ -3,17 +3,20 @@ elsewhere."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
 from support.titanic_eventually import eventually
-from support.titanic_raw import RawWorker, raw_worker
+from support.titanic_raw import RawWorker, raw_client, raw_worker
 from support.titanic_serving import QUICK, serving
 
 from broker import Broker, BrokerConfig, RemoteError, Worker
+from broker.router import Router
 from titanic import Client, RequestFailed
+from titanic.store import ReadTransaction
 
 WIRE = BrokerConfig(heartbeat_interval=0.5, request_expiry=0.2)
 
@@ -102,3 +105,61 @@ def test_a_worker_cannot_speak_for_the_broker(client: Client, status: int) -> No
         uuid = client.submit("echo", "x")
         assert client.wait(uuid, 30) == [b"done"]
     assert client.show(uuid)["attempts"] == 2
+
+
+class Look:
+    """Stops the dispatcher in the middle of a look into the store, once, and writes down what the broker sends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.looks = threading.Event()
+        self.go = threading.Event()
+        self.sent: list[str] = []
+        read, send = ReadTransaction.next_ready, Router.send
+
+        def next_ready(transaction: ReadTransaction, service: bytes, *args: object, **kwargs: object) -> object:
+            rows = read(transaction, service, *args, **kwargs)  # type: ignore[arg-type]
+            if service == b"stops":
+                self.looks.set()
+                assert self.go.wait(30)
+            return rows
+
+        def note(router: Router, peer: bytes, frames: list[bytes]) -> None:
+            if frames[4:] == [b"stored"]:
+                self.sent.append("handed over")
+            elif b"titanic.close" in frames and frames[-1] == b"200":
+                self.sent.append("closed")
+            send(router, peer, frames)
+
+        monkeypatch.setattr(ReadTransaction, "next_ready", next_ready)
+        monkeypatch.setattr(Router, "send", note)
+
+
+@pytest.mark.parametrize("service", ["stops", "echo"])
+def test_what_is_closed_is_handed_to_no_worker_afterwards(
+    client: Client, monkeypatch: pytest.MonkeyPatch, service: str
+) -> None:
+    """While the dispatcher is busy: with what is read already, and with what waits in the broker for a busy worker."""
+    look = Look(monkeypatch)
+    endpoint = client.endpoint
+    with worker_at(client, b"stops"), worker_at(client) as worker, raw_client(endpoint) as raw:
+        raw.send(b"echo", b"plain")
+        token, _ = worker.take()
+        uuid = client.submit(service, "stored")
+        if service == "echo":
+            eventually(lambda: client.stats()["running"] == 1)
+            client.submit("stops", "other")
+        assert look.looks.wait(30)
+        with raw_client(endpoint) as closing:
+            closing.send(b"titanic.close", uuid.encode())
+            eventually(lambda: client.stats()["since_start"]["closed"] == 1)
+            closing.socket.poll(100)  # an answer now would be too early
+            worker.final(token, b"")
+            raw.receive()
+            look.go.set()
+            assert closing.receive() == [b"200"]
+        client.submit("echo", "last")  # it goes the same way, behind whatever is still to come
+        body: list[bytes] = []
+        while body != [b"last"]:
+            token, body = worker.take()
+            worker.final(token, b"")
+    assert look.sent in (["handed over", "closed"], ["closed"])

@@ -13,7 +13,7 @@ import pytest
 from titanic import tsp
 from titanic.errors import StoreFailed, StoreFull
 from titanic.services import replying
-from titanic.services.asks import Answers
+from titanic.services.asks import Answers, Doubt
 from titanic.services.services import Services
 from titanic.store import MIN_CAPACITY, ReadTransaction, Status, Store, WriteTransaction
 from titanic.tsp import Frames
@@ -51,8 +51,10 @@ class Desk:
     def due_at(self, when_us: int) -> None:
         self.told.append(when_us)
 
-    def closed(self, uuids: list[bytes]) -> None:
+    def closed(self, uuids: list[bytes], services: set[bytes], doubts: list[Doubt]) -> None:
         self.told.append(uuids)
+        for _, then in doubts:
+            then()
 
     def stats(self) -> dict[str, Any]:
         return {"running": 0}

@@ -137,6 +137,7 @@ class Flight:
         "expires_at",
         "expiring",
         "held",
+        "kept",
         "max_attempts",
         "overdue",
         "policy",
@@ -181,5 +182,7 @@ class Flight:
         worker: a disk that fails must not let results pile up in memory."""
         self.closed = False
         """Whether its client closed it. The worker is still at it, so it keeps its place until the reply comes."""
+        self.kept = False
+        """Whether the broker has said since that a worker has it, or cannot say. No other worker gets it."""
         self.overdue = False
         """Whether its attempt has passed its limit, and the broker is being asked whether a worker has it at all."""

@@ -81,6 +81,7 @@ class DispatchCore:
         """When it is looked at whether urgent requests of a service still wait."""
         self._sends: list[Send] = []
         self._recalls: list[bytes] = []
+        self._certain: list[bytes] = []
         self._settling = Settling()
         self._alarm: float | None = None
 
@@ -226,7 +227,12 @@ class DispatchCore:
         """A request cannot be taken back: a worker has it, or nobody can say. Whether this attempt is over therefore:
         then its reply is not wanted any more, `left` is to be told when it comes."""
         flight = self.flights.get(uuid)
-        if flight is None or flight.settling or flight.closed or not flight.overdue:
+        if flight is None or flight.settling:
+            return False
+        if flight.closed:
+            flight.kept = True
+            self._certain.append(uuid)
+        if flight.closed or not flight.overdue:
             return False
         flight.backlog.lingering += 1
         self._landing(uuid)
@@ -269,6 +275,12 @@ class DispatchCore:
                 flight.closed = True
                 if not flight.settling:
                     self._recalls.append(uuid)
+
+    def in_doubt(self, uuid: bytes) -> bool:
+        """Whether a worker may yet be given a request that was closed: it is on its way, and nobody has said that a
+        worker has it. `take_certain` tells when that is over."""
+        flight = self.flights.get(uuid)
+        return flight is not None and flight.closed and not flight.settling and not flight.kept
 
     def set_alarm(self, when: float | None) -> None:
         """When the next delayed request is due; None: there is none."""
@@ -331,6 +343,11 @@ class DispatchCore:
         """Requests to be taken back, if no worker has them yet: answer with `replied`, or first with `kept`."""
         recalls, self._recalls = self._recalls, []
         return recalls
+
+    def take_certain(self) -> list[bytes]:
+        """Closed requests that no worker can be given any more."""
+        certain, self._certain = self._certain, []
+        return certain
 
     def take_outcomes(self, now: float, wanted: Container[bytes] | None = None) -> list[list[Outcome]]:
         """What is to be written, each list as one.
@@ -440,6 +457,7 @@ class DispatchCore:
             self._lapses.cancel(uuid)
         if flight.closed:
             self._forget(uuid)
+            self._certain.append(uuid)
             return None
         self._place(flight.backlog)
         return flight

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import zmq
@@ -21,7 +21,7 @@ from titanic.dispatch.outcomes import Outcomes
 from titanic.errors import RecordCorrupt, StoreError
 from titanic.failure_log import FailureLog
 from titanic.logs import Trouble
-from titanic.services.asks import Answers, Ask
+from titanic.services.asks import Answers, Ask, Doubt
 from titanic.services.waiting import Waiters
 from titanic.store import DEFAULT_PRIORITY, ReadTransaction, Store
 from titanic.tsp import SERVICES
@@ -48,6 +48,21 @@ otherwise, and somebody may look at the figures."""
 
 LONGEST_ALARM = 30.0
 """Seconds after which the wall clock is looked at again: somebody may have set it."""
+
+
+class _Doubt:
+    """Closed requests that a worker may yet be given, and whom to tell when none can."""
+
+    __slots__ = ("left", "then")
+
+    def __init__(self, left: set[bytes], then: Callable[[], None]) -> None:
+        self.left = left
+        self.then = then
+
+    def over(self, uuid: bytes) -> None:
+        self.left.discard(uuid)
+        if not self.left:
+            self.then()
 
 
 class Dispatcher:
@@ -79,6 +94,8 @@ class Dispatcher:
         self._store = store
         self._writer = writer
         self._courier: Courier | None = None
+        self._doubts: dict[bytes, list[_Doubt]] = {}
+        """Who wants to know when no worker can be given a closed request any more."""
         self._settled = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self.loop.add(self)
@@ -135,9 +152,9 @@ class Dispatcher:
         """Something is on disk that is due then."""
         self.loop.call(self._hasten_alarm, when_us)
 
-    def closed(self, uuids: Sequence[bytes]) -> None:
-        """These requests are no longer in the store."""
-        self.loop.call(self._closed, uuids)
+    def closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[Doubt]) -> None:
+        """These requests are no longer in the store, in which some of them waited for these services."""
+        self.loop.call(self._closed, uuids, doubts)
 
     def wait(self, asks: Sequence[Ask]) -> None:
         """Somebody waits for replies."""
@@ -211,6 +228,9 @@ class Dispatcher:
         core, courier = self.core, self._courier
         if courier is not None:
             self._move(core, courier, now)
+        for uuid in core.take_certain():
+            for doubt in self._doubts.pop(uuid, ()):
+                doubt.over(uuid)
         if core.stopping and not core.flights:
             self._settled.set()
 
@@ -221,8 +241,10 @@ class Dispatcher:
 
     def _move(self, core: DispatchCore, courier: Courier, now: float) -> None:
         # First: what is not wanted any more must be known as such when a broker is found to have died.
-        for uuid in core.take_recalls():
-            courier.recall(uuid, now)
+        if recalls := core.take_recalls():
+            for uuid in recalls:
+                courier.recall(uuid, now)
+            courier.push(now)  # somebody waits for this, and what follows may take a while
         courier.deliver(now)
         if core.take_alarm(now):
             self._writer.put(Keep(self, STEP))
@@ -273,10 +295,18 @@ class Dispatcher:
         self.core.returned(services)
         self.look()  # they may have an end of their time
 
-    def _closed(self, uuids: Sequence[bytes]) -> None:
+    def _closed(self, uuids: Sequence[bytes], doubts: Sequence[Doubt]) -> None:
         self.core.closed(uuids)
         self.waiters.wake(uuids)
-        self.look()  # they are remembered for a time, and what was large is removed bit by bit
+        if uuids:
+            self.look()  # they are remembered for a time, and what was large is removed bit by bit
+        for about, then in doubts:
+            # What is not in flight now never will be: the store is read for it in this thread, and has it no more.
+            doubt = _Doubt({uuid for uuid in about if self.core.in_doubt(uuid)}, then)
+            for uuid in doubt.left:
+                self._doubts.setdefault(uuid, []).append(doubt)
+            if not doubt.left:
+                then()
 
     def look(self) -> None:
         """Set the alarm to what the store says now."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from titanic import ids, tsp
@@ -47,6 +48,8 @@ class Administer:
         self._answers: list[tuple[Any, Frames]] = []
         self._returned: set[bytes] = set()
         self._closed: list[bytes] = []
+        self._doubtful: list[bytes] = []
+        self._services: set[bytes] = set()
 
     def write(self, transaction: WriteTransaction, now_us: int) -> None:
         self._begin()
@@ -102,17 +105,22 @@ class Administer:
         return True
 
     def _purge(self, transaction: WriteTransaction, uuid: bytes, now_us: int) -> bool:
-        if transaction.close(uuid, now_us) is None:
+        closed = transaction.close(uuid, now_us)
+        if closed is None:
             return False
         self._closed.append(uuid)
+        if closed.waited:
+            self._doubtful.append(uuid)
+            self._services.add(closed.service)
         return True
 
     def committed(self) -> None:
-        if self._closed:
-            self._watcher.closed(self._closed)
         if self._returned:
             self._watcher.returned(self._returned)
-        self._answer(self._answers)
+        if self._closed:  # the answer waits as that of a titanic.close does
+            self._watcher.closed(self._closed, self._services, [(self._doubtful, partial(self._answer, self._answers))])
+        else:
+            self._answer(self._answers)
 
     def failed(self, error: StoreError) -> None:
         self._answer([(ask, tsp.failure(f"not done: {error}")) for ask in self._asks])

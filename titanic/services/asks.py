@@ -23,6 +23,11 @@ Answer = Callable[[Answers], None]
 """Sends answers to asks. It is called in another thread than the one that asked."""
 
 
+Doubt = tuple[Sequence[bytes], Callable[[], None]]
+"""Closed requests that a worker may be about to get, and what to call when none can get any of them any more; another
+thread calls it."""
+
+
 class Watcher(Protocol):
     """Who wants to know at once what was committed: the dispatcher. Any thread may call."""
 
@@ -35,8 +40,8 @@ class Watcher(Protocol):
     def due_at(self, when_us: int) -> None:
         """Something was stored that is due then (µs since the epoch), and nothing that is due earlier."""
 
-    def closed(self, uuids: Sequence[bytes]) -> None:
-        """These requests are closed: do not dispatch them, drop their replies."""
+    def closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[Doubt]) -> None:
+        """These requests are closed: do not dispatch them, drop their replies. `services`: where some waited."""
 
     def stats(self) -> dict[str, Any]:
         """What is going on, for titanic.stats."""

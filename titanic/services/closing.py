@@ -3,16 +3,21 @@
 request body    uuid                    one (RFC 9)
                 uuid 0A uuid 0A uuid…   several: one frame, one UUID a line, at most tsp.MOST_UUIDS
 reply body      200
+
+What was closed before it had ended may be on its way to a worker. The answer waits until none can get it any more: it
+was not sent, the broker gave it back, or a worker has it already.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from titanic import tsp
 from titanic.errors import StoreError, StoreFull
-from titanic.services.asks import Answer, Ask, Watcher
+from titanic.services.asks import Answer, Ask, Doubt, Watcher
 from titanic.store import WriteTransaction
 from titanic.tsp import Frames
 from titanic.writer import halves
@@ -21,12 +26,21 @@ from titanic.writer import halves
 class _Wish:
     """One ask, and how many of its UUIDs are not dealt with yet."""
 
-    __slots__ = ("answer", "ask", "left")
+    __slots__ = ("_left", "answer", "ask")
 
     def __init__(self, ask: Ask, left: int) -> None:
         self.ask = ask
-        self.left = left
         self.answer: Frames = [tsp.OK]
+        self._left = left
+
+    def done(self, count: int) -> bool:
+        """So many more are dealt with: whether these were the last. Any thread may say so."""
+        with _counting:
+            self._left -= count
+            return not self._left
+
+
+_counting = threading.Lock()
 
 
 class Close:
@@ -43,17 +57,28 @@ class Close:
         self._asks = asks
         self._items: Sequence[tuple[_Wish, bytes]] | None = None
         self._answers: list[tuple[Any, Frames]] = []
+        self._begin()
+
+    def _begin(self) -> None:
         self._closed: list[bytes] = []
+        self._services: set[bytes] = set()
+        self._doubtful: set[int] = set()
         self._refused: dict[int, str] = {}
 
     def write(self, transaction: WriteTransaction, now_us: int) -> None:
         if self._items is None:
             self._items = self._read()
-        self._closed, self._refused = [], {}
+        self._begin()
         for at, (_, uuid) in enumerate(self._items):
             try:
-                if transaction.close(uuid, now_us) is not None:
+                closed = transaction.close(uuid, now_us)
+                if closed is not None:
                     self._closed.append(uuid)
+                if closed is None:  # one that was closed a moment ago, perhaps, and is not answered yet
+                    self._doubtful.add(at)
+                elif closed.waited:
+                    self._doubtful.add(at)
+                    self._services.add(closed.service)
             except StoreFull as error:  # the archive is far behind, and may not miss anything; the others may fit
                 self._refused[at] = str(error)
 
@@ -72,13 +97,12 @@ class Close:
 
     def committed(self) -> None:
         self._counts["closed"] += len(self._closed)
-        if self._closed:
-            self._watcher.closed(self._closed)  # first: what is closed is not dispatched any more
         self._tell()
 
     def failed(self, error: StoreError) -> None:
         if self._items is None:
             self._items = self._read()
+        self._begin()
         self._refused = dict.fromkeys(range(len(self._items)), str(error))
         self._tell()
 
@@ -95,10 +119,21 @@ class Close:
 
     def _tell(self) -> None:
         """Answer the asks that are dealt with."""
-        for at, (wish, _) in enumerate(self._items or ()):
-            wish.left -= 1
+        in_doubt: dict[_Wish, list[bytes]] = {}
+        for at, (wish, uuid) in enumerate(self._items or ()):
+            if at in self._doubtful:
+                in_doubt.setdefault(wish, []).append(uuid)
+                continue
             if at in self._refused:
                 wish.answer = tsp.failure(f"not closed: {self._refused[at]}")
-            if not wish.left:
+            if wish.done(1):
                 self._answers.append((wish.ask, wish.answer))
-        self._answer(self._answers)
+        if self._closed or in_doubt:
+            doubts: list[Doubt] = [(uuids, partial(self._sure, wish, len(uuids))) for wish, uuids in in_doubt.items()]
+            self._watcher.closed(self._closed, self._services, doubts)
+        if self._answers:
+            self._answer(self._answers)
+
+    def _sure(self, wish: _Wish, count: int) -> None:
+        if wish.done(count):
+            self._answer([(wish.ask, wish.answer)])

@@ -27,6 +27,11 @@ class Closed(NamedTuple):
     service: bytes
     state: State
 
+    @property
+    def waited(self) -> bool:
+        """Whether it had not ended."""
+        return self.state in (State.WAITING, State.DELAYED)
+
 
 class Description(NamedTuple):
     """All about a request but its frames. A running one is WAITING: the store doesn't know who runs.
