@@ -1,22 +1,28 @@
 """Reading on the move: closed requests as they come, in micro-batches.
 
-An offset is the last number that was read. Nothing is acknowledged to the queue from here: Spark's `commit` comes a
-micro-batch late, and never for the last. What must not be missed is for the archive to hold (`titanic-data archive`).
+An offset is the last number that was read, and the id of the store: the numbers of another one mean nothing. Nothing is
+acknowledged to the queue from here: Spark's `commit` comes a micro-batch late, and never for the last. What must not be
+missed is for the archive to hold (`titanic-data archive`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from titanic_data.errors import PipelineError
+from titanic_data.errors import OtherStore, PipelineError
 from titanic_data.options import LOSS_ALLOWED, ReadOptions, first_number
-from titanic_data.reading import closed_range, lost, read_closed, split
+from titanic_data.reading import closed_range, identity, lost, read_closed, split
 
-SEQ = "seq"
+SEQ, STORE = "seq", "store"
+
+
+Offset = dict[str, Any]
+"""{"seq": the last number that was read, "store": the id of its store}"""
 
 
 class ClosedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -27,39 +33,40 @@ class ClosedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.columns = columns
         self.target: int | None = None
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+    def initialOffset(self) -> Offset:  # noqa: N802
         """Where a query without a checkpoint begins."""
         oldest, newest = closed_range(self.options.path)
-        return {SEQ: first_number(self.options, oldest, newest) - 1}
+        return self._offset(first_number(self.options, oldest, newest) - 1)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """maxOffsetsPerTrigger."""
         most = self.options.maxoffsetspertrigger
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """The end of the next micro-batch."""
+        before = self._number(start)
         oldest, newest = closed_range(self.options.path)
-        if newest < start[SEQ] and self.options.failondataloss:
-            raise lost(self.options.path, newest + 1, start[SEQ], oldest, newest)
+        if newest < before and self.options.failondataloss:
+            raise lost(self.options.path, newest + 1, before, oldest, newest)
         if self.target is not None:
             newest = self.target
         if isinstance(limit, ReadMaxRows):
-            newest = min(newest, start[SEQ] + limit.max_rows)
-        return {SEQ: max(newest, start[SEQ])}
+            newest = min(newest, before + limit.max_rows)
+        return self._offset(max(newest, before))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """What is there now is all."""
         self.target = closed_range(self.options.path)[1]
 
-    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
+    def reportLatestOffset(self) -> Offset:  # noqa: N802
         """For the query's progress."""
-        return {SEQ: closed_range(self.options.path)[1]}
+        return self._offset(closed_range(self.options.path)[1])
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """A micro-batch, in parts."""
         options = self.options
-        first, last = start[SEQ] + 1, end[SEQ]
+        first, last = self._number(start) + 1, self._number(end)
         oldest, newest = closed_range(options.path)
         if last > newest:
             raise lost(options.path, first, last, oldest, newest)
@@ -85,6 +92,26 @@ class ClosedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             instead=LOSS_ALLOWED,
         )
 
+    def _offset(self, number: int) -> Offset:
+        path = self.options.path
+        if not (found := identity(path)):
+            fact, advice = "no server of this version has opened it", "start its server once"
+            raise OtherStore(f"the store {path} has no id; a stream's checkpoint needs one", fact, advice)
+        return {SEQ: number, STORE: found}
+
+    def _number(self, offset: Offset) -> int:
+        """The number of an offset. Raises OtherStore unless it is of this store, whatever failOnDataLoss says."""
+        path, number, found = self.options.path, int(offset[SEQ]), identity(self.options.path)
+        if STORE not in offset:
+            fact = f"its offset is {json.dumps(offset)}"
+            advice = f"if it was this one, begin with another checkpointLocation and startingOffsets={number + 1}"
+            raise OtherStore("the checkpoint does not say which store was read", fact, advice)
+        if offset[STORE] != found:
+            fact = f"that one's id is {offset[STORE]}, this one's {found or 'not there yet'}"
+            advice = "name the right path; a stream of this one needs another checkpointLocation"
+            raise OtherStore(f"the stream has read another store than {path}", fact, advice)
+        return number
+
 
 class RefusedStream(DataSourceStreamReader):
     """Says what is wrong with a stream as soon as Spark asks it something.
@@ -96,7 +123,7 @@ class RefusedStream(DataSourceStreamReader):
     def __init__(self, error: PipelineError) -> None:
         self._error = error
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+    def initialOffset(self) -> Offset:  # noqa: N802
         """Never."""
         raise self._error
 
@@ -104,7 +131,7 @@ class RefusedStream(DataSourceStreamReader):
         """Never."""
         raise self._error
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """Never."""
         raise self._error
 

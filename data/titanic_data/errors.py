@@ -4,6 +4,7 @@
     ├── InvalidOption     an option that isn't known, can't have this value, or is missing
     ├── InvalidRows       a DataFrame that can't become requests: a column is missing or of the wrong type
     ├── DataLoss          what was to be read had left the ring
+    ├── OtherStore        a stream that goes on finds another store than it has read
     ├── ArchiveError      the archive isn't as it must be
     │   ├── ArchiveGap    the ring begins behind the archive's end
     │   └── ArchiveBusy   another archiver is at it
@@ -36,6 +37,10 @@ class InvalidRows(PipelineError):
 
 class DataLoss(PipelineError):
     """What was to be read had left the ring."""
+
+
+class OtherStore(PipelineError):
+    """A stream that goes on finds another store than it has read."""
 
 
 class ArchiveError(PipelineError):

@@ -55,6 +55,13 @@ def closed_range(path: str | Path) -> tuple[int, int]:
         return transaction.closed_range()
 
 
+def identity(path: str | Path) -> str:
+    """Which store it is, 32 hexadecimal digits; nothing before a server of this version has opened it."""
+    with store_at(path).read() as transaction:
+        found = transaction.identity()
+    return found.hex() if found else ""
+
+
 def split(first: int, last: int, rows: int, least: int = 1) -> list[tuple[int, int]]:
     """The numbers from `first` to `last` in parts of about the same size: `rows` at most, and at least `least` parts
     if there are as many numbers."""

@@ -5,14 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, concat, lit
 from support.ring import fill, ring, wait_for_room
 from support.titanic_serving import serving
 
+from pyspark_titanic.stream import ClosedStream
 from titanic import Client
 from titanic.store import Store
+from titanic_data.errors import OtherStore
+from titanic_data.options import read_options
+from titanic_data.reading import identity
 
 
 def stream(spark: SparkSession, store: Path, **options: Any) -> DataFrame:
@@ -73,11 +78,40 @@ def test_a_ring_that_did_not_wait(spark: SparkSession, tmp_path: Path) -> None:
     assert numbers(spark, tmp_path)[100:] == list(range(first, last + 1))
 
 
-def test_the_checkpoint_of_another_store(spark: SparkSession, tmp_path: Path) -> None:
-    drain(stream(spark, ring(tmp_path / "store", 100)), tmp_path)
-    other = ring(tmp_path / "other", 10)
-    with pytest.raises(Exception, match=r"titanic: closed requests 11 to 100 are not in .*; is it another store"):
-        drain(stream(spark, other), tmp_path)
+@pytest.mark.parametrize("count", [10, 150])  # less than was read, and more
+def test_the_checkpoint_of_another_store(spark: SparkSession, tmp_path: Path, count: int) -> None:
+    store = ring(tmp_path / "store", 100)
+    before = identity(store)
+    drain(stream(spark, store), tmp_path)
+    store.rename(tmp_path / "before")
+    now = identity(ring(store, count))
+    fault = f"titanic: the stream has read another store than {store}; that one's id is {before}, this one's {now}"
+    for lax in (False, True):
+        with pytest.raises(Exception, match=fault):
+            drain(stream(spark, store, failOnDataLoss=not lax), tmp_path)
+    assert numbers(spark, tmp_path) == list(range(1, 101))
+
+
+def test_a_checkpoint_that_names_no_store(spark: SparkSession, tmp_path: Path) -> None:
+    store = ring(tmp_path / "store", 100)
+    drain(stream(spark, store), tmp_path)
+    (noted,) = (tmp_path / "checkpoint" / "offsets").glob("0")
+    named = f', "store": "{identity(store)}"'
+    assert named in noted.read_text()
+    noted.write_text(noted.read_text().replace(named, ""))
+    (noted.parent / ".0.crc").unlink(missing_ok=True)
+    fault = r'titanic: the checkpoint does not say which store was read; its offset is \{"seq": 100\}; .*101'
+    with pytest.raises(Exception, match=fault):
+        drain(stream(spark, store), tmp_path)
+
+
+def test_a_store_without_an_id_is_not_streamed(tmp_path: Path) -> None:
+    store = ring(tmp_path / "store", 5)
+    with lmdb.open(str(store), max_dbs=16) as env, env.begin(write=True) as txn:
+        txn.delete(b"identity", db=env.open_db(b"meta", txn))
+    options = read_options({"path": str(store)})
+    with pytest.raises(OtherStore, match=r"has no id; .*; start its server once"):
+        ClosedStream(options, ["seq"]).initialOffset()
 
 
 def test_a_micro_batch_that_is_replayed(spark: SparkSession, tmp_path: Path) -> None:

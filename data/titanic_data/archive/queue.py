@@ -12,7 +12,7 @@ from titanic.errors import StoreLocked
 from titanic.store import Archive as Progress
 from titanic.store import Archivist, Store, WriteTransaction
 from titanic_data.errors import ArchiveError
-from titanic_data.reading import forget, store_at
+from titanic_data.reading import forget, identity, store_at
 
 
 class Queue:
@@ -42,9 +42,7 @@ class Queue:
 
     def identity(self) -> str:
         """Which store it is, 32 hexadecimal digits; nothing before a server of this version has opened it."""
-        with store_at(self.store).read() as transaction:
-            found = transaction.identity()
-        return found.hex() if found else ""
+        return identity(self.store)
 
     def archivist(self) -> Archivist | None:
         """Whose archive is registered, or was last."""
