@@ -19,7 +19,7 @@ from broker.config import DEFAULT_ENDPOINT, ClientConfig
 from broker.core.client import ClientSession, Event, EventKind
 from broker.core.mdp import Frames, read_error, service_fault
 from broker.errors import EndpointError, RemoteError, TimedOut, UsageError
-from broker.transport import Dealer, unreachable
+from broker.transport import MOST_BODY_FRAMES, Dealer, unreachable
 
 Body = bytes | str
 Self = TypeVar("Self", bound="Conversation")
@@ -272,10 +272,12 @@ class Pipeline(Conversation):
 
 
 def body_frames(body: Iterable[Body]) -> Frames:
-    """A request's body as frames. UsageError when there is none."""
+    """A request's body as frames. UsageError when there is none, or when they are more than can be sent."""
     frames = [_bytes(frame) for frame in body]
     if not frames:
         raise UsageError("a request needs at least one body frame")
+    if len(frames) > MOST_BODY_FRAMES:
+        raise UsageError(f"the request has {len(frames)} frames; at most {MOST_BODY_FRAMES} can be sent; join some")
     return frames
 
 

@@ -42,7 +42,8 @@ class BrokerConfig:
     max_waiting_bytes: int = 1 << 30
     """Memory of all waiting requests, roughly; more are refused."""
     max_body: int = 64 << 20
-    """Bytes of a request's body; larger ones are refused. A frame of twice that, either way, ends its connection."""
+    """Bytes of a request's body; larger ones are refused. A frame of twice that, and of more than 2 MiB, either
+    way, ends its connection."""
     max_workers: int = 10_000
     """Registered workers; more are disconnected."""
     send_queue: int = 10_000

@@ -7,11 +7,7 @@ from typing import Any
 
 from broker.core.mdp import Frames, error_body
 from broker.errors import RemoteError
-from broker.transport import MOST_FRAMES
-
-MOST_BODY_FRAMES = MOST_FRAMES - 100
-"""Frames of a body. The rest is for what goes around it: addresses, header, command, and whatever is added by a
-service that passes it on."""
+from broker.transport import MOST_BODY_FRAMES
 
 MOST_TEXT = 4096
 """Characters of an exception's text that go into the error reply."""

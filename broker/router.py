@@ -7,6 +7,7 @@ is taken off bit by bit, so that heartbeats and answers go out in between.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -42,12 +43,15 @@ class Router:
         most_bytes: int = 128 << 20,
         send_queue: int = 10_000,
         send_bytes: int = 1 << 30,
+        too_large: Callable[[Frames], None] | None = None,
     ) -> None:
-        """`most_bytes`: of a message that comes in, and of one of its frames."""
+        """`most_bytes`: of a message that comes in, and of one of its frames. `too_large` is called with the beginning
+        of each message that has more, its sender in front."""
         self.outbox = Outbox(send_bytes)
         self.skipping = False
         """Whether a message is being thrown away, with more to come. Nothing else can be received meanwhile."""
         self._most_bytes = most_bytes
+        self._too_large = too_large
         socket = self.socket = context.socket(zmq.ROUTER)
         socket.linger = LINGER
         socket.router_mandatory = True
@@ -73,7 +77,7 @@ class Router:
             self.skipping = skip(self.socket, SKIP_FRAMES)
             if self.skipping:
                 return None
-        frames = receive(self.socket, self._most_bytes)
+        frames = receive(self.socket, self._most_bytes, self._too_large)
         if frames is not None and len(frames) == 1:
             self.skipping = skip(self.socket, SKIP_FRAMES)
         return frames

@@ -21,9 +21,13 @@ from broker.loop import Loop
 from broker.outbox import Outbox
 from broker.peers import Peers
 from broker.router import Router
-from broker.transport import DRAIN_LIMIT
+from broker.transport import DRAIN_LIMIT, MOST_FRAMES
 
 log = logging.getLogger(__name__)
+
+LEAST_BYTES = 2 << 20
+"""Bytes that a message may have in any case before its connection is ended: up to there, what is too large is answered
+with an error."""
 
 BatchHandler = Callable[[list[Request]], None]
 """What an integrated service does with the requests that have come; it is called in the broker's thread."""
@@ -76,13 +80,16 @@ class Broker:
     ) -> None:
         self.config = config or BrokerConfig()
         self.loop = Loop()
+        self.most_bytes = max(2 * self.config.max_body, LEAST_BYTES)
+        """Of a message that comes in."""
         about = About(version=version, instance=secrets.token_hex(8), pid=os.getpid())
         self.core = BrokerCore(self.config, now=time.monotonic(), about=about)
         self._router = Router(
             context or zmq.Context.instance(),
-            most_bytes=2 * self.config.max_body,
+            most_bytes=self.most_bytes,
             send_queue=self.config.send_queue,
             send_bytes=self.config.send_queue_bytes,
+            too_large=self._too_large,
         )
         self._handlers: dict[bytes, BatchHandler] = {}
         self._locals: list[LocalPeer] = []
@@ -97,9 +104,10 @@ class Broker:
         self.core.about = replace(self.core.about, endpoints=(*self.core.about.endpoints, bound))
         return bound
 
-    def integrate(self, name: bytes, handler: BatchHandler) -> None:
-        """Answer a service in this process. `handler` must not block; answers go through `reply`."""
-        self.core.integrate(name)
+    def integrate(self, name: bytes, handler: BatchHandler, *, room: int = 0) -> None:
+        """Answer a service in this process. `handler` must not block; answers go through `reply`. `room`: bytes that
+        its requests may have above `max_body`, for what it wants to know of a body."""
+        self.core.integrate(name, room)
         self._handlers[name] = handler
 
     def reply(self, answers: Iterable[tuple[Request, Frames]]) -> None:
@@ -167,6 +175,10 @@ class Broker:
         now = time.monotonic()
         for frames in messages:
             self.core.receive(peer, frames, now)
+
+    def _too_large(self, head: Frames) -> None:
+        most = f"more than {MOST_FRAMES} frames or {self.most_bytes} bytes, which this broker takes at most"
+        self.core.too_large(head[0], head[1:], most)
 
     def _reply(self, answers: Iterable[tuple[Request, Frames]]) -> None:
         for request, body in answers:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
+from titanic.limits import frame_size
 from titanic.own_keys import OwnKeys
 
 Body = bytes | str
@@ -17,6 +18,10 @@ MOST = 100
 
 MOST_BYTES = 256 << 10
 """Bytes of bodies in a message of several. With larger ones the message is not what costs."""
+
+
+ROOM = 128
+"""Bytes of such a message that are neither bodies nor the name of the service: its options."""
 
 
 class Submission(NamedTuple):
@@ -40,7 +45,8 @@ def submissions(
     most_bytes: int = MOST_BYTES,
     keys: OwnKeys | None = None,
 ) -> Iterator[Submission]:
-    """The bodies as submissions, in their order. One of several frames travels alone, as does a large one."""
+    """The bodies as submissions of `most_bytes`, in their order. One of several frames travels alone, as does a large
+    one."""
 
     def submission(bodies: Sequence[Body], *, many: bool) -> Submission:
         requests = len(bodies) if many else 1
@@ -52,9 +58,10 @@ def submissions(
     bundle: list[Body] = []
     size = 0
     most = max(1, min(MOST, window))
+    most_bytes -= ROOM + frame_size(service)
     for body in bodies:
         frames = [body] if isinstance(body, (bytes, str)) else body
-        length = sum(map(len, frames))
+        length = sum(map(frame_size, frames))
         if bundle and (len(frames) != 1 or len(bundle) == most or size + length > most_bytes):
             yield submission(bundle, many=True)
             bundle, size = [], 0

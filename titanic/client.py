@@ -359,7 +359,7 @@ class Client:
         until = began + tries["timeout"] * (1 + tries["retries"])
         while True:
             try:
-                self._limits.check(body)
+                self._limits.check(_bodies(service, body))
                 return self._single.call(service, *body, timeout=tries["timeout"], retries=tries["retries"])
             except broker.BrokerError as error:
                 if not died(error) or time.monotonic() >= until:
@@ -407,17 +407,17 @@ class Client:
         try:
             # Other brokers need not be able to tell one client's requests apart: with them it goes one at a time.
             if self._limits.is_ours(timeout, retries):
-                yield from pipeline.map(service, map(self._checked, rows), window=window)
+                yield from pipeline.map(service, (self._checked(service, row) for row in rows), window=window)
                 return
             for row in rows:
                 yield self._single.call(service, *row, timeout=timeout, retries=retries)
         except broker.BrokerError as error:
             raise translate(error, service, self.endpoint, (timeout or 0.0) * (1 + retries)) from error
 
-    def _checked(self, body: Sequence[Body]) -> Sequence[Body]:
-        """The body, if the broker takes it."""
-        self._limits.check(body)
-        return body
+    def _checked(self, service: bytes, message: Sequence[Body]) -> Sequence[Body]:
+        """A message's frames, if the broker takes them."""
+        self._limits.check(_bodies(service, message))
+        return message
 
     def _replies(
         self, pipeline: Pipeline, pending: Sequence[str], timeout: float | None, window: int
@@ -472,6 +472,11 @@ def _pauses(timeout: float | None) -> Iterator[tuple[float, float | None]]:
         if left == 0.0:
             return
         pause = min(pause * 1.5, POLL_MOST)
+
+
+def _bodies(service: bytes, message: Sequence[Body]) -> Sequence[Body]:
+    """What of a message's frames is measured: there is room for the options and the service of a titanic.submit."""
+    return message[2:] if service == tsp.SUBMIT else message
 
 
 def _lines(uuids: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ import threading
 import time
 from queue import Empty, SimpleQueue
 
-from broker import Broker, ClientConfig, ClientSession
+from broker import Broker, ClientConfig, ClientSession, read_error
 from broker.patterns import Gather, unpack
 from titanic import tsp
 from titanic.tsp import Frames
@@ -125,12 +125,12 @@ class Ingest:
         for frames in batch:
             self._session.receive(self._session.connection, frames, now)
         for event in self._session.take_events():
-            self._learn(self._in_hand.pop(event.ticket), tsp.read_status(event.body[0]) if event.body else None)
+            self._learn(self._in_hand.pop(event.ticket), _status(event.body))
 
     def _learn(self, message: Frames, status: tsp.Status | None) -> None:
         if status is not None and status.code == 200:
             self.counts["stored"] += 1
-        elif status is not None and status.code == 400:
+        elif status is not None and status.code < 500:
             self._drop(status.text)
         else:
             if not self._refused:
@@ -142,3 +142,10 @@ class Ingest:
         self.counts["dropped"] += 1
         if self.counts["dropped"] in (1, 10, 100) or self.counts["dropped"] % 1000 == 0:
             log.warning("%d gathered messages dropped; the last one because %s", self.counts["dropped"], why)
+
+
+def _status(body: Frames) -> tsp.Status | None:
+    """What an answer says, Titanic's or an error of the broker's; None when it is neither."""
+    if (error := read_error(body)) is not None:
+        return tsp.Status(error.status, error.text)
+    return tsp.read_status(body[0]) if body else None

@@ -1,7 +1,7 @@
 """What the broker takes, asked for before a large body is sent.
 
-A frame of more than twice the broker's `max_body` ends the connection at the transport: no answer comes, and whoever
-sent it would believe that nobody is there.
+A frame of more than 2 MiB, and twice the broker's `max_body`, ends the connection at the transport: no answer comes,
+and whoever sent it would believe that nobody is there. What is smaller and too large all the same is answered.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Limits:
     def check(self, body: Sequence[Body]) -> None:
         """Raise InvalidRequest for a body that the broker would not take. When nobody answers, that is found out by
         sending it."""
-        size = sum(map(_size, body))
+        size = sum(map(frame_size, body))
         if size <= LARGE or not self._passes(size):
             return
         self._document = None  # it may have been started anew, with another limit
@@ -72,7 +72,7 @@ class Limits:
         return document if isinstance(document, dict) else {}
 
 
-def _size(frame: Any) -> int:
+def frame_size(frame: Any) -> int:
     """Bytes of a frame. What is none is found out by sending it, too."""
     if isinstance(frame, str):
         return len(frame.encode())

@@ -90,7 +90,14 @@ class Server:
         here = self._broker
         sated = (lambda ask: False) if here is None else here.sated
         self._services = Services(
-            self.store, self._writer, self._dispatcher, answer, sated=sated, most_bytes=most, limits=config.limits
+            self.store,
+            self._writer,
+            self._dispatcher,
+            answer,
+            sated=sated,
+            most_bytes=most,
+            most_body=config.wire.max_body if here is not None else None,
+            limits=config.limits,
         )
         self._services.use(self._dispatcher)
         self._dispatcher.serve(Waiters(answer, self._services.look))
@@ -234,7 +241,7 @@ class Server:
         here = self._broker = Broker(config.wire, version=__version__)
         self.endpoints = tuple(here.bind(endpoint) for endpoint in config.bind)
         for name in tsp.SERVICES:
-            here.integrate(name, partial(self._handle, name))
+            here.integrate(name, partial(self._handle, name), room=tsp.ROOM)
         if config.gather:
             self._ingest = Ingest(here)
             self.gathers = tuple(self._ingest.bind(endpoint) for endpoint in config.gather)

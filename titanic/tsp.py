@@ -40,6 +40,9 @@ PENDING = b"300"
 ENDED = (b"failed", b"expired", b"cancelled")
 """The second frame of a 500 that is the answer for good. What the worker said of it follows."""
 
+ROOM = 4096
+"""Bytes that a message may have around a body: options, the name of a service."""
+
 MOST_UUIDS = 1000
 """UUIDs in one message."""
 

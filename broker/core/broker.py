@@ -27,6 +27,7 @@ from broker.core import mmi
 from broker.core.mdp import (
     CLIENT_01,
     CLIENT_02,
+    CLIENT_DIALECTS,
     CLIENT_MAJORTOMO,
     CLIENT_QUEUE,
     CLIENT_V01,
@@ -160,6 +161,16 @@ class BrokerCore:
             self.stats["workers_expired"] += 1
             self._forget(worker, now)
 
+    def too_large(self, peer: Peer, head: Frames, text: str) -> None:
+        """A message was thrown away of which this is the beginning: who waits for an answer gets one, which says what
+        the message had. Then `receive` it without any frames, as what makes no sense."""
+        worker = self.workers.get(peer)
+        if worker is not None:
+            if (request := self._take_from(worker)) is not None:  # it failed, as if the worker had said so
+                self._output.append((request.peer, request.final(error_body(413, f"the reply has {text}"))))
+        elif (request := _read_request(peer, head)) is not None:
+            self._refuse(request, 413, f"the request has {text}")
+
     def deaf(self, now: float) -> None:
         """We could not listen. What the workers said meanwhile is still to be read: nobody is blamed for silence."""
         for worker in self.workers.values():
@@ -177,13 +188,14 @@ class BrokerCore:
 
     # -- integrated services ---------------------------------------------------------------------------------
 
-    def integrate(self, name: bytes) -> None:
-        """Take a service over: from now on its requests come out of `take_batches`."""
+    def integrate(self, name: bytes, room: int = 0) -> None:
+        """Take a service over: from now on its requests, of `room` bytes above `max_body` at most, come out of
+        `take_batches`."""
         if fault := service_fault(name):
             raise UsageError(fault)
         if name in self.services:
             raise UsageError(f"service {name.decode()} is in use; integrate it once, before there are requests for it")
-        service = self.services[name] = Service(name, batch=[])
+        service = self.services[name] = Service(name, batch=[], most=self.config.max_body + room)
         self._integrated.append(service)
 
     def take_batches(self) -> list[tuple[bytes, list[Request]]]:
@@ -212,15 +224,15 @@ class BrokerCore:
         if not body:
             self._refuse(request, 400, "a request needs at least one body frame")
         elif service is not None and service.batch is not None:
-            if sum(map(len, body)) > self.config.max_body:
-                self._refuse_too_large(request)
+            if sum(map(len, body)) > service.most:
+                self._refuse_too_large(request, service.most)
             else:
                 service.batch.append(request)
         elif name.startswith(b"mmi."):
             self._output.append((peer, request.final(mmi.answer(self, peer, name, body, now))))
         elif service is not None and service.idle:
             if sum(map(len, body)) > self.config.max_body:
-                self._refuse_too_large(request)
+                self._refuse_too_large(request, self.config.max_body)
             else:
                 self._deliver(service.least_recently_used(), request, now)
         else:
@@ -232,7 +244,7 @@ class BrokerCore:
             self._refuse(request, 400, fault)
             return
         if sum(map(len, request.body)) > config.max_body:
-            self._refuse_too_large(request)
+            self._refuse_too_large(request, config.max_body)
             return
         here = len(service.waiting) if service is not None else 0
         if here >= config.max_waiting_per_service:
@@ -258,9 +270,9 @@ class BrokerCore:
         self.stats["refused"] += 1
         self._answer_error(request, status, text)
 
-    def _refuse_too_large(self, request: Request) -> None:
+    def _refuse_too_large(self, request: Request, most: int) -> None:
         size = sum(map(len, request.body))
-        self._refuse(request, 413, f"body has {size} bytes; this broker takes at most {self.config.max_body}")
+        self._refuse(request, 413, f"body has {size} bytes; this broker takes at most {most}")
 
     def _answer_error(self, request: Request, status: int, text: str) -> None:
         self._output.append((request.peer, request.refusal(error_body(status, text))))
@@ -456,6 +468,16 @@ class BrokerCore:
     def _drop_unused(self, service: Service) -> None:
         if service.unused:
             self.services.pop(service.name, None)
+
+
+def _read_request(peer: Peer, head: Frames) -> Request | None:
+    """The request that begins so, without its body; None when it is none."""
+    at = next((at for at, frame in enumerate(head[: MAX_STACK + 1]) if frame in HEADERS), len(head))
+    for dialect in CLIENT_DIALECTS:
+        begin = at + len(dialect.request)
+        if tuple(head[at:begin]) == dialect.request and begin < len(head) and (at or not dialect.delimited):
+            return Request(peer, head[:at], dialect, head[begin], [], 0.0)
+    return None
 
 
 def _as_workers(body: Frames) -> Frames:

@@ -23,9 +23,7 @@ from typing import NamedTuple, Protocol
 
 from broker.config import ClientConfig
 from broker.core.mdp import (
-    CLIENT_MAJORTOMO,
-    CLIENT_V01,
-    CLIENT_V02,
+    CLIENT_DIALECTS,
     EMPTY,
     ClientDialect,
     Frames,
@@ -36,7 +34,7 @@ from broker.core.mdp import (
 )
 from broker.core.timers import Timers
 
-VERSIONS: dict[str, ClientDialect] = {dialect.name: dialect for dialect in (CLIENT_V01, CLIENT_V02, CLIENT_MAJORTOMO)}
+VERSIONS: dict[str, ClientDialect] = {dialect.name: dialect for dialect in CLIENT_DIALECTS}
 
 _CORRELATION = struct.Struct(">QI")  # number of the request, number of the try
 

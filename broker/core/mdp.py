@@ -161,6 +161,8 @@ CLIENT_QUEUE = ClientDialect(
     refused=(CLIENT_02, b"\7"),
 )
 
+CLIENT_DIALECTS = (CLIENT_V01, CLIENT_V02, CLIENT_MAJORTOMO, CLIENT_QUEUE)
+
 
 class WorkerDialect:
     """How one version of MDP/Worker frames its commands."""

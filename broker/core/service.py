@@ -106,9 +106,9 @@ class FairQueue:
 class Service:
     """One service name. Either requests wait or workers are free, never both."""
 
-    __slots__ = ("batch", "idle", "name", "waiting", "workers")
+    __slots__ = ("batch", "idle", "most", "name", "waiting", "workers")
 
-    def __init__(self, name: bytes, batch: list[Request] | None = None) -> None:
+    def __init__(self, name: bytes, batch: list[Request] | None = None, most: int = 0) -> None:
         self.name = name
         self.waiting = FairQueue()
         self.idle: dict[WorkerPeer, None] = {}
@@ -117,6 +117,8 @@ class Service:
         """Registered workers, free and busy."""
         self.batch = batch
         """An integrated service's requests until its handler takes them; None for a service of workers."""
+        self.most = most
+        """Bytes of a request for an integrated service; larger ones are refused."""
 
     @property
     def unused(self) -> bool:

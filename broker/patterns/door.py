@@ -54,7 +54,7 @@ class Door:
             mute=0,  # the broker must not wait for one that does not read
             send_queue=config.send_queue,
             receive_queue=_RECEIVE_QUEUE,
-            most_bytes=2 * config.max_body,
+            most_bytes=broker.most_bytes,
             unread=UNREAD_SECONDS * 1000,
         )
         self._read_bytes = 0

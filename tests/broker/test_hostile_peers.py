@@ -13,7 +13,9 @@ import zmq
 from support.check import check, check_empty
 from support.running import until
 
-from broker import Broker, BrokerConfig, Client, RemoteError, Worker, router, transport
+from broker import Broker, BrokerConfig, Client, Pipeline, RemoteError, Worker, router, transport
+from broker.core.broker import BrokerCore
+from broker.server import LEAST_BYTES
 
 
 @pytest.fixture
@@ -98,8 +100,70 @@ def test_a_bad_worker_does_not_get_the_good_ones_registration(broker: Broker, de
 def test_a_frame_over_the_maximum(broker: Broker, dealer: zmq.Socket[bytes]) -> None:
     with Client(address(broker)) as client, pytest.raises(RemoteError, match="413"):
         client.call("echo", bytes(1500))
-    dealer.send_multipart([b"MDPC02", b"\1", b"echo", bytes(3000)])
+    with Client(address(broker)) as client, pytest.raises(RemoteError, match="413"):
+        client.call("echo", bytes(LEAST_BYTES - 1000))
+    dealer.send_multipart([b"MDPC02", b"\1", b"echo", bytes(LEAST_BYTES + 1)])
     all_is_well(broker)
+
+
+CLIENTS = {
+    "0.1": ([b"", b"MDPC01", b"echo"], [b"", b"MDPC01", b"echo"]),
+    "0.2": ([b"MDPC02", b"\1", b"echo"], [b"MDPC02", b"\3", b"echo"]),
+    "0.2, with a stack": ([b"7", b"", b"MDPC02", b"\1", b"echo"], [b"7", b"", b"MDPC02", b"\3", b"echo"]),
+    "a queue": ([b"7", b"", b"MDPC02", b"\5", b"echo"], [b"7", b"", b"MDPC02", b"\7", b"echo"]),
+    "majortomo": ([b"", b"MDPC02", b"\2", b"echo"], [b"", b"MDPC02", b"\4"]),
+}
+
+
+@pytest.mark.parametrize("dialect", CLIENTS)
+@pytest.mark.parametrize(
+    "body", [[b""] * transport.MOST_FRAMES, [bytes(LEAST_BYTES // 4)] * 5], ids=["frames", "bytes"]
+)
+def test_who_sends_a_message_that_is_too_large_is_told(
+    broker: Broker, dealer: zmq.Socket[bytes], dialect: str, body: list[bytes]
+) -> None:
+    head, answer = CLIENTS[dialect]
+    dealer.rcvtimeo = 60_000
+    dealer.send_multipart([*head, *body])
+    *begin, mark, text = dealer.recv_multipart()
+    assert (begin, mark) == (answer, b"MDPE01")
+    assert text == b"413 the request has more than 100000 frames or 2097152 bytes, which this broker takes at most"
+    dealer.send_multipart([*head, b"x"])
+    assert dealer.recv_multipart()[-1] == b"x"
+
+
+@pytest.mark.parametrize("command", [b"\3", b"\4"], ids=["PARTIAL", "FINAL"])
+def test_a_reply_that_is_too_large_is_an_error(broker: Broker, dealer: zmq.Socket[bytes], command: bytes) -> None:
+    """No other worker gets the request: its reply would be too large, too."""
+    dealer.send_multipart([b"MDPW02", b"\1", b"large"])
+    with Pipeline(address(broker), timeout=60) as client:
+        client.send("large", b"x")
+        assert dealer.recv_multipart() == [b"MDPW02", b"\5"]
+        token = dealer.recv_multipart()[2]
+        dealer.send_multipart([b"MDPW02", command, token, b"", *[b""] * transport.MOST_FRAMES])
+        reply = client.receive()
+    assert reply is not None
+    assert isinstance(reply.error, RemoteError)
+    assert (reply.error.status, reply.error.text[:24]) == (413, "the reply has more than ")
+    until(lambda: not any(name == b"large" for name in broker.workers()))
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b"MDPC02", b"\1"],
+        [b"MDPC02", b"\7", b"echo", b"x"],
+        [b"MDPC01", b"echo", b"x"],
+        [b"MDPC02", b"\2", b"echo", b"x"],
+        [b"MDPW02", b"\4", b"token", b"", b"x"],
+        [b"x"] * transport.HEAD,
+        [],
+    ],
+)
+def test_what_is_no_request_has_no_answer_however_large(frames: list[bytes]) -> None:
+    core = BrokerCore()
+    core.too_large("somebody", frames, "too much")
+    assert core.take_output() == []
 
 
 def test_a_client_that_vanishes(broker: Broker) -> None:
@@ -140,5 +204,6 @@ def test_nobody_is_harmed_while_a_message_of_many_frames_is_thrown_away(
     until(lambda: broker.core.stats["malformed"] > before)
     all_is_well(broker)
     assert len(deaf) > 50
+    assert dealer.recv_multipart()[3] == b"MDPE01"
     dealer.send_multipart([b"MDPC02", b"\1", b"echo", b"x"])
     assert dealer.recv_multipart()[-1] == b"x"

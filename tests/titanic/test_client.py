@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -18,7 +19,8 @@ from support.titanic_raw import raw_worker
 from support.titanic_serving import QUICK, config, serving
 
 from broker import Broker, BrokerConfig, RemoteError, Worker
-from titanic import Client, InvalidRequest, Refused, RequestFailed, Server, TimedOut, UnknownRequest
+from titanic import Client, InvalidRequest, Refused, RequestFailed, Server, TimedOut, UnknownRequest, tsp
+from titanic.answers import check
 from titanic.errors import CallerError
 from titanic.store import MIN_CAPACITY
 
@@ -95,6 +97,31 @@ def test_many_at_a_broker_that_takes_little(tmp_path: Path) -> None:
         assert len(set(client.submit_many("absent", [bytes(400)] * 10))) == 10
         with pytest.raises(InvalidRequest, match="1000"):
             client.submit_many("absent", [b"x", bytes(1001)])
+
+
+def test_a_body_of_all_that_the_broker_takes(tmp_path: Path) -> None:
+    """Each way to send it: what stands around it does not count. With a byte more it is refused at once."""
+    most = 70_000
+    long = "s" * 255
+    options: Any = {"key": "k" * 255, "ttl": 1e6 + 1 / 3, "delay": 0.5, "limit": 1e6, "retry_first": 1.5, "priority": 9}
+    with serving(tmp_path, wire=BrokerConfig(max_body=most)) as server, Client(server.endpoints[0]) as client:
+        ways: list[Callable[[bytes], Any]] = [
+            lambda body: client.submit("echo", body),
+            lambda body: client.submit(long, body[:10], body[10:], **options),
+            lambda body: client.submit_batch("echo", [body]),
+            lambda body: client.submit_many("echo", [b"x", body, b"y"]),
+            lambda body: client.submit_many("echo", [[body[:10], body[10:]]]),
+            lambda body: check(client._ask(tsp.REQUEST, "echo", body)),
+        ]
+        for send in ways:
+            assert send(bytes(most))
+            with pytest.raises(InvalidRequest, match="70001 bytes"):
+                send(bytes(most + 1))
+        with pytest.raises(InvalidRequest, match="99903 frames; at most 99900 can be sent"):
+            client.submit("echo", *[b""] * 99_901)
+        with Worker("echo", lambda frames: frames, server.endpoints[0], config=QUICK):
+            uuids = [row["uuid"] for row in client.list(service="echo")[0]]
+            assert all(not isinstance(reply, Exception) for _, reply in client.replies(uuids, 30))
 
 
 @pytest.mark.parametrize("way", ["submit", "submit_batch", "submit_many", "several frames"])

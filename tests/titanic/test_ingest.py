@@ -13,7 +13,7 @@ from support.cli_titanic import here, running
 from support.running import until
 from support.titanic_serving import serving
 
-from broker import Worker
+from broker import BrokerConfig, Worker
 from broker.patterns import MissingDrafts, Scatter, pack
 from titanic import Server, ServerConfig
 from titanic.config import ServiceLimits
@@ -60,6 +60,13 @@ def test_what_cannot_be_stored_is_dropped_and_counted(tmp_path: Path, caplog: py
         scatter.send(pack([b"good", b"x"]))
         until(lambda: counts(server) == {"stored": 1, "dropped": 5})
     assert "gathered messages dropped; the last one because" in caplog.text
+
+
+def test_what_is_too_large_is_dropped_and_does_not_come_again(tmp_path: Path) -> None:
+    with serving(tmp_path, gather=(ANY,), wire=BrokerConfig(max_body=1000)) as server, scattering(server) as scatter:
+        for size in (1001, 10_000, 1000):
+            scatter.send(pack([b"work", bytes(size)]))
+        until(lambda: counts(server) == {"stored": 1, "dropped": 2})
 
 
 def test_what_a_full_service_refuses_is_tried_again(

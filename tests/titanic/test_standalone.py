@@ -64,6 +64,16 @@ def test_with_our_broker(tmp_path: Path, endpoint: str) -> None:
         use_it(client)
 
 
+@pytest.mark.parametrize("text", ["x", "€"])
+def test_many_are_put_into_messages_that_fit(tmp_path: Path, text: str) -> None:
+    """As many as the broker takes, with the options and the service in front."""
+    broker = Broker(BrokerConfig(max_body=1 << 16))
+    endpoint = broker.bind("tcp://127.0.0.1:*")
+    bodies = [text * (1024 // len(text.encode()))] * 200
+    with broker, serving(tmp_path, broker=endpoint), Client(endpoint, timeout=30) as client:
+        assert len(client.submit_many("absent", bodies)) == 200
+
+
 def test_partials_and_closing_with_our_broker(tmp_path: Path, endpoint: str) -> None:
     with (
         serving(tmp_path, broker=endpoint),

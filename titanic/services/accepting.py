@@ -24,12 +24,21 @@ REASONS = ("invalid", "store_full", "service_full", "busy", "stopping", "disk")
 class Intake:
     """What taking requests in needs to know, and what it counts."""
 
-    def __init__(self, answer: Answer, watcher: Watcher, limits: Mapping[bytes, ServiceLimits], leaps: Leaps) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        watcher: Watcher,
+        limits: Mapping[bytes, ServiceLimits],
+        leaps: Leaps,
+        most_body: int | None = None,
+    ) -> None:
         self.answer = answer
         self.leaps = leaps
         """The wall clock, as the writer's thread sees it."""
         self.watcher = watcher
         self.limits = limits
+        self.most_body = most_body
+        """Bytes of a request's body; None: no limit of ours."""
         self.refusing = ""
         """When not empty, everything is refused with this text."""
         self.bytes_written = 0
@@ -75,7 +84,9 @@ class Accept:
         good: list[tuple[Ask, list[NewRequest]]] = []
         for ask in self._asks:
             try:
-                good.append((ask, self._parse(ask.body, now_us)))
+                requests = self._parse(ask.body, now_us)
+                self._check_sizes(requests)
+                good.append((ask, requests))
             except ValueError as error:
                 self._refuse(ask, "invalid", tsp.bad_request(str(error)))
         if self._intake.limits:
@@ -83,6 +94,14 @@ class Accept:
                 self._accept(transaction, [one], now_us)
         else:
             self._accept(transaction, good, now_us)
+
+    def _check_sizes(self, requests: Sequence[NewRequest]) -> None:
+        """Raise ValueError for a body that no worker would get."""
+        most = self._intake.most_body
+        if most is not None and self._size > most:  # of all asks: mostly that settles it
+            for request in requests:
+                if (size := sum(map(len, request.body))) > most:
+                    raise ValueError(f"body has {size} bytes; this server takes at most {most}")
 
     def _accept(self, transaction: WriteTransaction, asks: Sequence[tuple[Ask, list[NewRequest]]], now_us: int) -> None:
         requests = [request for _, each in asks for request in each]

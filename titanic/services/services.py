@@ -53,18 +53,20 @@ class Services:
         *,
         sated: Callable[[Any], bool] = lambda ask: False,
         most_bytes: int = 1 << 30,
+        most_body: int | None = None,
         limits: Mapping[bytes, ServiceLimits] | None = None,
     ) -> None:
         """`sated`: whether who asked does not read the answers that are on their way to it.
 
         `most_bytes`: bodies that may wait for the disk; more are refused, or a slow disk would fill the memory.
+        `most_body`: of one request, what the broker takes. None: that is the broker's business.
         """
         self._store = store
         self._writer = writer
         self._waits: Waits
         self._watcher = watcher
         self._answer = answer
-        self._intake = Intake(answer, watcher, limits or {}, writer.leaps)
+        self._intake = Intake(answer, watcher, limits or {}, writer.leaps, most_body)
         self._turns = Turns(sated)
         self._reader: BatchThread[Batch] = BatchThread("reader", self._read)
         self.start = self._reader.start
