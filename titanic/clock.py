@@ -29,6 +29,15 @@ def elapsed() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def capped(until: int, since: int, now_us: int) -> int:
+    """The end of a time that was given at `since` to last until `until`; all in µs since the epoch.
+
+    When the clock by which it was given was ahead and was set back, more of it would be left than there was. It is the
+    whole then, counted from now.
+    """
+    return min(until, now_us + max(until - since, 0))
+
+
 class Leaps:
     """Whether the wall clock was set, found out by looking at it now and then. One thread uses it."""
 

@@ -67,6 +67,14 @@ def time_of(uuid: bytes) -> int:
     return uuid6.UUID(bytes=uuid).time * 1000 - (-fraction * 1000 // _TICKS_PER_MS)
 
 
+def may_be_after(uuid: bytes, now_us: int) -> bool:
+    """Whether something with this id may have come after a time by a clock that was set since; never wrongly False.
+
+    The id is not below the time at which it was made, and may be above: then ids were ahead already.
+    """
+    return (int.from_bytes(uuid[:6]) + 1) * 1000 > now_us
+
+
 def parse(text: bytes) -> bytes | None:
     """The id written as exactly 32 hex digits in either case; None for anything else, whatever it is."""
     if len(text) != 2 * SIZE:

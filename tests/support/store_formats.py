@@ -37,7 +37,11 @@ def expect_all(store: Store, expected: dict[str, Any]) -> None:
                 assert txn.request(uuid) is None
                 continue
             found, described, reply = txn.request(uuid), txn.describe(uuid), txn.reply(uuid)
-            assert (found.service.decode(), found.options.decode(), found.key) == (row["service"], row["options"], b"")
+            assert (found.service.decode(), found.options.decode(), found.key) == (
+                row["service"],
+                row["options"],
+                row.get("key", "").encode(),
+            )
             assert digest(found.body) == row["body_sha256"]
             assert described.state.name == row["state"]
             for field in ("priority", "submitted_at", "not_before", "expires_at", "max_attempts"):

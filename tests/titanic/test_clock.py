@@ -17,7 +17,7 @@ from titanic import Client, RequestFailed, clock
 from titanic.clock import AHEAD, BELIEVED_AFTER, LATEST_US, Leaps
 from titanic.dispatch import dispatcher
 from titanic.ids import IdMaker
-from titanic.store import NewRequest, Store, check
+from titanic.store import NewRequest, Status, Store, check
 
 NOW = 1_795_258_520_106_479
 SECOND = 1_000_000
@@ -140,17 +140,80 @@ def test_what_was_put_off_by_a_clock_that_was_ahead_keeps_its_delay(store):
         assert txn.promote(later + 7 * SECOND) == [(b"s", 3)]
 
 
+def test_the_same_of_one_that_was_ahead_for_less_than_the_delay(store):
+    ahead = NOW + 20 * SECOND
+    with store.write() as txn:
+        (delayed, failed) = txn.accept_many(
+            [NewRequest(b"s", [], not_before=ahead + 60 * SECOND), NewRequest(b"s", [])], ahead
+        )
+        assert txn.postpone(failed, due=ahead + 60 * SECOND, attempts=1, dispatched_at=ahead, reason="no")
+    for now in (NOW, NOW + SECOND, NOW + 19 * SECOND, NOW + 30 * SECOND):  # again at each start
+        with store.write() as txn:
+            txn.recap(now)
+        assert due(store) == {delayed: NOW + 60 * SECOND, failed: NOW + 60 * SECOND}
+
+
+def test_a_time_to_live_that_was_given_by_a_clock_that_was_ahead_keeps_its_length(store):
+    mortal = NewRequest(b"s", [], expires_at=AHEAD_30 + 60 * SECOND)
+    with store.write() as txn:
+        right, early = txn.accept_many([mortal._replace(expires_at=NOW + 60 * SECOND), mortal], NOW)
+        waiting, delayed, failed, closed, retried = txn.accept_many([mortal] * 5, AHEAD_30)
+        txn.postpone(delayed, due=AHEAD_30 + SECOND, attempts=1, dispatched_at=AHEAD_30, reason="no")
+        for uuid in (failed, retried):
+            txn.finish(uuid, Status.FAILED, [], attempts=1, dispatched_at=NOW, finished_at=NOW)
+        txn.retry(retried, AHEAD_30)
+    for now in (NOW, NOW + SECOND):
+        with store.write() as txn:
+            assert txn.recap(now) == (5 if now == NOW else 0, None)
+            found = {row.uuid: row.expires_at for row in txn.list(limit=1000)}
+            assert txn.next_ready(b"s", None, 1, 1)[0].expires_at == found[right]
+        capped = dict.fromkeys((waiting, delayed, closed, retried), NOW + 60 * SECOND)
+        assert found == {right: NOW + 60 * SECOND, early: mortal.expires_at, failed: mortal.expires_at, **capped}
+        assert check(store) == []
+    with store.write() as txn:
+        assert txn.close(closed, NOW)
+        assert txn.promote(NOW + SECOND) == [(b"s", 1)]
+        assert txn.describe(delayed).expires_at == NOW + 60 * SECOND
+        assert txn.retry(failed, NOW + 10 * SECOND)
+        assert txn.describe(failed).expires_at == NOW + 70 * SECOND
+        assert {uuid for uuid, _ in txn.expire(NOW + 60 * SECOND)} == {right, waiting, delayed, retried}
+        assert txn.retry(waiting, NOW + 61 * SECOND)
+        assert txn.describe(waiting).expires_at in (0, NOW + 121 * SECOND)
+
+
+def test_a_key_that_came_while_the_clock_was_ahead_keeps_its_length(store):
+    def keyed(key, until):
+        return NewRequest(b"s", [], key=key, key_until=until)
+
+    with store.write() as txn:
+        txn.accept([keyed(b"right", NOW + 5 * SECOND), keyed(b"long", NOW + 90 * YEAR)], NOW)
+        ((gone, _),) = txn.accept([keyed(b"ahead", AHEAD_30 + 60 * SECOND)], AHEAD_30)
+        txn.close(gone, AHEAD_30)
+        txn.accept([keyed(b"back", NOW + 60 * SECOND)], NOW)  # its id is ahead
+    for now in (NOW, NOW + SECOND):
+        with store.write() as txn:
+            assert txn.recap(now) == (1 if now == NOW else 0, None)
+            assert txn.accept([keyed(b"ahead", NOW + 60 * SECOND)], NOW + 59 * SECOND) == [(gone, False)]
+        assert check(store) == []
+    with store.write() as txn:
+        assert txn.trim(NOW + 60 * SECOND).keys == 3
+        assert txn.accept([keyed(b"ahead", NOW + 90 * SECOND)], NOW + 60 * SECOND)[0].new
+
+
 def test_it_is_done_in_steps(store):
     with store.write() as txn:
         for now in (NOW, AHEAD_30):
-            txn.accept_many([NewRequest(b"s", [], not_before=now + n) for n in range(1, 101)], now)
+            rows = [(now + n, b"%d %d" % (now, n)) for n in range(1, 101)]
+            txn.accept_many(
+                [NewRequest(b"s", [], not_before=at, expires_at=at, key=key, key_until=at) for at, key in rows], now
+            )
     changed, after, steps = 0, b"", 0
     while after is not None:
         with store.write() as txn:
             n, after = txn.recap(NOW, after, 30)
         changed, steps = changed + n, steps + 1
-    assert changed == 100
-    assert steps == 7
+    assert changed == 300
+    assert steps == 20
 
 
 class Wall:
@@ -234,6 +297,15 @@ def test_replies_outlive_a_clock_that_is_years_ahead_for_a_moment(tmp_path, wall
         assert client.wait(client.submit("shout", b"y", delay=0.01), 30) == [b"Y"]
         wall.set(NOW)
         assert client.reply(uuid) == [b"X"]
+
+
+def test_a_time_to_live_of_that_moment_ends_when_it_should(tmp_path, wall):
+    with serving(tmp_path) as server, Client(server.endpoints[0], timeout=30) as client:
+        wall.set(AHEAD_30)
+        mortal = client.submit("later", b"x", ttl=0.5)
+        wall.set(NOW)
+        with pytest.raises(RequestFailed, match="expired"):
+            client.wait(mortal, 30)
 
 
 def test_keys_and_times_to_live_outlive_it_too(tmp_path, wall):

@@ -44,7 +44,7 @@ RETRIES = st.builds(
     due=U64,
     dispatched_at=U64,
     reason=st.text(max_size=30),
-    endless=st.booleans(),
+    expires_at=st.none() | U64,
 )
 LIVES = st.builds(
     Life,
@@ -229,6 +229,11 @@ def test_a_key_without_an_end_is_refused():
         request.check_key(b"key", 0)
 
 
+def test_a_retry_of_format_2_is_read():
+    record = retry.encode(UUID, Retry(1, 2, 3, "no", 0))
+    assert retry.decode(UUID, memoryview(seal(UUID, b"\2" + record[1:4], record[8:]))) == Retry(1, 2, 3, "no", 0)
+
+
 def test_records_of_format_1_are_read():
     new, end, past = NewRequest(b"echo", [b"hi"]), Outcome(Status.FAILED, [b"x"], "no", 3, 4, 5), Retry(1, 2, 3, "no")
     for decode, record in (
@@ -240,7 +245,7 @@ def test_records_of_format_1_are_read():
         assert older != record
         assert decode(UUID, memoryview(older)) == decode(UUID, memoryview(record))
         with pytest.raises(RecordCorrupt):
-            decode(UUID, memoryview(seal(UUID, b"\3" + record[1:4], record[8:])))
+            decode(UUID, memoryview(seal(UUID, b"\x63" + record[1:4], record[8:])))
 
 
 def test_a_long_reason_is_cut_without_breaking_a_letter():

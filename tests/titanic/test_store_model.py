@@ -58,6 +58,7 @@ class Model:
         self.expires_at = new.expires_at
         self.submitted_at = now
         self.attempts = 0
+        self.dispatched_at = 0
         self.outcome = None
 
     @property
@@ -93,7 +94,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def expected_ids(self, requests):
         """What accept must say: the model of the first with the key, or None for a new one."""
-        keys = {key: uuids for key, (until, uuids) in self.keys.items() if until > self.sure}
+        keys = {key: uuids for key, (until, uuids, _) in self.keys.items() if until > self.sure}
         found = [None] * len(requests)
         for n, new in enumerate(requests):
             if new.key:
@@ -138,7 +139,7 @@ class StoreMachine(RuleBasedStateMachine):
             # What shares a key has none of its own in its record.
             self.model[one.uuid] = Model(new._replace(key=b"") if new.together else new, self.now)
             if new.key:
-                self.keys[new.key] = (new.key_until, [one.uuid for one in made[n : n + (new.together or 1)]])
+                self.keys[new.key] = (new.key_until, [one.uuid for one in made[n : n + (new.together or 1)]], self.now)
         return multiple(*fresh)
 
     @rule(
@@ -168,10 +169,10 @@ class StoreMachine(RuleBasedStateMachine):
         known = self.model.get(uuid)
         attempts = known.attempts + 1 if known else 1
         with self.store.write() as txn:
-            done = txn.postpone(uuid, due=self.now + delay, attempts=attempts, dispatched_at=1, reason="no")
+            done = txn.postpone(uuid, due=self.now + delay, attempts=attempts, dispatched_at=self.now, reason="no")
         assert done == (known is not None and known.state is State.WAITING)
         if done:
-            known.due, known.attempts = self.now + delay, attempts
+            known.due, known.attempts, known.dispatched_at = self.now + delay, attempts, self.now
 
     @rule(uuid=uuids)
     def retry(self, uuid):
@@ -184,7 +185,8 @@ class StoreMachine(RuleBasedStateMachine):
             delay = known.new.not_before - known.submitted_at
             waits = not known.outcome.attempts and delay > 0 and known.new.not_before > self.now
             known.due = min(known.new.not_before, self.now + delay) if waits else 0
-            known.outcome, known.attempts = None, 0
+            known.outcome, known.attempts, known.dispatched_at = None, 0, 0
+            known.expires_at = min(known.new.expires_at, self.now + max(known.new.expires_at - known.submitted_at, 0))
             if known.expires_at <= self.now:
                 known.expires_at = 0
 
@@ -217,14 +219,13 @@ class StoreMachine(RuleBasedStateMachine):
         for uuid, _ in expired:
             known = self.model[uuid]
             reason = f"not done in time, after {known.attempts} attempts"
-            dispatched_at = 1 if known.attempts else 0
-            known.outcome = Outcome(Status.EXPIRED, [], reason, known.attempts, dispatched_at, self.now)
+            known.outcome = Outcome(Status.EXPIRED, [], reason, known.attempts, known.dispatched_at, self.now)
 
     @rule(limit=st.integers(1, 6))
     def trim(self, limit):
         with self.store.write() as txn:
             trimmed = txn.trim(self.now, POLICY, limit, self.ahead)
-        keys = sorted((until, key) for key, (until, _) in self.keys.items() if until <= self.sure)[:limit]
+        keys = sorted((until, key) for key, (until, *_) in self.keys.items() if until <= self.sure)[:limit]
         for _, key in keys:
             del self.keys[key]
         left = limit - len(keys)
@@ -270,6 +271,33 @@ class StoreMachine(RuleBasedStateMachine):
             txn.acknowledge_archive(len(self.closed))
             txn.unregister_archive()
         self.archived = None
+
+    @rule()
+    def make_up_for_a_clock_that_was_ahead(self):
+        with self.store.write() as txn:
+            place, changed = b"", 0
+            while place is not None:
+                n, place = txn.recap(self.now, place, 2)
+                changed += n
+        expected = 0
+        for known in self.model.values():
+            if known.outcome:
+                continue
+            ttl, wait = known.new.expires_at - known.submitted_at, known.new.not_before - known.submitted_at
+            if known.expires_at > self.now + max(ttl, 0):
+                known.expires_at = self.now + max(ttl, 0)
+                expected += 1
+            if known.attempts:
+                wait = known.due - known.dispatched_at
+            if known.due > self.now + max(wait, 0):
+                known.due = self.now + max(wait, 0)
+                known.dispatched_at = min(known.dispatched_at, self.now)
+                expected += 1
+        for key, (until, uuids, given) in self.keys.items():
+            if until > self.now + max(until - given, 0):
+                self.keys[key] = (self.now + until - given, uuids, self.now)
+                expected += 1
+        assert changed == expected
 
     @rule(jump=st.integers(-20, 40), ahead=st.sampled_from([0, 0, 25]))
     def let_time_pass(self, jump, ahead):

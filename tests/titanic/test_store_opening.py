@@ -9,6 +9,7 @@ import pytest
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreLocked, StoreTooNew, StoreUnwritable
 from titanic.store import NewRequest, Store, check
+from titanic.store.schema import FORMAT
 
 NOW = 1_795_258_520_106_479
 
@@ -103,9 +104,9 @@ def test_somebody_elses_lmdb_is_not_a_store_and_stays_as_it_was(tmp_path, databa
 
 def test_a_later_format_is_left_alone(tmp_path):
     make(tmp_path)
-    set_format(tmp_path, 3)
+    set_format(tmp_path, FORMAT + 1)
     before = (tmp_path / "data.mdb").read_bytes()
-    with pytest.raises(StoreTooNew, match="format is 3, known are formats up to 2"):
+    with pytest.raises(StoreTooNew, match=f"format is {FORMAT + 1}, known are formats up to {FORMAT}"):
         Store.open(tmp_path)
     assert (tmp_path / "data.mdb").read_bytes() == before
     set_format(tmp_path, 2)

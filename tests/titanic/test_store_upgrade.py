@@ -66,6 +66,28 @@ def test_records_of_the_old_format_are_left_as_they_were(path):
         assert list(txn.cursor()) == before
 
 
+def test_keys_of_format_2_count_as_before(path):
+    expected = unpack(path, 2)
+    with Store.open(path) as store:
+        expect_all(store, expected)
+        for key, uuids in expected["keys"].items():
+            requests = [NewRequest(b"echo", []) for _ in uuids]
+            requests[0] = requests[0]._replace(key=key.encode(), key_until=NOW + HOUR, together=len(uuids))
+            with store.write() as txn:
+                found = txn.accept(requests, NOW)
+            assert [(one.uuid.hex(), one.new) for one in found] == [(uuid, False) for uuid in uuids]
+        with store.write() as txn:
+            assert txn.recap(NOW - 30 * 365 * 24 * HOUR) != (0, None), "what was given when is known of requests"
+            assert {key for key in expected["keys"] if txn.holder(key.encode())} == {*expected["keys"]}
+            assert txn.trim(NOW + HOUR - 1).keys == 0
+            assert txn.trim(NOW + HOUR).keys == 3
+            closed = [[life.uuid.hex(), life.status.name] for life in txn.closed(0, 99, 1 << 30)]
+            archive, archivist = txn.archive(), txn.archivist()
+        assert closed[:3] == expected["closed"]
+        assert (archive.registered, archive.archived_upto, archivist.name) == (True, 1, "archive")
+        assert check(store) == []
+
+
 DIE = """
 import os, sys
 from titanic.store import Store, upgrade
@@ -100,7 +122,7 @@ def test_a_store_above_its_capacity_is_converted_and_can_be_emptied(path):
 
 def test_who_only_reads_cannot_convert(path):
     unpack(path, 1)
-    with pytest.raises(StoreTooOld, match="its format is 1, read is format 2; open it once for writing"):
+    with pytest.raises(StoreTooOld, match="its format is 1, read is format 3; open it once for writing"):
         Store.open_read_only(path)
 
 

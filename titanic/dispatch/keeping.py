@@ -64,7 +64,10 @@ class Keep:
     def committed(self) -> None:
         self._dispatcher.leaps.unchecked = self._unchecked
         if self._recapped:
-            log.warning("%d requests were put off by a clock that was ahead: they are due sooner", self._recapped)
+            log.warning(
+                "%d delays, times to live and keys were given by a clock that was ahead: they end sooner",
+                self._recapped,
+            )
         self._dispatcher.loop.call(self._tell)
 
     def failed(self, error: StoreError) -> None:

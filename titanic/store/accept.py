@@ -93,7 +93,7 @@ class Accepting(Change):
                 count = request.check_together(together, len(requests) - n)
                 holder = holders.get(key) or self._holder(key, sure_us)
                 if holder is None:
-                    holders[key] = Holder(key_until, b"".join(uuids[n : n + count]))
+                    holders[key] = Holder(key_until, b"".join(uuids[n : n + count]), now_us)
                     # The row of several has a page to itself, when keys ascend.
                     extra = 2 * len(key) + 3 * _TIMER_COST + (PAGE if count > 1 else 0)
                 elif holder.requests != count:

@@ -21,7 +21,7 @@ from titanic.store.outcome import Outcome
 from titanic.store.read import ReadTransaction
 from titanic.store.record import verify
 from titanic.store.request import Header
-from titanic.store.retry import Retry
+from titanic.store.retry import Retry, expiry
 from titanic.store.schema import (
     EXPIRY,
     due_of,
@@ -111,9 +111,10 @@ class Walk(TimerFindings, RingFindings, CountFindings):
         if len(places) != 1:
             where = " and ".join(places) or "no queue and has no reply"
             self._report("requests", uuid, f"it is in {where}", self._right_place(uuid, ended, past, prefix))
-        if ended or not header.expires_at or (past and past.endless):
+        expires_at = expiry(header.expires_at, past)
+        if ended or not expires_at:
             return
-        timer = timer_key(EXPIRY, header.expires_at, uuid)
+        timer = timer_key(EXPIRY, expires_at, uuid)
         if not self._has(self._db.timers, timer):
             self._report("requests", uuid, "it would never expire", Remedy(Verb.PUT, "timers", timer))
 
@@ -158,7 +159,7 @@ class Walk(TimerFindings, RingFindings, CountFindings):
                 continue
             if past.due and not self._has(self._db.later, later_key(past.due, uuid)):
                 self._report("retries", uuid, f"it is due at {past.due}, but not in 'later'")  # remedy: see _places
-            if not past.due and not past.attempts and not past.endless:
+            if not past.due and not past.matters:
                 what = "it neither is delayed nor has failed"
                 self._report("retries", uuid, what, Remedy(Verb.DELETE, "retries", uuid))
 

@@ -6,6 +6,7 @@ from titanic.errors import RecordCorrupt
 from titanic.store import idempotency, outcome, request
 from titanic.store.ending import retention_kind
 from titanic.store.findings import Findings, Remedy, Verb
+from titanic.store.retry import expiry
 from titanic.store.schema import DEAD, EXPIRY, KEY, REPLIED, TIME_SIZE, timer_key, timer_of
 
 
@@ -59,10 +60,11 @@ class TimerFindings(Findings):
             if self._has(self._db.replies, subject):
                 return "the request has ended"
             try:
-                past, expires_at = self._past(subject), request.decode_header(subject, record).expires_at
+                own = request.decode_header(subject, record).expires_at
             except RecordCorrupt:
                 return ""
-            return "" if expires_at == time and not (past and past.endless) else f"the request says {expires_at}"
+            expires_at = expiry(own, self._past(subject))
+            return "" if expires_at == time else f"the request says {expires_at}"
         if kind in (REPLIED, DEAD):
             record = self._txn.get(subject, db=self._db.replies)
             if record is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from titanic.clock import capped
 from titanic.errors import RecordCorrupt, StoreCorrupt, StoreFull
 from titanic.ids import SIZE
 from titanic.store import outcome, request, retry
@@ -74,9 +75,9 @@ class Ending(Change):
             raise StoreCorrupt("the store is damaged", f"{uuid.hex()} is in no queue", REPAIR)
         self._take_out(place)
         due = max(due, 1)  # 0 would say that it is ready
-        endless = place.past is not None and place.past.endless
+        expires_at = None if place.past is None else place.past.expires_at
         self._put(self._db.later, later_key(due, uuid), place.prefix)
-        self._put(self._db.retries, uuid, retry.encode(uuid, Retry(attempts, due, dispatched_at, reason, endless)))
+        self._put(self._db.retries, uuid, retry.encode(uuid, Retry(attempts, due, dispatched_at, reason, expires_at)))
         return True
 
     def promote(self, now_us: int, limit: int = 1000) -> list[tuple[bytes, int]]:
@@ -132,7 +133,7 @@ class Ending(Change):
         """Let a request that failed or expired wait again, as if it had never been tried. False when it is not such.
 
         One whose time is over has no end of its time any more. One that was never tried waits for what is left of its
-        delay, which is never more than the whole of it: the clock may have been set back.
+        delay. What is left of either is never more than the whole: the clock may have been set back.
         """
         record, reply = self._txn.get(uuid, db=self._db.requests), self._txn.get(uuid, db=self._db.replies)
         if record is None or reply is None:
@@ -147,18 +148,21 @@ class Ending(Change):
         self._delete(self._db.replies, uuid)
         self._drop_blob(end.ref)
         prefix = ready_prefix(header.service, header.priority)
-        due, endless = 0, 0 < header.expires_at <= now_us
-        if not end.attempts and header.not_before > now_us:
-            due = min(header.not_before, now_us + max(header.not_before - header.submitted_at, 0))
-        if due:
-            self._put(self._db.later, later_key(due, uuid), prefix)
+        given = header.submitted_at
+        expires_at = header.expires_at and capped(header.expires_at, given, now_us)
+        if expires_at <= now_us:
+            expires_at = 0
+        due = 0 if end.attempts else capped(header.not_before, given, now_us)
+        past = Retry(0, due if due > now_us else 0, expires_at=None if expires_at == header.expires_at else expires_at)
+        if past.due:
+            self._put(self._db.later, later_key(past.due, uuid), prefix)
         else:
             self._put(self._db.ready, prefix + uuid, b"")
-        if due or endless:
-            self._put(self._db.retries, uuid, retry.encode(uuid, Retry(0, due, endless=endless)))
-        if header.expires_at and not endless:
-            self._put(self._db.timers, timer_key(EXPIRY, header.expires_at, uuid), b"")
-        self._count(header.service, ready=0 if due else 1, pending=1, size=header.size)
+        if past.due or past.matters:
+            self._put(self._db.retries, uuid, retry.encode(uuid, past))
+        if expires_at:
+            self._put(self._db.timers, timer_key(EXPIRY, expires_at, uuid), b"")
+        self._count(header.service, ready=0 if past.due else 1, pending=1, size=header.size)
         return True
 
     def _end(self, uuid: bytes, place: Place, end: Outcome) -> None:
@@ -186,8 +190,8 @@ class Ending(Change):
         header = place.header
         if header is None:
             self._drop_timers(uuid)
-        elif header.expires_at:
-            self._delete(self._db.timers, timer_key(EXPIRY, header.expires_at, uuid))
+        elif expires_at := retry.expiry(header.expires_at, place.past):
+            self._delete(self._db.timers, timer_key(EXPIRY, expires_at, uuid))
         if place.service is not None:
             self._count(place.service, pending=-1, size=-header.size if header else 0)
 
@@ -206,7 +210,7 @@ class Ending(Change):
             past = self._retry(uuid)
         except RecordCorrupt:
             past = None  # better one attempt too many than a request that never runs
-        if past is not None and (past.attempts or past.endless):
+        if past is not None and past.matters:
             self._put(self._db.retries, uuid, retry.encode(uuid, past._replace(due=0)))
         else:
             self._delete(self._db.retries, uuid)

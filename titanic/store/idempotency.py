@@ -5,7 +5,8 @@ submission after the reply was fetched and the request closed still gets the fir
 
     offset  size  field
          0     8  until, µs since the epoch: when the key is forgotten
-         8  16 n  id of the request that had it first; of a message of n requests, the ids of all
+         8     8  given, µs since the epoch: when it came; 0 = unknown
+        16  16 n  id of the request that had it first; of a message of n requests, the ids of all
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from titanic.ids import SIZE
 MOST_TOGETHER = 100
 """Requests that can share a key. Their row stays in its page (schema.NODE_MAX)."""
 
+_TIMES = struct.Struct("<QQ")
 _UNTIL = struct.Struct("<Q")
 
 
 class Holder(NamedTuple):
-    """Who has a key, and until when (µs since the epoch)."""
+    """Who has a key, until when, and when it came (µs since the epoch)."""
 
     until: int
     ids: bytes  # one behind the other
+    given: int = 0
 
     @property
     def uuid(self) -> bytes:
@@ -44,15 +47,28 @@ class Holder(NamedTuple):
 
 def encode(holder: Holder) -> bytes:
     """The row."""
-    return _UNTIL.pack(holder.until) + holder.ids
+    return _TIMES.pack(holder.until, holder.given) + holder.ids
 
 
-def fits(row: memoryview | bytes) -> bool:
+def fits(row: memoryview | bytes, times: struct.Struct = _TIMES) -> bool:
     """Whether the row has a length that it can have."""
-    ids, rest = divmod(len(row) - _UNTIL.size, SIZE)
+    ids, rest = divmod(len(row) - times.size, SIZE)
     return not rest and 1 <= ids <= MOST_TOGETHER
+
+
+def fitted(row: memoryview | bytes) -> bool:
+    """Whether it had one in a store of format 2, without `given`."""
+    return fits(row, _UNTIL)
 
 
 def decode(row: memoryview | bytes) -> Holder | None:
     """Who has the key; None when the row makes no sense."""
-    return Holder(_UNTIL.unpack_from(row)[0], bytes(row[_UNTIL.size :])) if fits(row) else None
+    if not fits(row):
+        return None
+    until, given = _TIMES.unpack_from(row)
+    return Holder(until, bytes(row[_TIMES.size :]), given)
+
+
+def modern(row: bytes) -> bytes:
+    """A row of a store of format 2, as it is written now; others stay as they are."""
+    return row[: _UNTIL.size] + bytes(_UNTIL.size) + row[_UNTIL.size :] if fitted(row) else row

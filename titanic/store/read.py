@@ -17,6 +17,7 @@ from titanic.store.failures import short_of_disk
 from titanic.store.outcome import Outcome, Pending
 from titanic.store.record import verify
 from titanic.store.request import Request
+from titanic.store.retry import expiry
 from titanic.store.schema import (
     DEAD,
     EXPIRY,
@@ -104,7 +105,7 @@ class ReadTransaction(Bulk):
                 if rows:
                     break
                 raise
-            expires_at = 0 if past and past.endless else found.expires_at
+            expires_at = expiry(found.expires_at, past)
             attempts = past.attempts if past else 0
             rows.append(ReadyRow(key, uuid, attempts, found.body, found.max_attempts, expires_at, found.options))
         return rows

@@ -16,7 +16,7 @@
     ready      service + 00 + (9 - priority) + uuid       nothing: what can be dispatched now
     later      due, u64 µs + uuid                         service + 00 + (9 - priority)
     retries    uuid                                       retry.py: attempts, delay, last error
-    keys       idempotency key                            u64 µs, until when it counts + uuids
+    keys       idempotency key                            2 × u64 µs, until when it counts, when it came + uuids
     timers     b"E" + expires_at, u64 µs + uuid           nothing: a request that has not ended and can expire
                b"R" + finished_at, u64 µs + uuid          nothing: a reply (DONE, CANCELLED)
                b"D" + finished_at, u64 µs + uuid          nothing: a dead request (FAILED, EXPIRED)
@@ -53,7 +53,7 @@ import lmdb
 from titanic.errors import StoreCorrupt
 from titanic.ids import SIZE
 
-FORMAT = 2
+FORMAT = 3
 
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")

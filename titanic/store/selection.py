@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 import lmdb
 
 from titanic.store import outcome, request, retry
-from titanic.store.retry import Retry
+from titanic.store.retry import Retry, expiry
 from titanic.store.ring import Ring
 from titanic.store.schema import ready_prefix
 from titanic.store.state import State, Status
@@ -132,7 +132,7 @@ class Selection(Ring):
         if past is not None:
             return first._replace(
                 state=State.DELAYED if past.due else State.WAITING,
-                expires_at=0 if past.endless else first.expires_at,
+                expires_at=expiry(first.expires_at, past),
                 attempts=past.attempts,
                 due=past.due,
                 dispatched_at=past.dispatched_at,

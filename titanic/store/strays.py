@@ -72,7 +72,7 @@ _LOOKS: dict[str, Callable[[bytes, bytes], bool]] = {
     "later": lambda key, value: len(key) == TIME_SIZE + SIZE and value[-2:-1] == b"\0",
     "ready": lambda key, value: not value and key[-SIZE - 2 : -SIZE - 1] == b"\0" and key[-SIZE - 1] <= 9,
     "timers": lambda key, value: not value and key[:1] in (EXPIRY, REPLIED, DEAD, KEY) and len(key) > 1 + TIME_SIZE,
-    "keys": lambda key, value: idempotency.fits(value),
+    "keys": lambda key, value: idempotency.fits(value) or idempotency.fitted(value),
     "meta": lambda key, value: len(value) <= LOAD.size,
     "aside": lambda key, value: True,
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 import lmdb
 
 from titanic.errors import RecordCorrupt
-from titanic.store import outcome, request
+from titanic.store import idempotency, outcome, request
 from titanic.store.ending import retention_kind
 from titanic.store.schema import (
     EXPIRY,
@@ -78,4 +78,15 @@ def _add_timers_and_loads(env: lmdb.Environment, txn: lmdb.Transaction[memoryvie
         txn.put(LOAD_PREFIX + service, LOAD.pack(*load), db=meta)
 
 
-_STEPS: dict[int, Callable[[lmdb.Environment, lmdb.Transaction[memoryview]], None]] = {1: _add_timers_and_loads}
+def _add_when_keys_came(env: lmdb.Environment, txn: lmdb.Transaction[memoryview]) -> None:
+    """2 → 3: the rows of keys say when they came. Of those that are there nobody knows."""
+    keys = env.open_db(b"keys", txn=txn)
+    rows = [(bytes(key), bytes(row)) for key, row in txn.cursor(keys).iternext()]
+    for key, row in rows:
+        txn.put(key, idempotency.modern(row), db=keys)
+
+
+_STEPS: dict[int, Callable[[lmdb.Environment, lmdb.Transaction[memoryview]], None]] = {
+    1: _add_timers_and_loads,
+    2: _add_when_keys_came,
+}
