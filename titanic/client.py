@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
@@ -262,13 +262,32 @@ class Client:
             for at in range(0, len(plain), admin.MOST)
         )
 
-    def retry_all(self, *, service: str | None = None, older_than: float | None = None) -> int:
-        """The same for all of a service, or of all, submitted more than `older_than` seconds ago."""
-        return self._administer({"do": "retry", "service": service, "older_than": older_than})
+    def retry_all(
+        self,
+        *,
+        service: str | None = None,
+        older_than: float | None = None,
+        tell: Callable[[int], object] | None = None,
+    ) -> int:
+        """The same for all of a service, or of all, submitted more than `older_than` seconds ago.
 
-    def purge(self, state: str, *, service: str | None = None, older_than: float | None = None) -> int:
-        """Close all requests in a state, of a service, submitted more than `older_than` seconds ago; how many."""
-        return self._administer({"do": "purge", "state": state, "service": service, "older_than": older_than})
+        `tell` hears now and then how many there were so far.
+        """
+        return self._administer({"do": "retry", "service": service, "older_than": older_than}, tell)
+
+    def purge(
+        self,
+        state: str,
+        *,
+        service: str | None = None,
+        older_than: float | None = None,
+        tell: Callable[[int], object] | None = None,
+    ) -> int:
+        """Close all requests in a state, of a service, submitted more than `older_than` seconds ago; how many.
+
+        `tell` hears now and then how many there were so far.
+        """
+        return self._administer({"do": "purge", "state": state, "service": service, "older_than": older_than}, tell)
 
     def archive(
         self,
@@ -366,11 +385,13 @@ class Client:
                     raise translate(error, service, self.endpoint, time.monotonic() - began) from error
                 time.sleep(POLL_FIRST)  # until it is noticed to be gone; then the broker keeps what is asked
 
-    def _administer(self, options: dict[str, Any]) -> int:
+    def _administer(self, options: dict[str, Any], tell: Callable[[int], object] | None = None) -> int:
         done: int = 0
         while True:
             document = json.loads(check(self._ask(tsp.ADMIN, json.dumps(options)))[0])
             done += int(document["done"])
+            if tell is not None:
+                tell(done)
             if document["next"] is None:
                 return done
             options["after"] = document["next"]

@@ -69,6 +69,26 @@ def _ended(code: int, out: bytes, err: bytes) -> Ended:
     return Ended(code, out, text)
 
 
+def on_terminal(*arguments: str | Path, stdin: bytes = b"") -> str:
+    """Run `titanic …` with a terminal as its stderr; what is written there. It must end well."""
+    terminal, stderr = os.openpty()
+    command = [sys.executable, "-m", "titanic", *map(str, arguments)]
+    env = CLEAN | {"TERM": "xterm"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=stderr, env=env) as process:
+        os.close(stderr)
+        assert process.stdin is not None
+        process.stdin.write(stdin)
+        process.stdin.close()
+        text = b""
+        with suppress(OSError):  # there is no terminal any more
+            while chunk := os.read(terminal, 10_000):
+                text += chunk
+        os.close(terminal)
+        assert process.wait(PATIENCE) == 0, text
+    return text.decode().replace("\r\n", "\n")
+
+
 class Running:
     """A `titanic …` that goes on; its stderr is in a file."""
 

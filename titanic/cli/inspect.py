@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -11,12 +12,25 @@ from titanic.cli.help import command
 from titanic.cli.offline import Files, look, lookable
 from titanic.cli.options import json_flag, option
 from titanic.cli.options import uuid as uuid_type
-from titanic.cli.output import age, as_text, duration, moment, print_json, print_table, size, until
+from titanic.cli.output import (
+    age,
+    as_text,
+    duration,
+    moment,
+    print_json,
+    print_json_list,
+    print_long_table,
+    size,
+    until,
+)
 from titanic.client import Client
 from titanic.errors import RequestFailed
 from titanic.own_keys import PREFIX as OWN_KEY
 from titanic.text import counted, printable
 from titanic.tsp import Frames
+
+PAGE = 1000
+"""Requests that are asked for at a time."""
 
 STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
 
@@ -44,35 +58,39 @@ def ls(service: str | None, state: str | None, limit: int, as_json: bool, **wher
       titanic ls --state failed --service mail
       titanic ls --store /var/lib/titanic
     """
-    rows: list[dict[str, Any]] = []
+    shown = 0
     after: str | None = None
-    with look(**where) as source:
-        while len(rows) < limit:
-            page, after = source.list(service=service, state=state, after=after, limit=min(1000, limit - len(rows)))
-            rows += page
+
+    def pages(source: Client | Files) -> Iterator[list[dict[str, Any]]]:
+        nonlocal shown, after
+        while shown < limit:
+            page, after = source.list(service=service, state=state, after=after, limit=min(PAGE, limit - shown))
+            shown += len(page)
+            yield page
             if after is None:
-                break
-    if as_json:
-        print_json(list(map(_document, rows)))
-        return
-    print_table(
-        ("UUID", "SERVICE", "STATE", "AGE", "ATTEMPTS", "BODY", "REPLY"),
-        [
-            (
-                row["uuid"],
-                row["service"],
-                row["state"],
-                age(row["submitted_at"]),
-                str(row["attempts"]),
-                size(row["body_bytes"]),
-                size(row["reply_bytes"]) if row["state"] in ("done", "failed") else "–",
-            )
-            for row in rows
-        ],
-        right=("AGE", "ATTEMPTS", "BODY", "REPLY"),
-    )
+                return
+
+    with look(**where) as source:
+        if as_json:
+            print_json_list(_document(row) for page in pages(source) for row in page)
+            return
+        columns = ("UUID", "SERVICE", "STATE", "AGE", "ATTEMPTS", "BODY", "REPLY")
+        parts = (list(map(_row, page)) for page in pages(source))
+        print_long_table(columns, parts, right=("AGE", "ATTEMPTS", "BODY", "REPLY"))
     if after is not None:
-        click.echo(f"({len(rows)} shown, there may be more: --limit)", err=True)
+        click.echo(f"({shown} shown, there may be more: --limit)", err=True)
+
+
+def _row(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["uuid"],
+        row["service"],
+        row["state"],
+        age(row["submitted_at"]),
+        str(row["attempts"]),
+        size(row["body_bytes"]),
+        size(row["reply_bytes"]) if row["state"] in ("done", "failed") else "–",
+    )
 
 
 @command()

@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 import broker
-from titanic.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PENDING, EXIT_UNKNOWN, EXIT_USAGE, say
+from titanic.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PENDING, EXIT_UNKNOWN, EXIT_UNREAD, EXIT_USAGE, say
 from titanic.errors import TimedOut, TitanicError, UnknownRequest
 from titanic.version import __version__
 
@@ -114,8 +114,9 @@ class Titanic(click.Group):
             say(re.sub(r"\[Errno \d+\] ", "", str(error)))
             sys.exit(EXIT_USAGE if _cannot_be(error) else EXIT_FAILED)
         except OSError as error:
-            if error.errno == errno.EPIPE:  # the reader of our output has seen enough: click ends quietly
-                raise
+            if error.errno == errno.EPIPE:  # the reader of our output has seen enough
+                _drop_output()
+                sys.exit(EXIT_UNREAD)
             say("; ".join(str(part) for part in (error.filename, error.strerror or error) if part))
             _drop_output()
             sys.exit(EXIT_FAILED)
@@ -170,4 +171,5 @@ def main() -> None:
       0  fine                               3  timed out, or still pending
       1  refused or failed                  4  unknown UUID
       2  wrong usage                 130, 143  ended by Ctrl-C or SIGTERM
+                                          141  nobody reads the output, as in | head
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import click
 
@@ -12,6 +13,7 @@ from titanic.cli.inspect import STATES
 from titanic.cli.options import endpoint, json_flag, option, seconds
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.output import EXIT_FAILED, EXIT_UNKNOWN, print_json, say
+from titanic.cli.progress import Bar
 from titanic.client import Client
 from titanic.errors import UnknownRequest
 
@@ -56,7 +58,12 @@ def retry(
     if bool(uuid) == chosen:
         raise click.UsageError("name UUIDs, or --service, --older-than or --all")
     with connect(endpoint, timeout, mdp) as client:
-        done = client.retry_all(service=service, older_than=older_than) if chosen else client.retry(*uuid)
+        if chosen:
+            with Bar("to be tried again") as bar:
+                tell = partial(bar.tell, "to be tried again")
+                done = client.retry_all(service=service, older_than=older_than, tell=tell)
+        else:
+            done = client.retry(*uuid)
         if as_json:
             print_json({"retried": done})
         else:
@@ -109,8 +116,8 @@ def purge(
     """
     if not everything and service is None and older_than is None:
         raise click.UsageError("name --service or --older-than, or --all: what is purged is gone")
-    with connect(endpoint, timeout, mdp) as client:
-        done = client.purge(state, service=service, older_than=older_than)
+    with connect(endpoint, timeout, mdp) as client, Bar("closed") as bar:
+        done = client.purge(state, service=service, older_than=older_than, tell=partial(bar.tell, "closed"))
     if as_json:
         print_json({"closed": done})
     else:

@@ -1,7 +1,7 @@
 """How results are shown: tables for people, JSON for programs, bodies as they are; and the exit codes.
 
 0  fine     1  refused or failed     2  usage     3  timed out, still pending     4  unknown UUID
-130, 143  ended by Ctrl-C or SIGTERM
+130, 143  ended by Ctrl-C or SIGTERM     141  the reader of the output went away
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import click
 
 from titanic.text import printable
 
-EXIT_FAILED, EXIT_USAGE, EXIT_PENDING, EXIT_UNKNOWN, EXIT_INTERRUPTED = 1, 2, 3, 4, 130
+EXIT_FAILED, EXIT_USAGE, EXIT_PENDING, EXIT_UNKNOWN, EXIT_INTERRUPTED, EXIT_UNREAD = 1, 2, 3, 4, 130, 141
 
 
 def say(message: object, detail: Sequence[bytes] = ()) -> None:
@@ -59,17 +60,39 @@ def _json_frame(frame: bytes) -> Any:
         return {"base64": base64.b64encode(frame).decode()}
 
 
+def print_json_list(documents: Iterable[Any]) -> None:
+    """A JSON list on stdout, each of its members as it comes."""
+    indent = 2 if sys.stdout.isatty() else None
+    click.echo("[", nl=False)
+    for number, document in enumerate(documents):
+        click.echo((", " if number else "") + json.dumps(document, indent=indent), nl=False)
+    click.echo("]")
+
+
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
     """A table without frames; columns named in `right` are aligned right."""
-    lines = [list(titles), *([_cell(text) for text in row] for row in rows)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(titles))]
-    for number, line in enumerate(lines):
-        cells = [
-            cell.rjust(width) if title in right else cell.ljust(width)
-            for cell, width, title in zip(line, widths, titles, strict=True)
-        ]
-        text = "  ".join(cells).rstrip()
-        click.echo(click.style(text, bold=True) if number == 0 else text)
+    print_long_table(titles, [list(rows)], right=right)
+
+
+def print_long_table(
+    titles: Sequence[str], parts: Iterable[Sequence[Sequence[str]]], *, right: Sequence[str] = ()
+) -> None:
+    """The same, printed part by part as the parts come: in a later one, a column may be wider."""
+    widths = [len(title) for title in titles]
+
+    def line(row: Sequence[str]) -> str:
+        columns = zip(row, widths, titles, strict=True)
+        return "  ".join(cell.rjust(n) if title in right else cell.ljust(n) for cell, n, title in columns).rstrip()
+
+    begun = False
+    for part in chain(filter(None, parts), [[]]):
+        rows = [[_cell(text) for text in row] for row in part]
+        widths = [max(width, *(len(row[at]) for row in rows), 0) for at, width in enumerate(widths)]
+        if not begun:
+            click.echo(click.style(line(titles), bold=True))
+            begun = True
+        for row in rows:
+            click.echo(line(row))
 
 
 def _cell(text: str) -> str:

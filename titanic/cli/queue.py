@@ -25,6 +25,7 @@ from titanic.cli.output import (
     say,
     until,
 )
+from titanic.cli.progress import Bar
 from titanic.client import Client
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
 from titanic.limits import Limits
@@ -150,12 +151,18 @@ def _note_absence(client: Client, service: str) -> None:
 def _submit_lines(client: Client, service: str, lines: BinaryIO, as_json: bool, options: Any) -> None:
     """What was accepted is printed also when the next part is refused: without its UUID it would be lost."""
     uuids: list[str] = []
+    total = _size(lines)
+    done = 0
     try:
-        for bodies in _parts(line.removesuffix(b"\n").removesuffix(b"\r") for line in lines):
-            part = client.submit_batch(service, bodies, **options)
-            uuids += part
-            if not as_json:
-                click.echo("\n".join(part))
+        with Bar("submitting", beside_output=not as_json) as bar:
+            for part in _parts(lines):
+                bodies = [line.removesuffix(b"\n").removesuffix(b"\r") for line in part]
+                found = client.submit_batch(service, bodies, **options)
+                uuids += found
+                if not as_json:
+                    click.echo("\n".join(found))
+                done += sum(map(len, part))
+                bar.tell("submitting", done if total else len(uuids), total)
     finally:
         if as_json:
             print_json({"uuids": uuids})
@@ -163,18 +170,26 @@ def _submit_lines(client: Client, service: str, lines: BinaryIO, as_json: bool, 
         say("nothing to submit: there are no lines")
 
 
-def _parts(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """The bodies in lists that make a message of a reasonable size each."""
+def _parts(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """The lines in lists that make a message of a reasonable size each."""
     part: list[bytes] = []
     size = 0
-    for body in bodies:
-        if part and (len(part) == PART or size + len(body) > PART_BYTES):
+    for line in lines:
+        if part and (len(part) == PART or size + len(line) > PART_BYTES):
             yield part
             part, size = [], 0
-        part.append(body)
-        size += len(body)
+        part.append(line)
+        size += len(line)
     if part:
         yield part
+
+
+def _size(lines: BinaryIO) -> int:
+    """Bytes of a file; 0 for a pipe."""
+    try:
+        return os.fstat(lines.fileno()).st_size
+    except (OSError, AttributeError):
+        return 0
 
 
 def _stdin() -> tuple[bytes]:

@@ -6,16 +6,15 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from titanic.cli.access import expect_readable, expect_store, may_write, open_to_look
 from titanic.cli.help import command
 from titanic.cli.offline import store_option
 from titanic.cli.options import configured, json_flag, option
 from titanic.cli.output import EXIT_FAILED, print_json, say, size
+from titanic.cli.progress import Bar
 from titanic.errors import StoreCorrupt, StoreLocked
-from titanic.store import Checked, Problem, Salvaged, Store, check_apart, salvage
+from titanic.store import Checked, Problem, Progress, Salvaged, Store, check_apart, salvage
 from titanic.store import backup as copy_store
 from titanic.store import check as check_store
 from titanic.store import repair as repair_store
@@ -46,11 +45,12 @@ def check(store: Path, repair: bool, as_json: bool) -> None:
     """
     expect_store(store)
     saved = None
-    if repair:
-        saved, (problems, requests, replies), left = _repair(store)
-    else:
-        problems, requests, replies = _check(store)
-        left = len(problems)
+    with Bar("reading") as bar:
+        if repair:
+            saved, (problems, requests, replies), left = _repair(store, bar)
+        else:
+            problems, requests, replies = _check(store, bar)
+            left = len(problems)
     if as_json:
         rows = [problem._asdict() for problem in problems]
         print_json({"requests": requests, "replies": replies, "problems": rows, "left": left})
@@ -85,7 +85,7 @@ def backup(dest: Path, store: Path, as_json: bool) -> None:
       titanic backup /backup/titanic-monday --store /var/lib/titanic
     """
     expect_store(store)
-    with _open(store) as opened, _Bar("copying") as bar:
+    with _open(store) as opened, Bar("copying") as bar:
         copy_store(opened, dest, bar.tell)
     _tell(dest, as_json)
 
@@ -105,7 +105,7 @@ def restore(source: Path, store: Path, as_json: bool) -> None:
       titanic restore /backup/titanic-monday --store /var/lib/titanic
     """
     expect_store(source)
-    with _Bar("restoring") as bar:
+    with Bar("reading") as bar:
         restore_store(source, store, bar.tell)
     _tell(store, as_json)
 
@@ -119,31 +119,36 @@ def _tell(path: Path, as_json: bool) -> None:
         click.echo(f"{path}: {size(count)}, checked")
 
 
-def _check(path: Path) -> Checked:
+def _checking(bar: Bar) -> Progress:
+    """What shows a check."""
+    return lambda name, done, total: bar.tell(f"checking {name}", done, total)
+
+
+def _check(path: Path, bar: Bar) -> Checked:
     """Open the store for writing when nobody else has it: so one of an older format is brought up to date."""
     if not may_write(path):
         expect_readable(path)
-        return check_apart(path)
+        return check_apart(path, _checking(bar))
     try:
         with Store.open(path, to_repair=True, verified=True) as store:
-            return Checked(check_store(store), *_counts(store))
+            return Checked(check_store(store, _checking(bar)), *_counts(store))
     except StoreLocked:
-        return check_apart(path)
+        return check_apart(path, _checking(bar))
 
 
-def _repair(path: Path) -> tuple[Salvaged | None, Checked, int]:
+def _repair(path: Path, bar: Bar) -> tuple[Salvaged | None, Checked, int]:
     """What was saved, if that was necessary, what was found, and how many problems are left."""
     saved = None
     try:
         with Store.open(path, to_repair=True, verified=True) as store:
-            problems = repair_store(store)
-            return saved, Checked(problems, *_counts(store)), len(check_store(store))
+            problems = repair_store(store, tell=_checking(bar))
+            return saved, Checked(problems, *_counts(store)), len(check_store(store, _checking(bar)))
     except StoreCorrupt as damage:
         saved = salvage(path)
         found = [Problem("data.mdb", damage.fact, "save what can be read in a new file"), *saved.problems]
     with Store.open(path, to_repair=True, verified=True) as store:
-        problems = found + repair_store(store)
-        return saved, Checked(problems, *_counts(store)), len(check_store(store))
+        problems = found + repair_store(store, tell=_checking(bar))
+        return saved, Checked(problems, *_counts(store)), len(check_store(store, _checking(bar)))
 
 
 def _counts(store: Store) -> tuple[int, int]:
@@ -160,30 +165,3 @@ def _open(path: Path) -> Store:
         return Store.open(path, verified=True)
     except StoreLocked:
         return open_to_look(path)
-
-
-class _Bar:
-    """A progress bar on a terminal's stderr, and nothing elsewhere."""
-
-    def __init__(self, what: str) -> None:
-        console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn(what),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._progress.add_task("", total=None)
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def tell(self, done: int, total: int) -> None:
-        """So many bytes of so many are copied."""
-        self._progress.update(self._task, completed=done, total=total)

@@ -1,12 +1,12 @@
 """The store of Titanic: requests and replies that outlive the process. Start reading at store.py."""
 
 from titanic.store.apart import Checked, check_apart
-from titanic.store.backup import Progress, backup, restore
+from titanic.store.backup import backup, restore
 from titanic.store.bulk import ClosedBulk
 from titanic.store.check import check
 from titanic.store.closed import LAYOUT as CLOSED_LAYOUT
 from titanic.store.closed import UNCLAIMED, ClosedRequest
-from titanic.store.findings import Problem
+from titanic.store.findings import Problem, Progress
 from titanic.store.idempotency import MOST_TOGETHER
 from titanic.store.outcome import Outcome, Pending
 from titanic.store.read import ReadTransaction

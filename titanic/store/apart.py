@@ -2,12 +2,13 @@
 
 Its pages can't be verified first (structure.py), since they change. So it is another process that LMDB ends when it
 meets damage, and this one says what happened. The other one runs `python -m titanic.store DIR` (__main__.py): on stdout
-it names each database as it comes to it, and in the last line gives the result.
+it says how far it is in which database, and in the last line gives the result.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from titanic.errors import StoreCorrupt, StoreError
 from titanic.store.check import check
-from titanic.store.findings import Problem
+from titanic.store.findings import Problem, Progress
 from titanic.store.store import Store
 from titanic.store.structure import SALVAGE
 
@@ -29,23 +30,32 @@ class Checked(NamedTuple):
     replies: int
 
 
-def check_apart(path: Path) -> Checked:
-    """Check a store that another process has open.
+def check_apart(path: Path, tell: Progress | None = None) -> Checked:
+    """Check a store that another process has open. `tell` as for check().
 
     Raises StoreCorrupt when LMDB ended the process that looked, and what opening it for reading raises, as StoreError.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "titanic.store", str(path)], stdin=subprocess.DEVNULL, capture_output=True, check=False
-    )
-    *before, last = done.stdout.decode(errors="replace").splitlines() or [""]
-    said = (done.stderr.decode(errors="replace").splitlines() or [""])[-1]
-    if done.returncode == 0:
+    command = [sys.executable, "-m", "titanic.store", str(path)]
+    where, last = "while it was opened", ""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for last in process.stdout:
+            if (found := re.fullmatch(r"(\w+) (\d+) (\d+)\n", last)) is not None:
+                where = f"while it read '{found[1]}'"
+                if tell is not None:
+                    tell(found[1], int(found[2]), int(found[3]))
+        said = (process.stderr.read().splitlines() or [""])[-1]
+    code = process.returncode
+    if code == 0:
         document = json.loads(last)
         if "error" in document:
             raise StoreError(document["error"])
         return Checked([Problem(*row) for row in document["problems"]], document["requests"], document["replies"])
-    ended = f"code {done.returncode}" if done.returncode > 0 else signal.Signals(-done.returncode).name
-    where = f"while it read '{last}'" if before or last else "while it was opened"
+    ended = f"code {code}" if code > 0 else signal.Signals(-code).name
     raise StoreCorrupt(f"the store in {path} is damaged", f"LMDB gave up {where}, {ended} {said}".rstrip(), SALVAGE)
 
 
@@ -53,7 +63,7 @@ def main(path: Path) -> None:
     """What the other process does."""
     try:
         with Store.open_read_only(path) as store:
-            problems = check(store, lambda name: print(name, flush=True))
+            problems = check(store, lambda *progress: print(*progress, flush=True))
             with store.read() as transaction:
                 counts = transaction.counts()
         result = {"problems": problems, "requests": counts.requests, "replies": counts.replies}

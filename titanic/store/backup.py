@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
@@ -18,19 +17,17 @@ import lmdb
 from titanic.errors import NotAStore, StoreCorrupt, StoreError, StoreUnwritable
 from titanic.store.check import check
 from titanic.store.failures import disk_full, is_of_the_system, translate
+from titanic.store.findings import Progress
 from titanic.store.opening import DATA, sync_directory
 from titanic.store.schema import PAGE
 from titanic.store.store import Store
 from titanic.store.structure import expect_sound
 
-Progress = Callable[[int, int], None]
-"""Is told, now and then, how many bytes have been copied of how many at most."""
-
 _EVERY = 0.1
 
 
 def backup(store: Store, dest: str | os.PathLike[str], progress: Progress | None = None) -> None:
-    """Copy an open store into the new directory `dest`.
+    """Copy an open store into the new directory `dest`. `progress` hears how far the copy is, and then the check of it.
 
     Raises NotAStore when `dest` is there, StoreUnwritable, or StoreCorrupt when the copy isn't sound: then there is no
     `dest`.
@@ -44,7 +41,7 @@ def backup(store: Store, dest: str | os.PathLike[str], progress: Progress | None
         partial.mkdir(0o750, parents=True)
         try:
             _copy(store, partial, progress)
-            _verify(partial)
+            _verify(partial, progress)
             partial.rename(target)
             sync_directory(target.parent)
         except BaseException:
@@ -64,7 +61,7 @@ def restore(source: str | os.PathLike[str], dest: str | os.PathLike[str], progre
     if (Path(source) / DATA).exists():
         expect_sound(Path(source) / DATA)
     with Store.open_read_only(source) as store:
-        _expect_sound(store)
+        _expect_sound(store, progress)
         backup(store, target, progress)
 
 
@@ -92,7 +89,7 @@ def _copy(store: Store, directory: Path, progress: Progress | None) -> None:
     while thread.is_alive():
         thread.join(_EVERY)
         if progress is not None and data.exists():
-            progress(data.stat().st_size, total)
+            progress("copying", data.stat().st_size, total)
     for error in failure:
         if isinstance(error, lmdb.Error):
             if is_of_the_system(error):
@@ -108,16 +105,22 @@ def _copy(store: Store, directory: Path, progress: Progress | None) -> None:
     sync_directory(directory)
 
 
-def _verify(directory: Path) -> None:
+def _verify(directory: Path, progress: Progress | None) -> None:
+    if progress is not None:
+        progress("checking", 0, 0)
     expect_sound(directory / DATA)
     with Store.open_read_only(directory) as copy:
-        _expect_sound(copy)
+        _expect_sound(copy, progress)
     (directory / "lock.mdb").unlink(missing_ok=True)
 
 
-def _expect_sound(store: Store) -> None:
+def _expect_sound(store: Store, progress: Progress | None) -> None:
+    def tell(name: str, done: int, total: int) -> None:
+        if progress is not None:
+            progress("checking", done, total)
+
     try:
-        problems = check(store)
+        problems = check(store, tell)
     except StoreError as error:
         raise StoreCorrupt(f"the store in {store.path} isn't sound", str(error), "don't rely on it") from error
     if problems:

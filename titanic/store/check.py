@@ -5,7 +5,7 @@ What is wrong is found here together with its remedy (findings.py); only repair.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import lmdb
 
@@ -16,7 +16,7 @@ from titanic.store.check_counts import CountFindings
 from titanic.store.check_ring import RingFindings
 from titanic.store.check_timers import TimerFindings
 from titanic.store.ending import retention_kind
-from titanic.store.findings import Problem, Remedy, Verb
+from titanic.store.findings import Problem, Progress, Remedy, Verb
 from titanic.store.outcome import Outcome
 from titanic.store.read import ReadTransaction
 from titanic.store.record import verify
@@ -33,9 +33,13 @@ from titanic.store.schema import (
 )
 from titanic.store.store import Store
 
+COUNTED = ("requests", "replies", "retries", "ready", "later", "keys", "timers", "closed", "blobs")
+"""Databases whose rows make up the work of a check."""
 
-def check(store: Store, tell: Callable[[str], None] | None = None) -> list[Problem]:
-    """Find all that is wrong in the store; an empty list means that it is sound. `tell` hears where it is.
+
+def check(store: Store, tell: Progress | None = None) -> list[Problem]:
+    """Find all that is wrong in the store; an empty list means that it is sound. `tell` hears where it is: the name of
+    the database.
 
     Reads every record in one read transaction: on a store that is in use, freed pages can't be used meanwhile.
     """
@@ -45,6 +49,10 @@ def check(store: Store, tell: Callable[[str], None] | None = None) -> list[Probl
         return walk.problems
 
 
+def _told(tell: Progress, name: str, total: int, seen: int) -> None:
+    tell(name, seen, total)
+
+
 class Walk(TimerFindings, RingFindings, CountFindings):
     """The walk through all databases."""
 
@@ -52,11 +60,12 @@ class Walk(TimerFindings, RingFindings, CountFindings):
         super().__init__(txn)
         self.unreadable = ""
 
-    def run(self, tell: Callable[[str], None] | None = None) -> None:
+    def run(self, tell: Progress | None = None) -> None:
         """Look at everything. Ends where LMDB can't go on: `unreadable` says where, and why.
 
         What would be found behind that is unknown, and so is whether the remedies are right.
         """
+        total = sum(self._txn.stat(getattr(self._db, name))["entries"] for name in COUNTED)
         for name, walk in (
             ("requests", self._requests),
             ("replies", self._replies),
@@ -70,7 +79,8 @@ class Walk(TimerFindings, RingFindings, CountFindings):
             ("meta", self._meta),
         ):
             if tell is not None:
-                tell(name)
+                tell(name, self._seen, total)
+                self._tell = partial(_told, tell, name, total)
             try:
                 walk()
             except lmdb.Error as error:

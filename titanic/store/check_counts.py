@@ -33,7 +33,7 @@ class CountFindings(Findings):
 
     def _blobs(self) -> None:
         found: dict[int, int] = {}
-        for view in self._txn.cursor(self._db.blobs).iternext(values=False):
+        for view in self._each(self._txn.cursor(self._db.blobs).iternext(values=False)):
             if len(view) != blob.KEY_SIZE:
                 self._set_aside("blobs", bytes(view))
                 continue

@@ -36,7 +36,7 @@ class RingFindings(Findings):
     def _closed(self) -> None:
         first = sound = 0  # the numbers of the first and of the last sound entry
         spoiled: dict[int, str] = {}  # the damaged ones since then, and what is wrong with them
-        for view, record in self._txn.cursor(self._db.closed).iternext():
+        for view, record in self._each(self._txn.cursor(self._db.closed).iternext()):
             if len(view) != TIME_SIZE:
                 key = bytes(view)
                 self._report("closed", key, "the key has a wrong length", Remedy(Verb.SET_ASIDE, "closed", key))

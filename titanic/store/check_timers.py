@@ -14,7 +14,7 @@ class TimerFindings(Findings):
     """The walk through both."""
 
     def _keys(self) -> None:
-        for view, row in self._txn.cursor(self._db.keys).iternext():
+        for view, row in self._each(self._txn.cursor(self._db.keys).iternext()):
             key = bytes(view)
             holder = idempotency.decode(row)
             if holder is None:
@@ -35,7 +35,7 @@ class TimerFindings(Findings):
                 self._report("keys", key, what, Remedy(Verb.SET_ASIDE, "keys", key))
 
     def _timers(self) -> None:
-        for view, value in self._txn.cursor(self._db.timers).iternext():
+        for view, value in self._each(self._txn.cursor(self._db.timers).iternext()):
             key = bytes(view)
             if len(key) <= 1 + TIME_SIZE:
                 what = "the key has a wrong length"

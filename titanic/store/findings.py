@@ -14,9 +14,9 @@ What a remedy does:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import lmdb
 
@@ -25,6 +25,14 @@ from titanic.ids import SIZE
 from titanic.store.blob import Ref
 from titanic.store.read import ReadTransaction
 from titanic.store.retry import Retry
+
+Progress = Callable[[str, int, int], None]
+"""Is told, now and then, what is being done, and how much of how much is done: rows of a check, bytes of a copy."""
+
+Row = TypeVar("Row")
+
+_EVERY = 1000
+"""Rows."""
 
 
 class Problem(NamedTuple):
@@ -65,11 +73,22 @@ class Findings(ReadTransaction):
         self.problems: list[Problem] = []
         self.remedies: list[Remedy] = []
         self._refs: dict[int, Ref] = {}
+        self._seen = 0
+        """Rows that were looked at, of all databases."""
+        self._tell: Callable[[int], None] = lambda seen: None
+
+    def _each(self, rows: Iterator[Row]) -> Iterator[Row]:
+        """The rows, counted."""
+        for row in rows:
+            self._seen += 1
+            if self._seen % _EVERY == 0:
+                self._tell(self._seen)
+            yield row
 
     def _rows(
         self, database: lmdb._Database, name: str, *, has_uuid_key: bool = True
     ) -> Iterator[tuple[bytes, memoryview]]:
-        for view, value in self._txn.cursor(database).iternext():
+        for view, value in self._each(self._txn.cursor(database).iternext()):
             key = bytes(view)
             if len(key) < SIZE or (has_uuid_key and len(key) > SIZE):
                 self._report(name, key, "the key has a wrong length", Remedy(Verb.SET_ASIDE, name, key))

@@ -19,7 +19,7 @@ from titanic.ids import SIZE
 from titanic.store import closed, outcome, request
 from titanic.store.check import Walk
 from titanic.store.closed import NO_FRAMES, Life, Part, Where
-from titanic.store.findings import Problem, Remedy, Verb
+from titanic.store.findings import Problem, Progress, Remedy, Verb
 from titanic.store.outcome import Outcome
 from titanic.store.request import NewRequest
 from titanic.store.schema import priority_of, sequence_of, service_of
@@ -35,18 +35,18 @@ _PASSES = 6
 _VERSION_AND_VARIANT = (0x70, 0x80)
 
 
-def repair(store: Store, now_us: int | None = None) -> list[Problem]:
+def repair(store: Store, now_us: int | None = None, tell: Progress | None = None) -> list[Problem]:
     """Put right what can be, and return the problems that were found. A check tells what is left.
 
-    `now_us` (wall clock, µs since the epoch; None: ask the clock) is when requests fail that are damaged. Raises
-    StoreCorrupt, and changes nothing, when LMDB can't read all of it: then salvage() comes first.
+    `now_us` (wall clock, µs since the epoch; None: ask the clock) is when requests fail that are damaged. `tell` is as
+    for check(). Raises StoreCorrupt, and changes nothing, when LMDB can't read all of it: then salvage() comes first.
     """
     found: list[Problem] = []
     with _Repair(store.write()._environment) as txn:
         mender = _Mender(txn, wall_us() if now_us is None else now_us)
         for _ in range(_PASSES):  # one remedy can bring the next problem to light
             walk = Walk(txn)
-            walk.run()
+            walk.run(tell)
             if walk.unreadable:
                 raise unreadable(store.path, walk.unreadable)
             found += [problem for problem in walk.problems if problem not in found]

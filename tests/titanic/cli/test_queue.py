@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
@@ -12,7 +11,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from support.cli_titanic import CLEAN, Ended, here, running, titanic
+from support.cli_titanic import CLEAN, Ended, here, on_terminal, running, titanic
 
 pytestmark = pytest.mark.usefixtures("workers")
 
@@ -163,20 +162,8 @@ def test_a_uuid_may_have_dashes(at: tuple[str, str]) -> None:
 
 
 def test_on_a_terminal_it_is_told_that_nobody_is_there_to_do_it(at: tuple[str, str]) -> None:
-    def said(service: str) -> bytes:
-        terminal, stderr = os.openpty()
-        command = [sys.executable, "-m", "titanic", "submit", service, "x", *at]
-        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=stderr, env=CLEAN, timeout=30, check=True)
-        os.write(stderr, b"end\n")
-        os.close(stderr)
-        text = b""
-        while not text.endswith(b"end\r\n"):
-            text += os.read(terminal, 1000)
-        os.close(terminal)
-        return text
-
-    assert said("uper") == b"titanic: no worker for 'uper' yet; it waits\r\nend\r\n"
-    assert said("echo") == b"end\r\n"
+    assert on_terminal("submit", "uper", "x", *at) == "titanic: no worker for 'uper' yet; it waits\n"
+    assert on_terminal("submit", "echo", "x", *at) == ""
 
 
 def test_what_a_broker_does_not_have(at: tuple[str, str]) -> None:
@@ -290,7 +277,7 @@ def test_a_reader_that_goes_away(tmp_path: Path, at: tuple[str, str]) -> None:
         assert one.process.stdout is not None
         assert one.process.stdout.read(10)
         one.process.stdout.close()
-        one.ends()
+        assert one.ends() == 128 + signal.SIGPIPE
         assert one.log.read_text() == ""
 
 
