@@ -12,6 +12,7 @@ from broker.client import Client, Pipeline, Reply
 from broker.config import DEFAULT_ENDPOINT, BrokerConfig, ClientConfig, WorkerConfig
 from broker.core.client import ClientSession, EventKind
 from broker.core.mdp import CLIENT_QUEUE, ErrorReply, error_body, read_error, service_fault
+from broker.core.recognition import ANSWER, Kind, Recognition
 from broker.core.request import Request
 from broker.core.timers import Timers
 from broker.core.worker import Job, WorkerSession
@@ -23,6 +24,7 @@ from broker.transport import Dealer, unreachable
 from broker.worker import Worker
 
 __all__ = [
+    "ANSWER",
     "CLIENT_QUEUE",
     "DEFAULT_ENDPOINT",
     "Broker",
@@ -36,11 +38,13 @@ __all__ = [
     "ErrorReply",
     "EventKind",
     "Job",
+    "Kind",
     "LocalPeer",
     "Loop",
     "OutOfSockets",
     "Pipeline",
     "Presence",
+    "Recognition",
     "RemoteError",
     "Reply",
     "Request",

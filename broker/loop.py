@@ -90,6 +90,15 @@ class Loop:
             self._restless[channel] = 0.0
         self._changed[channel] = None
 
+    def remove(self, channel: Channel) -> None:
+        """Close a channel and run it no more. To be called in the loop's thread."""
+        self._channels.remove(channel)
+        for known in (self._restless, self._touched, self._changed, self._unread):
+            known.pop(channel, None)
+        self._resting.cancel(channel)
+        self._poller.set(channel, ())
+        channel.close()
+
     def touch(self, channel: Channel) -> None:
         """Something was done to a channel that rests. To be called in the loop's thread."""
         self._touched[channel] = None

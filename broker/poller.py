@@ -32,6 +32,8 @@ class Poller(Generic[Owner]):
         self._owners: dict[int, Owner | None] = {}
         self._sockets: dict[Owner, dict[Socket, int]] = {}
         """With their file descriptors: those of closed sockets can't be asked for any more."""
+        self._events: dict[Socket, int] = {}
+        """What was last seen of each."""
 
     def add_file(self, descriptor: int) -> None:
         """Wait for this file, too."""
@@ -43,6 +45,7 @@ class Poller(Generic[Owner]):
         before, now = self._sockets.get(owner, {}), list(sockets)
         for socket in [socket for socket in before if socket not in now]:
             descriptor = before.pop(socket)
+            del self._events[socket]
             if self._owners.get(descriptor) is not owner:
                 continue  # it was closed, and the number is another's by now
             del self._owners[descriptor]
@@ -51,14 +54,22 @@ class Poller(Generic[Owner]):
         for socket in now:
             if socket not in before:
                 descriptor = before[socket] = socket.FD
+                self._events[socket] = 0
                 self._owners[descriptor] = owner
                 self._epoll.register(descriptor, select.EPOLLIN)
         self._sockets[owner] = before
 
     def has_input(self, owner: Owner) -> bool:
-        """Whether there is a message at one of its sockets. If not, `wait` will tell when one comes."""
-        sockets = self._sockets.get(owner)
-        return sockets is not None and any(_get(socket, _EVENTS) & _POLLIN for socket in sockets)
+        """Whether there is a message at one of its sockets, or one can be written to now, or cannot any more: its
+        connection has come or gone. If not, `wait` will tell when that happens."""
+        for socket in self._sockets.get(owner, ()):
+            events = _get(socket, _EVENTS)
+            if events & _POLLIN:
+                return True
+            if events != self._events[socket]:
+                self._events[socket] = events
+                return True
+        return False
 
     def wait(self, milliseconds: int | None) -> list[Owner | None]:
         """Owners that may have input now, or None for a file, after so many milliseconds at most (None: any time)."""

@@ -11,6 +11,7 @@ import re
 import socket as stream
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from errno import EMFILE, ENFILE, ENOMEM
 from typing import Any
 
@@ -185,9 +186,16 @@ class Dealer:
     sent there last, or broke.
     """
 
-    def __init__(self, context: zmq.Context[Socket], endpoint: str | Sequence[str], *, watch: bool = False) -> None:
+    def __init__(
+        self, context: zmq.Context[Socket], endpoint: str | Sequence[str], *, watch: bool = False, hold: bool = False
+    ) -> None:
         """`watch`: learn from the transport when the connection breaks (`broke` tells); of several endpoints, also
-        that it cannot be made."""
+        that it cannot be made.
+
+        `hold`: send nothing before somebody is there, and nothing to who may have taken their place: what is sent
+        earlier waits here, and what is sent after the connection broke is dropped. This, too, makes `broke` tell,
+        without the sockets that watching takes, but not if a new connection is there before anybody looks.
+        """
         self.context = context
         self.servers = Servers(endpoint)
         self.server = self.servers.choose()
@@ -197,6 +205,11 @@ class Dealer:
         self.number = 0
         self.socket: Socket | None = None
         self._watch = watch
+        self._hold = hold
+        self._held: list[Frames] = []
+        """What waits for the connection to be made."""
+        self.linked = False
+        """Whether the present connection was made (only with `hold`)."""
         self._monitor: Socket | None = None
         self._changed = False
 
@@ -216,10 +229,28 @@ class Dealer:
             if self.socket is None or number != self.number:
                 self._open(number)
             self.answered = False
+            if self._hold and not self.linked:
+                self._held.append(frames)
+                continue
             try:
                 self._transmit(frames)
-            except zmq.Again:  # the queue of a broker that does not read is full: the session will send again
+            except zmq.Again:  # the broker is gone, or its queue is full as it does not read: the session sends again
                 continue
+        if self._held:
+            self._release()
+
+    @property
+    def _writable(self) -> bool:
+        assert self.socket is not None
+        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
+
+    def _release(self) -> None:
+        """Send what was held, if somebody is there now."""
+        if self._writable:
+            held, self._held, self.linked = self._held, [], True
+            with suppress(zmq.Again):  # gone again
+                for frames in held:
+                    self._transmit(frames)
 
     def _transmit(self, frames: Frames) -> None:
         assert self.socket is not None
@@ -237,8 +268,8 @@ class Dealer:
         return frames
 
     def broke(self) -> bool:
-        """Whether the connection that was there is gone (only when watched)."""
-        broken = False
+        """Whether the connection that was there is gone (only when watched, or with `hold`)."""
+        broken = self.linked and not self._writable
         while self._monitor is not None and self._monitor.poll(0):
             broken = bool(monitored_event(receive(self._monitor)) & self._breaks) or broken
         if broken:
@@ -282,6 +313,7 @@ class Dealer:
             self.socket.close(linger)
             self.socket = None
             self._changed = True
+            self._held, self.linked = [], False
 
     def _choose(self) -> str:
         """Close the present connection; where the next one goes."""
@@ -319,5 +351,6 @@ class Dealer:
         socket.heartbeat_timeout = 15_000
         socket.reconnect_ivl = 100
         socket.reconnect_ivl_max = 2_000
+        socket.immediate = self._hold  # then a socket without a connection cannot be written to
         if self._watch:
             self._monitor = socket.get_monitor_socket(self._breaks)

@@ -15,6 +15,7 @@ import zmq
 
 from broker import ClientConfig, ClientSession, Dealer, EventKind, OutOfSockets
 from titanic import tsp
+from titanic.dispatch.connection import Scout
 from titanic.dispatch.shortage import Shortage, first
 from titanic.tsp import Frames
 
@@ -29,13 +30,14 @@ class Rivals:
 
     rests = False
 
-    def __init__(self, endpoint: str, version: str, *, clear: Callable[[], None], taken: Callable[[str], None]) -> None:
+    def __init__(self, endpoint: str, scout: Scout, *, clear: Callable[[], None], taken: Callable[[str], None]) -> None:
         self._endpoint = endpoint
+        self._scout = scout
         self._clear = clear
         self._taken = taken
-        self._dealer = Dealer(zmq.Context.instance(), endpoint)
-        self._config = ClientConfig(timeout=PATIENCE, retries=RETRIES, version=version)
-        self._begin()
+        self._dealer = Dealer(zmq.Context.instance(), endpoint, hold=True)
+        self._session = ClientSession()
+        self._asked: bytes | None = None
         self._done = False
         self._shortage = Shortage()
 
@@ -59,7 +61,12 @@ class Rivals:
     def flush(self, now: float) -> None:
         if self._done or self._shortage.lasts(now):
             return
+        if self._scout.kind is None:
+            self._dealer.close(linger=0)
+            self._asked = None
+            return
         if self._asked is None:
+            self._session = ClientSession(ClientConfig(PATIENCE, RETRIES, self._scout.kind.version))
             self._ask(b"mmi.service", tsp.STATS, now)
         for _, kind, body in self._session.take_events():
             self._learn(body if kind is EventKind.FINAL else None, now)
@@ -68,18 +75,12 @@ class Rivals:
             self._shortage.over()
         except OutOfSockets as error:  # that nobody was asked is no answer
             self._shortage.met(error, now)
-            self._begin()
+            self._asked = None
         if self._done:
             self._dealer.close()
 
     def close(self) -> None:
         self._dealer.close()
-
-    def _begin(self) -> None:
-        """Ask from the beginning, when it is time."""
-        self._dealer.close()
-        self._session = ClientSession(self._config)
-        self._asked: bytes | None = None
 
     def _ask(self, service: bytes, body: bytes, now: float) -> None:
         self._asked = service

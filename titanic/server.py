@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from broker import Broker
+from broker import Broker, Kind
 from titanic import descriptors, tsp
 from titanic.clock import wall_us
 from titanic.config import ServerConfig
@@ -33,7 +33,7 @@ from titanic.pulse import Pulse
 from titanic.rivals import Rivals
 from titanic.services.asks import Answers, Ask
 from titanic.services.services import Services
-from titanic.services.waiting import Waiters
+from titanic.services.waiting import MOST_SECONDS, Waiters
 from titanic.store import Store
 from titanic.version import __version__
 from titanic.writer import Writer
@@ -45,6 +45,13 @@ OTHER_FILES = 40
 
 LIVE = ("retention", "limits", "max_attempts", "retry_first", "retry_most", "grace")
 """Settings that can be changed while it serves."""
+
+FOREIGN = (
+    "the broker at %s (MDP %s) is not of this project: a request that is closed or expires when it was sent already is"
+    " executed all the same, and one without a reply after attempt_timeout, %g s, is sent to a second worker whatever"
+    " the first one is doing; with 'titanic broker' neither happens"
+)
+"""What is lost: what P2 and P4 promise needs a broker that tells who works on what, and gives back what nobody has."""
 
 FEW_LANES = 4
 """For services that are rarely asked."""
@@ -65,6 +72,9 @@ class Server:
         self._broker: Broker | None = None
         self._lanes: Lanes | None = None
         self._scout: Scout | None = None
+        self._kind: Kind | None = None
+        """Which broker was met last, when it is elsewhere."""
+        self._registered = False
         self._ingest: Ingest | None = None
         self.gathers: tuple[str, ...] = ()
         """Where requests that want no answer are gathered, with real ports."""
@@ -263,7 +273,7 @@ class Server:
         connections = sum(lanes.values()) + min(4 * config.lanes, LaneCourier.MOST)
         descriptors.require(2 * connections + OTHER_FILES, f"{config.lanes} lanes")
         self._lanes = Lanes(endpoint, lanes, self._handle, config.worker, self._lost)
-        self._scout = Scout(endpoint, self._found)
+        self._scout = Scout(endpoint, config.worker.versions, self._found)
         self._dispatcher.loop.add(self._scout)
         return self._lanes.answer
 
@@ -271,12 +281,21 @@ class Server:
         """Called in the lanes' thread: the connection is gone that this ask came by."""
         self._dispatcher.loop.call(self._dispatcher.waiters.forget, ask)
 
-    def _found(self, version: str, ours: bool) -> None:
-        """Called in the dispatcher's thread: there is a broker. Serve it, if no other queue does."""
-        endpoint = self.endpoints[0]
-        log.info("broker at %s speaks MDP %s%s", endpoint, version, "" if ours else ", not of this project")
-        rivals = Rivals(endpoint, version, clear=lambda: self._register(version, ours), taken=self._give_way)
-        self._dispatcher.loop.add(rivals)
+    def _found(self, kind: Kind) -> None:
+        """Called in the dispatcher's thread: there is a broker, or another one. Serve it, if no other queue does."""
+        if kind == self._kind:
+            return
+        endpoint, before, self._kind = self.endpoints[0], self._kind, kind
+        if kind.ours:
+            log.info("the broker at %s is one of this project, and speaks MDP %s", endpoint, kind.version)
+        else:
+            log.warning(FOREIGN, endpoint, kind.version, self.config.attempt_timeout)
+        if before is None:
+            assert self._scout is not None
+            rivals = Rivals(endpoint, self._scout, clear=self._register, taken=self._give_way)
+            self._dispatcher.loop.add(rivals)
+        elif self._registered:
+            self._dispatch()
 
     def _give_way(self, other: str) -> None:
         """Called in the dispatcher's thread: another queue is there."""
@@ -286,15 +305,24 @@ class Server:
             "stop that one first, or use another broker: each would get requests that are meant for the other",
         )
 
-    def _register(self, version: str, ours: bool) -> None:
+    def _register(self) -> None:
         """Called in the dispatcher's thread: from now on it is ours to serve."""
         assert self._lanes is not None
-        self._lanes.register(version)
-        endpoint, dispatcher, config = self.endpoints[0], self._dispatcher, self.config
+        assert self._kind is not None
+        self._registered = True
+        self._lanes.register(self._kind.version)
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Called in the dispatcher's thread: send requests in the way that suits the broker."""
+        assert self._scout is not None
+        assert self._kind is not None
+        endpoint, dispatcher, config, scout = self.endpoints[0], self._dispatcher, self.config, self._scout
         # A lane is taken by one who waits: the next one must find one that is free.
         dispatcher.waiters.room = config.lanes - max(1, config.lanes // 8)
-        if ours:
-            dispatcher.use(SocketCourier(dispatcher.core, dispatcher.loop, endpoint))
+        if self._kind.ours:
+            dispatcher.waiters.most = MOST_SECONDS
+            dispatcher.use(SocketCourier(dispatcher.core, dispatcher.loop, endpoint, scout))
         else:
             # Such a broker sends no heartbeats to a worker that is busy, which would take it for dead.
             dispatcher.waiters.most = config.worker.heartbeat_interval
@@ -302,7 +330,8 @@ class Server:
                 dispatcher.core,
                 dispatcher.loop,
                 endpoint,
-                version=version,
+                scout,
+                version=self._kind.version,
                 room=config.lanes,
                 attempt_timeout=config.attempt_timeout,
             )

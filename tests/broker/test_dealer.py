@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import zmq
+from support.running import until
 
 from broker.transport import Dealer
 
@@ -39,3 +40,41 @@ def test_what_was_sent_goes_out_after_the_end(tmp_path: Path) -> None:
         router.bind(dealer.server)
         assert router.poll(30_000)
         assert router.recv_multipart()[1:] == [b"good-bye"]
+
+
+def test_what_is_held_goes_to_who_is_there_and_to_nobody_else(tmp_path: Path) -> None:
+    context = zmq.Context.instance()
+    dealer = Dealer(context, f"ipc://{tmp_path}/broker.ipc", hold=True)
+    dealer.send([(1, [b"question"])])
+    assert not dealer.linked
+    with context.socket(zmq.ROUTER) as router:
+        router.linger = 0
+        router.bind(dealer.server)
+
+        def flushed() -> bool:
+            dealer.send([])
+            return dealer.linked
+
+        until(flushed)
+        assert router.poll(30_000)
+        assert router.recv_multipart()[1:] == [b"question"]
+        assert not dealer.broke()
+    until(dealer.broke)
+    dealer.send([(1, [b"for the one that has gone"])])
+    with context.socket(zmq.ROUTER) as router:
+        router.linger = 0
+        until(lambda: again(router, dealer.server))
+        dealer.send([(1, None), (2, [b"for the next one"])])
+        until(flushed)
+        assert router.poll(30_000)
+        assert router.recv_multipart()[1:] == [b"for the next one"]
+    dealer.close()
+
+
+def again(router: zmq.Socket[bytes], endpoint: str) -> bool:
+    """Bind where another socket has just been closed."""
+    try:
+        router.bind(endpoint)
+    except zmq.ZMQError:
+        return False
+    return True

@@ -43,6 +43,14 @@ def poller() -> Iterator[Poller[str]]:
     poller.close()
 
 
+def add(poller: Poller[str], owner: str, socket: Socket) -> None:
+    """The first look tells that the socket can be written to."""
+    eventually(lambda: socket.EVENTS & zmq.POLLOUT)
+    poller.set(owner, [socket])
+    assert poller.has_input(owner)
+    assert not poller.has_input(owner)
+
+
 def comes(poller: Poller[str], owner: str) -> bool:
     """Whether the poller tells of a message, at last: it may tell of other things, too."""
     return eventually(lambda: poller.has_input(owner) or (owner in poller.wait(100) and poller.has_input(owner)))
@@ -50,7 +58,7 @@ def comes(poller: Poller[str], owner: str) -> bool:
 
 def test_it_tells_of_what_comes_to_a_socket_that_had_nothing(pair: Pair, poller: Poller[str]) -> None:
     here, there = pair()
-    poller.set("a", [here])
+    add(poller, "a", here)
     for number in range(100):
         assert not poller.has_input("a")
         there.send(b"%d" % number)
@@ -61,13 +69,32 @@ def test_it_tells_of_what_comes_to_a_socket_that_had_nothing(pair: Pair, poller:
 def test_what_a_send_has_taken_in_is_seen_by_looking(pair: Pair, poller: Poller[str]) -> None:
     """The trap: after that the file is not readable."""
     here, there = pair()
-    poller.set("a", [here])
+    add(poller, "a", here)
     there.send(b"x")
     eventually(lambda: "a" in poller.wait(100))
     here.send(b"y")
     eventually(lambda: poller.has_input("a"))
     assert poller.wait(0) == []
     assert poller.has_input("a")
+
+
+def test_it_tells_when_a_connection_comes_and_goes(poller: Poller[str], tmp_path: Path) -> None:
+    """Of a socket that can be written to only while there is one."""
+    context: zmq.Context[Socket] = zmq.Context.instance()
+    with context.socket(zmq.DEALER) as here, context.socket(zmq.ROUTER) as there:
+        here.linger = there.linger = 0
+        here.immediate = True
+        here.connect(f"ipc://{tmp_path}/there")
+        poller.set("a", [here])
+        assert not poller.has_input("a")
+        there.bind(f"ipc://{tmp_path}/there")
+        assert comes(poller, "a")
+        here.send(b"x", zmq.DONTWAIT)
+        assert not poller.has_input("a")
+        there.close()
+        assert comes(poller, "a")
+        with pytest.raises(zmq.Again):
+            here.send(b"x", zmq.DONTWAIT)
 
 
 def test_one_that_was_taken_away_for_a_time_misses_nothing(pair: Pair, poller: Poller[str]) -> None:
@@ -93,7 +120,7 @@ def test_the_number_of_a_closed_socket_may_be_anothers_by_now(pair: Pair, poller
         assert len(others) < 100
         others.append(new)
         new, there = pair()
-    poller.set("b", [new])
+    add(poller, "b", new)
     poller.set("a", [])
     there.send(b"x")
     assert comes(poller, "b")

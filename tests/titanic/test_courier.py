@@ -10,6 +10,7 @@ import pytest
 
 from broker import ClientSession, ErrorReply, Loop
 from titanic.dispatch.actions import Send
+from titanic.dispatch.connection import Scout
 from titanic.dispatch.courier import MMI_TIMEOUT, LocalCourier, Parts
 from titanic.dispatch.lane_courier import LaneCourier
 
@@ -213,7 +214,15 @@ class Lanes:
     def __init__(self, heard: Heard, monkeypatch: pytest.MonkeyPatch, room: int, version: str = "0.2") -> None:
         self.loop = Loop()
         monkeypatch.setattr("titanic.dispatch.lane_courier.Connection", NoConnection)
-        self.courier = LaneCourier(heard, self.loop, "inproc://nowhere", version=version, room=room, attempt_timeout=9)
+        self.courier = LaneCourier(
+            heard,
+            self.loop,
+            "inproc://nowhere",
+            Scout("inproc://nowhere", ["0.2"], print),
+            version=version,
+            room=room,
+            attempt_timeout=9,
+        )
         self._heard = heard
         self._numbers = iter(range(10_000))
 
@@ -229,7 +238,7 @@ class NoConnection:
     open = True
     rests = False
 
-    def __init__(self, session: ClientSession, endpoint: str, **kwargs: Any) -> None:
+    def __init__(self, session: ClientSession, endpoint: str, scout: Scout, **kwargs: Any) -> None:
         self.session = session
 
     def __getattr__(self, name: str) -> Any:

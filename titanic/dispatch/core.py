@@ -93,6 +93,8 @@ class DispatchCore:
     @surveys.setter
     def surveys(self, can: bool) -> None:
         self._asking.surveys = can
+        for backlog in self.backlogs.values():
+            self._asking.place(backlog)
 
     # -- what happened ---------------------------------------------------------------------------------------
 

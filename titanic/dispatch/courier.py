@@ -10,12 +10,12 @@ The first two ask `mmi.workers` about all services at once. The third has only R
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from broker import CLIENT_QUEUE, ClientConfig, ClientSession, ErrorReply, EventKind, LocalPeer, Loop, read_error
 from titanic.dispatch.actions import Send
-from titanic.dispatch.connection import Connection
+from titanic.dispatch.connection import Connection, Scout
 from titanic.tsp import Frames
 
 MMI_TIMEOUT = 2.5
@@ -78,6 +78,9 @@ class Courier(Protocol):
 
     def deliver(self, now: float) -> None:
         """Tell what has come."""
+
+    def dismiss(self, now: float) -> None:
+        """End: another kind of broker has come. All that is in flight goes back, and all questions are answered."""
 
 
 class Parts(Generic[Key]):
@@ -237,6 +240,9 @@ class LocalCourier(_Correlated):
         super().__init__(results)
         self.peer: LocalPeer | None = None
 
+    def dismiss(self, now: float) -> None:
+        """No other broker will come."""
+
     def receive(self, messages: Sequence[Frames], now: float) -> None:
         """Messages from the broker; to be called in the dispatcher's thread."""
         for frames in messages:
@@ -251,17 +257,29 @@ class LocalCourier(_Correlated):
 class SocketCourier(_Correlated):
     """To a broker of this project elsewhere."""
 
-    def __init__(self, results: Results, loop: Loop, endpoint: str) -> None:
+    def __init__(self, results: Results, loop: Loop, endpoint: str, scout: Scout) -> None:
         super().__init__(results)
-        self._connection = Connection(self.session, endpoint, watch=True, lost=self._lost)
+        self._loop = loop
+        self._connection = Connection(self.session, endpoint, scout, watch=True, lost=self._lost)
         loop.add(self._connection)
+
+    def dismiss(self, now: float) -> None:
+        self.deliver(now)
+        self._give_back(set(self._sends), now)
+        self._loop.remove(self._connection)
+        if self._question:
+            self._question = 0
+            self._tell_presence([], now)
 
     def _lost(self, now: float) -> None:
         """The broker has died: it will not answer. What is not wanted must not be sent to the next one, and what has an
         end of its time not without a look at the clock."""
         self.deliver(now)
-        back = self._recalled | {ticket for ticket, send in self._sends.items() if send.mortal}
-        for ticket in self._abandoned.keys() | back:
+        self._give_back(self._recalled | {ticket for ticket, send in self._sends.items() if send.mortal}, now)
+
+    def _give_back(self, back: Collection[int], now: float) -> None:
+        """Have none of these done by this broker or the next, nor what is not wanted any more."""
+        for ticket in {*self._abandoned, *back}:
             self.session.cancel(ticket)
         for ticket in back:
             self._refuse(ticket, refusal(503, "the broker has died"), now)

@@ -102,6 +102,8 @@ class Dispatcher:
 
     def use(self, courier: Courier) -> None:
         """Send with this from now on; nothing is sent before. Call it before `start`, or in the loop's thread."""
+        if self._courier is not None:
+            self._courier.dismiss(time.monotonic())
         self._courier = courier
         self.core.most_ahead = courier.most_ahead
         self.core.surveys = courier.surveys

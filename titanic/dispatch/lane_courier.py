@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from broker import ClientConfig, ClientSession, EventKind, Loop
 from titanic import tsp
 from titanic.dispatch.actions import Send
-from titanic.dispatch.connection import Connection
+from titanic.dispatch.connection import Connection, Scout
 from titanic.dispatch.courier import MMI_TIMEOUT, Parts, Results, refusal, tell
 from titanic.tsp import Frames
 
@@ -32,15 +32,24 @@ class LaneCourier:
     most_ahead = 0  # each takes a connection
 
     def __init__(
-        self, results: Results, loop: Loop, endpoint: str, *, version: str, room: int, attempt_timeout: float
+        self,
+        results: Results,
+        loop: Loop,
+        endpoint: str,
+        scout: Scout,
+        *,
+        version: str,
+        room: int,
+        attempt_timeout: float,
     ) -> None:
         self._results = results
         self._loop = loop
         self._endpoint = endpoint
+        self._scout = scout
         self._room = room
         self._most = min(4 * room, self.MOST)
         self._config = ClientConfig(timeout=attempt_timeout, retries=0, version=version)
-        self._made = 0
+        self._made: list[Connection] = []
         self._free: list[Connection] = []
         self._busy: dict[Connection, Send] = {}
         self._tickets: dict[Connection, int] = {}
@@ -49,7 +58,7 @@ class LaneCourier:
         """UUIDs of what is in flight and not wanted any more."""
         self._parts: Parts[Connection] = Parts()
         asking = ClientSession(ClientConfig(timeout=MMI_TIMEOUT, retries=0, version=version))
-        self._asking = Connection(asking, endpoint, watch=True, lost=self._lost)
+        self._asking = Connection(asking, endpoint, scout, watch=True, lost=self._lost)
         self._names: deque[bytes] = deque()
         self._asked = b""
         loop.add(self._asking)
@@ -138,22 +147,45 @@ class LaneCourier:
         left = self._most - len(self._busy) + self._in_flight[service]
         return min(self._room, max(left // 4, min(left, 1)))
 
+    def dismiss(self, now: float) -> None:
+        self.deliver(now)
+        for lane in list(self._busy):
+            self._give_back(lane, now)
+        for connection in (*self._made, self._asking):
+            self._loop.remove(connection)
+        asked = [self._asked] if len(self._asking.session) else []
+        for name in (*asked, *self._names):
+            self._results.present(name, 0, now)
+        self._names.clear()
+
     def _lost(self, now: float) -> None:
-        for lane, send in list(self._busy.items()):
-            if send.uuid in self._recalled:
-                self._cancel(lane)
-                self._leave(lane)
-                self._results.refused(send.uuid, refusal(503, "the broker has died"), now)
-            else:
-                self._cancel(lane)  # with what had come of its reply: the next one begins at the beginning
-                self._tickets[lane] = lane.session.request(send.service, send.body, now)
+        for lane in list(self._busy):
+            lane.lose()
+            self._lane_lost(lane, now)
+
+    def _lane_lost(self, lane: Connection, now: float) -> None:
+        """What is not wanted any more must not be sent to the next broker."""
+        send = self._busy.get(lane)
+        if send is None:
+            return
+        if send.uuid in self._recalled:
+            self._give_back(lane, now)
+        else:
+            self._cancel(lane)  # with what had come of its reply: the next one begins at the beginning
+            self._tickets[lane] = lane.session.request(send.service, send.body, now)
+
+    def _give_back(self, lane: Connection, now: float) -> None:
+        self._cancel(lane)
+        self._results.refused(self._leave(lane).uuid, refusal(503, "the broker has died"), now)
 
     def _take_lane(self) -> Connection | None:
         if self._free:
             return self._free.pop()
-        if self._made >= self._most:
+        if len(self._made) >= self._most:
             return None
-        self._made += 1
-        lane = Connection(ClientSession(self._config), self._endpoint)
+        lane = Connection(
+            ClientSession(self._config), self._endpoint, self._scout, lost=lambda now: self._lane_lost(lane, now)
+        )
+        self._made.append(lane)
         self._loop.add(lane)
         return lane
