@@ -1,84 +1,82 @@
-"""Who was at work on what, and when: what workers write down, and which executions nothing explains.
+"""What workers write down of their work, and what can be read from it.
 
-A line is `begin|end|failed TIME PID BODY`; TIME is the time of day in seconds, as in the requests' UUIDs and in the
-list of kills.
+A line is `WORD TIME EXECUTION REST`. TIME is that of the monotonic clock, which all processes of a machine share;
+EXECUTION names the worker, how often it was started, and counts: `worker1.4-17`.
+
+    begin    body       before anything is done
+    end      parts      just before the last part of the reply is sent, `parts` before it
+    failed   parts      just before an error is raised, with so many parts sent
+    dies     parts      just before the process kills itself
+    damaged  body       the body is not what was submitted
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections import defaultdict
 from pathlib import Path
-from typing import NamedTuple
-
-ON_ITS_WAY = 0.3
-"""Seconds that a request may be with a worker before it begins, on a busy machine: who dies then has died at work."""
 
 
-def note(descriptor: int, word: str, body: bytes) -> None:
+def note(descriptor: int, word: str, execution: str, rest: object) -> None:
     """Write a line, in one piece."""
-    os.write(descriptor, b"%s %.6f %d %s\n" % (word.encode(), time.time(), os.getpid(), body))
+    os.write(descriptor, f"{word} {time.monotonic():.6f} {execution} {rest}\n".encode())
 
 
-class Kill(NamedTuple):
-    """Somebody was killed. A server that was may leave a copy of a request at a broker elsewhere."""
+def reply_of(execution: str, parts: int, size: int) -> list[list[bytes]]:
+    """The parts of the reply of an execution; the last one is the FINAL of those that say `end`."""
+    return [[f"{execution}/{part}/{parts}/{size}".encode(), bytes([part]) * size + b"."] for part in range(parts + 1)]
 
-    when: float
-    name: str
+
+def read_reply(frames: list[bytes]) -> str | None:
+    """The execution that all of a reply comes from; None when it is not one whole reply of a single execution."""
+    if frames and frames[-1] == b"":
+        frames = frames[:-1]  # how a stream ends whose last part is empty
+    try:
+        execution, _, parts, size = frames[0].decode().split("/")
+        whole = [frame for part in reply_of(execution, int(parts), int(size)) for frame in part]
+    except (IndexError, ValueError):
+        return None
+    return execution if whole == frames else None
 
 
 class Execution:
-    """A worker was at work on a request. It has no end when the worker was killed."""
+    """A worker was at work on a request. Without an `outcome` it never came to an end."""
 
-    def __init__(self, began: float) -> None:
+    def __init__(self, name: str, began: float) -> None:
+        self.name = name
+        self.worker = name.rsplit("-", 1)[0]
         self.began = began
-        self.failed = False
+        self.ended: float | None = None
+        self.outcome = ""
+        self.parts = 0
 
     def __repr__(self) -> str:
-        return f"{self.began:.3f}{' failed' if self.failed else ''}"
+        return f"{self.name} {self.outcome or 'never ended'}"
 
 
-def read(path: Path) -> dict[str, list[Execution]]:
-    """The executions of each body, in the order in which they began."""
-    executions: dict[str, list[Execution]] = defaultdict(list)
-    at_work: dict[tuple[str, str], deque[Execution]] = defaultdict(deque)
-    for line in path.read_text().splitlines():
-        word, when, pid, body = line.split()
-        if word == "begin":
-            executions[body].append(Execution(float(when)))
-            at_work[pid, body].append(executions[body][-1])
-        else:
-            # After the death of a broker a worker can have a request twice, beside itself.
-            at_work[pid, body].popleft().failed = word == "failed"
-    for each in executions.values():
-        each.sort(key=lambda execution: execution.began)
-    return executions
+class Journal:
+    """All lines of all workers."""
 
-
-def unexplained(executions: Sequence[Execution], kills: Iterable[Kill], submitted: float, *, copies: bool) -> int:
-    """Executions but the first that follow neither a failure nor the death of anybody while the one before was going on
-    or its outcome on its way. `copies`: the broker is elsewhere, and every death of the server since the request was
-    `submitted` may have left one there, which is executed for nobody."""
-    deaths = [kill for kill in kills if kill.when >= submitted]
-    left = {kill for kill in deaths if copies and kill.name == "titanic"}
-    count = 0
-    for before, this in pairwise(executions):
-        meanwhile = [kill for kill in deaths if before.began - ON_ITS_WAY <= kill.when <= this.began]
-        if before.failed or meanwhile:
-            continue
-        if copy := next((kill for kill in left if kill.when < this.began), None):
-            left.remove(copy)
-        else:
-            count += 1
-    return count
-
-
-def story(executions: Sequence[Execution], kills: Iterable[Kill], submitted: float) -> str:
-    """What happened to a request, for people; seconds since it was submitted."""
-    events = [(one.began, "failed" if one.failed else "executed") for one in executions]
-    events += [(kill.when, f"kill {kill.name}") for kill in kills if kill.when >= submitted]
-    last = max(one.began for one in executions)
-    return ", ".join(f"{when - submitted:.3f} {what}" for when, what in sorted(events) if when <= last)
+    def __init__(self, path: Path) -> None:
+        self.executions: dict[str, list[Execution]] = defaultdict(list)
+        """Of each body, in the order in which they began."""
+        self.deaths: dict[str, float] = {}
+        """When workers killed themselves."""
+        self.damaged: list[str] = []
+        known: dict[str, Execution] = {}
+        for line in path.read_text().splitlines() if path.exists() else ():
+            word, when, name, rest = line.split(" ", 3)
+            if word == "begin":
+                known[name] = Execution(name, float(when))
+                self.executions[rest].append(known[name])
+            elif word == "damaged":
+                self.damaged.append(rest)
+            else:
+                execution = known[name]
+                execution.outcome, execution.ended, execution.parts = word, float(when), int(rest)
+                if word == "dies":
+                    self.deaths.setdefault(execution.worker, float(when))
+        for each in self.executions.values():
+            each.sort(key=lambda execution: execution.began)
+        self.all = known

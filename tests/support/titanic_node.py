@@ -1,7 +1,7 @@
 """A server or a broker as a process of its own, with settings that suit a test:
 
-    python titanic_node.py serve ENDPOINT STORE       with its broker
-    python titanic_node.py attach ENDPOINT STORE      at the broker that is there
+    python titanic_node.py serve ENDPOINT STORE [CAPACITY]       with its broker
+    python titanic_node.py attach ENDPOINT STORE [CAPACITY]      at the broker that is there
     python titanic_node.py broker ENDPOINT
 
 SIGTERM stops it as it should be stopped.
@@ -18,7 +18,7 @@ from broker import Broker, BrokerConfig, WorkerConfig
 from titanic import Server, ServerConfig
 
 
-def main(mode: str, endpoint: str, store: str = "") -> None:
+def main(mode: str, endpoint: str, store: str = "", capacity: str = "") -> None:
     logging.basicConfig(level=logging.INFO)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # threads inherit it
     wire = BrokerConfig(heartbeat_interval=0.2, liveness=50)  # a busy machine is no death
@@ -29,6 +29,7 @@ def main(mode: str, endpoint: str, store: str = "") -> None:
     else:
         config = ServerConfig(
             store=Path(store),
+            capacity=int(capacity) if capacity else None,
             bind=(endpoint,),
             broker=endpoint if mode == "attach" else None,
             lanes=8,

@@ -29,6 +29,10 @@ COUNTED = (
     "processes killed",
     "readers killed",
     "acknowledged requests checked",
+    "executions compared",
+    "parts of replies sent",
+    "errors of workers",
+    "submissions refused",
 )
 FAULTS = ("lost", "wrong", "unreadable stores")
 tally: Counter[str] = Counter()

@@ -1,186 +1,282 @@
-"""The promise: what was acknowledged is executed and answered, whichever processes are killed meanwhile.
+"""The promises, whichever processes are killed meanwhile: random lives of random requests, beside a model of them.
 
-Clients write each acknowledged request to a ledger, outside of all that is tested; workers write down what they do.
-Everything but the clients is killed with SIGKILL at random moments and started again. In the end the ledger is compared
-with what Titanic says, and each execution but a request's first must have a reason. TITANIC_SEED makes the moments and
-the victims different.
+Eight clients do what comes into their mind, workers do what they like with it, and server, broker and workers are
+killed with SIGKILL at random moments and started again. Everybody writes down what was done and said, outside of all
+that is tested; in the end it is compared with the promises of README (support/lives.py). TITANIC_SEED makes the lives,
+the moments and the victims different, TITANIC_MINUTES the long run longer or shorter.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support import journal
-from support.journal import Kill
+from support.cast import Cast
+from support.journal import Journal
+from support.lives import Life, Seen, World, summary, violations
+from support.random_client import ABSENT, RandomClient
 from support.titanic_eventually import eventually
-from support.titanic_processes import SUPPORT, Process, worker
-from support.titanic_submitter import KINDS, PER_ROUND
-from support.torture import SEED, tally
+from support.torture import SEED, figures, tally
 
-from titanic import Client, RequestFailed, UnknownRequest
-from titanic.store import Store, check
+from titanic import Client, Refused, TimedOut
+from titanic.store import Store
 
-REQUESTS_PER_KILL = 100
-CLIENTS = 4
+CLIENTS = 8
+WORKERS = 3
+LONG_EPISODE = 45.0
+"""Seconds. Then all is compared, and a new one begins with a new store."""
+
+MINUTES = float(os.environ.get("TITANIC_MINUTES", "30"))
 WAYS = pytest.mark.parametrize("integrated", [True, False], ids=["integrated", "stand-alone"])
+SETTLED = 90.0
+"""Seconds after which everything has ended that can, on a busy machine."""
 
 
-class Cast:
-    """All that may be killed."""
+class Episode:
+    """From an empty store to one that was emptied again."""
 
-    def __init__(self, path: Path, *, integrated: bool, workers: bool = True) -> None:
-        self.path = path
-        self.endpoint = f"ipc://{path}/titanic.ipc"
-        self.ledger, self.journal = path / "ledger", path / "journal"
-        self.makers: dict[str, Callable[[], Process]] = {
-            "titanic": lambda: self.node("titanic", "serve" if integrated else "attach", self.path / "store"),
-            "worker 1": lambda: worker(self.endpoint, "work", self.journal, "journal"),
-            "worker 2": lambda: worker(self.endpoint, "work", self.journal, "journal"),
-        }
-        if not workers:
-            del self.makers["worker 1"], self.makers["worker 2"]
-        if not integrated:
-            self.makers["broker"] = lambda: self.node("broker", "broker")
-        self.kills: list[Kill] = []
-        self.running = {name: make() for name, make in self.makers.items()}
+    def __init__(self, path: Path, stack: ExitStack, seed: int, *, integrated: bool) -> None:
+        self.dice = random.Random(seed)
+        self.count: Counter[str] = Counter()
+        self.slowest = 0.0
+        self.world = World(copies=not integrated)
+        self.cast = Cast(path, stack, integrated=integrated, workers=WORKERS)
+        self.over = threading.Event()
+        stack.callback(self.over.set)
+        self.clients = [
+            RandomClient(f"c{number}", self.cast.endpoint, self.world, seed, self.over, hoards=number == 0)
+            for number in range(CLIENTS)
+        ]
 
-    def node(self, name: str, mode: str, *arguments: Path) -> Process:
-        return Process(SUPPORT / "titanic_node.py", mode, self.endpoint, *arguments, output=self.path / f"{name}.out")
+    @property
+    def operations(self) -> int:
+        return sum(client.count["operations"] for client in self.clients)
 
-    def submitter(self, number: int, count: int, mode: str) -> Process:
-        script = SUPPORT / "titanic_submitter.py"
-        output = self.path / f"client {number}.out"
-        return Process(script, self.endpoint, self.ledger, f"client{number}", str(count), mode, output=output)
+    def live(self, seconds: float, kills: int) -> None:
+        """Kill somebody again and again until the time is over, and so many times at least."""
+        until = time.monotonic() + seconds
+        with Client(self.cast.endpoint, timeout=1, retries=30) as client:
+            client.stats()
+        for each in self.clients:
+            each.start()
+        roles = self.cast.roles
+        victims = self.dice.sample(roles, len(roles))  # each at least once, then whoever comes up
+        while time.monotonic() < until or self.count["kills"] < kills:
+            self._for_a_while(self.dice.choice((5, 60, 300)))
+            self._strike(victims.pop() if victims else self.dice.choice(roles))
+        self._for_a_while(100)
+        self.over.set()
+        for each in self.clients:
+            each.join(SETTLED)
+            assert not each.is_alive()
+            self.count.update(each.count)
 
-    def kill(self, name: str) -> None:
-        assert self.running[name].running, f"{name} has ended by itself"
-        self.running[name].kill()
-        self.kills.append(Kill(time.time(), name))
-        self.running[name] = self.makers[name]()
+    def _for_a_while(self, operations: int) -> None:
+        enough = self.operations + self.dice.randrange(operations)
+        eventually(lambda: self.cast.mend() and self.operations >= enough, 60)
 
-    def kill_at(self, moments: Iterable[int], victims: Iterable[str]) -> None:
-        """Kill one victim after the other as the work goes on."""
-        for moment, victim in zip(moments, victims, strict=False):
-            eventually(lambda moment=moment: self.progress() >= moment, 60)  # type: ignore[misc]
-            self.kill(victim)
+    def _strike(self, role: str) -> None:
+        """End one, or one and the broker or the server with it, look at the store, and start them again."""
+        both = role in ("server", "broker") and self.dice.random() < 0.3
+        roles = [one for one in ("server", "broker") if one in self.cast.roles] if both else [role]
+        for one in roles:
+            if self.dice.random() < 0.15:
+                self.cast.terminate(one)
+            else:
+                self.cast.kill(one)
+            self.count["kills"] += 1
+        self.cast.check()
+        self.dice.shuffle(roles)
+        for one in roles:
+            self.cast.start(one)
+            if len(roles) > 1:
+                self._for_a_while(3)
+        if "server" in roles:
+            began = time.monotonic()
+            with Client(self.cast.endpoint, timeout=1, retries=30) as client:
+                client.stats()
+            self.slowest = max(self.slowest, time.monotonic() - began)
 
-    def end(self) -> None:
-        for process in self.running.values():
-            process.kill()
+    # -- what has become of it -----------------------------------------------------------------------------------
 
-    def progress(self) -> int:
-        """Requests that were acknowledged, and lines that workers wrote."""
-        return sum(path.read_bytes().count(b"\n") for path in (self.ledger, self.journal) if path.exists())
+    def settle(self) -> None:
+        """All that can end ends; what was said stays as it is; what is closed is gone, and there is room again."""
+        known = [life for life in self.world.lives.values() if life.uuids]
+        with Client(self.cast.endpoint, timeout=5, retries=6) as client:
+            self._until_all_ended(client, [life for life in known if not life.endless])
+            for life in self.dice.sample(known, min(100, len(known))):
+                self._saw(client, life)
+            eventually(lambda: self.cast.mend() and client.stats()["running"] == 0, SETTLED)
+            for service in sorted({life.service for life in known}):
+                keyed = [life for life in known if life.key and life.service == service]
+                for at in range(0, len(keyed), 500):
+                    part = keyed[at : at + 500]
+                    again = client.submit_batch(
+                        service, [life.body for life in part], keys=[life.body for life in part]
+                    )
+                    for life, uuid in zip(part, again, strict=True):
+                        life.uuids.append(uuid)
+            began = time.monotonic()
+            client.close_many(life.uuid for life in known)
+            for life in known:
+                life.closes.append((began, time.monotonic()))
+            self.clients[0].saw_many(known, client, SETTLED)
+            eventually(lambda: self._empty(client), SETTLED)
+            filling = [client.submit(ABSENT, bytes(400_000)) for _ in range(15)]  # 6 MB of 12
+            client.close_many(filling)
+
+    def _until_all_ended(self, client: Client, lives: list[Life]) -> None:
+        pending = {life.uuid: life for life in lives}
+
+        def look() -> bool:
+            self.cast.mend()
+            for uuid in [*pending]:
+                seen = self._saw(client, pending[uuid])
+                if seen.state == "pending":
+                    return False
+                del pending[uuid]
+            return True
+
+        eventually(look, SETTLED, every=0.05)
+
+    def _saw(self, client: Client, life: Life) -> Seen:
+        seen = self.clients[0].saw(life, client.reply)
+        assert seen is not None
+        return seen
+
+    def _empty(self, client: Client) -> bool:
+        """Whether nothing is left, after another try: there may be requests of which no client knows."""
+        self.cast.mend()
+        for state in ("waiting", "delayed", "done", "failed", "expired"):
+            client.purge(state)
+        return bool(client.stats()["store"]["requests"] == 0)
+
+    def compare(self) -> None:
+        """With all that was written down."""
+        for role in [*self.cast.running]:
+            self.cast.terminate(role)
+        self.cast.check()
+        assert self.cast.complaints() == []
+        self._ring()
+        journal = Journal(self.cast.journal)
+        self.world.deaths, self.world.births = self.cast.deaths, self.cast.births
+        found = violations(self.world, journal)
+        if found:
+            pytest.fail(summary(found), pytrace=False)
+        executions = [*journal.all.values()]
+        self.count["executions"] = len(executions)
+        self.count["parts"] = sum(one.parts for one in executions)
+        self.count["errors"] = sum(one.outcome == "failed" for one in executions)
+        self.count["errors after a part"] = sum(
+            one.outcome in ("failed", "dies") and one.parts > 0 for one in executions
+        )
+        self.count["suicides"] = len(journal.deaths)
+
+    def _ring(self) -> None:
+        """Each request that was closed is remembered once, as long as there was room."""
+        with Store.open(self.cast.store) as store, store.read() as transaction:
+            first, last = transaction.closed_range()
+            uuids = [closed.uuid.hex() for closed in transaction.closed(first - 1, last, 1 << 30)]
+        assert len(uuids) == len({*uuids})
+        if first == 1:
+            assert {life.uuid for life in self.world.lives.values() if life.uuids} <= {*uuids}
 
 
-def outcome(client: Client, uuid: str) -> object:
-    """What became of a request: its reply, or what kind of an end it had."""
-    try:
-        return client.wait(uuid, 60)
-    except RequestFailed as error:
-        return str(error).split(":")[0], str(error)
-    except UnknownRequest:
-        return None
-
-
-def compare(body: str, said: object) -> None:
-    """What is said of a request is what must be."""
-    kind = body.split(".")[0]
-    if kind == "closed":
-        assert said is None
-    elif kind == "never":
-        assert said == ("failed", "failed: never"), body
-    elif kind == "brief" and isinstance(said, tuple):
-        assert said[0] == "expired", body
-    else:
-        assert said == [b"done:" + body.encode()], body
-
-
-def live_through_it(path: Path, integrated: bool, requests: int, seed: int) -> None:
-    dice = random.Random(seed)
-    kills = max(4, requests // REQUESTS_PER_KILL)
-    moments = sorted(dice.randrange(2 * requests) for _ in range(kills))
-    cast = Cast(path, integrated=integrated)
+def live_through_it(path: Path, seed: int, *, integrated: bool, seconds: float, kills: int) -> Episode:
+    path.mkdir(exist_ok=True)
     with ExitStack() as stack:
-        stack.callback(cast.end)
-        rounds = requests // CLIENTS // PER_ROUND
-        clients = [stack.enter_context(cast.submitter(n, rounds * len(KINDS), "mixed")) for n in range(CLIENTS)]
-        # Each is killed at least once, then whoever comes up.
-        cast.kill_at(moments, dice.sample(list(cast.makers), len(cast.makers)) + dice.choices([*cast.makers], k=kills))
-        eventually(lambda: not any(client.running for client in clients), 60 + requests / 20)
-
-        lines = [line.split() for line in cast.ledger.read_text().splitlines()]
-        ledger = dict(lines)
-        assert len(ledger) == len(lines) == rounds * PER_ROUND * CLIENTS
-        with Client(cast.endpoint, timeout=5, retries=12) as client:
-            said = {uuid: outcome(client, uuid) for uuid in ledger}
-            for uuid, body in ledger.items():
-                compare(body, said[uuid])
-            assert {uuid: outcome(client, uuid) for uuid in ledger} == said, "a reply has changed"
-            keyed = {body: uuid for uuid, body in ledger.items() if not body.startswith("plain.")}
-            again = client.submit_batch("work", list(keyed), keys=list(keyed))
-            assert again == list(keyed.values()), "a key has two UUIDs"
-            eventually(lambda: client.stats()["running"] == 0)
-        assert cast.running["titanic"].terminate() == 0
-    executions = journal.read(cast.journal)
-    for uuid, body in ledger.items():
-        assert executions[body] or isinstance(said[uuid], tuple) or said[uuid] is None, f"{body} was never executed"
-    superfluous = {}
-    for body, uuid in keyed.items():
-        submitted = int(uuid[:12], 16) / 1000
-        if journal.unexplained(executions[body], cast.kills, submitted, copies=not integrated):
-            superfluous[body] = journal.story(executions[body], cast.kills, submitted)
-    assert superfluous == {}
-    tally["acknowledged requests checked"] += len(ledger)
-    tally["processes killed"] += len(cast.kills)
-    with Store.open(path / "store") as store:
-        assert check(store) == []
+        episode = Episode(path, stack, seed, integrated=integrated)
+        episode.live(seconds, kills)
+        episode.settle()
+        episode.compare()
+    count = episode.count
+    for what in ("acknowledged", "executions", "parts", "errors", "errors after a part", "refused", "closed", "kills"):
+        assert count[what], f"no {what}; {count}"
+    tally["operations modelled"] += count["operations"]
+    tally["acknowledged requests checked"] += count["acknowledged"]
+    tally["processes killed"] += count["kills"] + count["suicides"]
+    tally["executions compared"] += count["executions"]
+    tally["parts of replies sent"] += count["parts"]
+    tally["errors of workers"] += count["errors"]
+    tally["submissions refused"] += count["refused"]
+    return episode
 
 
 @WAYS
-def test_what_was_acknowledged_is_executed_and_answered(tmp_path: Path, integrated: bool) -> None:
-    live_through_it(tmp_path, integrated, 2000 if integrated else 600, SEED)
+def test_promises_hold_whoever_is_killed(tmp_path: Path, integrated: bool) -> None:
+    live_through_it(tmp_path, SEED, integrated=integrated, seconds=1, kills=6)
 
 
 @pytest.mark.torture
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", range(SEED, SEED + 3))
+@pytest.mark.timeout(MINUTES * 60 + 600)
 @WAYS
-def test_the_same_for_long(tmp_path: Path, integrated: bool, seed: int) -> None:
-    live_through_it(tmp_path, integrated, 6_000, seed)
+def test_promises_hold_for_long(tmp_path: Path, integrated: bool) -> None:
+    until = time.monotonic() + MINUTES * 30  # half of it each
+    slowest = 0.0
+    for seed in _seeds():
+        episode = live_through_it(tmp_path / f"{seed}", seed, integrated=integrated, seconds=LONG_EPISODE, kills=10)
+        slowest = max(slowest, episode.slowest)
+        if time.monotonic() > until:
+            break
+    way = "integrated" if integrated else "stand-alone"
+    figures.append(f"{way}: {slowest:.2f} s at most from the start of a server's process to its first answer")
+
+
+def _seeds() -> Iterator[int]:
+    seed = SEED * 1000
+    while True:
+        yield seed
+        seed += 1
 
 
 def submit_the_same(path: Path, clients: int, each: int, kills: int, seed: int) -> None:
+    """Several clients submit the same with the same key; only then comes a worker."""
     dice = random.Random(seed)
-    cast = Cast(path, integrated=True, workers=False)
+    told: list[str] = []
+
+    def submit() -> None:
+        with Client(cast.endpoint, timeout=0.3, retries=0) as client:
+            for _ in range(each):
+                while True:
+                    try:
+                        told.append(client.submit("a", "plain.same", key="the same"))
+                        break
+                    except (TimedOut, Refused):
+                        continue
+
     with ExitStack() as stack:
-        stack.callback(cast.end)
-        processes = [stack.enter_context(cast.submitter(number, each, "same")) for number in range(clients)]
-        cast.kill_at(sorted(dice.randrange(clients * each * 9 // 10) for _ in range(kills)), ["titanic"] * kills)
-        eventually(lambda: not any(process.running for process in processes), 60)
-        lines = cast.ledger.read_text().splitlines()
-        assert len(lines) == clients * each
-        assert len(set(lines)) == 1
-        uuid = lines[0].split()[0]
-        # Only now: a server that is killed while a worker is busy hands out the request again.
-        stack.enter_context(worker(cast.endpoint, "work", path / "executed"))
+        cast = Cast(path, stack, integrated=True, workers=0)
+        threads = [threading.Thread(target=submit, daemon=True) for _ in range(clients)]
+        for thread in threads:
+            thread.start()
+        for moment in sorted(dice.randrange(clients * each * 9 // 10) for _ in range(kills)):
+            eventually(lambda moment=moment: len(told) >= moment, 60)  # type: ignore[misc]
+            cast.kill("server")
+            cast.start("server")
+        for thread in threads:
+            thread.join(60)
+        assert len(told) == clients * each
+        assert len({*told}) == 1
+        cast.add_worker("worker")  # a server that is killed while one is busy hands out the request again
         with Client(cast.endpoint, timeout=5, retries=12) as client:
-            assert client.wait(uuid, 60) == [b"done:same"]
-            assert client.submit("work", "same", key="the same") == uuid
+            reply = client.wait(told[0], 60)
+            assert client.submit("a", "same", key="the same") == told[0]
             assert client.stats()["store"]["requests"] == 1
-        assert cast.running["titanic"].terminate() == 0
-    assert (path / "executed").read_text() == "same\n"
-    tally["acknowledged requests checked"] += len(lines)
-    tally["processes killed"] += len(cast.kills)
+            assert client.reply(told[0]) == reply
+        cast.terminate("server")
+    assert [len(each) for each in Journal(cast.journal).executions.values()] == [1]
+    tally["acknowledged requests checked"] += len(told)
+    tally["processes killed"] += kills
 
 
 def test_one_key_is_one_request_whoever_is_killed(tmp_path: Path) -> None:
-    """Several clients and a server that is killed again and again; then comes a worker."""
     submit_the_same(tmp_path, 4, 50, 3, SEED)
 
 
