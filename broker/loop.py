@@ -6,6 +6,7 @@ threads reach the loop's thread with `call`; that and `stop` are the only method
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -18,6 +19,8 @@ import zmq
 
 from broker.core.timers import Timers
 from broker.poller import Poller
+
+log = logging.getLogger(__name__)
 
 Pollable = zmq.Socket[bytes]
 
@@ -60,7 +63,10 @@ class Channel(Protocol):
 class Loop:
     """Runs channels until `stop`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool = False) -> None:
+        """`strict`: whether an exception in a call ends the loop, for a thread that cannot go on when its books may be
+        wrong. Else it is logged, and the loop goes on."""
+        self._strict = strict
         self._channels: list[Channel] = []
         self._restless: dict[Channel, float | None] = {}
         """With their deadlines as they were after the last round."""
@@ -181,7 +187,12 @@ class Loop:
                 self._unread[channel] = None
         for _ in range(len(self._calls)):
             function, args = self._calls.popleft()
-            function(*args)
+            try:
+                function(*args)
+            except Exception:
+                if self._strict:
+                    raise
+                log.exception("a fault of this program: a call failed; the loop goes on")
         touched, self._touched = self._touched, {}
         touched.update((channel, None) for channel in inputs if channel.rests)
         touched.update(dict.fromkeys(self._resting.due(now)))

@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from broker import Loop
 
 PROGRAM = """
@@ -79,3 +81,22 @@ def test_a_loop_that_never_ran_is_closed_while_a_channels_thread_calls_it() -> N
         Talker(loop)
         loop.stop()
         loop.run()  # returns at once
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_call_that_fails_ends_only_a_loop_that_cannot_go_on(strict: bool, caplog: pytest.LogCaptureFixture) -> None:
+    loop, done = Loop(strict=strict), []
+
+    def fail() -> None:
+        raise ValueError("of some other part")
+
+    loop.call(fail)
+    loop.call(done.append, "next")
+    loop.call(loop.stop)
+    if strict:
+        with pytest.raises(ValueError, match="of some other part"):
+            loop.run()
+    else:
+        loop.run()
+    assert done == ([] if strict else ["next"])
+    assert ("of some other part" in caplog.text) is not strict

@@ -219,6 +219,26 @@ def test_what_is_closed_is_not_looked_at_when_its_limit_passes() -> None:
     assert play.sent == ["a", "b"]
 
 
+@pytest.mark.parametrize("lapse", ["limit", "ttl"])
+def test_one_that_the_broker_gave_back_does_not_pause_its_service(lapse: str) -> None:
+    play = Play(presence_first=1)
+    play.submit("echo", "runs")
+    play.workers("echo", 4)
+    play.go()
+    if lapse == "limit":
+        play.options = limited(5)
+    play.submit("echo", "waits", expires=0 if lapse == "limit" else play.now + 5)
+    play.go()
+    play.queued = {b"waits"}  # its worker died, and the others are busy with somebody else's
+    play.answers_presence = False  # the next answer takes a while
+    play.later_by(5)
+    play.options = b""
+    play.submit("echo", "x")
+    play.go()
+    assert play.core.counts["returned"] == 1
+    assert "x" in play.sent
+
+
 def test_a_request_brings_its_own_pauses() -> None:
     play = Play(max_attempts=10, retry_first=100.0, retry_most=100.0)
     play.options = json.dumps({"retry_first": 1, "retry_most": 3}).encode()

@@ -13,8 +13,10 @@ from support.titanic_serving import QUICK, config, serving
 
 from broker import Broker, EndpointError, RemoteError, Worker
 from titanic import Client, Refused, RequestFailed, Server, ServerConfig
+from titanic.dispatch import dispatcher
 from titanic.errors import CallerError, StoreLocked
-from titanic.store import Store
+from titanic.services import replying
+from titanic.store import ReadTransaction, Store
 
 
 def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -188,3 +190,34 @@ def test_a_client_is_told_that_it_is_shutting_down(tmp_path: Path) -> None:
         assert "shutting down" in refusal
         worker.final(token)
         stopping.join()
+
+
+def test_whoever_waits_at_the_end_is_told_what_the_store_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not just that it is pending: the reader had not come to it yet."""
+    asked, go = threading.Event(), threading.Event()
+    answer = replying.answer
+
+    def slowly(transaction: ReadTransaction, body: list[bytes]) -> tuple[list[bytes], int]:
+        asked.set()
+        assert go.wait(30)
+        return answer(transaction, body)
+
+    monkeypatch.setattr(replying, "answer", slowly)
+    monkeypatch.setattr(dispatcher, "DISMISS_MOST", 30)
+    server = Server(config(tmp_path)).start()
+    with raw_client(server.endpoints[0]) as raw:
+        raw.send(b"titanic.wait", b"60", b"0" * 32)
+        assert asked.wait(30)
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        eventually(lambda: server._dispatcher.waiters._dismissing)
+        go.set()
+        assert raw.receive()[0].startswith(b"400 unknown")
+        stopping.join()
+
+
+def test_a_fault_in_what_is_told_to_the_broker_does_not_end_it(tmp_path: Path) -> None:
+    with serving(tmp_path) as server, Client(server.endpoints[0]) as client:
+        assert server._broker is not None
+        server._broker.reply(42)  # type: ignore[arg-type]
+        assert client.submit("echo", "x")

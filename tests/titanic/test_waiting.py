@@ -151,13 +151,26 @@ def test_those_who_are_forgotten_are_not_answered(hall: Hall) -> None:
 
 
 def test_all_are_answered_at_the_end(hall: Hall) -> None:
-    before, after = [Ask(), Ask(uuid=OTHER)], Ask()
+    before = [Ask(), Ask(uuid=OTHER)]
     hall.waiters.add(before, 0)
+    hall.store_says(b"300")
     hall.waiters.dismiss()
+    assert hall.answers == {ask: [tsp.PENDING] for ask in before}
+    assert hall.waiters.dismissed
+
+
+def test_at_the_end_too_the_store_is_looked_at_for_each(hall: Hall) -> None:
+    before, after, pending = Ask(), Ask(), Ask(uuid=OTHER)
+    hall.waiters.add([before], 0)
+    hall.waiters.dismiss()
+    assert hall.answers == {}
+    assert not hall.waiters.dismissed
     hall.waiters.add([after], 0)
-    hall.store_says(b"200", b"late")
-    hall.waiters.dismiss()
-    assert hall.answers == {ask: [tsp.PENDING] for ask in [*before, after]}
+    hall.store_says(b"400 unknown")
+    hall.waiters.add([pending], 0)
+    hall.store_says(b"300")
+    assert hall.answers == {before: [b"400 unknown"], after: [b"400 unknown"], pending: [tsp.PENDING]}
+    assert hall.waiters.dismissed
 
 
 @pytest.mark.parametrize(

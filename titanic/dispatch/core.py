@@ -15,7 +15,7 @@ A request in flight ends in one of these ways:
     the broker refuses or gave up (503, 504) → back to the queue, its service pauses; not an attempt
     no reply in time                        → as an error reply; a reply that still comes is dropped, and until then
                                               its worker has no place for another one
-    no reply in time, and no worker had it  → back to the queue, as with 503
+    no reply in time, and no worker had it  → back to the queue (499); not an attempt
     its time to live is over before it is sent → Finish expired
     more urgent ones came, and what is ahead of them at the broker does not move → back to the queue
     closed by its client                    → forgotten, a reply that still comes is dropped
@@ -43,6 +43,8 @@ from titanic.tsp import Frames
 
 NEVER_TAKEN = (400, 413)
 TAKEN_LATER = (499, 503, 504)
+GIVEN_BACK = 499
+"""Asked for and got: nothing is wrong with the service."""
 
 REFUSED_MOST = 10
 """How often a reply may find no room in the store, some four minutes long, before the request fails for that."""
@@ -197,7 +199,7 @@ class DispatchCore:
         if flight is None:
             return
         if error.status in TAKEN_LATER:
-            self._give_back(uuid, flight, now)
+            self._give_back(uuid, flight, now, pause=error.status != GIVEN_BACK)
         elif error.status in NEVER_TAKEN:
             self._finish(uuid, flight, Status.FAILED, error.detail, f"{error.status} {error.text}")
         else:
@@ -511,12 +513,14 @@ class DispatchCore:
             reason = f"{outcome.reason} ({reason})"
         return outcome._replace(status=Status.FAILED, frames=[], reason=reason)
 
-    def _give_back(self, uuid: bytes, flight: Flight, now: float) -> None:
+    def _give_back(self, uuid: bytes, flight: Flight, now: float, *, pause: bool) -> None:
         self.counts["returned"] += 1
         if flight.expires_at:
             self._alarm = now  # the end of its time counts again
         backlog = flight.backlog
         backlog.rewind()  # first: a backlog with something waiting is not forgotten
-        if not flight.recalled:
+        if pause:
             self._pause(backlog, now)
+        elif backlog.room and backlog.in_flight < backlog.room and not flight.recalled:
+            backlog.room -= 1  # there was a place for it, and no worker took it: those that are left go on
         self._forget(uuid)

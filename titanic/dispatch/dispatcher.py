@@ -42,6 +42,9 @@ SHORTEST_ALARM = 0.02
 READERS_EVERY = 5.0
 """Seconds between looks for readers that were killed: they hold places, and pages that could be used again."""
 
+DISMISS_MOST = 2.0
+"""Seconds for which the end waits for the store to be looked at for those who came last to wait for a reply."""
+
 COUNT_EVERY = 5.0
 """Seconds between questions who has workers, at a broker elsewhere: services that have enough are not asked for
 otherwise, and somebody may look at the figures."""
@@ -73,7 +76,9 @@ class Dispatcher:
     def __init__(self, config: ServerConfig, store: Store, writer: Writer) -> None:
         self.config = config
         self.core = DispatchCore(config)
-        self.loop = Loop()
+        # What is in flight is known here alone, and a fault in the middle of it could lose sight of a request for ever:
+        # a server that ends and starts again forgets none.
+        self.loop = Loop(strict=True)
         self.waiters: Waiters
         """Who wants to know what becomes of requests; set with `serve`."""
         self.failures = FailureLog()
@@ -97,6 +102,7 @@ class Dispatcher:
         self._doubts: dict[bytes, list[_Doubt]] = {}
         """Who wants to know when no worker can be given a closed request any more."""
         self._settled = threading.Event()
+        self._dismissed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self.loop.add(self)
 
@@ -136,6 +142,8 @@ class Dispatcher:
         """End the thread. What is in flight will be executed again after the next start."""
         if self._serving:
             self.loop.call(self.waiters.dismiss)
+            if self._thread.is_alive():
+                self._dismissed.wait(DISMISS_MOST)
         self.loop.stop()
         if self._thread.is_alive():
             self._thread.join()
@@ -235,6 +243,8 @@ class Dispatcher:
                 doubt.over(uuid)
         if core.stopping and not core.flights:
             self._settled.set()
+        if self._serving and self.waiters.dismissed:
+            self._dismissed.set()
 
     def close(self) -> None:
         """Nothing of its own to close."""
@@ -285,6 +295,7 @@ class Dispatcher:
         finally:
             self.failures.finish()
             self._settled.set()  # nothing more will be
+            self._dismissed.set()
 
     def _reconfigure(self, config: ServerConfig) -> None:
         self.config = self.core.config = config

@@ -63,9 +63,6 @@ class Waiters:
 
     def add(self, asks: Sequence[Ask], now: float) -> None:
         """New asks. Registered first and looked up then, so that nothing is missed in between."""
-        if self._dismissing:
-            self._answer([(ask, [tsp.PENDING]) for ask in asks])
-            return
         good, refused = [], []
         for ask in asks:
             parsed = read(ask.body)
@@ -91,7 +88,7 @@ class Waiters:
         """What the store says. Those for whom it is pending go on waiting until their time is over."""
         ended = []
         for ask, frames in answers:
-            if frames != [tsp.PENDING]:
+            if frames != [tsp.PENDING] or self._dismissing:
                 if self._forget(ask):
                     ended.append((ask, frames))
             elif (until := self._until.pop(id(ask), None)) is not None:
@@ -108,20 +105,17 @@ class Waiters:
 
     def tick(self, now: float) -> None:
         """Answer those whose time is over."""
-        late = [self._known[key] for key in self._deadlines.due(now)]
-        for ask in late:
-            self._forget(ask)
-        if late:
-            self._answer([(ask, [tsp.PENDING]) for ask in late])
+        self._send_away([self._known[key] for key in self._deadlines.due(now)])
 
     def dismiss(self) -> None:
-        """Answer all that wait, and whoever still comes: nothing more will happen."""
+        """Nothing more will happen: answer all that wait, and who still comes as soon as the store was looked at."""
         self._dismissing = True
-        left = list(self._known.values())
-        for ask in left:
-            self._forget(ask)
-        if left:
-            self._answer([(ask, [tsp.PENDING]) for ask in left])
+        self._send_away([ask for key, ask in self._known.items() if key not in self._until])
+
+    @property
+    def dismissed(self) -> bool:
+        """Whether nobody waits, nor will again."""
+        return self._dismissing and not self._known
 
     def forget(self, ask: Ask) -> None:
         """Nobody waits for the answer to this ask any more, if it is not answered yet."""
@@ -136,11 +130,13 @@ class Waiters:
         more = len(self._known) - self.room
         if more <= 0:
             return
-        gone = list(islice((ask for key, ask in self._known.items() if key not in self._until), more))
-        for ask in gone:
+        self._send_away(list(islice((ask for key, ask in self._known.items() if key not in self._until), more)))
+
+    def _send_away(self, asks: Sequence[Ask]) -> None:
+        for ask in asks:
             self._forget(ask)
-        if gone:
-            self._answer([(ask, [tsp.PENDING]) for ask in gone])
+        if asks:
+            self._answer([(ask, [tsp.PENDING]) for ask in asks])
 
     def _forget(self, ask: Ask) -> bool:
         uuid = self._uuids.pop(id(ask), None)
