@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from urllib.parse import urlsplit
@@ -39,7 +40,9 @@ def all_is_well(broker: Broker) -> None:
     with Client(address(broker), timeout=60) as client:
         for number in range(20):
             assert client.call("echo", b"%d" % number) == [b"%d" % number]
-    broker.loop.call(check, broker.core)
+    sound = threading.Event()
+    broker.loop.call(lambda: (check(broker.core), sound.set()))
+    assert sound.wait(60)
 
 
 def raw(broker: Broker) -> socket.socket:

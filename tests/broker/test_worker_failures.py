@@ -162,13 +162,16 @@ def test_a_worker_without_a_thread_says_so_and_goes_on(address: str, caplog: pyt
         assert client.call("echo", b"x") == [b"x"]
 
 
-def test_a_worker_whose_loop_has_failed_is_not_registered(address: str, caplog: pytest.LogCaptureFixture) -> None:
-    def fail() -> None:
+def test_a_worker_whose_loop_has_failed_is_not_registered(
+    address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(now: float) -> None:
         raise ValueError("a fault of this program")
 
     worker = Worker("echo", lambda frames: frames, address).start()
     until(lambda: worker.registered)
-    worker._loop.call(fail)
+    monkeypatch.setattr(worker._presence, "flush", fail)
+    worker._loop.call(lambda: None)
     until(lambda: not worker.registered)
     worker.stop()
     assert "the worker of echo has ended" in caplog.text
