@@ -53,6 +53,11 @@ class Conversation:
         self._closed = True
         self._dealer.close()
 
+    @property
+    def sent_again(self) -> int:
+        """How often a request was sent that had been sent before."""
+        return self._session.sent_again
+
     def __enter__(self: Self) -> Self:
         return self
 

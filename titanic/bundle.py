@@ -20,7 +20,7 @@ MOST_BYTES = 256 << 10
 """Bytes of bodies in a message of several. With larger ones the message is not what costs."""
 
 
-ROOM = 128
+ROOM = 512
 """Bytes of such a message that are neither bodies nor the name of the service: its options."""
 
 

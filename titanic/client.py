@@ -85,6 +85,8 @@ class Client:
         self._single = broker.Client(endpoint, timeout=timeout, retries=retries, version=version)
         self.endpoint = self._single.endpoint
         self._limits = Limits(self._single)
+        self._asked_again = 0
+        self._needless_keys: deque[str] = deque()
         self._patience = timeout * (1 + retries)
         self._settings: dict[str, Any] = {"timeout": timeout, "retries": retries, "version": version}
 
@@ -127,12 +129,22 @@ class Client:
         Raises InvalidRequest, Refused (store full, shutting down) or TimedOut (nobody answered; the request may have
         been stored all the same, and with a `key` can be submitted again without being executed twice).
         """
-        own: dict[str, Any] = {}
-        if "key" not in options:
-            # Should the answer be lost, the question is asked again: it must not become two requests.
-            own = self._own_keys().options(1)
-        answer = self._ask(tsp.SUBMIT, json.dumps({**options, **own}), service, *(body or (b"",)))
-        return read_uuids(answer, 1)[0]
+        # Should the answer be lost, the question is asked again: it must not become two requests.
+        keys = self._own_keys() if "key" not in options else None
+        return self._submit(1, service, body or (b"",), {**options}, keys)[0]
+
+    def _submit(
+        self, requests: int, service: Body, body: Sequence[Body], options: dict[str, Any], keys: OwnKeys | None
+    ) -> list[str]:
+        """Submit one message; the UUIDs of so many requests."""
+        if keys is not None:
+            options |= keys.options(requests)
+        sent_again = self._sent_again
+        answer = self._ask(tsp.SUBMIT, json.dumps(options), service, *body)
+        uuids = read_uuids(answer, requests)
+        if keys is not None:
+            keys.answered(once=self._sent_again == sent_again)
+        return uuids
 
     def reply(self, uuid: str) -> Frames | None:
         """The reply's frames; None while it is pending. The reply stays until the request is closed.
@@ -207,9 +219,8 @@ class Client:
         more: dict[str, Any] = {"many": True}
         if keys is not None:
             more["keys"] = [*keys]
-        elif unique and "key" not in options:
-            more |= self._own_keys().options(len(bodies))
-        return read_uuids(self._ask(tsp.SUBMIT, json.dumps({**options, **more}), service, *bodies), len(bodies))
+        own = self._own_keys() if unique and keys is None and "key" not in options else None
+        return self._submit(len(bodies), service, bodies, {**options, **more}, own)
 
     def submit_many(
         self,
@@ -222,17 +233,22 @@ class Client:
         """Submit one request per body, with `window` on their way at once; the UUIDs in the bodies' order.
 
         This is the fastest way for many small requests. They travel many to a message: of those in a message all are
-        accepted, or none. Each message has a key of its own, which costs the store 42 bytes a request for a minute or
-        two. With `unique=False` they have none, and what had to be sent again may be stored, and executed, twice.
+        accepted, or none. Each message has a key of its own, which costs the store 42 bytes a request until
+        this client has the answer and sends something else, or for a minute or two. With `unique=False` they have none,
+        and what had to be sent again may be stored, and executed, twice.
 
         Raises as `submit`. Those that were accepted before the error stay accepted: to know which, submit in
         smaller parts.
         """
         counts: deque[int] = deque()
         uuids: list[str] = []
-        messages = self._submissions(service, bodies, window, counts, self._own_keys() if unique else None)
+        keys = self._own_keys() if unique else None
+        messages = self._submissions(service, bodies, window, counts, keys)
+        sent_again = self._sent_again
         for reply in self._map(self._pipeline(), tsp.SUBMIT, messages, window):
             uuids += read_uuids(reply, counts.popleft())
+            if keys is not None:
+                keys.answered(once=self._sent_again == sent_again)
         return uuids
 
     def replies(
@@ -383,7 +399,13 @@ class Client:
             except broker.BrokerError as error:
                 if not died(error) or time.monotonic() >= until:
                     raise translate(error, service, self.endpoint, time.monotonic() - began) from error
+                self._asked_again += 1
                 time.sleep(POLL_FIRST)  # until it is noticed to be gone; then the broker keeps what is asked
+
+    @property
+    def _sent_again(self) -> int:
+        """How often anything was."""
+        return self._asked_again + self._single.sent_again + (self._many.sent_again if self._many else 0)
 
     def _administer(self, options: dict[str, Any], tell: Callable[[int], object] | None = None) -> int:
         done: int = 0
@@ -411,7 +433,7 @@ class Client:
             yield frames
 
     def _own_keys(self) -> OwnKeys:
-        return OwnKeys(self._patience + KEY_MARGIN)
+        return OwnKeys(self._patience + KEY_MARGIN, self._needless_keys)
 
     def _pipeline(self) -> Pipeline:
         if self._many is None:

@@ -102,6 +102,8 @@ class ClientSession:
         self.connection = 1
         self.unmatched = 0
         """Messages that belonged to nothing in flight: late replies, or ones from a broker that lost the stack."""
+        self.sent_again = 0
+        """How often a request was sent that had been sent before."""
         self._heard_at = float("-inf")
         self._next_ticket = 1
         self._pending: dict[int, _Pending] = {}
@@ -246,6 +248,7 @@ class ClientSession:
     def _send(self, ticket: int, pending: _Pending, now: float) -> None:
         if self._whole:
             self._begin_anew(ticket, pending)
+        self.sent_again += pending.tries > 0
         pending.tries += 1
         pending.sent_at = now
         self._set_deadline(ticket, pending, now)

@@ -146,6 +146,41 @@ def test_what_is_sent_again_is_stored_once(tmp_path: Path, way: str) -> None:
         assert client.stats()["since_start"]["repeated"] > 0, "it was sent again"
 
 
+def keys_in(server: Server) -> int:
+    with server.store.read() as transaction:
+        return int(transaction._txn.stat(transaction._db.keys)["entries"])
+
+
+def test_a_key_of_its_own_is_forgotten_when_nobody_can_need_it_any_more(server: Server, client: Client) -> None:
+    for _ in range(5):
+        client.submit("absent", "x")
+    assert keys_in(server) == 1, "that of the last one: its answer may have been lost"
+    client.submit_many("absent", ["x"] * 3000)
+    assert keys_in(server) <= 10, "those that were on their way together"
+    client.submit_batch("absent", ["x"] * 250)
+    assert keys_in(server) == 250
+    with Client(server.endpoints[0]) as another:
+        another.submit("absent", "x")
+        another.submit("absent", "x", key="its caller's")
+    assert keys_in(server) == 252
+    client.submit_many("absent", ["x"] * 4000)
+    assert keys_in(server) <= 12
+
+
+def test_it_is_not_if_it_was_sent_again(tmp_path: Path) -> None:
+    """The first one may still come."""
+    with (
+        serving(tmp_path) as server,
+        losing(server.endpoints[0], tmp_path, b"titanic.submit", 1) as lossy,
+        Client(lossy, timeout=0.3, retries=50) as client,
+    ):
+        client.submit("absent", "x")
+        client.submit("absent", "x")
+        assert keys_in(server) == 2
+        client.submit("absent", "x")
+        assert keys_in(server) == 2
+
+
 def test_what_need_not_be_unique_has_no_keys(client: Client) -> None:
     client.submit_many("absent", ["x"] * 3, unique=False)
     client.submit_batch("absent", ["x"] * 3, unique=False)

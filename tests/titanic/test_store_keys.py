@@ -124,6 +124,16 @@ def test_keys_are_forgotten_by_trimming(store):
         assert txn._txn.stat(txn._db.keys)["entries"] == 5
 
 
+def test_a_key_is_forgotten_before_its_time(store):
+    (one, *_) = accept(store, keyed(b"k"), keyed(b"other"), *together(b"group", b"1", b"2"))
+    with store.write() as txn:
+        txn.forget([b"k", b"group", b"unknown", b"k"])
+    assert check(store) == []
+    assert trim(store, LATER).keys == 1
+    assert accept(store, keyed(b"k"))[0].new
+    assert request(store, one.uuid).key == b"k"
+
+
 def test_across_a_restart(tmp_path):
     with Store.open(tmp_path) as store:
         (one,) = accept(store, keyed(b"k"))

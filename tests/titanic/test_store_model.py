@@ -255,6 +255,12 @@ class StoreMachine(RuleBasedStateMachine):
         if known:
             self.remember(uuid)
 
+    @rule(key=st.sampled_from([b"k", b"all", b"unknown"]))
+    def forget(self, key):
+        with self.store.write() as txn:
+            txn.forget([key])
+        self.keys.pop(key, None)
+
     @rule(share=st.floats(0, 1))
     def archive(self, share):
         with self.store.write() as txn:

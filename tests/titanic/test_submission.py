@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from titanic.services.submission import MOST_SECONDS, Policy, parse, read_policy
+from titanic.services.submission import MOST_SECONDS, Policy, Submission, parse, read_policy
 from titanic.store import NewRequest
 
 NOW = 1_700_000_000_000_000
 SECOND = 1_000_000
 
 
-def submitted(*bodies: bytes, **options: Any) -> list[NewRequest]:
+def submitted(*bodies: bytes, **options: Any) -> Submission:
     return parse([json.dumps(options).encode(), b"echo", *(bodies or (b"x",))], NOW)
 
 
@@ -87,6 +87,10 @@ def test_many_requests_with_a_key_each() -> None:
         {"keys": [None]},
         {"keys": ["a"], "key": "b"},
         {"key": "a", "many": 1},
+        {"forget": "k"},
+        {"forget": [""]},
+        {"forget": [1]},
+        {"forget": ["k"] * 101},
         {"priority": 10},
         {"priority": -1},
         {"priority": 4.0},
@@ -115,6 +119,11 @@ def test_many_requests_with_a_key_each() -> None:
 def test_options_that_cannot_be(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must be|unknown option|one key"):
         submitted(**options)
+
+
+def test_keys_that_count_no_longer() -> None:
+    assert submitted(forget=["a", "größe"]).forget == [b"a", "größe".encode()]
+    assert submitted().forget == ()
 
 
 def test_one_key_for_many() -> None:

@@ -11,10 +11,11 @@ from titanic.config import ServiceLimits
 from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.services import submission
 from titanic.services.asks import Answer, Ask, Watcher
+from titanic.services.submission import Submission
 from titanic.store import NewRequest, WriteTransaction
 from titanic.tsp import Frames
 
-Parse = Callable[[Frames, int], list[NewRequest]]
+Parse = Callable[[Frames, int], Submission]
 """What an ask's body asks to be stored; ValueError says what is wrong with it."""
 
 
@@ -47,11 +48,11 @@ class Intake:
         """The refusals, by reason. Of each reason one thread counts."""
 
 
-def parse_request(body: Frames, now_us: int) -> list[NewRequest]:
+def parse_request(body: Frames, now_us: int) -> Submission:
     """A titanic.request: one request, no options."""
     if fault := tsp.request_fault(body):
         raise ValueError(fault)
-    return [NewRequest(body[0], body[1:])]
+    return Submission([NewRequest(body[0], body[1:])])
 
 
 PARSERS: dict[bytes, Parse] = {tsp.REQUEST: parse_request, tsp.SUBMIT: submission.parse}
@@ -87,6 +88,8 @@ class Accept:
                 requests = self._parse(ask.body, now_us)
                 self._check_sizes(requests)
                 good.append((ask, requests))
+                if requests.forget:  # first: the requests may need their room
+                    transaction.forget(requests.forget)
             except ValueError as error:
                 self._refuse(ask, "invalid", tsp.bad_request(str(error)))
         if self._intake.limits:

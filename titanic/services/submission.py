@@ -17,6 +17,7 @@ The options are a JSON object, `{}` for none:
     retry_first   seconds to wait after the first failure, doubling with each; default the server's
     retry_most    the longest such wait; default the server's
     many          true: each body frame is a request of its own
+    forget        a list of up to 100 keys that count no longer: nobody will submit with them again
 
 A message is accepted as a whole or not at all.
 """
@@ -24,7 +25,7 @@ A message is accepted as a whole or not at all.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -36,6 +37,12 @@ from titanic.tsp import Frames
 KEY_FOR = 86_400.0
 MOST_SECONDS = 10 * 366 * 86_400.0
 MOST_KEY = 255
+
+
+class Submission(list[NewRequest]):
+    """The requests of a message. `forget`: keys that count no longer."""
+
+    forget: Sequence[bytes] = ()
 
 
 class Policy(NamedTuple):
@@ -56,7 +63,7 @@ def read_policy(options: bytes) -> Policy:
         return Policy()
 
 
-def parse(body: Frames, now_us: int) -> list[NewRequest]:
+def parse(body: Frames, now_us: int) -> Submission:
     """The requests in the body of a titanic.submit. ValueError says what is wrong."""
     if len(body) < 3:
         raise ValueError("a titanic.submit is options, a service name and at least one body frame")
@@ -75,7 +82,11 @@ def parse(body: Frames, now_us: int) -> list[NewRequest]:
         json.dumps(policy).encode() if policy else b"",
     )
     key_until = _moment(options.get("key_for", KEY_FOR), now_us) if any(keys) else 0
-    requests = [NewRequest(service, frames, *shared, key, key_until) for frames, key in zip(bodies, keys, strict=True)]
+    requests = Submission(
+        NewRequest(service, frames, *shared, key, key_until) for frames, key in zip(bodies, keys, strict=True)
+    )
+    if "forget" in options:
+        requests.forget = [key.encode() for key in options["forget"]]
     if "key" in options and len(bodies) > 1:
         requests[0] = requests[0]._replace(together=len(bodies))
     return requests
@@ -145,4 +156,8 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "retry_first": _SECONDS,
     "retry_most": _SECONDS,
     "many": ("true or false", lambda v: isinstance(v, bool)),
+    "forget": (
+        f"a list of at most {MOST_TOGETHER} texts of 1 to 255 bytes",
+        lambda v: isinstance(v, list) and len(v) <= MOST_TOGETHER and all(map(_is_key, v)),
+    ),
 }

@@ -57,6 +57,15 @@ class Accepting(Change):
             seen.add(new.key)
         return fresh
 
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Forget these idempotency keys before their time; unknown ones are fine."""
+        for key in keys:
+            row = self._txn.get(key, db=self._db.keys)
+            holder = None if row is None else idempotency.decode(row)
+            if holder is not None:
+                self._delete(self._db.timers, timer_key(KEY, holder.until, key))
+                self._delete(self._db.keys, key)
+
     def _accept(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> tuple[list[bytes], set[int]]:
         txn, db = self._txn, self._db
         sure_us = now_us - ahead_us
