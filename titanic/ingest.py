@@ -50,6 +50,7 @@ class Ingest:
         self._in_hand: dict[int, Frames] = {}
         self._refused: list[Frames] = []
         self._again_at = 0.0
+        self._patience = LAST
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ingest", daemon=True)
 
@@ -66,8 +67,9 @@ class Ingest:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def stop(self) -> None:
-        """Store what has come, if that does not take long. The broker still has to run."""
+    def stop(self, patience: float = LAST) -> None:
+        """Store what has come, if that does not take more than `patience` seconds. The broker still has to run."""
+        self._patience = patience
         self._end.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -76,7 +78,7 @@ class Ingest:
     def _run(self) -> None:
         while not self._end.is_set():
             self._round()
-        last, quiet = time.monotonic() + LAST, 0
+        last, quiet = time.monotonic() + self._patience, 0
         while (quiet < QUIET or self._in_hand) and time.monotonic() < last:
             quiet = 0 if self._round() else quiet + 1
         if left := len(self._in_hand) + len(self._refused):

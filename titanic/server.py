@@ -26,7 +26,7 @@ from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.lane_courier import LaneCourier
 from titanic.errors import CallerError, TitanicError
 from titanic.figures import Figures, Workers, loads
-from titanic.ingest import Ingest
+from titanic.ingest import LAST, Ingest
 from titanic.lanes import Lanes
 from titanic.pulse import Ask as AskPart
 from titanic.pulse import Pulse
@@ -136,10 +136,11 @@ class Server:
         """Finish what is in hand and stop.
 
         New requests are refused from now on. Requests that a worker has get `grace` seconds to bring their
-        replies; those that do not make it are executed again after the next start.
+        replies; those that do not make it are executed again after the next start. Nobody is waited for when the
+        store can't be used any more.
         """
         if self._ingest is not None:
-            self._ingest.stop()
+            self._ingest.stop(LAST if self.store.usable else 0.0)
         self._services.refuse("shutting down: try again in a moment")
         self._dispatcher.wind_down(self.config.grace)
         self._dispatcher.stop()

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.store_break import break_meta_page
 from support.titanic_eventually import eventually
 from support.titanic_raw import raw_client, raw_worker
 from support.titanic_serving import QUICK, config, serving
@@ -107,6 +108,29 @@ def test_stop_gives_up_after_the_grace_time(tmp_path: Path) -> None:
         assert 0.2 <= time.monotonic() - began < 20
     server.stop()
     assert not server.alive
+
+
+@pytest.mark.parametrize("when", ["before it is stopped", "while it waits"])
+def test_nobody_is_waited_for_when_nothing_can_be_stored_any_more(tmp_path: Path, when: str) -> None:
+    server = Server(config(tmp_path, grace=60)).start()
+    stopping = threading.Thread(target=server.stop)
+    with raw_client(server.endpoints[0]) as raw, raw_worker(server.endpoints[0], b"echo") as worker:
+        uuids = [raw.submit(b"echo", b"x"), raw.submit(b"echo", b"y")]
+        token, _ = worker.take()
+        if when == "while it waits":
+            stopping.start()
+            eventually(lambda: raw.ask(b"titanic.request", b"echo", b"z")[0].startswith(b"500 shutting down"))
+            break_meta_page(server.store)
+            worker.final(token, b"lost")
+        else:
+            break_meta_page(server.store)
+            assert raw.ask(b"titanic.request", b"echo", b"z")[0].startswith(b"500 not stored")
+            eventually(lambda: not server.alive)
+            stopping.start()
+        stopping.join(20)
+        assert not stopping.is_alive()
+    with serving(tmp_path) as server, raw_client(server.endpoints[0]) as raw:
+        assert [raw.ask(b"titanic.reply", uuid) for uuid in uuids] == [[b"300"]] * 2
 
 
 def test_what_was_acknowledged_in_the_middle_of_the_traffic_is_there(tmp_path: Path) -> None:

@@ -49,6 +49,9 @@ COUNT_EVERY = 5.0
 """Seconds between questions who has workers, at a broker elsewhere: services that have enough are not asked for
 otherwise, and somebody may look at the figures."""
 
+GRACE_LOOK = 0.5
+"""Seconds between looks whether waiting at the end is of any use."""
+
 LONGEST_ALARM = 30.0
 """Seconds after which the wall clock is looked at again: somebody may have set it."""
 
@@ -128,10 +131,13 @@ class Dispatcher:
         self._thread.start()
 
     def wind_down(self, grace: float) -> None:
-        """Send nothing new, and give what is in flight `grace` seconds to come back and to reach the disk."""
+        """Send nothing new, and give what is in flight `grace` seconds to come back and to reach the disk; none when it
+        can't reach the disk any more."""
         self.loop.call(self._set_stopping)
-        if self._thread.is_alive():
-            self._settled.wait(grace)
+        until = time.monotonic() + grace
+        while self._thread.is_alive() and self._store.usable and (left := until - time.monotonic()) > 0:
+            if self._settled.wait(min(left, GRACE_LOOK)):
+                return
 
     @property
     def alive(self) -> bool:
