@@ -215,6 +215,7 @@ class Play:
         self.fetches += 1
         queue = sorted(self.queue.get(fetch.service, []), key=lambda name: self.key(fetch.service, name))
         rows = [name for name in queue if fetch.after is None or self.key(fetch.service, name) > fetch.after]
+        rows = [name for name in rows if name not in self.core.flights]
         del rows[fetch.limit :]
         for at, name in enumerate(rows):
             if name in self.damaged:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from titanic import ServerConfig
+from titanic.clock import wall_us
 from titanic.dispatch.actions import Send
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.services.waiting import Waiters
-from titanic.store import MIN_CAPACITY, Store
+from titanic.store import MIN_CAPACITY, NewRequest, Store, request
 from titanic.writer import Writer
 
 
@@ -23,8 +25,10 @@ class Courier:
 
     def __init__(self) -> None:
         self.told: list[str] = []
+        self.sent: list[Send] = []
 
-    def send(self, sends: Sequence[Send], now: float) -> None: ...
+    def send(self, sends: Sequence[Send], now: float) -> None:
+        self.sent += sends
 
     def recall(self, uuid: bytes, now: float) -> None:
         self.told.append(f"recall {uuid.decode()}")
@@ -51,3 +55,69 @@ def test_what_was_closed_is_not_wanted_any_more_before_a_broker_is_found_dead(
         dispatcher.flush(0.0)
         dispatcher.loop.stop()
     assert courier.told == ["recall closed", "deliver"]
+
+
+class Rounds:
+    """A dispatcher with requests in a real store, whose rounds are made by hand."""
+
+    def __init__(self, store: Store, services: dict[bytes, int], body: bytes) -> None:
+        """`services`: how many requests each has. Each has a worker more than that."""
+        self.store = store
+        self.courier = Courier()
+        self.dispatcher = Dispatcher(ServerConfig(), store, Writer(store))
+        self.dispatcher.use(self.courier)
+        self.dispatcher.serve(Waiters(lambda _: None, lambda _: None))
+        for service, count in services.items():
+            self.submit(service, *[body] * count)
+            self.dispatcher.core.present(service, count + 1, 0.0)
+
+    def submit(self, service: bytes, *bodies: bytes, priority: int = 4) -> None:
+        with self.store.write() as txn:
+            txn.accept_many([NewRequest(service, [body], priority) for body in bodies], wall_us())
+        self.dispatcher.core.arrived({service: priority}, 0.0)
+
+    def next(self) -> list[bytes]:
+        """A round: the services to which something was sent."""
+        self.courier.sent.clear()
+        self.dispatcher.flush(0.0)
+        return [send.service for send in self.courier.sent]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
+        yield store
+
+
+def test_what_is_in_flight_is_not_read_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bodies may be large, and are not even looked at when others of the service come."""
+    rounds = Rounds(store, {b"echo": 40}, b"x" * 1000)
+    assert rounds.next() == [b"echo"] * 40
+    rounds.submit(b"echo", b"urgent", priority=9)
+    read: list[bytes] = []
+    decode = request.decode_rest
+
+    def note(uuid: bytes, *args: Any) -> Any:
+        read.append(uuid)
+        return decode(uuid, *args)
+
+    monkeypatch.setattr(request, "decode_rest", note)
+    assert rounds.next() == [b"echo"]
+    assert [send.body for send in rounds.courier.sent] == [[b"urgent"]]
+    assert read == [send.uuid for send in rounds.courier.sent]
+    rounds.dispatcher.loop.stop()
+
+
+def test_a_round_reads_no_more_than_is_good_for_all_and_services_take_turns(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("titanic.dispatch.dispatcher.FETCH_BYTES", 3000)
+    rounds = Rounds(store, {b"a": 6, b"b": 6, b"c": 1, b"d": 1}, b"x" * 1000)
+    sent = []
+    while services := rounds.next():
+        sent.append(services)
+        assert len(services) <= 4
+        assert rounds.dispatcher.next_deadline() == 0.0 or sum(map(len, sent)) == 14
+    assert sum(map(len, sent)) == 14
+    assert set(sent[0] + sent[1]) == {b"a", b"b", b"c", b"d"}
+    rounds.dispatcher.loop.stop()

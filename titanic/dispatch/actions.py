@@ -9,7 +9,7 @@ from titanic.tsp import Frames
 
 
 class Fetch(NamedTuple):
-    """Read the next requests of a service from the store: answer with `fetched`."""
+    """Read the next requests of a service from the store, without those in `flights`: answer with `fetched`."""
 
     service: bytes
     after: bytes | None

@@ -152,9 +152,7 @@ class DispatchCore:
         backlog.waiting = bool(rows)
         late = 0
         for row in rows:
-            if row.uuid in self.flights:
-                backlog.cursor = row.key
-            elif 0 < row.expires_at <= wall_us and not self.stopping:
+            if 0 < row.expires_at <= wall_us and not self.stopping:
                 backlog.cursor = row.key
                 self._take_off(row.uuid, backlog, self._flight(row, backlog, now))
                 self._expired(row.uuid)
@@ -165,6 +163,7 @@ class DispatchCore:
             else:
                 break
         backlog.late = min(LATE_MOST, 2 * late)
+        self._hungry.pop(name, None)  # the others are looked at before it is again
         self._place(backlog)
 
     def damaged(self, name: bytes, uuid: bytes, reason: str, now: float) -> None:
@@ -310,17 +309,15 @@ class DispatchCore:
         return not self.stopping and self._asking.take_survey(now)
 
     def take_fetches(self) -> list[Fetch]:
-        """What is to be read from the store, services in turn: answer each with `fetched`, `damaged` or
-        `unreadable`, then take again, until there are no more."""
+        """What is to be read from the store, services in turn: answer one after the other with `fetched`, `damaged` or
+        `unreadable`, then take again, until there are no more. Those without an answer come first then."""
         if self.stopping or self._settling.full:
             return []
         fetches = []
         for name, backlog in self._hungry.items():
             if backlog.late and self._settling.crowded:
                 continue
-            # After a rewind the rows that are known already are met again, and passed over.
-            known = backlog.known if backlog.cursor is None else 0
-            fetches.append(Fetch(name, backlog.cursor, backlog.free + known + backlog.late))
+            fetches.append(Fetch(name, backlog.cursor, backlog.free + backlog.late))
         return fetches
 
     def take_sends(self, now: float, wall_us: int) -> list[Send]:

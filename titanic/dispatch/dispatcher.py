@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import zmq
@@ -29,8 +30,9 @@ from titanic.writer import Writer
 
 log = logging.getLogger(__name__)
 
-FETCH_BYTES = 64 << 20
-"""Bodies that one look into the store brings, at most."""
+FETCH_BYTES = 16 << 20
+"""Bodies that a round brings from the store, all services together, and at most one body more: what else is going on
+waits no longer than it takes to read these."""
 
 LOOKS = 20
 """Looks into the store for more and more requests, until results get their turn."""
@@ -271,13 +273,16 @@ class Dispatcher:
         if core.take_survey(now) or self._uncounted(now):
             courier.survey(now)
         self._more = True
+        left = FETCH_BYTES
         for _ in range(LOOKS):
             if not (fetches := core.take_fetches()):
                 self._more = False
                 break
-            self._fetch(fetches, now)
+            left = self._fetch(fetches, left, now)
             if sends := core.take_sends(now, self._clock.look(wall_us())):
                 courier.send(sends, now)
+            if left <= 0:
+                break
         for uuid in core.take_recalls():
             courier.recall(uuid, now)
         for outcomes in core.take_outcomes(now, self.waiters):
@@ -364,20 +369,25 @@ class Dispatcher:
     def _alarm_for(due_us: int) -> float:
         return time.monotonic() + min(LONGEST_ALARM, max(SHORTEST_ALARM, (due_us - wall_us()) / 1e6))
 
-    def _fetch(self, fetches: Sequence[Fetch], now: float) -> None:
+    def _fetch(self, fetches: Sequence[Fetch], left: int, now: float) -> int:
+        """One look into the store for bodies of so many bytes; what is left of them."""
         sure_us = self._clock.look(wall_us())
         try:
             with self._store.read() as transaction:
                 for service, after, limit in fetches:
+                    if left <= 0:
+                        break
                     try:
-                        rows = transaction.next_ready(service, after, limit, FETCH_BYTES)
+                        rows = transaction.next_ready(service, after, limit, left, skip=self.core.flights)
                     except RecordCorrupt as damage:
                         self._unfit.met(damage)
                         self.core.damaged(service, damage.uuid, str(damage), now)
                     else:
+                        left -= sum(map(len, chain.from_iterable([row.body for row in rows])))
                         self.core.fetched(service, rows, now, sure_us)
             self._idle.over()
         except StoreError as error:
             self._idle.met(error)
             for fetch in fetches:
                 self.core.unreadable(fetch.service, now)
+        return left

@@ -6,7 +6,7 @@ Keep it short, and don't wait for anything inside.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from pathlib import Path
 
 from titanic.errors import RecordCorrupt
@@ -69,12 +69,14 @@ class ReadTransaction(Bulk):
         holder = None if row is None else idempotency.decode(row)
         return None if holder is None else holder.uuid
 
-    def next_ready(self, service: bytes, after: bytes | None, limit: int, max_bytes: int) -> list[ReadyRow]:
+    def next_ready(
+        self, service: bytes, after: bytes | None, limit: int, max_bytes: int, skip: Container[bytes] = ()
+    ) -> list[ReadyRow]:
         """What the service is to do next: oldest first within a priority, higher priorities before.
 
         Begins behind the row whose key is `after`, or at the front. Ends at `limit` rows or when their records
-        come to `max_bytes`; one row is returned however large it is. A damaged record ends the list before it,
-        and raises RecordCorrupt when it comes first.
+        come to `max_bytes`; one row is returned however large it is. Requests in `skip` are passed over, and not
+        read. A damaged record ends the list before it, and raises RecordCorrupt when it comes first.
         """
         rows: list[ReadyRow] = []
         txn, requests = self._txn, self._db.requests
@@ -90,6 +92,8 @@ class ReadTransaction(Bulk):
             if key == after:
                 continue
             uuid = uuid_of(key)
+            if uuid in skip:
+                continue
             record = txn.get(uuid, db=requests)
             try:
                 if record is None:
