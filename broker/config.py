@@ -26,9 +26,10 @@ class BrokerConfig:
     """What a broker allows and how long it waits."""
 
     heartbeat_interval: float = 2.5
-    """A worker that was sent nothing for this long gets a HEARTBEAT."""
+    """A worker that was sent nothing for this long gets a HEARTBEAT; sooner, if it sends them more often itself."""
     liveness: int = 4
-    """A worker is gone when nothing came from it for this many intervals."""
+    """A worker is gone when nothing came from it for this many intervals: the longer ones of these and its own, which
+    are taken for 2.5 s before they were heard."""
     silent_worker_timeout: float = 900.0
     """The same for a busy worker of a dialect that sends no heartbeats while it works."""
     request_expiry: float = 60.0
@@ -62,9 +63,10 @@ class WorkerConfig:
     """How a worker keeps in touch with its broker."""
 
     heartbeat_interval: float = 2.5
-    """When nothing was sent for this long, a HEARTBEAT goes out."""
+    """When nothing was sent for this long, a HEARTBEAT goes out; sooner, if the broker sends them more often."""
     liveness: int = 4
-    """The broker is gone when nothing came from it for this many intervals."""
+    """The broker is gone when nothing came from it for this many intervals: the longer ones of these and its own, which
+    are taken for 2.5 s before they were heard."""
     reconnect_first: float = 1.0
     """Wait before the first reconnection; each further one in a row waits twice as long."""
     reconnect_most: float = 32.0

@@ -46,6 +46,7 @@ from broker.core.mdp import (
     service_fault,
 )
 from broker.core.request import Request, footprint
+from broker.core.rhythm import Rhythm
 from broker.core.service import Service, WorkerPeer
 from broker.core.timers import Timers
 from broker.errors import UsageError
@@ -138,7 +139,8 @@ class BrokerCore:
             self._forget(worker, now)
         for worker in self._beats.due(now):
             self._output.append((worker.peer, worker.dialect.encode(Command.HEARTBEAT)))
-            self._beats.set(worker, now + interval)
+            worker.rhythm.sent()
+            self._beats.set(worker, now + worker.rhythm.interval)
         if self._next_sweep is not None and now >= self._next_sweep:
             self._expire_requests(now)
 
@@ -337,10 +339,12 @@ class BrokerCore:
         worker.service = service
         service.workers += 1
         self.workers[worker.peer] = worker
+        worker.rhythm = Rhythm(self.config.heartbeat_interval, self.config.liveness, now)
         self.stats["workers_registered"] += 1
         # The first heartbeat goes out at once: the worker learns that the broker is there and speaks its version.
         self._send_worker(worker, Command.HEARTBEAT, (), now)
         self._heard(worker, now)
+        self._keep(worker, rest, now)
         self._free(worker, now)
 
     def _forward(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
@@ -369,7 +373,12 @@ class BrokerCore:
         self._free(worker, now)
 
     def _keep(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
-        """A heartbeat: that something came was all it had to say."""
+        """A heartbeat, or READY: it tells how often the worker sends some."""
+        before = worker.rhythm.interval
+        worker.rhythm.beat(now)
+        if worker.rhythm.interval < before and (due := self._beats.get(worker)) is not None:
+            self._beats.set(worker, due - before + worker.rhythm.interval)
+        self._await(worker, now)
 
     def _ignore(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
         """A good-bye from someone who is not here."""
@@ -426,13 +435,17 @@ class BrokerCore:
     def _send_worker(self, worker: WorkerPeer, command: Command, rest: tuple[bytes, ...], now: float) -> None:
         self._output.append((worker.peer, worker.dialect.encode(command, rest)))
         if worker.peer in self.workers:
-            self._beats.set(worker, now + self.config.heartbeat_interval)
+            self._beats.set(worker, now + worker.rhythm.interval)
 
     def _heard(self, worker: WorkerPeer, now: float) -> None:
-        config = self.config
-        silence = config.heartbeat_interval * config.liveness
+        worker.rhythm.words += 1
+        self._await(worker, now)
+
+    def _await(self, worker: WorkerPeer, now: float) -> None:
+        """Wait for the next word."""
+        silence = worker.rhythm.patience
         if worker.request is not None and worker.dialect.silent_when_busy:
-            silence = config.silent_worker_timeout
+            silence = self.config.silent_worker_timeout
         self._silences.set(worker, now + silence)
 
     def _forget(self, worker: WorkerPeer, now: float) -> None:

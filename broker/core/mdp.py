@@ -45,6 +45,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from broker.core.rhythm import USUAL
+
 Peer = Hashable
 """Who is at the other end: a ROUTER identity for a broker, the number of the connection for a session."""
 
@@ -171,6 +173,9 @@ class WorkerDialect:
 
     heartbeats = True
     """Whether its peers send any."""
+
+    usual_interval = USUAL
+    """Seconds between them, until others are heard of."""
 
     def __init__(
         self,

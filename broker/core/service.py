@@ -8,6 +8,7 @@ from itertools import count
 
 from broker.core.mdp import Peer, WorkerDialect
 from broker.core.request import Request
+from broker.core.rhythm import Rhythm
 
 Key = tuple[Peer, bytes] | int
 Queue = OrderedDict[Key, Request]
@@ -16,7 +17,10 @@ Queue = OrderedDict[Key, Request]
 class WorkerPeer:
     """A registered worker."""
 
-    __slots__ = ("dialect", "peer", "request", "service")
+    __slots__ = ("dialect", "peer", "request", "rhythm", "service")
+
+    rhythm: Rhythm
+    """Of its heartbeats, from READY on."""
 
     def __init__(self, peer: Peer, dialect: WorkerDialect, service: Service) -> None:
         self.peer = peer

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from broker.config import WorkerConfig
 from broker.core.backoff import Backoff
 from broker.core.mdp import WORKER_V01, WORKER_V02, Command, Frames, Output, Peer, WorkerDialect, joined, read_error
+from broker.core.rhythm import Rhythm
 
 VERSIONS: dict[str, WorkerDialect] = {dialect.name: dialect for dialect in (WORKER_V01, WORKER_V02)}
 
@@ -64,6 +65,7 @@ class WorkerSession:
         """Whether `leave` is complete: good-bye was said and nothing is in hand."""
         self.refused = False
         """Whether the last thing that happened was that the broker sent us away when we had said READY."""
+        self._rhythm = self._new_rhythm(now)
         self._version = 0
         self._heard_any = False
         self._backoff = Backoff(self.config.reconnect_first, self.config.reconnect_most)
@@ -89,7 +91,8 @@ class WorkerSession:
             self._change_version()
             self._reconnect([], now)
             return
-        self._silent_at = now + self.config.heartbeat_interval * self.config.liveness
+        self._rhythm.words += 1
+        self._silent_at = now + self._rhythm.patience
         command, rest = parsed
         self.refused = command is Command.DISCONNECT and not self._heard_any
         self._heard_any = True
@@ -108,6 +111,7 @@ class WorkerSession:
             self._change_version()
             self._reconnect([], now)
         elif now >= self._send_by:
+            self._rhythm.sent()
             self._send(Command.HEARTBEAT, (), now)
 
     def next_deadline(self) -> float | None:
@@ -155,7 +159,7 @@ class WorkerSession:
         self._job_running = False
         if self.state is SessionState.BUSY:
             if self._unwatched:
-                self._silent_at = now + self.config.heartbeat_interval * self.config.liveness
+                self._silent_at = now + self._rhythm.patience
             # An error is told by how a body begins: behind parts it would be taken for one more of them.
             body = joined(self._partials, body) if read_error(body) is None else body
             self._send(Command.FINAL, (*self._envelope, *body), now)
@@ -190,7 +194,8 @@ class WorkerSession:
         self._heard_any = False
         self._wake_at = None
         self.state = SessionState.IDLE
-        self._silent_at = now + self.config.heartbeat_interval * self.config.liveness
+        self._rhythm = self._new_rhythm(now)
+        self._silent_at = now + self._rhythm.patience
         self._send(Command.READY, (self.service,), now)
 
     def _change_version(self) -> None:
@@ -221,8 +226,15 @@ class WorkerSession:
         self._job_running = True
         self._jobs.append(Job(self._job, body))
 
+    def _new_rhythm(self, now: float) -> Rhythm:
+        return Rhythm(self.config.heartbeat_interval, self.config.liveness, now, usual=self.dialect.usual_interval)
+
     def _keep(self, rest: Frames, now: float) -> None:
-        """A heartbeat: that something came was all it had to say."""
+        """A heartbeat: it tells how often the broker sends some."""
+        before = self._rhythm.interval
+        self._rhythm.beat(now)
+        self._silent_at = now + self._rhythm.patience
+        self._send_by -= max(0.0, before - self._rhythm.interval)
 
     def _say_goodbye(self, now: float) -> None:
         if self.state is not SessionState.AWAY and self.dialect.has(Command.DISCONNECT):
@@ -233,7 +245,7 @@ class WorkerSession:
 
     def _send(self, command: Command, rest: tuple[bytes, ...], now: float) -> None:
         self._output.append((self.connection, self.dialect.encode(command, rest)))
-        self._send_by = now + self.config.heartbeat_interval
+        self._send_by = now + self._rhythm.interval
 
 
 TRANSITIONS: dict[tuple[SessionState, Command], Callable[[WorkerSession, Frames, float], None]] = {

@@ -43,6 +43,8 @@ class Wire:
         self._latest: dict[object, float] = {}
         self._dead: set[object] = set()
         self.reorders = False
+        self.work = 0.0
+        """Seconds that a worker has a request before the first part of its reply."""
 
     def add_worker(self, name: str, session: WorkerSession, handler: Handler) -> None:
         self.workers[name] = session
@@ -108,7 +110,7 @@ class Wire:
 
     def _work(self, worker: WorkerSession, handler: Handler, job: Job) -> None:
         *parts, last = handler(job.body)
-        when = self.now
+        when = self.now + self.work
         for part in parts:
             when += self._chance.random() * self.delay
             self.at(when, lambda part=part: worker.partial(job.number, part, self.now))  # type: ignore[misc]

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from broker import DEFAULT_ENDPOINT, BrokerConfig
+from broker import DEFAULT_ENDPOINT, BrokerConfig, WorkerConfig
 from titanic.cli.endpoint import BOUND, BROKER
 from titanic.cli.listen import Listen
 from titanic.cli.options import FOLDER, Function, configured, log_options, option, read_size, seconds, size
@@ -85,7 +85,7 @@ def wire_options(function: Function) -> Function:
             least=0.01,
             default=WIRE.heartbeat_interval,
             group=TRAFFIC,
-            help="Between heartbeats; a worker that is silent for four is gone.",
+            help="Between heartbeats. Who is silent for four, of these or of its own if those are longer, is gone.",
         ),
         size("--max-body", default="64MiB", group=TRAFFIC, help="Largest body of a request."),
     ):
@@ -252,5 +252,6 @@ def server_config(settings: dict[str, Any]) -> ServerConfig:
     settings = dict(settings)
     retention = Retention(*(int(settings.pop(name) * 1e6) for name in KEEPING))
     wire = take_wire(settings)
+    worker = WorkerConfig(heartbeat_interval=wire.heartbeat_interval)
     names = {field.name for field in fields(ServerConfig)} & settings.keys()
-    return ServerConfig(wire=wire, retention=retention, **{name: settings[name] for name in names})
+    return ServerConfig(wire=wire, worker=worker, retention=retention, **{name: settings[name] for name in names})

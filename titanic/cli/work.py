@@ -113,7 +113,7 @@ class CommandHandler:
 @click.argument("service")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @endpoint_option()
-@seconds("--heartbeat", least=0.01, default=2.5, help="Between heartbeats.")
+@seconds("--heartbeat", least=0.01, default=2.5, help="Between heartbeats, or more often if the broker sends more.")
 @seconds("--limit", least=0.001, default=None, help="End a command that takes longer.")
 @option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests to work on at a time.")
 @log_options[1]

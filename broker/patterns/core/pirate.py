@@ -26,6 +26,8 @@ READY, HEARTBEAT = b"\1", b"\2"
 class PirateDialect(WorkerDialect):
     """How one kind of pirate frames its messages, seen from both sides."""
 
+    usual_interval = 1.0
+
     def __init__(self, name: str, prefix: tuple[bytes, ...], *, heartbeats: bool) -> None:
         codes = {Command.READY: READY, Command.FINAL: b""}
         if heartbeats:

@@ -12,6 +12,7 @@ import lmdb
 import pytest
 from support.cli_titanic import STOPPING, here, running, serving, titanic, until, working
 
+from broker import Broker, BrokerConfig
 from titanic.client import Client
 from titanic.errors import Refused, TimedOut
 
@@ -102,6 +103,14 @@ def test_the_address_is_in_use(tmp_path: Path) -> None:
         broker = titanic("broker", "--bind", endpoint)
         assert broker.code == 1
         assert expected in broker.err
+
+
+def test_the_heartbeat_counts_for_the_lanes_at_a_broker_elsewhere(tmp_path: Path) -> None:
+    broker = Broker(BrokerConfig(heartbeat_interval=5))
+    endpoint = broker.bind(ANY)
+    options = ("--broker", endpoint, "--heartbeat", "0.1", "--lanes", "1")
+    with broker, running(tmp_path / "log", "serve", "--store", tmp_path / "store", *options):
+        until(lambda: any(worker.rhythm.interval < 1 for worker in list(broker.core.workers.values())))
 
 
 def test_the_broker_has_a_queue_already(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""How often a peer sends heartbeats, and what follows: when its silence means that it is gone, how often to send some.
+
+Nobody tells the other side its heartbeat interval, and the two need not be the same. So a peer is judged by the rhythm
+that is heard of it, and sent heartbeats in the quicker one of both. Only the gap between two heartbeats with nothing in
+between counts, and of the last few the longest: it is not shorter than the interval of the peer.
+
+A rhythm in which a peer was sent heartbeats becomes slower step by step only, so that a peer that judges in the same
+way is never surprised. And the own one is left for that of the peer only when that is clearly quicker: or two sides
+that follow each other would, with each message that comes a bit early, become quicker for ever.
+"""
+
+from __future__ import annotations
+
+USUAL = 2.5
+"""Seconds between the heartbeats of a peer of which nothing has been heard yet, as RFC 7 and 18 suggest."""
+
+FEW = 4
+"""Gaps that count."""
+
+CLEARLY = 0.8
+"""How much quicker the peer's rhythm must be, as a share of our own interval."""
+
+LEAST = 0.25
+"""Seconds between our heartbeats if our own interval is longer, however quick the peer is: it may only be answering."""
+
+EASE = 1.5
+"""By how much the next gap may be longer than the last. It must be less than the least liveness, 2."""
+
+
+class Rhythm:
+    """Of one peer, on one connection. Times are seconds."""
+
+    __slots__ = ("_at", "_gaps", "_liveness", "_own", "_word", "interval", "patience", "words")
+
+    def __init__(self, own: float, liveness: int, now: float, *, usual: float = USUAL) -> None:
+        """`own`: the interval of our own heartbeats; `liveness`: intervals of silence after which a peer is gone."""
+        self.interval = own
+        """Send a heartbeat when nothing was sent for this long."""
+        self.patience = liveness * max(own, usual)
+        """The peer is gone when nothing came for this long."""
+        self.words = 0
+        """Messages that came, heartbeats too: to be counted up by whoever takes them."""
+        self._own = own
+        self._liveness = liveness
+        self._gaps: tuple[float, ...] = ()
+        self._at = now
+        self._word = -1  # no heartbeat yet
+
+    def beat(self, now: float) -> None:
+        """A heartbeat came, or what counts as one, and was counted in `words`."""
+        gap = now - self._at
+        # What is read in one go was sent earlier, and waited somewhere; and after a gap that is as long as a peer
+        # has at most, it was us who stood still.
+        if self.words == self._word + 1 and 0 < gap < self.patience:
+            self._gaps = (*self._gaps[1 - FEW :], gap)
+            self.patience = self._liveness * max(self._own, *self._gaps)
+            self.interval = min(self.interval, self._wanted())
+        self._at, self._word = now, self.words
+
+    def sent(self) -> None:
+        """A heartbeat was sent because the interval was over."""
+        self.interval = min(EASE * self.interval, self._wanted())
+
+    def _wanted(self) -> float:
+        theirs = max(self._gaps, default=self._own)
+        return max(theirs, min(LEAST, self._own)) if theirs < CLEARLY * self._own else self._own
