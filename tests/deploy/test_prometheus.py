@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.cli_titanic import here, running
-
-DEPLOY = Path(__file__).parents[2] / "deploy"
-ALERTS = DEPLOY / "prometheus/alerts.yml"
-DASHBOARD = DEPLOY / "grafana/titanic.json"
+from support.scraping import ALERTS, DASHBOARD, DEPLOY, named_in_alerts, named_in_dashboard, names_of
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None and "CI" not in os.environ, reason="needs promtool, which isn't installed"
@@ -34,15 +31,6 @@ def alerts() -> list[str]:
     return re.findall(r"- alert: (\w+)", ALERTS.read_text())
 
 
-def expressions() -> list[str]:
-    """All of the dashboard, and the names in the variables."""
-    dashboard = json.loads(DASHBOARD.read_text())
-    return [
-        *(target["expr"] for panel in dashboard["panels"] for target in panel["targets"]),
-        *(one["definition"] for one in dashboard["templating"]["list"] if "definition" in one),
-    ]
-
-
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The names that a server exports which has a service."""
@@ -54,7 +42,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         names: set[str] = set()
         while "titanic_thread_lag_seconds" not in names:  # they are asked for the first time soon
             with urllib.request.urlopen(url, timeout=30) as answer:
-                names = set(re.findall(r"^(\w+)[ {]", answer.read().decode(), re.MULTILINE))
+                names = names_of(answer.read().decode())
         return names
 
 
@@ -90,25 +78,20 @@ def test_every_alert_is_tried() -> None:
 
 
 def test_alerts_are_about_what_is_exported(exported: set[str]) -> None:
-    named = set(
-        re.findall(
-            r"\b(?:titanic|process)_\w+",
-            "\n".join(re.findall(r"expr: (.*?)\n +(?:for|labels):", ALERTS.read_text(), re.DOTALL)),
-        )
-    )
+    named = named_in_alerts()
     assert len(named) > 8
     assert named <= exported
 
 
 def test_the_dashboard_is_about_what_is_exported(exported: set[str]) -> None:
-    named = set(re.findall(r"\b(?:titanic|process)_\w+", "\n".join(expressions())))
+    named = named_in_dashboard()
     assert len(named) > 20
     assert named <= exported
 
 
 def test_what_is_exported_is_shown(exported: set[str]) -> None:
     """A figure that nobody looks at need not be counted; a few are for those who look closer."""
-    shown = set(re.findall(r"\btitanic_\w+", "\n".join([*expressions(), ALERTS.read_text()])))
+    shown = named_in_dashboard() | named_in_alerts()
     closer = {"titanic_requests_repeated_total", "titanic_requests_returned_total", "titanic_replies_given_total"}
     closer |= {"titanic_store_free_bytes", "titanic_waiting_clients", "titanic_commit_seconds_count"}
     closer |= {"titanic_commit_seconds_sum", "titanic_commit_changes_bucket"}

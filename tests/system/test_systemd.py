@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.machine import Machine, machine, needs_machine
+from support.scraping import named_in_alerts, named_in_dashboard, names_of
 
 pytestmark = [needs_machine, pytest.mark.timeout(1200)]
 
@@ -64,6 +65,12 @@ def test_its_life(here: Machine) -> None:
     assert exposure(here, "titanic-worker@upper.service") <= 1.5
     here.does("titanic", "close", uuid, user=SOMEBODY)
     assert here.run("titanic", "reply", uuid, user=SOMEBODY).code == 4
+
+    # Its figures are all that alerts and dashboard ask for, however little it may see of the machine.
+    asked = named_in_alerts() | named_in_dashboard()
+    here.until(lambda: asked <= names_of(here.does("curl", "-s", FIGURES)))
+    started = here.says(f"curl -s {FIGURES} | sed -n 's/^process_start_time_seconds //p'")
+    assert abs(float(started) - time.time()) < 600
 
     # Killed: it is there again, and nothing is lost.
     kept = here.does("titanic", "submit", "absent", "kept", user=SOMEBODY)
@@ -194,7 +201,9 @@ def test_its_upkeep(here: Machine) -> None:
     uuid = here.does("titanic", "submit", "upper", "apart", user=SOMEBODY)
     assert here.does("titanic", "reply", uuid, "--wait", "60", user=SOMEBODY) == "APART"
     # Each has its figures, and the store says that nobody works for `absent`, and when its broker is gone.
-    assert "titanic_ready 1.0" in here.does("curl", "-s", "http://127.0.0.1:9470/metrics")
+    figures = here.does("curl", "-s", "http://127.0.0.1:9470/metrics")
+    assert "titanic_ready 1.0" in figures
+    assert {name for name in named_in_alerts() if name.startswith("process_")} <= names_of(figures)
     here.until(lambda: 'titanic_workers{service="absent"} 0.0' in here.does("curl", "-s", FIGURES))
     here.does("systemctl", "stop", "titanic-broker")
     here.until(lambda: "titanic_ready 0.0" in here.does("curl", "-s", FIGURES))

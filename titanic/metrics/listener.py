@@ -18,13 +18,14 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, CollectorRegistry, ProcessCollector
+from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from titanic.errors import CallerError, StoreError
 from titanic.metrics import families
+from titanic.metrics.process import Process
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class Listener:
         """Raises CallerError when nobody can listen there."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Figures(collect, unready))
-        ProcessCollector(registry=registry)
+        registry.register(Process())
         registry.register(PLATFORM_COLLECTOR)
         registry.register(GC_COLLECTOR)
 
