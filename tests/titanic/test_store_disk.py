@@ -160,8 +160,8 @@ def test_a_full_disk_is_named_wherever_somebody_looks(disk, tmp_path):
         assert ask(f"{base}/healthz") == (200, "ok\n")
         found = samples(base)
         assert (found["titanic_disk_full"], found["titanic_ready"], found["titanic_store_full"]) == (1, 0, 0)
-        bad = here("health", *at)
-        assert (bad.code, bad.out) == (1, b"not well: the disk of the store is full\n")
+        bad = here("health", "--timeout", "60", *at)
+        assert (bad.code, bad.out) == (2, b"critical: the disk of the store is full\n")
         document = here("status", "--json", *at).json
         assert (document["disk_full"], document["accepting"]) == (True, False)
         assert b"; its disk is full\n" in here("status", *at).out
@@ -169,7 +169,7 @@ def test_a_full_disk_is_named_wherever_somebody_looks(disk, tmp_path):
         disk.make_room()
         assert ask(f"{base}/readyz") == (200, "ok\n")
         assert samples(base)["titanic_disk_full"] == 0
-        assert here("health", *at).code == 0
+        assert here("health", "--timeout", "60", *at).code == 0
         server.says("INFO titanic: can write again\n")
 
 

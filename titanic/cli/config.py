@@ -133,7 +133,7 @@ def _shown(value: Any) -> str:
 def check(path: Path) -> None:
     """Check a TOML file: every key and every value, for every command. Nothing is started or touched.
 
-    Prints what is wrong, a line each, with file and line; exits with 1 then.
+    Prints what is wrong, a line each, with file and line; exits with 1 then. The units run this before they reload.
 
     \b
     Example:

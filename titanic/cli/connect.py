@@ -25,9 +25,11 @@ def connect(endpoint: tuple[str, ...], timeout: float, mdp: str, *, wait: float 
     return Client(endpoint, timeout=timeout, version=mdp)
 
 
-def connect_to_look(endpoint: tuple[str, ...], timeout: float, mdp: str, advice: str = "") -> Client:
+def connect_to_look(
+    endpoint: tuple[str, ...], timeout: float, mdp: str, advice: str = "", *, tries: int = TRIES
+) -> Client:
     """A client that changes nothing. Raises TimedOut when nobody can be connected to for a second."""
-    seconds = min(LOOK, TRIES * timeout)
+    seconds = min(LOOK, tries * timeout)
     until = time.monotonic() + seconds
     while reason := unreachable(endpoint):
         if time.monotonic() >= until:
@@ -35,7 +37,7 @@ def connect_to_look(endpoint: tuple[str, ...], timeout: float, mdp: str, advice:
                 reason, f"tried for {seconds:g} s", f"is a server running, and is this its endpoint?{advice}"
             )
         time.sleep(AGAIN)
-    return Client(endpoint, timeout=timeout, version=mdp)
+    return Client(endpoint, timeout=timeout, retries=tries - 1, version=mdp)
 
 
 def tell(endpoint: tuple[str, ...], seconds: float) -> None:

@@ -172,4 +172,5 @@ def main() -> None:
       1  refused or failed                  4  unknown UUID
       2  wrong usage                 130, 143  ended by Ctrl-C or SIGTERM
                                           141  nobody reads the output, as in | head
+    `titanic health` has those of Nagios: 0 well, 1 warning, 2 critical, 3 unknown.
     """

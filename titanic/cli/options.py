@@ -96,25 +96,30 @@ def endpoint_option(group: str = "") -> Callable[[Function], Function]:
     )
 
 
-def endpoint(function: Function) -> Function:
-    """`--endpoint`, `--timeout` and `--mdp`: how to reach a broker."""
+def reaching(timeout: float, patience: str) -> Callable[[Function], Function]:
+    """`--endpoint`, `--timeout` and `--mdp`: how to reach a broker. `patience`: what the time-out is for."""
     versions = click.Choice(["0.2", "0.1", "majortomo"])
-    for add in (
-        configured,
-        option(
-            "--mdp",
-            type=versions,
-            default="0.2",
-            group=CONNECTION,
-            help="Version of the Majordomo Protocol to speak; brokers of other projects may want another.",
-        ),
-        seconds(
-            "--timeout", least=0.001, default=5.0, group=CONNECTION, help="Wait for an answer, at each of 3 tries."
-        ),
-        endpoint_option(CONNECTION),
-    ):
-        function = add(function)
-    return function
+
+    def decorate(function: Function) -> Function:
+        for add in (
+            configured,
+            option(
+                "--mdp",
+                type=versions,
+                default="0.2",
+                group=CONNECTION,
+                help="Version of the Majordomo Protocol to speak; brokers of other projects may want another.",
+            ),
+            seconds("--timeout", least=0.001, default=timeout, group=CONNECTION, help=patience),
+            endpoint_option(CONNECTION),
+        ):
+            function = add(function)
+        return function
+
+    return decorate
+
+
+endpoint = reaching(5.0, "Wait for an answer, at each of 3 tries.")
 
 
 class Folder(click.Path):

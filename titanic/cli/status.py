@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import click
 
 import broker
-from titanic.cli.help import command
+from titanic.cli.connect import connect_to_look
+from titanic.cli.help import Command, command
 from titanic.cli.offline import Files, look, lookable
-from titanic.cli.options import endpoint, json_flag, option, seconds
-from titanic.cli.output import EXIT_FAILED, age, duration, print_json, print_table, size
+from titanic.cli.options import json_flag, option, reaching, seconds
+from titanic.cli.output import duration, print_json, print_table, size
 from titanic.client import Client
-from titanic.errors import TimedOut
+from titanic.errors import RequestError, TimedOut, TitanicError
 from titanic.text import counted, printable
 
 RATES = ("accepted", "dispatched", "succeeded", "failed", "closed")
@@ -155,7 +156,25 @@ def _workers(client: Client) -> dict[str, int] | None:
     return document if isinstance(document, dict) else None
 
 
-@command()
+OK, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
+"""The exit codes of `health`, as Nagios and its kin read them."""
+
+WORDS = ("well", "warning", "critical", "unknown")
+
+
+class Probe(Command):
+    """Wrong usage is unknown: the usual 2 would say that the server is dead."""
+
+    def make_context(self, *arguments: Any, **settings: Any) -> click.Context:
+        """As ever."""
+        try:
+            return super().make_context(*arguments, **settings)
+        except click.UsageError as error:
+            vars(error)["exit_code"] = UNKNOWN  # of this one, not of the class
+            raise
+
+
+@click.command(cls=Probe)
 @json_flag
 @option(
     "--max-waiting",
@@ -166,44 +185,74 @@ def _workers(client: Client) -> dict[str, int] | None:
     help="More requests that wait are too many.",
 )
 @seconds("--max-age", least=0, default=None, help="One that waits longer is too old.")
-@endpoint
+@reaching(2.0, "Wait for an answer, once; one that takes more than half of it is slow.")
 def health(
     as_json: bool, max_waiting: int | None, max_age: float | None, endpoint: tuple[str, ...], timeout: float, mdp: str
 ) -> None:
     """Whether all is well: the queue answers, it takes requests, and what waits is within the limits given.
 
-    Prints one line. Exits with 0 when all is well, 1 when something is not, 3 when nobody answers.
+    Prints one line, within two seconds, and exits as Nagios and others want it: 0 all is well, 1 a warning (it is slow,
+    or more waits than the limits say), 2 critical (nobody answers, the store or its disk is full), 3 unknown (wrong
+    usage).
 
-    --json prints {healthy, problems: [text], waiting, oldest}; oldest is the age in seconds of the request that waits
-    longest, or null.
+    --json prints {status: "well", "warning", "critical" or "unknown", problems: [text], waiting, oldest}; oldest is the
+    age in seconds of the request that waits longest, or null.
 
     \b
     Example:
       titanic health
       titanic health --max-waiting 10000 --max-age 600
     """
-    with Client(endpoint, timeout=timeout, version=mdp) as client:
-        document = client.stats()
-        rows, after = client.list(state="waiting", limit=1)
-        while not rows and after is not None:  # a page can be empty and yet not the last
-            rows, after = client.list(state="waiting", limit=1, after=after)
-    waiting = max(0, document["store"]["waiting"] - document["running"])
-    oldest = max(0.0, time.time() - rows[0]["submitted_at"] / 1e6) if rows else None
-    problems = []
-    if document.get("disk_full", False):
-        problems.append("the disk of the store is full")
-    elif not document.get("accepting", True):  # a server of an earlier version does not say
-        problems.append("the store is full")
-    if max_waiting is not None and waiting > max_waiting:
-        problems.append(f"{waiting} requests wait, more than {max_waiting}")
-    if max_age is not None and oldest is not None and oldest > max_age:
-        problems.append(f"one waits for {duration(oldest)}, longer than {duration(max_age)}")
+    found = Found()
+    try:
+        with connect_to_look(endpoint, timeout, mdp, tries=1) as client:
+            found = _look(client)
+        code, problems = judge(found, timeout, max_waiting, max_age)
+    except (TitanicError, broker.BrokerError) as error:
+        dead = isinstance(error, (RequestError, broker.TimedOut, broker.RemoteError))
+        code, problems = CRITICAL if dead else UNKNOWN, [str(error)]
     if as_json:
-        print_json({"healthy": not problems, "problems": problems, "waiting": waiting, "oldest": oldest})
+        print_json({"status": WORDS[code], "problems": problems, "waiting": found.waiting, "oldest": found.oldest})
     elif problems:
-        click.echo(f"not well: {'; '.join(problems)}")
+        click.echo(printable(f"{WORDS[code]}: {'; '.join(problems)}"))
     else:
-        since = f", the oldest for {age(rows[0]['submitted_at'])}" if rows else ""
-        click.echo(f"well: {waiting} waiting{since}, {document['running']} running")
-    if problems:
-        sys.exit(EXIT_FAILED)
+        since = "" if found.oldest is None else f", the oldest for {duration(found.oldest)}"
+        click.echo(f"{WORDS[code]}: {found.waiting} waiting{since}, {found.document['running']} running")
+    sys.exit(code)
+
+
+class Found(NamedTuple):
+    """What a server says of itself, and how many seconds it took to say so; None: it says nothing."""
+
+    document: Mapping[str, Any] = {}
+    took: float = 0.0
+    waiting: int | None = None
+    oldest: float | None = None
+
+
+def _look(client: Client) -> Found:
+    began = time.monotonic()
+    document = client.stats()
+    took = time.monotonic() - began
+    rows, after = client.list(state="waiting", limit=1)
+    while not rows and after is not None:  # a page can be empty and yet not the last
+        rows, after = client.list(state="waiting", limit=1, after=after)
+    oldest = max(0.0, time.time() - rows[0]["submitted_at"] / 1e6) if rows else None
+    return Found(document, took, max(0, document["store"]["waiting"] - document["running"]), oldest)
+
+
+def judge(found: Found, timeout: float, max_waiting: int | None, max_age: float | None) -> tuple[int, list[str]]:
+    """The exit code, and what is wrong."""
+    waiting, oldest = found.waiting or 0, found.oldest
+    full, warnings = [], []
+    if found.document["disk_full"]:
+        full.append("the disk of the store is full")
+    elif not found.document["accepting"]:
+        full.append("the store is full")
+    if found.took > timeout / 2:
+        warnings.append(f"slow: it took {duration(found.took)} to answer")
+    if max_waiting is not None and waiting > max_waiting:
+        warnings.append(f"{waiting} requests wait, more than {max_waiting}")
+    if max_age is not None and oldest is not None and oldest > max_age:
+        warnings.append(f"one waits for {duration(oldest)}, longer than {duration(max_age)}")
+    return CRITICAL if full else WARNING if warnings else OK, full + warnings

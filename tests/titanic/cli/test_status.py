@@ -8,8 +8,10 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from support.cli_titanic import Running, here, running, serving, until
 
+from titanic.cli.status import Found, judge
 from titanic.client import Client
 from titanic.errors import Refused
 
@@ -68,9 +70,14 @@ def test_watch_goes_on_without_a_server(tmp_path: Path) -> None:
         assert output(watch) == "\n"
 
 
+def at_leisure(endpoint: str) -> tuple[str, ...]:
+    """How to ask on a machine that may be busy: an answer is not called slow."""
+    return ("--endpoint", endpoint, "--timeout", "60")
+
+
 def test_health(tmp_path: Path) -> None:
     with serving(tmp_path) as (_, endpoint):
-        at = ("--endpoint", endpoint)
+        at = at_leisure(endpoint)
         assert here("health", *at) == (0, b"well: 0 waiting, 0 running\n", "")
         for _ in range(2):
             here("submit", "s", "x", *at)
@@ -78,12 +85,12 @@ def test_health(tmp_path: Path) -> None:
         assert here("health", "--max-waiting", "2", "--max-age", "1000", *at).code == 0
         bad = here("health", "--max-waiting", "1", "--max-age", "0", *at)
         assert bad.code == 1
-        assert re.fullmatch(
-            rb"not well: 2 requests wait, more than 1; one waits for \w+, longer than 0ms\n", bad.out
-        ), bad.out
+        assert re.fullmatch(rb"warning: 2 requests wait, more than 1; one waits for \w+, longer than 0ms\n", bad.out), (
+            bad.out
+        )
         document = here("health", "--json", "--max-waiting", "1", *at).json
         assert document.pop("oldest") > 0
-        assert document == {"healthy": False, "problems": ["2 requests wait, more than 1"], "waiting": 2}
+        assert document == {"status": "warning", "problems": ["2 requests wait, more than 1"], "waiting": 2}
 
 
 def test_health_of_a_full_store(tmp_path: Path) -> None:
@@ -91,15 +98,41 @@ def test_health_of_a_full_store(tmp_path: Path) -> None:
     with serving(tmp_path, "--capacity", "16MiB") as (server, endpoint), Client(endpoint) as client:
         uuids: list[str] = []
         fill(client, uuids)
-        bad = here("health", "--endpoint", endpoint)
-        assert (bad.code, bad.out) == (1, b"not well: the store is full\n")
+        bad = here("health", *at_leisure(endpoint))
+        assert (bad.code, bad.out) == (2, b"critical: the store is full\n")
         assert b"closed remembered; it is full\n" in here("status", "--endpoint", endpoint).out
         server.says("ERROR titanic: cannot take new requests: the store is full; close requests, or raise its capacity")
         client.close(*uuids[:2])
-        assert here("health", "--endpoint", endpoint).code == 0
+        assert here("health", *at_leisure(endpoint)).code == 0
         server.says("INFO titanic: can take new requests again")
+
+
+def test_health_of_one_who_is_slow() -> None:
+    slow = Found({"disk_full": False, "accepting": True}, took=1.2, waiting=0)
+    assert judge(slow, 2.0, None, None) == (1, ["slow: it took 1s to answer"])
+    assert judge(slow, 3.0, None, None) == (0, [])
 
 
 def test_health_of_nobody() -> None:
     done = here("health", "--timeout", "0.05", "--endpoint", "tcp://127.0.0.1:1")
-    assert (done.code, done.out) == (3, b"")
+    assert (done.code, done.err) == (2, "")
+    assert done.out.startswith(b"critical: connection refused at tcp://127.0.0.1:1; ")
+    document = here("health", "--json", "--timeout", "0.05", "--endpoint", "tcp://127.0.0.1:1").json
+    assert (document["status"], document["waiting"], document["oldest"]) == ("critical", None, None)
+
+
+def test_health_of_a_server_that_stands_still(tmp_path: Path) -> None:
+    """It is asked once, and not for long."""
+    with serving(tmp_path) as (server, endpoint):
+        server.send(signal.SIGSTOP)
+        done = here("health", "--timeout", "0.2", "--endpoint", endpoint)
+        server.send(signal.SIGCONT)
+        assert (done.code, done.err) == (2, "")
+        assert done.out.startswith(b"critical: nobody answered at tcp://127.0.0.1:")
+        assert re.search(rb"; waited 0.[2-9]\d* s;", done.out)
+
+
+@pytest.mark.parametrize("wrong", [("--max-waiting", "x"), ("--endpoint", "nonsense"), ("--nonsense",), ("more",)])
+def test_health_that_is_asked_wrongly_is_unknown(wrong: tuple[str, ...]) -> None:
+    assert here("health", *wrong).code == 3
+    assert here("status", "--watch", "x").code == 2
