@@ -138,6 +138,14 @@ class Worker:
         self._loop.call(self._give_up)
         self._loop.stop()
 
+    def every(self, seconds: float, function: Callable[[], None]) -> None:
+        """Have a function called again and again in the thread that speaks to the broker; it must not wait.
+
+        To be asked before `run` or `start`. It is called also while requests are in hand, but no more once the worker
+        has ended, or while it is stuck: that is what a watchdog wants to know.
+        """
+        self._loop.add(_Beat(seconds, function))
+
     @property
     def registered(self) -> int:
         """How many of the workers are connected and have heard from the broker, just now; 0 when it has ended."""
@@ -314,3 +322,36 @@ class _Channel:
 
     def close(self) -> None:
         self._dealer.close()
+
+
+class _Beat:
+    """A channel without a socket, that does something now and then."""
+
+    rests = True
+
+    def __init__(self, seconds: float, function: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._function = function
+        self._at = 0.0
+
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        return []
+
+    def changed(self) -> bool:
+        return False
+
+    def drain(self, now: float) -> bool:
+        return False
+
+    def tick(self, now: float) -> None:
+        self._at = now + self._seconds
+        self._function()
+
+    def next_deadline(self) -> float:
+        return self._at
+
+    def flush(self, now: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -8,6 +8,9 @@ import socket
 import time
 from collections.abc import Mapping
 
+VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+"""What the service manager says in the environment. It is meant for one process, and not for those that it starts."""
+
 
 class Notifier:
     """Tells whoever started this process, if it wants to know."""

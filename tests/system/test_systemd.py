@@ -98,15 +98,26 @@ def test_its_life(here: Machine) -> None:
     settings.write_text(good)
     assert here.run("titanic", "reply", kept, user=SOMEBODY).code == 3
 
-    # Stuck: the watchdog ends it, and it is there again.
-    here.says("mkdir -p /run/systemd/system/titanic.service.d")
-    here.does("tee", "/run/systemd/system/titanic.service.d/soon.conf", stdin="[Service]\nWatchdogSec=2\n")
+    # Stuck: the watchdog ends it, and it is there again; so does that of a worker.
+    for unit in ("titanic.service", "titanic-worker@.service"):
+        here.says(f"mkdir -p /run/systemd/system/{unit}.d")
+        here.does("tee", f"/run/systemd/system/{unit}.d/soon.conf", stdin="[Service]\nWatchdogSec=2\n")
+    (here.folder / "etc/titanic/workers/slow.conf").write_text("COMMAND=/usr/local/bin/slowly\n")
+    here.says("printf '#!/bin/sh\nsleep 6; cat' >/usr/local/bin/slowly; chmod 755 /usr/local/bin/slowly")
     here.does("systemctl", "daemon-reload")
-    here.does("systemctl", "restart", "titanic")
-    here.does("kill", "-STOP", str(main_pid(here)))
+    here.does("systemctl", "restart", "titanic", "titanic-worker@upper", "titanic-worker@slow")
+    slow = here.does("titanic", "submit", "slow", "done", user=SOMEBODY)
+    here.does("kill", "-STOP", str(main_pid(here)), here.shows("titanic-worker@upper", "MainPID"))
     here.until(lambda: restarted(here, 1))
-    assert "Watchdog timeout (limit 2s)!" in here.journal()
+    here.until(lambda: restarted(here, 1, "titanic-worker@upper"))
+    for unit in ("titanic", "titanic-worker@upper"):
+        assert "Watchdog timeout (limit 2s)!" in here.journal("-u", unit)
     assert here.run("titanic", "reply", kept, user=SOMEBODY).code == 3
+    uuid = here.does("titanic", "submit", "upper", "back", user=SOMEBODY)
+    assert here.does("titanic", "reply", uuid, "--wait", "60", user=SOMEBODY) == "BACK"
+    # A command that takes longer than that is no reason.
+    assert here.does("titanic", "reply", slow, "--wait", "60", user=SOMEBODY) == "done"
+    assert here.shows("titanic-worker@slow", "NRestarts") == "0"
 
     # Stopped in the middle of traffic: at once, with 0, and what was acknowledged is there.
     submit = "while titanic submit absent x --timeout 1; do :; done >/tmp/acknowledged 2>/tmp/refused"

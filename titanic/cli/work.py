@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import logging
 import os
 import shutil
@@ -20,12 +21,16 @@ from titanic.cli.help import command
 from titanic.cli.options import configured, endpoint_option, log_options, option, seconds
 from titanic.cli.output import as_text
 from titanic.cli.running import Ending, say
+from titanic.notify import VARIABLES, Notifier
 from titanic.tsp import Frames
 
 log = logging.getLogger("titanic.work")
 
 STDERR_KEPT = 4096
 """Bytes of a failed command's stderr that go into the error reply: its end, where the message is."""
+
+BEATS = 4
+"""Signs of life in the time that the watchdog gives."""
 
 LAST_WORDS = 1.0
 """Seconds that the pipes of a killed command may stay open: something it started may have left its group."""
@@ -109,6 +114,18 @@ class CommandHandler:
         return RemoteError(500, text, [kept])
 
 
+def _watch(worker: Worker) -> None:
+    """Let the service manager see that the worker's loop goes round, if it wants to. Commands may take as long as they
+    like: they run beside it."""
+    notifier = Notifier()
+    for name in VARIABLES:
+        os.environ.pop(name, None)
+    if notifier.watchdog:
+        with contextlib.suppress(Exception):  # stderr may be no file
+            faulthandler.enable()  # the watchdog ends us with SIGABRT: then every thread says where it was
+        worker.every(notifier.watchdog / BEATS, notifier.alive)
+
+
 @command()
 @click.argument("service")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
@@ -152,6 +169,7 @@ def work(
         worker.abandon()  # first: that a command was killed is no reply
         handler.kill_all()
 
+    _watch(worker)
     ending = Ending(worker.stop, at_once)
     say(f"connecting to {' or '.join(endpoint)} to work on {service}", "serving")
     worker.run()

@@ -1,4 +1,4 @@
-"""What `titanic serve` and `titanic broker` tell a service manager, and the signals that one sends."""
+"""What `titanic serve`, `broker` and `work` tell a service manager, and the signals that one sends."""
 
 from __future__ import annotations
 
@@ -68,6 +68,27 @@ def test_nothing_is_told_to_the_watchdog_of_another_process(tmp_path: Path, mana
     with running(tmp_path / "log", "broker", "--bind", ANY, **env):
         manager.hears("READY")
         assert manager.silent("WATCHDOG", 1.2)
+
+
+def test_the_watchdog_of_a_worker(tmp_path: Path, manager: Manager) -> None:
+    """Its loop says that it goes round, however long a command takes, and the commands know nothing of that."""
+    env = {**manager.env, "WATCHDOG_USEC": "800000"}
+    script = (
+        f"echo ${{NOTIFY_SOCKET-}} ${{WATCHDOG_USEC-}} >{tmp_path}/seen; mv {tmp_path}/seen {tmp_path}/busy; sleep 600"
+    )
+    with serving(tmp_path) as (_, endpoint):
+        here("submit", "slow", "x", "--endpoint", endpoint)
+        command = ("work", "slow", "--endpoint", endpoint, "--", "sh", "-c", script)
+        with running(tmp_path / "work.log", *command, **env) as worker:
+            until((tmp_path / "busy").exists)
+            assert (tmp_path / "busy").read_text() == "\n"
+            manager.silent("WATCHDOG", 0.0)  # what came before
+            for _ in range(3):
+                assert manager.hears("WATCHDOG") == {"WATCHDOG": "1"}
+            worker.send(signal.SIGSTOP)
+            assert manager.silent("WATCHDOG", 1.0)
+            worker.send(signal.SIGCONT)
+            manager.hears("WATCHDOG")
 
 
 def no_thread(self: threading.Thread) -> None:
