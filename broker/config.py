@@ -75,13 +75,14 @@ class WorkerConfig:
     """Bytes of a reply, or of one of the parts of it; a larger one becomes an error reply, 413. A broker ends the
     connection of who sends more than twice its `max_body`, at its default 128 MiB with what goes around the reply."""
     versions: tuple[str, ...] = ("0.2", "0.1")
-    """MDP versions to try, one after another, until the broker answers."""
+    """MDP versions to try, one after another, until the broker answers: 0.1, 0.2, majortomo."""
 
     def __post_init__(self) -> None:
         check_heartbeats(self.heartbeat_interval, self.liveness)
         check(self.max_reply > 0, f"max_reply is {self.max_reply}; it must be 1 or more")
-        known = {"0.1", "0.2"}
-        check(bool(self.versions) and known.issuperset(self.versions), f"versions is {self.versions}; known: 0.1, 0.2")
+        known = {"0.1", "0.2", "majortomo"}
+        fault = f"versions is {self.versions}; known: 0.1, 0.2, majortomo"
+        check(bool(self.versions) and known.issuperset(self.versions), fault)
 
 
 @dataclass(frozen=True, slots=True)

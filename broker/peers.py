@@ -1,13 +1,52 @@
-"""How many peers are connected to a socket. ROUTER does not tell; its monitor does."""
+"""Who is connected to a socket, as far as a ROUTER's monitor and its messages tell."""
 
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import zmq
 
 from broker.transport import DRAIN_LIMIT, Socket, monitored_event, receive
+
+
+class Names:
+    """The connections of peers that have given themselves a name (ZMQ_ROUTING_ID), by their file descriptors.
+
+    Who connects with a name that is in use takes it over: the socket says nothing of that, and what it held for the
+    former one is gone. The others have names of the ROUTER's making, which are never used again.
+    """
+
+    def __init__(self) -> None:
+        self._connections: dict[bytes, int] = {}
+        self._names: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def taken_over(self, name: bytes, frame: Any) -> bool:
+        """Whether a message, of which this is a frame, is the first of a peer by this name while another had it."""
+        try:
+            connection: int = frame.get(zmq.SRCFD)
+        except zmq.ZMQError:  # inproc
+            return False
+        before = self._connections.get(name)
+        if before == connection:
+            return False
+        if before is not None:
+            self._names.pop(before, None)
+        self.closed(connection)  # it is another's number by now
+        self._connections[name], self._names[connection] = connection, name
+        return before is not None
+
+    def closed(self, connection: int) -> bytes | None:
+        """A connection is gone: who had it, if that was its last one."""
+        name = self._names.pop(connection, None)
+        if name is not None:
+            del self._connections[name]
+        return name
 
 
 class Peers:
@@ -18,10 +57,11 @@ class Peers:
 
     rests = True
 
-    def __init__(self, socket: Socket, tell: Callable[[int], None]) -> None:
-        """`tell` gets the count when it changes."""
+    def __init__(self, socket: Socket, tell: Callable[[int], None], closed: Callable[[int], None]) -> None:
+        """`tell` gets the count when it changes, `closed` the file descriptor of a connection that is gone."""
         self._watched = socket
         self._tell = tell
+        self._closed = closed
         self._count = 0
         self._monitor: Socket | None = socket.context.socket(zmq.PAIR)
         # Without a limit: when its queue is full, ZeroMQ's own thread waits, which does the work of all connections.
@@ -46,7 +86,11 @@ class Peers:
         for left in range(DRAIN_LIMIT, -1, -1):
             if not left or (frames := receive(self._monitor)) is None:
                 break
-            self._count += 1 if monitored_event(frames) == zmq.EVENT_ACCEPTED else -1
+            if monitored_event(frames) == zmq.EVENT_ACCEPTED:
+                self._count += 1
+            else:
+                self._count -= 1
+                self._closed(int.from_bytes(frames[0][2:6], sys.byteorder))
         if self._count != before:
             self._tell(self._count)
         return not left

@@ -15,10 +15,13 @@ import zmq
 from broker.core.mdp import Frames
 from broker.core.request import footprint
 from broker.outbox import Outbox
-from broker.transport import DRAIN_LIMIT, LINGER, Socket, bind, receive, skip
+from broker.transport import DRAIN_LIMIT, LINGER, MOST_FRAMES, Socket, bind, skip
 
 SKIP_FRAMES = 100_000
 """Frames of a message that is too large that are thrown away in one go: a twentieth of a second's work."""
+
+HEAD = 32
+"""Frames by which it can be told what a message was to be: addresses, header, command, service."""
 
 LARGE = 16 << 10
 """Bytes from which a message is counted. It is not copied then either, which makes up for the counting."""
@@ -27,6 +30,7 @@ UNREAD_SECONDS = 120
 """A peer that reads nothing of what is queued for it for this long has its connection closed by the system."""
 
 _backend: Any = zmq.backend.Socket
+_recv = _backend.recv
 _send = _backend.send
 _DONTWAIT = int(zmq.DONTWAIT)
 _SNDMORE = int(zmq.SNDMORE)
@@ -44,17 +48,21 @@ class Router:
         send_queue: int = 10_000,
         send_bytes: int = 1 << 30,
         too_large: Callable[[Frames], None] | None = None,
+        named: Callable[[bytes, Any], None] | None = None,
     ) -> None:
-        """`most_bytes`: of a message that comes in, and of one of its frames. `too_large` is called with the beginning
-        of each message that has more, its sender in front."""
+        """`most_bytes`: of a message that comes in, and of one of its frames. `too_large` is called with the first
+        HEAD frames of each message that has more, its sender in front; `named` with a sender that has given itself
+        its name, and a frame of the message."""
         self.outbox = Outbox(send_bytes)
         self.skipping = False
         """Whether a message is being thrown away, with more to come. Nothing else can be received meanwhile."""
         self._most_bytes = most_bytes
         self._too_large = too_large
+        self._named = named
         socket = self.socket = context.socket(zmq.ROUTER)
         socket.linger = LINGER
         socket.router_mandatory = True
+        socket.router_handover = True  # else who comes back by a name stays deaf until its old connection ends
         socket.sndhwm = send_queue
         socket.rcvhwm = DRAIN_LIMIT * 10
         socket.maxmsgsize = most_bytes
@@ -77,9 +85,25 @@ class Router:
             self.skipping = skip(self.socket, SKIP_FRAMES)
             if self.skipping:
                 return None
-        frames = receive(self.socket, self._most_bytes, self._too_large)
-        if frames is not None and len(frames) == 1:
-            self.skipping = skip(self.socket, SKIP_FRAMES)
+        socket = self.socket
+        try:
+            frame = _recv(socket, _DONTWAIT, False)
+        except zmq.Again:
+            return None
+        sender = frame.bytes
+        if sender[0] and self._named is not None:  # names of the ROUTER's own making begin with 0
+            self._named(sender, frame)
+        frames = [sender]
+        size = 0
+        while frame.more:
+            frame = _recv(socket, 0, False)
+            size += len(frame)
+            frames.append(frame.bytes)
+            if len(frames) > MOST_FRAMES or size > self._most_bytes:
+                if self._too_large is not None:
+                    self._too_large(frames[:HEAD])
+                self.skipping = skip(socket, SKIP_FRAMES)
+                return frames[:1]
         return frames
 
     def send(self, peer: bytes, frames: Frames) -> None:

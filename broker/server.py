@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import zmq
 
@@ -19,7 +20,7 @@ from broker.core.mmi import About, counters
 from broker.core.request import Request
 from broker.loop import Loop
 from broker.outbox import Outbox
-from broker.peers import Peers
+from broker.peers import Names, Peers
 from broker.router import Router
 from broker.transport import DRAIN_LIMIT, MOST_FRAMES
 
@@ -90,11 +91,15 @@ class Broker:
             send_queue=self.config.send_queue,
             send_bytes=self.config.send_queue_bytes,
             too_large=self._too_large,
+            named=self._named,
         )
         self._handlers: dict[bytes, BatchHandler] = {}
         self._locals: list[LocalPeer] = []
         self._thread: threading.Thread | None = None
-        self._peers = Peers(self._router.socket, self._connected)
+        self._names = Names()
+        self._gone: list[Peer] = []
+        """Those by a name of their own whose connections have ended, in this round."""
+        self._peers = Peers(self._router.socket, self._connected, self._disconnected)
         self.loop.add(self)
         self.loop.add(self._peers)
 
@@ -187,6 +192,14 @@ class Broker:
     def _connected(self, peers: int) -> None:
         self.core.peers = peers
 
+    def _named(self, peer: bytes, frame: Any) -> None:
+        if self._names.taken_over(peer, frame):
+            self.core.lost(peer, time.monotonic())
+
+    def _disconnected(self, connection: int) -> None:
+        if (peer := self._names.closed(connection)) is not None:
+            self._gone.append(peer)
+
     def _shut_down(self) -> None:
         self.core.shut_down(time.monotonic())
 
@@ -225,6 +238,10 @@ class Broker:
     def flush(self, now: float) -> None:
         """Hand batches to integrated services and messages to peers, until neither makes more of the other."""
         core = self.core
+        if self._gone:  # what they had said was read before
+            gone, self._gone = self._gone, []
+            for peer in gone:
+                core.lost(peer, now)
         while True:
             for name, batch in core.take_batches():
                 self._handle(name, batch)

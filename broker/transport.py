@@ -10,7 +10,7 @@ import errno
 import re
 import socket as stream
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from errno import EMFILE, ENFILE, ENOMEM
 from typing import Any
@@ -33,9 +33,6 @@ MOST_BODY_FRAMES = MOST_FRAMES - 100
 """Frames of a body. The rest is for what goes around it: addresses, header, command, and whatever is added by a
 service that passes it on."""
 
-HEAD = 32
-"""Frames by which it can be told what a message was to be: addresses, header, command, service."""
-
 LINGER = 2000
 """Milliseconds that a closed socket may still take to send a good-bye."""
 
@@ -50,28 +47,21 @@ _SCARCE = (EMFILE, ENFILE, ENOMEM)
 """No socket now, perhaps later."""
 
 
-def receive(
-    socket: Socket, most_bytes: int = 1 << 62, too_large: Callable[[Frames], None] | None = None
-) -> Frames | None:
+def receive(socket: Socket) -> Frames | None:
     """One message, or None when there is none. ZMQError when the socket is gone.
 
-    Of a message with more than MOST_FRAMES frames or `most_bytes` bytes only the first frame is returned: what is
-    left of it makes no sense, and does not fill the memory. `skip` it before anything else is received. `too_large` is
-    called before with its first HEAD frames.
+    Of a message with more than MOST_FRAMES frames only the first frame is returned: what is left of it makes no sense,
+    and does not fill the memory. `skip` it before anything else is received.
     """
     try:
         frame = _recv(socket, _DONTWAIT, False)
     except zmq.Again:
         return None
     frames = [frame.bytes]
-    size = 0
     while frame.more:
         frame = _recv(socket, 0, False)
-        size += len(frame)
         frames.append(frame.bytes)
-        if len(frames) > MOST_FRAMES or size > most_bytes:
-            if too_large is not None:
-                too_large(frames[:HEAD])
+        if len(frames) > MOST_FRAMES:
             return frames[:1]
     return frames
 

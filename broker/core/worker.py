@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 from broker.config import WorkerConfig
 from broker.core.backoff import Backoff
-from broker.core.mdp import WORKER_V01, WORKER_V02, Command, Frames, Output, Peer, WorkerDialect, joined, read_error
+from broker.core.mdp import WORKER_DIALECTS, Command, Frames, Output, Peer, WorkerDialect, joined, read_error
 from broker.core.rhythm import Rhythm
 
-VERSIONS: dict[str, WorkerDialect] = {dialect.name: dialect for dialect in (WORKER_V01, WORKER_V02)}
+VERSIONS: dict[str, WorkerDialect] = {dialect.name: dialect for dialect in WORKER_DIALECTS.values()}
 
 
 class SessionState(Enum):

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from typing import Self
 
 from broker.client import Body, body_frames
+from broker.config import check
 from broker.drafts import LOOK, DraftSocket, Unreachable
 from broker.errors import BrokerError, TimedOut, UsageError
 from broker.patterns.fan import Fan
 
 QUEUE = 1000
-"""Messages that an end holds for each of the others, or from each."""
+"""Messages that an end holds for each of the others, or from each, unless it is told otherwise."""
 
 MOST_BYTES = 128 << 20
 """Of a message."""
@@ -119,9 +120,11 @@ class Scatter(_End):
         scatter.send(b"hello")
     """
 
-    def __init__(self) -> None:
-        """Raises MissingDrafts."""
-        self._fan = Fan(QUEUE, LOOK / 1000)
+    def __init__(self, *, queue: int = QUEUE) -> None:
+        """`queue`: messages that wait for each of those who gather, before `send` does. Raises MissingDrafts."""
+        check(queue > 0, f"queue is {queue}; it must be 1 or more")
+        self._queue = queue
+        self._fan = Fan(queue, LOOK / 1000)
         super().__init__(self._fan)
         self.sent = 0
         """Messages that were taken over."""
@@ -139,7 +142,7 @@ class Scatter(_End):
                 raise
 
     def _fell_short(self) -> None:
-        most = min(self.sent, 2 * QUEUE)
+        most = min(self.sent, 2 * self._queue)
         raise Unsent(f"up to {most} of {self.sent} messages were not sent: those who gather are gone, or do not read")
 
     def send(self, message: Body, timeout: float | None = None) -> None:
@@ -172,9 +175,11 @@ class Gather(_End):
             ...
     """
 
-    def __init__(self, *, most_bytes: int = MOST_BYTES) -> None:
-        """`most_bytes`: of a message; who sends a larger one loses its connection. Raises MissingDrafts."""
-        self._gathering = DraftSocket("GATHER", receive_queue=QUEUE, most_bytes=most_bytes)
+    def __init__(self, *, most_bytes: int = MOST_BYTES, queue: int = QUEUE) -> None:
+        """`most_bytes`: of a message; who sends a larger one loses its connection. `queue`: messages that wait here
+        from each of those who scatter. Raises MissingDrafts."""
+        check(queue > 0, f"queue is {queue}; it must be 1 or more")
+        self._gathering = DraftSocket("GATHER", receive_queue=queue, most_bytes=most_bytes)
         super().__init__(self._gathering)
         self._stopped_at = self._came_at = float("-inf")
 

@@ -159,7 +159,7 @@ def test_a_reply_that_is_too_large_is_an_error(broker: Broker, dealer: zmq.Socke
         [b"MDPC01", b"echo", b"x"],
         [b"MDPC02", b"\2", b"echo", b"x"],
         [b"MDPW02", b"\4", b"token", b"", b"x"],
-        [b"x"] * transport.HEAD,
+        [b"x"] * router.HEAD,
         [],
     ],
 )
@@ -198,7 +198,7 @@ def test_a_req_socket_is_a_fine_client(broker: Broker) -> None:
 def test_nobody_is_harmed_while_a_message_of_many_frames_is_thrown_away(
     broker: Broker, dealer: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "MOST_FRAMES", 100)
+    monkeypatch.setattr(router, "MOST_FRAMES", 100)
     monkeypatch.setattr(router, "SKIP_FRAMES", 10)
     deaf: list[float] = []
     monkeypatch.setattr(broker.core, "deaf", deaf.append)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+from majortomo.broker import Broker as TheirBroker  # type: ignore[import-untyped]
 from majortomo.client import Client as TheirClient  # type: ignore[import-untyped]
 from majortomo.worker import Worker as TheirWorker  # type: ignore[import-untyped]
 from majortomo.worker import WorkerRequestsIterator
 from support.running import until
 
-from broker import Broker, BrokerConfig, Client, Worker, WorkerConfig
+from broker import Broker, BrokerConfig, Client, TimedOut, Worker, WorkerConfig
 from broker.core.mdp import Frames
 
 
@@ -44,6 +47,51 @@ def their_worker(endpoint: str) -> threading.Thread:
     thread = threading.Thread(target=serve)
     thread.start()
     return thread
+
+
+@contextmanager
+def their_broker(path: Path) -> Iterator[str]:
+    endpoint = f"ipc://{path}/theirs"
+    # A busy worker has ten seconds there, others 0.6 between heartbeats.
+    theirs = TheirBroker(endpoint, heartbeat_interval=0.1, heartbeat_timeout=0.6, busy_worker_timeout=10)
+
+    thread = threading.Thread(target=theirs.run)
+    thread.start()
+    try:
+        yield endpoint
+    finally:
+        theirs.stop()
+        thread.join()
+
+
+def test_our_worker_with_their_broker(tmp_path: Path) -> None:
+    config = WorkerConfig(heartbeat_interval=0.1, liveness=6, versions=("majortomo",))
+    pause = threading.Event()
+
+    def work(frames: Frames) -> Iterator[Frames]:
+        yield [b"part"]
+        if frames == [b"slow"]:
+            pause.wait(1.0)  # longer than either side bears with silence when nothing is in hand
+        if frames == [b"nothing"]:
+            return []
+        return [frame.upper() for frame in frames]
+
+    with (
+        their_broker(tmp_path) as endpoint,
+        Worker("shout", work, endpoint, config=config) as worker,
+        TheirClient(endpoint) as client,
+        Client(endpoint, timeout=60, version="majortomo") as ours,
+    ):
+        for body, last in (([b"a", b"b"], [b"A", b"B"]), ([b"slow"], [b"SLOW"]), ([b"nothing"], [b""])):
+            client.send("shout", *body)
+            assert list(client.recv_all(60)) == [[b"part"], last]
+        assert ours.call("shout", b"a") == [b"part", b"A"]
+        assert ours.call("shout", b"nothing") == [b"part"]
+        until(lambda: worker.registered)
+        assert worker._channels[0].session.connection == 1, "it never had to come back"
+        worker.stop()
+        with pytest.raises(TimedOut):
+            ours.call("shout", b"a", timeout=0.05, retries=0)
 
 
 def test_their_client_with_our_worker(broker: Broker) -> None:

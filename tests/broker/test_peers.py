@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+import zmq
+from support.check import check
 from support.running import until
 
-from broker import Broker, Client, Worker
-from broker.peers import Peers
+from broker import Broker, Client, Pipeline, Worker
+from broker.peers import Names, Peers
 
 
 def test_all_that_connect_are_counted_until_they_leave(tmp_path: Path) -> None:
@@ -50,3 +55,115 @@ def test_a_broker_that_never_ran_is_closed() -> None:
     broker.stop()
     assert broker._peers.sockets() == []
     assert isinstance(broker._peers, Peers)
+
+
+# -- peers that have given themselves a name -----------------------------------------------------------------
+
+
+@pytest.fixture(params=["tcp", "ipc"])
+def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    broker = Broker()
+    endpoint = broker.bind("tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/socket")
+    with broker:
+        yield endpoint
+    assert len(broker._names) <= 2
+    check(broker.core)
+
+
+@contextmanager
+def named(endpoint: str, name: bytes, *ready: bytes) -> Iterator[zmq.Socket[bytes]]:
+    """A DEALER of that name, which says this first."""
+    with zmq.Context.instance().socket(zmq.DEALER) as dealer:
+        dealer.routing_id = name
+        dealer.linger = 0
+        dealer.rcvtimeo = 60_000
+        dealer.connect(endpoint)
+        dealer.send_multipart(ready)
+        yield dealer
+
+
+READY = (b"MDPW02", b"\1", b"echo")
+
+
+def take(worker: zmq.Socket[bytes]) -> bytes:
+    """The client frame of the request that comes next; its body is x."""
+    head, command, token, empty, body = worker.recv_multipart()
+    assert (head, command, empty, body) == (b"MDPW02", b"\2", b"", b"x")
+    return token
+
+
+def test_who_comes_back_under_its_name_is_heard(endpoint: str) -> None:
+    """For the broker its former connection is still there, as when a machine vanished. What that had is not lost."""
+    with Pipeline(endpoint, timeout=60) as client, named(endpoint, b"W", *READY) as gone:
+        assert gone.recv_multipart() == [b"MDPW02", b"\5"]
+        client.send("echo", "x")
+        first = take(gone)
+        with named(endpoint, b"W", *READY) as back:
+            assert back.recv_multipart() == [b"MDPW02", b"\5"], "it is registered"
+            second = take(back)
+            assert second != first
+            back.send_multipart([b"MDPW02", b"\4", second, b"", b"y"])
+            reply = client.receive()
+            assert reply is not None
+            assert reply.body == [b"y"]
+            assert not gone.poll(0)
+
+
+@pytest.mark.parametrize("said", [[b"\5"], [b"\4", b"%token", b"", b"y"], [b"\3", b"%token", b"", b"y"]])
+def test_a_new_connection_has_to_register(endpoint: str, said: list[bytes]) -> None:
+    """A connection broke, and ZeroMQ has made another: a request may have been on its way. It goes to somebody else."""
+    with (
+        Pipeline(endpoint, timeout=60) as client,
+        named(endpoint, b"W", *READY) as before,
+    ):
+        assert before.recv_multipart() == [b"MDPW02", b"\5"]
+        client.send("echo", "x")
+        token = take(before)
+        frames = [token if frame == b"%token" else frame for frame in said]
+        with named(endpoint, b"W", b"MDPW02", *frames) as after, named(endpoint, b"V", *READY) as other:
+            assert after.recv_multipart() == [b"MDPW02", b"\6"]
+            assert other.recv_multipart() == [b"MDPW02", b"\5"]
+            other.send_multipart([b"MDPW02", b"\4", take(other), b"", b"z"])
+            reply = client.receive()
+            assert reply is not None
+            assert reply.body == [b"z"]
+            after.send_multipart(READY)
+            assert after.recv_multipart() == [b"MDPW02", b"\5"]
+
+
+def test_a_client_gets_its_answer_on_its_new_connection(endpoint: str) -> None:
+    ask = (b"MDPC02", b"\1", b"echo", b"x")
+    look = (b"MDPC02", b"\1", b"mmi.service", b"echo")
+    with named(endpoint, b"C", *ask) as gone:
+        gone.send_multipart(look)
+        assert gone.recv_multipart()[3] == b"404"
+        with named(endpoint, b"C", *ask) as client, Worker("echo", lambda frames: frames, endpoint):
+            assert [client.recv_multipart() for _ in range(2)] == [[b"MDPC02", b"\3", b"echo", b"x"]] * 2
+
+
+def test_a_worker_whose_connection_ends_is_missed_at_once(endpoint: str) -> None:
+    with Pipeline(endpoint, timeout=60) as client:
+        with named(endpoint, b"W", *READY) as worker:
+            assert worker.recv_multipart() == [b"MDPW02", b"\5"]
+            client.send("echo", "x")
+            take(worker)
+        with named(endpoint, b"V", *READY) as other:
+            assert other.recv_multipart() == [b"MDPW02", b"\5"]
+            take(other)
+
+
+def test_names_and_connections() -> None:
+    class Frame:
+        def __init__(self, connection: int) -> None:
+            self.get = lambda option: connection
+
+    names = Names()
+    assert not names.taken_over(b"a", Frame(1))
+    assert not names.taken_over(b"a", Frame(1))
+    assert not names.taken_over(b"b", Frame(2))
+    assert names.taken_over(b"a", Frame(3)), "a new connection"
+    assert names.closed(1) is None, "it was the former one"
+    assert names.closed(3) == b"a"
+    assert not names.taken_over(b"c", Frame(2)), "a number that is used again"
+    assert names.closed(2) == b"c"
+    assert len(names) == 0

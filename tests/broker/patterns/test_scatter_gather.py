@@ -118,10 +118,10 @@ def test_only_those_who_are_there_get_messages(here: int, tmp_path: Path) -> Non
         assert [gather.receive(30) for _ in range(10)] == [b"%d" % number for number in range(10)]
 
 
-def fill(scatter: Scatter) -> None:
+def fill(scatter: Scatter, size: int = 100_000) -> None:
     """Send until nobody takes more."""
     while True:
-        scatter.send(bytes(100_000), timeout=0.2)
+        scatter.send(bytes(size), timeout=0.2)
 
 
 class Stream:
@@ -180,6 +180,21 @@ def test_what_those_who_gather_do_not_read_is_told_at_the_end(tmp_path: Path) ->
         unsent = f"up to {min(scatter.sent, 2 * QUEUE)} of {scatter.sent} messages were not"
         with pytest.raises(Unsent, match=unsent) if choose().wakes else nullcontext():  # libzmq does not know
             scatter.close(linger=100)
+
+
+@pytest.mark.parametrize(("queue", "most"), [(10, 500), (2000, 10_000)])
+def test_the_length_of_the_queue_is_chosen(tmp_path: Path, queue: int, most: int) -> None:
+    """The system and pyomq hold some more."""
+    with Gather(queue=10) as gather, Scatter(queue=queue) as scatter:
+        scatter.connect(gather.bind(f"ipc://{tmp_path}/gather"))
+        with pytest.raises(TimedOut):
+            fill(scatter, 1 << 14)
+        assert queue <= scatter.sent <= most
+        gather.stop()
+        assert sum(1 for _ in gather) == scatter.sent
+    for end in (Scatter, Gather):
+        with pytest.raises(UsageError, match="queue is 0; it must be 1 or more"):
+            end(queue=0)
 
 
 def test_a_message_that_is_too_large_ends_its_connection(tmp_path: Path) -> None:
