@@ -94,7 +94,7 @@ class Server:
         try:
             answer = self._integrate(config) if config.broker is None else self._attach(config, config.broker)
         except BaseException:
-            self._end()
+            self._end(begun=False)
             raise
         most = config.wire.max_waiting_bytes
         here = self._broker
@@ -119,7 +119,7 @@ class Server:
             if self._scout is not None:
                 self._scout.start(time.monotonic())
         except BaseException:
-            self._end()
+            self._end(begun=False)
             raise
         self._writer.start()
         self._services.start()
@@ -132,12 +132,13 @@ class Server:
             self._lanes.start()
         return self
 
-    def stop(self) -> None:
+    def stop(self, *, begun: bool = True) -> None:
         """Finish what is in hand and stop.
 
         New requests are refused from now on. Requests that a worker has get `grace` seconds to bring their
         replies; those that do not make it are executed again after the next start. Nobody is waited for when the
-        store can't be used any more.
+        store can't be used any more. Not `begun`: it can't serve after all; then, as with a `problem`, the store goes
+        if it was made for this server and nothing is in it.
         """
         if self._ingest is not None:
             self._ingest.stop(LAST if self.store.usable else 0.0)
@@ -146,7 +147,7 @@ class Server:
         self._dispatcher.stop()
         self._services.stop()
         self._writer.stop()
-        self._end()
+        self._end(begun=begun and self.problem is None)
 
     @property
     def running(self) -> int:
@@ -212,7 +213,7 @@ class Server:
             parts["lanes"] = self._lanes.call
         return parts
 
-    def _end(self) -> None:
+    def _end(self, *, begun: bool) -> None:
         """Close what is open, once the threads that use the store have ended, or never began."""
         self._dispatcher.stop()
         if self._ingest is not None:
@@ -221,7 +222,10 @@ class Server:
             self._broker.stop()
         if self._lanes is not None:
             self._lanes.stop()
-        self.store.close()
+        if begun:
+            self.store.close()
+        else:
+            self.store.discard()
 
     @property
     def ready(self) -> bool:

@@ -208,6 +208,7 @@ def test_an_address_that_is_taken(tmp_path: Path) -> None:
         done = titanic("serve", "--bind", ANY, "--store", tmp_path / "store", "--metrics", where)
     assert done.code == 1
     assert f"titanic: cannot serve metrics at {where}; Address already in use; " in done.err
+    assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.parametrize("where", ["nonsense", "127.0.0.1", "host:99999", "a:b:1"])

@@ -174,10 +174,16 @@ def test_an_endpoint_that_is_taken_leaves_nothing_open(tmp_path: Path) -> None:
     try:
         with pytest.raises(EndpointError):
             Server(config(tmp_path, bind=(taken,)))
+        assert list(tmp_path.iterdir()) == [], "nor a store that nobody has used"
+        Store.open(tmp_path / "store").close()
+        with pytest.raises(EndpointError):
+            Server(config(tmp_path, bind=(taken,)))
+        Store.open_read_only(tmp_path / "store").close()
     finally:
         broker.stop()
     with serving(tmp_path), pytest.raises(StoreLocked):
         Server(config(tmp_path))
+    Store.open_read_only(tmp_path / "store").close()
 
 
 def test_an_endpoint_of_a_broker_that_cannot_be(tmp_path: Path) -> None:

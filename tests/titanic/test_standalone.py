@@ -263,6 +263,7 @@ def test_a_second_queue_does_not_get_the_requests_of_the_first(tmp_path: Path, e
         with other:
             eventually(lambda: other.problem)
             assert not other.alive
+        assert not second.exists(), "the store was made for it"
         assert f"its store is {first / 'store'}; stop that one" in str(other.problem)
         assert [client.reply(uuid) for _ in range(10)] == [None] * 10
     with serving(second, broker=endpoint), Client(endpoint, timeout=30) as client:

@@ -1,5 +1,6 @@
 """Opening a store, and everything that can be in the way."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -111,6 +112,79 @@ def test_a_later_format_is_left_alone(tmp_path):
     assert (tmp_path / "data.mdb").read_bytes() == before
     set_format(tmp_path, 2)
     Store.open(tmp_path).close()
+
+
+def keep(store):
+    """Leave something of each kind, and nothing that waits."""
+    with store.write() as txn:
+        (uuid,) = txn.accept_many([NewRequest(b"echo", [])], NOW)
+        txn.close(uuid)
+
+
+@pytest.mark.parametrize(
+    ("act", "stays"),
+    [(lambda store: None, False), (keep, True)],
+    ids=["untouched", "used"],
+)
+def test_a_new_store_is_discarded_unless_something_was_in_it(tmp_path, act, stays):
+    store = Store.open(tmp_path / "a" / "store")
+    act(store)
+    store.discard()
+    store.discard()
+    assert (tmp_path / "a").exists() == stays
+    if stays:
+        with Store.open_read_only(tmp_path / "a" / "store") as store, store.read() as txn:
+            assert txn.closed_range() == (1, 1)
+
+
+def test_only_what_the_opening_made_is_discarded(tmp_path):
+    Store.open(tmp_path).discard()
+    assert names(tmp_path) == []
+    Store.open(tmp_path).close()
+    Store.open(tmp_path).discard()
+    assert names(tmp_path) == ["data.mdb", "lock.mdb", "titanic.lock"]
+
+
+def test_a_store_with_an_archive_is_not_discarded(tmp_path):
+    store = Store.open(tmp_path)
+    with store.write() as txn:
+        txn.register_archive()
+    store.discard()
+    assert "data.mdb" in names(tmp_path)
+
+
+NO_ROOM = """
+import resource, signal, sys
+from titanic.store import Store
+resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, 4 << 20))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+Store.open(sys.argv[1], capacity=64 << 20, preallocate=True)
+"""
+
+
+def test_a_new_store_that_finds_no_room_leaves_nothing(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", NO_ROOM, tmp_path / "store"], capture_output=True, text=True, check=False
+    )
+    assert "StoreUnwritable" in done.stderr
+    assert names(tmp_path) == []
+
+
+def test_a_lock_is_that_of_the_file_that_is_there(tmp_path, monkeypatch):
+    """Who opened the file just before it was removed must not get a lock that nobody else will ask for."""
+    first = Store.open(tmp_path)
+    flock = fcntl.flock
+
+    def discard_before(descriptor, operation):
+        monkeypatch.undo()
+        first.discard()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", discard_before)
+    with Store.open(tmp_path):
+        assert names(tmp_path) == ["data.mdb", "lock.mdb", "titanic.lock"]
+        with pytest.raises(StoreLocked):
+            Store.open(tmp_path)
 
 
 HOLD = """

@@ -7,6 +7,7 @@ import ctypes
 import os
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +147,7 @@ class Queue:
         self._rate = Rate()
         self.pulse = server.pulse
         self.stop = server.stop
+        self.withdraw = partial(server.stop, begun=False)
 
     def wait_for_broker(self, signals: service.Signals) -> None:
         """Wait a moment for what a broker has to say: if another queue is there, nothing else is worth a word."""
@@ -206,7 +208,7 @@ class Switch:
         self._broker = here
         self._rate = Rate()
         self.pulse = Pulse({"broker": here.loop.call})
-        self.stop = here.stop
+        self.stop = self.withdraw = here.stop
 
     @property
     def alive(self) -> bool:

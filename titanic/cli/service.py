@@ -102,6 +102,9 @@ class Subject(Protocol):
     def stop(self) -> None:
         """End it."""
 
+    def withdraw(self) -> None:
+        """End it, because it can't be run after all."""
+
 
 class Signals:
     """What was asked for. To be made before anything is started."""
@@ -129,7 +132,7 @@ def run(subject: Subject, signals: Signals, metrics: Address | None) -> None:
     try:
         listener = None if metrics is None else _listen(subject, signals, metrics)
     except TitanicError:
-        subject.stop()
+        subject.withdraw()
         raise
     _run(subject, signals, Notifier())
     ending.now()

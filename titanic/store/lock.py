@@ -37,6 +37,9 @@ def acquire(directory: Path) -> int:
     except OSError:
         os.close(descriptor)
         raise
+    if not os.fstat(descriptor).st_nlink:  # who held it has removed it: others would lock another file
+        os.close(descriptor)
+        return acquire(directory)
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     with contextlib.suppress(OSError):  # a full disk, on which there may yet be a store to be read and emptied
         os.ftruncate(descriptor, 0)
@@ -45,12 +48,12 @@ def acquire(directory: Path) -> int:
 
 
 def release(descriptor: int) -> None:
-    """Give the lock back. The file stays: removing it would race with the next process that locks it."""
+    """Give the lock back. The file stays."""
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
     os.close(descriptor)
 
 
 def remove(directory: Path) -> None:
-    """Remove the file where it turned out that no store is."""
+    """Remove the file where no store is. Who does so holds the lock."""
     (directory / FILE).unlink(missing_ok=True)

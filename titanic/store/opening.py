@@ -10,6 +10,7 @@ use; it accepts nothing until its requests fit. Its file doesn't shrink by itsel
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -49,8 +50,9 @@ _MOST_FORMATS = 999
 DEFAULT_CAPACITY = 1 << 30
 
 
-def prepare(directory: Path) -> None:
-    """Make the directory if there is none. Raises StoreUnwritable, or NotAStore if it holds other things."""
+def prepare(directory: Path) -> list[Path]:
+    """Make the directory if there is none; which ones were made. Raises StoreUnwritable, or NotAStore if it holds other
+    things."""
     try:
         if directory.is_dir():
             found = {entry.name for entry in directory.iterdir()}
@@ -59,9 +61,20 @@ def prepare(directory: Path) -> None:
         elif os.path.lexists(directory):
             raise NotAStore(f"{directory} is not a store", "it is no directory", "choose a directory")
         else:
-            _make_directory(directory)
+            return _make_directory(directory)
     except OSError as error:
         raise unwritable(directory, error) from error
+    return []
+
+
+def remove(directory: Path, made: list[Path]) -> None:
+    """Undo the making of a store, the lock of which is held."""
+    with contextlib.suppress(OSError):
+        for name in (DATA, NEW, LOCK):
+            (directory / name).unlink(missing_ok=True)
+        lock.remove(directory)
+        for folder in reversed(made):
+            folder.rmdir()
 
 
 def take_lock(directory: Path) -> int:
@@ -235,11 +248,11 @@ def _preallocate(data: Path, capacity: int) -> None:
         os.close(descriptor)
 
 
-def _make_directory(directory: Path) -> None:
-    if not directory.parent.exists():
-        _make_directory(directory.parent)
+def _make_directory(directory: Path) -> list[Path]:
+    made = [] if directory.parent.exists() else _make_directory(directory.parent)
     directory.mkdir(0o750)
     sync_directory(directory.parent)
+    return [*made, directory]
 
 
 def _create(directory: Path) -> None:

@@ -188,6 +188,11 @@ class ReadTransaction(Bulk):
             Path(environment.env.path()), self._used(), environment.capacity, environment.pace.disk_refused
         )
 
+    def is_untouched(self) -> bool:
+        """Whether nothing was ever stored, and no archive is to be told of anything."""
+        kept = sum(self._txn.stat(database)["entries"] for database in self._db if database is not self._db.meta)
+        return not kept and not self._last_sequence() and not self.archive().registered
+
     def _loads_by_service(self) -> dict[bytes, tuple[int, ...]]:
         loads: dict[bytes, tuple[int, ...]] = {}
         cursor = self._txn.cursor(self._db.meta)

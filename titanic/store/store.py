@@ -37,7 +37,7 @@ from typing import Self
 
 import lmdb
 
-from titanic.errors import NotAStore, StoreReadOnly
+from titanic.errors import NotAStore, StoreError, StoreReadOnly
 from titanic.store import lock, opening
 from titanic.store.environment import Environment, Settings
 from titanic.store.failures import translate
@@ -57,8 +57,12 @@ class Store:
     the transaction as a whole, with StoreFull.
     """
 
-    def __init__(self, path: Path, environment: Environment, lock_descriptor: int | None) -> None:
+    def __init__(
+        self, path: Path, environment: Environment, lock_descriptor: int | None, made: list[Path] | None = None
+    ) -> None:
+        """`made`: the directories that were made for it; None: it was there before."""
         self.path = path
+        self._made = made
         self.capacity = environment.capacity
         self.batch = environment.room.batch
         self.read_only = lock_descriptor is None
@@ -99,19 +103,22 @@ class Store:
         settings = Settings(keep_closed, closed_body_limit, drop_unarchived)
         if capacity is not None:
             divide(capacity)
-        opening.prepare(directory)
+        made = opening.prepare(directory)
         descriptor = opening.take_lock(directory)
+        is_new = not (directory / opening.DATA).exists()
         try:
             if verified and (directory / opening.DATA).exists():
                 expect_sound(directory / opening.DATA)
             environment = opening.open_environment(
                 directory, capacity, settings, preallocate=preallocate, to_repair=to_repair
             )
-            return cls(directory, environment, descriptor)
+            return cls(directory, environment, descriptor, made if is_new else None)
         except BaseException as error:
-            lock.release(descriptor)
-            if isinstance(error, NotAStore):
+            if is_new:
+                opening.remove(directory, made)
+            elif isinstance(error, NotAStore):
                 lock.remove(directory)  # what isn't ours stays as it was
+            lock.release(descriptor)
             raise
 
     @classmethod
@@ -131,6 +138,19 @@ class Store:
         self._environment.env.close()
         if self._lock is not None:
             lock.release(self._lock)
+
+    def discard(self) -> None:
+        """Close the store. If this opening has made it, and nothing was ever kept in it, it goes."""
+        if self._is_open and self._made is not None and self._is_untouched():
+            opening.remove(self.path, self._made)
+        self.close()
+
+    def _is_untouched(self) -> bool:
+        try:
+            with self.read() as transaction:
+                return transaction.is_untouched()
+        except StoreError:
+            return False
 
     def __enter__(self) -> Self:
         return self

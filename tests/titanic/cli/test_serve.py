@@ -100,6 +100,7 @@ def test_the_address_is_in_use(tmp_path: Path) -> None:
         endpoint = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
         expected = f"titanic: cannot bind {endpoint}: Address already in use"
         assert expected in refusal(tmp_path / "store", endpoint)
+        assert not (tmp_path / "store").exists()
         broker = titanic("broker", "--bind", endpoint)
         assert broker.code == 1
         assert expected in broker.err
@@ -119,6 +120,7 @@ def test_the_broker_has_a_queue_already(tmp_path: Path) -> None:
     assert (done.code, done.out) == (1, b"")
     assert f"titanic: another queue serves the broker at {endpoint} already; its store is {tmp_path}" in done.err
     assert "connecting" not in done.err
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(
