@@ -321,3 +321,26 @@ def test_when_it_is_nearly_full_the_small_ones_of_a_batch_get_in(tmp_path: Path)
             raw.send(b"titanic.request", b"echo", bytes(MIN_CAPACITY) if number % 2 else b"small")
         answers = [raw.receive()[0][:9] for _ in range(20)]
     assert Counter(answers) == {b"200": 10, b"500 store": 10}
+
+
+@pytest.mark.parametrize("how", ["closed", "purged", "expired"])
+def test_absent_services_for_which_nothing_waits_are_forgotten(tmp_path: Path, how: str) -> None:
+    """They were asked for and counted among the absent ones for ever."""
+    with serving(tmp_path, presence_most=0.05) as server, Client(server.endpoints[0]) as client:
+        core = server._dispatcher.core
+        options = {"ttl": 0.2} if how == "expired" else {}
+        uuids = [client.submit(f"absent{number % 20}", "x", **options) for number in range(40)]
+        kept = client.submit("kept", "x")
+        if how == "closed":
+            eventually(lambda: len(core._asking.absent) == 21)
+            client.close_many(uuids[::2])
+            client.close_many(uuids[1::2])
+        elif how == "purged":
+            for number in range(20):
+                client.purge("waiting", service=f"absent{number}")
+        eventually(lambda: list(core.backlogs) == list(core._asking.absent) == [b"kept"])
+        with Worker("kept", lambda frames: b"done", server.endpoints[0], config=QUICK):
+            assert client.wait(kept, 30) == [b"done"]
+        again = client.submit("absent3", "x")
+        with Worker("absent3", lambda frames: b"done", server.endpoints[0], config=QUICK):
+            assert client.wait(again, 30) == [b"done"]

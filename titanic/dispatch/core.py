@@ -279,6 +279,13 @@ class DispatchCore:
                 if not flight.settling:
                     self._recalls.append(uuid)
 
+    def emptied(self, services: Iterable[bytes]) -> None:
+        """The store's queue of these services is empty: they are not asked for any more."""
+        for name in services:
+            if (backlog := self.backlogs.get(name)) is not None:
+                backlog.waiting = False
+                self._place(backlog)
+
     def in_doubt(self, uuid: bytes) -> bool:
         """Whether a worker may yet be given a request that was closed: it is on its way, and nobody has said that a
         worker has it. `take_certain` tells when that is over."""

@@ -172,7 +172,7 @@ class Dispatcher:
 
     def closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[Doubt]) -> None:
         """These requests are no longer in the store, in which some of them waited for these services."""
-        self.loop.call(self._closed, uuids, doubts)
+        self.loop.call(self._closed, uuids, services, doubts)
 
     def wait(self, asks: Sequence[Ask]) -> None:
         """Somebody waits for replies."""
@@ -319,8 +319,9 @@ class Dispatcher:
         self.core.returned(services)
         self.look()  # they may have an end of their time
 
-    def _closed(self, uuids: Sequence[bytes], doubts: Sequence[Doubt]) -> None:
+    def _closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[Doubt]) -> None:
         self.core.closed(uuids)
+        self.withdrawn(services)
         self.waiters.wake(uuids)
         if uuids:
             self.look()  # they are remembered for a time, and what was large is removed bit by bit
@@ -331,6 +332,17 @@ class Dispatcher:
                 self._doubts.setdefault(uuid, []).append(doubt)
             if not doubt.left:
                 then()
+
+    def withdrawn(self, services: Collection[bytes]) -> None:
+        """Requests of these services have left the queue without having been sent. One that is absent is not looked at
+        before it comes: if nothing is left for it, it is forgotten here."""
+        backlogs = self.core.backlogs
+        if absent := [name for name in services if name in backlogs and not backlogs[name].hungry]:
+            try:
+                with self._store.read() as transaction:
+                    self.core.emptied([name for name in absent if transaction.oldest(name) is None])
+            except StoreError as error:
+                self._idle.met(error)
 
     def look(self) -> None:
         """Set the alarm to what the store says now."""

@@ -78,6 +78,7 @@ class Keep:
         dispatcher.core.returned(self._services)
         dispatcher.core.counts["expired"] += len(self._expired)
         dispatcher.waiters.wake([uuid for uuid, _ in self._expired])
+        dispatcher.withdrawn({service for _, service in self._expired})
         for uuid, service in self._expired:
             dispatcher.failures.tell(uuid, service, Status.EXPIRED, "not done in time")
         if not self._moved and self._due is not None:
