@@ -7,6 +7,7 @@ until it fails, then another one (Freelance: `broker.core.servers`).
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +33,23 @@ LOOK_AGAIN = 1.0
 """Seconds for which it is known whether anybody is there: many requests may be given up at once."""
 
 
+SHARED = "another thread is using this client; give each thread one of its own, they are cheap"
+
+
+class _Turn:
+    """While one thread uses a client, no other may: a connection cannot be shared."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise UsageError(SHARED)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class Conversation:
     """A session, its connection, and the calling thread's time to move messages between them."""
 
@@ -47,6 +65,9 @@ class Conversation:
         self._closed = False
         self._looked: tuple[float, str] = (float("-inf"), "")
         """When it was looked last whether anybody is there, and why not."""
+        self._turn = _Turn()
+        self._asker = 0
+        """The thread that asked last."""
 
     def close(self) -> None:
         """Close the connection. Requests in flight are forgotten here; the broker may still work on them."""
@@ -71,18 +92,22 @@ class Conversation:
         return self._ask(name, body, timeout, retries)
 
     def _ask(self, service: bytes, body: Iterable[Body], timeout: float | None, retries: int | None) -> int:
-        if self._closed:
-            raise UsageError("the client is closed")
         frames = body_frames(body)
-        if len(self._session) and not self._session.correlated:
-            raise UsageError("a request is in flight: read its reply to the end first, or use a Pipeline")
-        ticket = self._session.request(service, frames, time.monotonic(), timeout=timeout, retries=retries)
-        try:
-            self._dealer.send(self._session.take_output())
-        except EndpointError:
-            self._session.cancel(ticket)
-            raise
-        return ticket
+        with self._turn:
+            if self._closed:
+                raise UsageError("the client is closed")
+            if len(self._session) and not self._session.correlated:
+                if self._asker != threading.get_ident():
+                    raise UsageError(SHARED)
+                raise UsageError("a request is in flight: read its reply to the end first, or use a Pipeline")
+            self._asker = threading.get_ident()
+            ticket = self._session.request(service, frames, time.monotonic(), timeout=timeout, retries=retries)
+            try:
+                self._dealer.send(self._session.take_output())
+            except EndpointError:
+                self._session.cancel(ticket)
+                raise
+            return ticket
 
     def _body_of(self, event: Event) -> Frames:
         """The body of an event; raises for what is not a reply."""
@@ -97,20 +122,21 @@ class Conversation:
 
     def _pump(self, until: float | None) -> bool:
         """Move messages until something came or a deadline passed; False when `until` has passed."""
-        if self._closed:
-            raise UsageError("the client is closed")
         session, dealer = self._session, self._dealer
-        now = time.monotonic()
-        deadlines = [when for when in (until, session.next_deadline()) if when is not None]
-        wait = LONGEST_POLL if not deadlines else max(0, int((min(deadlines) - now) * 1000) + 1)
-        dealer.wait(min(wait, LONGEST_POLL))
-        now = time.monotonic()
-        while (frames := dealer.receive()) is not None:
-            session.receive(dealer.number, frames, now)
-        if dealer.broke() and dealer.hopeful:
-            session.lost(now)
-        session.tick(now)
-        dealer.send(session.take_output())
+        with self._turn:
+            if self._closed:
+                raise UsageError("the client is closed")
+            now = time.monotonic()
+            deadlines = [when for when in (until, session.next_deadline()) if when is not None]
+            wait = min([LONGEST_POLL, *((when - now) * 1000 + 1 for when in deadlines)])
+            dealer.wait(max(0, int(wait)))
+            now = time.monotonic()
+            while (frames := dealer.receive()) is not None:
+                session.receive(dealer.number, frames, now)
+            if dealer.broke() and dealer.hopeful:
+                session.lost(now)
+            session.tick(now)
+            dealer.send(session.take_output())
         return until is None or now < until
 
 

@@ -7,22 +7,23 @@
 Errors are in `titanic.errors`.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from titanic.client import Client
-from titanic.errors import (
-    InvalidRequest,
-    Refused,
-    RequestError,
-    RequestFailed,
-    TimedOut,
-    TitanicError,
-    UnknownRequest,
-)
 from titanic.version import __version__
 
 if TYPE_CHECKING:
+    from titanic.client import Client
     from titanic.config import ServerConfig
+    from titanic.errors import (
+        InvalidRequest,
+        Refused,
+        RequestError,
+        RequestFailed,
+        TimedOut,
+        TitanicError,
+        UnknownRequest,
+    )
     from titanic.server import Server
 
 __all__ = [
@@ -39,15 +40,14 @@ __all__ = [
     "__version__",
 ]
 
+_HOMES = {"Client": "client", "Server": "server", "ServerConfig": "config"}
+"""The modules of the names; those that are not here are errors."""
+
 
 def __getattr__(name: str) -> Any:
-    """The server's names, on demand: a client need not wait for all that a server imports."""
-    if name == "Server":
-        from titanic.server import Server
-
-        return Server
-    if name == "ServerConfig":
-        from titanic.config import ServerConfig
-
-        return ServerConfig
-    raise AttributeError(f"module 'titanic' has no attribute {name!r}")
+    """The names, on demand: a client need not wait for all that a server imports, nor the command line for either."""
+    if name == "errors":
+        return import_module("titanic.errors")
+    if name not in __all__:
+        raise AttributeError(f"module 'titanic' has no attribute {name!r}")
+    return getattr(import_module(f"titanic.{_HOMES.get(name, 'errors')}"), name)

@@ -1,5 +1,5 @@
 """`python -m titanic` is the `titanic` command."""
 
-from titanic.cli import main
+from titanic.entry import main
 
 main()

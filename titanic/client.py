@@ -6,7 +6,7 @@
         thumbnail, = titanic.wait(uuid, timeout=60)
         titanic.close(uuid)
 
-Not thread-safe: use one per thread, they are cheap.
+One thread at a time may use it: give each its own, they are cheap. Another one that tries gets a CallerError.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
 import broker
 from broker import DEFAULT_ENDPOINT, Pipeline
@@ -25,6 +25,7 @@ from titanic.answers import Ended, check, died, read_outcomes, read_reply, read_
 from titanic.bundle import bundles, submissions
 from titanic.errors import TimedOut
 from titanic.limits import Limits
+from titanic.options import Span, SubmitOptions, encode, seconds
 from titanic.own_keys import OwnKeys
 from titanic.services import admin, listing
 
@@ -42,22 +43,11 @@ meanwhile is noticed only then."""
 KEY_MARGIN = 60.0
 """Seconds that a key that a client makes up counts after the last try."""
 
+LONGEST_TRY = 86_400.0
+"""Seconds that count as for ever, where that cannot be said."""
+
 LEAST_LOOK = 1.0
 """Seconds that a look may take, even when less is left of the caller's time: a slow network is not an absent reply."""
-
-
-class SubmitOptions(TypedDict, total=False):
-    """What `submit` can be told; see there. Times are seconds."""
-
-    key: str
-    key_for: float
-    ttl: float
-    delay: float
-    priority: int
-    max_attempts: int
-    limit: float
-    retry_first: float
-    retry_most: float
 
 
 class Client:
@@ -71,15 +61,16 @@ class Client:
         self,
         endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
         *,
-        timeout: float = 5.0,
+        timeout: Span = 5.0,
         retries: int = 2,
         version: str = "0.2",
     ) -> None:
-        """`timeout` seconds for each of 1 + `retries` tries; `version` of MDP: 0.2, 0.1 or majortomo.
+        """`timeout` (seconds, or a timedelta) for each of 1 + `retries` tries; `version` of MDP: 0.2, 0.1 or majortomo.
 
         Of several endpoints the next one is used when one fails. They should lead to the same queue: no other knows
         its UUIDs.
         """
+        timeout = seconds("timeout", timeout)
         self._endpoints = endpoint
         self._many: Pipeline | None = None
         self._single = broker.Client(endpoint, timeout=timeout, retries=retries, version=version)
@@ -123,6 +114,8 @@ class Client:
             retry_first   seconds to wait after the first failure, doubling with each; default the server's
             retry_most    the longest such wait; default the server's
 
+        What is in seconds may be a timedelta, and is ten years at most.
+
         Keys are those of the whole store: begin them with the name of your program. A key that is known gets its first
         UUID also with another body or service; nothing is compared.
 
@@ -140,7 +133,7 @@ class Client:
         if keys is not None:
             options |= keys.options(requests)
         sent_again = self._sent_again
-        answer = self._ask(tsp.SUBMIT, json.dumps(options), service, *body)
+        answer = self._ask(tsp.SUBMIT, encode(options), service, *body)
         uuids = read_uuids(answer, requests)
         if keys is not None:
             keys.answered(once=self._sent_again == sent_again)
@@ -153,12 +146,14 @@ class Client:
         """
         return read_reply(uuid, self._ask(tsp.REPLY, ids.plain(uuid)))
 
-    def wait(self, uuid: str, timeout: float | None = None) -> Frames:
-        """The reply's frames, as soon as they are there. Raises as `reply`, and TimedOut after `timeout` seconds.
+    def wait(self, uuid: str, timeout: Span | None = None) -> Frames:
+        """The reply's frames, as soon as they are there. Raises as `reply`, and TimedOut after `timeout` (seconds, or a
+        timedelta).
 
-        With a timeout, a server that is away for some of the time is waited for. Without one, TimedOut is raised
-        when nobody answers at all.
+        With a timeout, a server that is away for some of the time is waited for; with math.inf for ever. Without one,
+        TimedOut is raised when nobody answers at all.
         """
+        timeout = None if timeout is None else seconds("timeout", timeout)
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if until is None else max(0.0, until - time.monotonic())
@@ -252,12 +247,13 @@ class Client:
         return uuids
 
     def replies(
-        self, uuids: Iterable[str], timeout: float | None = None, *, window: int = 1000
+        self, uuids: Iterable[str], timeout: Span | None = None, *, window: int = 1000
     ) -> Iterator[tuple[str, Ended]]:
         """Each UUID with its reply, as they come in; with the error for those that will never have one.
 
-        Raises TimedOut after `timeout` seconds when some are still pending.
+        Raises TimedOut after `timeout` (as for `wait`) when some are still pending.
         """
+        timeout = None if timeout is None else seconds("timeout", timeout)
         pending = list(dict.fromkeys(uuids))
         if timeout is None:
             yield from self._replies(self._pipeline(), pending, timeout, window)
@@ -282,7 +278,7 @@ class Client:
         self,
         *,
         service: str | None = None,
-        older_than: float | None = None,
+        older_than: Span | None = None,
         tell: Callable[[int], object] | None = None,
     ) -> int:
         """The same for all of a service, or of all, submitted more than `older_than` seconds ago.
@@ -296,7 +292,7 @@ class Client:
         state: str,
         *,
         service: str | None = None,
-        older_than: float | None = None,
+        older_than: Span | None = None,
         tell: Callable[[int], object] | None = None,
     ) -> int:
         """Close all requests in a state, of a service, submitted more than `older_than` seconds ago; how many.
@@ -332,7 +328,7 @@ class Client:
             "name": name,
         }
         options = {"do": "archive", **{name: value for name, value in said.items() if value is not None}}
-        document: dict[str, Any] = json.loads(check(self._ask(tsp.ADMIN, json.dumps(options)))[0])
+        document: dict[str, Any] = json.loads(check(self._ask(tsp.ADMIN, encode(options)))[0])
         return document
 
     # -- looking around --------------------------------------------------------------------------------------
@@ -352,7 +348,7 @@ class Client:
     ) -> tuple[list[dict[str, Any]], str | None]:
         """A page of what is stored, oldest first, and what to pass as `after` for the next (None: that was all)."""
         options = {"service": service, "state": state, "after": after and ids.plain(after), "limit": limit}
-        document = json.loads(check(self._ask(tsp.LIST, json.dumps(options)))[0])
+        document = json.loads(check(self._ask(tsp.LIST, encode(options)))[0])
         return document["requests"], document["next"]
 
     def show(self, uuid: str) -> dict[str, Any]:
@@ -370,7 +366,7 @@ class Client:
         states: dict[str, str] = {}
         for at in range(0, len(keys), listing.MAX_LIMIT):
             options = {"keys": [*keys[at : at + listing.MAX_LIMIT]]}
-            document = json.loads(check(self._ask(tsp.LIST, json.dumps(options)))[0])
+            document = json.loads(check(self._ask(tsp.LIST, encode(options)))[0])
             uuids.update(document["uuids"])
             states.update((row["uuid"], row["state"]) for row in document["requests"])
         return uuids, states
@@ -410,7 +406,7 @@ class Client:
     def _administer(self, options: dict[str, Any], tell: Callable[[int], object] | None = None) -> int:
         done: int = 0
         while True:
-            document = json.loads(check(self._ask(tsp.ADMIN, json.dumps(options)))[0])
+            document = json.loads(check(self._ask(tsp.ADMIN, encode(options)))[0])
             done += int(document["done"])
             if tell is not None:
                 tell(done)
@@ -433,7 +429,7 @@ class Client:
             yield frames
 
     def _own_keys(self) -> OwnKeys:
-        return OwnKeys(self._patience + KEY_MARGIN, self._needless_keys)
+        return OwnKeys(min(self._patience, LONGEST_TRY) + KEY_MARGIN, self._needless_keys)
 
     def _pipeline(self) -> Pipeline:
         if self._many is None:
@@ -501,6 +497,7 @@ class Client:
     def _tries(self, within: float) -> dict[str, Any]:
         """How long and how often to try when the answer is wanted within so many seconds."""
         usual: float = self._settings["timeout"]
+        within = min(within, LONGEST_TRY)
         timeout = min(usual, max(within, LEAST_LOOK))
         return {**self._settings, "timeout": timeout, "retries": max(0, int(within / timeout) - 1)}
 

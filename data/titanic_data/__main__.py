@@ -1,5 +1,12 @@
 """`python -m titanic_data`: the command `titanic-data`."""
 
-from titanic_data.cli import main
+from titanic.entry import start
 
-main(prog_name="titanic-data")
+
+def run() -> None:
+    """The command `titanic-data`."""
+    start("titanic_data.cli", "titanic-data")
+
+
+if __name__ == "__main__":
+    run()

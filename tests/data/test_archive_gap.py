@@ -161,7 +161,7 @@ def test_the_command_says_it(store: Path, tmp_path: Path) -> None:
     assert titanic_data("archive", *where).line.endswith("all up to number 300 is there")
     first, last = let_go(store, 310)
     done = titanic_data("archive", *where)
-    assert (done.code, done.err.startswith("titanic: archive gap: closed requests 301 to ")) == (1, True)
+    assert (done.code, done.err.startswith("titanic-data: archive gap: closed requests 301 to ")) == (1, True)
     done = titanic_data("archive", *where, "--allow-gap")
     assert done.line.endswith(f"all up to number {last} is there but for 1 gap")
     assert (

@@ -59,7 +59,7 @@ def test_a_lost_manifest_is_damage_for_everything(store: Path, archive: Path, lo
     good = rows(archive)
     lose(archive)
     before, told = content(archive), Queue(store).progress()
-    fault = f"titanic: the manifest of {archive} is damaged; "
+    fault = f"titanic-data: the manifest of {archive} is damaged; "
     advice = f"titanic-data rebuild-manifest --archive {archive}"
     commands = ["verify", "compact", "vacuum --keep 0", "files", "report bodies", "replay --dry-run --where true"]
     where = f"--store {store}"

@@ -196,7 +196,7 @@ def test_what_was_too_large_is_not_submitted_again(archive: Path, tmp_path: Path
         done = titanic_data("replay", *where, "--endpoint", endpoint)
         assert done.code == 1
         fact = "the bodies of 2 were larger than the ring keeps; leave them out with --skip-missing"
-        assert done.err == f"titanic: not all of these requests can be submitted again; {fact}\n"
+        assert done.err == f"titanic-data: not all of these requests can be submitted again; {fact}\n"
         with Client(endpoint) as client:
             assert client.stats()["store"]["requests"] == 0
             done = titanic_data("replay", *where, "--endpoint", endpoint, "--skip-missing")
@@ -227,11 +227,11 @@ def test_a_worker(tmp_path: Path) -> None:
         (
             ("verify", "--archive", "none"),
             1,
-            "titanic: none is not an archive; it has no archive.json; look",
+            "titanic-data: none is not an archive; it has no archive.json; look",
         ),
-        (("archive", "--store", "none"), 1, "titanic: there is no store at none; No such file or directory"),
-        (("report", "latency", "--archive", "none"), 1, "titanic: none is not an archive"),
-        (("report", "latency", "--live", "--store", "none"), 1, "titanic: there is no store at none"),
+        (("archive", "--store", "none"), 1, "titanic-data: there is no store at none; No such file or directory"),
+        (("report", "latency", "--archive", "none"), 1, "titanic-data: none is not an archive"),
+        (("report", "latency", "--live", "--store", "none"), 1, "titanic-data: there is no store at none"),
         (("report", "latency", "--parquet", "none"), 2, "there is no file none"),
         (("report", "bodies", "--parquet", SAMPLE, "--live"), 2, "--parquet and --live name different sources"),
         (("report", "bodies", "--parquet", SAMPLE, "--archive", "a"), 2, "--archive and --parquet name different"),
@@ -241,8 +241,8 @@ def test_a_worker(tmp_path: Path) -> None:
         (("report", "bodies", "--parquet", SAMPLE, "--parquet-out", SAMPLE), 2, "is what the report looks at"),
         (("report", "latencies"), 2, "'latencies' is not one of 'latency', 'throughput'"),
         (("report", "breaches"), 2, "breaches needs --sla"),
-        (("report", "breaches", "--sla", "resize"), 1, "titanic: 'resize' is not a service level; write it like"),
-        (("replay", "--where", "true", "--archive", "none"), 1, "titanic: none is not an archive"),
+        (("report", "breaches", "--sla", "resize"), 1, "titanic-data: 'resize' is not a service level; write it like"),
+        (("replay", "--where", "true", "--archive", "none"), 1, "titanic-data: none is not an archive"),
         (("work", "s", "no_such:function"), 2, "there is no no_such:function"),
         (("work", "s", "json"), 2, "json is not a function; write it as MODULE:FUNCTION"),
         (("archiv",), 2, "no such command: archiv; did you mean archive?"),
@@ -264,10 +264,10 @@ def test_what_spark_says_is_one_line(tmp_path: Path) -> None:
     for where, fault in (("servic = 'x'", "A column, variable, or function"), ("service = = 1", "Syntax error at or")):
         done = titanic_data("report", "bodies", "--parquet", SAMPLE, "--where", where)
         assert done.code == 2
-        assert f"Error: --where cannot be {where!r}: {fault}" in done.err
+        assert f"titanic-data: --where cannot be {where!r}: {fault}" in done.err
     (tmp_path / "rows.json").write_text(json.dumps({"key": "k", "body": "b", "colour": "red"}))
     done = titanic_data("submit", tmp_path / "rows.json", "--service", "s")
-    assert done.err.startswith("titanic: the column colour would be lost; a request has body, ")
+    assert done.err.startswith("titanic-data: the column colour would be lost; a request has body, ")
     assert len(done.err.splitlines()) == 1
 
 

@@ -45,7 +45,7 @@ def test_faults_have_their_line(toml: Path) -> None:
     toml.write_text("[archive]\nrows-per-rnage = 5\nbytes-per-range = 'many'\n[srve]\n")
     done = titanic_data("archive", "--config", toml)
     assert done.code == 2
-    assert done.err.partition("Error: ")[2].splitlines() == [
+    assert done.err.replace("titanic-data: ", "").splitlines() == [
         f"{toml}:2: unknown key [archive] rows-per-rnage; did you mean rows-per-range?",
         f"{toml}:3: [archive] bytes-per-range: 'many' is not a size; write it like 500, 64MiB or 1.5GB",
         f"{toml}:4: unknown key [srve]; did you mean serve?",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -265,6 +267,79 @@ def test_what_the_caller_did_wrong(client: Client) -> None:
             wrong()
     with pytest.raises(CallerError, match="nonsense"), Client("nonsense") as other:
         other.stats()
+
+
+@pytest.mark.parametrize(
+    ("call", "fault"),
+    [
+        (lambda client: client.submit("s", "x", key=b"x"), "key is b'x'; it must be text"),
+        (lambda client: client.submit_batch("s", ["x"], keys=[b"x"]), "keys is b'x'; it must be text"),
+        (lambda client: client.submit("s", "x", delay="1h"), "delay must be a number of seconds from 0, and ten years"),
+        (
+            lambda client: client.submit("s", "x", delay=b"1"),
+            "delay is b'1'; it must be a number or, if it is a ",
+        ),
+        (lambda client: client.list(service=b"s"), "service is b's'; it must be text"),
+        (lambda client: client.purge("done", older_than=1e11), "older_than must be a number of seconds from 0 to 10 0"),
+        (lambda client: client.wait(UNKNOWN, "1"), "timeout is '1'; it must be a number of seconds, or a timedelta"),
+        (lambda client: client.wait(UNKNOWN, math.nan), "timeout is nan; it must be a number of seconds"),
+        (lambda client: list(client.replies([UNKNOWN], "1")), "timeout is '1'; it must be a number of seconds"),
+        (lambda client: Client(timeout=None), "timeout is None; it must be a number of seconds"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_value_is_told_with_what_is_right(client: Client, call: Callable[[Client], object], fault: str) -> None:
+    with pytest.raises(CallerError, match=f"^{fault}"):
+        call(client)
+
+
+@pytest.mark.parametrize("option", ["key_for", "ttl", "delay", "limit", "retry_first", "retry_most"])
+def test_a_span_is_ten_years_at_most(client: Client, option: Any) -> None:
+    for value in (timedelta(days=4000), math.inf, math.nan):
+        with pytest.raises(InvalidRequest, match=f"^{option} must be a number of seconds .*, and ten years at most"):
+            client.submit("absent", "x", key="k", **{option: value})
+
+
+def test_spans_may_be_timedeltas(client: Client, echo: Worker) -> None:
+    hour = timedelta(hours=1)
+    uuid = client.submit("echo", "x", delay=hour, ttl=2 * hour, limit=hour)
+    row = client.show(uuid)
+    assert (row["state"], row["options"]) == ("delayed", {"limit": 3600})
+    assert row["expires_at"] - row["not_before"] == pytest.approx(3600e6, abs=1e6)
+    assert client.purge("delayed", older_than=hour) == 0
+    done = client.submit_batch("echo", ["x"], delay=timedelta())[0]
+    assert client.wait(done, hour) == [b"x"]
+    with Client(client.endpoint, timeout=hour) as other:
+        assert dict(other.replies([done], hour)) == {done: [b"x"]}
+
+
+def test_to_wait_without_limit(client: Client, echo: Worker) -> None:
+    uuid = client.submit("echo", "x")
+    assert client.wait(uuid, math.inf) == [b"x"]
+    assert dict(client.replies([uuid], math.inf)) == {uuid: [b"x"]}
+    with Client(client.endpoint, timeout=math.inf) as patient:
+        assert patient.wait(patient.submit("echo", "y")) == [b"y"]
+        assert len(patient.submit_many("echo", ["y"])) == 1
+
+
+def test_two_threads_are_told_that_they_share_a_client(server: Server, client: Client) -> None:
+    uuid, ended = client.submit("absent", "x"), threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(UnknownRequest):
+            client.wait(uuid, 60)
+        ended.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    with Client(server.endpoints[0]) as own:
+        eventually(lambda: own.stats()["waiting_clients"] == 1)
+        for use in (client.stats, lambda: client.submit("s", "x")):
+            with pytest.raises(CallerError, match="another thread is using this client; give each thread one of its"):
+                use()
+        own.close(uuid)
+    thread.join(30)
+    assert ended.is_set(), "who was first is not disturbed"
+    assert client.stats()["store"]["requests"] == 0
 
 
 def test_call_stores_nothing(client: Client, echo: Worker) -> None:

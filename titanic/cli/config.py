@@ -16,7 +16,7 @@ from titanic.cli.config_file import Document, Found, commands_of
 from titanic.cli.environment import strangers
 from titanic.cli.help import Option, command
 from titanic.cli.options import json_flag
-from titanic.cli.output import EXIT_FAILED, print_json, print_table
+from titanic.cli.output import EXIT_FAILED, print_json, print_table, say
 from titanic.text import counted
 
 _file_option = click.option(
@@ -82,7 +82,7 @@ def show(name: str, arguments: tuple[str, ...], path: str | None, as_json: bool)
     else:
         print_table(("OPTION", "VALUE", "FROM"), [(row.name, _shown(row.value), row.source) for row in rows])
     for text in strangers(context):
-        click.echo(f"titanic: {text}", err=True)
+        say(text)
 
 
 def _effective(

@@ -20,6 +20,7 @@ import click
 
 import broker
 from titanic.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PENDING, EXIT_UNKNOWN, EXIT_UNREAD, EXIT_USAGE, say
+from titanic.entry import leave
 from titanic.errors import TimedOut, TitanicError, UnknownRequest
 from titanic.version import __version__
 
@@ -60,10 +61,29 @@ class Titanic(click.Group):
     table = COMMANDS
     meant = MEANT
     package = "titanic.cli"
+    program = "titanic"
+    """What its errors begin with."""
     reloadable: tuple[str, ...] = ("serve", "broker")
     """Commands that read their configuration again on SIGHUP."""
     neighbours: tuple[click.Group, ...] = ()
     """Other programs whose settings may stand in the same file."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """As ever, but what is wrong with the arguments is told in a line, too."""
+        if not extra.get("standalone_mode", True):
+            return super().main(*args, **extra)
+        try:
+            code = super().main(*args, **extra | {"standalone_mode": False})
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            for line in _complaint(error).splitlines():
+                say(line, program=self.program)
+            sys.exit(error.exit_code)
+        except click.Abort:
+            sys.exit(EXIT_INTERRUPTED)
+        sys.exit(code if isinstance(code, int) else 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In reading order."""
@@ -102,6 +122,8 @@ class Titanic(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
+        if signal.getsignal(signal.SIGINT) is leave:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # from now on there is something to be ended
         try:
             return super().invoke(ctx)
         except (TimedOut, broker.TimedOut) as error:
@@ -122,6 +144,20 @@ class Titanic(click.Group):
             sys.exit(EXIT_FAILED)
         except KeyboardInterrupt:
             sys.exit(EXIT_INTERRUPTED)
+
+
+def _complaint(error: click.ClickException) -> str:
+    """What is wrong with the arguments; click's own words as all others are said: no capital, no full stop."""
+    context = getattr(error, "ctx", None)
+    if isinstance(error, click.NoSuchOption):
+        near = " or ".join(sorted(error.possibilities or ()))
+        advice = f"did you mean {near}?" if near else f"{context.command_path} --help lists them" if context else ""
+        return f"no such option: {error.option_name}; {advice}"
+    text = error.format_message()
+    if not text.startswith(("Got unexpected", "Invalid value", "Missing ", "No such ", "Option ")):
+        return text
+    text = text[:1].lower() + text[1:].rstrip(".")
+    return text if context is None or text.startswith("invalid") else f"{text}; {context.command_path} --help says more"
 
 
 def _drop_output() -> None:

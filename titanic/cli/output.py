@@ -21,9 +21,11 @@ from titanic.text import printable
 EXIT_FAILED, EXIT_USAGE, EXIT_PENDING, EXIT_UNKNOWN, EXIT_INTERRUPTED, EXIT_UNREAD = 1, 2, 3, 4, 130, 141
 
 
-def say(message: object, detail: Sequence[bytes] = ()) -> None:
+def say(message: object, detail: Sequence[bytes] = (), program: str = "") -> None:
     """A line for people on stderr, and below it what a worker had to say."""
-    click.echo(f"titanic: {printable(str(message)).removeprefix('titanic: ')}", err=True)
+    context = click.get_current_context(silent=True)
+    name = program or getattr(context and context.find_root().command, "program", "titanic")
+    click.echo(f"{name}: {printable(str(message)).removeprefix('titanic: ')}", err=True)
     if text := as_text(detail):
         click.echo(text, err=True)
 

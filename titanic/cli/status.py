@@ -15,7 +15,7 @@ from titanic.cli.connect import connect_to_look
 from titanic.cli.help import Command, command
 from titanic.cli.offline import Files, look, lookable
 from titanic.cli.options import json_flag, option, reaching, seconds
-from titanic.cli.output import duration, print_json, print_table, size
+from titanic.cli.output import duration, print_json, print_table, say, size
 from titanic.client import Client
 from titanic.errors import RequestError, TimedOut, TitanicError
 from titanic.text import counted, printable
@@ -92,7 +92,7 @@ def _watch(every: float, as_json: bool, where: dict[str, Any]) -> None:
             document = _ask(where)
         except (TimedOut, broker.TimedOut) as error:  # it may come back
             document = None
-            click.echo(f"titanic: {error}", err=True)
+            say(error)
         if document is not None:
             if as_json:
                 click.echo(json.dumps(document))

@@ -148,7 +148,7 @@ def _read(body: Frames) -> dict[str, Any]:
         options["service"] = str(given["service"]).encode(errors="replace")
     older = options["older_than"] = given.get("older_than")
     if older is not None and (isinstance(older, bool) or not isinstance(older, (int, float)) or not 0 <= older < 1e10):
-        raise ValueError("older_than must be a number of seconds")
+        raise ValueError("older_than must be a number of seconds from 0 to 10 000 000 000")
     return options
 
 

@@ -143,13 +143,13 @@ def _is_whole(least: int, most: int) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
-_SECONDS = ("a number of seconds above 0", _is_seconds)
+_SECONDS = ("a number of seconds above 0, and ten years at most", _is_seconds)
 _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "key": ("text of 1 to 255 bytes", _is_key),
     "keys": ("a list of texts of 1 to 255 bytes", lambda v: isinstance(v, list) and all(map(_is_key, v))),
     "key_for": _SECONDS,
     "ttl": _SECONDS,
-    "delay": ("a number of seconds, 0 or more", lambda v: _is_number(v) and 0 <= v <= MOST_SECONDS),
+    "delay": ("a number of seconds from 0, and ten years at most", lambda v: _is_number(v) and 0 <= v <= MOST_SECONDS),
     "priority": ("a whole number from 0 to 9", _is_whole(0, 9)),
     "max_attempts": ("a whole number from 1 to 65535", _is_whole(1, 65535)),
     "limit": _SECONDS,

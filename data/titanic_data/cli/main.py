@@ -37,6 +37,7 @@ class TitanicData(Titanic):
     table = COMMANDS
     meant = {"reports": "report", "check": "verify", "ls": "files", "list": "files"}  # noqa: RUF012
     package = "titanic_data.cli"
+    program = "titanic-data"
     neighbours = (titanic,)
 
     def invoke(self, ctx: click.Context) -> Any:

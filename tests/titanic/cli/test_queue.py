@@ -214,7 +214,8 @@ def test_a_service_that_cannot_be_is_refused(at: tuple[str, str], service: str) 
 def test_wrong_usage(arguments: tuple[str, ...]) -> None:
     done = here(*arguments)
     assert (done.code, done.out) == (2, b"")
-    assert "Error: " in done.err
+    assert done.err.startswith("titanic: ")
+    assert len(done.err.splitlines()) == 1
 
 
 # -- nobody there --------------------------------------------------------------------------------------------------
@@ -243,7 +244,7 @@ def test_an_endpoint_that_cannot_be(command: tuple[str, ...]) -> None:
 def test_a_name_that_nobody_knows(command: tuple[str, ...]) -> None:
     done = here(*command, "--endpoint", f"tcp://{'x' * 64}:5555")  # names are shorter: no DNS is asked
     assert (done.code, done.out) == (2, b"")
-    assert "Invalid value for '--endpoint': no machine is known by the name" in done.err
+    assert "titanic: invalid value for '--endpoint': no machine is known by the name" in done.err
 
 
 def test_a_name_that_cannot_be_looked_up_now(monkeypatch: pytest.MonkeyPatch) -> None:

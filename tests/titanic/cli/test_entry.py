@@ -1,0 +1,33 @@
+"""The first moments of a command: a Ctrl-C ends it without a word, whatever is being imported."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from support.cli_titanic import CLEAN
+
+
+@pytest.mark.parametrize("module", ["click", "zmq", "broker.client", "titanic.cli.output"])
+def test_an_interrupt_while_it_is_imported(module: str) -> None:
+    """The interpreter tells what it has imported."""
+    command = [sys.executable, "-X", "importtime", "-m", "titanic", "status", "--endpoint", "tcp://127.0.0.1:9"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=CLEAN) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if re.fullmatch(rf"import time:.*\| +{re.escape(module)}\n", line):
+                break
+        process.send_signal(signal.SIGINT)
+        rest = [line for line in process.stderr if not line.startswith("import time:")]
+    assert (process.returncode, rest) == (130, [])
+
+
+def test_an_interrupt_that_is_ignored_stays_so() -> None:
+    """As a shell does for what it starts in the background."""
+    program = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import titanic.entry as e; e.main()"
+    command = [sys.executable, "-c", program, "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout.startswith("titanic, version ")
