@@ -1,5 +1,7 @@
 """What is remembered of closed requests, and the agreement with an archive about it."""
 
+from contextlib import suppress
+
 import pytest
 
 from titanic.errors import InvalidArchive, RecordCorrupt, StoreFull
@@ -266,6 +268,57 @@ def test_requests_are_closed_while_an_archive_is_behind_at_last_without_their_fr
     assert any(life.request_left_out for life in lives), "there was no room for all of them"
     assert all(life.request_bytes == 1500 for life in lives)
     assert archive(store).lost == 0
+
+
+def fill_to_the_brim(store):
+    """Until not even a closed request without its frames has room; requests that are delayed now."""
+    uuids = []
+    with suppress(StoreFull):
+        while True:
+            uuids += accept(store, *[NewRequest(b"echo", [bytes(100)])] * 500)
+    least = store._environment.room.least
+    for at in range(0, len(uuids), 500):
+        with store.write() as txn:
+            for uuid in uuids[at : at + 500]:
+                assert txn.postpone(uuid, due=NOW + 9, attempts=1, dispatched_at=NOW, reason="x" * 1000)
+            if txn._recount() > least:
+                return uuids[: at + 500]
+    raise AssertionError("it is not full")
+
+
+def test_full_to_the_brim_it_closes_nothing_that_an_archive_would_miss(store):
+    with store.write() as txn:
+        txn.register_archive()
+    pass_through(store, 300, size=3000)
+    one, other, *_ = fill_to_the_brim(store)
+    for act in ("close", "trim"):
+        with store.write() as txn:
+            if act == "close":
+                with pytest.raises(StoreFull):
+                    txn.close(one, NOW + 3)
+            else:
+                assert txn.finish(one, Status.DONE, [], attempts=1, dispatched_at=NOW, finished_at=NOW)
+                assert txn.trim(NOW + 100, Retention(reply_retention=1)).replies == 0
+    assert archive(store) == (True, 0, 1, 300, 0)
+    with store.read() as txn:
+        assert (txn.state(one), txn.state(other)) == (State.DONE, State.DELAYED)
+
+    with store.write() as txn:
+        txn.acknowledge_archive(300)
+    for _ in range(5):  # the room of what the archive has is made free bit by bit
+        with store.write():
+            pass
+    assert close(store, one, other) == [(b"echo", State.DONE), (b"echo", State.DELAYED)]
+    assert sequence_range(store)[1] == 302
+    assert [life.uuid for life in closed(store, after=300)] == [one, other]
+    assert archive(store).lost == 0
+
+
+def test_without_an_archive_it_closes_them_and_counts_that_they_are_forgotten(store):
+    one, *_ = fill_to_the_brim(store)
+    assert close(store, one) == [(b"echo", State.DELAYED)]
+    assert sequence_range(store) == (1, 0)
+    assert archive(store) == (False, 0, 1, 0, 1)
 
 
 def test_acknowledging_goes_forward_only_and_not_beyond_the_end(store):
