@@ -99,9 +99,13 @@ WRITE_NAMES = (
     "priority",
     "max_attempts",
 )
+CATALOG = "Spark does not hand on the options of a table in its catalog"
+VIEW = "CREATE TEMPORARY VIEW … USING titanic OPTIONS"
+VIEW_TO_WRITE = "CREATE TEMPORARY VIEW … (key STRING, body STRING) USING titanic OPTIONS (endpoint …, service …)"
 LOSS_ALLOWED = "set failOnDataLoss=false"
 """What a reader's user may do when numbers have left the ring."""
-STREAMING = frozenset({"checkpointlocation", "path"})
+CHECKPOINT = "checkpointlocation"
+STREAMING = frozenset({CHECKPOINT, "path"})
 """What Spark passes on to a sink although it is for itself."""
 
 
@@ -115,9 +119,20 @@ def first_number(options: ReadOptions, oldest: int, newest: int) -> int:
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
     """The options of a reader. Raises InvalidOption."""
+    if any(name.lower() == "provider" for name in given):  # Spark adds it to those of CREATE TABLE
+        what = "a table in Spark's catalog cannot be read or written as titanic"
+        raise InvalidOption(what, CATALOG, f"say {VIEW} (path '/var/lib/titanic')")
+    for name in given:
+        if name.lower() in _WRITE.keys() - _READ.keys():
+            what, fact = f"there is no option {name!r} for reading", f"there are {', '.join(READ_NAMES)}"
+            advice = f"say {VIEW_TO_WRITE} for a view to write to"
+            raise InvalidOption(what, fact, advice)
     values = _read(given, READ_NAMES, _READ)
     if not values.get("path"):
-        raise InvalidOption("there is no path to read from", "", 'say .option("path", …) or .load("/var/lib/titanic")')
+        advice = f"""say .load("/var/lib/titanic"), or {VIEW} (path '/var/lib/titanic')"""
+        raise InvalidOption(
+            "there is no path to read from", "" if given else f"there are no options; {CATALOG}", advice
+        )
     options = ReadOptions(**values)
     first, last = options.startingoffsets, options.endingoffsets
     if isinstance(first, int) and isinstance(last, int) and last < first:
@@ -133,7 +148,11 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """The options of a writer. Raises InvalidOption."""
+    """The options of a writer. Raises InvalidOption, also when there are none: they may have been those of a table in
+    Spark's catalog, and its rows must not go to whatever queue is at the default endpoint."""
+    if all(name.lower() == CHECKPOINT for name in given):
+        advice = f'say .option("service", …).option("endpoint", …), or {VIEW_TO_WRITE}'
+        raise InvalidOption("there are no options", CATALOG, advice)
     return WriteOptions(**_read(given, WRITE_NAMES, _WRITE, STREAMING))
 
 
@@ -197,6 +216,13 @@ def _seconds(least: float) -> Callable[[str], float]:
     return read
 
 
+def _path(text: str) -> str:
+    path = re.sub(r"^file:(//)?(?=/(?!/))", "", text)
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", path):
+        raise ValueError("it is a directory, or file:///directory, where the tasks run")
+    return path
+
+
 def _table(text: str) -> str:
     if text not in TABLES:
         raise ValueError("; ".join(suggest(text, TABLES)))
@@ -223,7 +249,7 @@ def _service(text: str) -> str:
 
 
 _READ: dict[str, Callable[[str], Any]] = {
-    "path": str,
+    "path": _path,
     "table": _table,
     "columns": _word,
     "startingoffsets": _offset(EARLIEST, LATEST),
