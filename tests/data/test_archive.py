@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from support.archiving import Crash, crash_at, in_ring, rows, run
+from support.archiving import Crash, content, crash_at, in_ring, rows, run
 from support.ring import fill, ring, wait_for_room
 
 from titanic.store import Store
@@ -19,6 +23,7 @@ from titanic_data.archive import (
     verify,
 )
 from titanic_data.archive.archiver import POINTS
+from titanic_data.archive.durable import checksum
 from titanic_data.errors import ArchiveBusy, ArchiveError
 from titanic_data.reading import forget
 
@@ -152,6 +157,73 @@ def test_fewer_files(store: Path, tmp_path: Path) -> None:
     assert rows(archive.path) == good
     assert compact(archive) == []
     assert run(store, archive.path).rows == 0
+
+
+def rewrite(archive: Path, change: Callable[[pa.Table], pa.Table], first: int) -> None:
+    """Make the files of a range those of another version of this program."""
+    opened = Archive.open(archive)
+    (entry,) = (entry for entry in opened.entries if entry.first == first)
+    files = []
+    for known in entry.files:
+        path = opened.data / known.path
+        pq.write_table(change(pq.ParquetFile(path).read()), path)
+        files.append(replace(known, bytes=path.stat().st_size, crc32=checksum(path)))
+    opened.replace(replace(entry, files=tuple(files)))
+
+
+def test_fewer_files_of_several_versions(store: Path, tmp_path: Path) -> None:
+    """Columns may have been added: before `date`, which is in a folder's name."""
+    archive = tmp_path / "archive"
+    run(store, archive)
+    good = rows(archive)
+    rewrite(archive, lambda table: table.drop_columns(["schema_version", "reply_sizes"]), first=1)
+    rewrite(archive, lambda table: table.append_column("region", pa.array(["north"] * len(table))), first=201)
+    compact(Archive.open(archive))
+    opened = Archive.open(archive)
+    assert verify(opened) == []
+    assert len(opened.entries) == 1
+    found = {row["seq"]: row for file in opened.files() for row in pq.ParquetFile(file).read().to_pylist()}
+    lost = {"schema_version": None, "reply_sizes": None}
+    for row in good:
+        number = int(str(row["seq"]))
+        want = {key: value for key, value in row.items() if key != "date"} | (lost if number <= 100 else {})
+        assert found[number] == want | {"region": "north" if number > 200 else None}
+    forget(store)
+    with Store.open(store) as opened_store:
+        fill(opened_store, 50, at=300, step_us=1_200_000_000)
+    run(store, archive)
+    assert len(compact(Archive.open(archive))) == 1
+    assert rows(archive)[100:300] == good[100:300]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (
+            lambda table: table.set_column(
+                table.schema.get_field_index("attempts"), "attempts", pa.array(["many"] * len(table))
+            ),
+            "its column attempts is string, and int32 here",
+        ),
+        (
+            lambda table: table.set_column(
+                table.schema.get_field_index("schema_version"), "schema_version", pa.array([2] * len(table), pa.int32())
+            ),
+            "its rows have the schema version 2, known is 1",
+        ),
+        (lambda table: table.drop_columns(["seq"]), "it has no column seq"),
+    ],
+)
+def test_files_of_another_schema_are_refused(
+    store: Path, tmp_path: Path, change: Callable[[pa.Table], pa.Table], fault: str
+) -> None:
+    archive = tmp_path / "archive"
+    run(store, archive)
+    rewrite(archive, change, first=101)
+    before = content(archive)
+    with pytest.raises(ArchiveError, match=f"closed-101-200-0.parquet cannot be compacted; {fault}"):
+        compact(Archive.open(archive))
+    assert content(archive) == before
 
 
 def test_a_manifest_with_a_hole(store: Path, tmp_path: Path) -> None:

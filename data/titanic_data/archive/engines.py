@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from titanic_data.reading import read_closed
-from titanic_data.tables import CLOSED
+from titanic_data.tables import CLOSED, SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,8 +24,8 @@ ENGINES = ("pyarrow", "spark")
 COMPRESSION = "zstd"
 ORDER = ("service", "seq")
 ROW_GROUP = 128 * 1024
-FILE_COLUMNS = [name for name in CLOSED.schema.names if name != "date"]
-"""What is in a file; the date is in the name of its directory."""
+DATE = "date"
+"""The only column that is not in a file: it is in the name of its directory."""
 
 
 class Engine(Protocol):
@@ -75,24 +75,58 @@ class SparkEngine:
 
 
 def write_by_date(table: Any, staging: Path, reached: Callable[[str], None] = lambda point: None) -> None:
-    """Write rows of CLOSED into `staging/date=…/`."""
-    for date in sorted(pc.unique(table["date"]).to_pylist()):
+    """Write rows of CLOSED, and what columns they have beside, into `staging/date=…/`."""
+    for date in sorted(pc.unique(table[DATE]).to_pylist()):
         folder = staging / f"date={date}"
         folder.mkdir(parents=True)
-        some = table.filter(pc.equal(table["date"], pa.scalar(date, pa.date32())))
-        some = some.sort_by([(name, "ascending") for name in ORDER]).select(FILE_COLUMNS)
+        some = table.filter(pc.equal(table[DATE], pa.scalar(date, pa.date32())))
+        some = some.sort_by([(name, "ascending") for name in ORDER]).drop_columns([DATE])
         pq.write_table(some, folder / "part.parquet", compression=COMPRESSION, row_group_size=ROW_GROUP)
         reached("staging")
 
 
 def read_files(files: Sequence[Path]) -> Any:
     """The rows of some files, with their date, as one table."""
-    tables = [rows_of(file.read_bytes(), file) for file in files]
+    tables = [rows_of(file.read_bytes(), file).select(CLOSED.schema.names) for file in files]
     return pa.concat_tables(tables) if tables else CLOSED.schema.empty_table()
 
 
+def schema_fault(content: bytes) -> str:
+    """Why what is in a file cannot be read as CLOSED; nothing when it can.
+
+    An earlier version may have known fewer columns, and a later one more: see tables.SCHEMA_VERSION.
+    """
+    file = pq.ParquetFile(pa.BufferReader(content))
+    found = file.schema_arrow
+    if "seq" not in found.names:
+        return "it has no column seq"
+    for field in CLOSED.schema:
+        if field.name in found.names and (kind := _plain(found.field(field.name).type)) != _plain(field.type):
+            return f"its column {field.name} is {kind}, and {field.type} here"
+    if "schema_version" in found.names:
+        version = pc.max(file.read(["schema_version"])["schema_version"]).as_py()
+        if version is not None and version > SCHEMA_VERSION:
+            return f"its rows have the schema version {version}, known is {SCHEMA_VERSION}"
+    return ""
+
+
 def rows_of(content: bytes, file: str | Path) -> Any:
-    """The rows of what is in a file, with the date that its path has, as a table."""
+    """The rows of what is in a file without a schema_fault, with the date that its path has, as a table.
+
+    The columns are those of CLOSED, null where the file has none, and behind them what a later version has added.
+    """
     table = pq.ParquetFile(pa.BufferReader(content)).read()
     date = pa.scalar(Path(file).parent.name.removeprefix("date=")).cast(pa.date32())
-    return table.append_column("date", pa.repeat(date, len(table))).cast(CLOSED.schema)
+    table = table.append_column(DATE, pa.repeat(date, len(table)))
+    known = [
+        table[field.name].cast(field.type) if field.name in table.schema.names else pa.nulls(len(table), field.type)
+        for field in CLOSED.schema
+    ]
+    added = [name for name in table.schema.names if name not in CLOSED.schema.names]
+    columns = [*known, *(table[name] for name in added)]
+    return pa.table(columns, schema=pa.schema([*CLOSED.schema, *(table.schema.field(name) for name in added)]))
+
+
+def _plain(kind: Any) -> Any:
+    """An Arrow type without the name that a writer has given to the elements of a list."""
+    return pa.list_(kind.value_type) if pa.types.is_list(kind) else kind

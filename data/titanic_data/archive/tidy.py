@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from titanic_data.archive.archiver import publish
 from titanic_data.archive.durable import sync_directory
-from titanic_data.archive.engines import rows_of, write_by_date
+from titanic_data.archive.engines import rows_of, schema_fault, write_by_date
 from titanic_data.archive.manifest import Archive, Entry, File
 from titanic_data.archive.verify import read_whole
 from titanic_data.errors import ArchiveError
@@ -39,20 +39,23 @@ def compact(
     """Write runs of small ranges anew as one range each, with a file for each day; the new entries.
 
     The old files stay until `vacuum`. Killed at any time, it leaves the old entry or the new one. Raises ArchiveError,
-    before anything is changed, when a file is not what was noted of it.
+    before anything is changed, when a file is not what was noted of it, or not of a schema that this version knows.
+    Columns that some files lack are null in their rows.
     """
     made = []
     with archive.locked():
         runs = _runs(archive.entries, rows, max_bytes)
         for run in runs:
             for entry, file in _files(run):
-                read_whole(archive, entry, file)
+                if fault := schema_fault(read_whole(archive, entry, file)):
+                    what = f"{archive.data / file.path} cannot be compacted"
+                    raise ArchiveError(what, fact=fault, advice="did a later version write it? upgrade this Titanic")
         for run in runs:
             archive.clear_staging()
             first, last = run[0].first, run[-1].last
             # Checked again, what is read: a fresh checksum of a damaged row would make it a whole one.
             tables = [rows_of(read_whole(archive, *one), one[1].path) for one in _files(run)]
-            table = pa.concat_tables(tables)
+            table = pa.concat_tables(tables, promote_options="default")
             if len(table) != last - first + 1:
                 fact = f"{first} to {last} have {len(table)} rows"
                 raise ArchiveError("a range is not complete", fact, "titanic-data verify says more")
