@@ -93,7 +93,7 @@ class RandomClient(threading.Thread):
             while not self._over.is_set():
                 self.count["operations"] += 1
                 hoarding = self._hoards_at and self.count["operations"] == self._hoards_at
-                act = self._hoard if hoarding else self._dice.choices(acts, weights)[0]
+                act = self._hoard if hoarding or self._is_bored() else self._dice.choices(acts, weights)[0]
                 try:
                     act()
                 except TimedOut:
@@ -198,6 +198,10 @@ class RandomClient(threading.Thread):
             self._submitted([life], lambda: [self._client.submit(life.service, life.body, **options)])
         if life in self._unsure:
             self._unsure.remove(life)
+
+    def _is_bored(self) -> bool:
+        """Whether to give back what fills the store. Replies that find no room hold the places of their workers."""
+        return bool(self._hoarded) and self._dice.random() < 0.05
 
     def _hoard(self) -> None:
         """Fill the store, or give back what filled it."""

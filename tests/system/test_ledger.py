@@ -110,6 +110,7 @@ class Episode:
         """All that can end ends; what was said stays as it is; what is closed is gone, and there is room again."""
         known = [life for life in self.world.lives.values() if life.uuids]
         with Client(self.cast.endpoint, timeout=5, retries=6) as client:
+            self._close(client, [life for life in known if life.service == ABSENT])  # with the store full, nothing ends
             self._until_all_ended(client, [life for life in known if not life.endless])
             for life in self.dice.sample(known, min(100, len(known))):
                 self._saw(client, life)
@@ -123,14 +124,18 @@ class Episode:
                     )
                     for life, uuid in zip(part, again, strict=True):
                         life.uuids.append(uuid)
-            began = time.monotonic()
-            client.close_many(life.uuid for life in known)
-            for life in known:
-                life.closes.append((began, time.monotonic()))
+            self._close(client, known)
             self.clients[0].saw_many(known, client, SETTLED)
             eventually(lambda: self._empty(client), SETTLED)
             filling = [client.submit(ABSENT, bytes(400_000)) for _ in range(15)]  # 6 MB of 12
             client.close_many(filling)
+
+    @staticmethod
+    def _close(client: Client, lives: list[Life]) -> None:
+        began = time.monotonic()
+        client.close_many(life.uuid for life in lives)
+        for life in lives:
+            life.closes.append((began, time.monotonic()))
 
     def _until_all_ended(self, client: Client, lives: list[Life]) -> None:
         pending = {life.uuid: life for life in lives}
