@@ -10,14 +10,16 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from broker.client import Body, body_frames, reply_body
 from broker.config import DEFAULT_ENDPOINT, BrokerConfig, ClientConfig, WorkerConfig
-from broker.core.client import VERSIONS, ClientSession, Event
+from broker.core.client import Event
 from broker.core.mdp import Frames, service_fault
+from broker.core.servers import Servers
 from broker.core.worker import WorkerSession
 from broker.errors import UsageError
+from broker.patterns.core.generaldomo import DomoSession
 from broker.patterns.door import Door
 from broker.patterns.packed import PackedDealer
 from broker.patterns.shared import SharedClient
@@ -86,17 +88,19 @@ class Generaldomo(SharedClient):
         retries: int = 3,
         window: int = 1000,
     ) -> None:
-        """`window`: requests in flight; who has more to ask waits."""
+        """`window`: requests in flight; who has more to ask waits. With a broker that is not of this project, of these
+        one is on its way on each of up to 16 connections."""
         super().__init__("generaldomo")
-        self.session = ClientSession(ClientConfig(timeout, retries, "0.1"), correlated=True, dialect=VERSIONS["0.1"])
-        self._dealer = PackedDealer(endpoint, lambda: self._loop.call(self._arrived))
+        self.session = DomoSession(ClientConfig(timeout, retries, "0.1"))
+        self._servers = Servers(endpoint)
+        self._dealers: dict[int, PackedDealer] = {}
         self._room = threading.BoundedSemaphore(window)
         self._loop.add(self)
 
     def call(self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None) -> Frames:
         """The reply. Raises TimedOut after the last try, RemoteError for an error reply. Any thread may ask."""
         event = self.send(service, *body, timeout=timeout, retries=retries).result()
-        return reply_body(event, f"no answer from {self._dealer.servers}; is a broker there, and a worker?")
+        return reply_body(event, f"no answer from {self._servers}; is a broker there, and a worker?")
 
     def send(
         self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None
@@ -139,14 +143,23 @@ class Generaldomo(SharedClient):
 
     def flush(self, now: float) -> None:
         """Send, and tell who asked."""
-        self._dealer.send(self.session.take_output())
+        for peer, frames in self.session.take_output():
+            lane, number = cast("tuple[int, int]", peer)
+            if lane not in self._dealers:
+                self._dealers[lane] = self._make_dealer(lane)
+            self._dealers[lane].send([(number, frames)])
         self._tell(self.session.take_events())
 
     def close(self) -> None:
         """Close the socket. Nobody waits for ever."""
-        self._dealer.close(linger=0)  # nobody waits for an answer to what is still here
+        for dealer in self._dealers.values():
+            dealer.close(linger=0)  # nobody waits for an answer to what is still here
         self._give_up()
 
-    def _arrived(self) -> None:
-        while (frames := self._dealer.receive()) is not None:
-            self.session.receive(self._dealer.number, frames, time.monotonic())
+    def _make_dealer(self, lane: int) -> PackedDealer:
+        return PackedDealer(self._servers.names, lambda: self._loop.call(self._arrived, lane))
+
+    def _arrived(self, lane: int) -> None:
+        dealer = self._dealers[lane]
+        while (frames := dealer.receive()) is not None:
+            self.session.receive((lane, dealer.number), frames, time.monotonic())

@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from support.running import again, until
+from support.strict_domo import StrictDomo
 
-from broker import BrokerConfig, Client, Pipeline, RemoteError, TimedOut, UsageError, Worker, WorkerConfig
+from broker import BrokerConfig, Client, ClientConfig, Pipeline, RemoteError, TimedOut, UsageError, Worker, WorkerConfig
 from broker.core.mdp import Frames
 from broker.core.request import Request
 from broker.drafts import DraftSocket, MissingDrafts, Unreachable, choose
 from broker.patterns import Generaldomo, GeneraldomoBroker, GeneraldomoWorker, pack, unpack
-from broker.patterns.core.generaldomo import pack_mdp, unpack_mdp
+from broker.patterns.core.generaldomo import DomoSession, pack_mdp, unpack_mdp
 
 ANY = "tcp://127.0.0.1:*"
 NOBODY = "tcp://127.0.0.1:9"
@@ -373,6 +374,80 @@ def test_more_than_may_be_in_flight_waits(domo: Domo) -> None:
     with Worker("echo", lambda frames: frames, domo.router), Generaldomo(domo.server, timeout=60, window=3) as client:
         futures = [client.send("echo", b"%d" % number) for number in range(100)]
         assert [future.result(60).body for future in futures] == [[b"%d" % number] for number in range(100)]
+
+
+@pytest.mark.parametrize("mmi", [True, False], ids=["501", "silence"])
+def test_with_a_broker_that_reads_the_frames_strictly(mmi: bool) -> None:
+    """Generaldomo's own knows no marks: threads share the client all the same, each request on a connection."""
+    answers: dict[int, Frames] = {}
+
+    def ask(first: int) -> None:
+        for number in range(first, first + 10):
+            answers[number] = client.call("echo", b"%d" % number, b"x" * 300)
+
+    with (
+        StrictDomo(mmi=mmi) as strict,
+        GeneraldomoWorker("echo", shout, strict.endpoint, jobs=4),
+        Generaldomo(strict.endpoint, timeout=30) as client,
+    ):
+        threads = [threading.Thread(target=ask, args=(10 * number,)) for number in range(24)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert client.call("mmi.service", "echo") == [b"200"]
+        with pytest.raises(RemoteError, match="418 asked to fail"):
+            client.call("echo", "fail")
+    assert answers == {number: [b"%d" % number, b"X" * 300] for number in range(240)}
+    assert strict.faults == []
+    assert strict.most_from_one == 1
+
+
+def test_with_our_broker_requests_share_a_connection(domo: Domo) -> None:
+    with Worker("echo", shout, domo.router, jobs=2), Generaldomo(domo.server, timeout=30) as client:
+        assert client.call("echo", "x") == [b"X"]
+        until(lambda: client.session.ours)
+        futures = [client.send("echo", b"%d" % number) for number in range(100)]
+        assert [future.result(60).body for future in futures] == [[b"%d" % number] for number in range(100)]
+        until(lambda: [lane for lane, dealer in client._dealers.items() if dealer.socket is not None] == [0])
+
+
+def test_nobody_answers_and_nobody_waits_in_line() -> None:
+    begun = time.monotonic()
+    with Generaldomo(NOBODY, timeout=0.2, retries=1) as client:
+        futures = [client.send("x", "y") for _ in range(200)]
+        assert {future.result(60).kind.value for future in futures} == {"gave up"}
+    assert time.monotonic() < begun + 5, "or they had to wait for each other: 13 times 0.4 s"
+
+
+def test_a_broker_that_becomes_another() -> None:
+    session = DomoSession(ClientConfig(1.0, 0, "0.1"))
+
+    def answer(body: bytes, now: float) -> list[bytes]:
+        """Answer all that was sent; the requests among it."""
+        sent = []
+        for peer, frames in session.take_output():
+            if frames is not None:
+                service = frames[-2]
+                stack = frames[: frames.index(b"MDPC01")]
+                reply = body if service == b"mmi.broker" else frames[-1]
+                session.receive(peer, [*stack, b"MDPC01", service, reply], now)
+                sent += [frames[0]] if service != b"mmi.broker" else []
+        return sent
+
+    session.request(b"echo", [b"1"], 0.0)
+    assert answer(b"{}", 0.1) == [b""]
+    session.request(b"echo", [b"2"], 0.2)
+    assert answer(b"", 0.3) != [b""], "it has a mark"
+    session.request(b"echo", [b"3"], 1.0)
+    session.take_output()
+    session.tick(2.0)
+    assert [(event.ticket, event.kind.value) for event in session.take_events()][-1] == (3, "gave up")
+    session.request(b"echo", [b"4"], 2.0)
+    assert answer(b"501", 2.1) == [b""]
+    session.request(b"echo", [b"5"], 2.2)
+    assert answer(b"", 2.3) == [b""]
+    assert [event.body for event in session.take_events()] == [[b"4"], [b"5"]]
 
 
 def test_nobody_answers(domo: Domo) -> None:
