@@ -79,6 +79,8 @@ _FORMAT = 1
 _HEADER = struct.Struct("<" + "".join(code for _, code in LAYOUT))
 _PREFIX = struct.Struct("<BBH")
 _REST = struct.Struct("<QQQQ16sBBHBBBBIIII")
+_PARTS = struct.Struct("<BBBBIIII")
+_PARTS_AT = struct.calcsize("<" + "".join(code for _, code in LAYOUT[:12]))
 _STATUS = {int(status): status for status in Status}
 
 
@@ -89,6 +91,9 @@ class Where(IntEnum):
     BLOB = 1
     LEFT_OUT = 2  # larger than is kept, or there was no room
     DAMAGED = 3  # they were found damaged when the request was closed
+
+
+_IN_BLOB = int(Where.BLOB)
 
 
 class Part(NamedTuple):
@@ -221,6 +226,15 @@ def size(life: Life) -> int:
     """Bytes of the record."""
     texts = len(life.service) + len(life.key) + len(cut(life.error))
     return _HEADER.size + texts + len(life.request.data) + len(life.reply.data)
+
+
+def pages_elsewhere(record: memoryview) -> int:
+    """Pages that an entry has in blobs, at most, without decoding it; 0 when it makes no sense."""
+    if len(record) < _HEADER.size:
+        return 0
+    request, reply, _, _, _, request_size, _, reply_size = _PARTS.unpack_from(record, _PARTS_AT)
+    pages = Ref(0, request_size, 0).pages if request == _IN_BLOB else 0
+    return pages + Ref(0, reply_size, 0).pages if reply == _IN_BLOB else pages
 
 
 def decode_header(sequence: int, record: memoryview) -> Header:

@@ -10,7 +10,7 @@ archive has them, if one is registered (unless the store was told not to care).
 
 from __future__ import annotations
 
-from contextlib import suppress
+from itertools import islice
 
 from titanic.errors import RecordCorrupt
 from titanic.ids import SIZE
@@ -31,6 +31,9 @@ from titanic.store.schema import (
 )
 from titanic.store.view import View
 from titanic.store.views import Archive, Archivist
+
+_MOST_LOOKED_AT = 50_000
+"""Entries that are looked through for room; of more it is taken for granted that there is enough."""
 
 
 class Ring(View):
@@ -91,24 +94,23 @@ class Ring(View):
         return None if row is None else bytes(row)
 
     def _can_make_way(self, wanted: int) -> int:
-        """Bytes that dropping entries would give back; when they come to `wanted`, there may be more."""
-        stat = self._txn.stat(self._db.closed)
-        if not stat["entries"]:
+        """Bytes that dropping entries would give back, about; when they come to `wanted`, there may be more."""
+        present = self._txn.stat(self._db.closed)["entries"]
+        if not present:
             return 0
         first, last = self.closed_range()
         registered, upto = self._archived()
         if registered and not self._environment.settings.drop_unarchived:
             last = min(last, upto)
-        pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
-        found = pages * min(max(0, last + 1 - first), stat["entries"]) // stat["entries"] * PAGE
-        if found >= wanted:
-            return int(found)
-        for view, record in self._txn.cursor(self._db.closed).iternext():
-            if (sequence := sequence_of(view)) > last or found >= wanted:
-                break
-            with suppress(RecordCorrupt):
-                found += sum(ref.pages for ref in closed.decode_header(sequence, record).refs) * PAGE
-        return int(found)
+        entries = min(max(0, last + 1 - first), present)
+        found = self._pages(self._db.closed) * entries // present * PAGE
+        if found >= wanted or found + self._pages(self._db.blobs) * PAGE < wanted:
+            return found
+        for record in islice(self._txn.cursor(self._db.closed).iternext(keys=False), min(entries, _MOST_LOOKED_AT)):
+            found += closed.pages_elsewhere(record) * PAGE
+            if found >= wanted:
+                return found
+        return wanted if entries > _MOST_LOOKED_AT else found
 
     def _archived(self) -> tuple[bool, int]:
         registered, upto = self._meta_row(ARCHIVE_KEY, ARCHIVE) or (0, 0)

@@ -52,12 +52,11 @@ class View:
 
     def _used(self) -> int:
         """Bytes of the pages that are in use."""
-        pages = 0
-        stat = self._txn.stat
-        for database in self._db:
-            found = stat(database)
-            pages += found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]
-        return int(pages * PAGE)
+        return PAGE * sum(map(self._pages, self._db))
+
+    def _pages(self, database: lmdb._Database) -> int:
+        found = self._txn.stat(database)
+        return int(found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"])
 
     def _charges(self) -> int:
         """What the requests count that have not ended."""
