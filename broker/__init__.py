@@ -21,7 +21,7 @@ from broker.loop import Loop
 from broker.presence import Presence
 from broker.server import Broker, LocalPeer
 from broker.transport import Dealer, unreachable
-from broker.worker import Worker
+from broker.worker import Handler, Worker
 
 __all__ = [
     "ANSWER",
@@ -37,6 +37,7 @@ __all__ = [
     "EndpointError",
     "ErrorReply",
     "EventKind",
+    "Handler",
     "Job",
     "Kind",
     "LocalPeer",

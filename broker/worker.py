@@ -31,8 +31,11 @@ from broker.transport import Dealer
 
 log = logging.getLogger(__name__)
 
-Reply = bytes | str | Iterable[bytes] | None
+Frame = bytes | bytearray | memoryview | str
+Reply = Frame | Iterable[Frame] | None
+"""What a handler may return, or yield: one frame, several, or none, which is an empty one. Text is sent as UTF-8."""
 Handler = Callable[[Frames], Reply | Generator[Reply, None, Reply]]
+"""A function that gets a request's frames. It returns the reply, or is a generator of its parts."""
 
 
 class Worker:
@@ -86,7 +89,7 @@ class Worker:
     _registers_at = "broker"
     """What to call it."""
 
-    def connection(self, channel: _Channel, endpoints: Sequence[str], *, watch: bool) -> Dealer:
+    def _connection(self, channel: _Channel, endpoints: Sequence[str], *, watch: bool) -> Dealer:
         """Called by a channel, for the sockets that it speaks through."""
         return Dealer(zmq.Context.instance(), endpoints, watch=watch)
 
@@ -176,29 +179,29 @@ class Worker:
         for channel in self._channels:
             channel.give_up(time.monotonic())
 
-    def touch(self, channel: _Channel) -> None:
+    def _touch(self, channel: _Channel) -> None:
         """Called by a channel to which something was done."""
         self._loop.touch(channel)
 
-    def handled(self, channel: _Channel) -> None:
+    def _handled(self, channel: _Channel) -> None:
         """Called by a channel whose request has its reply."""
         self._handlers.done()
         self._loop.touch(channel)
 
-    def refused(self, now: float) -> None:
+    def _refused(self, now: float) -> None:
         """Called by a channel that the broker has sent away."""
         self._presence.refused(now)
 
-    def finished(self) -> None:
+    def _finished(self) -> None:
         """Called by a channel that has said good-bye: after the last one the loop ends."""
         if all(channel.session.stopped for channel in self._channels):
             self._loop.stop()
 
-    def starved(self, error: OutOfSockets, now: float) -> None:
+    def _starved(self, error: OutOfSockets, now: float) -> None:
         """Called by a channel that could not connect."""
         self._presence.starved(str(error), now)
 
-    def hand_over(self, channel: _Channel, job: Job) -> None:
+    def _hand_over(self, channel: _Channel, job: Job) -> None:
         """Called by a channel: have a request handled in a thread."""
         if not self._handlers.call(self._handle, channel, job):
             channel.refuse(job, error_body(500, "the worker cannot start a thread; try again later"))
@@ -209,10 +212,10 @@ class Worker:
             body = self._answer(channel, job)
         except TooLarge as fault:
             body = error_body(413, str(fault))
-            self._complain(log.warning, "a reply of %s was not sent: %s", fault)
+            self._complain(log.warning, "a reply of %s was not sent: %s (%s)", fault, job)
         except BaseException as error:  # SystemExit too: it would end this thread only, and silently
             body = failure(error)
-            self._complain(log.exception, "handler of %s failed")
+            self._complain(log.exception, "handler of %s failed (%s)", job)
         self._loop.call(channel.final, job, body)
 
     def _complain(self, say: Callable[..., None], text: str, *facts: object) -> None:
@@ -251,20 +254,20 @@ class _Channel:
     def __init__(self, worker: Worker, session: WorkerSession, endpoints: Sequence[str], *, watch: bool) -> None:
         self.session = session
         self._worker = worker
-        self._dealer = worker.connection(self, endpoints, watch=watch or len(endpoints) > 1)
+        self._dealer = worker._connection(self, endpoints, watch=watch or len(endpoints) > 1)
 
     def partial(self, job: Job, body: Frames) -> None:
         self.session.partial(job.number, body, time.monotonic())
-        self._worker.touch(self)
+        self._worker._touch(self)
 
     def final(self, job: Job, body: Frames) -> None:
         self.session.final(job.number, body, time.monotonic())
-        self._worker.handled(self)
+        self._worker._handled(self)
 
     def refuse(self, job: Job, body: Frames) -> None:
         """Answer a request that no thread was given."""
         self.session.final(job.number, body, time.monotonic())
-        self._worker.touch(self)
+        self._worker._touch(self)
 
     @property
     def joins_parts(self) -> bool:
@@ -274,7 +277,7 @@ class _Channel:
     def leave(self, now: float) -> None:
         """Finish what is in hand, and say good-bye."""
         self.session.leave(now)
-        self._worker.touch(self)
+        self._worker._touch(self)
 
     def give_up(self, now: float) -> None:
         """Say good-bye, also with a request in hand."""
@@ -296,7 +299,7 @@ class _Channel:
         if (frames := self._dealer.receive()) is not None:
             self.session.receive(self._dealer.number, frames, now)
             if self.session.refused:
-                self._worker.refused(now)
+                self._worker._refused(now)
         if self._dealer.broke():
             self.session.lost(now)
         return False
@@ -314,11 +317,11 @@ class _Channel:
             self._dealer.send(self.session.take_output())
         except OutOfSockets as error:
             self.session.lost(now)  # it comes back after a while, as after any other loss
-            self._worker.starved(error, now)
+            self._worker._starved(error, now)
         for job in self.session.take_jobs():
-            self._worker.hand_over(self, job)
+            self._worker._hand_over(self, job)
         if self.session.stopped:
-            self._worker.finished()
+            self._worker._finished()
 
     def close(self) -> None:
         self._dealer.close()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from titanic.version import __version__
 
 if TYPE_CHECKING:
+    from titanic.answers import RequestInfo
     from titanic.client import Client
     from titanic.config import ServerConfig
     from titanic.errors import (
@@ -32,6 +33,7 @@ __all__ = [
     "Refused",
     "RequestError",
     "RequestFailed",
+    "RequestInfo",
     "Server",
     "ServerConfig",
     "TimedOut",
@@ -40,7 +42,7 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = {"Client": "client", "Server": "server", "ServerConfig": "config"}
+_HOMES = {"Client": "client", "RequestInfo": "answers", "Server": "server", "ServerConfig": "config"}
 """The modules of the names; those that are not here are errors."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, TypedDict
 
 import broker
 from titanic import ids, tsp
@@ -18,6 +19,35 @@ from titanic.errors import (
 )
 from titanic.text import counted
 from titanic.tsp import Frames
+
+
+class RequestInfo(TypedDict):
+    """All that is known of a request but its frames. Times are microseconds since 1970; 0 and "": there is none."""
+
+    uuid: str
+    service: str
+    state: Literal["waiting", "delayed", "running", "done", "failed", "expired", "cancelled"]
+    key: str
+    priority: int
+    max_attempts: int
+    options: dict[str, float]
+    """`limit`, `retry_first` and `retry_most` as far as given, in seconds."""
+    submitted_at: int
+    not_before: int
+    expires_at: int
+    body_frames: int
+    body_bytes: int
+    attempts: int
+    dispatched_at: int
+    """When it was sent to a worker, the last time."""
+    due: int
+    """When it is tried next."""
+    finished_at: int
+    reason: str
+    """Why it failed, the last time or for good."""
+    reply_frames: int
+    reply_bytes: int
+
 
 LOOKS = {tsp.REPLY, tsp.WAIT, tsp.LIST, tsp.STATS}
 """Services that change nothing."""

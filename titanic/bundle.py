@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
+from titanic.errors import InvalidRequest
 from titanic.limits import frame_size
+from titanic.options import encode
 from titanic.own_keys import OwnKeys
 
 Body = bytes | str
@@ -43,28 +45,42 @@ def submissions(
     bodies: Iterable[Body | Sequence[Body]],
     window: int,
     most_bytes: int = MOST_BYTES,
-    keys: OwnKeys | None = None,
+    own_keys: OwnKeys | None = None,
+    *,
+    keys: Iterable[str] | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Submission]:
     """The bodies as submissions of `most_bytes`, in their order. One of several frames travels alone, as does a large
-    one."""
+    one. `keys` has one for each body, `options` are for all; InvalidRequest when there are more keys or fewer."""
+    given = None if keys is None else iter(keys)
+    bundle: list[Body] = []
+    theirs: list[str] = []
+    """The keys of those in the bundle."""
 
     def submission(bodies: Sequence[Body], *, many: bool) -> Submission:
         requests = len(bodies) if many else 1
-        options: dict[str, Any] = {"many": True} if many else {}
-        if keys is not None:
-            options |= keys.options(requests)
-        return Submission(requests, [json.dumps(options), service, *bodies])
+        said: dict[str, Any] = {**options, "many": True} if many else {**options}
+        if given is not None:
+            said |= {"keys": [*theirs]} if many else {"key": theirs[0]}
+        elif own_keys is not None:
+            said |= own_keys.options(requests)
+        theirs.clear()
+        return Submission(requests, [encode(said), service, *bodies])
 
-    bundle: list[Body] = []
     size = 0
     most = max(1, min(MOST, window))
-    most_bytes -= ROOM + frame_size(service)
+    most_bytes -= ROOM + frame_size(service) + len(encode({**options}))
     for body in bodies:
         frames = [body] if isinstance(body, (bytes, str)) else body
         length = sum(map(frame_size, frames))
+        key = "" if given is None else next(given, None)
+        if key is None:
+            raise InvalidRequest("there are fewer keys than bodies", "", "give one for each")
+        length += len(encode({"": key})) if key else 0
         if bundle and (len(frames) != 1 or len(bundle) == most or size + length > most_bytes):
             yield submission(bundle, many=True)
             bundle, size = [], 0
+        theirs.append(key)
         if len(frames) == 1:
             bundle.append(frames[0])
             size += length
@@ -72,3 +88,5 @@ def submissions(
             yield submission(frames, many=False)
     if bundle:
         yield submission(bundle, many=True)
+    if given is not None and next(given, None) is not None:
+        raise InvalidRequest("there are more keys than bodies", "", "give one for each")

@@ -21,9 +21,9 @@ from typing import Any, Self, Unpack
 import broker
 from broker import DEFAULT_ENDPOINT, Pipeline
 from titanic import bundle, ids, tsp
-from titanic.answers import Ended, check, died, read_outcomes, read_reply, read_uuids, translate, unknown
+from titanic.answers import Ended, RequestInfo, check, died, read_outcomes, read_reply, read_uuids, translate, unknown
 from titanic.bundle import bundles, submissions
-from titanic.errors import TimedOut
+from titanic.errors import InvalidRequest, TimedOut
 from titanic.limits import Limits
 from titanic.options import Span, SubmitOptions, encode, seconds
 from titanic.own_keys import OwnKeys
@@ -223,27 +223,39 @@ class Client:
         bodies: Iterable[Body | Sequence[Body]],
         *,
         window: int = 1000,
+        keys: Iterable[str] | None = None,
         unique: bool = True,
+        **options: Unpack[SubmitOptions],
     ) -> list[str]:
         """Submit one request per body, with `window` on their way at once; the UUIDs in the bodies' order.
 
         This is the fastest way for many small requests. They travel many to a message: of those in a message all are
-        accepted, or none. Each message has a key of its own, which costs the store 42 bytes a request until
+        accepted, or none. `keys` has one for each body; the other options, those of `submit`, are for all.
+
+        Without `keys` each message has a key of its own, which costs the store 42 bytes a request until
         this client has the answer and sends something else, or for a minute or two. With `unique=False` they have none,
         and what had to be sent again may be stored, and executed, twice.
 
         Raises as `submit`. Those that were accepted before the error stay accepted: to know which, submit in
         smaller parts.
         """
+        if "key" in options:
+            raise InvalidRequest("a key stands for one message, these may be many", "", "give keys, one for each body")
         counts: deque[int] = deque()
         uuids: list[str] = []
-        keys = self._own_keys() if unique else None
-        messages = self._submissions(service, bodies, window, counts, keys)
+        own = self._own_keys() if unique and keys is None else None
+        most = min(bundle.MOST_BYTES, self._limits.most or bundle.MOST_BYTES)
+
+        def messages() -> Iterator[Sequence[Body]]:
+            for count, frames in submissions(service, bodies, window, most, own, keys=keys, options={**options}):
+                counts.append(count)
+                yield frames
+
         sent_again = self._sent_again
-        for reply in self._map(self._pipeline(), tsp.SUBMIT, messages, window):
+        for reply in self._map(self._pipeline(), tsp.SUBMIT, messages(), window):
             uuids += read_uuids(reply, counts.popleft())
-            if keys is not None:
-                keys.answered(once=self._sent_again == sent_again)
+            if own is not None:
+                own.answered(once=self._sent_again == sent_again)
         return uuids
 
     def replies(
@@ -345,18 +357,18 @@ class Client:
         state: str | None = None,
         after: str | None = None,
         limit: int = 100,
-    ) -> tuple[list[dict[str, Any]], str | None]:
+    ) -> tuple[list[RequestInfo], str | None]:
         """A page of what is stored, oldest first, and what to pass as `after` for the next (None: that was all)."""
         options = {"service": service, "state": state, "after": after and ids.plain(after), "limit": limit}
         document = json.loads(check(self._ask(tsp.LIST, encode(options)))[0])
         return document["requests"], document["next"]
 
-    def show(self, uuid: str) -> dict[str, Any]:
+    def show(self, uuid: str) -> RequestInfo:
         """All that is known of one request. Raises UnknownRequest."""
         document = json.loads(check(self._ask(tsp.LIST, json.dumps({"uuid": ids.plain(uuid)})))[0])
         if not document["requests"]:
             raise unknown(uuid)
-        row: dict[str, Any] = document["requests"][0]
+        row: RequestInfo = document["requests"][0]
         return row
 
     def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -413,20 +425,6 @@ class Client:
             if document["next"] is None:
                 return done
             options["after"] = document["next"]
-
-    def _submissions(
-        self,
-        service: Body,
-        bodies: Iterable[Body | Sequence[Body]],
-        window: int,
-        counts: deque[int],
-        keys: OwnKeys | None,
-    ) -> Iterator[Sequence[Body]]:
-        """Messages; the number of requests in each is appended to `counts` when it is taken."""
-        most = min(bundle.MOST_BYTES, self._limits.most or bundle.MOST_BYTES)
-        for count, frames in submissions(service, bodies, window, most, keys):
-            counts.append(count)
-            yield frames
 
     def _own_keys(self) -> OwnKeys:
         return OwnKeys(min(self._patience, LONGEST_TRY) + KEY_MARGIN, self._needless_keys)

@@ -35,10 +35,18 @@ class SessionState(Enum):
 
 
 class Job(NamedTuple):
-    """A request to be handled. `number` is needed to give the reply back."""
+    """A request to be handled. `number` is needed to give the reply back.
+
+    `client` is the frame that says whose it is; a broker of this project gives each delivery one of its own.
+    """
 
     number: int
     body: Frames
+    client: bytes = b""
+
+    def __str__(self) -> str:
+        client = self.client.decode() if self.client.isalnum() else self.client.hex()
+        return f"request {self.number} of this worker, delivery {client}, body of {sum(map(len, self.body))} B"
 
 
 class WorkerSession:
@@ -224,7 +232,7 @@ class WorkerSession:
         self._partials = []
         self._job += 1
         self._job_running = True
-        self._jobs.append(Job(self._job, body))
+        self._jobs.append(Job(self._job, body, self._envelope[0] if self._envelope else b""))
 
     def _new_rhythm(self, now: float) -> Rhythm:
         return Rhythm(self.config.heartbeat_interval, self.config.liveness, now, usual=self.dialect.usual_interval)

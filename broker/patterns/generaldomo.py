@@ -59,7 +59,7 @@ class GeneraldomoBroker(Broker):
 class GeneraldomoWorker(Worker):
     """A worker with CLIENT sockets, one for each of `jobs`; else as `broker.Worker`."""
 
-    def connection(self, channel: Any, endpoints: Sequence[str], *, watch: bool) -> Dealer:
+    def _connection(self, channel: Any, endpoints: Sequence[str], *, watch: bool) -> Dealer:
         """Called by a channel, for the sockets that it speaks through."""
         return PackedDealer(endpoints, lambda: self._loop.call(self._arrived, channel))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -255,9 +256,11 @@ def test_a_failing_handler_is_an_error_reply_and_a_log_line(
             assert caught.value.status == 500
             assert caught.value.text.startswith(text)
         assert worker.registered == 1
-    assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
-        "handler of fails failed"
-    ] * 2
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    for number, said in enumerate(lines, 1):
+        known = rf"request {number} of this worker, delivery 0+{number}, body of 1 B"
+        assert re.fullmatch(rf"handler of fails failed \({known}\)", said)
+    assert len(lines) == 2
 
 
 def test_an_error_text_that_is_no_utf8(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,23 @@ def test_many(client: Client, echo: Worker) -> None:
     assert list(client.replies([], 1)) == []
 
 
+def test_many_with_keys_and_options(client: Client) -> None:
+    bodies: list[str | list[str]] = [*map(str, range(250)), ["two", "frames"]]
+    keys = [f"many: {number} " + "é" * 80 for number in range(251)]
+    uuids = client.submit_many("absent", bodies, keys=keys, priority=7, ttl=timedelta(hours=1))
+    rows, _ = client.list(limit=1000)
+    assert [(row["uuid"], row["key"], row["priority"]) for row in rows] == [
+        (uuid, key, 7) for uuid, key in zip(uuids, keys, strict=True)
+    ]
+    assert all(row["expires_at"] for row in rows)
+    assert client.submit_many("absent", reversed(bodies), keys=reversed(keys)) == uuids[::-1], "known keys"
+    for wrong in (["k"], ["k", "l", "m"]):
+        with pytest.raises(InvalidRequest, match="keys than bodies; give one for each"):
+            client.submit_many("absent", ["x", "y"], keys=wrong)
+    with pytest.raises(InvalidRequest, match="give keys, one for each body"):
+        client.submit_many("absent", ["x"], key="k")
+
+
 def test_many_that_are_large(client: Client, echo: Worker) -> None:
     bodies = [bytes([number]) * 400_000 for number in range(12)]  # larger than a message of several; or than an answer
     uuids = client.submit_many("echo", bodies)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
 
+from titanic.answers import RequestInfo
 from titanic.cli.help import command
 from titanic.cli.offline import Files, look, lookable
 from titanic.cli.options import json_flag, option
@@ -61,7 +62,7 @@ def ls(service: str | None, state: str | None, limit: int, as_json: bool, **wher
     shown = 0
     after: str | None = None
 
-    def pages(source: Client | Files) -> Iterator[list[dict[str, Any]]]:
+    def pages(source: Client | Files) -> Iterator[list[RequestInfo]]:
         nonlocal shown, after
         while shown < limit:
             page, after = source.list(service=service, state=state, after=after, limit=min(PAGE, limit - shown))
@@ -81,7 +82,7 @@ def ls(service: str | None, state: str | None, limit: int, as_json: bool, **wher
         click.echo(f"({shown} shown, there may be more: --limit)", err=True)
 
 
-def _row(row: dict[str, Any]) -> tuple[str, ...]:
+def _row(row: RequestInfo) -> tuple[str, ...]:
     return (
         row["uuid"],
         row["service"],
@@ -163,8 +164,8 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
     if row["reason"]:
         lines.append(("reason" if row["state"] == "expired" else "last error", printable(row["reason"].strip())))
     for name, value in lines:
-        first, *more = value.splitlines() or [""]
-        click.echo(f"{name:<12} {first}")
+        head, *more = value.splitlines() or [""]
+        click.echo(f"{name:<12} {head}")
         for line in more:
             click.echo(f"{'':<12} {line}")
 
@@ -178,10 +179,11 @@ def _last_words(client: Client, uuid: str) -> Frames:
     return []  # it was tried again meanwhile
 
 
-def _document(row: dict[str, Any]) -> dict[str, Any]:
+def _document(row: RequestInfo) -> dict[str, Any]:
     """A request for programs: nothing made up by the client, and null for what it has not."""
     absent = ("not_before", "expires_at", "max_attempts", "due", "dispatched_at", "finished_at", "reason", "key")
-    document = row | {name: row[name] or None for name in absent}
+    document: dict[str, Any] = {**row}
+    document |= {name: document[name] or None for name in absent}
     return document | ({"key": None} if row["key"].startswith(OWN_KEY) else {})
 
 
@@ -190,6 +192,6 @@ def _ahead(microseconds: int) -> str:
     return f" (in {until(microseconds)})" if microseconds > time.time() * 1e6 else ""
 
 
-def _span(row: dict[str, Any], since: str, until: str) -> str:
+def _span(row: Mapping[str, Any], since: str, until: str) -> str:
     """The time between two moments of a request; clocks can be set back meanwhile."""
     return duration(max(0.0, (row[until] - row[since]) / 1e6))

@@ -10,7 +10,7 @@ from typing import Any, Self
 import click
 from click.core import ParameterSource
 
-from titanic.answers import check, unknown
+from titanic.answers import RequestInfo, check, unknown
 from titanic.cli.access import open_to_look
 from titanic.cli.connect import connect_to_look
 from titanic.cli.options import FOLDER, Function, endpoint, option
@@ -85,14 +85,14 @@ class Files:
                 "services": {name.decode(errors="replace"): count for name, count in transaction.waiting().items()},
             }
 
-    def list(self, **options: Any) -> tuple[list[dict[str, Any]], str | None]:
+    def list(self, **options: Any) -> tuple[list[RequestInfo], str | None]:
         """A page of what is stored, as `Client.list`."""
         with self._store.read() as transaction:
             answer = listing.answer(transaction, [json.dumps(options).encode()], tuple)
         document = json.loads(check(answer)[0])
         return document["requests"], document["next"]
 
-    def show(self, uuid: str) -> dict[str, Any]:
+    def show(self, uuid: str) -> RequestInfo:
         """All that is known of one request."""
         rows, _ = self.list(uuid=uuid)
         if not rows:

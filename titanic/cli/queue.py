@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 import click
 
 import broker
+from titanic.answers import RequestInfo
 from titanic.cli.connect import TRIES, connect, tell
 from titanic.cli.help import command
 from titanic.cli.options import endpoint, json_flag, option, seconds
@@ -247,7 +248,7 @@ def _print_outcome(client: Client, uuid: str, wait: float | None, as_json: bool)
         print_body(frames)
 
 
-def _why_pending(row: dict[str, Any]) -> str:
+def _why_pending(row: RequestInfo) -> str:
     """How far a request without a reply has come."""
     if row["state"] == "running":
         return "a worker has it now"
