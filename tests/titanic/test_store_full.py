@@ -51,6 +51,30 @@ def close(store, *uuids):
                 assert txn.close(uuid, NOW)
 
 
+def test_a_long_reason_is_cut_where_there_is_no_room_for_it(store):
+    """Ends and delays always find room, whatever a worker has said."""
+    uuids = fill(store, 1000, batch=500)
+    reason = "é" * 1000
+    for at in range(0, len(uuids), 500):
+        with store.write() as txn:
+            for uuid in uuids[at : at + 500]:
+                assert txn.postpone(uuid, due=NOW + 9, attempts=1, dispatched_at=NOW, reason=reason)
+    with store.write() as txn:
+        kept = [len(row.reason) for row in txn.list(limit=len(uuids))]
+    assert kept[0] == 500, "as ever, while there is room"
+    assert 20 < kept[-1] < 60
+    for at in range(0, len(uuids), 500):
+        with store.write() as txn:
+            for uuid in uuids[at : at + 500]:
+                assert txn.finish(
+                    uuid, Status.FAILED, [], attempts=2, dispatched_at=NOW, finished_at=NOW, reason=reason
+                )
+    with store.read() as txn:
+        ends = [row.reason for row in txn.list(limit=len(uuids))]
+    assert all(end == reason[:500] or (reason.startswith(end.rstrip("…")) and len(end) > 20) for end in ends)
+    assert counts(store).replies == len(uuids)
+
+
 def counts(store):
     with store.read() as txn:
         return txn.counts()

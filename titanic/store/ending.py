@@ -31,11 +31,17 @@ from titanic.store.schema import (
 from titanic.store.state import ENDING, TRANSITIONS, Event, State, Status
 
 _TO_BE_DROPPED = 200
+_SHORT_REASON = 80
+"""Bytes of a reason for which the charge has room (room.py)."""
 
 
 def retention_kind(status: Status) -> bytes:
     """The kind of timer that watches over a request which ended so."""
     return DEAD if status in (Status.FAILED, Status.EXPIRED) else REPLIED
+
+
+def _shortened(reason: str) -> str:
+    return reason.encode(errors="replace")[:_SHORT_REASON].decode(errors="ignore") + "…"
 
 
 class Ending(Change):
@@ -55,7 +61,7 @@ class Ending(Change):
         """Store how the request ended. False, and nothing is changed, when it is unknown or has ended before.
 
         Raises StoreFull, with the transaction still good, when there is no room for these frames: an end without
-        frames always finds room.
+        frames always finds room, though perhaps for the beginning of its reason only.
         """
         place = self._find(uuid)
         if place is None or (place.state, ENDING[status]) not in TRANSITIONS:
@@ -76,8 +82,14 @@ class Ending(Change):
         self._take_out(place)
         due = max(due, 1)  # 0 would say that it is ready
         expires_at = None if place.past is None else place.past.expires_at
+        past = Retry(attempts, due, dispatched_at, reason, expires_at)
+        record = retry.encode(uuid, past)
+        needed = cost(SIZE, len(record))
+        if needed > CHARGE and not self._fits(needed, self._environment.room.reply):
+            record = retry.encode(uuid, past._replace(reason=_shortened(reason)))
         self._put(self._db.later, later_key(due, uuid), place.prefix)
-        self._put(self._db.retries, uuid, retry.encode(uuid, Retry(attempts, due, dispatched_at, reason, expires_at)))
+        self._put(self._db.retries, uuid, record)
+        self._added += cost(SIZE, len(record))
         return True
 
     def promote(self, now_us: int, limit: int = 1000) -> list[tuple[bytes, int]]:
@@ -175,7 +187,12 @@ class Ending(Change):
         record = outcome.encode(uuid, end, place_body)
         needed = cost(SIZE, len(record)) + sum(ref.pages * PAGE for ref, _ in bodies)
         if needed > CHARGE:
-            self._make_room_for_reply(needed)
+            try:
+                self._make_room_for_reply(needed)
+            except StoreFull:
+                if end.frames:
+                    raise
+                record = outcome.encode(uuid, end._replace(reason=_shortened(end.reason)))
         self._leave(uuid, place)
         self._put(self._db.replies, uuid, record)
         self._put(self._db.timers, timer_key(retention_kind(end.status), end.finished_at, uuid), b"")

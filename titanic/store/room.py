@@ -13,7 +13,7 @@ accept  Up to here, requests are accepted. Each one that has not ended counts CH
 reply   Up to here, replies are stored that are larger than the charge. Beyond, finish() refuses them: the request goes
         on waiting, or ends with a reason instead of a reply.
 least   Up to here, closed requests are remembered at all, at the end without their frames. The end of a request, a
-        delay, a promotion never take more than the charge, so they need no limit.
+        delay, a promotion never take more than the charge, so they need no limit: there a long reason is cut.
 
 Behind that is working space. LMDB changes no page in place: a transaction writes a copy of each page that it changes,
 and what it frees can be used from the second transaction after it, not before. So a transaction must not change or
