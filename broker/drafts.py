@@ -18,6 +18,7 @@ does otherwise than ZeroMQ, and what follows from it here (tests/broker/test_pyo
 - While anybody in the process waits in a send without a time-out, on whatever socket, all others cannot connect, be
   closed or tell who is connected. No socket here has such a send; so that nobody else's holds up an end, closing is
   left to a thread, and for no longer than STUCK.
+- It gives out messages of several frames, which there must not be, frame by frame: so each is taken whole.
 - It has no trackers, but refers to a large message until it has left: so the references are counted.
 """
 
@@ -69,6 +70,8 @@ class Backend(NamedTuple):
     """How it sends to the peer with a routing id."""
     track: Callable[[Any, bytes, int], Leaving]
     """The same with a large message, which tells when it has left."""
+    receive: Callable[[Any], Any]
+    """The next message's frame; None for a message of several, which is to be discarded."""
     wakes: bool
     """Whether a thread that receives is woken when another one closes the socket."""
     watch: Callable[[Any], Callable[[], bool]] | None
@@ -97,7 +100,10 @@ def libzmq() -> Backend:
         tracker: Leaving = socket.send(data, routing_id=routing_id, copy=False, track=True)
         return tracker
 
-    return Backend(zmq, address, track, wakes=False, watch=None)
+    def receive(socket: Any) -> Any:
+        return socket.recv(copy=False)  # it discards by itself
+
+    return Backend(zmq, address, track, receive, wakes=False, watch=None)
 
 
 def omq() -> Backend:
@@ -112,6 +118,10 @@ def omq() -> Backend:
     def track(socket: Any, data: bytes, routing_id: int) -> Leaving:
         address(socket, data, routing_id)
         return _Held(data)
+
+    def receive(socket: Any) -> Any:
+        frames = socket.recv_multipart(copy=False)  # all or nothing, also when threads share the socket
+        return frames[0] if len(frames) == 1 else None
 
     def watch(socket: Any) -> Callable[[], bool]:
         monitor, lock = socket.monitor(), Lock()
@@ -134,7 +144,7 @@ def omq() -> Backend:
 
         return anybody
 
-    return Backend(module, address, track, wakes=True, watch=watch)
+    return Backend(module, address, track, receive, wakes=True, watch=watch)
 
 
 class _Held:
@@ -221,7 +231,8 @@ class DraftSocket:
             raise Unreachable(f"nobody takes the message: {error}") from error
 
     def receive(self, milliseconds: int | None) -> tuple[bytes, int] | None:
-        """One frame, and from a SERVER the routing id of who sent it; None when there was none in time.
+        """One frame, and from a SERVER the routing id of who sent it; None when there was none in time, or a message of
+        several was discarded (RFC 41 and 49).
 
         `milliseconds` None: for threads that only receive; comes back with None after LOOK, or only when the socket
         is closed.
@@ -231,13 +242,15 @@ class DraftSocket:
         if milliseconds != self._patience:
             self._socket.rcvtimeo = self._patience = milliseconds
         try:
-            frame = self._socket.recv(copy=False)
+            frame = self._backend.receive(self._socket)
         except self._again:
             return None
         except self._failed:
             if self._closing:
                 return None
             raise
+        if frame is None:
+            return None
         return bytes(frame.bytes), frame.routing_id if self._kind == "SERVER" else 0
 
     def wake(self, linger: int | None = None) -> None:

@@ -117,6 +117,15 @@ FAULTS = {
         except zmq.Again:
             print("mended")
     """,
+    "it gives out messages of several frames frame by frame": """
+        import sys
+        sys.path.insert(0, "tests")
+        from support.zmtp import message, zmtp
+        gather = socket(zmq.GATHER, rcvtimeo=30000)
+        with zmtp(gather.bind("tcp://127.0.0.1:*"), b"SCATTER") as stream:
+            stream.sendall(message(b"one", b"two") + message(b"three"))
+            print("fault" if gather.recv() == b"one" else "mended")
+    """,
     "it gives messages to endpoints where nobody is": """
         import tempfile, time
         scatter = socket(zmq.SCATTER, linger=0)

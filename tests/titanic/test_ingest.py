@@ -12,6 +12,7 @@ import pytest
 from support.cli_titanic import here, running
 from support.running import until
 from support.titanic_serving import serving
+from support.zmtp import message, zmtp
 
 from broker import BrokerConfig, Worker
 from broker.patterns import MissingDrafts, Scatter, pack
@@ -67,6 +68,18 @@ def test_what_is_too_large_is_dropped_and_does_not_come_again(tmp_path: Path) ->
         for size in (1001, 10_000, 1000):
             scatter.send(pack([b"work", bytes(size)]))
         until(lambda: counts(server) == {"stored": 1, "dropped": 2})
+
+
+def test_halves_of_messages_are_not_stored(tmp_path: Path) -> None:
+    half = pack([b"work", b"half"])
+    with serving(tmp_path, gather=(ANY,)) as server, zmtp(server.gathers[0], b"SCATTER") as stream:
+        stream.sendall((message(half, half) + message(half, b"", half)) * 100 + message(pack([b"work", b"whole"])))
+        until(lambda: counts(server)["stored"])
+        done: list[list[bytes]] = []
+        with Worker("work", done.append, server.endpoints[0]):
+            until(lambda: done)
+        assert counts(server) == {"stored": 1, "dropped": 0}
+        assert done == [[b"whole"]]
 
 
 def test_what_a_full_service_refuses_is_tried_again(

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from support.running import again, until
 from support.strict_domo import StrictDomo
+from support.zmtp import message, zmtp
 
 from broker import BrokerConfig, Client, ClientConfig, Pipeline, RemoteError, TimedOut, UsageError, Worker, WorkerConfig
 from broker.core.mdp import Frames
@@ -166,6 +167,16 @@ def test_messages_that_make_no_sense_harm_nobody(domo: Domo, client_socket: Conn
     assert received(stranger).endswith(b"\x03404")
     with Worker("echo", shout, domo.router), Generaldomo(domo.server, timeout=30) as client:
         assert client.call("echo", "x") == [b"X"]
+
+
+def test_messages_of_several_frames_are_discarded_whole(domo: Domo) -> None:
+    ask = b"\6MDPC01\x0bmmi.service\4echo"
+    with zmtp(domo.server, b"CLIENT") as stream:
+        stream.sendall(message(ask, ask) + message(b"", ask) + message(ask))
+        answer = message(ask[:19] + b"\x03404")
+        assert stream.recv(100) == answer, "one, to the last"
+        stream.sendall(message(b"\6MDPC01\7mmi.any\1x"))
+        assert stream.recv(100) == message(b"\6MDPC01\7mmi.any\x03501")
 
 
 def test_clients_that_vanish_are_forgotten(domo: Domo, client_socket: Connect) -> None:

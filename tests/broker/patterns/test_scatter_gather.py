@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.running import until
+from support.zmtp import message, zmtp
 
 from broker import EndpointError, TimedOut, UsageError
 from broker.drafts import choose
@@ -206,6 +207,23 @@ def test_a_message_that_is_too_large_ends_its_connection(tmp_path: Path) -> None
         for number in range(100):
             scatter.send(b"%d" % number, timeout=30)
         assert [gather.receive(30) for _ in range(100)] == [b"%d" % number for number in range(100)]
+
+
+def test_messages_of_several_frames_are_discarded_whole() -> None:
+    """RFC 49. No part of one is taken for a message, whichever thread it might come to."""
+    got: list[bytes] = []
+    with Gather() as gather, zmtp(gather.bind(ANY), b"SCATTER") as stream:
+        takers = [threading.Thread(target=lambda: got.extend(gather)) for _ in range(4)]
+        for taker in takers:
+            taker.start()
+        stream.sendall(message(b"half", b"a message"))
+        stream.sendall(b"".join(message(b"%d" % n) + message(b"a", b"b", b"c") for n in range(1000)))
+        stream.sendall(message(b"", b"") + message(b""))
+        until(lambda: b"" in got)
+        gather.stop()
+        for taker in takers:
+            taker.join()
+    assert sorted(got) == sorted([b"", *(b"%d" % number for number in range(1000))])
 
 
 def test_what_was_sent_goes_out_after_the_end(tmp_path: Path) -> None:

@@ -1,0 +1,30 @@
+"""A peer that speaks ZMTP 3.1 by itself, for what no ZeroMQ library would send."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+
+@contextmanager
+def zmtp(endpoint: str, kind: bytes) -> Iterator[socket.socket]:
+    """A connection to a tcp:// endpoint, after the handshake, from a socket of this kind."""
+    url = urlsplit(endpoint)
+    assert url.port is not None
+    with socket.create_connection(("127.0.0.1", url.port), timeout=60) as stream:
+        stream.sendall(b"\xff" + bytes(8) + b"\x7f" + b"\3\1" + b"NULL".ljust(20, b"\0") + bytes(32))
+        ready = b"\5READY" + b"\x0bSocket-Type" + len(kind).to_bytes(4) + kind
+        stream.sendall(b"\4" + bytes([len(ready)]) + ready)
+        with stream.makefile("rb") as heard:
+            heard.read(64)  # its greeting
+            _, size = heard.read(2)
+            heard.read(size)  # its READY
+        yield stream
+
+
+def message(*frames: bytes) -> bytes:
+    """A message's bytes; its frames have less than 256."""
+    more = [1] * (len(frames) - 1) + [0]
+    return b"".join(bytes([flag, len(frame)]) + frame for flag, frame in zip(more, frames, strict=True))
