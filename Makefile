@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+TOOLED := $(VENV)/.tooled
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
@@ -16,21 +17,21 @@ help: ## Show this list
 demo: $(READY) ## Real requests surviving absent workers and killed processes, in under a minute
 	$(BIN)/titanic demo
 
-test: $(READY) tools java ## Every test, in parallel
+test: $(TOOLED) tools java ## Every test, in parallel
 	$(BIN)/pytest -n $(JOBS) --dist worksteal tests
 
-torture: $(READY) tools java ## The tests' long runs, summed up at the end: every crash point, power cuts, full disks, kills; under an hour
+torture: $(TOOLED) tools java ## The tests' long runs, summed up at the end: every crash point, power cuts, full disks, kills; under an hour
 	TITANIC_TORTURE=1 $(BIN)/pytest -n $(JOBS) --dist worksteal -m torture tests
 
-lint: $(READY) ## Formatting and lint
+lint: $(TOOLED) ## Formatting and lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-format: $(READY) ## Put the source into its format
+format: $(TOOLED) ## Put the source into its format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-types: $(READY) ## mypy --strict on the packages
+types: $(TOOLED) ## mypy --strict on the packages
 	$(BIN)/mypy
 
 check: lint types test ## All that CI runs
@@ -38,7 +39,7 @@ check: lint types test ## All that CI runs
 bench: $(READY) ## What this machine does: its limits, and Titanic on top of them
 	$(BIN)/titanic bench
 
-bench-peers: $(READY) ## Titanic beside RabbitMQ, Redis, NATS, Celery and others; some minutes
+bench-peers: $(TOOLED) ## Titanic beside RabbitMQ, Redis, NATS, Celery and others; some minutes
 	@for package in rabbitmq-server redis-server beanstalkd; do \
 	  [ -e /usr/share/doc/$$package ] || missing="$$missing $$package"; \
 	done; \
@@ -49,20 +50,20 @@ bench-peers: $(READY) ## Titanic beside RabbitMQ, Redis, NATS, Celery and others
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.peers
 
-bench-spark: $(READY) java ## The pipeline beside its limits: rows a second read, archived and written
+bench-spark: $(TOOLED) java ## The pipeline beside its limits: rows a second read, archived and written
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.pipeline
 
-wheel: $(READY) ## Build the wheel and the source distribution into dist/
+wheel: $(TOOLED) ## Build the wheel and the source distribution into dist/
 	$(BIN)/python -m build --no-isolation
 
-deb: $(READY) ## Build a Debian package for this machine into dist/
+deb: $(TOOLED) ## Build a Debian package for this machine into dist/
 	deploy/deb.sh $(BIN)/python dist
 
 clean: ## Remove everything that make made
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The virtual environment. It is made anew when the project's dependencies changed, when the folder was moved, when
+# The virtual environment, with what Titanic itself needs. It is made anew when the project's dependencies changed, when the folder was moved, when
 # its Python is gone (an upgraded system), and when another one is wanted with PYTHON=….
 WHO := -c 'import sys; print(sys.base_prefix, sys.hexversion)'
 ifneq ($(wildcard $(READY)),)
@@ -83,8 +84,13 @@ $(READY): pyproject.toml
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$package; \
 	  else echo "$(PYTHON) has no venv module. On Debian: apt-get install $$package"; exit 1; fi; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@echo "$(CURDIR) $$($(BIN)/python $(WHO))" >$@
+
+# What only those need who work on it: tests, tools, Spark.
+$(TOOLED): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
 
 # Programs that tests use, and the Debian packages that have them. Without them, and without the right to install them,
 # those tests are skipped.

@@ -26,9 +26,10 @@ case "$*" in
     *"import venv, ensurepip"*) ! [ -e BARE ] ;;
     "-m venv --clear "*)
         echo "made $4" >>LOG
-        rm -rf "$4" && mkdir -p "$4/bin" && cp RUFF "$4/bin/ruff" && cp "$0" "$4/bin/python"
+        rm -rf "$4" && mkdir -p "$4/bin" && cp "$0" "$4/bin/python"
+        cp TOOL "$4/bin/ruff" && cp TOOL "$4/bin/titanic"
         ! [ -e "$0.name" ] || cp "$0.name" "$4/bin/python.name" ;;
-    "-m pip "*) echo installed >>LOG ;;
+    "-m pip "*) echo "installed ${*##* }" >>LOG ;;
     *"sys.base_prefix"*) cat "$0.name" 2>/dev/null || echo usual ;;
     *) exec REAL "$@" ;;
 esac
@@ -46,10 +47,10 @@ class Machine:
         for name in ("Makefile", "pyproject.toml"):
             shutil.copy(ROOT / name, folder)
         self.program("python3", PYTHON)
-        self.program("ruff", "#!/bin/sh\necho ruff $* >>LOG\n")
+        self.program("tool", "#!/bin/sh\necho ${0##*/} $* >>LOG\n")
 
     def program(self, name: str, text: str) -> None:
-        words = {"LOG": self.log, "RUFF": self.bin / "ruff", "BARE": self.bare, "REAL": sys.executable}
+        words = {"LOG": self.log, "TOOL": self.bin / "tool", "BARE": self.bare, "REAL": sys.executable}
         for word, path in words.items():
             text = re.sub(rf"\b{word}\b", str(path), text)
         (self.bin / name).write_text(text)
@@ -80,7 +81,8 @@ class Machine:
         return lines
 
 
-MADE = ["made .venv", "installed"]
+PLAIN = ["made .venv", "installed ."]
+MADE = [*PLAIN, "installed .[dev]"]
 LINTED = ["ruff format --check .", "ruff check ."]
 
 
@@ -102,6 +104,17 @@ def test_it_is_set_up_once(machine: Machine) -> None:
     assert machine.done() == MADE + LINTED
     assert machine.make("lint")[0] == 0
     assert machine.done() == LINTED
+
+
+def test_the_demo_needs_no_tools(machine: Machine) -> None:
+    """Those, and Spark, take minutes."""
+    assert machine.make("demo")[0] == 0
+    assert machine.done() == [*PLAIN, "titanic demo"]
+    assert machine.make("lint")[0] == 0
+    assert machine.done() == ["installed .[dev]", *LINTED]
+    for target, ran in (("demo", ["titanic demo"]), ("lint", LINTED)):
+        assert machine.make(target)[0] == 0
+        assert machine.done() == ran
 
 
 def test_it_is_set_up_once_for_targets_in_parallel(machine: Machine) -> None:
@@ -153,7 +166,7 @@ def test_it_is_set_up_again_when_the_folder_was_moved(machine: Machine, tmp_path
 
 
 def test_what_failed_half_way_is_begun_again(machine: Machine) -> None:
-    machine.program("python3", PYTHON.replace("echo installed >>LOG", "exit 1"))
+    machine.program("python3", PYTHON.replace('echo "installed ${*##* }" >>LOG', "exit 1"))
     assert machine.make("lint")[0] != 0
     machine.program("python3", PYTHON)
     machine.done()
