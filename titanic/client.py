@@ -244,9 +244,9 @@ class Client:
         counts: deque[int] = deque()
         uuids: list[str] = []
         own = self._own_keys() if unique and keys is None else None
-        most = min(bundle.MOST_BYTES, self._limits.most or bundle.MOST_BYTES)
 
         def messages() -> Iterator[Sequence[Body]]:
+            most = min(bundle.MOST_BYTES, self._limits.most or bundle.MOST_BYTES)  # the broker has been asked by now
             for count, frames in submissions(service, bodies, window, most, own, keys=keys, options={**options}):
                 counts.append(count)
                 yield frames
