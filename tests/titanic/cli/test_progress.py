@@ -25,7 +25,7 @@ def test_work_on_files(folder: Path, tmp_path: Path) -> None:
     store = ("--store", folder / "store")
     for command in (("check", *store), ("backup", tmp_path / "copy", *store)):
         assert here(*command).err == "", "no terminal"
-    assert "checking requests" in on_terminal("check", *store)
+    assert "checking meta" in on_terminal("check", *store)  # the last that it comes to
     assert "checking" in on_terminal("backup", tmp_path / "again", *store)
     assert "checking" in on_terminal("restore", tmp_path / "copy", "--store", tmp_path / "new")
 
