@@ -75,7 +75,7 @@ class WorkerConfig:
     """Bytes of a reply, or of one of the parts of it; a larger one becomes an error reply, 413. A broker ends the
     connection of who sends more than twice its `max_body`, at its default 128 MiB with what goes around the reply."""
     versions: tuple[str, ...] = ("0.2", "0.1")
-    """MDP versions to try, one after another, until the broker answers: 0.1, 0.2, majortomo."""
+    """MDP versions that may be spoken, the best one first: 0.1, 0.2, majortomo. If several, the broker is asked."""
 
     def __post_init__(self) -> None:
         check_heartbeats(self.heartbeat_interval, self.liveness)

@@ -267,6 +267,11 @@ class Dealer:
         return broken
 
     @property
+    def waits(self) -> bool:
+        """Whether what is sent waits for the connection to be made."""
+        return self._hold and not self.linked
+
+    @property
     def hopeful(self) -> bool:
         """Whether a new connection would go to a server that is not known to be dead."""
         return self.servers.health(self.servers.choose()) is not Health.DEAD

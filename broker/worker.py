@@ -20,7 +20,7 @@ import zmq
 from broker.config import DEFAULT_ENDPOINT, WorkerConfig
 from broker.core.mdp import Command, Frames, error_body, service_fault
 from broker.core.servers import Servers
-from broker.core.worker import VERSIONS, Job, SessionState, WorkerSession
+from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import OutOfSockets, RemoteError, UsageError
 from broker.handlers import Handlers
 from broker.interrupts import interrupts
@@ -71,8 +71,7 @@ class Worker:
         endpoints = Servers(endpoint)
         self._ended = False
         self._channels = [
-            _Channel(self, self._new_session(config, len(endpoints)), endpoints.names, watch=self._watch)
-            for _ in range(jobs)
+            _Channel(self, self._new_session(config), endpoints.names, watch=self._watch) for _ in range(jobs)
         ]
         for channel in self._channels:
             self._loop.add(channel)
@@ -91,13 +90,11 @@ class Worker:
 
     def _connection(self, channel: _Channel, endpoints: Sequence[str], *, watch: bool) -> Dealer:
         """Called by a channel, for the sockets that it speaks through."""
-        return Dealer(zmq.Context.instance(), endpoints, watch=watch)
+        return Dealer(zmq.Context.instance(), endpoints, watch=watch, hold=True)
 
-    def _new_session(self, config: WorkerConfig | None, servers: int) -> WorkerSession:
-        """Protocols other than MDP have their own. Each version is tried with each of so many servers."""
-        versions = (config or WorkerConfig()).versions
-        dialects = [VERSIONS[version] for version in versions for _ in range(servers)]
-        return WorkerSession(self.service, config, now=time.monotonic(), dialects=dialects)
+    def _new_session(self, config: WorkerConfig | None) -> WorkerSession:
+        """Protocols other than MDP have their own."""
+        return WorkerSession(self.service, config, now=time.monotonic())
 
     def run(self) -> None:
         """Serve until `stop`, or until Ctrl-C, which ends it as `stop` does; a second one is a KeyboardInterrupt."""
@@ -300,7 +297,7 @@ class _Channel:
             self.session.receive(self._dealer.number, frames, now)
             if self.session.refused:
                 self._worker._refused(now)
-        if self._dealer.broke():
+        elif self._dealer.broke():
             self.session.lost(now)
         return False
 
@@ -315,6 +312,7 @@ class _Channel:
             self._dealer.answered = False  # whatever it said: the next one is to be tried
         try:
             self._dealer.send(self.session.take_output())
+            self.session.link(not self._dealer.waits, now)
         except OutOfSockets as error:
             self.session.lost(now)  # it comes back after a while, as after any other loss
             self._worker._starved(error, now)

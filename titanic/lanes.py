@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import zmq
 
@@ -45,7 +44,7 @@ class Lane:
     def __init__(self, lanes: Lanes, service: bytes, endpoint: str, config: WorkerConfig) -> None:
         self.session = WorkerSession(service, config, now=time.monotonic())
         self._lanes = lanes
-        self._dealer = Dealer(zmq.Context.instance(), endpoint)
+        self._dealer = Dealer(zmq.Context.instance(), endpoint, hold=True)
         self._ask: LaneAsk | None = None
         """The last one."""
 
@@ -58,6 +57,8 @@ class Lane:
     def drain(self, now: float) -> bool:
         while (frames := self._dealer.receive()) is not None:
             self.session.receive(self._dealer.number, frames, now)
+        if self._dealer.broke():
+            self.session.lost(now)
         return False
 
     def tick(self, now: float) -> None:
@@ -69,6 +70,7 @@ class Lane:
     def flush(self, now: float) -> None:
         try:
             self._dealer.send(self.session.take_output())
+            self.session.link(not self._dealer.waits, now)
         except OutOfSockets as error:
             self.session.lost(now)
             self._lanes.starved(error, now)
@@ -117,11 +119,9 @@ class Lanes:
         """Run, without any lanes yet."""
         self._thread.start()
 
-    def register(self, version: str) -> None:
-        """Register with the broker, which speaks this version of MDP. Any thread may ask."""
-        # Another broker may take its place one day, so the other versions stay, behind this one.
-        versions = sorted(self._config.versions, key=version.__ne__)
-        self._loop.call(self._register, replace(self._config, versions=tuple(versions)))
+    def register(self) -> None:
+        """Register with the broker. Any thread may ask."""
+        self._loop.call(self._register)
 
     def answer(self, answers: Answers) -> None:
         """Send answers back. Any thread may."""
@@ -159,9 +159,9 @@ class Lanes:
         """Called by a lane that could not connect."""
         self._presence.starved(str(error), now)
 
-    def _register(self, config: WorkerConfig) -> None:
+    def _register(self) -> None:
         for service, count in self._services.items():
-            self._lanes += [Lane(self, service, self._endpoint, config) for _ in range(count)]
+            self._lanes += [Lane(self, service, self._endpoint, self._config) for _ in range(count)]
         for lane in self._lanes:
             self._loop.add(lane)
         self._loop.add(self)  # the last: its flush comes when all lanes have been looked at

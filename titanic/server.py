@@ -33,7 +33,7 @@ from titanic.pulse import Pulse
 from titanic.rivals import Rivals
 from titanic.services.asks import Answers, Ask
 from titanic.services.services import Services
-from titanic.services.waiting import MOST_SECONDS, Waiters
+from titanic.services.waiting import Waiters
 from titanic.store import Store
 from titanic.version import __version__
 from titanic.writer import Writer
@@ -315,7 +315,7 @@ class Server:
         assert self._lanes is not None
         assert self._kind is not None
         self._registered = True
-        self._lanes.register(self._kind.version)
+        self._lanes.register()
         self._dispatch()
 
     def _dispatch(self) -> None:
@@ -326,11 +326,8 @@ class Server:
         # A lane is taken by one who waits: the next one must find one that is free.
         dispatcher.waiters.room = config.lanes - max(1, config.lanes // 8)
         if self._kind.ours:
-            dispatcher.waiters.most = MOST_SECONDS
             dispatcher.use(SocketCourier(dispatcher.core, dispatcher.loop, endpoint, scout))
         else:
-            # Such a broker sends no heartbeats to a worker that is busy, which would take it for dead.
-            dispatcher.waiters.most = config.worker.heartbeat_interval
             courier = LaneCourier(
                 dispatcher.core,
                 dispatcher.loop,

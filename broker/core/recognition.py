@@ -41,6 +41,7 @@ class Recognition:
         self._best = versions[0]
         self._left = sorted(versions)
         self._asked: list[str] = []
+        self._kind: Kind | None = None
 
     def ask(self) -> list[Frames]:
         """The next questions to send; none when they were asked in all versions."""
@@ -52,12 +53,14 @@ class Recognition:
         return [dialect.encode_request([], _WHO, [b""]), dialect.encode_request([], _ANY, [_ANY])]
 
     def learn(self, frames: Frames) -> Kind | None:
-        """Read a message; None when it answers neither question."""
+        """Read a message: what the broker is, by the first answer; None when this answers neither question."""
         for version in self._asked:
             reply = VERSIONS[version].parse_reply(frames)
             if reply is not None and reply.service in (_WHO, _ANY, None):
-                ours = reply.service == _WHO and _tells(reply.body)
-                return Kind(self._best if ours else version, ours)
+                if self._kind is None:
+                    ours = reply.service == _WHO and _tells(reply.body)
+                    self._kind = Kind(self._best if ours else version, ours)
+                return self._kind
         return None
 
 

@@ -1,26 +1,33 @@
 """A worker's side of MDP without sockets: it stays registered, takes one request at a time, gives the reply back.
 
-    state     REQUEST   HEARTBEAT   DISCONNECT   silence     reply given   wait over
-    --------  --------  ----------  -----------  ----------  ------------  ---------
-    away      –         –           –            –           –             connect
-    idle      work      keep        reconnect    reconnect   –             –
-    busy      refuse    keep        reconnect    reconnect   send          –
+    state     REQUEST   HEARTBEAT   DISCONNECT   answer     silence     reply given   wait over
+    --------  --------  ----------  -----------  ---------  ----------  ------------  ---------
+    away      –         –           –            –          –           –             connect
+    asking    –         –           –            register   register    –             –
+    idle      work      keep        reconnect    –          reconnect   –             –
+    busy      refuse    keep        reconnect    –          –           send          –
 
-`refuse` and `reconnect` close the connection and open a new one, with READY, after a back-off. The connections
-are numbered: what still comes from an old one is ignored. A handler that is at work when the connection goes
-is let finish, its reply is dropped (the broker gave the request to somebody else), and only then does the
-worker say READY again: it does one thing at a time.
+Who may speak several versions asks the broker first (`recognition`), and registers, with READY, in the version of the
+answer; without one it tries those that were not asked for, one with each connection. `refuse` and `reconnect` close
+the connection and open a new one after a back-off. The connections are numbered: what still comes from an old one is
+ignored. A handler that is at work when the connection goes is let finish, its reply is dropped (the broker gave the
+request to somebody else), and only then does the worker connect again: it does one thing at a time.
+
+While it works it does not mind silence. Some brokers send no heartbeats to who is busy, and to leave would help nobody:
+the reply would be lost. Afterwards there is time to see whether the broker is still there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
 from broker.config import WorkerConfig
 from broker.core.backoff import Backoff
 from broker.core.mdp import WORKER_DIALECTS, Command, Frames, Output, Peer, WorkerDialect, joined, read_error
+from broker.core.recognition import ANSWER, Recognition
 from broker.core.rhythm import Rhythm
 
 VERSIONS: dict[str, WorkerDialect] = {dialect.name: dialect for dialect in WORKER_DIALECTS.values()}
@@ -30,8 +37,13 @@ class SessionState(Enum):
     """Where a worker stands with its broker."""
 
     AWAY = "away"
+    ASKING = "asking"
     IDLE = "idle"
     BUSY = "busy"
+
+
+REGISTERED = (SessionState.IDLE, SessionState.BUSY)
+"""READY was said."""
 
 
 class Job(NamedTuple):
@@ -58,12 +70,17 @@ class WorkerSession:
         config: WorkerConfig | None = None,
         *,
         now: float,
-        dialects: Sequence[WorkerDialect] | None = None,
+        dialect: WorkerDialect | None = None,
     ) -> None:
-        """`dialects`: to try one after another; without them those of the configuration's versions."""
+        """`dialect`: a protocol other than MDP; the configuration's versions do not count then."""
         self.service = service
         self.config = config or WorkerConfig()
-        self._dialects = dialects or [VERSIONS[version] for version in self.config.versions]
+        self._asks = dialect is None and len(self.config.versions) > 1
+        versions = self.config.versions
+        # Whoever speaks the first of them answers when asked.
+        unasked = [version for version in versions if version != min(versions)] or versions
+        self._dialects = [dialect] if dialect is not None else [VERSIONS[version] for version in unasked]
+        """To try one after another."""
         self.state = SessionState.AWAY
         self.connection = 0
         """Number of the present connection, or of the last one while away."""
@@ -74,6 +91,10 @@ class WorkerSession:
         self.refused = False
         """Whether the last thing that happened was that the broker sent us away when we had said READY."""
         self._rhythm = self._new_rhythm(now)
+        self._recognition = Recognition(versions)
+        self._guessing = False
+        """Whether READY was said in a version of which the broker has not said anything."""
+        self._linked = True
         self._version = 0
         self._heard_any = False
         self._backoff = Backoff(self.config.reconnect_first, self.config.reconnect_most)
@@ -94,10 +115,16 @@ class WorkerSession:
         """Take a message from the broker."""
         if peer != self.connection or self.state is SessionState.AWAY:
             return
+        if self.state is SessionState.ASKING:
+            if (kind := self._recognition.learn(frames)) is not None:
+                self._register(VERSIONS[kind.version], now)
+            return
         parsed = self.dialect.parse(frames)
         if parsed is None:
-            self._change_version()
-            self._reconnect([], now)
+            kind = self._recognition.learn(frames) if self._asks else None
+            if kind is None or kind.version != self.dialect.name:
+                self._change_version()
+                self._reconnect([], now)
             return
         self._rhythm.words += 1
         self._silent_at = now + self._rhythm.patience
@@ -113,12 +140,9 @@ class WorkerSession:
         if self.state is SessionState.AWAY:
             if self._wake_at is not None and now >= self._wake_at and not self._job_running:
                 self._connect(now)
-        elif self._unwatched:
-            return
-        elif now >= self._silent_at:
-            self._change_version()
-            self._reconnect([], now)
-        elif now >= self._send_by:
+        elif now >= self._silent_at and self._waits_for_word:
+            self._meet_silence(now)
+        elif now >= self._send_by and self._speaks:
             self._rhythm.sent()
             self._send(Command.HEARTBEAT, (), now)
 
@@ -126,9 +150,9 @@ class WorkerSession:
         """When `tick` is wanted."""
         if self.state is SessionState.AWAY:
             return None if self._job_running else self._wake_at  # it waits for the handler to finish
-        if self._unwatched:
-            return None
-        return min(self._send_by, self._silent_at)
+        silent_at = self._silent_at if self._waits_for_word else math.inf
+        deadline = min(self._send_by, silent_at) if self._speaks else silent_at
+        return None if deadline == math.inf else deadline
 
     def take_output(self) -> list[Output]:
         """Frames for the numbered connections; a new number asks for a new connection."""
@@ -138,7 +162,7 @@ class WorkerSession:
     @property
     def registered(self) -> bool:
         """Whether the broker has been heard on the present connection; without heartbeats: whether there is one."""
-        return self.state is not SessionState.AWAY and (self._heard_any or not self.dialect.heartbeats)
+        return self.state in REGISTERED and (self._heard_any or not self.dialect.heartbeats)
 
     @property
     def stranded(self) -> bool:
@@ -166,8 +190,7 @@ class WorkerSession:
             return
         self._job_running = False
         if self.state is SessionState.BUSY:
-            if self._unwatched:
-                self._silent_at = now + self._rhythm.patience
+            self._silent_at = now + self._rhythm.patience
             # An error is told by how a body begins: behind parts it would be taken for one more of them.
             body = joined(self._partials, body) if read_error(body) is None else body
             self._send(Command.FINAL, (*self._envelope, *body), now)
@@ -177,6 +200,14 @@ class WorkerSession:
             self.dropped_replies += 1
         if self._leaving:
             self._say_goodbye(now)
+
+    def link(self, there: bool, now: float) -> None:
+        """The transport tells whether there is a connection yet: until then, what is said waits, and nobody is silent.
+        A transport that never tells is always connected."""
+        if there is not self._linked:
+            self._linked = there
+            asking = there and self.state is SessionState.ASKING
+            self._silent_at = now + (ANSWER if asking else self._rhythm.patience)
 
     def lost(self, now: float) -> None:
         """The transport knows that the connection is gone."""
@@ -192,23 +223,50 @@ class WorkerSession:
     # -- inside ----------------------------------------------------------------------------------------------
 
     @property
-    def _unwatched(self) -> bool:
-        """Whether neither side expects a word of the other, however long it takes."""
-        return not self.dialect.heartbeats or (self.state is SessionState.BUSY and self.dialect.silent_when_busy)
+    def _waits_for_word(self) -> bool:
+        """Whether the broker is to say something, sooner or later."""
+        return self.state is SessionState.ASKING or (self.state is SessionState.IDLE and self.dialect.heartbeats)
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether heartbeats are due, sooner or later."""
+        if self.state is SessionState.BUSY and self.dialect.silent_when_busy:
+            return False
+        return self.state in REGISTERED and self.dialect.heartbeats
 
     def _connect(self, now: float) -> None:
         self.connection += 1
-        self.dialect = self._dialects[self._version]
-        self._heard_any = False
         self._wake_at = None
+        self._heard_any = self._guessing = False
+        if not self._asks:
+            self._register(self._dialects[0], now)
+            return
+        self.state = SessionState.ASKING
+        self._recognition = Recognition(self.config.versions)
+        self._output += [(self.connection, frames) for frames in self._recognition.ask()]
+        self._silent_at = now + (ANSWER if self._linked else self._rhythm.patience)
+
+    def _register(self, dialect: WorkerDialect, now: float) -> None:
+        self.dialect = dialect
         self.state = SessionState.IDLE
         self._rhythm = self._new_rhythm(now)
         self._silent_at = now + self._rhythm.patience
         self._send(Command.READY, (self.service,), now)
 
+    def _meet_silence(self, now: float) -> None:
+        if not self._linked:  # nobody is there; of several endpoints the next one may be better
+            self._output.append((self.connection, None))
+            self._connect(now)
+        elif self.state is SessionState.ASKING:
+            self._guessing = True
+            self._register(self._dialects[self._version], now)
+        else:
+            self._change_version()
+            self._reconnect([], now)
+
     def _change_version(self) -> None:
-        """Try another version next time, unless the broker has spoken this one."""
-        if not self._heard_any:
+        """Guess another version next time, unless the broker has spoken this one."""
+        if self._guessing and not self._heard_any:
             self._version = (self._version + 1) % len(self._dialects)
 
     def _reconnect(self, rest: Frames, now: float) -> None:
@@ -245,7 +303,7 @@ class WorkerSession:
         self._send_by -= max(0.0, before - self._rhythm.interval)
 
     def _say_goodbye(self, now: float) -> None:
-        if self.state is not SessionState.AWAY and self.dialect.has(Command.DISCONNECT):
+        if self.state in REGISTERED and self.dialect.has(Command.DISCONNECT):
             self._send(Command.DISCONNECT, (), now)
         self.state = SessionState.AWAY
         self._wake_at = None

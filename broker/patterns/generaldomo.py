@@ -63,8 +63,8 @@ class GeneraldomoWorker(Worker):
         """Called by a channel, for the sockets that it speaks through."""
         return PackedDealer(endpoints, lambda: self._loop.call(self._arrived, channel))
 
-    def _new_session(self, config: WorkerConfig | None, servers: int) -> WorkerSession:
-        return super()._new_session(replace(config or WorkerConfig(), versions=("0.1",)), servers)
+    def _new_session(self, config: WorkerConfig | None) -> WorkerSession:
+        return super()._new_session(replace(config or WorkerConfig(), versions=("0.1",)))
 
     def _arrived(self, channel: Any) -> None:
         channel.drain(time.monotonic())

@@ -35,5 +35,5 @@ class ParanoidWorker(Worker):
     def __init__(self, handler: Handler, endpoint: str, *, jobs: int = 1, config: WorkerConfig | None = None) -> None:
         super().__init__("paranoid pirate", handler, endpoint, jobs=jobs, config=config or CONFIG)
 
-    def _new_session(self, config: WorkerConfig | None, servers: int) -> WorkerSession:
-        return WorkerSession(self.service, config, now=time.monotonic(), dialects=[PARANOID])
+    def _new_session(self, config: WorkerConfig | None) -> WorkerSession:
+        return WorkerSession(self.service, config, now=time.monotonic(), dialect=PARANOID)

@@ -34,5 +34,5 @@ class SimpleWorker(Worker):
     def __init__(self, handler: Handler, endpoint: str, *, jobs: int = 1, config: WorkerConfig | None = None) -> None:
         super().__init__("simple pirate", handler, endpoint, jobs=jobs, config=config or WorkerConfig())
 
-    def _new_session(self, config: WorkerConfig | None, servers: int) -> WorkerSession:
-        return WorkerSession(self.service, config, now=time.monotonic(), dialects=[SIMPLE])
+    def _new_session(self, config: WorkerConfig | None) -> WorkerSession:
+        return WorkerSession(self.service, config, now=time.monotonic(), dialect=SIMPLE)

@@ -11,6 +11,7 @@ from support.check import check, check_empty
 from broker.config import BrokerConfig, ClientConfig
 from broker.core.broker import BrokerCore
 from broker.core.client import ClientSession, EventKind
+from broker.core.recognition import ANSWER
 from broker.core.worker import SessionState, WorkerSession
 
 bounded = settings(deadline=None, max_examples=120, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -111,7 +112,10 @@ def test_the_worker(steps: list[tuple[list[bytes], float]]) -> None:
         session.tick(now)
         session.take_output()
     if session.state is SessionState.AWAY:  # for 32 s at most, and then as good as new
-        session.tick(now + 32)
+        now += 32
+        session.tick(now)
+    if session.state is SessionState.ASKING:  # nobody has answered
+        session.tick(now + ANSWER)
     session.take_output()
     head = [b"MDPW02"] if session.dialect.name == "0.2" else [b"", b"MDPW01"]
     session.receive(session.connection, [*head, b"\2", b"client", b"", b"q"], now)

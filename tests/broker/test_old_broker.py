@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
 
 import pytest
 from support.running import line, script, until
@@ -17,6 +19,42 @@ QUICK = WorkerConfig(heartbeat_interval=0.1, liveness=5, reconnect_first=0.01, r
 def endpoint() -> Iterator[str]:
     with script("rfc7_broker.py", "tcp://127.0.0.1:*", "0.1") as broker:
         yield line(broker)
+
+
+@pytest.mark.parametrize("first", ["broker", "worker"])
+def test_a_broker_that_ends_on_the_first_message_of_0_2_gets_none(tmp_path: Path, first: str) -> None:
+    endpoint = f"ipc://{tmp_path}/broker"
+    worker = Worker("echo", lambda frames: frames, endpoint, jobs=3, config=QUICK)
+    if first == "worker":
+        worker.start()
+    with script("rfc7_broker.py", endpoint, "0.1", "strict") as broker, Client(endpoint, version="0.1") as client:
+        assert line(broker)
+        if first == "broker":
+            worker.start()
+        until(lambda: worker.registered == 3)
+        assert client.call("echo", b"hello") == [b"hello"]
+        worker.stop()
+        assert broker.poll() is None
+
+
+def test_a_job_that_takes_longer_than_four_heartbeats(tmp_path: Path) -> None:
+    """Such a broker sends none to a worker that is busy: its reply was dropped."""
+    endpoint = f"ipc://{tmp_path}/broker"
+    quick = WorkerConfig(heartbeat_interval=0.05, versions=("0.1",))
+    begun: list[Frames] = []
+
+    def work(frames: Frames) -> Frames:
+        begun.append(frames)
+        Event().wait(0.6)
+        return frames
+
+    with script("rfc7_broker.py", endpoint, "0.05") as broker, Client(endpoint, version="0.1", timeout=30) as client:
+        assert line(broker)
+        with Worker("work", work, endpoint, config=quick) as worker:
+            until(lambda: worker.registered)
+            until(lambda: worker._channels[0].session._rhythm.patience < 0.5)
+            assert client.call("work", b"x") == [b"x"]
+    assert len(begun) == 1
 
 
 def test_the_worker_finds_out_its_version(endpoint: str) -> None:

@@ -13,9 +13,9 @@ from broker.core.worker import Job, SessionState, WorkerSession
 class Work:
     """A session, the frames on its connections, and a clock."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, *versions: str) -> None:
         self.now = 100.0
-        self.session = WorkerSession(b"echo", WorkerConfig(**config), now=self.now)
+        self.session = WorkerSession(b"echo", WorkerConfig(versions=versions or ("0.2",)), now=self.now)
         self.session.tick(self.now)
         self._output: list[tuple[Any, list[bytes] | None]] = []
 
@@ -82,7 +82,7 @@ def test_a_request_and_its_reply(work: Work) -> None:
 
 
 def test_version_01_joins_the_parts() -> None:
-    work = Work(versions=("0.1",))
+    work = Work("0.1")
     work.said(b"", b"MDPW01", b"\1", b"echo")
     work.told(b"", b"MDPW01", b"\2", b"client", b"", b"q")
     job = work.job()
@@ -100,7 +100,7 @@ def test_version_01_joins_the_parts() -> None:
 
 
 def test_version_01_sends_an_error_without_the_parts_before_it() -> None:
-    work = Work(versions=("0.1",))
+    work = Work("0.1")
     work.said(b"", b"MDPW01", b"\1", b"echo")
     work.told(b"", b"MDPW01", b"\2", b"client", b"", b"q")
     job = work.job()
@@ -240,7 +240,7 @@ def test_a_reply_is_given_once(work: Work) -> None:
 
 
 def test_the_wait_doubles_up_to_the_most() -> None:
-    work = Work(versions=("0.2",))
+    work = Work()
     waits = []
     for number in range(1, 9):
         work.said(b"MDPW02", b"\1", b"echo")
@@ -257,22 +257,102 @@ def test_the_wait_doubles_up_to_the_most() -> None:
     assert work.session.next_deadline() == work.now + 1
 
 
-def test_the_version_changes_until_the_broker_answers() -> None:
-    """Against a broker that ignores 0.2."""
-    work = Work()
+WHO = (b"", b"MDPC01", b"mmi.broker", b"")
+ANY = (b"", b"MDPC01", b"mmi.service", b"mmi.service")
+
+
+def asking(*versions: str) -> Work:
+    work = Work(*versions or ("0.2", "0.1"))
+    work.said(*WHO)
+    work.said(*ANY)
+    work.said_nothing()
+    return work
+
+
+def test_a_broker_of_this_project_is_spoken_to_in_the_best_version() -> None:
+    work = asking()
+    work.told(b"", b"MDPC01", b"mmi.broker", b'{"software": "titanic"}')
+    work.said(b"MDPW02", b"\1", b"echo")
+    work.told(b"", b"MDPC01", b"mmi.service", b"200")
+    work.told(b"MDPW02", b"\5")
+    assert work.session.registered
+    work.told(b"MDPW02", b"\6")
+    work.closed(1)
+    work.later(1)
+    work.said(*WHO)  # it may be another one by now
+
+
+@pytest.mark.parametrize("first", [[b"mmi.broker", b"501"], [b"mmi.broker", b"{"], [b"mmi.service", b"404"]])
+def test_another_broker_is_spoken_to_in_the_version_of_its_answer(first: list[bytes]) -> None:
+    work = asking()
+    work.told(b"", b"MDPC01", *first)
+    work.said(b"", b"MDPW01", b"\1", b"echo")
+    work.told(b"", b"MDPC01", b"mmi.service", b"404")
+    work.told(b"", b"MDPW01", b"\4")
+    assert work.session.registered
+
+
+def test_versions_that_were_not_asked_for_are_tried_when_nobody_answers() -> None:
+    work = asking("0.2", "0.1", "majortomo")
+    work.later(2.5)
     work.said(b"MDPW02", b"\1", b"echo")
     work.later(10)
     for _ in range(3):
         work.said(b"MDPW02", b"\5")
     work.closed(1)
     work.later(1)
-    work.said(b"", b"MDPW01", b"\1", b"echo")
-    work.told(b"", b"MDPW01", b"\4")
+    work.said(*WHO)
+    work.said(*ANY)
+    work.later(2.5)
+    work.said(b"", b"MDPW02", b"\1", b"echo")
+    work.told(b"", b"MDPW02", b"\5")
     assert work.session.registered
-    work.told(b"", b"MDPW01", b"\5")
+    work.told(b"", b"MDPW02", b"\6")
     work.closed(2)
     work.later(1)
+    work.said(*WHO)
+    work.said(*ANY)
+    work.later(2.5)
+    work.said(b"", b"MDPW02", b"\1", b"echo")
+
+
+@pytest.mark.parametrize(
+    ("late", "closes"), [([b"mmi.service", b"404"], True), ([b"mmi.broker", b'{"software": 1}'], False)]
+)
+def test_an_answer_that_is_late(late: list[bytes], closes: bool) -> None:
+    work = asking()
+    work.later(2.5)
+    work.said(b"MDPW02", b"\1", b"echo")
+    work.told(b"", b"MDPC01", *late)
+    if closes:
+        work.closed(1)
+    work.said_nothing()
+
+
+def test_nothing_is_tried_at_a_broker_that_is_not_there() -> None:
+    """It would be there when that one starts, and some brokers do not bear it."""
+    work = asking()
+    for number in range(1, 10):
+        work.session.link(False, work.now)
+        work.later(10)
+        work.closed(number)
+        work.said(*WHO)
+        work.said(*ANY)
+        work.said_nothing()
+    work.session.link(False, work.now)
+    work.later(9)
+    work.session.link(True, work.now)
+    work.later(2.4)
+    work.said_nothing()
+    work.told(b"", b"MDPC01", b"mmi.broker", b"501")
     work.said(b"", b"MDPW01", b"\1", b"echo")
+
+
+def test_leaving_while_asking() -> None:
+    work = asking()
+    work.session.leave(work.now)
+    work.said_nothing()
+    assert work.session.stopped
 
 
 def test_a_broker_that_answers_disconnect_speaks_the_version() -> None:
@@ -295,6 +375,21 @@ def test_the_transport_knows_that_the_connection_is_gone(work: Work) -> None:
     work.closed(2)
     work.later(2)
     work.said(b"MDPW02", b"\1", b"echo")
+
+
+def test_a_busy_worker_bears_silence_and_goes_on_afterwards(work: Work) -> None:
+    """Some brokers send no heartbeats to who is busy, and the reply would be lost."""
+    job = work.works()
+    work.later(100)
+    for _ in range(40):
+        work.said(b"MDPW02", b"\5")
+    work.final(job, b"a")
+    work.said(b"MDPW02", b"\4", b"client", b"", b"a")
+    work.later(9.9)
+    for _ in range(3):
+        work.said(b"MDPW02", b"\5")
+    work.later(0.2)
+    work.closed(1)
 
 
 # -- leaving -------------------------------------------------------------------------------------------------

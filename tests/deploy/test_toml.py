@@ -43,7 +43,8 @@ def test_every_key_is_there_at_its_default(name: str, commented: dict[str, Any])
         if defaults[key]["value"] is not None:
             assert commented[name][key] == defaults[key]["value"], key
         else:
-            block = FILE.read_text().partition(f"\n#{key} = ")[0].rpartition("\n\n")[2]
+            table = FILE.read_text().partition(f"\n[{name}]\n")[2]
+            block = table.partition(f"\n#{key} = ")[0].rpartition("\n\n")[2]
             assert "No default" in block.splitlines()[-1], key
 
 

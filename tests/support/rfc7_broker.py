@@ -1,9 +1,10 @@
 """An independent broker of MDP 0.1 and nothing else, written from RFC 7 alone, with the manners of the Guide's.
 
-    python rfc7_broker.py ENDPOINT [HEARTBEAT_SECONDS]
+    python rfc7_broker.py ENDPOINT [HEARTBEAT_SECONDS [strict]]
 
 It prints the endpoint with its real port, and then serves until it is killed. It knows `mmi.service` (RFC 8). What
-is not MDPC01 or MDPW01 behind exactly one address and one empty frame, it ignores: so it keeps no envelope stacks.
+is not MDPC01 or MDPW01 behind exactly one address and one empty frame, it ignores: so it keeps no envelope stacks. When
+it is strict, whatever does not begin with an empty frame ends it, as it ends the Guide's broker in Python.
 The request of a worker that dies is lost. It imports nothing of this project.
 """
 
@@ -23,8 +24,9 @@ LIVENESS = 4
 class Broker:
     """One ROUTER, queues of requests and of waiting workers by service."""
 
-    def __init__(self, endpoint: str, interval: float) -> None:
+    def __init__(self, endpoint: str, interval: float, strict: bool) -> None:
         self.interval = interval
+        self.strict = strict
         self.socket = zmq.Context.instance().socket(zmq.ROUTER)
         self.socket.linger = 0
         self.socket.bind(endpoint)
@@ -47,6 +49,8 @@ class Broker:
                 next_beat = time.monotonic() + self.interval
 
     def receive(self, message: list[bytes]) -> None:
+        if message[1:2] != [b""] and self.strict:
+            sys.exit(f"not MDP 0.1: {message}")
         if len(message) < 4 or message[1] != b"":
             return
         sender, _, header, *rest = message
@@ -103,6 +107,6 @@ class Broker:
 
 
 if __name__ == "__main__":
-    broker = Broker(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 2.5)
+    broker = Broker(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 2.5, "strict" in sys.argv[3:])
     print(broker.socket.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
     broker.run()

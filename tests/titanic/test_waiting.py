@@ -111,10 +111,6 @@ def test_nobody_waits_longer_than_allowed(hall: Hall) -> None:
     hall.waiters.add([Ask(b"1e9")], 0)
     hall.store_says(b"300")
     assert hall.waiters.next_deadline() == waiting.MOST_SECONDS
-    hall.waiters.most = 2.5
-    hall.waiters.add([Ask(b"1e9")], 0)
-    hall.store_says(b"300")
-    assert hall.waiters.next_deadline() == 2.5
 
 
 def test_10000_wait_for_one(hall: Hall) -> None:

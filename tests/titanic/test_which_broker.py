@@ -55,7 +55,9 @@ def test_this_projects_broker_is_recognised_whenever_it_comes(tmp_path: Path) ->
 
 def start_broker(endpoint: str, path: Path, *, ours: bool) -> Process:
     arguments = (
-        ("-m", "titanic", "broker", "--bind", endpoint) if ours else (SUPPORT / "rfc7_broker.py", endpoint, "0.5")
+        ("-m", "titanic", "broker", "--bind", endpoint)
+        if ours
+        else (SUPPORT / "rfc7_broker.py", endpoint, "0.5", "strict")
     )
     return Process(*arguments, output=path / "broker.out")
 
@@ -84,6 +86,7 @@ def test_a_broker_of_another_kind_takes_its_place(tmp_path: Path, caplog: pytest
                 with worker_process(endpoint, "echo", log.with_suffix(".hung"), "hang"):
                     uuids += client.submit_many("echo", [b"left %d" % turn] * 2)
                     eventually(lambda: server.running)
+                assert broker.running
                 broker.kill()
         with (
             start_broker(endpoint, tmp_path, ours=True),

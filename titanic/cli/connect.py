@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import broker
 from broker import unreachable
 from titanic.cli.output import say
 from titanic.client import Client
@@ -44,3 +45,23 @@ def tell(endpoint: tuple[str, ...], seconds: float) -> None:
     """Say that nobody is there now, and how long one is waited for."""
     if reason := unreachable(endpoint):
         say(f"{reason}; waiting up to {seconds:g} s for a server there")
+
+
+def name_version(error: Exception, endpoint: tuple[str, ...], mdp: str) -> None:
+    """After a time-out: raises TimedOut that names the version to speak when the broker there knows only 0.1."""
+    for where in endpoint if mdp != "0.1" else ():
+        if not unreachable([where]) and _knows_only_old(where):
+            fact = f"the broker at {where} answers in 0.1, and is not of this project"
+            raise TimedOut(f"no answer in MDP {mdp}", fact, "try --mdp 0.1") from error
+
+
+def _knows_only_old(endpoint: str) -> bool:
+    with broker.Client(endpoint, timeout=1.0, retries=0, version="0.1") as client:
+        try:
+            client.present("mmi.service")
+        except broker.BrokerError:
+            return False
+        try:
+            return not client.call("mmi.broker", b"")[0].startswith(b"{")
+        except broker.BrokerError:
+            return True

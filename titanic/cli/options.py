@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
+import broker
 from broker import DEFAULT_ENDPOINT
 from titanic import ids, logs
 from titanic.cli import config_file
 from titanic.cli.endpoint import PEER
 from titanic.cli.help import Option
+from titanic.errors import TimedOut
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -101,6 +104,7 @@ def reaching(timeout: float, patience: str) -> Callable[[Function], Function]:
     versions = click.Choice(["0.2", "0.1", "majortomo"])
 
     def decorate(function: Function) -> Function:
+        function = _naming_version(function)
         for add in (
             configured,
             option(
@@ -119,6 +123,22 @@ def reaching(timeout: float, patience: str) -> Callable[[Function], Function]:
     return decorate
 
 
+def _naming_version(function: Function) -> Function:
+    """Have a time-out say so when another version of MDP would do."""
+
+    @functools.wraps(function)
+    def asking(*args: Any, **settings: Any) -> Any:
+        try:
+            return function(*args, **settings)
+        except (TimedOut, broker.TimedOut) as error:
+            from titanic.cli.connect import name_version  # brings all that a client needs
+
+            name_version(error, settings["endpoint"], settings["mdp"])
+            raise
+
+    return cast("Function", asking)
+
+
 endpoint = reaching(5.0, "Wait for an answer, at each of 3 tries.")
 
 
@@ -133,6 +153,18 @@ class Folder(click.Path):
 
 
 FOLDER = Folder(path_type=Path, readable=False)  # whether it may be read is found out where it is
+
+
+def broker_version(*versions: str, group: str = "") -> Callable[[Function], Function]:
+    """`--mdp` of a command that registers workers; None: what the broker speaks is found out."""
+    return option(
+        "--mdp",
+        type=click.Choice(versions),
+        default=None,
+        group=group,
+        help="Version of the Majordomo Protocol to speak; default: the broker is asked, in 0.1, which all bear.",
+    )
+
 
 LOGGING = "Log"
 """The group of options that say what is logged, and how."""

@@ -64,9 +64,13 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
       titanic serve --store S --broker tcp://10.0.0.5:5555
       titanic serve --store S --gather tcp://127.0.0.1:5557
     """
-    chosen = click.get_current_context().get_parameter_source("bind")
-    if settings["broker"] is not None and chosen is ParameterSource.COMMANDLINE:
+    chosen = click.get_current_context().get_parameter_source
+    if settings["broker"] is not None and chosen("bind") is ParameterSource.COMMANDLINE:
         raise click.UsageError("--bind is for the integrated broker; with --broker there is none")
+    if settings["broker"] is None and chosen("mdp") is ParameterSource.COMMANDLINE:
+        raise click.UsageError(
+            "--mdp is for a broker elsewhere, named by --broker; the integrated one speaks all versions"
+        )
     try:
         config = server_config({"bind": bind, **settings})
     except CallerError as error:  # it would not be better the next time

@@ -12,7 +12,17 @@ import click
 from broker import DEFAULT_ENDPOINT, BrokerConfig, WorkerConfig
 from titanic.cli.endpoint import BOUND, BROKER
 from titanic.cli.listen import Listen
-from titanic.cli.options import FOLDER, Function, configured, log_options, option, read_size, seconds, size
+from titanic.cli.options import (
+    FOLDER,
+    Function,
+    broker_version,
+    configured,
+    log_options,
+    option,
+    read_size,
+    seconds,
+    size,
+)
 from titanic.config import MOST_LANES, Contradiction, ServerConfig, ServiceLimits, contradictions
 from titanic.store import MIN_CAPACITY, Retention
 
@@ -134,6 +144,7 @@ def queue_options(function: Function) -> Function:
             group=TRAFFIC,
             help="With --broker: sockets per service.",
         ),
+        broker_version("0.2", "0.1", group=TRAFFIC),
         wire_options,
         seconds(
             "--attempt-timeout",
@@ -252,6 +263,8 @@ def server_config(settings: dict[str, Any]) -> ServerConfig:
     settings = dict(settings)
     retention = Retention(*(int(settings.pop(name) * 1e6) for name in KEEPING))
     wire = take_wire(settings)
-    worker = WorkerConfig(heartbeat_interval=wire.heartbeat_interval)
+    mdp = settings["mdp"]
+    versions = (mdp,) if mdp else WorkerConfig().versions
+    worker = WorkerConfig(heartbeat_interval=wire.heartbeat_interval, versions=versions)
     names = {field.name for field in fields(ServerConfig)} & settings.keys()
     return ServerConfig(wire=wire, worker=worker, retention=retention, **{name: settings[name] for name in names})

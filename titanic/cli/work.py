@@ -18,7 +18,7 @@ import click
 from broker import RemoteError, Worker, WorkerConfig
 from titanic import logs
 from titanic.cli.help import command
-from titanic.cli.options import configured, endpoint_option, log_options, option, seconds
+from titanic.cli.options import broker_version, configured, endpoint_option, log_options, option, seconds
 from titanic.cli.output import as_text
 from titanic.cli.running import Ending, say
 from titanic.notify import VARIABLES, Notifier
@@ -130,6 +130,7 @@ def _watch(worker: Worker) -> None:
 @click.argument("service")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @endpoint_option()
+@broker_version("0.2", "0.1", "majortomo")
 @seconds("--heartbeat", least=0.01, default=2.5, help="Between heartbeats, or more often if the broker sends more.")
 @seconds("--limit", least=0.001, default=None, help="End a command that takes longer.")
 @option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests to work on at a time.")
@@ -142,6 +143,7 @@ def work(
     jobs: int,
     limit: float | None,
     heartbeat: float,
+    mdp: str | None,
     endpoint: tuple[str, ...],
     log_level: str,
     log_format: str,
@@ -163,7 +165,8 @@ def work(
     if shutil.which(command[0]) is None:
         raise click.UsageError(f"command not found: {command[0]}")
     handler = CommandHandler(command, limit)
-    worker = Worker(service, handler, endpoint, jobs=jobs, config=WorkerConfig(heartbeat_interval=heartbeat))
+    config = WorkerConfig(heartbeat_interval=heartbeat, versions=(mdp,) if mdp else WorkerConfig().versions)
+    worker = Worker(service, handler, endpoint, jobs=jobs, config=config)
 
     def at_once() -> None:
         worker.abandon()  # first: that a command was killed is no reply

@@ -20,6 +20,8 @@ from titanic.services.asks import Answer, Ask
 from titanic.tsp import Frames
 
 MOST_SECONDS = 3600.0
+"""How long one may wait; who wants to wait longer is told that it is pending, and asks again."""
+
 MOST_WAITERS = 100_000
 
 
@@ -43,8 +45,6 @@ class Waiters:
         """`look` has the store looked at for asks; what it finds comes back through `found`."""
         self._answer = answer
         self._look = look
-        self.most = MOST_SECONDS
-        """How long one may wait; who wants to wait longer is told that it is pending, and asks again."""
         self.room = MOST_WAITERS
         """How many may wait at a time before those that have waited for longest are told that it is pending."""
         self._dismissing = False
@@ -76,7 +76,7 @@ class Waiters:
             self._asks.setdefault(uuid, {})[id(ask)] = ask
             self._uuids[id(ask)] = uuid
             self._known[id(ask)] = ask
-            self._until[id(ask)] = now + min(seconds, self.most)
+            self._until[id(ask)] = now + min(seconds, MOST_SECONDS)
             good.append(ask)
         if refused:
             self._answer(refused)

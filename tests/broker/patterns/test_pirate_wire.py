@@ -35,7 +35,7 @@ class Story:
         self.asked = {f"client{number}": 0 for number in range(clients)}
         self.start_queue()
         for number in range(workers):
-            session = WorkerSession(b"x", CONFIG, now=self.net.now, dialects=[dialect])
+            session = WorkerSession(b"x", CONFIG, now=self.net.now, dialect=dialect)
             self.net.start(f"worker{number}", session, self._work)
         for name in self.asked:
             self.net.start(name, ClientSession(ClientConfig(5.0, 100), dialect=PLAIN), self._heard(name))

@@ -17,7 +17,7 @@ class Work:
 
     def __init__(self, dialect: PirateDialect = PARANOID, config: WorkerConfig = CONFIG) -> None:
         self.now = 100.0
-        self.session = WorkerSession(b"x", config, now=self.now, dialects=[dialect])
+        self.session = WorkerSession(b"x", config, now=self.now, dialect=dialect)
         self.session.tick(self.now)
         self._output: list[tuple[Any, list[bytes] | None]] = []
 

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import pytest
 from support.cli_titanic import CLEAN, Ended, here, on_terminal, running, titanic
+from support.running import line, script
 
 pytestmark = pytest.mark.usefixtures("workers")
 
@@ -290,3 +291,14 @@ def test_output_that_cannot_be_written(at: tuple[str, str]) -> None:
     ended = Ended(done.returncode, b"", done.stderr.decode())
     assert ended.code == 1
     assert ended.err == "titanic: No space left on device\n"
+
+
+def test_a_broker_that_speaks_only_0_1_is_named(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/broker"
+    with script("rfc7_broker.py", endpoint) as broker:
+        assert line(broker)
+        for command in (("call", "echo", "x"), ("submit", "echo", "x"), ("ls",)):
+            done = here(*command, "--endpoint", endpoint, "--timeout", "0.05")
+            assert done.code == 3
+            assert f"the broker at {endpoint} answers in 0.1" in done.err
+            assert done.err.endswith("try --mdp 0.1\n")
