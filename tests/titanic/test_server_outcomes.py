@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
+from support.resetting import resetting
 from support.titanic_eventually import eventually
 from support.titanic_raw import RawWorker, raw_client, raw_worker
 from support.titanic_serving import QUICK, serving
@@ -89,6 +90,29 @@ def test_parts_of_a_worker_that_left_and_had_no_successor(client: Client) -> Non
         token, _ = second.take()
         second.final(token, b"whole")
         assert client.wait(uuid, 30) == [b"whole"]
+
+
+def test_a_worker_whose_connection_was_reset_is_as_good_as_dead(client: Client) -> None:
+    """The broker can't tell: another worker gets the request, and what the first one still replies is dropped."""
+    begun, release, bodies = threading.Event(), threading.Event(), []
+
+    def slow(frames: list[bytes]) -> bytes:
+        bodies.append(frames[0])
+        begun.set()
+        assert release.wait(30)
+        return b"first"
+
+    with resetting(client.endpoint) as way, Worker("echo", slow, way.endpoint, config=QUICK) as first:
+        uuid = client.submit("echo", "x")
+        assert begun.wait(30)
+        way.reset()
+        with Worker("echo", lambda frames: b"second", client.endpoint, config=QUICK):
+            assert client.wait(uuid, 30) == [b"second"]
+        release.set()
+        eventually(lambda: first.registered == 1)
+        assert client.wait(client.submit("echo", "y"), 30) == [b"first"]
+        assert client.reply(uuid) == [b"second"]
+    assert bodies == [b"x", b"y"]
 
 
 @pytest.mark.parametrize("status", [400, 413, 499, 503, 504])
