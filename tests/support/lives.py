@@ -16,6 +16,7 @@ from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 from support.journal import Execution, Journal, read_reply
+from support.random_worker import JOBS
 
 ON_ITS_WAY = 2.0
 """Seconds that a request, or what was said of it, may be between two processes of a busy machine."""
@@ -240,10 +241,10 @@ class Case:
             yield f"P2: failed without a reason; {text}"
         if "had no room" in text:
             return
-        # Three workers that died of it are an attempt, and so is a limit that was over before anybody began.
+        # Three workers that died of it are an attempt; to the broker, a process with several jobs is as many workers.
         deaths = [who for who, death in self.died.items() if who.startswith("worker") and death.began <= told]
         attempts = sum(one.outcome == "failed" and one.began <= told for one in bad)
-        attempts += sum(self.died[who].ended >= self.life.asked for who in deaths) // MAX_DELIVERIES
+        attempts += JOBS * sum(self.died[who].ended >= self.life.asked for who in deaths) // MAX_DELIVERIES
         if not self.life.options.get("limit") and attempts < self.life.options.get("max_attempts", MAX_ATTEMPTS):
             yield f"P2: failed for good before its last attempt; {text}, {attempts} attempts"
 

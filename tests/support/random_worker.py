@@ -1,6 +1,6 @@
 """Workers that do what comes into their mind: `python random_worker.py ENDPOINT JOURNAL NAME SERVICE…`.
 
-One process with two jobs for each service. What a body begins with says what may happen to it (KINDS); which of it
+One process with some jobs for each service. What a body begins with says what may happen to it (KINDS); which of it
 does is up to the dice of NAME. Each execution is in the file JOURNAL (journal.py) before anything is done, and each
 end of one before anybody is told.
 """
@@ -25,6 +25,7 @@ SERVICES = ("a", "b", "p")
 PATIENCE = WorkerConfig(heartbeat_interval=0.2, liveness=50, reconnect_first=0.05, reconnect_most=0.2)
 """A busy machine is no death."""
 
+JOBS = 2
 STATUSES = (500, 500, 418, 400, 413)
 
 
@@ -63,7 +64,7 @@ def main(endpoint: str, journal: str, name: str, *services: str) -> None:
             return None  # a stream whose FINAL has nothing
         return parts[last]
 
-    workers = [Worker(service, work, endpoint, jobs=2, config=PATIENCE) for service in services]
+    workers = [Worker(service, work, endpoint, jobs=JOBS, config=PATIENCE) for service in services]
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # threads inherit it
     for each in workers:
         each.start()
