@@ -5,9 +5,11 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TOOLED := $(VENV)/.tooled
 JOBS   ?= auto
+SAMPLE ?= 50
+SEED   ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torture tools java lint format types check bench bench-peers bench-spark wheel deb clean
+.PHONY: help demo test torture mutants tools java lint format types check bench bench-peers bench-spark wheel deb clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -22,6 +24,9 @@ test: $(TOOLED) tools java ## Every test, in parallel
 
 torture: $(TOOLED) tools java ## The tests' long runs, summed up at the end: every crash point, power cuts, full disks, kills; under an hour
 	TITANIC_TORTURE=1 $(BIN)/pytest -n $(JOBS) --dist worksteal -m torture tests
+
+mutants: $(TOOLED) ## Small faults in store, dispatch and broker: which do the tests not notice? SAMPLE=50 of each, SEED=3; long
+	nice -n 10 $(BIN)/python tests/mutants.py run --sample $(SAMPLE) --seed $(SEED)
 
 lint: $(TOOLED) ## Formatting and lint
 	$(BIN)/ruff format --check .
@@ -60,7 +65,7 @@ deb: $(TOOLED) ## Build a Debian package for this machine into dist/
 	deploy/deb.sh $(BIN)/python dist
 
 clean: ## Remove everything that make made
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist build .mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The virtual environment, with what Titanic itself needs. It is made anew when the project's dependencies changed, when the folder was moved, when

@@ -16,7 +16,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TARGETS = ["help", "demo", "test", "torture", "lint", "format", "types", "check", "bench", "bench-peers", "bench-spark"]
+TARGETS = [
+    "help",
+    "demo",
+    "test",
+    "torture",
+    "mutants",
+    "lint",
+    "format",
+    "types",
+    "check",
+    "bench",
+    "bench-peers",
+    "bench-spark",
+]
 TARGETS += ["wheel", "deb", "clean"]
 
 PYTHON = """#!/bin/sh
