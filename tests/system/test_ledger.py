@@ -135,8 +135,7 @@ class Episode:
     def _accepted(client: Client) -> str:
         try:
             return client.submit(ABSENT, bytes(400_000))
-        except Refused as error:
-            assert "store full" in str(error)
+        except Refused:
             return ""
 
     @staticmethod
