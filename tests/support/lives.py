@@ -104,6 +104,8 @@ class World:
         """States of which all requests of PURGED were closed, with the times."""
         self.revivals: list[tuple[float, float]] = []
         """Times of retries of all requests of PURGED."""
+        self.looks: list[list[float]] = []
+        """When somebody began to read the whole store beside its server, and ended."""
         self.faults: list[str] = []
         """What was wrong at once."""
 
@@ -114,6 +116,12 @@ class Violation(NamedTuple):
     what: str
     details: str = ""
     story: str = ""
+
+
+def looked(world: World, since: float) -> bool:
+    """Whether the whole store was being read since then. What is freed meanwhile cannot be used: a store that is full
+    may then have no room even for ends."""
+    return any(ended >= since for _, ended in world.looks)
 
 
 def summary(found: Sequence[Violation]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import zmq
-from support.lives import LONG, PURGED, Life, Seen, World
+from support.lives import LONG, PURGED, Life, Seen, World, looked
 from support.random_worker import KINDS, SERVICES
 
 from titanic import Client, InvalidRequest, Refused, RequestFailed, TimedOut, UnknownRequest
@@ -94,13 +94,15 @@ class RandomClient(threading.Thread):
                 self.count["operations"] += 1
                 hoarding = self._hoards_at and self.count["operations"] == self._hoards_at
                 act = self._hoard if hoarding or self._is_bored() else self._dice.choices(acts, weights)[0]
+                began = time.monotonic()
                 try:
                     act()
                 except TimedOut:
                     self.count["without an answer"] += 1
                 except Refused as error:
                     self.count["refused"] += 1
-                    if not any(word in str(error) for word in BEAR):
+                    bear = (*BEAR, "the store is full") if looked(self.world, began) else BEAR
+                    if not any(word in str(error) for word in bear):
                         self.world.faults.append(f"P6: {act.__name__} was refused: {error}")
                 except Exception as error:
                     self.world.faults.append(f"P6: {act.__name__} of {self.name}: {error!r}")

@@ -92,7 +92,10 @@ class Episode:
             else:
                 self.cast.kill(one)
             self.count["kills"] += 1
+        look = [time.monotonic(), float("inf")]
+        self.world.looks.append(look)
         self.cast.check()
+        look[1] = time.monotonic()
         self.dice.shuffle(roles)
         for one in roles:
             self.cast.start(one)
