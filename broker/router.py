@@ -26,6 +26,9 @@ HEAD = 32
 LARGE = 16 << 10
 """Bytes from which a message is counted. It is not copied then either, which makes up for the counting."""
 
+READY = b"\1"
+"""The last frame but one of what a worker says first."""
+
 UNREAD_SECONDS = 120
 """A peer that reads nothing of what is queued for it for this long has its connection closed by the system."""
 
@@ -56,6 +59,8 @@ class Router:
         self.outbox = Outbox(send_bytes)
         self.skipping = False
         """Whether a message is being thrown away, with more to come. Nothing else can be received meanwhile."""
+        self.newcomer: Any = None
+        """The last frame of a message that looks like READY, for who wants to know where it came from."""
         self._most_bytes = most_bytes
         self._too_large = too_large
         self._named = named
@@ -104,6 +109,8 @@ class Router:
                     self._too_large(frames[:HEAD])
                 self.skipping = skip(socket, SKIP_FRAMES)
                 return frames[:1]
+        if 3 < len(frames) < 6 and frames[-2] == READY:
+            self.newcomer = frame
         return frames
 
     def send(self, peer: bytes, frames: Frames) -> None:

@@ -18,6 +18,7 @@ from broker.core.broker import BrokerCore
 from broker.core.mdp import Frames, Output, Peer, error_body
 from broker.core.mmi import About, counters
 from broker.core.request import Request
+from broker.inflow import Inflow
 from broker.loop import Loop
 from broker.outbox import Outbox
 from broker.peers import Names, Peers
@@ -215,12 +216,17 @@ class Broker:
 
     def drain(self, now: float) -> bool:
         """Take what has arrived, up to a limit, so that answers go out in between."""
-        receive, core = self._router.receive, self.core
+        router, core = self._router, self.core
+        receive = router.receive
         for _ in range(DRAIN_LIMIT):
             frames = receive()
             if frames is None:
                 break
             core.receive(frames[0], frames[1:], now)
+            if router.newcomer is not None:
+                frame, router.newcomer = router.newcomer, None
+                if (worker := core.workers.get(frames[0])) is not None:
+                    worker.inflow = Inflow(frame)
         else:
             return True
         if self._router.skipping:

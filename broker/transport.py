@@ -10,7 +10,7 @@ import errno
 import re
 import socket as stream
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from errno import EMFILE, ENFILE, ENOMEM
 from typing import Any
@@ -20,6 +20,7 @@ import zmq
 from broker.core.mdp import Frames, Output
 from broker.core.servers import Health, Servers
 from broker.errors import EndpointError, OutOfSockets
+from broker.inflow import Inflow
 
 Socket = zmq.Socket[bytes]
 
@@ -32,6 +33,13 @@ MOST_FRAMES = 100_000
 MOST_BODY_FRAMES = MOST_FRAMES - 100
 """Frames of a body. The rest is for what goes around it: addresses, header, command, and whatever is added by a
 service that passes it on."""
+
+UNACKNOWLEDGED = 15_000
+"""Milliseconds in which the system at the other end acknowledges what was sent, or the connection is gone."""
+
+UNHEARD = 60_000
+"""The same for an answer by the program there, which comes behind the message that it is just sending: so no message
+may take longer."""
 
 LINGER = 2000
 """Milliseconds that a closed socket may still take to send a good-bye."""
@@ -47,8 +55,8 @@ _SCARCE = (EMFILE, ENFILE, ENOMEM)
 """No socket now, perhaps later."""
 
 
-def receive(socket: Socket) -> Frames | None:
-    """One message, or None when there is none. ZMQError when the socket is gone.
+def receive(socket: Socket, look: Callable[[Any], None] | None = None) -> Frames | None:
+    """One message, or None when there is none; `look` is called with its first frame. ZMQError when the socket is gone.
 
     Of a message with more than MOST_FRAMES frames only the first frame is returned: what is left of it makes no sense,
     and does not fill the memory. `skip` it before anything else is received.
@@ -57,6 +65,8 @@ def receive(socket: Socket) -> Frames | None:
         frame = _recv(socket, _DONTWAIT, False)
     except zmq.Again:
         return None
+    if look is not None:
+        look(frame)
     frames = [frame.bytes]
     while frame.more:
         frame = _recv(socket, 0, False)
@@ -200,6 +210,8 @@ class Dealer:
         """What waits for the connection to be made."""
         self.linked = False
         """Whether the present connection was made (only with `hold`)."""
+        self.inflow: Inflow | None = None
+        """What the system knows of the present connection, once something came by it."""
         self._monitor: Socket | None = None
         self._changed = False
 
@@ -250,12 +262,15 @@ class Dealer:
         """One message of the present connection."""
         if self.socket is None:
             return None
-        frames = receive(self.socket)
+        frames = receive(self.socket, None if self.inflow is not None else self._look)
         if frames is not None:
             self.answered = True
             if len(frames) == 1:
                 skip(self.socket)
         return frames
+
+    def _look(self, frame: Any) -> None:
+        self.inflow = Inflow(frame)
 
     def broke(self) -> bool:
         """Whether the connection that was there is gone (only when watched, or with `hold`)."""
@@ -308,7 +323,7 @@ class Dealer:
             self.socket.close(linger)
             self.socket = None
             self._changed = True
-            self._held, self.linked = [], False
+            self._held, self.linked, self.inflow = [], False, None
 
     def _choose(self) -> str:
         """Close the present connection; where the next one goes."""
@@ -341,9 +356,11 @@ class Dealer:
         socket = self.socket = self.context.socket(zmq.DEALER)
         socket.linger = LINGER
         socket.sndhwm = socket.rcvhwm = 0
-        # A cut cable or a stopped machine sends no good-bye: let the transport find out.
+        # A cut cable or a stopped machine sends no good-bye: let the transport find out, by what it sends and is not
+        # acknowledged. An answer to that may wait behind a large message.
         socket.heartbeat_ivl = 5_000
-        socket.heartbeat_timeout = 15_000
+        socket.heartbeat_timeout = UNHEARD
+        socket.tcp_maxrt = UNACKNOWLEDGED
         socket.reconnect_ivl = 100
         socket.reconnect_ivl_max = 2_000
         socket.immediate = self._hold  # then a socket without a connection cannot be written to

@@ -302,6 +302,7 @@ class _Channel:
         return False
 
     def tick(self, now: float) -> None:
+        self.session.inflow = self._dealer.inflow
         self.session.tick(now)
 
     def next_deadline(self) -> float | None:

@@ -21,7 +21,7 @@ PATTERNS = {
 }
 SHELLS = {
     f"broker/{name}.py"
-    for name in ("loop", "poller", "transport", "router", "server", "client", "worker", "drafts", "peers")
+    for name in ("loop", "poller", "transport", "router", "server", "client", "worker", "drafts", "peers", "inflow")
 } | PATTERNS
 CORES = ("broker/core", "broker/patterns/core")
 

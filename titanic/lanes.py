@@ -62,6 +62,7 @@ class Lane:
         return False
 
     def tick(self, now: float) -> None:
+        self.session.inflow = self._dealer.inflow
         self.session.tick(now)
 
     def next_deadline(self) -> float | None:

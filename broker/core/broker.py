@@ -130,7 +130,7 @@ class BrokerCore:
         due = self.next_deadline()
         if due is not None and now > due + interval / 2:
             self.deaf(now)  # not the workers were silent, we were away: stopped, or busy with something huge
-        silent = list(self._silences.due(now))
+        silent = [worker for worker in self._silences.due(now) if not self._sends(worker, now)]
         for worker in silent:  # first, so that none of them gets what another leaves behind
             worker.service.idle.pop(worker, None)
         for worker in silent:
@@ -447,6 +447,14 @@ class BrokerCore:
         if worker.request is not None and worker.dialect.silent_when_busy:
             silence = self.config.silent_worker_timeout
         self._silences.set(worker, now + silence)
+
+    def _sends(self, worker: WorkerPeer, now: float) -> bool:
+        """Whether a silent worker is in the middle of a message: then it gets more time."""
+        patience = worker.rhythm.patience
+        going_on = worker.inflow is not None and worker.inflow.goes_on(now, patience)
+        if going_on:
+            self._silences.set(worker, now + patience)
+        return going_on
 
     def _forget(self, worker: WorkerPeer, now: float) -> None:
         service, request = worker.service, self._take_from(worker)

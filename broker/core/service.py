@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import count
+from typing import Protocol
 
 from broker.core.mdp import Peer, WorkerDialect
 from broker.core.request import Request
@@ -14,10 +15,17 @@ Key = tuple[Peer, bytes] | int
 Queue = OrderedDict[Key, Request]
 
 
+class Inflow(Protocol):
+    """Whether something is coming in that is not a whole message yet."""
+
+    def goes_on(self, now: float, patience: float) -> bool:
+        """Whether it did since this was last asked, `patience` seconds ago."""
+
+
 class WorkerPeer:
     """A registered worker."""
 
-    __slots__ = ("dialect", "peer", "request", "rhythm", "service")
+    __slots__ = ("dialect", "inflow", "peer", "request", "rhythm", "service")
 
     rhythm: Rhythm
     """Of its heartbeats, from READY on."""
@@ -26,6 +34,8 @@ class WorkerPeer:
         self.peer = peer
         self.dialect = dialect
         self.service = service
+        self.inflow: Inflow | None = None
+        """What the transport knows of its connection."""
         self.request: Request | None = None
         """What it works on; None while it is free."""
 

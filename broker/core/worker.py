@@ -29,6 +29,7 @@ from broker.core.backoff import Backoff
 from broker.core.mdp import WORKER_DIALECTS, Command, Frames, Output, Peer, WorkerDialect, joined, read_error
 from broker.core.recognition import ANSWER, Recognition
 from broker.core.rhythm import Rhythm
+from broker.core.service import Inflow
 
 VERSIONS: dict[str, WorkerDialect] = {dialect.name: dialect for dialect in WORKER_DIALECTS.values()}
 
@@ -91,6 +92,8 @@ class WorkerSession:
         self.refused = False
         """Whether the last thing that happened was that the broker sent us away when we had said READY."""
         self._rhythm = self._new_rhythm(now)
+        self.inflow: Inflow | None = None
+        """What the transport knows of the connection."""
         self._recognition = Recognition(versions)
         self._guessing = False
         """Whether READY was said in a version of which the broker has not said anything."""
@@ -141,7 +144,11 @@ class WorkerSession:
             if self._wake_at is not None and now >= self._wake_at and not self._job_running:
                 self._connect(now)
         elif now >= self._silent_at and self._waits_for_word:
-            self._meet_silence(now)
+            patience = self._rhythm.patience
+            if self.state is SessionState.IDLE and self.inflow is not None and self.inflow.goes_on(now, patience):
+                self._silent_at = now + patience  # a large request is on its way
+            else:
+                self._meet_silence(now)
         elif now >= self._send_by and self._speaks:
             self._rhythm.sent()
             self._send(Command.HEARTBEAT, (), now)

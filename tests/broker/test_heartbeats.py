@@ -98,6 +98,25 @@ def test_nobody_is_blamed_for_silence_while_the_broker_could_not_listen(broker: 
     assert broker.core.stats["workers_expired"] == 1
 
 
+class Line:
+    """What a transport tells of a connection."""
+
+    def __init__(self, *answers: bool) -> None:
+        self.answers = list(answers)
+
+    def goes_on(self, now: float, patience: float) -> bool:
+        return self.answers.pop(0)
+
+
+def test_a_worker_in_the_middle_of_a_message_is_not_silent(broker: Transcript) -> None:
+    line = broker.core.workers["worker"].inflow = Line(True, True, False)
+    broker.later(29.9)
+    assert broker.core.workers
+    broker.later(0.2)
+    assert not broker.core.workers
+    assert line.answers == []
+
+
 class TestMajortomo:
     """Its worker sends no heartbeats while it works: it has 900 s then, and 10 s at any other time."""
 

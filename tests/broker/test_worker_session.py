@@ -377,6 +377,21 @@ def test_the_transport_knows_that_the_connection_is_gone(work: Work) -> None:
     work.said(b"MDPW02", b"\1", b"echo")
 
 
+def test_a_request_that_is_just_coming_in_is_no_silence(work: Work) -> None:
+    class Line:
+        def __init__(self) -> None:
+            self.answers = [True, True, False]
+
+        def goes_on(self, now: float, patience: float) -> bool:
+            return self.answers.pop(0)
+
+    work.session.inflow = Line()
+    work.later(29.9)
+    assert work.session.registered
+    work.later(0.2)
+    assert not work.session.registered
+
+
 def test_a_busy_worker_bears_silence_and_goes_on_afterwards(work: Work) -> None:
     """Some brokers send no heartbeats to who is busy, and the reply would be lost."""
     job = work.works()
