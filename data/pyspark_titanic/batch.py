@@ -16,8 +16,18 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from titanic_data.options import EARLIEST, LATEST, LOSS_ALLOWED, ReadOptions, first_number
-from titanic_data.reading import beyond, closed_range, lost, read_closed, read_waiting, split, split_waiting
+from titanic_data.options import LATEST, LOSS_ALLOWED, ReadOptions, first_number
+from titanic_data.reading import (
+    await_number,
+    beyond,
+    closed_range,
+    lost,
+    read_closed,
+    read_waiting,
+    skip,
+    split,
+    split_waiting,
+)
 
 
 class ClosedReader(DataSourceReader):
@@ -36,12 +46,15 @@ class ClosedReader(DataSourceReader):
         last = newest if options.endingoffsets == LATEST else options.endingoffsets
         if int(last) > newest:
             raise lost(options.path, newest + 1, int(last), oldest, newest)
-        if first > newest + 1 and options.failondataloss:
-            raise beyond(options.path, first, newest)
+        if first > newest + 1:
+            if options.failondataloss:
+                raise beyond(options.path, first, newest)
+            await_number(options.path, first, newest)
         first, last = max(first, self.least), min(int(last), self.most)
         if first < oldest and first <= last:
-            if options.failondataloss and options.startingoffsets != EARLIEST:
+            if options.failondataloss:
                 raise lost(options.path, first, min(last, oldest - 1), oldest, newest, LOSS_ALLOWED)
+            skip(options.path, first, min(last, oldest - 1), oldest)
             first = oldest
         parts = split(first, last, options.rowsperpartition, options.minpartitions)
         return [InputPartition(part) for part in parts]

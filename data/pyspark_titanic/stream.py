@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from titanic_data.errors import OtherStore, PipelineError
 from titanic_data.options import LOSS_ALLOWED, ReadOptions, first_number
-from titanic_data.reading import closed_range, identity, lost, read_closed, split
+from titanic_data.reading import await_number, closed_range, identity, lost, read_closed, skip, split
 
 SEQ, STORE = "seq", "store"
 
@@ -32,6 +32,7 @@ class ClosedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.columns = columns
         self.target: int | None = None
+        self._told = False
 
     def initialOffset(self) -> Offset:  # noqa: N802
         """Where a query without a checkpoint begins."""
@@ -47,8 +48,12 @@ class ClosedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next micro-batch."""
         before = self._number(start)
         oldest, newest = closed_range(self.options.path)
-        if newest < before and self.options.failondataloss:
-            raise lost(self.options.path, newest + 1, before, oldest, newest)
+        if newest < before:
+            if self.options.failondataloss:
+                raise lost(self.options.path, newest + 1, before, oldest, newest)
+            if not self._told:  # not with every trigger
+                await_number(self.options.path, before + 1, newest)
+            self._told = True
         if self.target is not None:
             newest = self.target
         if isinstance(limit, ReadMaxRows):
@@ -73,6 +78,7 @@ class ClosedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if first < oldest and first <= last:
             if options.failondataloss:
                 raise lost(options.path, first, min(last, oldest - 1), oldest, newest, LOSS_ALLOWED)
+            skip(options.path, first, min(last, oldest - 1), oldest)
             first = oldest
         return [InputPartition(part) for part in split(first, last, options.rowsperpartition, options.minpartitions)]
 

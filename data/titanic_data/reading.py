@@ -7,6 +7,7 @@ would make the file grow.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, zip_longest
@@ -17,6 +18,8 @@ from titanic.errors import NotAStore
 from titanic.store import Store
 from titanic_data.errors import DataLoss
 from titanic_data.rows import closed_batch, waiting_batch
+
+log = logging.getLogger(__name__)
 
 BATCH = 4000
 """Rows of a batch: fewer cost more for each, and more don't cost less."""
@@ -85,8 +88,8 @@ def read_closed(
 ) -> Iterator[Any]:
     """The closed requests number `first` to `last` as RecordBatches.
 
-    Raises DataLoss when some have left the ring already; without `fail_on_loss` they are missing. `instead` is what the
-    error says can be done beside, as in `lost`.
+    Raises DataLoss when some have left the ring already; without `fail_on_loss` they are skipped, and logged. `instead`
+    is what the error says can be done beside, as in `lost`.
     """
     store, number = store_at(path), first
     while number <= last:
@@ -99,6 +102,7 @@ def read_closed(
         elif number > newest or fail_on_loss:
             raise lost(path, number, last, oldest, newest, instead)
         else:
+            skip(path, number, min(last, oldest - 1), oldest)
             number = oldest
 
 
@@ -111,6 +115,17 @@ def lost(path: str | Path, first: int, last: int, oldest: int, newest: int, inst
         advices = ["read the archive", "register one so that nothing goes before it is archived", instead]
         advice = ", or ".join(filter(None, advices))
     return DataLoss(f"closed requests {first} to {last} are not in the store {path}", fact, advice)
+
+
+def skip(path: str | Path, first: int, last: int, oldest: int) -> None:
+    """Log the numbers that are skipped because failOnDataLoss is false. In a task that goes into Spark's log of it."""
+    what = "closed requests %d to %d are skipped: failOnDataLoss=false, and the store %s begins at %d"
+    log.warning(what, first, last, path, oldest)
+
+
+def await_number(path: str | Path, first: int, newest: int) -> None:
+    """Log that a store has not come to where reading begins."""
+    log.warning("nothing is read from %d on: the last number of the store %s is %d", first, path, newest)
 
 
 def beyond(path: str | Path, first: int, newest: int) -> DataLoss:

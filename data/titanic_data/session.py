@@ -58,6 +58,11 @@ def session(name: str = "titanic-data", *, quick: bool = False, settings: dict[s
     return builder.getOrCreate()
 
 
+def as_file(path: Path) -> str:
+    """A path for Spark's readers of files. They take a path for a pattern: what it could mean there is escaped."""
+    return "file:" + re.sub(r"([\\*?\[\]{},])", r"\\\1", str(path.absolute()))
+
+
 def expect_java() -> None:
     """Raise MissingPart unless there is a Java that Spark can use."""
     home = os.environ.get("JAVA_HOME")

@@ -108,7 +108,7 @@ class SparkWorker:
         self._worker.abandon()
         self._asked.put(None)
         with suppress(Exception):  # it may have ended itself
-            self._spark.sparkContext.cancelAllJobs()
+            self._spark.interruptAll()
 
     def __enter__(self) -> SparkWorker:
         return self.start()
@@ -155,7 +155,9 @@ class SparkWorker:
     def _has_ended(self) -> bool:
         """Whether there is no Spark any more to run anything."""
         try:
-            return bool(self._spark.sparkContext._jsc.sc().isStopped())
+            if (context := getattr(self._spark, "sparkContext", None)) is not None:
+                return bool(context._jsc.sc().isStopped())
+            return not self._spark.version  # Spark Connect: its server is asked, which costs no job
         except Exception:  # nobody answers, or this process has stopped it
             return True
 

@@ -163,7 +163,7 @@ def test_a_damaged_record_is_an_error(spark: SparkSession, tmp_path: Path) -> No
     assert load(spark, path, endingOffsets=8).count() == 8
 
 
-def test_a_ring_that_let_go_meanwhile(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_ring_that_let_go_meanwhile(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = ring(tmp_path / "store", 100, capacity=16 << 20)
     strict, lax = load(spark, path, columns="seq"), load(spark, path, columns="seq", failOnDataLoss=False)
     words = ("true", "false")
@@ -178,6 +178,13 @@ def test_a_ring_that_let_go_meanwhile(spark: SparkSession, tmp_path: Path) -> No
         list(parts[0].read(planned[0][0]))
     found = [number for batch in parts[1].read(planned[1][0]) for number in batch["seq"].to_pylist()]
     assert found == list(range(first, 101))
+    skipped = (
+        f"closed requests 1 to {first - 1} are skipped: failOnDataLoss=false, and the store {path} begins at {first}"
+    )
+    assert caplog.messages == [skipped]
+    later = read_options({"path": str(path), "failOnDataLoss": "false", "startingOffsets": "5"})
+    assert ClosedReader(later, ["seq"]).partitions()[0].value[0] == first
+    assert caplog.messages[1:] == [skipped.replace("1 to", "5 to", 1)]
     assert strict.agg({"seq": "min"}).collect() == lax.agg({"seq": "min"}).collect() == [(first,)]  # planned afterwards
     with pytest.raises(Exception, match=f"titanic: closed requests 5 to {first - 1} are not in the store"):
         load(spark, path, startingOffsets=5).count()
@@ -219,6 +226,12 @@ def test_bad_options_are_refused_on_the_driver(
 def test_there_is_nothing_yet(spark: SparkSession, store: Path) -> None:
     assert load(spark, store, startingOffsets=COUNT + 1).count() == 0
     assert load(spark, store, startingOffsets=COUNT + 9, failOnDataLoss="false").count() == 0
+
+
+def test_a_start_that_the_store_has_not_come_to_is_logged(store: Path, caplog: pytest.LogCaptureFixture) -> None:
+    far = {"path": str(store), "failOnDataLoss": "false", "startingOffsets": str(COUNT + 9)}
+    assert ClosedReader(read_options(far), ["seq"]).partitions() == []
+    assert caplog.messages == [f"nothing is read from {COUNT + 9} on: the last number of the store {store} is {COUNT}"]
 
 
 def test_stores_that_are_none(spark: SparkSession, tmp_path: Path) -> None:

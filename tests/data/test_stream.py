@@ -9,6 +9,7 @@ import lmdb
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, concat, lit
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from support.ring import fill, ring, wait_for_room
 from support.titanic_serving import serving
 
@@ -17,7 +18,7 @@ from titanic import Client
 from titanic.store import Store
 from titanic_data.errors import OtherStore
 from titanic_data.options import read_options
-from titanic_data.reading import identity
+from titanic_data.reading import forget, identity
 
 
 def stream(spark: SparkSession, store: Path, **options: Any) -> DataFrame:
@@ -76,6 +77,26 @@ def test_a_ring_that_did_not_wait(spark: SparkSession, tmp_path: Path) -> None:
         drain(stream(spark, store, maxOffsetsPerTrigger=10_000), tmp_path)
     assert sum(drain(stream(spark, store, maxOffsetsPerTrigger=10_000, failOnDataLoss=False), tmp_path)) > 0
     assert numbers(spark, tmp_path)[100:] == list(range(first, last + 1))
+
+
+def test_what_a_stream_skips_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = ring(tmp_path / "store", 100, capacity=16 << 20)
+    reader = ClosedStream(read_options({"path": str(store), "failOnDataLoss": "false"}), ["seq"])
+    begin = reader.initialOffset()
+    ahead = {**begin, "seq": 120}
+    for _ in range(2):  # once, not with each trigger
+        assert reader.latestOffset(ahead, ReadAllAvailable()) == ahead
+    assert caplog.messages == [f"nothing is read from 121 on: the last number of the store {store} is 100"]
+    forget(store)
+    with Store.open(store, capacity=16 << 20) as opened:
+        wait_for_room(opened, 50)
+    end = reader.latestOffset(begin, ReadAllAvailable())
+    first = reader.partitions(begin, end)[0].value[0]
+    skipped = (
+        f"closed requests 1 to {first - 1} are skipped: failOnDataLoss=false, and the store {store} begins at {first}"
+    )
+    assert first > 50
+    assert caplog.messages[1:] == [skipped]
 
 
 @pytest.mark.parametrize("count", [10, 150])  # less than was read, and more

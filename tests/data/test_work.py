@@ -9,11 +9,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from support.connect import Remote
 from support.running import until
 from support.titanic_serving import QUICK, serving
 
@@ -52,6 +54,45 @@ def test_batches_of_requests(spark: SparkSession, server: Server, client: Client
     assert [replies[uuid] for uuid in uuids] == [[b"BODY %d" % n] for n in range(300)]
     assert len(worker.batches) < 60
     assert max(worker.batches) <= 64
+
+
+def test_batches_by_spark_connect(
+    spark: SparkSession, server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("titanic_data.working.LOOK", 0.05)
+    looks = 0
+
+    class Counting(Remote):
+        @property
+        def version(self) -> str:
+            nonlocal looks
+            looks += 1
+            return str(spark.version)
+
+    with working(cast(SparkSession, Counting(spark)), server, upper) as worker:
+        assert client.wait(client.submit("upper", "a"), 200) == [b"A"]
+        until(lambda: looks > 2)  # idle, it looks whether Spark is still there, and stays
+        assert client.wait(client.submit("upper", "b"), 200) == [b"B"]
+        worker.abandon()
+
+
+def test_what_is_abandoned_is_another_workers(
+    spark: SparkSession, server: Server, client: Client, tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+
+    def endless(bodies: pa.Array) -> pa.Array:
+        begun.touch()
+        threading.Event().wait(300)
+        return bodies
+
+    uuid = client.submit("upper", "a")
+    worker = working(spark, server, arrow(endless)).start()
+    until(begun.exists)
+    worker.abandon()
+    with broker.Worker("upper", lambda frames: b"another's", server.endpoints[0], config=QUICK):
+        assert client.wait(uuid, 60) == [b"another's"]
+    until(lambda: not worker._jobs.is_alive())
 
 
 def test_a_function_of_arrow_arrays(spark: SparkSession, server: Server, client: Client) -> None:
@@ -189,7 +230,7 @@ def test_a_worker_without_its_spark_ends_and_answers_nothing(
         worker.kill()
         worker.wait()
     said = log.read_text()
-    assert said.splitlines()[-1].startswith("titanic: Spark has ended; ")
+    assert said.splitlines()[-1].startswith("titanic-data: Spark has ended; ")
     assert "Traceback" not in said
     if busy:
         with broker.Worker("upper", lambda frames: b"another's", server.endpoints[0], config=QUICK):

@@ -6,6 +6,7 @@ Both write the same rows in the same layout. On one machine pyarrow is quicker, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -61,7 +62,7 @@ class SparkEngine:
         """See Engine."""
         spark = self._spark
         reader = spark.read.format("titanic").option("startingOffsets", str(first)).option("endingOffsets", str(last))
-        parts = spark.sparkContext.defaultParallelism
+        parts = os.cpu_count() or 1  # of this machine: its store is read by tasks here
         frame = reader.option("minPartitions", parts).load(str(store.absolute())).sortWithinPartitions(*ORDER)
         reached("staging")
         name = "spark.sql.parquet.outputTimestampType"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from titanic_data.archive.manifest import Archive
 from titanic_data.archive.verify import expect_sizes
+from titanic_data.session import as_file
 from titanic_data.tables import CLOSED
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ def archive_frame(spark: SparkSession, path: str | Path) -> DataFrame:
     archive = Archive.open(Path(path))
     expect_sizes(archive)
     schema = CLOSED.ddl(CLOSED.schema.names)
-    files = [f"file:{file.absolute()}" for file in archive.files()]
+    files = [as_file(file) for file in archive.files()]
     if not files:
         return spark.createDataFrame([], schema)
-    base = f"file:{archive.data.absolute()}"
+    base = f"file:{archive.data.absolute()}"  # no pattern
     return spark.read.schema(schema).option("basePath", base).parquet(*files).select(CLOSED.schema.names)

@@ -176,7 +176,7 @@ def _expect_closed(file: Path) -> None:
 def _closed(archive: Path, store: Path, parquet: Path | None, live: bool) -> DataFrame:
     from titanic_data.archive import Archive, archive_frame
     from titanic_data.reading import forget, store_at
-    from titanic_data.session import session
+    from titanic_data.session import as_file, session
 
     if live:
         store_at(store)  # complains at once, before Spark has started
@@ -191,7 +191,7 @@ def _closed(archive: Path, store: Path, parquet: Path | None, live: bool) -> Dat
     if live:
         ring = spark.read.format("titanic").option("failOnDataLoss", "false")  # what goes meanwhile is not live
         return ring.load(str(store))
-    return archive_frame(spark, archive) if parquet is None else spark.read.parquet(f"file:{parquet.absolute()}")
+    return archive_frame(spark, archive) if parquet is None else spark.read.parquet(as_file(parquet))
 
 
 def _tell_absent(closed: DataFrame, promised: Sequence[ServiceLevel], found: set[str]) -> None:

@@ -13,6 +13,7 @@ from titanic.cli.output import EXIT_PENDING, print_table
 from titanic.text import counted
 from titanic_data.cli.options import archive_option, command, endpoint_option
 from titanic_data.cli.sparks import only
+from titanic_data.session import as_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -79,7 +80,7 @@ def collect(source: Path, out: Path, endpoint: str, key_column: str, wait: float
         raise click.UsageError(f"{out} is there already")
     spark = session(quick=True)
     fetch(_read(spark, source), endpoint, key_column=key_column, timeout=wait).write.parquet(f"file:{out.absolute()}")
-    written = spark.read.parquet(f"file:{out.absolute()}")
+    written = spark.read.parquet(as_file(out))
     states = {row["state"]: row["count"] for row in written.groupBy("state").count().orderBy("state").collect()}
     if close_them:
         close(written.where("state IN ('ok', 'failed', 'expired')"), endpoint)
@@ -128,4 +129,4 @@ def _read(spark: SparkSession, source: Path) -> DataFrame:
     kind = READERS.get(some.suffix)
     if kind is None:
         raise click.UsageError(f"{some} is none of {', '.join(READERS)}")
-    return spark.read.format(kind).option("header", "true").load(f"file:{source.absolute()}")
+    return spark.read.format(kind).option("header", "true").load(as_file(source))

@@ -1,0 +1,41 @@
+"""Archives that Spark writes and reads: wherever they are, and with a session of Spark Connect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from support.archiving import in_ring, rows, run
+from support.cli_data import titanic_data
+from support.connect import Remote
+from support.ring import ring
+
+from titanic_data.archive import Archive, SparkEngine, archive_frame
+from titanic_data.archive.engines import read_files
+from titanic_data.tables import CLOSED
+
+
+@pytest.mark.parametrize("name", ["a[1]", "b{x,y} #%20", "back\\slash *?"])
+def test_a_path_is_no_pattern(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    store, archive = ring(tmp_path / name / "store", 20), tmp_path / name / "archive"
+    run(store, archive, SparkEngine(spark))
+    assert rows(archive) == in_ring(store, 1, 20)
+    frame = archive_frame(spark, archive)
+    assert frame.columns == CLOSED.schema.names
+    assert sorted(row.seq for row in frame.where("date = '2023-11-14'").collect()) == list(range(1, 21))
+    assert spark.read.format("titanic").load(str(store)).count() == 20
+    whole = tmp_path / name / "closed.parquet"
+    pq.write_table(read_files(Archive.open(archive).files()), whole)
+    done = titanic_data("report", "bodies", "--parquet", whole, "--json")
+    assert len(done.json) > 0
+
+
+def test_an_archive_by_spark_connect(spark: SparkSession, tmp_path: Path) -> None:
+    store, archive = ring(tmp_path / "store", 20), tmp_path / "archive"
+    remote = cast(SparkSession, Remote(spark))
+    assert run(store, archive, SparkEngine(remote)).rows == 20
+    assert rows(archive) == in_ring(store, 1, 20)
+    assert archive_frame(remote, archive).count() == 20
