@@ -252,7 +252,7 @@ class Case:
         # Three workers that died of it are an attempt; to the broker, a process with several jobs is as many workers.
         deaths = [who for who, death in self.died.items() if who.startswith("worker") and death.began <= told]
         attempts = sum(one.outcome == "failed" and one.began <= told for one in bad)
-        attempts += JOBS * sum(self.died[who].ended >= self.life.asked for who in deaths) // MAX_DELIVERIES
+        attempts += JOBS * sum(self.died[who].ended >= self.life.asked - ON_ITS_WAY for who in deaths) // MAX_DELIVERIES
         if not self.life.options.get("limit") and attempts < self.life.options.get("max_attempts", MAX_ATTEMPTS):
             yield f"P2: failed for good before its last attempt; {text}, {attempts} attempts"
 

@@ -74,6 +74,17 @@ def test_what_is_too_late_is_not_sent_and_makes_way() -> None:
     assert play.core.counts["dispatched"] == 1
 
 
+def test_what_gets_too_late_between_its_fetch_and_its_sending_is_not_sent() -> None:
+    play = Play()
+    play.submit("echo", "a", expires=2000)
+    play.core.present(b"echo", 1, play.now)
+    play.core.fetched(b"echo", [play.row(b"echo", b"a")], play.now, 1_999_000_000)
+    assert play.core.take_sends(play.now, 2_000_000_000) == []
+    play.go()
+    assert play.ended["a"].status is Status.EXPIRED
+    assert play.core.counts["dispatched"] == 0
+
+
 def test_what_runs_does_not_expire() -> None:
     play = Play()
     play.submit("echo", "a", expires=2000)
