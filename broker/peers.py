@@ -26,18 +26,21 @@ class Names:
     def __len__(self) -> int:
         return len(self._names)
 
-    def taken_over(self, name: bytes, frame: Any) -> bool:
-        """Whether a message, of which this is a frame, is the first of a peer by this name while another had it."""
+    def new(self, name: bytes, frame: Any) -> int | None:
+        """The connection by which a message came, of which this is a frame; None when the name had it before. It is
+        to be `opened`, after what was there by that number is `closed`: descriptors are used again."""
         try:
             connection: int = frame.get(zmq.SRCFD)
         except zmq.ZMQError:  # inproc
-            return False
+            return None
+        return None if self._connections.get(name) == connection else connection
+
+    def opened(self, name: bytes, connection: int) -> bool:
+        """A name has a new connection; whether it was taken over from another one, which is still there."""
         before = self._connections.get(name)
-        if before == connection:
-            return False
         if before is not None:
-            self._names.pop(before, None)
-        self.closed(connection)  # it is another's number by now
+            del self._names[before]
+        self.closed(connection)
         self._connections[name], self._names[connection] = connection, name
         return before is not None
 

@@ -98,8 +98,8 @@ class Broker:
         self._locals: list[LocalPeer] = []
         self._thread: threading.Thread | None = None
         self._names = Names()
-        self._gone: list[Peer] = []
-        """Those by a name of their own whose connections have ended, in this round."""
+        self._ended: list[int] = []
+        """Connections that have ended in this round: what was said on them is read first."""
         self._peers = Peers(self._router.socket, self._connected, self._disconnected)
         self.loop.add(self)
         self.loop.add(self._peers)
@@ -194,12 +194,23 @@ class Broker:
         self.core.peers = peers
 
     def _named(self, peer: bytes, frame: Any) -> None:
-        if self._names.taken_over(peer, frame):
-            self.core.lost(peer, time.monotonic())
+        if (connection := self._names.new(peer, frame)) is None:
+            return
+        now = time.monotonic()
+        while self._peers.drain(now):
+            pass
+        if connection in self._ended:
+            self._ended.remove(connection)
+            self._miss(connection, now)
+        if self._names.opened(peer, connection):
+            self.core.lost(peer, now)
 
     def _disconnected(self, connection: int) -> None:
+        self._ended.append(connection)
+
+    def _miss(self, connection: int, now: float) -> None:
         if (peer := self._names.closed(connection)) is not None:
-            self._gone.append(peer)
+            self.core.lost(peer, now)
 
     def _shut_down(self) -> None:
         self.core.shut_down(time.monotonic())
@@ -244,10 +255,10 @@ class Broker:
     def flush(self, now: float) -> None:
         """Hand batches to integrated services and messages to peers, until neither makes more of the other."""
         core = self.core
-        if self._gone:  # what they had said was read before
-            gone, self._gone = self._gone, []
-            for peer in gone:
-                core.lost(peer, now)
+        if self._ended:
+            ended, self._ended = self._ended, []
+            for connection in ended:
+                self._miss(connection, now)
         while True:
             for name, batch in core.take_batches():
                 self._handle(name, batch)
