@@ -38,7 +38,7 @@ SECONDS = 900
 
 TESTS = {
     "titanic/store/*.py": "titanic/test_(store_(?!.*(crash|disk|soak|readers))|record|ids)",
-    "titanic/dispatch/*.py": "titanic/test_(dispatch|courier|server_(dispatch|jobs|limit))",
+    "titanic/dispatch/*.py": "titanic/test_(dispatch|courier|standalone|server_(dispatch|jobs|limit|stop))",
     "broker/core/*.py": "broker/test_(?!pyomq|majortomo|readme|interrupts|peers|running|hostile|handlers)",
 }
 """What is changed, and the tests that are to notice: quick ones of the same part."""
