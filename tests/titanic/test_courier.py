@@ -11,7 +11,7 @@ import pytest
 from broker import ClientSession, ErrorReply, Loop
 from titanic.dispatch.actions import Send
 from titanic.dispatch.connection import Scout
-from titanic.dispatch.courier import MMI_TIMEOUT, LocalCourier, Parts
+from titanic.dispatch.courier import MMI_TIMEOUT, LocalCourier, Parts, SocketCourier
 from titanic.dispatch.lane_courier import LaneCourier
 
 NOW = 100.0
@@ -236,6 +236,7 @@ class Lanes:
 
 class NoConnection:
     open = True
+    away = False
     rests = False
 
     def __init__(self, session: ClientSession, endpoint: str, scout: Scout, **kwargs: Any) -> None:
@@ -351,6 +352,30 @@ def test_what_has_been_answered_is_not_asked_back(heard: Heard, asked_before: bo
     courier.deliver(NOW)
     assert heard.replies == {b"1": [b"reply"]}
     assert (courier._sends, courier._recalls, courier._abandoned, courier._recalled) == ({}, {}, {}, set())
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_what_is_taken_back_while_there_is_no_broker_is_not_sent_to_the_next_one(heard: Heard, ours: bool) -> None:
+    """Asked about it, that one says that it does not wait there, as if a worker had it."""
+    loop, endpoint = Loop(), "inproc://nowhere"
+    scout = Scout(endpoint, ["0.2"], print)
+    courier: SocketCourier | LaneCourier
+    if ours:
+        courier = SocketCourier(heard, loop, endpoint, scout)
+    else:
+        courier = LaneCourier(heard, loop, endpoint, scout, version="0.1", room=8, attempt_timeout=9)
+    courier.send([Send(b"1", b"echo", [b"x"]), Send(b"2", b"echo", [b"y"])], NOW)
+    courier.push(NOW)
+    heard.overdue = {b"1"}
+    courier.recall(b"1", NOW)
+    courier.recall(b"1", NOW)
+    courier.push(NOW)
+    courier.deliver(NOW)
+    assert list(heard.refusals) == [b"1"], "it is no attempt"
+    assert heard.done == []
+    sends = courier._sends if isinstance(courier, SocketCourier) else courier._busy
+    assert [send.uuid for send in sends.values()] == [b"2"]
+    loop.stop()
 
 
 def test_a_cancelled_lane_is_used_again_on_a_new_connection(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:

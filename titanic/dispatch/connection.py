@@ -125,6 +125,11 @@ class Connection:
         """Whether there is a socket."""
         return self._dealer.socket is not None
 
+    @property
+    def away(self) -> bool:
+        """Whether no broker has anything of what is unanswered: it goes out when it is known to whom."""
+        return self._silenced
+
     def lose(self) -> None:
         """Close the connection; what is unanswered is sent again when it is known to whom."""
         self._dealer.close(linger=0)
@@ -167,7 +172,7 @@ class Connection:
             self._shortage.over()
         except OutOfSockets as error:
             self._shortage.met(error, now)
-            self.session.lost(now)  # what could not go out goes out when there is one
+            self._silenced = True  # what could not go out goes out when there is one
 
     def close(self) -> None:
         self._dealer.close()

@@ -271,6 +271,15 @@ class SocketCourier(_Correlated):
             self._question = 0
             self._tell_presence([], now)
 
+    def recall(self, uuid: bytes, now: float) -> None:
+        ticket = self._tickets.get(uuid)
+        if ticket is None or not self._connection.away:
+            super().recall(uuid, now)
+        elif self.session.is_pending(ticket):
+            # Nobody has it. The next broker would not know it by the name that it is asked by now.
+            self.session.cancel(ticket)
+            self._refuse(ticket, refusal(499, "there is no broker"), now)
+
     def _lost(self, now: float) -> None:
         """The broker has died: it will not answer. What is not wanted must not be sent to the next one, and what has an
         end of its time not without a look at the clock."""
