@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 from titanic import ServerConfig
 from titanic.clock import wall_us
 from titanic.dispatch.actions import Send
-from titanic.dispatch.dispatcher import Dispatcher
+from titanic.dispatch.dispatcher import STEP, Dispatcher
+from titanic.dispatch.keeping import PAUSE_US, Keep
 from titanic.services.waiting import Waiters
-from titanic.store import MIN_CAPACITY, NewRequest, Store, request
+from titanic.store import MIN_CAPACITY, NewRequest, Status, Store, request
 from titanic.writer import Writer
 
 
@@ -121,3 +123,31 @@ def test_a_round_reads_no_more_than_is_good_for_all_and_services_take_turns(
     assert sum(map(len, sent)) == 14
     assert set(sent[0] + sent[1]) == {b"a", b"b", b"c", b"d"}
     rounds.dispatcher.loop.stop()
+
+
+def test_what_is_due_and_cannot_be_done_is_not_insisted_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reply that nobody fetched, which there is no room to close before the archive has caught up."""
+    dispatcher = Rounds(store, {}, b"").dispatcher
+    with store.write() as txn:
+        txn.register_archive()
+        (uuid,) = txn.accept_many([NewRequest(b"echo", [b"x"])], wall_us())
+        assert txn.finish(uuid, Status.DONE, [], attempts=1, dispatched_at=1, finished_at=1)
+
+    def keep() -> float | None:
+        """Do what is due; in how many seconds it is looked at again."""
+        one = Keep(dispatcher, STEP)
+        with store.write() as txn:
+            one.write(txn, wall_us())
+        one._tell()
+        deadline = dispatcher.core.next_deadline()
+        return None if deadline is None else deadline - time.monotonic()
+
+    with monkeypatch.context() as full:
+        environment = store._environment
+        full.setattr(store, "_environment", environment._replace(room=environment.room._replace(least=0)))
+        left = keep()
+        assert left is not None
+        assert PAUSE_US / 2e6 < left <= PAUSE_US / 1e6
+    keep()
+    assert keep() is None, "it is closed now"
+    dispatcher.loop.stop()
