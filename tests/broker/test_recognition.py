@@ -1,0 +1,45 @@
+"""Which broker is at the other end, told by raw frames."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.core.recognition import Kind, Recognition
+
+OURS = [b"MDPC01", b"mmi.broker", b'{"software": "titanic"}']
+
+
+@pytest.fixture
+def asked() -> Recognition:
+    recognition = Recognition(["0.2", "0.1"])
+    assert len(recognition.ask()) == 2
+    return recognition
+
+
+@pytest.mark.parametrize("service", [b"echo", b"mmi.brokers", b""])
+def test_what_answers_neither_question_says_nothing_of_the_broker(asked: Recognition, service: bytes) -> None:
+    """The answer to a request of the connection before this one, for example: any client of 0.1 gets that."""
+    for stray in ([b"MDPC01", service, b'{"software": "titanic"}'], [b"MDPW01", b"mmi.broker", b"x"], [b"MDPC01"], []):
+        assert asked.learn(stray) is None
+    assert asked.learn(OURS) == Kind("0.2", ours=True)
+
+
+@pytest.mark.parametrize("body", [[b"501"], [], [b"{}"], [b"[]"], [b'{"software": ""}']])
+def test_a_broker_that_does_not_tell_what_it_is_is_another(asked: Recognition, body: list[bytes]) -> None:
+    assert asked.learn([b"MDPC01", b"mmi.broker", *body]) == Kind("0.1", ours=False)
+
+
+def test_the_answer_to_the_other_question_is_not_taken_for_what_a_broker_tells(asked: Recognition) -> None:
+    assert asked.learn([b"MDPC01", b"mmi.service", b'{"software": "titanic"}']) == Kind("0.1", ours=False)
+
+
+def test_the_first_answer_counts(asked: Recognition) -> None:
+    assert asked.learn(OURS) == Kind("0.2", ours=True)
+    assert asked.learn([b"MDPC01", b"mmi.service", b"200"]) == Kind("0.2", ours=True)
+
+
+def test_each_version_is_asked_once_and_known_by_its_answer(asked: Recognition) -> None:
+    assert asked.learn([b"MDPC02", b"\3", b"mmi.service", b"200"]) is None  # not asked in this one yet
+    assert {frames[0] for frames in asked.ask()} == {b"MDPC02"}
+    assert asked.ask() == []
+    assert asked.learn([b"MDPC02", b"\3", b"mmi.service", b"200"]) == Kind("0.2", ours=False)
