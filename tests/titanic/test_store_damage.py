@@ -99,7 +99,9 @@ def test_what_is_damaged_can_be_ended_so_that_nobody_meets_it_again(path, index)
         damage(path, "retries", uuid)
     with Store.open(path) as store:
         with store.write() as txn:
+            waiting, size = txn.load(b"echo")
             assert txn.finish(uuid, Status.FAILED, [], attempts=1, dispatched_at=0, finished_at=1, reason="damaged")
+            assert txn.load(b"echo") == (waiting - 1, size), "what its size was can't be read any more"
         with store.read() as txn:
             assert txn.reply(uuid) == Outcome(Status.FAILED, [], "damaged", 1, 0, 1)
         drain(store)

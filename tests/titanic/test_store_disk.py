@@ -7,6 +7,7 @@ import pytest
 from support.cli_titanic import here, running, titanic
 from support.scraping import ask, samples
 from support.small_disk import small_disk
+from support.store_damage import edit
 from support.store_formats import expect_all, unpack
 from support.titanic_serving import serving
 from support.torture import LONG, tally
@@ -271,6 +272,26 @@ def test_restoring_to_a_full_disk_leaves_nothing_there(disk, tmp_path):
         expect(store, uuids)
 
 
+def test_a_store_without_an_id_on_a_full_disk_is_opened_without(disk, tmp_path):
+    """Earlier versions gave none. It gets one when there is room."""
+    path, old = disk.path / "store", tmp_path / "old"
+    with Store.open(old, capacity=CAPACITY) as store:
+        uuids = accept(store)
+    edit(old, lambda txn, db: txn.delete(b"identity", db=db["meta"]))
+    path.mkdir()
+    with lmdb.open(str(old)) as env:
+        env.copy(str(path), compact=True)  # without free pages that would do
+    disk.fill()
+    disk.make_room(12 << 10)  # for the locks
+    for is_full in (True, False):
+        if not is_full:
+            disk.make_room()
+        with Store.open(path) as store:
+            expect(store, uuids)
+            with store.read() as txn:
+                assert (txn.identity() is None) is is_full
+
+
 def test_a_store_of_an_earlier_format_on_a_full_disk_stays_as_it_is(disk, tmp_path):
     path = disk.path / "store"
     expected = unpack(tmp_path / "old", 1)
@@ -278,7 +299,7 @@ def test_a_store_of_an_earlier_format_on_a_full_disk_stays_as_it_is(disk, tmp_pa
     with lmdb.open(str(tmp_path / "old")) as env:
         env.copy(str(path), compact=True)  # without free pages that would do
     disk.fill()
-    disk.make_room(8 << 10)  # for the lock
+    disk.make_room(12 << 10)  # for the locks
     with pytest.raises(StoreUnwritable, match=FULL):
         Store.open(path)
     shutil.copytree(path, tmp_path / "again")

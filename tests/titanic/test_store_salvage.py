@@ -167,6 +167,23 @@ def test_of_a_lost_leaf_the_requests_have_failed(damaged):
     assert replies == COUNT // 3
 
 
+def test_rows_of_a_page_that_belongs_elsewhere_are_not_believed(damaged):
+    """It was written to the wrong place, with that one's number: a sound page, but its keys can't be there."""
+    path, uuids = damaged
+    before = rows(path)
+    (number, *_) = requests = live(path, b"echokey 70")
+    elsewhere = next(page for page in live(path, b"key 70") if page not in requests)
+    with (path / "data.mdb").open("r+b") as file:
+        file.seek(number * PAGE)
+        file.write(number.to_bytes(8, "little") + read(path, elsewhere)[8:])
+    saved = salvage(path)
+    assert [problem[:2] for problem in saved.problems] == [("requests", f"page {number} can't be read")]
+    found = rows(path)
+    assert len(before["requests"]) - 20 < len(found["requests"]) < len(before["requests"])
+    assert {name for name in before if not set(found[name]) <= set(before[name])} == set()
+    assert mend(path, uuids)[1] == COUNT // 3
+
+
 def test_without_the_main_tree_it_is_the_transaction_before(damaged):
     path, uuids = damaged
     metas = [read(path, number) for number in (0, 1)]
