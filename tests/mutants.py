@@ -233,7 +233,7 @@ if __name__ == "__main__":
     parser.add_argument("--sample", type=int, default=0)
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     PLACE.mkdir(exist_ok=True)
     if given.do == "show":
         show(*given.what)
