@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker import ClientSession, ErrorReply, Loop
+from broker import ClientSession, ErrorReply, Kind, Loop
 from titanic.dispatch.actions import Send
 from titanic.dispatch.connection import Scout
 from titanic.dispatch.courier import MMI_TIMEOUT, LocalCourier, Parts, SocketCourier
@@ -236,7 +237,7 @@ class Lanes:
 
 class NoConnection:
     open = True
-    away = False
+    waits = False
     rests = False
 
     def __init__(self, session: ClientSession, endpoint: str, scout: Scout, **kwargs: Any) -> None:
@@ -352,6 +353,23 @@ def test_what_has_been_answered_is_not_asked_back(heard: Heard, asked_before: bo
     courier.deliver(NOW)
     assert heard.replies == {b"1": [b"reply"]}
     assert (courier._sends, courier._recalls, courier._abandoned, courier._recalled) == ({}, {}, {}, set())
+
+
+def test_what_waits_for_its_lane_to_be_connected_is_not_with_the_broker(heard: Heard, tmp_path: Path) -> None:
+    """A foreign broker gives nothing back, so it must not get what was closed already."""
+    loop, endpoint = Loop(), f"ipc://{tmp_path}/nowhere"
+    scout = Scout(endpoint, ["0.1"], print)
+    scout.kind = Kind("0.1", ours=False)
+    courier = LaneCourier(heard, loop, endpoint, scout, version="0.1", room=8, attempt_timeout=9)
+    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
+    courier.push(NOW)
+    (lane,) = courier._busy
+    courier.recall(b"1", NOW)
+    assert list(heard.refusals) == [b"1"]
+    assert courier._busy == {}
+    for connection in (lane, courier._asking):
+        connection.close()
+    loop.stop()
 
 
 @pytest.mark.parametrize("ours", [True, False])

@@ -130,6 +130,11 @@ class Connection:
         """Whether no broker has anything of what is unanswered: it goes out when it is known to whom."""
         return self._silenced
 
+    @property
+    def waits(self) -> bool:
+        """Whether nothing was sent on the present connection, because it is not made yet."""
+        return self._dealer.waits
+
     def lose(self) -> None:
         """Close the connection; what is unanswered is sent again when it is known to whom."""
         self._dealer.close(linger=0)

@@ -79,7 +79,7 @@ class LaneCourier:
         lane = next((lane for lane, send in self._busy.items() if send.uuid == uuid), None)
         if lane is None:
             return
-        if lane.away:
+        if lane.waits:
             self._give_back(lane, now)  # nobody has it, and the next broker is not to get it
         elif self._results.kept(uuid):
             self._cancel(lane)
