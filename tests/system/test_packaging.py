@@ -13,7 +13,7 @@ import pytest
 from titanic.version import __version__
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = "[console_scripts]\ntitanic = titanic.cli:main\ntitanic-data = titanic_data.cli:main\n"
+SCRIPTS = "[console_scripts]\ntitanic = titanic.entry:main\ntitanic-data = titanic_data.__main__:run\n"
 
 
 @pytest.fixture(scope="module")

@@ -284,7 +284,7 @@ def test_what_install_says(here: Machine) -> None:
     (here.folder / "etc/titanic/workers/nothing.conf").write_text("TITANIC_JOBS=2\n")
     here.run("systemctl", "start", "titanic-worker@nothing")
     here.until(lambda: here.shows("titanic-worker@nothing", "ActiveState") == "failed")
-    assert "Missing argument '-- COMMAND...'" in here.journal("-u", "titanic-worker@nothing")
+    assert "titanic: missing argument '-- COMMAND...'" in here.journal("-u", "titanic-worker@nothing")
     assert [here.shows(f"titanic-worker@{name}", "NRestarts") for name in ("nobody", "nothing")] == ["0", "0"]
     assert "/srv/t/current/bin/titanic serve" in here.does("systemctl", "cat", "titanic")
     assert here.does(*INSTALL, "--no-start").endswith(" is installed in /srv/t")
