@@ -14,7 +14,7 @@ import signal
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -83,7 +83,17 @@ class Titanic(click.Group):
             sys.exit(error.exit_code)
         except click.Abort:
             sys.exit(EXIT_INTERRUPTED)
+        except UnicodeEncodeError as error:  # bytes that are no UTF-8 come as lone surrogates
+            say(f"{error.object!r} is not UTF-8; names, endpoints and texts must be", program=self.program)
+            sys.exit(EXIT_USAGE)
         sys.exit(code if isinstance(code, int) else 0)
+
+    def make_context(self, *arguments: Any, **settings: Any) -> click.Context:
+        """Read the arguments, which may print the help."""
+        try:
+            return super().make_context(*arguments, **settings)
+        except OSError as error:
+            _fail(error)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In reading order."""
@@ -136,14 +146,23 @@ class Titanic(click.Group):
             say(re.sub(r"\[Errno \d+\] ", "", str(error)))
             sys.exit(EXIT_USAGE if _cannot_be(error) else EXIT_FAILED)
         except OSError as error:
-            if error.errno == errno.EPIPE:  # the reader of our output has seen enough
-                _drop_output()
-                sys.exit(EXIT_UNREAD)
-            say("; ".join(str(part) for part in (error.filename, error.strerror or error) if part))
-            _drop_output()
-            sys.exit(EXIT_FAILED)
+            _fail(error)
         except KeyboardInterrupt:
             sys.exit(EXIT_INTERRUPTED)
+
+
+def _fail(error: OSError) -> NoReturn:
+    """What the system refused; without a file's name most probably our output."""
+    if error.errno == errno.EPIPE:  # the reader of our output has seen enough
+        _drop_output()
+        sys.exit(EXIT_UNREAD)
+    where = error.filename or (error.errno in _UNWRITTEN and "cannot write the output")
+    say("; ".join(str(part) for part in (where, error.strerror or error) if part))
+    _drop_output()
+    sys.exit(EXIT_FAILED)
+
+
+_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _complaint(error: click.ClickException) -> str:

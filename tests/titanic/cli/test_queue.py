@@ -290,7 +290,24 @@ def test_output_that_cannot_be_written(at: tuple[str, str]) -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=buffered, timeout=30, check=False)
     ended = Ended(done.returncode, b"", done.stderr.decode())
     assert ended.code == 1
-    assert ended.err == "titanic: No space left on device\n"
+    assert ended.err == "titanic: cannot write the output; No space left on device\n"
+
+
+@pytest.mark.parametrize("option", ["help", "--version"])
+def test_help_that_cannot_be_written(option: str) -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "titanic", option]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=CLEAN, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (1, b"titanic: cannot write the output; No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("work", b"\xff", "--", "cat"), ("ls", "--endpoint", b"\xff"), ("call", b"\xff")]
+)
+def test_arguments_that_are_not_utf_8(arguments: tuple[str | bytes, ...]) -> None:
+    done = titanic(*arguments)
+    assert done.code == 2
+    assert done.err.endswith("titanic: '\\udcff' is not UTF-8; names, endpoints and texts must be\n")
 
 
 def test_a_broker_that_speaks_only_0_1_is_named(tmp_path: Path) -> None:
