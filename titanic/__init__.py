@@ -7,12 +7,18 @@
 Errors are in `titanic.errors`.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from titanic.version import __version__
 
+TYPE_CHECKING = (
+    False  # as `typing` has it, which is not imported: a Ctrl-C is not obeyed before `titanic.entry` is there
+)
 if TYPE_CHECKING:
+    from typing import Any
+
     from titanic.answers import RequestInfo
     from titanic.client import Client
     from titanic.config import ServerConfig

@@ -11,7 +11,7 @@ import pytest
 from support.cli_titanic import CLEAN
 
 
-@pytest.mark.parametrize("module", ["click", "zmq", "broker.client", "titanic.cli.output"])
+@pytest.mark.parametrize("module", ["typing", "click", "zmq", "broker.client", "titanic.cli.output"])
 def test_an_interrupt_while_it_is_imported(module: str) -> None:
     """The interpreter tells what it has imported."""
     command = [sys.executable, "-X", "importtime", "-m", "titanic", "status", "--endpoint", "tcp://127.0.0.1:9"]
