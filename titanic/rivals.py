@@ -3,12 +3,15 @@
 Two of them would share the requests for `titanic.request` and the others: a reply would be looked for in the wrong
 store. Names alone tell nothing: those of a queue that was killed stay registered until its heartbeats are missed, and
 it must be possible to start it again at once. So it is asked for an answer.
+
+Two that start together find nobody, and both register. So each looks a few times more then, and one of them gives way.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import random
 from collections.abc import Callable
 
 import zmq
@@ -25,13 +28,22 @@ PATIENCE, RETRIES = 1.0, 1
 """Seconds that a queue has for its answer, at each of two tries."""
 
 
+LOOKS, PAUSE = 10, (0.3, 1.0)
+"""How often it looks again after it has registered, and the seconds between: two in step would see only themselves."""
+
+
 class Rivals:
-    """Looks once, then calls `clear`, or `taken` with the store of the queue that answered. A channel of a loop."""
+    """Looks, then calls `clear`, or `taken` with the store of the queue that answered; the latter perhaps also within
+    some seconds after `clear`. A channel of a loop."""
 
     rests = False
 
-    def __init__(self, endpoint: str, scout: Scout, *, clear: Callable[[], None], taken: Callable[[str], None]) -> None:
+    def __init__(
+        self, endpoint: str, scout: Scout, store: str, *, clear: Callable[[], None], taken: Callable[[str], None]
+    ) -> None:
+        """`store`: where our own is."""
         self._endpoint = endpoint
+        self._store = store
         self._scout = scout
         self._clear = clear
         self._taken = taken
@@ -39,6 +51,11 @@ class Rivals:
         self._session = ClientSession()
         self._asked: bytes | None = None
         self._done = False
+        self._registered = False
+        self._looks = 0
+        """How often it has looked since."""
+        self._again_at: float | None = None
+        """When it looks again."""
         self._shortage = Shortage()
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
@@ -56,11 +73,12 @@ class Rivals:
         self._session.tick(now)
 
     def next_deadline(self) -> float | None:
-        return first(self._session.next_deadline(), self._shortage.ends)
+        return None if self._done else first(self._again_at, self._session.next_deadline(), self._shortage.ends)
 
     def flush(self, now: float) -> None:
-        if self._done or self._shortage.lasts(now):
+        if self._done or self._shortage.lasts(now) or (self._again_at is not None and now < self._again_at):
             return
+        self._again_at = None
         if self._scout.kind is None:
             self._dealer.close(linger=0)
             self._asked = None
@@ -94,16 +112,29 @@ class Rivals:
             elif answer[:1] == [b"200"]:
                 self._ask(tsp.STATS, b"{}", now)
             else:
-                self._end(self._clear)
+                self._go_on(now)
         elif answer is not None and answer[:1] == [tsp.OK]:
-            self._end(lambda: self._taken(_store(answer)))
+            other = _store(answer)
+            if self._registered and other >= self._store:  # ourselves; or one that sees us, too, and gives way
+                self._go_on(now)
+            else:
+                self._done = True
+                self._taken(other)
         else:
-            log.info("the queue that is registered at %s does not answer: taking its place", self._endpoint)
-            self._end(self._clear)
+            if not self._registered:
+                log.info("the queue that is registered at %s does not answer: taking its place", self._endpoint)
+            self._go_on(now)
 
-    def _end(self, then: Callable[[], None]) -> None:
-        self._done = True
-        then()
+    def _go_on(self, now: float) -> None:
+        """Nobody is met for whom to give way."""
+        self._asked = None
+        if not self._registered:
+            self._registered = True
+            self._clear()
+        elif self._looks >= LOOKS:
+            self._done = True
+        self._looks += 1
+        self._again_at = now + random.uniform(*PAUSE)
 
 
 def _store(answer: Frames) -> str:

@@ -297,7 +297,8 @@ class Server:
             log.warning(FOREIGN, endpoint, kind.version, self.config.attempt_timeout)
         if before is None:
             assert self._scout is not None
-            rivals = Rivals(endpoint, self._scout, clear=self._register, taken=self._give_way)
+            store = str(self.store.path)
+            rivals = Rivals(endpoint, self._scout, store, clear=self._register, taken=self._give_way)
             self._dispatcher.loop.add(rivals)
         elif self._registered:
             self._dispatch()

@@ -270,6 +270,26 @@ def test_a_second_queue_does_not_get_the_requests_of_the_first(tmp_path: Path, e
         assert client.stats()["store"]["path"] == str(second / "store")
 
 
+def test_of_two_that_start_together_one_gives_way(
+    tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has found that nobody is there, and registers."""
+    first, second = (Server(config(tmp_path / name, broker=endpoint)) for name in ("first", "second"))
+    register, looked = second._register, Event()
+
+    def late() -> None:
+        looked.set()
+        eventually(lambda: first._registered)
+        register()
+
+    monkeypatch.setattr(second, "_register", late)
+    with second:
+        assert looked.wait(60)
+        with first:
+            assert "another queue" in str(eventually(lambda: second.problem or first.problem))
+            assert (first.alive, second.alive) == (True, False)
+
+
 def test_nor_one_at_the_broker_of_an_integrated_queue(tmp_path: Path) -> None:
     with serving(tmp_path / "first") as first, Server(config(tmp_path / "second", broker=first.endpoints[0])) as other:
         assert "another queue" in str(eventually(lambda: other.problem))
