@@ -3,6 +3,8 @@
 A line that goes on, like a server, is left alone once it says that it is ready. It is ended by Ctrl-C: at once, or at
 the end if the line has a `&` behind it.
 
+A plain `titanic …` is run in a fork of this process, which has imported most of what it needs; all else by `sh`.
+
     input     JSON: a list of lines
     output    JSON: for each line [exit code, stdout, stderr]
 """
@@ -11,8 +13,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import multiprocessing
 import os
 import re
+import shlex
 import signal
 import socket
 import struct
@@ -20,8 +24,11 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from titanic import entry
 
 ALONE = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--net", "--pid", "--fork", "--kill-child"]
 
@@ -31,18 +38,55 @@ READY = re.compile(rb"is registered|(serving|broker|queue|server|primary|backup|
 PATIENCE = 60.0
 
 
+def _titanic(words: list[str], out: Path, err: Path) -> None:
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDONLY)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    for number, file in enumerate((null, os.open(out, flags), os.open(err, flags))):
+        os.dup2(file, number)
+    sys.argv = words
+    entry.main()
+
+
+class Fork:
+    """A process like those of subprocess."""
+
+    def __init__(self, words: list[str], out: Path, err: Path) -> None:
+        self._process = multiprocessing.get_context("fork").Process(target=_titanic, args=(words, out, err))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired("titanic", timeout or 0)
+        return code
+
+
 class Line:
     """A line that runs."""
+
+    _process: Fork | subprocess.Popen[bytes]
 
     def __init__(self, number: int, text: str) -> None:
         self.files = Path(f"{number}.out"), Path(f"{number}.err")
         plain = text.removesuffix("&").strip()
-        # A shell that stays would get the signal, too.
-        command = plain if re.search(r"[|&;]", plain) else f"exec {plain}"
-        with self.files[0].open("wb") as out, self.files[1].open("wb") as err:
-            self._process = subprocess.Popen(
-                ["sh", "-c", command], stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-            )
+        if re.fullmatch(r"titanic [^|&;<>$~*!]*", plain):
+            for file in self.files:
+                file.touch()
+            self._process = Fork(shlex.split(plain), *self.files)
+        else:
+            # A shell that stays would get the signal, too.
+            command = plain if re.search(r"[|&;]", plain) else f"exec {plain}"
+            with self.files[0].open("wb") as out, self.files[1].open("wb") as err:
+                self._process = subprocess.Popen(
+                    ["sh", "-c", command], stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                )
         end = time.monotonic() + PATIENCE
         while self._process.poll() is None and not self._ready() and time.monotonic() < end:
             time.sleep(0.02)
@@ -75,6 +119,7 @@ def bring_up() -> None:
 
 def main() -> None:
     bring_up()
+    import_module("titanic.cli.queue")
     texts: list[str] = json.load(sys.stdin)
     lines: list[Line] = []
     with ExitStack() as stack:

@@ -75,14 +75,15 @@ SCRIPTS = {
     ],
     "majordomo": [BROKER, UPPER, LINES, "=pattern majordomo-async client"],
     "idempotent": [
-        *(BROKER, "=pattern idempotent worker", "titanic pattern idempotent worker pay &"),
-        "=pattern idempotent client",
+        *(BROKER, "titanic pattern idempotent worker pay &", "=pattern idempotent client"),
+        "=pattern idempotent worker",
     ],
     "freelance": ["=pattern freelance server", "=pattern freelance client"],
     "binary star": ["=pattern binary-star server", "=pattern binary-star client"],
     "generaldomo": [
-        *("=pattern generaldomo broker", "titanic pattern generaldomo broker &", "=pattern generaldomo worker"),
+        *("=pattern generaldomo broker", "titanic pattern generaldomo broker &"),
         *("titanic pattern generaldomo worker upper -- tr a-z A-Z &", "=pattern generaldomo client"),
+        "=pattern generaldomo worker",
     ],
     "tripping": ["=pattern tripping"],
     "scatter-gather": [

@@ -31,7 +31,7 @@ def tripping(kind: tuple[str, ...], synchronous: int, asynchronous: int) -> None
     \b
     Example:
       titanic pattern tripping
-      titanic pattern tripping --kind dealer --kind majordomo --asynchronous 20000
+      titanic pattern tripping --kind dealer --kind majordomo --asynchronous 2000
     """
     rows = []
     for one in dict.fromkeys(kind):
