@@ -8,8 +8,8 @@ from threading import Event
 
 import pytest
 import zmq
+from support.relay import relay
 from support.running import until
-from support.slow import slow
 
 from broker import Broker, BrokerConfig, Client, Pipeline, Worker, WorkerConfig
 from broker.inflow import LEAST, Inflow, _figures
@@ -49,7 +49,7 @@ def test_who_is_sending_is_alive(broker: Broker, large: str) -> None:
 
     (endpoint,) = broker.core.about.endpoints
     with (
-        slow(endpoint, RATE) as line,
+        relay(endpoint, RATE) as line,
         Worker("work", work, line.endpoint, config=QUICK) as worker,
         Client(endpoint, timeout=30, retries=0) as client,
     ):
@@ -72,7 +72,7 @@ def test_who_has_stopped_in_the_middle_is_not(broker: Broker, large: str) -> Non
         return LARGE
 
     with (
-        slow(endpoint, RATE / 10) as line,
+        relay(endpoint, RATE / 10) as line,
         Worker("work", work, line.endpoint, config=QUICK) as far,
         Pipeline(endpoint) as client,
     ):

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
-from support.resetting import resetting
+from support.relay import relay
 from support.titanic_eventually import eventually
 from support.titanic_raw import RawWorker, raw_client, raw_worker
 from support.titanic_serving import QUICK, serving
@@ -102,7 +102,7 @@ def test_a_worker_whose_connection_was_reset_is_as_good_as_dead(client: Client) 
         assert release.wait(30)
         return b"first"
 
-    with resetting(client.endpoint) as way, Worker("echo", slow, way.endpoint, config=QUICK) as first:
+    with relay(client.endpoint) as way, Worker("echo", slow, way.endpoint, config=QUICK) as first:
         uuid = client.submit("echo", "x")
         assert begun.wait(30)
         way.reset()

@@ -1,8 +1,10 @@
-"""A slow line between a broker and others: a relay of TCP that lets so many bytes a second through, each way."""
+"""A line between a broker and others, which may be slow, stall, or break: a relay of TCP."""
 
 from __future__ import annotations
 
+import math
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -10,12 +12,15 @@ from contextlib import ExitStack, contextmanager, suppress
 
 CHUNK = 16 << 10
 
+ABORT = struct.pack("ii", 1, 0)
+"""SO_LINGER: what is closed sends RST."""
 
-class Line:
+
+class Relay:
     """Where it leads to is chosen when it is made; who connects to `endpoint` speaks over it."""
 
-    def __init__(self, endpoint: str, rate: float) -> None:
-        """`rate`: bytes a second."""
+    def __init__(self, endpoint: str, rate: float = math.inf) -> None:
+        """`rate`: bytes a second, each way."""
         host, port = endpoint.removeprefix("tcp://").split(":")
         self._there = (host, int(port))
         self._rate = rate
@@ -30,6 +35,15 @@ class Line:
     def stall(self) -> None:
         """From now on nothing comes through, but connections stay."""
         self._stalled.set()
+
+    def reset(self) -> None:
+        """Break the connections that there are, as firewalls and load balancers do it; new ones can be made."""
+        sockets, self._sockets = self._sockets, []
+        for one in sockets:
+            with suppress(OSError):
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
+                one.shutdown(socket.SHUT_RD)  # wakes who reads from it
+            one.close()
 
     def close(self) -> None:
         self._over.set()
@@ -68,9 +82,9 @@ class Line:
 
 
 @contextmanager
-def slow(endpoint: str, rate: float) -> Iterator[Line]:
-    line = Line(endpoint, rate)
+def relay(endpoint: str, rate: float = math.inf) -> Iterator[Relay]:
+    made = Relay(endpoint, rate)
     try:
-        yield line
+        yield made
     finally:
-        line.close()
+        made.close()
