@@ -293,9 +293,9 @@ class Broker:
             try:
                 send(peer, frames)
             except zmq.ZMQError:
-                self._undeliverable(peer, now)
+                self._undeliverable(peer, frames, now)
 
-    def _undeliverable(self, peer: Peer, now: float) -> None:
+    def _undeliverable(self, peer: Peer, frames: Frames, now: float) -> None:
         """The peer is gone, or has not read for too long: its message is dropped and counted."""
         self.core.stats["unroutable"] += 1
-        self.core.lost(peer, now)
+        self.core.lost(peer, now, frames)

@@ -18,7 +18,7 @@ with `take_batches`, and answered with `reply`, at once or later.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from itertools import count
 
@@ -156,11 +156,14 @@ class BrokerCore:
 
     # -- more that a shell can tell it -----------------------------------------------------------------------
 
-    def lost(self, peer: Peer, now: float) -> None:
-        """The transport knows that the peer is gone: no need to wait for silence."""
+    def lost(self, peer: Peer, now: float, unsent: Sequence[bytes] = ()) -> None:
+        """The transport knows that the peer is gone: no need to wait for silence. `unsent`: a message that therefore
+        did not go out. Who never got a request has not died of it."""
         worker = self.workers.get(peer)
         if worker is not None:
             self.stats["workers_expired"] += 1
+            if worker.request is not None and worker.request.token in unsent:
+                worker.request.deliveries -= 1
             self._forget(worker, now)
 
     def too_large(self, peer: Peer, head: Frames, text: str) -> None:
@@ -385,6 +388,8 @@ class BrokerCore:
 
     def _remove(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
         self.stats["workers_left"] += 1
+        if worker.request is not None:  # it has not died of it; mostly the two messages have crossed
+            worker.request.deliveries -= 1
         self._forget(worker, now)
 
     def _unexpected(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
@@ -473,7 +478,7 @@ class BrokerCore:
             return
         if request.deliveries >= self.config.max_deliveries:
             self.stats["given_up"] += 1
-            text = f"{request.deliveries} workers died or left while they had the request"
+            text = f"{request.deliveries} workers died while they had the request"
             self._answer_error(request, 500, text)
             return
         self.stats["redelivered"] += 1

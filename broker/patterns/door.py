@@ -84,7 +84,7 @@ class Door:
                 self._socket.send(pack_mdp(frames), peer.routing_id)
         except Unreachable:
             self._broker.core.stats["unroutable"] += 1
-            self._broker.core.lost(peer, time.monotonic())
+            self._broker.core.lost(peer, time.monotonic(), frames)
 
     def _send_large(self, peer: DoorPeer, frames: Frames, size: int) -> None:
         outbox = self._broker.outbox

@@ -164,6 +164,27 @@ def test_workers_that_fall_silent_together_do_not_get_each_others_requests() -> 
     broker.working("e", b"q")
 
 
+@pytest.mark.parametrize("end", ["says good-bye", "is gone"])
+def test_a_process_that_ends_is_one_death_however_many_jobs_it_has(end: str) -> None:
+    """Its workers leave one after another, and the request passes through the hands of those that have left already."""
+    broker = Transcript(max_deliveries=3)
+    for name in ("a", "b", "c", "d"):
+        broker.worker(name)
+    broker.request("client", b"q")
+    for name in ("a", "b", "c", "d"):
+        (request,) = broker.heard(name)
+        if end == "says good-bye":
+            broker.said(name, b"MDPW02", b"\6")
+        elif name == "a":
+            broker.lost(name)
+        else:
+            broker.unsent(name, request)
+    broker.told_nothing("client")
+    broker.worker("e")
+    broker.final("e", broker.working("e", b"q"), b"r")
+    broker.answered("client", b"r")
+
+
 def test_a_request_that_kills_its_workers_is_given_up() -> None:
     broker = Transcript(max_deliveries=3)
     broker.request("client", b"poison")
@@ -172,7 +193,7 @@ def test_a_request_that_kills_its_workers_is_given_up() -> None:
         broker.worker(name)
         broker.working(name, b"poison")
         broker.lost(name)
-    assert broker.failed("client", b"500") == b"500 3 workers died or left while they had the request"
+    assert broker.failed("client", b"500") == b"500 3 workers died while they had the request"
     check_empty(broker.core)
     assert broker.core.stats["given_up"] == 1
 

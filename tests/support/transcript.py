@@ -72,6 +72,11 @@ class Transcript:
         self.core.lost(peer, self.now)
         self.collect()
 
+    def unsent(self, peer: str, frames: list[bytes]) -> None:
+        """This could not be sent: the peer is gone."""
+        self.core.lost(peer, self.now, frames)
+        self.collect()
+
     def collect(self) -> None:
         for peer, frames in self.core.take_output():
             assert frames is not None
