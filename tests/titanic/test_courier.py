@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
+from support.titanic_eventually import eventually
 
-from broker import ClientSession, ErrorReply, Kind, Loop
+from broker import ANSWER, ClientSession, ErrorReply, Kind, Loop
 from titanic.dispatch.actions import Send
 from titanic.dispatch.connection import Scout
 from titanic.dispatch.courier import MMI_TIMEOUT, LocalCourier, Parts, SocketCourier
@@ -394,6 +396,30 @@ def test_what_is_taken_back_while_there_is_no_broker_is_not_sent_to_the_next_one
     sends = courier._sends if isinstance(courier, SocketCourier) else courier._busy
     assert [send.uuid for send in sends.values()] == [b"2"]
     loop.stop()
+
+
+def test_a_broker_that_answered_in_no_version_is_asked_again(tmp_path: Path) -> None:
+    """It may have been busy, or be another one by now."""
+    found: list[Kind] = []
+    endpoint, now = f"ipc://{tmp_path}/broker", NOW
+    scout = Scout(endpoint, ["0.2", "0.1"], found.append)
+    with zmq.Context.instance().socket(zmq.ROUTER) as broker:
+        broker.bind(endpoint)
+
+        def question() -> list[bytes]:
+            scout.flush(now)
+            return broker.recv_multipart() if broker.poll(0) else []
+
+        asked = []
+        for _ in range(3):
+            asked.append([eventually(question), eventually(question)])
+            now += ANSWER
+        assert [b"MDPC02" in frames for pair in asked for frames in pair] == [False, False, True, True, False, False]
+        assert asked[2][0][0] != asked[0][0][0], "the connection is a new one"
+        broker.send_multipart([asked[2][1][0], b"", b"MDPC01", b"mmi.service", b"404"])
+        eventually(lambda: scout.drain(now) or found)
+        assert found == [Kind("0.1", ours=False)]
+        scout.close()
 
 
 def test_a_cancelled_lane_is_used_again_on_a_new_connection(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:

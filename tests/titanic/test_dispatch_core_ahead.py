@@ -126,3 +126,18 @@ def test_what_is_not_more_urgent_overtakes_nothing(priority: int) -> None:
     play.submit("echo", "another", priority=priority)
     play.later_by(5 * OVERTAKE)
     assert play.core.counts["returned"] == 0
+
+
+def test_how_urgent_something_was_that_has_ended_does_not_matter() -> None:
+    """Nobody has to look whether what comes is more urgent than that."""
+    play = Play()
+    play.core.most_ahead = 100
+    play.workers("echo", 1)
+    play.submit("echo", "not urgent", priority=0)
+    play.go()
+    play.submit("echo", *names("r", 1000))
+    work(play, 300, 0.001)
+    assert in_flight(play) > 1
+    deadline = play.core.next_deadline()
+    play.submit("echo", "another")
+    assert play.core.next_deadline() == deadline

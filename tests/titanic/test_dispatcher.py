@@ -125,6 +125,14 @@ def test_a_round_reads_no_more_than_is_good_for_all_and_services_take_turns(
     rounds.dispatcher.loop.stop()
 
 
+def test_it_knows_which_services_have_workers_when_the_broker_does_not_tell_how_many(store: Store) -> None:
+    dispatcher = Rounds(store, {b"some": 0, b"none": 1}, b"x").dispatcher
+    dispatcher.core.arrived({b"some": 4, b"not asked": 4}, 0.0)
+    dispatcher.core.present(b"none", 0, 0.0)
+    assert dispatcher.workers() == {b"some": None, b"none": 0, b"not asked": None}
+    dispatcher.loop.stop()
+
+
 def test_what_is_due_and_cannot_be_done_is_not_insisted_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reply that nobody fetched, which there is no room to close before the archive has caught up."""
     dispatcher = Rounds(store, {}, b"").dispatcher

@@ -219,6 +219,13 @@ def test_a_delay_is_waited_for_also_across_a_restart(tmp_path: Path) -> None:
         assert client.show(first)["state"] == "delayed"
 
 
+def test_a_delay_is_over_in_time_whatever_else_is_delayed(server: Server, client: Client) -> None:
+    with Worker("echo", lambda frames: frames, server.endpoints[0], config=QUICK):
+        eventually(lambda: server._dispatcher.leaps.unchecked is None)  # it has looked for the first time
+        _, uuid, _ = [client.submit("echo", "x", delay=delay) for delay in (1000, 0.2, 1000)]
+        assert client.wait(uuid, 10) == [b"x"]  # without a reason to, nobody looks at the clock for half a minute
+
+
 def test_9_before_0(server: Server, client: Client) -> None:
     for priority in (0, 4, 9, 0, 9):
         client.submit("echo", f"{priority}", priority=priority)

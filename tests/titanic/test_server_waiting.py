@@ -245,7 +245,7 @@ def test_what_an_archive_may_not_say(options: dict[str, Any], fault: str) -> Non
 # -- an archive that is behind --------------------------------------------------------------------------------
 
 
-def test_what_is_due_and_cannot_be_done_is_not_insisted_on(tmp_path: Path) -> None:
+def test_what_an_archive_does_not_have_yet_is_not_looked_at_again_and_again(tmp_path: Path) -> None:
     brief = Retention(reply_retention=0, dead_retention=0, closed_retention=1000)
     with serving(tmp_path, retention=brief) as server, Client(server.endpoints[0]) as client:
         with server.store.write() as transaction:

@@ -4,8 +4,9 @@ import pytest
 from support.store_damage import BODY, NOW, edit, make
 
 from titanic.errors import RecordCorrupt
-from titanic.store import NewRequest, Outcome, State, Status, Store, check, repair
+from titanic.store import NewRequest, Outcome, Retention, State, Status, Store, check, repair
 from titanic.store.request import decode_header
+from titanic.store.schema import closed_key
 
 
 @pytest.fixture
@@ -116,6 +117,17 @@ def test_a_damaged_delay_still_ends(path):
         with store.read() as txn:
             assert txn.next_ready(b"echo", None, 9, 1 << 20)[1].uuid == delayed
         assert check(store) == []
+
+
+def test_a_damaged_closed_request_does_not_stay_longer_than_others(path):
+    make(path)
+    damage(path, "closed", closed_key(1))
+    policy = Retention(0, 0, closed_retention=10)
+    with Store.open(path) as store, store.write() as txn:
+        assert txn.closed_range() == (1, 3)
+        assert txn.next_due(policy) == 10, "when it was closed can't be read: long ago"
+        assert txn.trim(NOW, policy).closed == 1
+        assert txn.closed_range() == (2, 3)
 
 
 def test_the_rows_before_a_damaged_one_are_served(path):

@@ -9,7 +9,8 @@ import lmdb
 import pytest
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreLocked, StoreTooNew, StoreUnwritable
-from titanic.store import NewRequest, Store, check
+from titanic.ids import SIZE
+from titanic.store import NewRequest, Store, backup, check, restore
 from titanic.store.schema import FORMAT
 
 NOW = 1_795_258_520_106_479
@@ -49,6 +50,19 @@ def test_an_empty_directory_becomes_a_store(tmp_path):
     (tmp_path / "lost+found").mkdir()  # the root of a file system of its own
     make(tmp_path)
     assert (tmp_path / "data.mdb").exists()
+
+
+def test_a_store_has_an_id_that_stays_and_that_its_copies_have(tmp_path):
+    ids = []
+    for path in (tmp_path / "one", tmp_path / "one", tmp_path / "copy", tmp_path / "other"):
+        if path.name == "copy":
+            with Store.open(tmp_path / "one") as store:
+                backup(store, tmp_path / "backup")
+            restore(tmp_path / "backup", path)
+        with Store.open(path) as store, store.read() as txn:
+            ids.append(txn.identity())
+    assert ids[0] == ids[1] == ids[2] != ids[3]
+    assert {len(one) for one in ids} == {SIZE}
 
 
 def test_what_an_interrupted_creation_left_is_no_obstacle(tmp_path):
