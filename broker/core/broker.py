@@ -32,7 +32,6 @@ from broker.core.mdp import (
     CLIENT_QUEUE,
     CLIENT_V01,
     CLIENT_V02,
-    ERROR,
     HEADERS,
     MAX_STACK,
     WORKER_DIALECTS,
@@ -45,7 +44,7 @@ from broker.core.mdp import (
     error_body,
     service_fault,
 )
-from broker.core.request import Request, footprint
+from broker.core.request import Request, as_workers, footprint
 from broker.core.rhythm import Rhythm
 from broker.core.service import Service, WorkerPeer
 from broker.core.timers import Timers
@@ -370,7 +369,7 @@ class BrokerCore:
             return
         self.stats["replies"] += 1
         self._take_from(worker)
-        self._output.append((request.peer, request.final(_as_workers(rest[2:]))))
+        self._output.append((request.peer, request.final(as_workers(rest[2:]))))
         if worker.dialect.silent_when_busy:
             self._heard(worker, now)
         self._free(worker, now)
@@ -504,14 +503,6 @@ def _read_request(peer: Peer, head: Frames) -> Request | None:
         if tuple(head[at:begin]) == dialect.request and begin < len(head) and (at or not dialect.delimited):
             return Request(peer, head[:at], dialect, head[begin], [], 0.0)
     return None
-
-
-def _as_workers(body: Frames) -> Frames:
-    """A worker's reply. 499, 503 and 504 are the broker's words, they say that nobody is at it: a worker's become
-    500."""
-    if body and body[0] == ERROR and len(body) > 1 and body[1][:3] in (b"499", b"503", b"504"):
-        return [ERROR, b"500" + body[1][3:], *body[2:]]
-    return body
 
 
 Action = Callable[[BrokerCore, WorkerPeer, Frames, float], None]

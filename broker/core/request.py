@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.core.mdp import EMPTY, ClientDialect, Frames, Peer, joined, read_error
+from broker.core.mdp import EMPTY, ERROR, ClientDialect, Frames, Peer, joined, read_error
 
 _FRAME = 64
 """Bytes of memory that a frame takes besides its content, roughly."""
@@ -99,10 +99,18 @@ class Request:
         """The last message for the client. An error goes without the parts: behind them it would not be told as one."""
         body = body or EMPTY
         if self.collected and read_error(body) is None:
-            body = joined(self.collected, body)
+            body = as_workers(joined(self.collected, body))
         return self._message(self.dialect.final, body)
 
     def _message(self, head: tuple[bytes, ...], body: Frames) -> Frames:
         if self.dialect.echoes_service:
             return [*self.stack, *head, self.service, *body]
         return [*self.stack, *head, *body]
+
+
+def as_workers(body: Frames) -> Frames:
+    """A worker's reply. 499, 503 and 504 are the broker's words, they say that nobody is at it: a worker's become
+    500."""
+    if body and body[0] == ERROR and len(body) > 1 and body[1][:3] in (b"499", b"503", b"504"):
+        return [ERROR, b"500" + body[1][3:], *body[2:]]
+    return body

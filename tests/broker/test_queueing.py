@@ -149,6 +149,19 @@ def test_503_is_the_brokers_word() -> None:
     broker.told("client", b"MDPC02", b"\3", b"echo", b"MDPE01", b"500 busy", b"more")
 
 
+@pytest.mark.parametrize("parts", [[[b"MDPE01", b"503 busy"]], [[b"MDPE01"], [b"503 busy"]]])
+def test_nor_can_a_worker_say_it_in_parts(parts: list[list[bytes]]) -> None:
+    """A client of 0.1 gets them joined."""
+    broker = Transcript()
+    broker.worker("a")
+    broker.said("client", b"", b"MDPC01", b"echo", b"q")
+    token = broker.working("a", b"q")
+    for part in parts:
+        broker.said("a", b"MDPW02", b"\3", token, b"", *part)
+    broker.final("a", token, b"")
+    broker.told("client", b"", b"MDPC01", b"echo", b"MDPE01", b"500 busy")
+
+
 def test_workers_that_fall_silent_together_do_not_get_each_others_requests() -> None:
     """The one request must not be used up on workers that are about to expire."""
     broker = Transcript(max_deliveries=3)
