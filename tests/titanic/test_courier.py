@@ -13,7 +13,7 @@ from support.titanic_eventually import eventually
 
 from broker import ANSWER, ClientSession, ErrorReply, Kind, Loop
 from titanic.dispatch.actions import Send
-from titanic.dispatch.connection import Scout
+from titanic.dispatch.connection import PAUSE, Scout
 from titanic.dispatch.courier import MMI_TIMEOUT, LocalCourier, Parts, SocketCourier
 from titanic.dispatch.lane_courier import LaneCourier
 
@@ -419,7 +419,24 @@ def test_a_broker_that_answered_in_no_version_is_asked_again(tmp_path: Path) -> 
         broker.send_multipart([asked[2][1][0], b"", b"MDPC01", b"mmi.service", b"404"])
         eventually(lambda: scout.drain(now) or found)
         assert found == [Kind("0.1", ours=False)]
+        scout.doubt(now)
+        now += PAUSE
+        assert eventually(question)[0] != asked[2][0][0], "another connection broke: another broker may be there"
         scout.close()
+
+
+def test_what_is_not_wanted_any_more_is_not_sent_to_the_next_broker(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes = Lanes(heard, monkeypatch, room=2)
+    courier = lanes.courier
+    courier.send([Send(b"1", b"echo", [b"x"]), Send(b"2", b"echo", [b"y"])], NOW)
+    courier.recall(b"1", NOW)
+    assert heard.refusals == {}, "the broker that has it keeps it"
+    courier._lost(NOW)
+    assert list(heard.refusals) == [b"1"]
+    assert [send.uuid for send in courier._busy.values()] == [b"2"]
+    lanes.loop.stop()
 
 
 def test_a_cancelled_lane_is_used_again_on_a_new_connection(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -362,6 +362,20 @@ def test_while_stopping_an_outcome_that_failed_is_still_tried_again() -> None:
     assert play.ended["a"].frames == [b"A"]
 
 
+def test_of_what_has_its_outcome_already_no_worker_keeps_anything() -> None:
+    """The broker's word that a request can't be taken back may cross its reply."""
+    play = Play()
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    play.disk = "broken"
+    play.reply("a", b"A")
+    assert play.core.flights
+    assert not play.core.kept(b"a"), "its reply is wanted"
+    assert not play.core.kept(b"unknown")
+    play.check()
+
+
 def test_rows_that_come_when_it_is_too_late_are_not_sent() -> None:
     play = Play()
     play.submit("echo", "a")

@@ -14,6 +14,7 @@ from titanic.clock import wall_us
 from titanic.dispatch.actions import Send
 from titanic.dispatch.dispatcher import STEP, Dispatcher
 from titanic.dispatch.keeping import PAUSE_US, Keep
+from titanic.errors import StoreFailed
 from titanic.services.waiting import Waiters
 from titanic.store import MIN_CAPACITY, NewRequest, Status, Store, request
 from titanic.writer import Writer
@@ -158,4 +159,20 @@ def test_what_is_due_and_cannot_be_done_is_not_insisted_on(store: Store, monkeyp
         assert PAUSE_US / 2e6 < left <= PAUSE_US / 1e6
     keep()
     assert keep() is None, "it is closed now"
+    dispatcher.loop.stop()
+
+
+def test_a_store_that_can_not_be_read_is_looked_at_again_after_a_pause(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher = Rounds(store, {}, b"").dispatcher
+
+    def read() -> None:
+        raise StoreFailed("the store failed", "an error of the disk", "look at it")
+
+    monkeypatch.setattr(store, "read", read)
+    dispatcher.look()
+    deadline = dispatcher.core.next_deadline()
+    assert deadline is not None
+    assert PAUSE_US / 2e6 < deadline - time.monotonic() <= PAUSE_US / 1e6
     dispatcher.loop.stop()
