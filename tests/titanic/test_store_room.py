@@ -23,10 +23,10 @@ def accept(store, *sizes):
         return txn.accept_many([NewRequest(b"echo", [bytes(size)]) for size in sizes], NOW)
 
 
-def fill(store):
+def fill(store, *sizes):
     """Accept what there is room for, in ever smaller requests."""
     uuids = []
-    for size in (100_000, 2000, 10):
+    for size in sizes or (100_000, 2000, 10):
         while True:
             try:
                 uuids += accept(store, *[size] * 10)
@@ -51,6 +51,14 @@ def full(store):
 def remembered(store):
     with store.read() as txn:
         return txn.counts().closed
+
+
+def test_of_many_small_requests_each_one_counts(store):
+    """What they need besides their bytes is more than these."""
+    fill(store, 100_000, 2000)
+    with pytest.raises(StoreFull) as raised:
+        accept(store, *[10] * 3000)
+    assert raised.value.fitting < 1000
 
 
 def test_a_store_is_full_when_a_small_request_finds_no_room(store):
