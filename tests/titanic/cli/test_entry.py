@@ -6,11 +6,21 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 from support.cli_titanic import CLEAN
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """What is started can be interrupted, also when the tests run in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("module", ["typing", "click", "zmq", "broker.client", "titanic.cli.output"])
 def test_an_interrupt_while_it_is_imported(module: str) -> None:
     """The interpreter tells what it has imported."""
