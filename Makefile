@@ -4,7 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TOOLED := $(VENV)/.tooled
-JOBS   ?= auto
+# One more than there are cores: many tests wait, for clocks and for machines that boot.
+JOBS   ?= $(shell echo $$(( $$(nproc) + 1 )))
 SAMPLE ?= 50
 SEED   ?= 3
 

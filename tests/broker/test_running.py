@@ -588,11 +588,11 @@ def test_a_worker_that_does_not_read_is_lost() -> None:
     """A REQUEST that its queue does not take goes to another worker; it must not be forgotten."""
     broker = Broker(BrokerConfig(send_queue=1, request_expiry=0))
     lost = []
-    broker.core.lost = lambda peer, now: lost.append(peer)  # type: ignore[method-assign]
+    broker.core.lost = lambda peer, now, unsent: lost.append((peer, unsent[2]))  # type: ignore[method-assign]
     broker._router.close()
     broker._send([(b"worker", [b"MDPW02", b"\2", b"token", b"", b"q"])], 0.0)
     broker.stop()
-    assert lost == [b"worker"]
+    assert lost == [(b"worker", b"token")]
     assert broker.core.stats["unroutable"] == 1
 
 
