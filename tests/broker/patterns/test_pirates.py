@@ -262,7 +262,7 @@ def test_a_raw_paranoid_queue(socket: Socket) -> None:
     with zmq.Context.instance().socket(zmq.ROUTER) as router:
         router.linger, router.rcvtimeo = 0, 30_000
         port = router.bind_to_random_port("tcp://127.0.0.1")
-        with ParanoidWorker(shout, f"tcp://127.0.0.1:{port}", config=replace(QUICK, liveness=1)):
+        with ParanoidWorker(shout, f"tcp://127.0.0.1:{port}", config=replace(QUICK, liveness=2)):
             first, ready = router.recv_multipart()
             assert ready == b"\1"
             router.send_multipart([first, b"client", b"", b"x"])
