@@ -17,11 +17,11 @@ from broker.core.request import Request
 from broker.core.timers import Timers
 from broker.core.worker import Job, WorkerSession
 from broker.errors import BrokerError, EndpointError, OutOfSockets, RemoteError, TimedOut, UsageError
-from broker.loop import Loop
-from broker.presence import Presence
+from broker.io.dealer import Dealer, unreachable
+from broker.io.loop import Loop
 from broker.server import Broker, LocalPeer
-from broker.transport import Dealer, unreachable
 from broker.worker import Handler, Worker
+from broker.worker_log import Presence
 
 __all__ = [
     "ANSWER",

@@ -2,7 +2,7 @@
 
 Neither is thread-safe: use one per thread, they are cheap. Both send a request again when nobody answers, a
 number of times, and then raise `TimedOut`; an error reply raises `RemoteError`. Of several endpoints they use one
-until it fails, then another one (Freelance: `broker.core.servers`).
+until it fails, then another one (Freelance: `broker.core.endpoints`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from broker.config import DEFAULT_ENDPOINT, ClientConfig
 from broker.core.client import ClientSession, Event, EventKind
 from broker.core.mdp import Frames, read_error, service_fault
 from broker.errors import EndpointError, RemoteError, TimedOut, UsageError
-from broker.transport import MOST_BODY_FRAMES, Dealer, unreachable
+from broker.io.dealer import MOST_BODY_FRAMES, Dealer, unreachable
 
 Body = bytes | str
 Self = TypeVar("Self", bound="Conversation")

@@ -18,12 +18,12 @@ from broker.core.broker import BrokerCore
 from broker.core.mdp import Frames, Output, Peer, error_body
 from broker.core.mmi import About, counters
 from broker.core.request import Request
-from broker.inflow import Inflow
-from broker.loop import Loop
-from broker.outbox import Outbox
-from broker.peers import Names, Peers
-from broker.router import Router
-from broker.transport import DRAIN_LIMIT, MOST_FRAMES
+from broker.io.connection_count import Names, Peers
+from broker.io.dealer import DRAIN_LIMIT, MOST_FRAMES
+from broker.io.incoming import Inflow
+from broker.io.loop import Loop
+from broker.io.outbox import Outbox
+from broker.io.router import Router
 
 log = logging.getLogger(__name__)
 

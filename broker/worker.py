@@ -18,16 +18,16 @@ from typing import Any
 import zmq
 
 from broker.config import DEFAULT_ENDPOINT, WorkerConfig
+from broker.core.endpoints import Servers
 from broker.core.mdp import Command, Frames, error_body, service_fault
-from broker.core.servers import Servers
 from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import OutOfSockets, RemoteError, UsageError
-from broker.handlers import Handlers
 from broker.interrupts import interrupts
-from broker.loop import Loop
-from broker.presence import Presence
+from broker.io.dealer import Dealer
+from broker.io.loop import Loop
 from broker.replies import Measure, TooLarge, as_frames, error_frames, failure
-from broker.transport import Dealer
+from broker.thread_pool import Handlers
+from broker.worker_log import Presence
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import broker
-from titanic.client import Client
-from titanic.options import SubmitOptions
+from titanic.client.client import Client
+from titanic.protocol.submit_options import SubmitOptions
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,7 +1,7 @@
 """Titanic: a persistent request queue for ZeroMQ.
 
-    Client     submit, go away, come back for the reply     titanic/client.py
-    Server     the queue itself                             titanic/server.py
+    Client     submit, go away, come back for the reply     titanic/client/client.py
+    Server     the queue itself                             titanic/server/server.py
     Store      what is on disk                              titanic/store/
 
 Errors are in `titanic.errors`.
@@ -19,8 +19,7 @@ TYPE_CHECKING = (
 if TYPE_CHECKING:
     from typing import Any
 
-    from titanic.answers import RequestInfo
-    from titanic.client import Client
+    from titanic.client.client import Client
     from titanic.config import ServerConfig
     from titanic.errors import (
         InvalidRequest,
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
         TitanicError,
         UnknownRequest,
     )
-    from titanic.server import Server
+    from titanic.protocol.answers import RequestInfo
+    from titanic.server.server import Server
 
 __all__ = [
     "Client",
@@ -48,7 +48,12 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = {"Client": "client", "RequestInfo": "answers", "Server": "server", "ServerConfig": "config"}
+_HOMES = {
+    "Client": "client.client",
+    "RequestInfo": "protocol.answers",
+    "Server": "server.server",
+    "ServerConfig": "config",
+}
 """The modules of the names; those that are not here are errors."""
 
 

@@ -24,6 +24,7 @@ from itertools import count
 
 from broker.config import BrokerConfig
 from broker.core import mmi
+from broker.core.heartbeat import Rhythm
 from broker.core.mdp import (
     CLIENT_01,
     CLIENT_02,
@@ -45,7 +46,6 @@ from broker.core.mdp import (
     service_fault,
 )
 from broker.core.request import Request, as_workers, footprint
-from broker.core.rhythm import Rhythm
 from broker.core.service import Service, WorkerPeer
 from broker.core.timers import Timers
 from broker.errors import UsageError

@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from broker.core.rhythm import USUAL
+from broker.core.heartbeat import USUAL
 
 Peer = Hashable
 """Who is at the other end: a ROUTER identity for a broker, the number of the connection for a session."""

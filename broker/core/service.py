@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Protocol
 
+from broker.core.heartbeat import Rhythm
 from broker.core.mdp import Peer, WorkerDialect
 from broker.core.request import Request
-from broker.core.rhythm import Rhythm
 
 Key = tuple[Peer, bytes] | int
 Queue = OrderedDict[Key, Request]

@@ -10,28 +10,28 @@
     trip                            round trips, measured                              tripping.py
     Scatter, Gather                 single frames one way (RFC 49)                     scatter_gather.py
 
-Generaldomo and scatter-gather need draft sockets (`broker.drafts`).
+Generaldomo and scatter-gather need draft sockets (`broker.io.draft_sockets`).
 Majordomo, the broker with services, is `broker` itself. README.md says when to use which.
 """
 
-from broker.drafts import MissingDrafts
-from broker.patterns.binary_star import BinaryStar, BinaryStarClient, SplitBrain
-from broker.patterns.core.binary_star import StarConfig
-from broker.patterns.core.freelance import FreelanceConfig
-from broker.patterns.core.generaldomo import pack, unpack
-from broker.patterns.core.idempotent import Replies, Stamp, Store
-from broker.patterns.core.pirate_queue import QueueConfig
-from broker.patterns.freelance import Freelance, Shotgun
-from broker.patterns.freelance_server import NotPublic, freelance_server
-from broker.patterns.generaldomo import Generaldomo, GeneraldomoBroker, GeneraldomoWorker
-from broker.patterns.idempotent import Idempotent, Stamps
-from broker.patterns.lazy_pirate import LazyPirate
-from broker.patterns.paranoid_pirate import ParanoidQueue, ParanoidWorker
-from broker.patterns.pirate_queue import Queue
-from broker.patterns.scatter_gather import Gather, Scatter, Unread, Unsent
-from broker.patterns.server import Server
-from broker.patterns.simple_pirate import SimpleQueue, SimpleWorker
-from broker.patterns.tripping import KINDS, Trips, trip
+from broker.io.draft_sockets import MissingDrafts
+from broker.patterns.binary_star.core import StarConfig
+from broker.patterns.binary_star.server import BinaryStar, BinaryStarClient, SplitBrain
+from broker.patterns.freelance.client import Freelance, Shotgun
+from broker.patterns.freelance.core import FreelanceConfig
+from broker.patterns.freelance.server import NotPublic, freelance_server
+from broker.patterns.generaldomo.broker import Generaldomo, GeneraldomoBroker, GeneraldomoWorker
+from broker.patterns.generaldomo.wire import pack, unpack
+from broker.patterns.idempotent.core import Replies, Stamp, Store
+from broker.patterns.idempotent.service import Idempotent, Stamps
+from broker.patterns.lazy_pirate.client import LazyPirate
+from broker.patterns.paranoid_pirate.worker import ParanoidQueue, ParanoidWorker
+from broker.patterns.pirate_queue.core import QueueConfig
+from broker.patterns.pirate_queue.queue import Queue
+from broker.patterns.request_reply.server import Server
+from broker.patterns.scatter_gather.endpoints import Gather, Scatter, Unread, Unsent
+from broker.patterns.simple_pirate.worker import SimpleQueue, SimpleWorker
+from broker.patterns.tripping.measurement import KINDS, Trips, trip
 
 __all__ = [
     "KINDS",

@@ -14,8 +14,10 @@ import zmq
 from support.check import check, check_empty
 from support.running import until
 
-from broker import Broker, BrokerConfig, Client, Pipeline, RemoteError, Worker, router, transport
+from broker import Broker, BrokerConfig, Client, Pipeline, RemoteError, Worker
 from broker.core.broker import BrokerCore
+from broker.io import router
+from broker.io.dealer import MOST_FRAMES
 from broker.server import LEAST_BYTES
 
 
@@ -119,9 +121,7 @@ CLIENTS = {
 
 
 @pytest.mark.parametrize("dialect", CLIENTS)
-@pytest.mark.parametrize(
-    "body", [[b""] * transport.MOST_FRAMES, [bytes(LEAST_BYTES // 4)] * 5], ids=["frames", "bytes"]
-)
+@pytest.mark.parametrize("body", [[b""] * MOST_FRAMES, [bytes(LEAST_BYTES // 4)] * 5], ids=["frames", "bytes"])
 def test_who_sends_a_message_that_is_too_large_is_told(
     broker: Broker, dealer: zmq.Socket[bytes], dialect: str, body: list[bytes]
 ) -> None:
@@ -143,7 +143,7 @@ def test_a_reply_that_is_too_large_is_an_error(broker: Broker, dealer: zmq.Socke
         client.send("large", b"x")
         assert dealer.recv_multipart() == [b"MDPW02", b"\5"]
         token = dealer.recv_multipart()[2]
-        dealer.send_multipart([b"MDPW02", command, token, b"", *[b""] * transport.MOST_FRAMES])
+        dealer.send_multipart([b"MDPW02", command, token, b"", *[b""] * MOST_FRAMES])
         reply = client.receive()
     assert reply is not None
     assert isinstance(reply.error, RemoteError)

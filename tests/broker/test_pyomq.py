@@ -1,5 +1,5 @@
-"""What pyomq 0.21 does otherwise than ZeroMQ. `broker.drafts` is written around it; when a test here fails, pyomq has
-been mended, and the note there can go. Each runs in a process of its own: some hang."""
+"""What pyomq 0.21 does otherwise than ZeroMQ. `broker.io.draft_sockets` is written around it; when a test here fails,
+pyomq has been mended, and the note there can go. Each runs in a process of its own: some hang."""
 
 from __future__ import annotations
 

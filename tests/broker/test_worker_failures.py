@@ -15,7 +15,7 @@ from support.running import line, script, until
 
 from broker import Broker, Client, RemoteError, Worker
 from broker.core.mdp import Frames
-from broker.handlers import Handlers
+from broker.thread_pool import Handlers
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_worker_without_a_thread_says_so_and_goes_on(address: str, caplog: pyt
             for _ in range(3):
                 with pytest.raises(RemoteError, match="500 the worker cannot start a thread"):
                     client.call("echo", b"x")
-        assert [record.levelname for record in caplog.records if record.name == "broker.handlers"] == ["WARNING"]
+        assert [record.levelname for record in caplog.records if record.name == "broker.thread_pool"] == ["WARNING"]
         assert client.call("echo", b"x") == [b"x"]
 
 

@@ -12,7 +12,8 @@ from support.cli_titanic import serving
 from support.ring import fill, ring
 
 from titanic import Client
-from titanic.store import Store, backup
+from titanic.store import Store
+from titanic.store.lmdb.tools import backup
 from titanic_data.archive import Archive, Archiver, PyArrowEngine, Queue, verify
 from titanic_data.errors import ArchiveError
 from titanic_data.reading import forget

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from titanic.store import Store, check
+from titanic.store import Store
+from titanic.store.lmdb.tools import check
 
 SCRIPT = Path(__file__).parents[2] / "deploy/titanic-backup"
 

@@ -13,7 +13,8 @@ from support.random_worker import SERVICES
 from support.titanic_processes import SUPPORT, Process
 
 from titanic.errors import StoreLocked
-from titanic.store import MIN_CAPACITY, Store, check, check_apart
+from titanic.store import MIN_CAPACITY, Store
+from titanic.store.lmdb.tools import check, check_apart
 
 
 class Cast:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import sys
 
 from titanic.errors import TitanicError
-from titanic.store import Store, repair, restore
+from titanic.store import Store
+from titanic.store.lmdb.tools import repair, restore
 
 CANNOT = 3
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import lmdb
 
-from titanic.store import NewRequest, Status, Store, check
-from titanic.store.schema import Databases
+from titanic.store import NewRequest, Status, Store
+from titanic.store.lmdb.schema import Databases
+from titanic.store.lmdb.tools import check
 
 NOW = 1_795_258_520_106_479
 BODY = b"a body that can be found in the file " * 3

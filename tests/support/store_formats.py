@@ -8,9 +8,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from titanic.store import Outcome, Store, check
+from titanic.store import Outcome, Store
+from titanic.store.lmdb.tools import check
 
-STORES = Path(__file__).parents[1] / "titanic" / "stores"
+STORES = Path(__file__).parents[1] / "titanic" / "store" / "formats"
 
 
 def unpack(path: Path, number: int) -> dict[str, Any]:

@@ -22,8 +22,9 @@ from typing import Any
 from support.faults import Lost
 
 from titanic.errors import StoreError
-from titanic.store import NewRequest, Outcome, Retention, Status, Store, check
-from titanic.store.structure import faults
+from titanic.store import NewRequest, Outcome, Retention, Status, Store
+from titanic.store.lmdb.page_check import faults
+from titanic.store.lmdb.tools import check
 
 CAPACITY = 16 << 20
 START = 1_795_258_520_106_479

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 
-from broker.drafts import DraftSocket
+from broker.io.draft_sockets import DraftSocket
 
 
 def pack(*frames: bytes) -> bytes:

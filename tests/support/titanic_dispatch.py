@@ -18,9 +18,9 @@ from broker import ErrorReply
 from titanic import ServerConfig
 from titanic.dispatch.actions import Fetch, Finish, Outcome, Postpone
 from titanic.dispatch.core import DispatchCore
-from titanic.ids import SIZE
 from titanic.store import DEFAULT_PRIORITY, ReadyRow
-from titanic.store.schema import ready_prefix
+from titanic.store.lmdb.schema import ready_prefix
+from titanic.util.ids import SIZE
 
 
 def names(prefix: str, count: int) -> list[str]:

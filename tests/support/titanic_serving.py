@@ -9,7 +9,7 @@ from typing import Any
 
 from broker import WorkerConfig
 from titanic import Server, ServerConfig
-from titanic.store import check
+from titanic.store.lmdb.tools import check
 
 QUICK = WorkerConfig(heartbeat_interval=0.5, reconnect_first=0.05, reconnect_most=0.2)
 """Workers that come back soon."""

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DRAFT_TESTS = ("tests/broker/patterns/test_generaldomo.py", "tests/broker/patterns/test_scatter_gather.py")
+DRAFT_TESTS = (
+    "tests/broker/patterns/generaldomo/test_generaldomo.py",
+    "tests/broker/patterns/scatter_gather/test_scatter_gather.py",
+)
 LIBRARIES = ("pytest", "pytest-timeout", "hypothesis", "pyomq")
 
 BOTH_WAYS = """

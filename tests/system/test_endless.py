@@ -17,7 +17,8 @@ from support.torture import LONG, SEED
 
 from broker import Worker
 from titanic import Client, Refused
-from titanic.store import MIN_CAPACITY, Store, check
+from titanic.store import MIN_CAPACITY, Store
+from titanic.store.lmdb.tools import check
 
 CAPACITY = 64 << 20 if LONG else MIN_CAPACITY
 SECONDS = 600 if LONG else 0

@@ -130,7 +130,7 @@ class Episode:
             self._close(client, known)
             self.clients[0].saw_many(known, client, SETTLED)
             eventually(lambda: self._empty(client), SETTLED)
-            # Room is free again, bit by bit (titanic/store/room.py).
+            # Room is free again, bit by bit (titanic/store/lmdb/capacity.py).
             filling = [eventually(lambda: self._accepted(client), SETTLED) for _ in range(15)]  # 6 MB of 12
             client.close_many(filling)
 

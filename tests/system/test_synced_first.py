@@ -18,7 +18,7 @@ from support.store_strace import unescaped
 
 from broker import Pipeline, Worker
 from titanic import Client
-from titanic.tsp import REQUEST
+from titanic.protocol.tsp import REQUEST
 
 CALLS = "openat,pwrite64,pwritev,writev,fdatasync,sendto"
 _LINE = re.compile(r"^(?P<thread>\d+) +(?:<\.\.\. )?(?P<name>\w+)(?P<rest>.*)$")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import zmq
 
-from titanic.children import Children
 from titanic.store import NewRequest, Store
+from titanic.util.processes import Children
 
 GROUP = 100
 _BODY = [b"x" * 100]

@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterable
 
 from broker import EventKind, Pipeline
-from titanic import tsp
 from titanic.bench.stage import PATIENCE, Stage
 from titanic.errors import TitanicError
-from titanic.tsp import Frames
+from titanic.protocol import tsp
+from titanic.protocol.tsp import Frames
 
 ABSENT = "absent"
 BODY = b"x" * 100

@@ -11,7 +11,7 @@ import zmq
 
 from titanic.bench.figure import Figure
 from titanic.bench.programme import Conditions, Entry
-from titanic.children import uninterrupted
+from titanic.util.processes import uninterrupted
 
 SOCKETS = 10_000
 """Sockets of this process, which is all clients; a context has 1,023 otherwise."""

@@ -13,9 +13,9 @@ from typing import Self
 
 from broker import Worker
 from titanic.bench.usage import cpu_seconds, memory_bytes
-from titanic.children import Children, Process, uninterrupted
-from titanic.client import Client
+from titanic.client.client import Client
 from titanic.errors import TimedOut
+from titanic.util.processes import Children, Process, uninterrupted
 
 PATIENCE = 60.0
 """Seconds to wait for one answer."""

@@ -17,7 +17,7 @@ from titanic.cli.environment import strangers
 from titanic.cli.help import Option, command
 from titanic.cli.options import json_flag
 from titanic.cli.output import EXIT_FAILED, print_json, print_table, say
-from titanic.text import counted
+from titanic.util.text import counted
 
 _file_option = click.option(
     "--config",

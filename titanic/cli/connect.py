@@ -7,7 +7,7 @@ import time
 import broker
 from broker import unreachable
 from titanic.cli.output import say
-from titanic.client import Client
+from titanic.client.client import Client
 from titanic.errors import TimedOut
 
 TRIES = 3

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
+from titanic.cli.demonstration import Demo
 from titanic.cli.help import command
 from titanic.cli.output import EXIT_FAILED
-from titanic.demo import Demo
 
 
 @command()

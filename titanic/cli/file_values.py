@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from titanic.cli.endpoint import Endpoint
-from titanic.quoting import quoted
+from titanic.util.quoting import quoted
 
 
 def convert(option: click.Option, value: Any) -> tuple[Any, str]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from titanic.answers import RequestInfo
 from titanic.cli.help import command
 from titanic.cli.offline import Files, look, lookable
 from titanic.cli.options import json_flag, option
@@ -24,11 +23,12 @@ from titanic.cli.output import (
     size,
     until,
 )
-from titanic.client import Client
+from titanic.client.client import Client
+from titanic.client.generated_keys import PREFIX as OWN_KEY
 from titanic.errors import RequestFailed
-from titanic.own_keys import PREFIX as OWN_KEY
-from titanic.text import counted, printable
-from titanic.tsp import Frames
+from titanic.protocol.answers import RequestInfo
+from titanic.protocol.tsp import Frames
+from titanic.util.text import counted, printable
 
 PAGE = 1000
 """Requests that are asked for at a time."""

@@ -10,15 +10,15 @@ from typing import Any, Self
 import click
 from click.core import ParameterSource
 
-from titanic.answers import RequestInfo, check, unknown
 from titanic.cli.access import open_to_look
 from titanic.cli.connect import connect_to_look
 from titanic.cli.options import FOLDER, Function, endpoint, option
-from titanic.client import Client
+from titanic.client.client import Client
 from titanic.config import ServerConfig
-from titanic.services import listing
+from titanic.protocol.answers import RequestInfo, check, unknown
+from titanic.protocol.tsp import Frames
+from titanic.services import list_requests
 from titanic.store import Outcome
-from titanic.tsp import Frames
 
 OFFLINE = "Without a server"
 
@@ -88,7 +88,7 @@ class Files:
     def list(self, **options: Any) -> tuple[list[RequestInfo], str | None]:
         """A page of what is stored, as `Client.list`."""
         with self._store.read() as transaction:
-            answer = listing.answer(transaction, [json.dumps(options).encode()], tuple)
+            answer = list_requests.answer(transaction, [json.dumps(options).encode()], tuple)
         document = json.loads(check(answer)[0])
         return document["requests"], document["next"]
 

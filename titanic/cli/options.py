@@ -13,11 +13,12 @@ import click
 
 import broker
 from broker import DEFAULT_ENDPOINT
-from titanic import ids, logs
+from titanic import logs
 from titanic.cli import config_file
 from titanic.cli.endpoint import PEER
 from titanic.cli.help import Option
 from titanic.errors import TimedOut
+from titanic.util import ids
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from titanic.text import printable
+from titanic.util.text import printable
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PENDING, EXIT_UNKNOWN, EXIT_INTERRUPTED, EXIT_UNREAD = 1, 2, 3, 4, 130, 141
 

@@ -11,7 +11,6 @@ from typing import Any, BinaryIO
 import click
 
 import broker
-from titanic.answers import RequestInfo
 from titanic.cli.connect import TRIES, connect, tell
 from titanic.cli.help import command
 from titanic.cli.options import endpoint, json_flag, option, seconds
@@ -27,11 +26,12 @@ from titanic.cli.output import (
     until,
 )
 from titanic.cli.progress import Bar
-from titanic.client import Client
+from titanic.client.body_limit import Limits
+from titanic.client.client import Client
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
-from titanic.limits import Limits
-from titanic.text import counted
-from titanic.tsp import Frames
+from titanic.protocol.answers import RequestInfo
+from titanic.protocol.tsp import Frames
+from titanic.util.text import counted
 
 PART = 1000
 PART_BYTES = 8 << 20

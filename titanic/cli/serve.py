@@ -15,7 +15,6 @@ import click
 from click.core import ParameterSource
 
 from broker import Broker
-from titanic import descriptors
 from titanic.cli import service
 from titanic.cli.help import command
 from titanic.cli.options import write_size
@@ -31,10 +30,11 @@ from titanic.cli.serve_options import (
     wire_options,
 )
 from titanic.errors import CallerError, TitanicError
-from titanic.figures import bounded
-from titanic.pulse import Pulse
-from titanic.server import LIVE, Server
-from titanic.text import counted
+from titanic.server.server import LIVE, Server
+from titanic.server.snapshot import bounded
+from titanic.server.watchdog import Pulse
+from titanic.util import file_limits
+from titanic.util.text import counted
 from titanic.version import __version__
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class Switch:
 
 def _prepare() -> None:
     """Ask the system for what somebody needs who has many peers."""
-    descriptors.raise_limit()
+    file_limits.raise_limit()
     # Left to itself, glibc keeps freed memory of large messages in pieces that fit nothing: several times as much as
     # is in use. Memory that it maps for each goes back at once. Other C libraries have no such function.
     with contextlib.suppress(OSError, AttributeError):

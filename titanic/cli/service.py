@@ -31,9 +31,9 @@ from titanic.cli.output import EXIT_FAILED
 from titanic.cli.running import Ending, say
 from titanic.errors import CallerError, TitanicError
 from titanic.logs import Trouble
-from titanic.notify import Notifier
-from titanic.presence_log import PresenceLog
-from titanic.pulse import Pulse
+from titanic.server.presence_log import PresenceLog
+from titanic.server.watchdog import Pulse
+from titanic.util.sd_notify import Notifier
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

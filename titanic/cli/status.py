@@ -16,9 +16,9 @@ from titanic.cli.help import Command, command
 from titanic.cli.offline import Files, look, lookable
 from titanic.cli.options import json_flag, option, reaching, seconds
 from titanic.cli.output import duration, print_json, print_table, say, size
-from titanic.client import Client
+from titanic.client.client import Client
 from titanic.errors import RequestError, TimedOut, TitanicError
-from titanic.text import counted, printable
+from titanic.util.text import counted, printable
 
 RATES = ("accepted", "dispatched", "succeeded", "failed", "closed")
 

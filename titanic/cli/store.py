@@ -14,12 +14,13 @@ from titanic.cli.options import configured, json_flag, option
 from titanic.cli.output import EXIT_FAILED, print_json, say, size
 from titanic.cli.progress import Bar
 from titanic.errors import StoreCorrupt, StoreLocked
-from titanic.store import Checked, Problem, Progress, Salvaged, Store, check_apart, salvage
-from titanic.store import backup as copy_store
-from titanic.store import check as check_store
-from titanic.store import repair as repair_store
-from titanic.store import restore as restore_store
-from titanic.text import counted
+from titanic.store import Store
+from titanic.store.lmdb.tools import Checked, Problem, Progress, Salvaged, check_apart, salvage
+from titanic.store.lmdb.tools import backup as copy_store
+from titanic.store.lmdb.tools import check as check_store
+from titanic.store.lmdb.tools import repair as repair_store
+from titanic.store.lmdb.tools import restore as restore_store
+from titanic.util.text import counted
 
 
 @command()

@@ -21,8 +21,8 @@ from titanic.cli.help import command
 from titanic.cli.options import broker_version, configured, endpoint_option, log_options, option, seconds
 from titanic.cli.output import as_text
 from titanic.cli.running import Ending, say
-from titanic.notify import VARIABLES, Notifier
-from titanic.tsp import Frames
+from titanic.protocol.tsp import Frames
+from titanic.util.sd_notify import VARIABLES, Notifier
 
 log = logging.getLogger("titanic.work")
 

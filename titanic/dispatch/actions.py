@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from titanic.protocol.tsp import Frames
 from titanic.store import Status
-from titanic.tsp import Frames
 
 
 class Fetch(NamedTuple):

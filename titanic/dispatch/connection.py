@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from broker import ANSWER, ClientSession, Dealer, Kind, OutOfSockets, Recognition
-from titanic.dispatch.shortage import Shortage, first
+from titanic.dispatch.socket_shortage import Shortage, first
 
 PAUSE = 0.1
 """Seconds from the loss of a connection to the next question."""

@@ -34,12 +34,12 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from broker import ErrorReply, Timers
 from titanic.config import ServerConfig
 from titanic.dispatch.actions import Fetch, Finish, Outcome, Postpone, Send
-from titanic.dispatch.asking import Asking
-from titanic.dispatch.backlog import Backlog, Flight
-from titanic.dispatch.settling import Settling
+from titanic.dispatch.outcome_buffer import Settling
+from titanic.dispatch.presence import Asking
+from titanic.dispatch.state import Backlog, Flight
+from titanic.protocol.tsp import Frames
 from titanic.services.submission import Policy, read_policy
 from titanic.store import ReadyRow, Status, priority_in
-from titanic.tsp import Frames
 
 NEVER_TAKEN = (400, 413)
 TAKEN_LATER = (499, 503, 504)

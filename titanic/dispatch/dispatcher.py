@@ -12,21 +12,21 @@ from typing import Any
 import zmq
 
 from broker import Loop
-from titanic.clock import Leaps, wall_us
+from titanic.commit.writer import Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.actions import Fetch
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.courier import Courier
-from titanic.dispatch.keeping import Keep, pause_us
-from titanic.dispatch.outcomes import Outcomes
+from titanic.dispatch.failure_log import FailureLog
+from titanic.dispatch.maintenance import Keep, pause_us
+from titanic.dispatch.outcome_write import Outcomes
+from titanic.dispatch.transport import Courier
+from titanic.dispatch.waiters import Waiters
 from titanic.errors import RecordCorrupt, StoreError
-from titanic.failure_log import FailureLog
 from titanic.logs import Trouble
-from titanic.services.asks import Answers, Ask, Doubt
-from titanic.services.waiting import Waiters
+from titanic.protocol.tsp import SERVICES
+from titanic.services.ask import Answers, Ask, Doubt
 from titanic.store import DEFAULT_PRIORITY, ReadTransaction, Store
-from titanic.tsp import SERVICES
-from titanic.writer import Writer
+from titanic.util.clock import Leaps, wall_us
 
 log = logging.getLogger(__name__)
 

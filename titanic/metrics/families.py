@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from titanic.figures import Figures
-from titanic.histogram import Histogram
+from titanic.server.snapshot import Figures
+from titanic.util.histogram import Histogram
 from titanic.version import __version__
 
 REQUESTS = {

@@ -3,7 +3,7 @@
     request body    JSON: {"do": "retry" or "purge", and which: uuids, or service, state, older_than, after}
     reply body      200 JSON: {"done": how many, "next": what to pass as `after` for the rest, null at the end}
 
-    request body    JSON: {"do": "archive"}, see archive.py
+    request body    JSON: {"do": "archive"}, see admin_archive.py
     reply body      200 JSON: {"registered", "archived_upto", "first", "last", "lost"}
 
 `uuids` is a list of at most 1,000. Without it, those are meant that are in `state` (retry: failed, expired or both;
@@ -19,14 +19,15 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from titanic import ids, tsp
+from titanic.commit.writer import halves
 from titanic.errors import InvalidArchive, StoreError, StoreFull
-from titanic.quoting import quoted
-from titanic.services import archive
-from titanic.services.asks import Answer, Ask, Watcher
+from titanic.protocol import tsp
+from titanic.protocol.tsp import Frames
+from titanic.services import admin_archive
+from titanic.services.ask import Answer, Ask, Watcher
 from titanic.store import State, WriteTransaction
-from titanic.tsp import Frames
-from titanic.writer import halves
+from titanic.util import ids
+from titanic.util.quoting import quoted
 
 MOST = 1000
 KNOWN = {"do", "uuids", "service", "state", "older_than", "after"}
@@ -56,7 +57,7 @@ class Administer:
         for ask in self._asks:
             try:
                 options = _read(ask.body)
-                obey = archive.obey if options["do"] == "archive" else self._obey
+                obey = admin_archive.obey if options["do"] == "archive" else self._obey
                 document = obey(transaction, options, now_us)
                 self._answers.append((ask, [tsp.OK, json.dumps(document).encode()]))
             except (ValueError, InvalidArchive) as error:
@@ -134,7 +135,7 @@ def _read(body: Frames) -> dict[str, Any]:
     if not isinstance(given, dict) or given.get("do") not in ("retry", "purge", "archive"):
         raise ValueError('options must be a JSON object with "do": "retry", "purge" or "archive"')
     if given["do"] == "archive":
-        return archive.read(given)
+        return admin_archive.read(given)
     if unknown := given.keys() - KNOWN:
         raise ValueError(f"unknown option {quoted(sorted(unknown)[0])}; there are {', '.join(sorted(KNOWN))}")
     options: dict[str, Any] = {"do": given["do"], "uuids": None, "after": None, "service": None}

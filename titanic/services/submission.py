@@ -29,10 +29,10 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from titanic import tsp
-from titanic.quoting import quoted
+from titanic.protocol import tsp
+from titanic.protocol.tsp import Frames
 from titanic.store import DEFAULT_PRIORITY, MOST_TOGETHER, NewRequest
-from titanic.tsp import Frames
+from titanic.util.quoting import quoted
 
 KEY_FOR = 86_400.0
 MOST_SECONDS = 10 * 366 * 86_400.0

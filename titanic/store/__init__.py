@@ -1,23 +1,17 @@
 """The store of Titanic: requests and replies that outlive the process. Start reading at store.py."""
 
-from titanic.store.apart import Checked, check_apart
-from titanic.store.backup import backup, restore
-from titanic.store.bulk import ClosedBulk
-from titanic.store.check import check
-from titanic.store.closed import LAYOUT as CLOSED_LAYOUT
-from titanic.store.closed import UNCLAIMED, ClosedRequest
-from titanic.store.findings import Problem, Progress
-from titanic.store.idempotency import MOST_TOGETHER
-from titanic.store.outcome import Outcome, Pending
-from titanic.store.read import ReadTransaction
-from titanic.store.repair import repair
-from titanic.store.request import DEFAULT_PRIORITY, MAX_PRIORITY, NewRequest, Request
-from titanic.store.room import MIN_CAPACITY
-from titanic.store.salvage import Salvaged, salvage
-from titanic.store.schema import priority_in
-from titanic.store.state import ENDING, TRANSITIONS, Event, State, Status
-from titanic.store.store import DEFAULT_CAPACITY, Store
-from titanic.store.views import (
+from titanic.store.lmdb.bulk_read import ClosedBulk
+from titanic.store.lmdb.capacity import MIN_CAPACITY
+from titanic.store.lmdb.closed_record import LAYOUT as CLOSED_LAYOUT
+from titanic.store.lmdb.closed_record import UNCLAIMED, ClosedRequest
+from titanic.store.lmdb.idempotency_key import MOST_TOGETHER
+from titanic.store.lmdb.outcome_record import Outcome, Pending
+from titanic.store.lmdb.read import ReadTransaction
+from titanic.store.lmdb.request_record import DEFAULT_PRIORITY, MAX_PRIORITY, NewRequest, Request
+from titanic.store.lmdb.schema import priority_in
+from titanic.store.lmdb.store import DEFAULT_CAPACITY, Store
+from titanic.store.lmdb.write import WriteTransaction
+from titanic.store.records import (
     DAY,
     Accepted,
     Archive,
@@ -31,7 +25,7 @@ from titanic.store.views import (
     Retention,
     Trimmed,
 )
-from titanic.store.write import WriteTransaction
+from titanic.store.state import ENDING, TRANSITIONS, Event, State, Status
 
 __all__ = [
     "CLOSED_LAYOUT",
@@ -47,7 +41,6 @@ __all__ = [
     "Accepted",
     "Archive",
     "Archivist",
-    "Checked",
     "Closed",
     "ClosedBulk",
     "ClosedRequest",
@@ -59,23 +52,14 @@ __all__ = [
     "Outcome",
     "Page",
     "Pending",
-    "Problem",
-    "Progress",
     "ReadTransaction",
     "ReadyRow",
     "Request",
     "Retention",
-    "Salvaged",
     "State",
     "Status",
     "Store",
     "Trimmed",
     "WriteTransaction",
-    "backup",
-    "check",
-    "check_apart",
     "priority_in",
-    "repair",
-    "restore",
-    "salvage",
 ]

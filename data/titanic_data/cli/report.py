@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from titanic import Client
 from titanic.cli.options import json_flag, option
 from titanic.cli.output import print_table
-from titanic.text import counted
+from titanic.util.text import counted
 from titanic_data.cli.options import archive_option, command, store_option
 from titanic_data.cli.sparks import only
 from titanic_data.suggest import suggest

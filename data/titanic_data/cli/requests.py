@@ -10,7 +10,7 @@ import click
 
 from titanic.cli.options import option, seconds
 from titanic.cli.output import EXIT_PENDING, print_table
-from titanic.text import counted
+from titanic.util.text import counted
 from titanic_data.cli.options import archive_option, command, endpoint_option
 from titanic_data.cli.sparks import only
 from titanic_data.session import as_file

@@ -21,7 +21,8 @@ from pyspark.sql.functions import col, concat, lit
 from support.cli_titanic import serving
 
 from broker import Pipeline
-from titanic import Client, tsp
+from titanic import Client
+from titanic.protocol import tsp
 from titanic.store import Store
 from titanic_data.archive import Archive, Archiver, Engine, PyArrowEngine, Queue, SparkEngine, archive_frame
 from titanic_data.reading import forget, read_closed

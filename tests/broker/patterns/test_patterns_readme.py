@@ -9,7 +9,8 @@ import pytest
 
 from broker import patterns
 from broker.core.mdp import Command
-from broker.patterns.core import binary_star, pirate_queue
+from broker.patterns.binary_star import core as star
+from broker.patterns.pirate_queue import core as queue
 
 TEXT = (Path(patterns.__file__).parent / "README.md").read_text()
 
@@ -25,20 +26,20 @@ def test_every_setting_is_in_the_tables() -> None:
         assert [name for name in config.__dataclass_fields__ if f"`{name}`" not in TEXT] == []
 
 
-@pytest.mark.parametrize("state", [None, *pirate_queue.WorkerState])
-def test_the_table_of_the_pirate_queue(state: pirate_queue.WorkerState | None) -> None:
+@pytest.mark.parametrize("state", [None, *queue.WorkerState])
+def test_the_table_of_the_pirate_queue(state: queue.WorkerState | None) -> None:
     name = state.value if state else "unknown"
     row = re.search(rf"^ +{name} +(.*)$", TEXT, re.MULTILINE)
     assert row is not None
     acts = re.split(" {2,}", row[1])[:3]
     order = (Command.READY, Command.HEARTBEAT, Command.FINAL)
-    real = [pirate_queue.TRANSITIONS[state, command].__name__.strip("_") for command in order]
+    real = [queue.TRANSITIONS[state, command].__name__.strip("_") for command in order]
     assert [act.rpartition(" ")[2] for act in acts] == real
 
 
-@pytest.mark.parametrize("state", binary_star.State)
-def test_the_table_of_binary_star(state: binary_star.State) -> None:
+@pytest.mark.parametrize("state", star.State)
+def test_the_table_of_binary_star(state: star.State) -> None:
     row = re.search(rf"^ +{state.name.lower()} +{state.value.decode()} +(.*)$", TEXT, re.MULTILINE)
     assert row is not None
-    steps = [binary_star.TABLE.get((state, event)) for event in binary_star.Event]
+    steps = [star.TABLE.get((state, event)) for event in star.Event]
     assert row[1].split() == [step.value if step else "–" for step in steps]

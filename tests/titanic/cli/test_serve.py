@@ -13,7 +13,7 @@ import pytest
 from support.cli_titanic import STOPPING, here, running, serving, titanic, until, working
 
 from broker import Broker, BrokerConfig
-from titanic.client import Client
+from titanic.client.client import Client
 from titanic.errors import Refused, TimedOut
 
 ANY = "tcp://127.0.0.1:*"

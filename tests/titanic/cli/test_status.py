@@ -12,7 +12,7 @@ import pytest
 from support.cli_titanic import Running, here, running, serving, until
 
 from titanic.cli.status import Found, judge
-from titanic.client import Client
+from titanic.client.client import Client
 from titanic.errors import Refused
 
 

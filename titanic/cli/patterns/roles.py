@@ -15,7 +15,7 @@ from titanic.cli.endpoint import PEER
 from titanic.cli.options import Function, option, seconds
 from titanic.cli.running import Ending, say
 from titanic.cli.work import CommandHandler
-from titanic.tsp import Frames
+from titanic.protocol.tsp import Frames
 
 
 class Runs(Protocol):

@@ -10,11 +10,11 @@ import click
 
 from broker import TimedOut
 from broker.patterns import Gather, Scatter, Unsent, pack
-from titanic import tsp
 from titanic.cli.endpoint import PEER
 from titanic.cli.help import Command
 from titanic.cli.options import option, seconds
 from titanic.cli.running import Ending, say
+from titanic.protocol import tsp
 
 ENDPOINT = "tcp://127.0.0.1:5557"
 

@@ -1,0 +1,1 @@
+"""Sockets and the loop around them: the only package of the broker that opens any."""

@@ -1,0 +1,297 @@
+"""Draft sockets: CLIENT and SERVER (RFC 41), SCATTER and GATHER (RFC 49). The only place that opens them.
+
+They are thread-safe and carry single frames only. ZeroMQ calls them drafts, and the pyzmq on PyPI is built without:
+it makes such sockets and aborts the process when they connect. So either a pyzmq with drafts does it, or PyPI's
+`pyomq`, which is written in Rust and speaks the same on the wire.
+
+Neither can poll these sockets together with others, so a thread waits for each that receives. What pyomq 0.21
+does otherwise than ZeroMQ, and what follows from it here (tests/broker/test_pyomq.py watches over each):
+
+- With DONTWAIT it sends after all, or waits for ever, and receives with an "internal error": time-outs are used.
+- Receiving with a time-out looks once a millisecond or two: 500 round trips a second instead of 27,000. So threads that
+  only receive do so without one, and are woken by closing the socket (which ZeroMQ forbids).
+- More messages on their way than queues hold bring both directions to a standstill: so the queues are long, and who
+  uses the sockets bounds what is on its way.
+- It takes messages that nobody is there for, IMMEDIATE or not, and loses them when the socket is closed; of several
+  endpoints it gives each its share, whoever is there. So who scatters has a socket for each, and looks who is there
+  before it sends; and no socket waits at its end for nobody.
+- While anybody in the process waits in a send without a time-out, on whatever socket, all others cannot connect, be
+  closed or tell who is connected. No socket here has such a send; so that nobody else's holds up an end, closing is
+  left to a thread, and for no longer than STUCK.
+- It gives out messages of several frames, which there must not be, frame by frame: so each is taken whole.
+- It has no trackers, but refers to a large message until it has left: so the references are counted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from threading import Lock, Thread
+from typing import Any, NamedTuple
+
+import zmq
+
+from broker.errors import BrokerError, EndpointError
+from broker.io.dealer import full
+from broker.io.outbox import Leaving
+
+QUEUE = 100_000
+"""Messages that a socket may hold in each direction, unless it is told otherwise."""
+
+MUTE = 1000
+"""Milliseconds after which a socket that cannot send says so."""
+
+LOOK = 100
+"""Milliseconds after which a thread that waits looks whether it still should."""
+
+STUCK = 1.0
+"""Seconds beyond its linger that closing a socket may take."""
+
+_TRUST = 0.001
+"""Seconds for which a peer that was there is believed to be there: a socket learns no sooner that one has left."""
+
+
+class MissingDrafts(BrokerError):
+    """Nothing here has draft sockets."""
+
+
+class Unreachable(BrokerError):
+    """A message cannot be sent: the peer is gone, or there is no peer, or all that may wait is waiting."""
+
+
+class Backend(NamedTuple):
+    """Something that has draft sockets."""
+
+    module: Any
+    address: Callable[[Any, bytes, int], None]
+    """How it sends to the peer with a routing id."""
+    track: Callable[[Any, bytes, int], Leaving]
+    """The same with a large message, which tells when it has left."""
+    receive: Callable[[Any], Any]
+    """The next message's frame; None for a message of several, which is to be discarded."""
+    wakes: bool
+    """Whether a thread that receives is woken when another one closes the socket."""
+    watch: Callable[[Any], Callable[[], bool]] | None
+    """Makes for a socket what tells whether anybody is connected; None: IMMEDIATE does what it should."""
+
+
+def choose() -> Backend:
+    """What to take here. Raises MissingDrafts."""
+    if zmq.DRAFT_API and zmq.has("draft"):
+        return libzmq()
+    if find_spec("pyomq") is not None:
+        return omq()
+    raise MissingDrafts(
+        "CLIENT, SERVER, SCATTER and GATHER sockets are drafts, and this pyzmq was built without them; "
+        "pip install 'titanic-queue[drafts]', or build pyzmq against a libzmq with drafts"
+    )
+
+
+def libzmq() -> Backend:
+    """A pyzmq with drafts."""
+
+    def address(socket: Any, data: bytes, routing_id: int) -> None:
+        socket.send(data, routing_id=routing_id)
+
+    def track(socket: Any, data: bytes, routing_id: int) -> Leaving:
+        tracker: Leaving = socket.send(data, routing_id=routing_id, copy=False, track=True)
+        return tracker
+
+    def receive(socket: Any) -> Any:
+        return socket.recv(copy=False)  # it discards by itself
+
+    return Backend(zmq, address, track, receive, wakes=False, watch=None)
+
+
+def omq() -> Backend:
+    """pyomq."""
+    module = importlib.import_module("pyomq")
+
+    def address(socket: Any, data: bytes, routing_id: int) -> None:
+        frame = module.Frame(data)
+        frame.routing_id = routing_id
+        socket.send(frame, copy=False)
+
+    def track(socket: Any, data: bytes, routing_id: int) -> Leaving:
+        address(socket, data, routing_id)
+        return _Held(data)
+
+    def receive(socket: Any) -> Any:
+        frames = socket.recv_multipart(copy=False)  # all or nothing, also when threads share the socket
+        return frames[0] if len(frames) == 1 else None
+
+    def watch(socket: Any) -> Callable[[], bool]:
+        monitor, lock = socket.monitor(), Lock()
+        present, look_at = False, 0.0
+
+        def anybody() -> bool:
+            nonlocal present, look_at
+            now = time.monotonic()
+            if present and now < look_at:
+                return True
+            with lock:
+                try:
+                    while True:  # news is much cheaper to ask for than the list; it may be incomplete
+                        monitor.recv_nowait()
+                        present = False
+                except module.ZMQError:
+                    present = present or bool(socket.connections())
+                look_at = now + _TRUST
+                return present
+
+        return anybody
+
+    return Backend(module, address, track, receive, wakes=True, watch=watch)
+
+
+class _Held:
+    """A message that nobody else has referred to before it was sent."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    @property
+    def done(self) -> bool:
+        return sys.getrefcount(self._data) <= 2  # that of this object, and that of the call
+
+
+class DraftSocket:
+    """A CLIENT, SERVER, SCATTER or GATHER socket. Threads may share it, but one at a time may receive."""
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        mute: int = MUTE,
+        send_queue: int = QUEUE,
+        receive_queue: int = QUEUE,
+        most_bytes: int | None = None,
+        unread: int = 0,
+    ) -> None:
+        """`kind`: its name. `mute`: for how many milliseconds it waits when it cannot send. Raises MissingDrafts.
+
+        `send_queue`, `receive_queue`: messages for and from each peer. `most_bytes`: of a message that comes in; who
+        sends a larger one loses its connection, and so does who reads nothing for `unread` milliseconds.
+        """
+        self._backend = choose()
+        module = self._backend.module
+        self._again: type[BaseException] = module.Again
+        self._failed: type[BaseException] = module.ZMQError
+        socket = self._socket = module.Context.instance().socket(getattr(module, kind))
+        socket.sndhwm, socket.rcvhwm = send_queue, receive_queue
+        socket.sndtimeo = mute
+        socket.linger = 2 * MUTE
+        if most_bytes is not None:
+            socket.maxmsgsize = most_bytes
+        if kind in ("SERVER", "GATHER"):  # as for a ROUTER: who vanished says no good-bye
+            socket.tcp_keepalive, socket.tcp_keepalive_idle = 1, 60
+            socket.tcp_keepalive_intvl, socket.tcp_keepalive_cnt = 15, 4
+            socket.handshake_ivl = 30_000
+        if unread:
+            socket.setsockopt(module.TCP_MAXRT, unread)
+        if kind == "SCATTER":
+            socket.immediate = 1
+        self._anybody = self._backend.watch(socket) if self._backend.watch else None
+        self._kind = kind
+        self._closing = False
+        self._patience: int | None = None
+
+    def bind(self, endpoint: str) -> str:
+        """Listen; the endpoint with the real port comes back. EndpointError says why not."""
+        self._reach("bind", endpoint)
+        found = self._socket.last_endpoint
+        return found.decode() if isinstance(found, bytes) else str(found)
+
+    def connect(self, endpoint: str) -> None:
+        """Connect; EndpointError says why not."""
+        if endpoint.startswith("tcp://") and "*" in endpoint:  # pyomq would try for ever
+            raise EndpointError(f"cannot connect to {endpoint}: * is for those who listen; name an address and a port")
+        self._reach("connect to", endpoint)
+
+    def send(self, data: bytes, routing_id: int = 0) -> None:
+        """One frame; `routing_id`: whom a SERVER sends it to. Waits for a while. Raises Unreachable."""
+        try:
+            if routing_id:
+                self._backend.address(self._socket, data, routing_id)
+            else:
+                self._socket.send(data)
+        except self._failed as error:
+            raise Unreachable(f"nobody takes the message: {error}") from error
+
+    def send_tracked(self, data: bytes, routing_id: int) -> Leaving:
+        """The same with a large message of a SERVER: what tells when it has left. `data` belongs to this call alone."""
+        try:
+            return self._backend.track(self._socket, data, routing_id)
+        except self._failed as error:
+            raise Unreachable(f"nobody takes the message: {error}") from error
+
+    def receive(self, milliseconds: int | None) -> tuple[bytes, int] | None:
+        """One frame, and from a SERVER the routing id of who sent it; None when there was none in time, or a message of
+        several was discarded (RFC 41 and 49).
+
+        `milliseconds` None: for threads that only receive; comes back with None after LOOK, or only when the socket
+        is closed.
+        """
+        if milliseconds is None:
+            milliseconds = -1 if self._backend.wakes else LOOK
+        if milliseconds != self._patience:
+            self._socket.rcvtimeo = self._patience = milliseconds
+        try:
+            frame = self._backend.receive(self._socket)
+        except self._again:
+            return None
+        except self._failed:
+            if self._closing:
+                return None
+            raise
+        if frame is None:
+            return None
+        return bytes(frame.bytes), frame.routing_id if self._kind == "SERVER" else 0
+
+    def wake(self, linger: int | None = None) -> None:
+        """The thread that receives is to come back, soon; `close` the socket when it has."""
+        self._closing = True
+        if self._backend.wakes:
+            self.close(linger)
+
+    def close(self, linger: int | None = None) -> bool:
+        """Close it, not while a thread receives; what was sent may still go out, for `linger` milliseconds.
+
+        False when there was more than could; a pyzmq with drafts cannot say, and sends in the background.
+        """
+        if self._socket.closed:
+            return True
+        linger = 2 * MUTE if linger is None else linger
+        if not self._backend.wakes:
+            return self._close(linger)
+        closed: list[bool] = []
+        closing = Thread(target=lambda: closed.append(self._close(linger)), name="socket closes", daemon=True)
+        closing.start()
+        closing.join(linger / 1000 + STUCK)
+        return closed == [True]
+
+    def _close(self, linger: int) -> bool:
+        if not self.has_peers():
+            # It would not connect again. How long it takes tells whether there is something left.
+            linger = min(linger, MUTE // 2 if self._kind == "SCATTER" else 1)
+        begun = time.monotonic()
+        self._socket.close(linger)
+        return not self._backend.wakes or time.monotonic() - begun < linger / 1000
+
+    def has_peers(self) -> bool:
+        """Whether anybody is connected, as far as can be told: True if not."""
+        return self._anybody is None or self._anybody()
+
+    def _reach(self, what: str, endpoint: str) -> None:
+        whole = full(endpoint)
+        try:
+            (self._socket.bind if what == "bind" else self._socket.connect)(whole)
+        except (self._failed, ValueError) as error:
+            raise EndpointError(
+                f"cannot {what} {endpoint}: {error}; an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/x.sock"
+            ) from error

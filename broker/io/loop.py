@@ -1,0 +1,232 @@
+"""The one poll loop: it runs any number of channels in one thread and sleeps exactly to the next deadline.
+
+A channel is a core with its socket or sockets. The loop asks nothing of it but what `Channel` says. Other
+threads reach the loop's thread with `call`; that and `stop` are the only methods they may use.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import zmq
+
+from broker.core.timers import Timers
+from broker.io.poller import Poller
+
+log = logging.getLogger(__name__)
+
+Pollable = zmq.Socket[bytes]
+
+BEHIND = 16
+"""Calls that may wait."""
+
+
+class Channel(Protocol):
+    """A core and the sockets it speaks through.
+
+    Each is ticked when it is due and flushed in every round. Of the many that are alike, a worker's connections for
+    example, most have nothing to do most of the time: those have `rests = True` and are left alone until there is
+    input, their deadline comes, or `Loop.touch` says that something was done to them.
+    """
+
+    rests: bool
+
+    def sockets(self) -> Iterable[Pollable]:
+        """What to poll for input. The loop asks again after `changed` was true."""
+
+    def changed(self) -> bool:
+        """Whether `sockets` would answer otherwise than last time it was asked."""
+
+    def drain(self, now: float) -> bool:
+        """Take in what has arrived; whether there may be more."""
+
+    def tick(self, now: float) -> None:
+        """Let the core do what is due."""
+
+    def flush(self, now: float) -> None:
+        """Send what the core has to say, and hand on what it found out."""
+
+    def next_deadline(self) -> float | None:
+        """When `tick` is wanted."""
+
+    def close(self) -> None:
+        """Close the sockets."""
+
+
+class Loop:
+    """Runs channels until `stop`."""
+
+    def __init__(self, *, strict: bool = False) -> None:
+        """`strict`: whether an exception in a call ends the loop, for a thread that cannot go on when its books may be
+        wrong. Else it is logged, and the loop goes on."""
+        self._strict = strict
+        self._channels: list[Channel] = []
+        self._restless: dict[Channel, float | None] = {}
+        """With their deadlines as they were after the last round."""
+        self._touched: dict[Channel, None] = {}
+        self._resting: Timers[Any] = Timers()
+        """Their deadlines."""
+        self._changed: dict[Channel, None] = {}
+        """Those whose sockets are to be asked for."""
+        self._unread: dict[Channel, None] = {}
+        """Those that have input that no poll tells of."""
+        self._poller: Poller[Channel] = Poller()
+        self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._guard = threading.RLock()  # a signal handler may come in while its own thread holds it
+        self._signalled = False  # a wake-up byte is on its way: one is enough
+        self._running = False  # stays true after the end
+        self._closed = False  # the pipe is gone, and its number may be somebody else's file by now
+        self._stopping = False
+        self._poller.add_file(self._wake_read)
+
+    def add(self, channel: Channel) -> None:
+        """Run a channel, from the loop's thread or before the loop runs."""
+        self._channels.append(channel)
+        if channel.rests:
+            self._touched[channel] = None
+        else:
+            self._restless[channel] = 0.0
+        self._changed[channel] = None
+
+    def remove(self, channel: Channel) -> None:
+        """Close a channel and run it no more. To be called in the loop's thread."""
+        self._channels.remove(channel)
+        for known in (self._restless, self._touched, self._changed, self._unread):
+            known.pop(channel, None)
+        self._resting.cancel(channel)
+        self._poller.set(channel, ())
+        channel.close()
+
+    def touch(self, channel: Channel) -> None:
+        """Something was done to a channel that rests. To be called in the loop's thread."""
+        self._touched[channel] = None
+
+    def call(self, function: Callable[..., None], *args: Any) -> None:
+        """Have a function called in the loop's thread, soon. Any thread may ask."""
+        self._calls.append((function, args))
+        with self._guard:
+            if not self._signalled and not self._closed:
+                self._signalled = True
+                os.write(self._wake_write, b"!")
+
+    @property
+    def behind(self) -> bool:
+        """Whether many calls wait for the loop's thread, which is busy with something huge. Any thread may ask."""
+        return len(self._calls) > BEHIND
+
+    def stop(self) -> None:
+        """End `run` after the present round, or close what never ran. Any thread may ask."""
+        self.call(self._set_stopping)
+        self.close_unless_running()
+
+    def close_unless_running(self) -> None:
+        """Close the channels of a loop that was never run; a later `run` returns at once."""
+        with self._guard:
+            if self._running:
+                return
+            self._running = True
+        self._close()  # without the guard: a channel may wait for a thread of its own, which may be in `call`
+
+    def run(self) -> None:
+        """Run until `stop`, then close all channels."""
+        with self._guard:
+            if self._running:
+                return
+            self._running = True
+        # A signal that comes just before a poll, or to another thread, does not interrupt it: it is to be woken.
+        here = threading.current_thread() is threading.main_thread()
+        before = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False) if here else -1
+        try:
+            while not self._stopping:
+                self._round()
+        finally:
+            if here:
+                signal.set_wakeup_fd(before)
+            self._close()
+
+    def _close(self) -> None:
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._poller.close()
+        for channel in self._channels:
+            channel.close()
+
+    def _set_stopping(self) -> None:
+        self._stopping = True
+
+    def _round(self) -> None:
+        """Poll once, and do everything that can be done now."""
+        for channel in self._changed:
+            self._poller.set(channel, channel.sockets())
+            if self._poller.has_input(channel):
+                self._unread[channel] = None
+        self._changed = {}
+        inputs, self._unread = self._unread, {}
+        for owner in self._poller.wait(0 if inputs or self._touched else self._timeout()):
+            if owner is not None:
+                inputs[owner] = None
+                continue
+            with self._guard:
+                os.read(self._wake_read, 64)
+                self._signalled = False
+        now = time.monotonic()
+        for channel in inputs:
+            if channel.drain(now):
+                self._unread[channel] = None
+        for _ in range(len(self._calls)):
+            function, args = self._calls.popleft()
+            try:
+                function(*args)
+            except Exception:
+                if self._strict:
+                    raise
+                log.exception("a fault of this program: a call failed; the loop goes on")
+        touched, self._touched = self._touched, {}
+        touched.update((channel, None) for channel in inputs if channel.rests)
+        touched.update(dict.fromkeys(self._resting.due(now)))
+        for channel in touched:
+            deadline = self._serve(channel, channel.next_deadline(), now)
+            if deadline is None:
+                self._resting.cancel(channel)
+            else:
+                self._resting.set(channel, deadline)
+            self._look(channel)
+        for channel, deadline in list(self._restless.items()):  # one may add another
+            self._restless[channel] = self._serve(channel, deadline, now)
+            self._look(channel)
+
+    def _look(self, channel: Channel) -> None:
+        """See what no poll would tell, after a channel had its turn."""
+        if channel.changed():
+            self._changed[channel] = None
+        elif channel not in self._unread and self._poller.has_input(channel):
+            self._unread[channel] = None
+
+    @staticmethod
+    def _serve(channel: Channel, deadline: float | None, now: float) -> float | None:
+        """Let a channel do what is due, and send; its next deadline comes back."""
+        if deadline is not None and deadline <= now:
+            channel.tick(now)
+        channel.flush(now)
+        return channel.next_deadline()
+
+    def _timeout(self) -> int | None:
+        """Milliseconds to the next deadline, rounded up: waking too early would mean to spin."""
+        deadlines = [when for when in self._restless.values() if when is not None]
+        if (resting := self._resting.next()) is not None:
+            deadlines.append(resting)
+        if not deadlines:
+            return None
+        return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)

@@ -1,0 +1,190 @@
+"""Binary Star (Guide, chapter 4): two servers, of which one answers clients and the other takes over when it is gone.
+
+`BinaryStar` decides, around any server that asks `vote` before it answers; `serve` makes one that does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+
+from broker.errors import BrokerError
+from broker.io import dealer
+from broker.io.loop import Loop
+from broker.patterns.binary_star.core import BinaryStarCore, StarConfig, State
+from broker.patterns.lazy_pirate.client import LazyPirate
+from broker.patterns.request_reply.server import Server
+from broker.worker import Handler
+
+log = logging.getLogger(__name__)
+
+Callback = Callable[[], None]
+
+
+class SplitBrain(BrokerError):
+    """Both servers were active, or both passive, or both started as the same: somebody has to look."""
+
+
+class BinaryStar:
+    """One of the two servers.
+
+        star = BinaryStar(primary=True, bind="tcp://10.0.0.1:5003", peer="tcp://10.0.0.2:5003")
+        star.serve(handler, "tcp://10.0.0.1:5001")
+        star.run()
+
+    `run` blocks until `stop`, and raises SplitBrain. `on_active` and `on_passive` are called in its thread, and must
+    not block. A server of another kind is a channel of `loop` and asks `vote()` there, once for each request.
+    """
+
+    rests = False
+
+    def __init__(
+        self,
+        *,
+        primary: bool,
+        bind: str,
+        peer: str | None = None,
+        config: StarConfig | None = None,
+        on_active: Callback = lambda: None,
+        on_passive: Callback = lambda: None,
+    ) -> None:
+        """`bind`: where the other server listens to this one; `peer`: the same of the other (or `connect` later)."""
+        self.core = BinaryStarCore(State.PRIMARY if primary else State.BACKUP, config, now=time.monotonic())
+        self.loop = Loop()
+        self._callbacks = {True: on_active, False: on_passive}
+        self._server: Server | None = None
+        context: zmq.Context[dealer.Socket] = zmq.Context.instance()
+        self._says, self._hears = context.socket(zmq.PUB), context.socket(zmq.SUB)
+        self._says.linger, self._hears.linger = 100, 0
+        # What waits for a peer that does not read is of no use to it once it does.
+        self._says.sndhwm = self._hears.rcvhwm = 100
+        self._hears.subscribe(b"")
+        self._reach_again(self.core.config)
+        self._thread: threading.Thread | None = None
+        self._warned = False
+        self.loop.add(self)  # before any server: first the peer is heard, then the clients
+        try:
+            self.endpoint = dealer.bind(self._says, bind)
+            """Where this server is heard, with its real port."""
+            if peer is not None:
+                self.connect(peer)
+        except BaseException:
+            self.loop.close_unless_running()
+            raise
+
+    def _reach_again(self, config: StarConfig) -> None:
+        """Who only hears never learns from TCP that its connection is dead. Both ways have to be whole again soon after
+        the cable is: a server that ends waits for no more than LAST_WORDS."""
+        beat = max(10, int(config.heartbeat * 1000))
+        self._hears.reconnect_ivl = beat // 10
+        self._hears.connect_timeout = 2 * beat
+        self._hears.heartbeat_ivl, self._hears.heartbeat_timeout = beat, 3 * beat
+
+    def connect(self, peer: str) -> None:
+        """Where the other server is heard; before this one runs."""
+        dealer.connect(self._hears, peer)
+
+    def serve(self, handler: Handler, endpoint: str, *, jobs: int = 1) -> str:
+        """Answer clients here while active; the endpoint with its real port comes back."""
+        self._server = Server(handler, jobs=jobs, admit=self.core.vote, loop=self.loop)
+        return self._server.bind(endpoint)
+
+    def vote(self) -> bool:
+        """A client has asked: whether to answer it. In the loop's thread."""
+        return self.core.vote(time.monotonic())
+
+    @property
+    def active(self) -> bool:
+        """Whether this server is the one that answers, just now."""
+        return self.core.state is State.ACTIVE and self.core.fault is None
+
+    def run(self) -> None:
+        """Serve until `stop`. Raises SplitBrain."""
+        self.loop.run()
+        if self.core.fault is not None:
+            raise SplitBrain(self.core.fault)
+
+    def start(self) -> BinaryStar:
+        """Serve in a thread of its own. A split brain ends it, some heartbeats after `fault` has said so."""
+        self._thread = threading.Thread(target=self.loop.run, name="binary star", daemon=True)
+        self._thread.start()
+        return self
+
+    @property
+    def fault(self) -> str | None:
+        """What ends it: it answers nobody any more, and tells the other server before it ends."""
+        return self.core.fault
+
+    def stop(self) -> None:
+        """End `run`, after the requests in hand. Any thread may ask."""
+        if self._server is not None:
+            self._server.stop()
+        else:
+            self.loop.stop()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+            self._thread = None
+
+    def __enter__(self) -> BinaryStar:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- the channel -----------------------------------------------------------------------------------------
+
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """The one that hears."""
+        return [self._hears]
+
+    def changed(self) -> bool:
+        """Never."""
+        return False
+
+    def drain(self, now: float) -> bool:
+        """Hear the peer."""
+        while (frames := dealer.receive(self._hears)) is not None:
+            self.core.receive(None, frames, now)
+        return False
+
+    def tick(self, now: float) -> None:
+        """Heartbeats."""
+        self.core.tick(now)
+
+    def next_deadline(self) -> float | None:
+        """The core's."""
+        return self.core.next_deadline()
+
+    def flush(self, now: float) -> None:
+        """Tell the peer, call back, and end it all when something is very wrong and the peer knows."""
+        for _, frames in self.core.take_output():
+            assert frames is not None
+            dealer.send(self._says, frames)
+        for active in self.core.take_changes():
+            self._callbacks[active]()
+        if self.core.fault is not None and not self._warned:
+            self._warned = True
+            log.warning("no client is answered any more: %s", self.core.fault)
+        if self.core.over:
+            self.loop.stop()
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._says.close()
+        self._hears.close()
+
+
+class BinaryStarClient(LazyPirate):
+    """A client of the two: it asks the primary, then the backup, and so on, until one answers.
+
+    A try takes the time of a fail-over and a half, so that the passive server is not asked before it may vote.
+    """
+
+    hasty = False
+
+    def __init__(self, primary: str, backup: str, *, config: StarConfig | None = None, retries: int = 5) -> None:
+        super().__init__([primary, backup], timeout=1.5 * (config or StarConfig()).expiry, retries=retries)

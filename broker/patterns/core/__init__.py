@@ -1,1 +1,0 @@
-"""What decides in the patterns: plain Python without sockets, threads or clocks, as in `broker.core`."""

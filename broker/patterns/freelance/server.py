@@ -1,0 +1,108 @@
+"""The server of Freelance, in each of its models. In model 3 its identity is what clients connect to (RFC 10)."""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+import time
+from ipaddress import ip_address
+
+from broker.errors import EndpointError, UsageError
+from broker.patterns.request_reply.server import Server
+from broker.worker import Handler
+
+WAYS = {1: "plain", 2: "numbered", 3: "flp"}
+"""What a server speaks in each model."""
+
+LONGEST = 255
+"""Bytes of an identity."""
+
+REBIND = 0.5
+"""Seconds that an endpoint which is taken may take to become free."""
+
+_TCP = re.compile(r"tcp://([^:;\[\] ]+|\[[^\]]+\]):(\d+|\*)")
+
+
+class NotPublic(UsageError):
+    """A server of model 3 has no endpoint that clients could connect to."""
+
+    def __init__(self, endpoint: str, why: str) -> None:
+        super().__init__(f"{endpoint} {why}; model 3 needs what clients connect to as `public`: tcp://10.0.0.1:5555")
+        self.endpoint = endpoint
+        self.why = why
+
+
+def freelance_server(handler: Handler, endpoint: str, *, model: int = 3, public: str = "", jobs: int = 1) -> Server:
+    """A server for clients of one of the models, listening at `endpoint`.
+
+    In model 3 clients address it by the endpoint that they connect to: `public` is that one, if it is not `endpoint`.
+    Without `public`, any free port and the name of a network card stand for what they turn out to be.
+    Raises NotPublic, EndpointError.
+    """
+    if model not in WAYS:
+        raise UsageError(f"model is {model}; it must be 1, 2 or 3")
+    if model == 3 and not public:
+        endpoint = public = _resolved(endpoint)
+    if model == 3 and (why := _private(public)):
+        raise NotPublic(public, why)
+    server = Server(handler, way=WAYS[model], jobs=jobs, identity=public if model == 3 else None)
+    try:
+        _bind(server, endpoint)
+    except EndpointError:
+        server.stop()
+        raise
+    return server
+
+
+def _resolved(endpoint: str) -> str:
+    """The endpoint with its real port, and its address if it names a network card."""
+    match = _TCP.fullmatch(endpoint)
+    if match is None or (match[2] not in ("*", "0") and not _is_card(match[1])):
+        return endpoint
+    probe = Server(lambda frames: frames)
+    try:
+        address, _, port = probe.bind(endpoint).rpartition(":")
+    finally:
+        probe.stop()
+    return f"{address}:{port}" if _is_card(match[1]) else f"tcp://{match[1]}:{port}"
+
+
+def _private(endpoint: str) -> str:
+    """Why clients cannot connect to an endpoint; empty: as far as can be told they can."""
+    if len(endpoint.encode()) > LONGEST:
+        return f"is longer than {LONGEST} bytes"
+    if re.fullmatch(r"(ipc|inproc)://[^*].*", endpoint):
+        return ""
+    match = _TCP.fullmatch(endpoint)
+    if match is None:
+        return "is not an endpoint"
+    if match[1] == "*" or _is_everywhere(match[1]):
+        return "is no address to connect to"
+    if match[2] in ("*", "0"):
+        return "has no certain port"
+    return "is a network card of this machine" if _is_card(match[1]) else ""
+
+
+def _is_everywhere(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return host == "0"
+
+
+def _is_card(host: str) -> bool:
+    return any(host == name for _, name in socket.if_nameindex())
+
+
+def _bind(server: Server, endpoint: str) -> None:
+    """Bind, also where `_resolved` has just been: ZeroMQ closes its sockets a little later than they are closed."""
+    end = time.monotonic() + REBIND
+    while True:
+        try:
+            server.bind(endpoint)
+            return
+        except EndpointError as error:
+            if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE or time.monotonic() >= end:
+                raise
+        time.sleep(REBIND / 100)

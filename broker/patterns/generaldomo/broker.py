@@ -1,0 +1,165 @@
+"""Generaldomo: the Majordomo broker behind a SERVER socket, next to its ROUTER; clients and workers with CLIENT ones.
+
+Threads may share such a client. Needs draft sockets: see `broker.io.draft_sockets`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, cast
+
+from broker.client import Body, body_frames, reply_body
+from broker.config import DEFAULT_ENDPOINT, BrokerConfig, ClientConfig, WorkerConfig
+from broker.core.client import Event
+from broker.core.endpoints import Servers
+from broker.core.mdp import Frames, service_fault
+from broker.core.worker import WorkerSession
+from broker.errors import UsageError
+from broker.io.dealer import Dealer
+from broker.patterns.generaldomo.connection import PackedDealer
+from broker.patterns.generaldomo.server_socket import Door
+from broker.patterns.generaldomo.wire import DomoSession
+from broker.patterns.request_reply.shared_client import SharedClient
+from broker.server import Broker
+from broker.worker import Worker
+
+
+class GeneraldomoBroker(Broker):
+    """The Majordomo broker, which also listens at SERVER sockets. Each end serves the clients of the other.
+
+    broker = GeneraldomoBroker()
+    broker.bind("tcp://127.0.0.1:5555")             # REQ and DEALER sockets: any Majordomo peer
+    broker.bind_server("tcp://127.0.0.1:5556")      # CLIENT sockets
+    broker.run()
+    """
+
+    def __init__(self, config: BrokerConfig | None = None, *, version: str = "") -> None:
+        super().__init__(config, version=version)
+        self._doors: list[Door] = []
+
+    def bind_server(self, endpoint: str) -> str:
+        """Listen to CLIENT sockets, before the broker runs; the endpoint with its real port comes back."""
+        door = Door(self)
+        bound = door.open(endpoint)
+        self._doors.append(door)
+        self.core.about = replace(self.core.about, endpoints=(*self.core.about.endpoints, bound))
+        return bound
+
+    def close(self) -> None:
+        """Close the sockets."""
+        super().close()
+        for door in self._doors:
+            door.close()
+
+
+class GeneraldomoWorker(Worker):
+    """A worker with CLIENT sockets, one for each of `jobs`; else as `broker.Worker`."""
+
+    def _connection(self, channel: Any, endpoints: Sequence[str], *, watch: bool) -> Dealer:
+        """Called by a channel, for the sockets that it speaks through."""
+        return PackedDealer(endpoints, lambda: self._loop.call(self._arrived, channel))
+
+    def _new_session(self, config: WorkerConfig | None) -> WorkerSession:
+        return super()._new_session(replace(config or WorkerConfig(), versions=("0.1",)))
+
+    def _arrived(self, channel: Any) -> None:
+        channel.drain(time.monotonic())
+        self._loop.touch(channel)
+
+
+class Generaldomo(SharedClient):
+    """A client that any number of threads may share: they have one CLIENT socket.
+
+    with Generaldomo("tcp://127.0.0.1:5556") as client:
+        frames = client.call("echo", b"hello")
+    """
+
+    rests = False
+
+    def __init__(
+        self,
+        endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
+        *,
+        timeout: float | None = 2.5,
+        retries: int = 3,
+        window: int = 1000,
+    ) -> None:
+        """`window`: requests in flight; who has more to ask waits. With a broker that is not of this project, of these
+        one is on its way on each of up to 16 connections."""
+        super().__init__("generaldomo")
+        self.session = DomoSession(ClientConfig(timeout, retries, "0.1"))
+        self._servers = Servers(endpoint)
+        self._dealers: dict[int, PackedDealer] = {}
+        self._room = threading.BoundedSemaphore(window)
+        self._loop.add(self)
+
+    def call(self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None) -> Frames:
+        """The reply. Raises TimedOut after the last try, RemoteError for an error reply. Any thread may ask."""
+        event = self.send(service, *body, timeout=timeout, retries=retries).result()
+        return reply_body(event, f"no answer from {self._servers}; is a broker there, and a worker?")
+
+    def send(
+        self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None
+    ) -> Future[Event]:
+        """Ask without waiting; what becomes of it will be in the future. Any thread may ask."""
+        name = service.encode() if isinstance(service, str) else service
+        if fault := service_fault(name):
+            raise UsageError(fault)
+        frames = body_frames(body)
+        self._room.acquire()
+        try:
+            future = self._submit(lambda now: self.session.request(name, frames, now, timeout=timeout, retries=retries))
+        except UsageError:
+            self._room.release()
+            raise
+        future.add_done_callback(lambda _: self._room.release())
+        return future
+
+    # -- the channel -----------------------------------------------------------------------------------------
+
+    def sockets(self) -> list[Any]:
+        """None that could be polled."""
+        return []
+
+    def changed(self) -> bool:
+        """Never."""
+        return False
+
+    def drain(self, now: float) -> bool:
+        """Nothing comes in here."""
+        return False
+
+    def tick(self, now: float) -> None:
+        """What is late is sent again."""
+        self.session.tick(now)
+
+    def next_deadline(self) -> float | None:
+        """The session's."""
+        return self.session.next_deadline()
+
+    def flush(self, now: float) -> None:
+        """Send, and tell who asked."""
+        for peer, frames in self.session.take_output():
+            lane, number = cast("tuple[int, int]", peer)
+            if lane not in self._dealers:
+                self._dealers[lane] = self._make_dealer(lane)
+            self._dealers[lane].send([(number, frames)])
+        self._tell(self.session.take_events())
+
+    def close(self) -> None:
+        """Close the socket. Nobody waits for ever."""
+        for dealer in self._dealers.values():
+            dealer.close(linger=0)  # nobody waits for an answer to what is still here
+        self._give_up()
+
+    def _make_dealer(self, lane: int) -> PackedDealer:
+        return PackedDealer(self._servers.names, lambda: self._loop.call(self._arrived, lane))
+
+    def _arrived(self, lane: int) -> None:
+        dealer = self._dealers[lane]
+        while (frames := dealer.receive()) is not None:
+            self.session.receive((lane, dealer.number), frames, time.monotonic())

@@ -1,0 +1,169 @@
+"""Idempotent services (Guide, chapter 4): a wrapper around any handler, and the stamps that its clients need."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Generator
+from itertools import count
+from typing import Any
+
+from broker.client import Body, body_frames
+from broker.core.mdp import Frames
+from broker.errors import RemoteError
+from broker.patterns.idempotent.core import Replies, Stamp, Store, Superseded, open_stamp
+from broker.replies import as_frames
+from broker.thread_pool import Handlers
+from broker.worker import Handler, Reply
+
+PATIENCE = 1.0
+"""Seconds for which one waits who asked for something that somebody else has asked for since."""
+
+MOST_THREADS = 10_000
+
+
+class Stamps:
+    """Puts a client's name and the request's number in front of a body. Threads may share it.
+
+        stamps = Stamps()
+        client.call("pay", *stamps("account 7", "100"))
+
+    What a client sends again by itself keeps its stamp.
+    """
+
+    def __init__(self, client: Body | None = None, first: int = 1) -> None:
+        """`client`: the same for all lives of a program that continues its numbers with `first`; else a random one."""
+        self.client = (client.encode() if isinstance(client, str) else client) or secrets.token_hex(16).encode()
+        self._numbers = count(first)
+
+    def __call__(self, *body: Body) -> Frames:
+        """The frames of a new request."""
+        return [self.client, b"%d" % next(self._numbers), *body_frames(body)]
+
+
+class _Execution:
+    """A request that is being executed, and what has come of it."""
+
+    __slots__ = ("asked", "changed", "ended", "error", "parts")
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.parts: list[Frames] = []
+        """Of the reply; the last one is its end when it has `ended` without an `error`."""
+        self.ended = False
+        self.error: BaseException | None = None
+        self.asked = 0
+        """How often it was asked for again."""
+        self.changed = threading.Condition(lock)
+
+
+class Idempotent:
+    """A handler that calls another one once for each stamp, for all of a worker's threads.
+
+        Worker("pay", Idempotent(pay), endpoint, jobs=4)
+
+    `handler` gets the body without the stamp, and may return or yield what handlers do. What it raises goes to the
+    client, and is not kept. A request without a stamp is refused with the status 400.
+
+    It runs in a thread of its own: of several who ask for the same while it runs the last one waits, and the others
+    have to leave, or they would take all jobs of a worker whose handler hangs.
+    """
+
+    def __init__(self, handler: Handler, store: Store | None = None, *, patience: float = PATIENCE) -> None:
+        """`store`: where replies are kept; by default in memory, bounded. `patience`: seconds for which one who has
+        asked still waits after somebody else has asked for the same; then it gets the status 409 (from a Server: unless
+        it may itself have asked again)."""
+        self.duplicates = 0
+        """Requests that were not executed, because one like them was."""
+        self._handler = handler
+        self._store = store if store is not None else Replies()
+        self._patience = patience
+        self._running: dict[Stamp, _Execution] = {}
+        self._lock = threading.Lock()
+        self._threads = Handlers(MOST_THREADS)
+        weakref.finalize(self, self._threads.end)
+
+    def __call__(self, frames: Frames) -> Generator[Reply, None, Reply]:
+        """Execute a request, or give back what it was answered. A generator, as handlers may be."""
+        opened = open_stamp(frames)
+        if opened is None:
+            raise RemoteError(400, "an idempotent service wants a client, a number and a body, in a frame each")
+        stamp, body = opened
+        with self._lock:
+            execution = self._running.get(stamp)
+            parts = None if execution else self._store.get(stamp, time.monotonic())
+            if execution is not None or parts is not None:
+                self.duplicates += 1
+            if execution is not None:
+                execution.asked += 1
+                execution.changed.notify_all()
+            elif parts is None:
+                execution = self._begin(stamp, body)
+            turn = execution.asked if execution is not None else 0
+        if parts is None:
+            assert execution is not None
+            parts = yield from self._follow(execution, turn)
+        else:
+            yield from parts[:-1]
+        return parts[-1]
+
+    def _follow(self, execution: _Execution, turn: int) -> Generator[Reply, None, list[Frames]]:
+        """Pass on the parts as they come, as long as nobody else has asked for them too long ago."""
+        passed, ended = 0, False
+        leave_at: float | None = None
+        while not ended:
+            with self._lock:
+                while not execution.ended and len(execution.parts) == passed:
+                    if leave_at is None and execution.asked != turn:
+                        leave_at = time.monotonic() + self._patience
+                    left = None if leave_at is None else leave_at - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise Superseded
+                    execution.changed.wait(left)
+                ended = execution.ended
+                parts = execution.parts[passed : -1 if ended and execution.error is None else None]
+            yield from parts
+            passed += len(parts)
+        if execution.error is not None:
+            raise execution.error
+        return execution.parts
+
+    def _begin(self, stamp: Stamp, body: Frames) -> _Execution:
+        execution = _Execution(self._lock)
+        if not self._threads.call(self._execute, stamp, body, execution):
+            raise RemoteError(500, "the worker cannot start a thread; try again later")
+        self._running[stamp] = execution
+        return execution
+
+    def _execute(self, stamp: Stamp, body: Frames, execution: _Execution) -> None:
+        """Runs in a thread of its own."""
+        last, error = self._call(body, execution)
+        with self._lock:
+            self._threads.done()
+            execution.parts += last
+            if error is None:
+                try:
+                    self._store.put(stamp, execution.parts, time.monotonic())
+                except BaseException as raised:  # somebody's own store
+                    error = raised
+            execution.error, execution.ended = error, True
+            del self._running[stamp]
+            execution.changed.notify_all()
+
+    def _call(self, body: Frames, execution: _Execution) -> tuple[list[Frames], BaseException | None]:
+        """The last part of the reply in a list, or what was raised: SystemExit too, who waits raises it."""
+        try:
+            result: Any = self._handler(body)
+            while isinstance(result, Generator):
+                try:
+                    part = as_frames(next(result))
+                except StopIteration as end:
+                    result = end.value
+                else:
+                    with self._lock:
+                        execution.parts.append(part)
+                        execution.changed.notify_all()
+            return [as_frames(result)], None
+        except BaseException as raised:
+            return [], raised

@@ -1,0 +1,1 @@
+"""Paranoid pirate."""

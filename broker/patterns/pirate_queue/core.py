@@ -1,0 +1,210 @@
+"""The queue of Simple and Paranoid Pirate without sockets: each request goes to the least recently used worker.
+
+    worker     READY        HEARTBEAT    reply                   silence    a request comes
+    -------    ---------    ---------    --------------------    -------    ---------------
+    unknown    welcome      welcome      forward, welcome        –          –
+    ready      keep         keep         forward, keep           forget     send → busy
+    busy       welcome      keep         forward, welcome        forget     –
+
+`welcome` puts a worker at the end of those that are ready. An unknown worker that speaks as an old one has met an
+earlier queue: so a queue may be restarted and need not know its workers. Between the two it makes no difference who
+has forgotten whom. What a dead worker had in hand is not sent to another: the client, a Lazy Pirate, asks again.
+Simple workers send no heartbeats. One that is ready is believed to be there until the transport cannot find it,
+one that has a request is unknown until it answers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from broker.config import check, check_heartbeats
+from broker.core.mdp import Command, Frames, Output, Peer
+from broker.core.timers import Timers
+from broker.patterns.lazy_pirate.wire import open_envelope
+from broker.patterns.pirate_queue.wire import HEARTBEAT, PARANOID, PirateDialect
+
+CLIENT, WORKER = "client", "worker"
+"""The sides."""
+
+
+class At(NamedTuple):
+    """A peer: its side, and its identity there."""
+
+    side: str
+    identity: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class QueueConfig:
+    """What a pirate queue allows and how long it waits. Times are seconds."""
+
+    heartbeat_interval: float = 1.0
+    """Workers get a HEARTBEAT this often; simple ones none."""
+    liveness: int = 3
+    """A worker is gone when nothing came from it for this many intervals."""
+    request_expiry: float = 60.0
+    """A request that no worker took for this long is dropped: its client has long asked again, or left."""
+    max_waiting: int = 10_000
+    """Requests waiting for a worker; more are dropped, and their clients ask again."""
+    max_workers: int = 10_000
+    """Workers; what more of them say is ignored."""
+
+    def __post_init__(self) -> None:
+        check_heartbeats(self.heartbeat_interval, self.liveness)
+        check(self.request_expiry > 0, f"request_expiry is {self.request_expiry}; it must be more than 0")
+        check(self.max_waiting > 0, f"max_waiting is {self.max_waiting}; it must be 1 or more")
+        check(self.max_workers > 0, f"max_workers is {self.max_workers}; it must be 1 or more")
+
+
+class WorkerState(Enum):
+    """Where a worker stands; one that has no state is unknown."""
+
+    READY = "ready"
+    BUSY = "busy"
+
+
+class _Waiting(NamedTuple):
+    arrived: float
+    frames: Frames
+
+
+class PirateQueue:
+    """Clients on one side, workers of one kind on the other."""
+
+    def __init__(
+        self, config: QueueConfig | None = None, *, dialect: PirateDialect = PARANOID, now: float = 0.0
+    ) -> None:
+        self.config = config or QueueConfig()
+        self.dialect = dialect
+        self.malformed = 0
+        """Messages that were no request, no reply and no signal."""
+        self.dropped = 0
+        """Requests and replies that nobody got: no room, too late, or the other side is gone."""
+        self._workers: dict[bytes, WorkerState] = {}
+        self._ready: dict[bytes, None] = {}
+        """In the order of their last use; a dictionary, as members leave from its middle too."""
+        self._silence: Timers[bytes] = Timers()
+        self._beat_at = now + self.config.heartbeat_interval
+        self._waiting: deque[_Waiting] = deque()
+        self._output: list[Output] = []
+
+    def __len__(self) -> int:
+        """Requests that wait for a worker."""
+        return len(self._waiting)
+
+    def count(self, state: WorkerState) -> int:
+        """Workers in a state."""
+        ready = len(self._ready)
+        return ready if state is WorkerState.READY else len(self._workers) - ready
+
+    # -- the contract of a core ------------------------------------------------------------------------------
+
+    def receive(self, peer: Peer, frames: Frames, now: float) -> None:
+        """Take a message from either side."""
+        assert isinstance(peer, At)
+        side, identity = peer
+        if side == CLIENT:
+            self._request(identity, frames, now)
+        elif (parsed := self.dialect.parse_worker(frames)) is None:
+            self.malformed += 1
+        elif identity in self._workers or len(self._workers) < self.config.max_workers:
+            command, rest = parsed
+            if command is Command.FINAL:
+                self._output.append((At(CLIENT, rest[0]), rest[1:]))
+            act = TRANSITIONS[self._workers.get(identity), command]
+            act(self, identity)
+            if self.dialect.heartbeats:
+                self._silence.set(identity, now + self.config.heartbeat_interval * self.config.liveness)
+            self._dispatch()
+
+    def tick(self, now: float) -> None:
+        """Forget silent workers, send heartbeats, drop requests that waited too long."""
+        for identity in self._silence.due(now):
+            self._forget(identity)
+        if self.dialect.heartbeats and now >= self._beat_at:
+            self._beat_at = now + self.config.heartbeat_interval
+            self._output += [(At(WORKER, identity), [HEARTBEAT]) for identity in self._workers]
+        while self._waiting and now >= self._waiting[0].arrived + self.config.request_expiry:
+            self._waiting.popleft()
+            self.dropped += 1
+
+    def next_deadline(self) -> float | None:
+        """The next heartbeat, silence or expiry."""
+        deadlines = [self._silence.next(), self._beat_at if self.dialect.heartbeats and self._workers else None]
+        if self._waiting:
+            deadlines.append(self._waiting[0].arrived + self.config.request_expiry)
+        return min((when for when in deadlines if when is not None), default=None)
+
+    def take_output(self) -> list[Output]:
+        """What goes out, to either side."""
+        output, self._output = self._output, []
+        return output
+
+    # -- what a shell does with it ---------------------------------------------------------------------------
+
+    def undeliverable(self, peer: Peer, frames: Frames, now: float) -> None:
+        """The transport knows that a peer is gone. What a worker should have got goes to the next one."""
+        assert isinstance(peer, At)
+        side, identity = peer
+        if side == CLIENT:
+            self.dropped += 1
+            return
+        self._forget(identity)
+        if frames != [HEARTBEAT]:
+            self._waiting.appendleft(_Waiting(now, frames[len(self.dialect.prefix) :]))
+            self._dispatch()
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _request(self, client: bytes, frames: Frames, now: float) -> None:
+        if open_envelope(frames) is None:  # a worker could not tell its body from its addresses
+            self.malformed += 1
+        elif len(self._waiting) >= self.config.max_waiting:
+            self.dropped += 1
+        else:
+            self._waiting.append(_Waiting(now, [client, *frames]))
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        while self._waiting and self._ready:
+            identity = next(iter(self._ready))
+            del self._ready[identity]
+            if self.dialect.heartbeats:
+                self._workers[identity] = WorkerState.BUSY
+            else:
+                del self._workers[identity]  # should it die now, nobody would ever tell us
+            self._output.append((At(WORKER, identity), [*self.dialect.prefix, *self._waiting.popleft().frames]))
+
+    def _welcome(self, identity: bytes) -> None:
+        if identity not in self._workers and self.dialect.heartbeats:
+            self._output.append((At(WORKER, identity), [HEARTBEAT]))  # so that it knows at once that we are here
+        self._workers[identity] = WorkerState.READY
+        self._ready[identity] = None
+
+    def _keep(self, identity: bytes) -> None:
+        """That it spoke was all."""
+
+    def _forget(self, identity: bytes) -> None:
+        self._workers.pop(identity, None)
+        self._ready.pop(identity, None)
+        self._silence.cancel(identity)
+
+
+_welcome, _keep = PirateQueue._welcome, PirateQueue._keep
+
+TRANSITIONS: dict[tuple[WorkerState | None, Command], Callable[[PirateQueue, bytes], None]] = {
+    (None, Command.READY): _welcome,
+    (None, Command.HEARTBEAT): _welcome,
+    (None, Command.FINAL): _welcome,
+    (WorkerState.READY, Command.READY): _keep,
+    (WorkerState.READY, Command.HEARTBEAT): _keep,
+    (WorkerState.READY, Command.FINAL): _keep,
+    (WorkerState.BUSY, Command.READY): _welcome,
+    (WorkerState.BUSY, Command.HEARTBEAT): _keep,
+    (WorkerState.BUSY, Command.FINAL): _welcome,
+}
+"""What becomes of a worker that says something. A reply is forwarded in every state."""

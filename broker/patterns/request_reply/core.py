@@ -1,0 +1,132 @@
+"""A server's side of request and reply without sockets: open the envelope, hand out the body, close it again.
+
+    way         request                 reply                   spoken by
+    ----------  ----------------------  ----------------------  ------------------------------------------
+    plain       […] '' body…            […] '' body…            REQ clients: Lazy Pirate, Binary Star,
+                                                                Freelance model 1
+    numbered    […] '' number body…     […] '' number body…     Freelance model 2
+    flp         control body…           control body…           Freelance model 3 (RFC 10)
+                PING                    PONG
+
+What cannot be opened is counted and dropped: nobody could be answered.
+
+A handler may find that a request has been asked again since (`broker.patterns.idempotent.core`), and end the earlier
+one with an error. Whoever asked then still waits for a reply to the later one, mostly by the same envelope, and would
+take that error for it. So Freelance clients are not told: they ask again, or have several connections. Others are told,
+unless the same one has asked again with the same envelope.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from broker.core.mdp import Frames, Output, Peer
+from broker.patterns.lazy_pirate.wire import open_envelope
+
+PING, PONG = b"PING", b"PONG"
+
+Opened = tuple[Frames, Frames]
+"""An envelope, which goes in front of the reply, and a body."""
+
+
+def open_numbered(frames: Frames) -> Opened | None:
+    """The number belongs to the envelope. A request may have no body but its number."""
+    opened = open_envelope(frames)
+    return None if opened is None else (frames[: len(opened[0]) + 1], opened[1][1:])
+
+
+def open_control(frames: Frames) -> Opened | None:
+    """One control frame, whatever it holds."""
+    return (frames[:1], frames[1:]) if len(frames) > 1 else None
+
+
+WAYS: dict[str, Callable[[Frames], Opened | None]] = {
+    "plain": open_envelope,
+    "numbered": open_numbered,
+    "flp": open_control,
+}
+
+
+class Ask(NamedTuple):
+    """A request to be answered."""
+
+    peer: Peer
+    envelope: Frames
+    body: Frames
+
+
+class Replier:
+    """All clients of one server. It may be told to admit nobody (see `broker.patterns.binary_star.core`)."""
+
+    def __init__(self, way: str = "plain", admit: Callable[[float], bool] = lambda now: True) -> None:
+        """`admit` is asked with the time at each request and each reply; what it refuses is dropped."""
+        self._open = WAYS[way]
+        self._pings = way == "flp"
+        self._tells = way == "plain"
+        self._admit = admit
+        self._asks: list[Ask] = []
+        self._output: list[Output] = []
+        self.malformed = 0
+        self.refused = 0
+        self.superseded = 0
+        """Requests that were not answered, because they were asked again."""
+        self._in_hand: Counter[tuple[Peer, tuple[bytes, ...]]] = Counter()
+        """Asks that are not answered yet, by who waits for them."""
+
+    def receive(self, peer: Peer, frames: Frames, now: float) -> None:
+        """Take a message from a client."""
+        if self._pings and frames == [PING]:
+            self._output.append((peer, [PONG]))
+        elif (opened := self._open(frames)) is None:
+            self.malformed += 1
+        elif self._admit(now):
+            ask = Ask(peer, *opened)
+            self._in_hand[_asker(ask)] += 1
+            self._asks.append(ask)
+        else:
+            self.refused += 1
+
+    def tick(self, now: float) -> None:
+        """Nothing is ever due."""
+
+    def next_deadline(self) -> float | None:
+        """None: replies come when they come."""
+        return None
+
+    def take_output(self) -> list[Output]:
+        """What goes out."""
+        output, self._output = self._output, []
+        return output
+
+    def take_asks(self) -> list[Ask]:
+        """Requests to be answered."""
+        asks, self._asks = self._asks, []
+        return asks
+
+    def reply(self, ask: Ask, body: Frames, now: float) -> None:
+        """Answer a request, if it would still be admitted. A reply has a frame at least, if an empty one."""
+        self._done(ask)
+        if self._admit(now):
+            self._output.append((ask.peer, [*ask.envelope, *(body or [b""])]))
+        else:
+            self.refused += 1
+
+    def supersede(self, ask: Ask, body: Frames, now: float) -> None:
+        """A request was asked again: `body` says so to those who are to be told."""
+        if self._tells and self._in_hand[_asker(ask)] == 1:
+            self.reply(ask, body, now)
+        else:
+            self._done(ask)
+            self.superseded += 1
+
+    def _done(self, ask: Ask) -> None:
+        asker = _asker(ask)
+        self._in_hand[asker] -= 1
+        if self._in_hand[asker] <= 0:
+            del self._in_hand[asker]
+
+
+def _asker(ask: Ask) -> tuple[Peer, tuple[bytes, ...]]:
+    return ask.peer, tuple(ask.envelope)

@@ -1,0 +1,194 @@
+"""A server that answers requests itself, without a broker: one ROUTER socket and a handler.
+
+It is the other end of Lazy Pirate, of Binary Star's client and of all three Freelance models; only the envelope
+differs (`broker.patterns.request_reply.core` has the table).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+import zmq
+
+from broker.core.mdp import Frames, error_body, joined
+from broker.errors import RemoteError, UsageError
+from broker.io.loop import Loop
+from broker.io.router import Router
+from broker.patterns.idempotent.core import Superseded
+from broker.patterns.request_reply.core import Ask, Replier
+from broker.replies import as_frames, error_frames, failure
+from broker.thread_pool import Handlers
+from broker.worker import Handler
+
+log = logging.getLogger(__name__)
+
+MOST_IN_HAND = 1000
+"""Requests taken from the socket that are not answered yet; the rest waits in the socket, then at the clients."""
+
+
+class Server:
+    """Answers each request with what `handler` returns: bytes, text, or frames. Handlers run beside the socket.
+    What a handler yields goes into its one reply, in front.
+
+        server = Server(lambda frames: frames)
+        server.bind("tcp://127.0.0.1:5555")
+        server.run()
+
+    An exception becomes an error reply (see `broker.core.mdp`), which this project's clients raise as RemoteError.
+    """
+
+    rests = False
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        way: str = "plain",
+        jobs: int = 1,
+        identity: str | None = None,
+        admit: Callable[[float], bool] | None = None,
+        loop: Loop | None = None,
+    ) -> None:
+        """`way`: plain, numbered or flp; `jobs`: requests handled at a time; `identity`: of the socket (RFC 10).
+
+        `admit` may refuse requests, see `Replier`. With a `loop` the server is a channel of that one, and whoever
+        runs the loop stops it.
+        """
+        if jobs < 1:
+            raise UsageError(f"jobs is {jobs}; it must be 1 or more")
+        self.core = Replier(way, *([admit] if admit else []))
+        self.loop = loop or Loop()
+        self._handler = handler
+        self._handlers = Handlers(jobs)
+        self._router = Router(zmq.Context.instance())
+        if identity is not None:
+            self._router.socket.routing_id = identity.encode()
+        self.endpoints: tuple[str, ...] = ()
+        """Where it listens."""
+        self._in_hand = 0
+        self._leaving = False
+        self._polled = True
+        self._thread: threading.Thread | None = None
+        self.loop.add(self)
+
+    def bind(self, endpoint: str) -> str:
+        """Listen on one more endpoint, before the server runs; the endpoint with its real port comes back."""
+        bound = self._router.bind(endpoint)
+        self.endpoints = (*self.endpoints, bound)
+        return bound
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        self.loop.run()
+
+    def start(self) -> Server:
+        """Serve in a thread of its own."""
+        self._thread = threading.Thread(target=self.run, name="server", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Take no more requests, finish those in hand, end `run`. Any thread may ask."""
+        self.loop.call(self._leave)
+        self.loop.close_unless_running()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+            self._thread = None
+
+    def __enter__(self) -> Server:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- the channel -----------------------------------------------------------------------------------------
+
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """The ROUTER, unless there is too much in hand."""
+        self._polled = self._wants_more
+        return [self._router.socket] if self._polled else []
+
+    def changed(self) -> bool:
+        """Whether there is too much in hand, or no longer."""
+        return self._polled != self._wants_more
+
+    def drain(self, now: float) -> bool:
+        """Take what has arrived, as far as there is room."""
+        while self._wants_more and (frames := self._router.receive()) is not None:
+            self.core.receive(frames[0], frames[1:], now)
+            self._hand_over(now)
+        return self._wants_more and self._router.skipping
+
+    def tick(self, now: float) -> None:
+        """Nothing is ever due."""
+
+    def next_deadline(self) -> float | None:
+        """None."""
+        return None
+
+    def flush(self, now: float) -> None:
+        """Send the replies that are ready."""
+        for peer, frames in self.core.take_output():
+            assert isinstance(peer, bytes)
+            assert frames is not None
+            try:
+                self._router.send(peer, frames)
+            except zmq.ZMQError:  # the client is gone, or does not read
+                continue
+        if self._leaving and not self._in_hand:
+            self.loop.stop()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._handlers.end()
+        self._router.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    @property
+    def _wants_more(self) -> bool:
+        return self._in_hand < MOST_IN_HAND and not self._leaving
+
+    def _leave(self) -> None:
+        self._leaving = True
+
+    def _hand_over(self, now: float) -> None:
+        for ask in self.core.take_asks():
+            if self._handlers.call(self._handle, ask):
+                self._in_hand += 1
+            else:
+                self.core.reply(ask, error_body(500, "the server cannot start a thread; try again later"), now)
+
+    def _handle(self, ask: Ask) -> None:
+        """Runs in a handler thread."""
+        reply = self.core.reply
+        try:
+            body = _whole(self._handler(ask.body))
+        except RemoteError as error:
+            body = error_frames(error)
+            if isinstance(error, Superseded):
+                reply = self.core.supersede
+        except BaseException as error:  # SystemExit too: it would end this thread only, and silently
+            log.exception("a handler failed")
+            body = failure(error)
+        self.loop.call(self._reply, reply, ask, body)
+
+    def _reply(self, reply: Callable[[Ask, Frames, float], None], ask: Ask, body: Frames) -> None:
+        self._in_hand -= 1
+        self._handlers.done()
+        reply(ask, body, time.monotonic())
+
+
+def _whole(result: Any) -> Frames:
+    """The frames of all that a handler yields and returns."""
+    frames: Frames = []
+    while isinstance(result, Generator):
+        try:
+            frames += as_frames(next(result))
+        except StopIteration as end:
+            result = end.value
+    return joined(frames, as_frames(result))

@@ -1,0 +1,216 @@
+"""Round trips, measured (Guide, chapter 4, "Asynchronous Majordomo Pattern"): waiting for each reply, and not waiting.
+
+    kind          asks with                      is answered by
+    req           REQ                            a ROUTER that gives back what comes
+    dealer        DEALER                         the same
+    client        CLIENT (a draft)               a SERVER that gives back what comes
+    majordomo     broker.Client and .Pipeline    a worker of this project, through its broker
+
+Who answers is a process of its own; for `majordomo` the worker and the broker are one each.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+import zmq
+
+from broker.client import Client, Pipeline
+from broker.io import dealer
+from broker.io.draft_sockets import DraftSocket
+from broker.io.router import Router
+from broker.server import Broker
+from broker.worker import Worker
+
+BODY = b"hello"
+WINDOW = 1000
+"""Requests in flight, of those who do not wait: more would only fill queues."""
+
+PATIENCE = 60_000
+"""Milliseconds after which a reply is not coming any more."""
+
+
+class Trips(NamedTuple):
+    """What was measured: round trips a second."""
+
+    kind: str
+    synchronous: float
+    asynchronous: float | None
+    """None: such sockets cannot."""
+
+
+def trip(kind: str, synchronous: int, asynchronous: int) -> Trips:
+    """Make so many round trips of each sort. Raises MissingDrafts."""
+    measure, answerers = KINDS[kind]
+    with ExitStack() as stack:
+        endpoint = ""
+        for role in answerers:
+            endpoint = stack.enter_context(_process(role, endpoint))
+        return Trips(kind, *measure(endpoint, synchronous, asynchronous))
+
+
+# -- who asks ------------------------------------------------------------------------------------------------
+
+Speeds = tuple[float, float | None]
+
+
+def _rate(calls: int, begun: float) -> float:
+    return calls / (time.perf_counter() - begun)
+
+
+def _windowed(calls: int, send: Callable[[], object], receive: Callable[[], int]) -> None:
+    """Keep WINDOW requests in flight; `receive` waits for replies and counts them."""
+    sent = done = 0
+    while done < calls:
+        for _ in range(min(calls - sent, WINDOW - (sent - done))):
+            send()
+            sent += 1
+        done += receive()
+
+
+def _ask_socket(kind: int, endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
+    context: zmq.Context[dealer.Socket] = zmq.Context.instance()
+    with context.socket(kind) as socket:
+        socket.linger, socket.rcvtimeo = 0, PATIENCE
+        socket.sndhwm = socket.rcvhwm = 0
+        dealer.connect(socket, endpoint)
+        frames = [BODY] if kind == zmq.REQ else [b"", BODY]
+
+        def receive() -> int:
+            socket.poll(PATIENCE)
+            count = 0
+            while dealer.receive(socket) is not None:
+                count += 1
+                if kind == zmq.REQ:  # it may not even ask for another one
+                    break
+            if not count:
+                raise TimeoutError("a reply did not come")
+            return count
+
+        def send() -> None:
+            dealer.send(socket, frames)
+
+        send()
+        receive()
+        begun = time.perf_counter()
+        for _ in range(synchronous):
+            send()
+            receive()
+        speed = _rate(synchronous, begun)
+        if kind == zmq.REQ:
+            return speed, None
+        begun = time.perf_counter()
+        _windowed(asynchronous, send, receive)
+        return speed, _rate(asynchronous, begun)
+
+
+def _ask_req(endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
+    return _ask_socket(zmq.REQ, endpoint, synchronous, asynchronous)
+
+
+def _ask_dealer(endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
+    return _ask_socket(zmq.DEALER, endpoint, synchronous, asynchronous)
+
+
+def _ask_client(endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
+    socket = DraftSocket("CLIENT")
+    socket.connect(endpoint)
+
+    def send() -> None:
+        socket.send(BODY)
+
+    def receive() -> int:
+        last = time.monotonic() + PATIENCE / 1000
+        while socket.receive(None) is None:
+            if time.monotonic() > last:
+                raise TimeoutError("a reply did not come")
+        return 1
+
+    send()
+    receive()
+    begun = time.perf_counter()
+    for _ in range(synchronous):
+        send()
+        receive()
+    speed = _rate(synchronous, begun)
+    begun = time.perf_counter()
+    _windowed(asynchronous, send, receive)
+    socket.close(0)
+    return speed, _rate(asynchronous, begun)
+
+
+def _ask_majordomo(endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
+    with Client(endpoint, timeout=PATIENCE / 1000) as client:
+        client.call("echo", BODY)
+        begun = time.perf_counter()
+        for _ in range(synchronous):
+            client.call("echo", BODY)
+        speed = _rate(synchronous, begun)
+    with Pipeline(endpoint, timeout=PATIENCE / 1000) as pipeline:
+        begun = time.perf_counter()
+        _windowed(asynchronous, lambda: pipeline.send("echo", BODY), lambda: len(pipeline.events()))
+        return speed, _rate(asynchronous, begun)
+
+
+# -- who answers ---------------------------------------------------------------------------------------------
+
+
+Answerer = Callable[[str, Connection], None]
+"""Gets the endpoint of the one before it, and tells its own."""
+
+
+@contextmanager
+def _process(role: Answerer, endpoint: str) -> Iterator[str]:
+    """A role in a process of its own; where it is to be reached. It is ended at the end."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=role, args=(endpoint, theirs), daemon=True)
+    process.start()
+    try:
+        theirs.close()
+        yield str(ours.recv())
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def _echo_router(_: str, told: Connection) -> None:
+    router = Router(zmq.Context.instance())
+    told.send(router.bind("tcp://127.0.0.1:*"))
+    while True:
+        router.socket.poll()
+        while (frames := router.receive()) is not None:
+            router.send(frames[0], frames[1:])
+
+
+def _echo_server(_: str, told: Connection) -> None:
+    server = DraftSocket("SERVER")
+    told.send(server.bind("tcp://127.0.0.1:*"))
+    while True:
+        if (got := server.receive(None)) is not None:
+            server.send(*got)
+
+
+def _broker(_: str, told: Connection) -> None:
+    broker = Broker()
+    told.send(broker.bind("tcp://127.0.0.1:*"))
+    broker.run()
+
+
+def _worker(endpoint: str, told: Connection) -> None:
+    told.send(endpoint)
+    Worker("echo", lambda frames: frames, endpoint, jobs=16).run()
+
+
+KINDS: dict[str, tuple[Callable[[str, int, int], Speeds], Sequence[Answerer]]] = {
+    "req": (_ask_req, [_echo_router]),
+    "dealer": (_ask_dealer, [_echo_router]),
+    "client": (_ask_client, [_echo_server]),
+    "majordomo": (_ask_majordomo, [_broker, _worker]),
+}
+"""Who asks, and the processes of those who answer, each of which gets the endpoint of the one before."""

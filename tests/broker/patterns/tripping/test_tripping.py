@@ -1,0 +1,27 @@
+"""Tripping: every kind makes its round trips. How fast is no matter of a test."""
+
+from __future__ import annotations
+
+import pytest
+from support.cli_titanic import here
+
+from broker.patterns import KINDS, trip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind(kind: str) -> None:
+    found = trip(kind, 20, 3000)
+    assert found.kind == kind
+    assert found.synchronous > 0
+    assert (found.asynchronous is None) == (kind == "req")
+    assert found.asynchronous is None or found.asynchronous > 0
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = here("pattern", "tripping", "--kind", "dealer", "--kind", "req", "--synchronous", "5", "--asynchronous", "5")
+    assert [line.split()[0] for line in done.out.decode().splitlines()] == ["CALLS/S", "dealer", "req"]
+    monkeypatch.setattr("broker.io.draft_sockets.find_spec", lambda name: None)
+    monkeypatch.setattr("zmq.DRAFT_API", False)
+    without = here("pattern", "tripping", "--kind", "client")
+    assert without.code == 0
+    assert "without client: " in without.err

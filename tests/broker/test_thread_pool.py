@@ -1,0 +1,49 @@
+"""The threads of a worker's handlers: no more than are needed, no more than there may be."""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+
+from broker.thread_pool import Handlers
+
+
+def test_threads_are_started_when_they_are_needed() -> None:
+    handlers, seen, gate = Handlers(3), SimpleQueue[int](), threading.Semaphore(0)
+
+    def handle() -> None:
+        seen.put(threading.get_ident())
+        gate.acquire()
+        seen.put(0)
+
+    def finish() -> None:
+        gate.release()
+        assert seen.get(timeout=30) == 0
+        handlers.done()
+
+    before = threading.active_count()
+    used = set()
+    for _ in range(5):  # one after another: one thread does them all
+        handlers.call(handle)
+        used.add(seen.get(timeout=30))
+        finish()
+    assert len(used) == 1
+    assert threading.active_count() == before + 1
+    for _ in range(3):
+        handlers.call(handle)
+    used = {seen.get(timeout=30) for _ in range(3)}
+    assert len(used) == 3
+    assert all(thread in handlers for thread in used)
+    assert threading.get_ident() not in handlers
+    assert threading.active_count() == before + 3
+    handlers.call(handle)  # a fourth waits for a thread
+    assert threading.active_count() == before + 3
+    finish()
+    assert seen.get(timeout=30) in used
+    for _ in range(3):
+        finish()
+    threads = [thread for thread in threading.enumerate() if thread.ident in used]
+    handlers.end()
+    for thread in threads:
+        thread.join(30)
+    assert threading.active_count() == before

@@ -1,0 +1,509 @@
+"""titanic.Client against a Titanic that is there, that is not, and that comes late."""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from support.lossy import losing
+from support.titanic_eventually import eventually
+from support.titanic_processes import SUPPORT, Process
+from support.titanic_raw import raw_worker
+from support.titanic_serving import QUICK, config, serving
+
+from broker import Broker, BrokerConfig, RemoteError, Worker
+from titanic import Client, InvalidRequest, Refused, RequestFailed, Server, TimedOut, UnknownRequest
+from titanic.errors import CallerError
+from titanic.protocol import tsp
+from titanic.protocol.answers import check
+from titanic.store import MIN_CAPACITY
+
+UNKNOWN = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with serving(tmp_path, max_attempts=1) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.endpoints[0]) as client:
+        yield client
+
+
+@pytest.fixture
+def echo(server: Server) -> Iterator[Worker]:
+    def work(frames: list[bytes]) -> list[bytes]:
+        if frames[0] == b"fail":
+            raise RemoteError(500, "as you wish")
+        return frames
+
+    with Worker("echo", work, server.endpoints[0], jobs=2, config=QUICK) as worker:
+        yield worker
+
+
+def free_endpoint() -> str:
+    """Where nobody is. Taken and given back: nobody else gets it soon."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_submit_wait_reply_close(client: Client, echo: Worker) -> None:
+    uuid = client.submit("echo", "text", b"bytes")
+    assert client.wait(uuid, 30) == [b"text", b"bytes"]
+    assert client.wait(uuid) == client.reply(uuid) == client.reply(uuid.upper()) == [b"text", b"bytes"]
+    client.close(uuid)
+    client.close(uuid, UNKNOWN)
+    with pytest.raises(
+        UnknownRequest, match=f"unknown UUID {uuid}; it was closed, deleted after its time, or never accepted"
+    ):
+        client.reply(uuid)
+
+
+def test_no_body_is_one_empty_frame(client: Client, echo: Worker) -> None:
+    assert client.wait(client.submit("echo"), 30) == [b""]
+
+
+def test_many(client: Client, echo: Worker) -> None:
+    bodies: list[bytes | list[bytes]] = [b"%d" % number for number in range(500)]
+    bodies.append([b"two", b"frames"])
+    uuids = client.submit_many("echo", bodies, window=100)
+    assert len(set(uuids)) == 501
+    replies = dict(client.replies([*uuids, *uuids], 60))
+    assert replies == dict(zip(uuids, [*([body] for body in bodies[:500]), [b"two", b"frames"]], strict=True))
+    client.close_many(uuids)
+    assert client.stats()["store"]["requests"] == 0
+    assert client.submit_many("echo", []) == []
+    assert list(client.replies([], 1)) == []
+
+
+def test_many_with_keys_and_options(client: Client) -> None:
+    bodies: list[str | list[str]] = [*map(str, range(250)), ["two", "frames"]]
+    keys = [f"many: {number} " + "é" * 80 for number in range(251)]
+    uuids = client.submit_many("absent", bodies, keys=keys, priority=7, ttl=timedelta(hours=1))
+    rows, _ = client.list(limit=1000)
+    assert [(row["uuid"], row["key"], row["priority"]) for row in rows] == [
+        (uuid, key, 7) for uuid, key in zip(uuids, keys, strict=True)
+    ]
+    assert all(row["expires_at"] for row in rows)
+    assert client.submit_many("absent", reversed(bodies), keys=reversed(keys)) == uuids[::-1], "known keys"
+    for wrong in (["k"], ["k", "l", "m"]):
+        with pytest.raises(InvalidRequest, match="keys than bodies; give one for each"):
+            client.submit_many("absent", ["x", "y"], keys=wrong)
+    with pytest.raises(InvalidRequest, match="give keys, one for each body"):
+        client.submit_many("absent", ["x"], key="k")
+
+
+def test_many_that_are_large(client: Client, echo: Worker) -> None:
+    bodies = [bytes([number]) * 400_000 for number in range(12)]  # larger than a message of several; or than an answer
+    uuids = client.submit_many("echo", bodies)
+    assert dict(client.replies(uuids, 60)) == {uuid: [body] for uuid, body in zip(uuids, bodies, strict=True)}
+
+
+def test_many_at_a_broker_that_takes_little(tmp_path: Path) -> None:
+    with serving(tmp_path, wire=BrokerConfig(max_body=1000)) as server, Client(server.endpoints[0]) as client:
+        assert len(set(client.submit_many("absent", [bytes(400)] * 10))) == 10
+        with pytest.raises(InvalidRequest, match="1000"):
+            client.submit_many("absent", [b"x", bytes(1001)])
+
+
+def test_a_body_of_all_that_the_broker_takes(tmp_path: Path) -> None:
+    """Each way to send it: what stands around it does not count. With a byte more it is refused at once."""
+    most = 70_000
+    long = "s" * 255
+    options: Any = {"key": "k" * 255, "ttl": 1e6 + 1 / 3, "delay": 0.5, "limit": 1e6, "retry_first": 1.5, "priority": 9}
+    with serving(tmp_path, wire=BrokerConfig(max_body=most)) as server, Client(server.endpoints[0]) as client:
+        ways: list[Callable[[bytes], Any]] = [
+            lambda body: client.submit("echo", body),
+            lambda body: client.submit(long, body[:10], body[10:], **options),
+            lambda body: client.submit_batch("echo", [body]),
+            lambda body: client.submit_many("echo", [b"x", body, b"y"]),
+            lambda body: client.submit_many("echo", [[body[:10], body[10:]]]),
+            lambda body: check(client._ask(tsp.REQUEST, "echo", body)),
+        ]
+        for send in ways:
+            assert send(bytes(most))
+            with pytest.raises(InvalidRequest, match="70001 bytes"):
+                send(bytes(most + 1))
+        with pytest.raises(InvalidRequest, match="99903 frames; at most 99900 can be sent"):
+            client.submit("echo", *[b""] * 99_901)
+        with Worker("echo", lambda frames: frames, server.endpoints[0], config=QUICK):
+            uuids = [row["uuid"] for row in client.list(service="echo")[0]]
+            assert all(not isinstance(reply, Exception) for _, reply in client.replies(uuids, 30))
+
+
+@pytest.mark.parametrize("way", ["submit", "submit_batch", "submit_many", "several frames"])
+def test_what_is_sent_again_is_stored_once(tmp_path: Path, way: str) -> None:
+    """The answers are lost after the requests are stored: nobody can tell that from a question that was lost."""
+    with (
+        serving(tmp_path) as server,
+        losing(server.endpoints[0], tmp_path, b"titanic.submit", 2) as lossy,
+        Client(lossy, timeout=0.3, retries=50) as client,
+    ):
+        match way:
+            case "submit":
+                uuids = [client.submit("absent", "x")]
+            case "submit_batch":
+                uuids = client.submit_batch("absent", ["x"] * 3)
+            case "submit_many":
+                uuids = client.submit_many("absent", ["x"] * 250)
+            case _:
+                uuids = client.submit_many("absent", [["a", "b"], "c"])
+        rows, _ = client.list(limit=1000)
+        assert [row["uuid"] for row in rows] == uuids
+        assert client.stats()["since_start"]["repeated"] > 0, "it was sent again"
+
+
+def keys_in(server: Server) -> int:
+    with server.store.read() as transaction:
+        return int(transaction._txn.stat(transaction._db.keys)["entries"])
+
+
+def test_a_key_of_its_own_is_forgotten_when_nobody_can_need_it_any_more(server: Server, client: Client) -> None:
+    for _ in range(5):
+        client.submit("absent", "x")
+    assert keys_in(server) == 1, "that of the last one: its answer may have been lost"
+    client.submit_many("absent", ["x"] * 3000)
+    assert keys_in(server) <= 10, "those that were on their way together"
+    client.submit_batch("absent", ["x"] * 250)
+    assert keys_in(server) == 250
+    with Client(server.endpoints[0]) as another:
+        another.submit("absent", "x")
+        another.submit("absent", "x", key="its caller's")
+    assert keys_in(server) == 252
+    client.submit_many("absent", ["x"] * 4000)
+    assert keys_in(server) <= 12
+
+
+def test_it_is_not_if_it_was_sent_again(tmp_path: Path) -> None:
+    """The first one may still come."""
+    with (
+        serving(tmp_path) as server,
+        losing(server.endpoints[0], tmp_path, b"titanic.submit", 1) as lossy,
+        Client(lossy, timeout=0.3, retries=50) as client,
+    ):
+        client.submit("absent", "x")
+        client.submit("absent", "x")
+        assert keys_in(server) == 2
+        client.submit("absent", "x")
+        assert keys_in(server) == 2
+
+
+def test_what_need_not_be_unique_has_no_keys(client: Client) -> None:
+    client.submit_many("absent", ["x"] * 3, unique=False)
+    client.submit_batch("absent", ["x"] * 3, unique=False)
+    assert {row["key"] for row in client.list()[0]} == {""}
+
+
+def test_replies_tell_errors_with_the_rest(client: Client, echo: Worker) -> None:
+    good, bad = client.submit("echo", "x"), client.submit("echo", "fail")
+    replies = dict(client.replies([good, bad, UNKNOWN], 30))
+    assert replies[good] == [b"x"]
+    assert isinstance(replies[bad], RequestFailed)
+    assert str(replies[bad]) == "failed: as you wish"
+    assert isinstance(replies[UNKNOWN], UnknownRequest)
+
+
+def test_other_things_can_be_done_between_two_replies(client: Client, echo: Worker) -> None:
+    uuids = client.submit_many("echo", [b"x"] * 50)
+    for timeout in (None, 30.0):
+        for uuid, reply in client.replies(uuids, timeout):
+            assert reply == [b"x"]
+            client.close_many([client.submit("absent", "y")])
+            if timeout is not None:
+                client.close(uuid)
+
+
+def test_replies_that_do_not_come_in_time(client: Client, echo: Worker) -> None:
+    uuids = [client.submit("echo", "x"), client.submit("absent", "y")]
+    client.wait(uuids[0], 30)
+    replies = client.replies(uuids, 0.2)
+    assert next(replies) == (uuids[0], [b"x"])
+    with pytest.raises(TimedOut, match=r"1 replies are still pending; waited 0\.2 s"):
+        next(replies)
+
+
+def test_wait_in_vain(client: Client) -> None:
+    uuid = client.submit("absent", "x")
+    with pytest.raises(TimedOut, match=rf"no reply to {uuid} yet; waited 0\.05 s; ask again later"):
+        client.wait(uuid, timeout=0.05)
+    with pytest.raises(TimedOut):
+        client.wait(uuid, timeout=0)
+    assert client.reply(uuid) is None
+
+
+def test_pages_of_a_list(client: Client) -> None:
+    uuids = client.submit_many("a", [b"x"] * 7)
+    uuids += client.submit_many("b", [b"x"])
+    first, after = client.list(limit=5)
+    second, end = client.list(limit=5, after=after)
+    assert [row["uuid"] for row in first + second] == uuids
+    assert end is None
+    assert [row["uuid"] for row in client.list(service="b")[0]] == uuids[-1:]
+    assert client.list(state="done") == ([], None)
+
+
+def test_show(client: Client, echo: Worker) -> None:
+    uuid = client.submit("echo", "12345", "")
+    client.wait(uuid, 30)
+    row = client.show(uuid)
+    assert (row["state"], row["service"], row["attempts"]) == ("done", "echo", 1)
+    assert (row["body_frames"], row["body_bytes"], row["reply_frames"], row["reply_bytes"]) == (2, 5, 2, 5)
+    assert row["submitted_at"] <= row["dispatched_at"] <= row["finished_at"]
+    with pytest.raises(UnknownRequest):
+        client.show(UNKNOWN)
+
+
+def test_what_the_caller_did_wrong(client: Client) -> None:
+    for wrong in (
+        lambda: client.submit("", "x"),
+        lambda: client.submit("mmi.service", "x"),
+        lambda: client.submit("a\nb", "x"),
+        lambda: client.reply("../../etc/passwd"),
+        lambda: client.reply(""),
+        lambda: client.close("x"),
+        lambda: client.show("x"),
+        lambda: client.list(limit=0),
+        lambda: client.list(state="gone"),
+        lambda: client.submit("echo", 7),  # type: ignore[arg-type]
+        lambda: client.call("", "x"),
+        lambda: client.close_many(["x"]),
+    ):
+        with pytest.raises(InvalidRequest):
+            wrong()
+    with pytest.raises(CallerError, match="nonsense"), Client("nonsense") as other:
+        other.stats()
+
+
+@pytest.mark.parametrize(
+    ("call", "fault"),
+    [
+        (lambda client: client.submit("s", "x", key=b"x"), "key is b'x'; it must be text"),
+        (lambda client: client.submit_batch("s", ["x"], keys=[b"x"]), "keys is b'x'; it must be text"),
+        (lambda client: client.submit("s", "x", delay="1h"), "delay must be a number of seconds from 0, and ten years"),
+        (
+            lambda client: client.submit("s", "x", delay=b"1"),
+            "delay is b'1'; it must be a number or, if it is a ",
+        ),
+        (lambda client: client.list(service=b"s"), "service is b's'; it must be text"),
+        (lambda client: client.purge("done", older_than=1e11), "older_than must be a number of seconds from 0 to 10 0"),
+        (lambda client: client.wait(UNKNOWN, "1"), "timeout is '1'; it must be a number of seconds, or a timedelta"),
+        (lambda client: client.wait(UNKNOWN, math.nan), "timeout is nan; it must be a number of seconds"),
+        (lambda client: list(client.replies([UNKNOWN], "1")), "timeout is '1'; it must be a number of seconds"),
+        (lambda client: Client(timeout=None), "timeout is None; it must be a number of seconds"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_value_is_told_with_what_is_right(client: Client, call: Callable[[Client], object], fault: str) -> None:
+    with pytest.raises(CallerError, match=f"^{fault}"):
+        call(client)
+
+
+@pytest.mark.parametrize("option", ["key_for", "ttl", "delay", "limit", "retry_first", "retry_most"])
+def test_a_span_is_ten_years_at_most(client: Client, option: Any) -> None:
+    for value in (timedelta(days=4000), math.inf, math.nan):
+        with pytest.raises(InvalidRequest, match=f"^{option} must be a number of seconds .*, and ten years at most"):
+            client.submit("absent", "x", key="k", **{option: value})
+
+
+def test_spans_may_be_timedeltas(client: Client, echo: Worker) -> None:
+    hour = timedelta(hours=1)
+    uuid = client.submit("echo", "x", delay=hour, ttl=2 * hour, limit=hour)
+    row = client.show(uuid)
+    assert (row["state"], row["options"]) == ("delayed", {"limit": 3600})
+    assert row["expires_at"] - row["not_before"] == pytest.approx(3600e6, abs=1e6)
+    assert client.purge("delayed", older_than=hour) == 0
+    done = client.submit_batch("echo", ["x"], delay=timedelta())[0]
+    assert client.wait(done, hour) == [b"x"]
+    with Client(client.endpoint, timeout=hour) as other:
+        assert dict(other.replies([done], hour)) == {done: [b"x"]}
+
+
+def test_to_wait_without_limit(client: Client, echo: Worker) -> None:
+    uuid = client.submit("echo", "x")
+    assert client.wait(uuid, math.inf) == [b"x"]
+    assert dict(client.replies([uuid], math.inf)) == {uuid: [b"x"]}
+    with Client(client.endpoint, timeout=math.inf) as patient:
+        assert patient.wait(patient.submit("echo", "y")) == [b"y"]
+        assert len(patient.submit_many("echo", ["y"])) == 1
+
+
+def test_two_threads_are_told_that_they_share_a_client(server: Server, client: Client) -> None:
+    uuid, ended = client.submit("absent", "x"), threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(UnknownRequest):
+            client.wait(uuid, 60)
+        ended.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    with Client(server.endpoints[0]) as own:
+        eventually(lambda: own.stats()["waiting_clients"] == 1)
+        for use in (client.stats, lambda: client.submit("s", "x")):
+            with pytest.raises(CallerError, match="another thread is using this client; give each thread one of its"):
+                use()
+        own.close(uuid)
+    thread.join(30)
+    assert ended.is_set(), "who was first is not disturbed"
+    assert client.stats()["store"]["requests"] == 0
+
+
+def test_call_stores_nothing(client: Client, echo: Worker) -> None:
+    assert client.call("echo", "x") == [b"x"]
+    with pytest.raises(RemoteError, match="as you wish"):
+        client.call("echo", "fail")
+    assert client.stats()["store"]["requests"] == 0
+
+
+def test_a_full_store_is_a_refusal(tmp_path: Path) -> None:
+    with serving(tmp_path, capacity=MIN_CAPACITY) as server, Client(server.endpoints[0]) as client:
+        with pytest.raises(Refused, match="store full"):
+            client.submit("echo", bytes(MIN_CAPACITY))
+        with pytest.raises(Refused, match="store full"):
+            client.submit_many("echo", [bytes(MIN_CAPACITY // 16)] * 20)
+
+
+def test_a_service_that_is_not_titanic() -> None:
+    broker = Broker()
+    endpoint = broker.bind("tcp://127.0.0.1:*")
+    with (
+        broker,
+        Worker("titanic.submit", lambda frames: b"hello?", endpoint, config=QUICK),
+        Client(endpoint) as client,
+        pytest.raises(Refused, match="the answer is not one of Titanic's"),
+    ):
+        client.submit("echo", "x")
+
+
+def test_nobody_answers() -> None:
+    endpoint = free_endpoint()
+    fact = rf"^nobody answered at {endpoint}; waited \d\S* s, connection refused at {endpoint}; "
+    with Client(endpoint, timeout=0.05, retries=1) as client:
+        for ask in (
+            lambda: client.submit("echo", "x"),
+            lambda: client.wait(UNKNOWN),
+            lambda: client.wait(UNKNOWN, 0.1),
+            lambda: client.submit_many("echo", [b"x"]),
+            lambda: list(client.replies([UNKNOWN], 0.1)),
+            client.stats,
+            lambda: client.call("echo", "x"),
+        ):
+            with pytest.raises(TimedOut, match=fact + "is it running, and is this its endpoint\\?"):
+                ask()
+        with pytest.raises(TimedOut, match="what was asked may still be done"):
+            client.submit("echo", "x")
+        with pytest.raises(TimedOut, match=r"is this its endpoint\?$"):
+            client.stats()
+
+
+def test_wait_does_not_take_much_longer_than_it_was_told() -> None:
+    with Client(free_endpoint(), timeout=30, retries=30) as client:
+        for wait in (
+            lambda: client.wait(UNKNOWN, 0.2),
+            lambda: client.wait(UNKNOWN, 1.2),
+            lambda: list(client.replies([UNKNOWN], 0.2)),
+        ):
+            began = time.monotonic()
+            with pytest.raises(TimedOut, match="nobody answered"):
+                wait()
+            assert time.monotonic() - began < 20
+
+
+def test_a_server_that_comes_late(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/titanic.ipc"
+    uuids: list[str] = []
+
+    def submit() -> None:
+        with Client(endpoint, timeout=0.2, retries=200) as client:
+            uuids.append(client.submit("echo", "x"))
+            uuids.extend(client.submit_many("echo", [b"y"]))
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    with serving(tmp_path, bind=(endpoint,)):
+        thread.join(60)
+        assert len(uuids) == 2
+
+
+def test_waiting_outlasts_a_server_that_is_away(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/titanic.ipc"
+    settings = config(tmp_path, bind=(endpoint,))
+    server = Server(settings).start()
+    with Client(endpoint, timeout=0.1, retries=0) as client:
+        uuid = client.submit("echo", "x")
+        replies: list[object] = []
+        server.stop()
+
+        def wait() -> None:
+            with Client(endpoint, timeout=0.1, retries=0) as other:
+                replies.append(other.wait(uuid, 60))
+                replies.append(dict(other.replies([uuid], 60)))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        with pytest.raises(TimedOut):
+            client.reply(uuid)
+        with serving(tmp_path, bind=(endpoint,)):
+            eventually(lambda: client.reply(uuid) is None)
+            with raw_worker(endpoint, b"echo") as worker:
+                worker.final(worker.take()[0], b"late")
+                thread.join(60)
+    assert replies == [[b"late"], {uuid: [b"late"]}]
+
+
+def test_a_uuid_may_have_dashes(client: Client, echo: Worker) -> None:
+    uuid, other = client.submit("echo", "x"), client.submit("absent", "x")
+    dashed, pending = str(UUID(uuid)), str(UUID(other))
+    assert client.wait(dashed, 30) == client.reply(dashed) == [b"x"]
+    assert dict(client.replies([dashed], 30)) == {dashed: [b"x"]}
+    assert client.show(dashed)["uuid"] == uuid
+    assert client.retry(dashed, pending) == 0
+    assert [row["uuid"] for row in client.list(after=dashed)[0]] == [other]
+    with pytest.raises(TimedOut):
+        client.wait(pending, 0.01)
+    client.close(dashed)
+    client.close_many([pending])
+    for gone in (dashed, pending):
+        with pytest.raises(UnknownRequest):
+            client.reply(gone)
+
+
+def test_a_large_body_is_compared_with_what_the_broker_takes(tmp_path: Path) -> None:
+    """Each way to send one: the broker would end the connection without a word."""
+    endpoint = f"ipc://{tmp_path}/b"
+    large = b"x" * (3 << 20)
+    with Client(endpoint, timeout=30) as client:
+        with serving(tmp_path, bind=(endpoint,), wire=BrokerConfig(max_body=1 << 20)):
+            for send in (
+                lambda: client.submit("s", large),
+                lambda: client.submit("s", large[: 1 << 20], "and a little more"),
+                lambda: client.submit_batch("s", [large]),
+                lambda: client.submit_many("s", ["x", large]),
+                lambda: client.call("s", large),
+            ):
+                with pytest.raises(InvalidRequest, match=r"body has \d+ bytes; the broker at .* at most 1048576; send"):
+                    send()
+        with serving(tmp_path, bind=(endpoint,), wire=BrokerConfig(max_body=4 << 20)):
+            assert client.submit("s", large), "it was started with another limit"
+
+
+def test_what_another_broker_takes_is_its_own_affair(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/b"
+    with (
+        Process(SUPPORT / "rfc7_broker.py", endpoint, "0.5", output=tmp_path / "broker.out"),
+        Worker("echo", lambda frames: frames, endpoint, config=replace(QUICK, versions=("0.1",))),
+        Client(endpoint, timeout=30, version="0.1") as client,
+    ):
+        assert client.call("echo", b"x" * (3 << 20)) == [b"x" * (3 << 20)]

@@ -1,0 +1,176 @@
+"""Group commit: who learns what, and when."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from titanic.commit.writer import Writer, halves
+from titanic.errors import RecordCorrupt, StoreError, StoreFailed, StoreFull
+from titanic.store import MIN_CAPACITY, NewRequest, Store, WriteTransaction
+from titanic.store.lmdb.tools import check
+
+
+class Put:
+    """A write that stores a request, or does not."""
+
+    def __init__(self, store: Store, *, fails_with: Exception | None = None, size: int = 1) -> None:
+        self.store = store
+        self.error = fails_with
+        self.size = size
+        self.uuid = b""
+        self.heard: list[object] = []
+
+    def write(self, transaction: WriteTransaction, now_us: int) -> None:
+        (self.uuid,) = transaction.accept_many([NewRequest(b"echo", [bytes(self.size)])], now_us)
+        if self.error is not None:
+            raise self.error
+
+    def __len__(self) -> int:
+        return 1
+
+    def parts(self) -> list[Put]:
+        return []
+
+    def committed(self) -> None:
+        with self.store.read() as transaction:
+            assert transaction.request(self.uuid) is not None, "told before it was on disk"
+        self.heard.append("committed")
+
+    def failed(self, error: StoreError) -> None:
+        self.heard.append(error)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
+        yield store
+        assert check(store) == []
+
+
+def stored(store: Store) -> int:
+    with store.read() as transaction:
+        return transaction.counts().requests
+
+
+def run(store: Store, writes: list[Put]) -> Writer:
+    """Commit them as one batch."""
+    writer = Writer(store)
+    for write in writes:
+        writer.put(write)
+    writer.start()
+    writer.stop()
+    return writer
+
+
+def test_all_that_waits_is_one_commit(store: Store) -> None:
+    writes = [Put(store) for _ in range(100)]
+    assert run(store, writes).commits == 1
+    assert all(write.heard == ["committed"] for write in writes)
+    assert stored(store) == 100
+
+
+@pytest.mark.parametrize(
+    "error",
+    [StoreFailed("no"), StoreFull(1, 1), RecordCorrupt(bytes(16), "x", "y"), KeyError("a fault"), MemoryError()],
+)
+def test_one_that_fails_costs_the_others_nothing(store: Store, error: Exception) -> None:
+    writes = [Put(store, fails_with=error if number == 3 else None) for number in range(6)]
+    run(store, writes)
+    for number, write in enumerate(writes):
+        if number == 3:
+            (heard,) = write.heard
+            assert isinstance(heard, StoreError)
+        else:
+            assert write.heard == ["committed"]
+    assert stored(store) == 5
+
+
+def test_a_disk_that_fails_is_told_to_all_at_once_and_nothing_is_kept(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = 0
+    leave = WriteTransaction.__exit__
+
+    def failing(self: WriteTransaction, *args: Any) -> None:
+        nonlocal tries
+        tries += 1
+        self._txn.abort()
+        raise StoreFailed("the store failed", os.strerror(errno.EIO))
+
+    monkeypatch.setattr(WriteTransaction, "__exit__", failing)
+    writes = [Put(store) for _ in range(50)]
+    run(store, writes)
+    assert tries == 1
+    assert all(isinstance(write.heard[0], StoreFailed) and len(write.heard) == 1 for write in writes)
+    monkeypatch.setattr(WriteTransaction, "__exit__", leave)
+    assert stored(store) == 0
+    run(store, [Put(store)])
+    assert stored(store) == 1
+
+
+def test_the_sync_is_before_the_answer(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    leave = WriteTransaction.__exit__
+
+    def watched(self: WriteTransaction, *args: Any) -> None:
+        leave(self, *args)
+        events.append("on disk")
+
+    monkeypatch.setattr(WriteTransaction, "__exit__", watched)
+    write = Put(store)
+    monkeypatch.setattr(write, "committed", lambda: events.append("told"))
+    run(store, [write])
+    assert events == ["on disk", "told"]
+
+
+class Pile:
+    """A write of which a full store takes only two items at a time."""
+
+    def __init__(self, items: list[int], heard: list[str]) -> None:
+        self.items = items
+        self.heard = heard
+
+    def write(self, transaction: WriteTransaction, now_us: int) -> None:
+        if len(self.items) > 2:
+            raise StoreFull(1, 1)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def parts(self) -> list[Pile]:
+        return [Pile(list(half), self.heard) for half in halves(self.items)]
+
+    def committed(self) -> None:
+        self.heard.append(f"committed {self.items}")
+
+    def failed(self, error: StoreError) -> None:
+        self.heard.append(f"failed {self.items}")
+
+
+def test_what_is_too_much_for_a_full_store_is_done_in_parts(store: Store) -> None:
+    heard: list[str] = []
+    writer = Writer(store)
+    writer.put(Pile([1, 2, 3, 4, 5], heard))
+    writer.start()
+    writer.stop()
+    assert heard == ["committed [1, 2]", "committed [3]", "committed [4, 5]"]
+    assert halves([1]) == halves([]) == []
+
+
+def test_one_that_cannot_tell_its_client_keeps_nobody_else_from_it(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Mute(Put):
+        def committed(self) -> None:
+            raise KeyError("oops")
+
+    after = Put(store)
+    run(store, [Mute(store), after])
+    assert after.heard == ["committed"]
+    assert "could not tell" in caplog.text

@@ -1,0 +1,387 @@
+"""How requests end, and how the dispatcher does: replies, failures, closing, broken disks, the last round."""
+
+from __future__ import annotations
+
+import pytest
+from support.titanic_dispatch import Play, names
+
+from titanic.dispatch import outcome_buffer
+from titanic.store import Status
+
+# -- how it ends ----------------------------------------------------------------------------------------------
+
+
+def test_a_reply_is_kept_with_its_attempts_and_the_time_it_was_sent() -> None:
+    play = Play()
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    sent_at = play.now
+    play.later_by(7)
+    play.reply("a", b"one", b"", b"two")
+    end = play.ended["a"]
+    assert (end.status, end.frames, end.attempts, end.started) == (Status.DONE, [b"one", b"", b"two"], 1, sent_at)
+
+
+def test_a_reply_without_frames_is_a_reply() -> None:
+    play = Play()
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    play.reply("a")
+    assert play.ended["a"].frames == []
+
+
+def test_a_failure_is_tried_again_later_and_later() -> None:
+    play = Play(max_attempts=6, retry_first=1.0, retry_most=5.0)
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    for _ in range(5):
+        play.fail("a", 500, "boom", b"line 1")
+        play.later_by(6)
+    assert play.sent == ["a"] * 6
+    delays = [outcome.delay for outcome in play.postponed]
+    for delay, base in zip(delays, [1, 2, 4, 5, 5], strict=True):
+        assert base * 0.9 <= delay <= base * 1.1
+    assert len({round(delay / base, 6) for delay, base in zip(delays, [1, 2, 4, 5, 5], strict=True)}) == 5
+    assert play.postponed[0].reason == "boom\nline 1"
+    play.fail("a", 500, "the last", b"trace")
+    assert play.ended["a"][1:5] == (Status.FAILED, [b"trace"], 6, "the last")
+    assert play.core.counts["retried"] == 5
+    assert play.core.counts["failed"] == 1
+
+
+def test_a_request_may_bring_its_own_number_of_attempts() -> None:
+    play = Play(max_attempts=10)
+    play.max_attempts = 1
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    play.fail("a")
+    assert play.ended["a"].status is Status.FAILED
+
+
+@pytest.mark.parametrize("status", [400, 413])
+def test_what_the_broker_never_takes_fails_at_once(status: int) -> None:
+    play = Play(max_attempts=10)
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    play.refuse("a", status, "too large")
+    assert play.ended["a"].status is Status.FAILED
+    assert play.ended["a"].reason == f"{status} too large"
+
+
+@pytest.mark.parametrize("status", [400, 413, 499, 503, 504])
+def test_a_worker_that_says_what_brokers_say_has_failed(status: int) -> None:
+    play = Play(max_attempts=2, retry_first=1)
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    play.fail("a", status, "my word", b"more")
+    assert (play.postponed[0].attempts, play.postponed[0].reason) == (1, "my word\nmore")
+    play.later_by(2)
+    play.fail("a", status, "my word", b"more")
+    assert play.ended["a"][1:5] == (Status.FAILED, [b"more"], 2, "my word")
+
+
+def test_a_reply_may_look_like_an_error() -> None:
+    """What it is was decided by its FINAL, not by how all of it begins."""
+    play = Play()
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    play.reply("a", b"MDPE01", b"500 a part")
+    assert play.ended["a"][1:3] == (Status.DONE, [b"MDPE01", b"500 a part"])
+
+
+@pytest.mark.parametrize("status", [503, 504])
+def test_what_the_broker_did_not_deliver_goes_back_and_is_no_attempt(status: int) -> None:
+    play = Play(max_attempts=1, presence_first=0.1)
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    for _ in range(3):
+        play.refuse("a", status)
+        assert play.running == {}
+        play.later_by(1)
+        assert play.running == {b"a": b"echo"}
+    play.reply("a", b"A")
+    assert play.ended["a"].attempts == 1
+    assert play.core.counts["returned"] == 3
+
+
+def test_no_reply_in_time_is_a_failure() -> None:
+    play = Play(max_attempts=2, attempt_timeout=30, retry_first=1)
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    play.times_out("a")
+    assert play.postponed[0].reason == "no reply within 30 s"
+    play.later_by(2)
+    play.times_out("a")
+    assert play.ended["a"].status is Status.FAILED
+
+
+def test_a_reply_that_comes_twice_counts_once() -> None:
+    play = Play()
+    play.disk = "slow"
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    play.reply("a", b"first")
+    play.core.replied(b"a", [b"second"], play.now)
+    play.core.timed_out(b"a", play.now)
+    play.write()
+    play.core.replied(b"a", [b"third"], play.now)
+    play.go()
+    assert play.ended["a"].frames == [b"first"]
+    assert play.core.flights == {}
+
+
+# -- closed ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_closed_before_it_is_sent_is_never_sent() -> None:
+    play = Play()
+    play.submit("echo", "a", "b")
+    play.workers("echo", 1)
+    play.go()
+    play.close("b")
+    play.reply("a", b"")
+    assert play.sent == ["a"]
+    assert play.core.backlogs == {}
+
+
+def test_closed_while_running_keeps_its_place_until_the_reply_which_is_dropped() -> None:
+    play = Play()
+    play.submit("echo", "a", "b")
+    play.workers("echo", 1)
+    play.go()
+    play.close("a")
+    play.go()
+    assert play.sent == ["a"]
+    play.reply("a", b"late")
+    assert play.sent == ["a", "b"]
+    assert play.ended == {}
+
+
+def test_a_closed_one_is_in_doubt_until_it_is_known_that_no_worker_gets_it() -> None:
+    play = Play()
+    play.submit("echo", "a", "b", "c")
+    play.workers("echo", 2)
+    play.go()
+    play.queued = {b"b"}  # no worker has it
+    play.close("a", "b", "c")
+    assert [play.core.in_doubt(name) for name in (b"a", b"b", b"c")] == [True, True, False]
+    play.go()
+    assert sorted(play.core.take_certain()) == [b"a", b"b"]
+    assert not play.core.in_doubt(b"a")
+    play.reply("a", b"late")
+    assert play.core.flights == {}
+
+
+def test_closed_while_its_outcome_is_written() -> None:
+    play = Play()
+    play.disk = "slow"
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    play.reply("a", b"A")
+    play.close("a")
+    play.write()
+    assert play.ended == {}
+    assert play.core.flights == {}
+
+
+# -- the disk -------------------------------------------------------------------------------------------------
+
+
+def test_an_outcome_that_the_disk_does_not_take_is_kept_and_nothing_is_executed_twice() -> None:
+    play = Play()
+    play.submit("echo", "a", "b")
+    play.workers("echo", 2)
+    play.go()
+    play.disk = "broken"
+    play.reply("a", b"A")
+    play.later_by(300)
+    assert play.ended == {}
+    play.disk = "works"
+    play.later_by(30)
+    assert play.ended["a"].frames == [b"A"]
+    assert play.sent == ["a", "b"]
+
+
+def test_what_the_disk_does_not_take_is_tried_with_growing_pauses() -> None:
+    play = Play()
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    play.disk = "broken"
+    play.reply("a", b"A")
+    pauses = []
+    for _ in range(7):
+        deadline = play.core.next_deadline()
+        assert deadline is not None
+        pauses.append(deadline - play.now)
+        play.later_by(deadline - play.now)
+    assert pauses == [1, 2, 4, 8, 16, 30, 30]
+
+
+def test_a_broken_disk_does_not_fill_the_memory_with_outcomes() -> None:
+    play = Play()
+    play.submit("echo", *names("r", 100))
+    play.workers("echo", 3)
+    play.go()
+    play.disk = "broken"
+    while play.running:  # those that were sent before the disk was known to be broken reply too
+        play.reply(next(iter(play.running)).decode(), b"")
+        play.later_by(1)
+    assert len(play.sent) <= 6
+    play.later_by(100)
+    assert len(play.core.flights) == len(play.sent) <= 6
+    play.disk = "works"
+    play.later_by(30)
+    assert len(play.ended) == len(play.sent) - 3
+
+
+def test_one_outcome_that_cannot_be_written_holds_up_no_other() -> None:
+    play = Play()
+    play.disk = "slow"
+    play.submit("echo", "a", "b")
+    play.workers("echo", 2)
+    play.go()
+    play.core.replied(b"a", [b"A"], play.now)
+    play.core.replied(b"b", [b"B"], play.now)
+    play.running.clear()
+    play.go()
+    assert [len(batch) for batch in play.unwritten] == [2]
+    play.write(fails=True)
+    play.later_by(1)
+    assert [len(batch) for batch in play.unwritten] == [1, 1]
+
+
+def test_workers_that_are_faster_than_the_disk_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcome_buffer, "MOST_BYTES", 10_000)
+    play = Play()
+    play.disk = "slow"
+    play.submit("echo", *names("r", 20))
+    play.workers("echo", 1)
+    play.go()
+    while play.running:
+        play.reply(play.sent[-1], bytes(2000))
+    assert len(play.sent) == 5
+    play.disk = "works"
+    play.write()
+    assert len(play.sent) == 6
+
+
+def test_a_damaged_record_fails_and_those_behind_it_get_their_turn() -> None:
+    play = Play()
+    play.damaged = {b"b"}
+    play.submit("echo", "a", "b", "c")
+    play.workers("echo", 1)
+    play.go()
+    play.reply("a", b"")
+    play.later_by(1)
+    assert play.ended["b"][1:5] == (Status.FAILED, [], 0, "damaged")
+    assert play.sent == ["a", "c"]
+
+
+def test_a_damaged_record_that_cannot_be_ended_yet_is_not_met_over_and_over() -> None:
+    play = Play()
+    play.disk = "slow"
+    play.damaged = {b"a"}
+    play.submit("echo", "a", "b")
+    play.workers("echo", 1)
+    play.go()
+    play.later_by(10)
+    assert play.fetches < 20
+    play.write()
+    play.later_by(1)
+    assert play.sent == ["b"]
+
+
+def test_a_store_that_cannot_be_read_is_tried_again_after_a_pause() -> None:
+    play = Play(presence_first=0.1)
+    play.submit("echo", "a")
+    play.core.present(b"echo", 1, play.now)
+    assert [fetch.service for fetch in play.core.take_fetches()] == [b"echo"]
+    play.core.unreadable(b"echo", play.now)
+    assert play.core.take_fetches() == []
+    play.workers("echo", 1)
+    play.later_by(0.1)
+    assert play.sent == ["a"]
+
+
+# -- the alarm, the end ---------------------------------------------------------------------------------------
+
+
+def test_the_alarm_rings_once() -> None:
+    core = Play().core
+    core.set_alarm(10.0)
+    assert core.next_deadline() == 10.0
+    assert not core.take_alarm(9.9)
+    assert core.take_alarm(10.0)
+    assert not core.take_alarm(11.0)
+    core.set_alarm(20.0)
+    core.set_alarm(None)
+    assert core.next_deadline() is None
+
+
+def test_while_stopping_nothing_new_is_sent_but_outcomes_are_written() -> None:
+    play = Play()
+    play.submit("echo", "a", "b")
+    play.submit("absent", "x")
+    play.workers("echo", 1)
+    play.go()
+    play.core.set_alarm(play.now)
+    play.core.stopping = True
+    asked = list(play.asked)
+    play.reply("a", b"A")
+    play.later_by(10)
+    assert play.sent == ["a"]
+    assert play.asked == asked
+    assert play.ended["a"].frames == [b"A"]
+    assert play.core.flights == {}
+    assert play.core.next_deadline() is None
+
+
+def test_while_stopping_an_outcome_that_failed_is_still_tried_again() -> None:
+    play = Play()
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    play.core.stopping = True
+    play.disk = "broken"
+    play.reply("a", b"A")
+    assert play.core.flights
+    play.disk = "works"
+    play.later_by(1)
+    assert play.ended["a"].frames == [b"A"]
+
+
+def test_of_what_has_its_outcome_already_no_worker_keeps_anything() -> None:
+    """The broker's word that a request can't be taken back may cross its reply."""
+    play = Play()
+    play.submit("echo", "a")
+    play.workers("echo", 1)
+    play.go()
+    play.disk = "broken"
+    play.reply("a", b"A")
+    assert play.core.flights
+    assert not play.core.kept(b"a"), "its reply is wanted"
+    assert not play.core.kept(b"unknown")
+    play.check()
+
+
+def test_rows_that_come_when_it_is_too_late_are_not_sent() -> None:
+    play = Play()
+    play.submit("echo", "a")
+    play.core.present(b"echo", 1, play.now)
+    play.core.stopping = True
+    play.core.fetched(b"echo", [play.row(b"echo", b"a")], play.now, 0)
+    assert play.core.take_sends(play.now, 0) == []
+    play.core.fetched(b"unknown", [], play.now, 0)
+    play.check()

@@ -1,0 +1,179 @@
+"""The order in which the dispatcher's thread does things."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from titanic import ServerConfig
+from titanic.commit.writer import Writer
+from titanic.dispatch.actions import Send
+from titanic.dispatch.dispatcher import STEP, Dispatcher
+from titanic.dispatch.maintenance import PAUSE_US, Keep
+from titanic.dispatch.waiters import Waiters
+from titanic.errors import StoreFailed
+from titanic.store import MIN_CAPACITY, NewRequest, Status, Store
+from titanic.store.lmdb import request_record
+from titanic.util.clock import wall_us
+
+
+class Courier:
+    """One that writes down what it is told."""
+
+    most_ahead = 0
+    surveys = False
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.sent: list[Send] = []
+
+    def send(self, sends: Sequence[Send], now: float) -> None:
+        self.sent += sends
+
+    def recall(self, uuid: bytes, now: float) -> None:
+        self.told.append(f"recall {uuid.decode()}")
+
+    def ask(self, names: Sequence[bytes], now: float) -> None: ...
+
+    def survey(self, now: float) -> None: ...
+
+    def push(self, now: float) -> None: ...
+
+    def deliver(self, now: float) -> None:
+        self.told.append("deliver")
+
+
+def test_what_was_closed_is_not_wanted_any_more_before_a_broker_is_found_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delivering finds that out, and then all that is wanted is sent to the next broker."""
+    with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
+        dispatcher, courier = Dispatcher(ServerConfig(), store, Writer(store)), Courier()
+        dispatcher.use(courier)
+        dispatcher.serve(Waiters(lambda _: None, lambda _: None))
+        monkeypatch.setattr(dispatcher.core, "_recalls", [b"closed"])
+        dispatcher.flush(0.0)
+        dispatcher.loop.stop()
+    assert courier.told == ["recall closed", "deliver"]
+
+
+class Rounds:
+    """A dispatcher with requests in a real store, whose rounds are made by hand."""
+
+    def __init__(self, store: Store, services: dict[bytes, int], body: bytes) -> None:
+        """`services`: how many requests each has. Each has a worker more than that."""
+        self.store = store
+        self.courier = Courier()
+        self.dispatcher = Dispatcher(ServerConfig(), store, Writer(store))
+        self.dispatcher.use(self.courier)
+        self.dispatcher.serve(Waiters(lambda _: None, lambda _: None))
+        for service, count in services.items():
+            self.submit(service, *[body] * count)
+            self.dispatcher.core.present(service, count + 1, 0.0)
+
+    def submit(self, service: bytes, *bodies: bytes, priority: int = 4) -> None:
+        with self.store.write() as txn:
+            txn.accept_many([NewRequest(service, [body], priority) for body in bodies], wall_us())
+        self.dispatcher.core.arrived({service: priority}, 0.0)
+
+    def next(self) -> list[bytes]:
+        """A round: the services to which something was sent."""
+        self.courier.sent.clear()
+        self.dispatcher.flush(0.0)
+        return [send.service for send in self.courier.sent]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
+        yield store
+
+
+def test_what_is_in_flight_is_not_read_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bodies may be large, and are not even looked at when others of the service come."""
+    rounds = Rounds(store, {b"echo": 40}, b"x" * 1000)
+    assert rounds.next() == [b"echo"] * 40
+    rounds.submit(b"echo", b"urgent", priority=9)
+    read: list[bytes] = []
+    decode = request_record.decode_rest
+
+    def note(uuid: bytes, *args: Any) -> Any:
+        read.append(uuid)
+        return decode(uuid, *args)
+
+    monkeypatch.setattr(request_record, "decode_rest", note)
+    assert rounds.next() == [b"echo"]
+    assert [send.body for send in rounds.courier.sent] == [[b"urgent"]]
+    assert read == [send.uuid for send in rounds.courier.sent]
+    rounds.dispatcher.loop.stop()
+
+
+def test_a_round_reads_no_more_than_is_good_for_all_and_services_take_turns(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("titanic.dispatch.dispatcher.FETCH_BYTES", 3000)
+    rounds = Rounds(store, {b"a": 6, b"b": 6, b"c": 1, b"d": 1}, b"x" * 1000)
+    sent = []
+    while services := rounds.next():
+        sent.append(services)
+        assert len(services) <= 4
+        assert rounds.dispatcher.next_deadline() == 0.0 or sum(map(len, sent)) == 14
+    assert sum(map(len, sent)) == 14
+    assert set(sent[0] + sent[1]) == {b"a", b"b", b"c", b"d"}
+    rounds.dispatcher.loop.stop()
+
+
+def test_it_knows_which_services_have_workers_when_the_broker_does_not_tell_how_many(store: Store) -> None:
+    dispatcher = Rounds(store, {b"some": 0, b"none": 1}, b"x").dispatcher
+    dispatcher.core.arrived({b"some": 4, b"not asked": 4}, 0.0)
+    dispatcher.core.present(b"none", 0, 0.0)
+    assert dispatcher.workers() == {b"some": None, b"none": 0, b"not asked": None}
+    dispatcher.loop.stop()
+
+
+def test_what_is_due_and_cannot_be_done_is_not_insisted_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reply that nobody fetched, which there is no room to close before the archive has caught up."""
+    dispatcher = Rounds(store, {}, b"").dispatcher
+    with store.write() as txn:
+        txn.register_archive()
+        (uuid,) = txn.accept_many([NewRequest(b"echo", [b"x"])], wall_us())
+        assert txn.finish(uuid, Status.DONE, [], attempts=1, dispatched_at=1, finished_at=1)
+
+    def keep() -> float | None:
+        """Do what is due; in how many seconds it is looked at again."""
+        one = Keep(dispatcher, STEP)
+        with store.write() as txn:
+            one.write(txn, wall_us())
+        one._tell()
+        deadline = dispatcher.core.next_deadline()
+        return None if deadline is None else deadline - time.monotonic()
+
+    with monkeypatch.context() as full:
+        environment = store._environment
+        full.setattr(store, "_environment", environment._replace(room=environment.room._replace(least=0)))
+        left = keep()
+        assert left is not None
+        assert PAUSE_US / 2e6 < left <= PAUSE_US / 1e6
+    keep()
+    assert keep() is None, "it is closed now"
+    dispatcher.loop.stop()
+
+
+def test_a_store_that_can_not_be_read_is_looked_at_again_after_a_pause(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher = Rounds(store, {}, b"").dispatcher
+
+    def read() -> None:
+        raise StoreFailed("the store failed", "an error of the disk", "look at it")
+
+    monkeypatch.setattr(store, "read", read)
+    dispatcher.look()
+    deadline = dispatcher.core.next_deadline()
+    assert deadline is not None
+    assert PAUSE_US / 2e6 < deadline - time.monotonic() <= PAUSE_US / 1e6
+    dispatcher.loop.stop()

@@ -1,0 +1,464 @@
+"""How requests travel: what a broker and its workers may say without harm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from support.titanic_eventually import eventually
+
+from broker import ANSWER, ClientSession, ErrorReply, Kind, Loop
+from titanic.dispatch.actions import Send
+from titanic.dispatch.connection import PAUSE, Scout
+from titanic.dispatch.transport import MMI_TIMEOUT, LocalCourier, Parts, SocketCourier
+from titanic.dispatch.transport_foreign import LaneCourier
+
+NOW = 100.0
+
+
+class Heard:
+    """Writes down what a courier tells."""
+
+    def __init__(self) -> None:
+        self.replies: dict[bytes, list[bytes]] = {}
+        self.failures: dict[bytes, ErrorReply] = {}
+        self.refusals: dict[bytes, ErrorReply] = {}
+        self.presence: dict[bytes, int] = {}
+        self.overdue: set[bytes] = set()
+        self.done: list[bytes] = []
+
+    def replied(self, uuid: bytes, body: list[bytes], now: float) -> None:
+        assert uuid not in self.replies
+        self.replies[uuid] = body
+
+    def failed(self, uuid: bytes, error: ErrorReply, now: float) -> None:
+        assert uuid not in self.failures
+        self.failures[uuid] = error
+
+    def refused(self, uuid: bytes, error: ErrorReply, now: float) -> None:
+        assert uuid not in self.refusals
+        self.refusals[uuid] = error
+
+    def timed_out(self, uuid: bytes, now: float) -> None:
+        raise AssertionError
+
+    def present(self, name: bytes, workers: int, now: float) -> None:
+        self.presence[name] = workers
+
+    def kept(self, uuid: bytes) -> bool:
+        return uuid in self.overdue
+
+    def left(self, name: bytes) -> None:
+        self.done.append(name)
+
+    def surveyed(self, workers: Mapping[bytes, int], now: float) -> None:
+        self.survey = dict(workers)
+
+
+class Peer:
+    """The broker's end of a LocalCourier."""
+
+    def __init__(self) -> None:
+        self.sent: list[list[bytes]] = []
+
+    def send(self, messages: list[list[bytes]]) -> None:
+        self.sent += messages
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+def local(heard: Heard) -> tuple[LocalCourier, Peer]:
+    courier, peer = LocalCourier(heard), Peer()
+    courier.peer = peer  # type: ignore[assignment]
+    return courier, peer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [],
+        [b""],
+        [b"501"],
+        [b"MDPE01", b"500 no"],
+        [b"["],
+        [b"[1]"],
+        [b"7"],
+        [b"null"],
+        [b'{"echo": null}'],
+        [b'{"echo": "x"}'],
+        [b'{"echo": []}'],
+        [b"\xff"],
+        [b'{"other": 3}'],
+    ],
+)
+def test_an_answer_about_presence_that_makes_no_sense_means_absent(heard: Heard, answer: list[bytes]) -> None:
+    courier, peer = local(heard)
+    courier.ask([b"echo"], NOW)
+    courier.push(NOW)
+    stack = peer.sent[0][:2]
+    courier.receive([[*stack, b"MDPC02", b"\3", b"mmi.workers", *answer]], NOW)
+    courier.deliver(NOW)
+    assert heard.presence == {b"echo": 0}
+
+
+def test_one_question_is_enough_for_all(heard: Heard) -> None:
+    courier, peer = local(heard)
+    courier.ask([b"a", b"b"], NOW)
+    courier.ask([b"c"], NOW)
+    courier.push(NOW)
+    (question,) = peer.sent
+    answer = json.dumps({"a": 2, "c": 3, "d": 4}).encode()
+    courier.receive([[*question[:2], b"MDPC02", b"\3", b"mmi.workers", answer]], NOW)
+    courier.deliver(NOW)
+    assert heard.presence == {b"a": 2, b"b": 0, b"c": 3}
+    assert heard.survey == {b"a": 2, b"c": 3, b"d": 4}
+
+
+def test_replies_find_their_requests_and_strays_are_dropped(heard: Heard) -> None:
+    courier, peer = local(heard)
+    courier.send([Send(b"1", b"echo", [b"one"]), Send(b"2", b"echo", [b"two"])], NOW)
+    courier.push(NOW)
+    first, second = peer.sent
+    stray = [b"x" * 12, b"", b"MDPC02", b"\3", b"echo", b"stray"]
+    courier.receive([[*second[:2], b"MDPC02", b"\3", b"echo", b"TWO"], stray, [b""], []], NOW)
+    courier.receive([[*first[:2], b"MDPC02", b"\2", b"echo", b"O", b"N"]], NOW)
+    courier.receive([[*second[:2], b"MDPC02", b"\3", b"echo", b"again"]], NOW)
+    courier.receive([[*first[:2], b"MDPC02", b"\3", b"echo", b"E"]], NOW)
+    courier.deliver(NOW)
+    assert heard.replies == {b"1": [b"O", b"N", b"E"], b"2": [b"TWO"]}
+    assert courier._sends == {}
+
+
+def test_parts_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Parts, "MOST", 1000)
+    parts: Parts[int] = Parts()
+    for _ in range(100):
+        parts.add(1, [bytes(100)])
+        parts.add(2, [b""])
+    assert sum(map(len, parts._frames[1])) == 0
+    assert parts.complete(1, [b"end"]) == ErrorReply(413, "the parts of the reply passed 1000 bytes", [])
+    assert parts.complete(2, [b"end"]) == [b""] * 100 + [b"end"]
+    assert parts.complete(3, [b"whole"]) == [b"whole"]
+    assert (parts._frames, parts._sizes) == ({}, {})
+
+
+def test_parts_count_only_with_the_final_of_their_own_delivery(heard: Heard) -> None:
+    courier, peer = local(heard)
+    courier.send([Send(b"%d" % number, b"echo", [b""]) for number in range(5)], NOW)
+    courier.push(NOW)
+    stacks = [frames[:2] for frames in peer.sent]
+    part, final, anew, refused = ([b"MDPC02", code, b"echo"] for code in (b"\2", b"\3", b"\6", b"\7"))
+    courier.receive([[*stack, *part, b"one"] for stack in stacks], NOW)
+    courier.receive([[*stacks[0], *final, b"MDPE01", b"500 oh no", b"detail"]], NOW)
+    courier.receive([[*stacks[1], *refused, b"MDPE01", b"504 nobody came"]], NOW)
+    courier.receive([[*stacks[2], *anew], [*stacks[2], *part, b"ONE"], [*stacks[2], *final, b"TWO"]], NOW)
+    courier.receive([[*stacks[3], *anew], [*stacks[3], *final, b"WHOLE"]], NOW)
+    courier.receive([[*stacks[4], *part, b"MDPE01"], [*stacks[4], *final, b"500 no error"]], NOW)
+    courier.deliver(NOW)
+    assert heard.failures == {b"0": ErrorReply(500, "oh no", [b"detail"])}
+    assert heard.refusals == {b"1": ErrorReply(504, "nobody came", [])}
+    assert heard.replies == {b"2": [b"ONE", b"TWO"], b"3": [b"WHOLE"], b"4": [b"one", b"MDPE01", b"500 no error"]}
+    assert (courier._sends, courier._tickets, courier._parts._frames, courier._parts._sizes) == ({}, {}, {}, {})
+
+
+def test_what_is_sent_again_to_a_new_broker_begins_without_parts(heard: Heard) -> None:
+    courier, peer = local(heard)
+    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
+    courier.push(NOW)
+    courier.receive([[*peer.sent[0][:2], b"MDPC02", b"\2", b"echo", b"from the dead"]], NOW)
+    courier.deliver(NOW)
+    courier.session.lost(NOW)
+    courier.push(NOW)
+    stack = peer.sent[1][:2]
+    courier.receive([[*stack, b"MDPC02", b"\2", b"echo", b"one"], [*stack, b"MDPC02", b"\3", b"echo", b"two"]], NOW)
+    courier.deliver(NOW)
+    assert heard.replies == {b"1": [b"one", b"two"]}
+
+
+@pytest.mark.parametrize("version", ["0.2", "0.1"])
+def test_the_same_on_lanes(heard: Heard, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    lanes = Lanes(heard, monkeypatch, room=1, version=version)
+    courier = lanes.courier
+    final = [b"MDPC02", b"\3", b"echo"] if version == "0.2" else [b"", b"MDPC01", b"echo"]
+
+    def part(text: bytes) -> None:
+        if version == "0.2":
+            say(b"MDPC02", b"\2", b"echo", text)
+
+    def say(*frames: bytes) -> None:
+        lane.session.receive(lane.session.connection, list(frames), NOW)
+        courier.deliver(NOW)
+
+    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
+    (lane,) = courier._busy
+    part(b"one")
+    say(*final, b"MDPE01", b"503 my own word")
+    assert heard.failures == {b"1": ErrorReply(503, "my own word", [])}, "such a broker has no errors of its own"
+    courier.send([Send(b"2", b"echo", [b"x"])], NOW)
+    part(b"from the dead")
+    courier._lost(NOW)
+    part(b"one")
+    say(*final, b"two")
+    assert heard.replies == {b"2": [b"one", b"two"] if version == "0.2" else [b"two"]}
+    assert (courier._parts._frames, courier._parts._sizes) == ({}, {})
+    lanes.loop.stop()
+
+
+class Lanes:
+    """A LaneCourier whose connections lead nowhere: only what it counts is looked at."""
+
+    def __init__(self, heard: Heard, monkeypatch: pytest.MonkeyPatch, room: int, version: str = "0.2") -> None:
+        self.loop = Loop()
+        monkeypatch.setattr("titanic.dispatch.transport_foreign.Connection", NoConnection)
+        self.courier = LaneCourier(
+            heard,
+            self.loop,
+            "inproc://nowhere",
+            Scout("inproc://nowhere", ["0.2"], print),
+            version=version,
+            room=room,
+            attempt_timeout=9,
+        )
+        self._heard = heard
+        self._numbers = iter(range(10_000))
+
+    def fill(self, service: bytes) -> int:
+        """Send as much to a service as it is granted."""
+        granted = self.courier._share(service) - self.courier._in_flight[service]
+        for _ in range(max(0, granted)):
+            self.courier.send([Send(b"%d" % next(self._numbers), service, [b""])], NOW)
+        return self.courier._in_flight[service]
+
+
+class NoConnection:
+    open = True
+    waits = False
+    rests = False
+
+    def __init__(self, session: ClientSession, endpoint: str, scout: Scout, **kwargs: Any) -> None:
+        self.session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def test_the_first_services_do_not_take_all_lanes(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = Lanes(heard, monkeypatch, room=64)
+    granted = [lanes.fill(b"service%d" % number) for number in range(20)]
+    assert granted[0] == 64
+    assert granted == sorted(granted, reverse=True)
+    assert min(granted) >= 1
+    assert sum(granted) <= LaneCourier.MOST
+    lanes.loop.stop()
+
+
+def test_what_finds_no_lane_goes_back(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = Lanes(heard, monkeypatch, room=1)
+    lanes.courier.send([Send(b"%d" % number, b"echo", [b""]) for number in range(6)], NOW)
+    full = ErrorReply(503, "no lane is free", [])
+    assert heard.refusals == {b"4": full, b"5": full}
+    assert lanes.courier._share(b"other") == 0
+    lanes.loop.stop()
+
+
+def test_a_late_reply_to_a_cancelled_request_is_dropped_and_not_taken_for_the_next_ones(heard: Heard) -> None:
+    courier, peer = local(heard)
+    courier.send([Send(b"1", b"echo", [b"first attempt"])], NOW)
+    courier.push(NOW)
+    (first,) = peer.sent
+    courier.receive([[*first[:2], b"MDPC02", b"\2", b"echo", b"part of the first"]], NOW)
+    courier.deliver(NOW)
+    heard.overdue = {b"1"}
+    courier.recall(b"1", NOW)
+    courier.push(NOW)
+    question = peer.sent[-1]
+    assert question[2:] == [b"MDPC02", b"\5", b"mmi.cancel", b"echo", first[0]]
+    courier.receive([[*question[:2], b"MDPC02", b"\3", b"mmi.cancel", b"404"]], NOW)
+    courier.deliver(NOW)
+    courier.recall(b"1", NOW)
+    courier.send([Send(b"1", b"echo", [b"second attempt"])], NOW)
+    courier.push(NOW)
+    second = peer.sent[-1]
+    courier.receive([[*first[:2], b"MDPC02", b"\2", b"echo", b"later part"]], NOW)
+    courier.deliver(NOW)
+    assert heard.done == []
+    courier.receive([[*first[:2], b"MDPC02", b"\3", b"echo", b"late"]], NOW)
+    courier.deliver(NOW)
+    assert heard.replies == {}
+    assert heard.done == [b"echo"]
+    courier.receive([[*second[:2], b"MDPC02", b"\3", b"echo", b"in time"]], NOW)
+    courier.deliver(NOW)
+    assert heard.replies == {b"1": [b"in time"]}
+    assert (courier._sends, courier._parts._frames, courier._abandoned, courier._recalled) == ({}, {}, {}, set())
+
+
+def test_a_question_to_have_one_back_is_asked_until_it_is_answered(heard: Heard) -> None:
+    courier, peer = local(heard)
+    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
+    heard.overdue = {b"1"}
+    courier.recall(b"1", NOW)
+    courier.push(NOW)
+    for tries in (1, 2, 3):
+        assert [frames[4] for frames in peer.sent].count(b"mmi.cancel") == tries
+        courier.session.tick(NOW + tries * 2 * MMI_TIMEOUT)
+        courier.deliver(NOW + tries * 2 * MMI_TIMEOUT)
+        courier.push(NOW + tries * 2 * MMI_TIMEOUT)
+    first, question = peer.sent[0], peer.sent[-1]
+    assert heard.done == [], "nobody has said that a worker has it"
+    courier.receive([[*question[:2], b"MDPC02", b"\3", b"mmi.cancel", b"200"]], NOW)
+    courier.receive([[*first[:2], b"MDPC02", b"\7", b"echo", b"MDPE01", b"499 cancelled by its client"]], NOW)
+    courier.deliver(NOW)
+    assert heard.refusals == {b"1": ErrorReply(499, "cancelled by its client", [])}
+    assert (courier._sends, courier._tickets, courier._recalls, courier._recalled) == ({}, {}, {}, set())
+
+
+@pytest.mark.parametrize("reply_first", [True, False])
+def test_a_reply_that_crosses_the_question(heard: Heard, reply_first: bool) -> None:
+    courier, peer = local(heard)
+    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
+    heard.overdue = {b"1"}
+    courier.recall(b"1", NOW)
+    courier.push(NOW)
+    first, question = peer.sent
+    messages = [
+        [*first[:2], b"MDPC02", b"\3", b"echo", b"reply"],
+        [*question[:2], b"MDPC02", b"\3", b"mmi.cancel", b"404"],
+    ]
+    courier.receive(messages if reply_first else reversed(messages), NOW)
+    courier.deliver(NOW)
+    assert heard.replies == ({b"1": [b"reply"]} if reply_first else {})
+    assert heard.done == ([] if reply_first else [b"echo"])
+    assert (courier._sends, courier._recalls, courier._abandoned, courier._recalled) == ({}, {}, {}, set())
+
+
+@pytest.mark.parametrize("asked_before", [True, False])
+def test_what_has_been_answered_is_not_asked_back(heard: Heard, asked_before: bool) -> None:
+    """The answer has come in, and nobody has been told yet."""
+    courier, peer = local(heard)
+    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
+    messages = []
+    if asked_before:
+        courier.recall(b"1", NOW)
+        courier.push(NOW)
+        messages.append([*peer.sent[1][:2], b"MDPC02", b"\3", b"mmi.cancel", b"MDPE01", b"500 try again"])
+    courier.push(NOW)
+    courier.receive([*messages, [*peer.sent[0][:2], b"MDPC02", b"\3", b"echo", b"reply"]], NOW)
+    if not asked_before:
+        courier.recall(b"1", NOW)
+    courier.deliver(NOW)
+    assert heard.replies == {b"1": [b"reply"]}
+    assert (courier._sends, courier._recalls, courier._abandoned, courier._recalled) == ({}, {}, {}, set())
+
+
+def test_what_waits_for_its_lane_to_be_connected_is_not_with_the_broker(heard: Heard, tmp_path: Path) -> None:
+    """A foreign broker gives nothing back, so it must not get what was closed already."""
+    loop, endpoint = Loop(), f"ipc://{tmp_path}/nowhere"
+    scout = Scout(endpoint, ["0.1"], print)
+    scout.kind = Kind("0.1", ours=False)
+    courier = LaneCourier(heard, loop, endpoint, scout, version="0.1", room=8, attempt_timeout=9)
+    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
+    courier.push(NOW)
+    (lane,) = courier._busy
+    courier.recall(b"1", NOW)
+    assert list(heard.refusals) == [b"1"]
+    assert courier._busy == {}
+    for connection in (lane, courier._asking):
+        connection.close()
+    loop.stop()
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_what_is_taken_back_while_there_is_no_broker_is_not_sent_to_the_next_one(heard: Heard, ours: bool) -> None:
+    """Asked about it, that one says that it does not wait there, as if a worker had it."""
+    loop, endpoint = Loop(), "inproc://nowhere"
+    scout = Scout(endpoint, ["0.2"], print)
+    courier: SocketCourier | LaneCourier
+    if ours:
+        courier = SocketCourier(heard, loop, endpoint, scout)
+    else:
+        courier = LaneCourier(heard, loop, endpoint, scout, version="0.1", room=8, attempt_timeout=9)
+    courier.send([Send(b"1", b"echo", [b"x"]), Send(b"2", b"echo", [b"y"])], NOW)
+    courier.push(NOW)
+    heard.overdue = {b"1"}
+    courier.recall(b"1", NOW)
+    courier.recall(b"1", NOW)
+    courier.push(NOW)
+    courier.deliver(NOW)
+    assert list(heard.refusals) == [b"1"], "it is no attempt"
+    assert heard.done == []
+    sends = courier._sends if isinstance(courier, SocketCourier) else courier._busy
+    assert [send.uuid for send in sends.values()] == [b"2"]
+    loop.stop()
+
+
+def test_a_broker_that_answered_in_no_version_is_asked_again(tmp_path: Path) -> None:
+    """It may have been busy, or be another one by now."""
+    found: list[Kind] = []
+    endpoint, now = f"ipc://{tmp_path}/broker", NOW
+    scout = Scout(endpoint, ["0.2", "0.1"], found.append)
+    with zmq.Context.instance().socket(zmq.ROUTER) as broker:
+        broker.bind(endpoint)
+
+        def question() -> list[bytes]:
+            scout.flush(now)
+            return broker.recv_multipart() if broker.poll(0) else []
+
+        asked = []
+        for _ in range(3):
+            asked.append([eventually(question), eventually(question)])
+            now += ANSWER
+        assert [b"MDPC02" in frames for pair in asked for frames in pair] == [False, False, True, True, False, False]
+        assert asked[2][0][0] != asked[0][0][0], "the connection is a new one"
+        broker.send_multipart([asked[2][1][0], b"", b"MDPC01", b"mmi.service", b"404"])
+        eventually(lambda: scout.drain(now) or found)
+        assert found == [Kind("0.1", ours=False)]
+        scout.doubt(now)
+        now += PAUSE
+        assert eventually(question)[0] != asked[2][0][0], "another connection broke: another broker may be there"
+        scout.close()
+
+
+def test_what_is_not_wanted_any_more_is_not_sent_to_the_next_broker(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes = Lanes(heard, monkeypatch, room=2)
+    courier = lanes.courier
+    courier.send([Send(b"1", b"echo", [b"x"]), Send(b"2", b"echo", [b"y"])], NOW)
+    courier.recall(b"1", NOW)
+    assert heard.refusals == {}, "the broker that has it keeps it"
+    courier._lost(NOW)
+    assert list(heard.refusals) == [b"1"]
+    assert [send.uuid for send in courier._busy.values()] == [b"2"]
+    lanes.loop.stop()
+
+
+def test_a_cancelled_lane_is_used_again_on_a_new_connection(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replies carry no number there: on the old connection a late one would pass for the next one's."""
+    lanes = Lanes(heard, monkeypatch, room=1)
+    courier = lanes.courier
+    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
+    (lane,) = courier._busy
+    before = lane.session.connection
+    heard.overdue = {b"1"}
+    courier.recall(b"1", NOW)
+    courier.recall(b"1", NOW)
+    assert heard.done == [b"echo"]
+    assert courier._busy == {}
+    assert courier._in_flight == {}
+    courier.send([Send(b"2", b"echo", [b"y"])], NOW)
+    assert list(courier._busy) == [lane]
+    assert lane.session.connection != before
+    lane.session.receive(before, [b"MDPC02", b"\3", b"echo", b"late"], NOW)
+    courier.deliver(NOW)
+    assert heard.replies == {}
+    lane.session.receive(lane.session.connection, [b"MDPC02", b"\3", b"echo", b"in time"], NOW)
+    courier.deliver(NOW)
+    assert heard.replies == {b"2": [b"in time"]}
+    lanes.loop.stop()

@@ -1,0 +1,209 @@
+"""titanic.wait: who is answered when, without sockets and waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from titanic.dispatch import waiters
+from titanic.dispatch.waiters import Waiters, read
+from titanic.protocol import tsp
+
+UUID = bytes(range(16))
+OTHER = bytes(16)
+
+
+class Ask:
+    def __init__(self, seconds: bytes = b"5", uuid: bytes = UUID) -> None:
+        self.peer = None
+        self.body = [seconds, uuid.hex().encode()]
+
+
+class Hall:
+    """Waiters, a store that is looked at when it is told to, and what was answered."""
+
+    def __init__(self) -> None:
+        self.answers: dict[Any, list[bytes]] = {}
+        self.looks: list[Any] = []
+        self.waiters = Waiters(self._answer, self._look)
+
+    def _answer(self, answers: Sequence[tuple[Any, list[bytes]]]) -> None:
+        assert answers
+        for ask, frames in answers:
+            assert ask not in self.answers, "answered twice"
+            self.answers[ask] = frames
+
+    def _look(self, asks: Sequence[Any]) -> None:
+        self.looks += asks
+
+    def store_says(self, *frames: bytes) -> None:
+        looks, self.looks = self.looks, []
+        self.waiters.found([(ask, list(frames)) for ask in looks])
+
+
+@pytest.fixture
+def hall() -> Hall:
+    return Hall()
+
+
+def test_what_is_there_already_is_answered_at_once(hall: Hall) -> None:
+    ask = Ask()
+    hall.waiters.add([ask], 0)
+    assert hall.looks == [ask]
+    hall.store_says(b"200", b"x")
+    assert hall.answers == {ask: [b"200", b"x"]}
+    assert len(hall.waiters) == 0
+    assert hall.waiters.next_deadline() is None
+
+
+def test_what_comes_later(hall: Hall) -> None:
+    ask, other = Ask(), Ask(uuid=OTHER)
+    hall.waiters.add([ask, other], 0)
+    hall.store_says(b"300")
+    hall.waiters.wake([UUID, b"?" * 16])
+    assert hall.looks == [ask]
+    hall.store_says(b"400 unknown")
+    assert hall.answers == {ask: [b"400 unknown"]}
+    assert len(hall.waiters) == 1
+
+
+def test_a_wake_between_the_registration_and_the_look_is_not_lost(hall: Hall) -> None:
+    ask = Ask()
+    hall.waiters.add([ask], 0)
+    hall.waiters.wake([UUID])
+    assert hall.looks == [ask, ask]
+    hall.store_says(b"200", b"x")
+    assert hall.answers == {ask: [b"200", b"x"]}
+
+
+def test_the_time_is_over(hall: Hall) -> None:
+    soon, late = Ask(b"1"), Ask(b"2.5")
+    hall.waiters.add([late, soon], 10)
+    hall.store_says(b"300")
+    assert hall.waiters.next_deadline() == 11
+    hall.waiters.tick(11)
+    assert hall.answers == {soon: [tsp.PENDING]}
+    assert hall.waiters.next_deadline() == 12.5
+    hall.waiters.wake([UUID])
+    hall.waiters.tick(12.5)
+    hall.store_says(b"200")
+    assert hall.answers[late] == [tsp.PENDING]
+
+
+def test_a_wait_of_0_seconds_gets_an_answer(hall: Hall) -> None:
+    ask = Ask(b"0")
+    hall.waiters.add([ask], 10)
+    hall.waiters.tick(10)
+    assert hall.answers == {}
+    hall.store_says(b"300")
+    hall.waiters.tick(10)
+    assert hall.answers == {ask: [tsp.PENDING]}
+    ended = Ask(b"0")
+    hall.waiters.add([ended], 20)
+    hall.waiters.tick(25)
+    hall.store_says(b"200", b"x")
+    assert hall.answers[ended] == [b"200", b"x"]
+
+
+def test_nobody_waits_longer_than_allowed(hall: Hall) -> None:
+    hall.waiters.add([Ask(b"1e9")], 0)
+    hall.store_says(b"300")
+    assert hall.waiters.next_deadline() == waiters.MOST_SECONDS
+
+
+def test_10000_wait_for_one(hall: Hall) -> None:
+    asks = [Ask() for _ in range(10_000)]
+    hall.waiters.add(asks, 0)
+    hall.store_says(b"300")
+    hall.waiters.wake([UUID])
+    hall.store_says(b"200", b"x")
+    assert len(hall.answers) == 10_000
+    assert len(hall.waiters) == 0
+
+
+def test_more_than_can_wait_are_refused(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiters, "MOST_WAITERS", 2)
+    asks = [Ask(), Ask(), Ask()]
+    hall.waiters.add(asks, 0)
+    assert hall.answers[asks[2]][0].startswith(b"500 busy: ")
+    assert hall.looks == asks[:2]
+
+
+def test_those_who_are_forgotten_are_not_answered(hall: Hall) -> None:
+    looked_for, waiting_, other = Ask(), Ask(), Ask()
+    hall.waiters.add([waiting_, other], 0)
+    hall.store_says(b"300")
+    hall.waiters.add([looked_for], 0)
+    for ask in (looked_for, waiting_, waiting_, Ask()):
+        hall.waiters.forget(ask)
+    hall.store_says(b"300")
+    hall.waiters.wake([UUID])
+    hall.store_says(b"200", b"x")
+    assert hall.answers == {other: [b"200", b"x"]}
+    assert len(hall.waiters) == 0
+    assert hall.waiters.next_deadline() is None
+
+
+def test_all_are_answered_at_the_end(hall: Hall) -> None:
+    before = [Ask(), Ask(uuid=OTHER)]
+    hall.waiters.add(before, 0)
+    hall.store_says(b"300")
+    hall.waiters.dismiss()
+    assert hall.answers == {ask: [tsp.PENDING] for ask in before}
+    assert hall.waiters.dismissed
+
+
+def test_at_the_end_too_the_store_is_looked_at_for_each(hall: Hall) -> None:
+    before, after, pending = Ask(), Ask(), Ask(uuid=OTHER)
+    hall.waiters.add([before], 0)
+    hall.waiters.dismiss()
+    assert hall.answers == {}
+    assert not hall.waiters.dismissed
+    hall.waiters.add([after], 0)
+    hall.store_says(b"400 unknown")
+    hall.waiters.add([pending], 0)
+    hall.store_says(b"300")
+    assert hall.answers == {before: [b"400 unknown"], after: [b"400 unknown"], pending: [tsp.PENDING]}
+    assert hall.waiters.dismissed
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        [b"5"],
+        [UUID.hex().encode()],
+        [b"-1", UUID.hex().encode()],
+        [b"nan", UUID.hex().encode()],
+        [b"inf", UUID.hex().encode()],
+        [b"x", UUID.hex().encode()],
+        [b"", UUID.hex().encode()],
+        [b"\xff", UUID.hex().encode()],
+        [b"5", b"x"],
+        [b"5", UUID.hex().encode(), b""],
+    ],
+)
+def test_what_is_no_wait(hall: Hall, body: list[bytes]) -> None:
+    assert read(body) is None
+    ask = Ask()
+    ask.body = body
+    hall.waiters.add([ask], 0)
+    assert hall.answers == {ask: waiters.BAD_WAIT}
+    assert hall.looks == []
+
+
+def test_when_there_is_no_more_room_those_are_sent_away_that_have_waited_for_longest(hall: Hall) -> None:
+    hall.waiters.room = 2
+    asks = [Ask(uuid=bytes([number]) * 16) for number in range(5)]
+    hall.waiters.add(asks[:3], 0)
+    assert hall.answers == {}, "the store was not looked at for anyone yet"
+    hall.store_says(b"300")
+    assert hall.answers == {asks[0]: [b"300"]}
+    hall.waiters.add(asks[3:], 1)
+    assert hall.answers == {key: [b"300"] for key in asks[:3]}
+    hall.store_says(b"200", b"x")
+    assert hall.answers == {key: [b"300"] for key in asks[:3]} | {key: [b"200", b"x"] for key in asks[3:]}
+    assert len(hall.waiters) == 0
+    assert hall.waiters.next_deadline() is None

@@ -1,0 +1,145 @@
+"""`titanic serve --gather`: requests without an answer are stored, also when that takes patience."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.cli_titanic import here, running
+from support.running import until
+from support.titanic_serving import serving
+from support.zmtp import message, zmtp
+
+from broker import BrokerConfig, Worker
+from broker.patterns import MissingDrafts, Scatter, pack
+from titanic import Server, ServerConfig
+from titanic.config import ServiceLimits
+from titanic.errors import CallerError
+
+ANY = "tcp://127.0.0.1:*"
+
+
+@contextmanager
+def scattering(server: Server) -> Iterator[Scatter]:
+    with Scatter() as scatter:
+        for endpoint in server.gathers:
+            scatter.connect(endpoint)
+        yield scatter
+
+
+def stored(server: Server) -> int:
+    with server.store.read() as transaction:
+        return transaction.counts().requests
+
+
+def counts(server: Server) -> dict[str, int]:
+    assert server._ingest is not None
+    return server._ingest.counts
+
+
+def test_what_is_gathered_is_stored_and_executed(tmp_path: Path) -> None:
+    done: list[list[bytes]] = []
+    with serving(tmp_path, gather=(ANY,)) as server:
+        with scattering(server) as scatter:
+            for number in range(500):
+                scatter.send(pack([b"work", b"%d" % number, b"x" * 300]))
+        until(lambda: counts(server)["stored"] == 500)
+        assert stored(server) == 500
+        with Worker("work", done.append, server.endpoints[0]):
+            until(lambda: len(done) == 500)
+    assert sorted(done) == sorted([b"%d" % number, b"x" * 300] for number in range(500))
+
+
+def test_what_cannot_be_stored_is_dropped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(tmp_path, gather=(ANY, f"ipc://{tmp_path}/gather")) as server, scattering(server) as scatter:
+        for message in (b"", b"\2a", b"not packed", pack([b"\0bad", b"x"]), pack([b""])):
+            scatter.send(message)
+        scatter.send(pack([b"good", b"x"]))
+        until(lambda: counts(server) == {"stored": 1, "dropped": 5})
+    assert "gathered messages dropped; the last one because" in caplog.text
+
+
+def test_what_is_too_large_is_dropped_and_does_not_come_again(tmp_path: Path) -> None:
+    with serving(tmp_path, gather=(ANY,), wire=BrokerConfig(max_body=1000)) as server, scattering(server) as scatter:
+        for size in (1001, 10_000, 1000):
+            scatter.send(pack([b"work", bytes(size)]))
+        until(lambda: counts(server) == {"stored": 1, "dropped": 2})
+
+
+def test_halves_of_messages_are_not_stored(tmp_path: Path) -> None:
+    half = pack([b"work", b"half"])
+    with serving(tmp_path, gather=(ANY,)) as server, zmtp(server.gathers[0], b"SCATTER") as stream:
+        stream.sendall((message(half, half) + message(half, b"", half)) * 100 + message(pack([b"work", b"whole"])))
+        until(lambda: counts(server)["stored"])
+        done: list[list[bytes]] = []
+        with Worker("work", done.append, server.endpoints[0]):
+            until(lambda: done)
+        assert counts(server) == {"stored": 1, "dropped": 0}
+        assert done == [[b"whole"]]
+
+
+def test_what_a_full_service_refuses_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("titanic.server.gather.PAUSE", 0.02)
+    monkeypatch.setattr("titanic.server.gather.MOST_IN_HAND", 50)
+    limits = {b"work": ServiceLimits(waiting=10)}
+    done: list[bytes] = []
+    with serving(tmp_path, gather=(ANY,), limits=limits) as server, scattering(server) as scatter:
+        for number in range(200):
+            scatter.send(pack([b"work", b"%d" % number]))
+        until(lambda: counts(server)["stored"] == 10)
+        until(lambda: "gathered messages wait: service full" in caplog.text)
+        assert server._ingest is not None
+        until(lambda: len(server._ingest._refused) + len(server._ingest._in_hand) >= 40)
+        with Worker("work", lambda frames: done.append(frames[0]), server.endpoints[0]):
+            until(lambda: len(done) == 200)
+    assert sorted(done) == sorted(b"%d" % number for number in range(200))
+
+
+def test_what_has_come_by_the_end_is_stored(tmp_path: Path) -> None:
+    with serving(tmp_path, gather=(ANY,)) as server:
+        with scattering(server) as scatter:
+            for number in range(2500):
+                scatter.send(pack([b"work", b"%d" % number]))
+        until(lambda: counts(server)["stored"])
+    assert counts(server) == {"stored": 2500, "dropped": 0}
+
+
+def test_what_is_lost_at_the_end_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    limits = {b"work": ServiceLimits(waiting=1)}
+    with serving(tmp_path, gather=(ANY,), limits=limits) as server, scattering(server) as scatter:
+        for _ in range(3):
+            scatter.send(pack([b"work", b"x"]))
+        until(lambda: counts(server)["stored"] == 1)
+        assert server._ingest is not None
+        until(lambda: len(server._ingest._refused) == 2)
+    assert "2 gathered messages could not be stored before the end; they are lost" in caplog.text
+
+
+def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CallerError, match="gather is for the integrated broker"):
+        ServerConfig(broker="tcp://127.0.0.1:9", gather=(ANY,))
+    monkeypatch.setattr("broker.io.draft_sockets.find_spec", lambda name: None)
+    monkeypatch.setattr("zmq.DRAFT_API", False)
+    with pytest.raises(MissingDrafts, match="pip install"):
+        Server(ServerConfig(store=tmp_path / "store", bind=(ANY,), gather=(ANY,)))
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    serve = ("serve", "--bind", ANY, "--gather", ANY, "--store", tmp_path / "store")
+    scatter = ("pattern", "scatter-gather", "scatter", "--service", "upper")
+    with running(tmp_path / "log", *serve) as server:
+        where, gather = server.says(r"serving at (\S+), gathering at (\S+);").groups()
+        assert here(*scatter, "one", "two", "--endpoint", gather).code == 0
+        until(lambda: here("ls", "--endpoint", where).out.count(b"upper") == 2)
+        server.send(signal.SIGTERM)
+        assert server.ends() == 0
+    assert here("serve", "--broker", where, "--gather", ANY, "--store", tmp_path / "other").code == 2

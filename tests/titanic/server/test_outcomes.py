@@ -1,0 +1,189 @@
+"""What becomes of a request when its worker streams, fails, dies or pretends: with the broker here, and with ours
+elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+import pytest
+from support.relay import relay
+from support.titanic_eventually import eventually
+from support.titanic_raw import RawWorker, raw_client, raw_worker
+from support.titanic_serving import QUICK, serving
+
+from broker import Broker, BrokerConfig, RemoteError, Worker
+from broker.io.router import Router
+from titanic import Client, RequestFailed
+from titanic.store import ReadTransaction
+
+WIRE = BrokerConfig(heartbeat_interval=0.5, request_expiry=0.2)
+
+
+@pytest.fixture(params=["integrated", "apart"])
+def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
+    with ExitStack() as stack:
+        if request.param == "integrated":
+            endpoint = stack.enter_context(serving(tmp_path, wire=WIRE)).endpoints[0]
+        else:
+            broker = Broker(WIRE)
+            endpoint = broker.bind("tcp://127.0.0.1:*")
+            stack.enter_context(broker)
+            stack.enter_context(serving(tmp_path, broker=endpoint))
+        yield stack.enter_context(Client(endpoint, timeout=30))
+
+
+def worker_at(client: Client, service: bytes = b"echo") -> AbstractContextManager[RawWorker]:
+    return raw_worker(client.endpoint, service)
+
+
+def test_an_error_after_parts_is_a_failed_attempt(client: Client) -> None:
+    with worker_at(client) as worker:
+        uuid = client.submit("echo", "x")
+        token, _ = worker.take()
+        worker.partial(token, b"part one")
+        worker.final(token, b"MDPE01", b"500 oh no")
+        token, _ = worker.take()
+        worker.partial(token, b"one")
+        worker.final(token, b"two")
+        assert client.wait(uuid, 30) == [b"one", b"two"]
+    assert client.show(uuid)["attempts"] == 2
+
+
+def test_and_the_last_one_fails_it_for_good(client: Client) -> None:
+    def handler(frames: list[bytes]) -> Iterator[bytes]:
+        yield b"part one"
+        raise ValueError("boom")
+
+    with Worker("echo", handler, client.endpoint, config=QUICK):
+        uuid = client.submit("echo", "x", max_attempts=2)
+        with pytest.raises(RequestFailed, match="ValueError: boom"):
+            client.wait(uuid, 30)
+    assert client.show(uuid)["attempts"] == 2
+
+
+def test_parts_of_a_worker_that_left_are_not_in_the_reply_of_the_next(client: Client) -> None:
+    with worker_at(client) as first:
+        uuid = client.submit("echo", "x")
+        token, _ = first.take()
+        first.partial(token, b"from the dead", b"and more")
+        with worker_at(client) as second:
+            first.leave()
+            token, _ = second.take()
+            second.partial(token, b"one")
+            second.partial(token, b"two")
+            second.final(token, b"three")
+            assert client.wait(uuid, 30) == [b"one", b"two", b"three"]
+
+
+def test_parts_of_a_worker_that_left_and_had_no_successor(client: Client) -> None:
+    with worker_at(client) as first:
+        uuid = client.submit("echo", "x")
+        token, _ = first.take()
+        first.partial(token, b"from the dead")
+        first.leave()
+        eventually(lambda: client.stats()["dispatch"]["returned"])
+    assert client.reply(uuid) is None
+    with worker_at(client) as second:
+        token, _ = second.take()
+        second.final(token, b"whole")
+        assert client.wait(uuid, 30) == [b"whole"]
+
+
+def test_a_worker_whose_connection_was_reset_is_as_good_as_dead(client: Client) -> None:
+    """The broker can't tell: another worker gets the request, and what the first one still replies is dropped."""
+    begun, release, bodies = threading.Event(), threading.Event(), []
+
+    def slow(frames: list[bytes]) -> bytes:
+        bodies.append(frames[0])
+        begun.set()
+        assert release.wait(30)
+        return b"first"
+
+    with relay(client.endpoint) as way, Worker("echo", slow, way.endpoint, config=QUICK) as first:
+        uuid = client.submit("echo", "x")
+        assert begun.wait(30)
+        way.reset()
+        with Worker("echo", lambda frames: b"second", client.endpoint, config=QUICK):
+            assert client.wait(uuid, 30) == [b"second"]
+        release.set()
+        eventually(lambda: first.registered == 1)
+        assert client.wait(client.submit("echo", "y"), 30) == [b"first"]
+        assert client.reply(uuid) == [b"second"]
+    assert bodies == [b"x", b"y"]
+
+
+@pytest.mark.parametrize("status", [400, 413, 499, 503, 504])
+def test_a_worker_cannot_speak_for_the_broker(client: Client, status: int) -> None:
+    seen: list[list[bytes]] = []
+
+    def handler(frames: list[bytes]) -> bytes:
+        seen.append(frames)
+        if len(seen) == 1:
+            raise RemoteError(status, "my own word")
+        return b"done"
+
+    with Worker("echo", handler, client.endpoint, config=QUICK):
+        uuid = client.submit("echo", "x")
+        assert client.wait(uuid, 30) == [b"done"]
+    assert client.show(uuid)["attempts"] == 2
+
+
+class Look:
+    """Stops the dispatcher in the middle of a look into the store, once, and writes down what the broker sends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.looks = threading.Event()
+        self.go = threading.Event()
+        self.sent: list[str] = []
+        read, send = ReadTransaction.next_ready, Router.send
+
+        def next_ready(transaction: ReadTransaction, service: bytes, *args: object, **kwargs: object) -> object:
+            rows = read(transaction, service, *args, **kwargs)  # type: ignore[arg-type]
+            if service == b"stops":
+                self.looks.set()
+                assert self.go.wait(30)
+            return rows
+
+        def note(router: Router, peer: bytes, frames: list[bytes]) -> None:
+            if frames[4:] == [b"stored"]:
+                self.sent.append("handed over")
+            elif b"titanic.close" in frames and frames[-1] == b"200":
+                self.sent.append("closed")
+            send(router, peer, frames)
+
+        monkeypatch.setattr(ReadTransaction, "next_ready", next_ready)
+        monkeypatch.setattr(Router, "send", note)
+
+
+@pytest.mark.parametrize("service", ["stops", "echo"])
+def test_what_is_closed_is_handed_to_no_worker_afterwards(
+    client: Client, monkeypatch: pytest.MonkeyPatch, service: str
+) -> None:
+    """While the dispatcher is busy: with what is read already, and with what waits in the broker for a busy worker."""
+    look = Look(monkeypatch)
+    endpoint = client.endpoint
+    with worker_at(client, b"stops"), worker_at(client) as worker, raw_client(endpoint) as raw:
+        raw.send(b"echo", b"plain")
+        token, _ = worker.take()
+        uuid = client.submit(service, "stored")
+        if service == "echo":
+            eventually(lambda: client.stats()["running"] == 1)
+            client.submit("stops", "other")
+        assert look.looks.wait(30)
+        with raw_client(endpoint) as closing:
+            closing.send(b"titanic.close", uuid.encode())
+            eventually(lambda: client.stats()["since_start"]["closed"] == 1)
+            closing.socket.poll(100)  # an answer now would be too early
+            worker.final(token, b"")
+            raw.receive()
+            look.go.set()
+            assert closing.receive() == [b"200"]
+        client.submit("echo", "last")  # it goes the same way, behind whatever is still to come
+        body: list[bytes] = []
+        while body != [b"last"]:
+            token, body = worker.take()
+            worker.final(token, b"")
+    assert look.sent in (["handed over", "closed"], ["closed"])

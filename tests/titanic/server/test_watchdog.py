@@ -1,0 +1,66 @@
+"""The watchdog's question: does every thread that does the work get on with it?"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.titanic_eventually import eventually
+from support.titanic_serving import serving
+
+from broker import Broker
+from titanic.client.client import Client
+from titanic.errors import TimedOut
+from titanic.server.watchdog import Pulse
+
+
+def test_it_asks_again_when_all_have_answered() -> None:
+    answers: dict[str, list[Callable[[], None]]] = {"a": [], "b": []}
+    pulse = Pulse({name: asked.append for name, asked in answers.items()})
+    assert not pulse.look(1.0)
+    answers["a"].pop()()
+    assert not pulse.look(2.0)
+    assert pulse.late(2.5, 1.0) == ["b"]
+    assert pulse.late(2.0, 1.0) == []
+    answers["b"].pop()()
+    assert pulse.look(3.0)
+    assert [len(asked) for asked in answers.values()] == [1, 1]
+    assert set(pulse.lags(3.0)) == {"a", "b"}
+    assert pulse.lags(10.0) == {"a": 7.0, "b": 7.0}
+
+
+def test_every_thread_of_a_server_answers(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        assert not server.pulse.look(0.0)
+        eventually(lambda: server.pulse.look(0.0))
+        assert set(server.pulse.lags(0.0)) == {"writer", "reader", "dispatcher", "broker"}
+
+
+def test_a_writer_that_is_stuck_does_not(tmp_path: Path) -> None:
+    """It waits for the one place for writers, which somebody else has and does not give back."""
+    with serving(tmp_path) as server, Client(server.endpoints[0], timeout=0.05) as client:
+        with server.store.write():
+            with pytest.raises(TimedOut):
+                client.submit("s", b"x")
+            server.pulse.look(0.0)
+            eventually(lambda: server.pulse.late(1.0, 0.5) == ["writer"])
+            assert not server.pulse.look(2.0)
+        eventually(lambda: server.pulse.look(3.0))
+
+
+def test_a_loop_that_is_stuck_does_not() -> None:
+    free = threading.Event()
+    with Broker() as broker:
+        pulse = Pulse({"broker": broker.loop.call})
+        broker.loop.call(_wait, free)
+        pulse.look(0.0)
+        assert pulse.late(1.0, 0.5) == ["broker"]
+        assert not pulse.look(2.0)
+        free.set()
+        eventually(lambda: pulse.look(3.0))
+
+
+def _wait(event: threading.Event) -> None:
+    event.wait()

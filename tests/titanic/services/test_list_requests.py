@@ -1,0 +1,112 @@
+"""titanic.list: options, pages, states."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from titanic.services import list_requests
+from titanic.store import MIN_CAPACITY, NewRequest, Status, Store
+
+NOW = 1_700_000_000_000_000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
+        yield store
+
+
+def fill(store: Store, *services: str) -> list[bytes]:
+    with store.write() as transaction:
+        return transaction.accept_many([NewRequest(name.encode(), [b"body"]) for name in services], NOW)
+
+
+def page(store: Store, running: tuple[bytes, ...] = (), **options: Any) -> tuple[list[dict[str, Any]], str | None]:
+    with store.read() as transaction:
+        answer = list_requests.answer(transaction, [json.dumps(options).encode()], lambda: set(running))
+    assert answer[0] == b"200", answer
+    document = json.loads(answer[1])
+    return document["requests"], document["next"]
+
+
+def test_an_empty_frame_lists_everything_oldest_first(store: Store) -> None:
+    uuids = fill(store, "a", "b", "a")
+    with store.read() as transaction:
+        _, text = list_requests.answer(transaction, [b""], set)
+    assert [row["uuid"] for row in json.loads(text)["requests"]] == [uuid.hex() for uuid in uuids]
+
+
+def test_pages_cover_everything_once(store: Store) -> None:
+    uuids = fill(store, *["a"] * 25)
+    seen: list[str] = []
+    after = None
+    while True:
+        rows, after = page(store, limit=10, after=after)
+        seen += [row["uuid"] for row in rows]
+        if after is None:
+            break
+    assert seen == [uuid.hex() for uuid in uuids]
+
+
+def test_states_and_services_are_told_apart(store: Store) -> None:
+    waiting, running, delayed, done, failed, other = uuids = fill(store, "a", "a", "a", "a", "a", "b")
+    with store.write() as transaction:
+        transaction.postpone(delayed, due=NOW * 2, attempts=1, dispatched_at=NOW, reason="why")
+        for uuid, status in ((done, Status.DONE), (failed, Status.FAILED)):
+            transaction.finish(uuid, status, [b"R"], attempts=1, dispatched_at=NOW, finished_at=NOW)
+    rows, _ = page(store, (running,))
+    assert {row["uuid"]: row["state"] for row in rows} == {
+        uuid.hex(): state
+        for uuid, state in zip(uuids, ["waiting", "running", "delayed", "done", "failed", "waiting"], strict=True)
+    }
+    for state, expected in [("waiting", [waiting, other]), ("running", [running]), ("delayed", [delayed])]:
+        rows, _ = page(store, (running,), state=state)
+        assert [row["uuid"] for row in rows] == [uuid.hex() for uuid in expected]
+    rows, _ = page(store, (running,), service="b")
+    assert [row["service"] for row in rows] == ["b"]
+    assert page(store, (running,), service="b", state="running") == ([], None)
+    rows, _ = page(store, uuid=delayed.hex().upper())
+    assert (rows[0]["state"], rows[0]["attempts"], rows[0]["reason"]) == ("delayed", 1, "why")
+
+
+def test_an_unknown_one_is_not_listed(store: Store) -> None:
+    assert page(store, uuid="0" * 32) == ([], None)
+    assert page(store, (bytes(16),), state="running") == ([], None)
+
+
+def test_running_ones_come_in_pages_too(store: Store) -> None:
+    uuids = tuple(fill(store, *["a"] * 5))
+    rows, after = page(store, uuids, state="running", limit=3)
+    assert [row["uuid"] for row in rows] == [uuid.hex() for uuid in uuids[:3]]
+    rows, after = page(store, uuids, state="running", limit=3, after=after)
+    assert [row["uuid"] for row in rows] == [uuid.hex() for uuid in uuids[3:]]
+    assert after is None
+
+
+def test_a_damaged_name_is_listed_all_the_same(store: Store) -> None:
+    (uuid,) = fill(store, "abc")
+    with store.write() as transaction:
+        record = bytearray(transaction._txn.get(uuid, db=transaction._db.requests))
+        at = record.index(b"abc")
+        record[at] = 0xFF
+        transaction._txn.put(uuid, bytes(record), db=transaction._db.requests)
+    rows, _ = page(store)
+    assert rows[0]["service"] == "\ufffdbc"
+
+
+def test_expired_ones_keys_and_options(store: Store) -> None:
+    options = b'{"limit": 5, "retry_first": 0.5}'
+    with store.write() as transaction:
+        request = NewRequest(b"a", [b"x"], 9, 0, NOW + 5, 3, options, "größe".encode(), NOW * 2)
+        (uuid,) = transaction.accept_many([request], NOW)
+        transaction.accept_many([NewRequest(b"a", [b"x"], options=b"[")], NOW)
+        assert transaction.expire(NOW + 5) == [(uuid, b"a")]
+    ((row,), _) = page(store, state="expired")
+    assert (row["uuid"], row["state"], row["priority"]) == (uuid.hex(), "expired", 9)
+    assert (row["key"], row["options"]) == ("größe", {"limit": 5, "retry_first": 0.5})
+    assert [row["options"] for row in page(store)[0][1:]] == [{}]

@@ -1,0 +1,258 @@
+"""Killed, or failed by the disk, while a store is made, upgraded, repaired, restored or given another capacity.
+
+Afterwards it can be done again, and nothing is lost. A few points each; with TITANIC_TORTURE all of them.
+"""
+
+import os
+import random
+import re
+import shutil
+import time
+from collections import Counter
+from typing import NamedTuple
+
+import lmdb
+import pytest
+from support.store_chores import CANNOT
+from support.store_formats import expect_all, unpack
+from support.store_strace import INJECTED, KILLED, RECORDING, power_cut, read_record, trace
+from support.torture import LONG, SEED, part, tally
+
+from titanic.store import NewRequest, State, Status, Store
+from titanic.store.lmdb.schema import Databases
+from titanic.store.lmdb.tools import backup, check, repair, restore
+
+NOW = 1_795_258_520_106_479
+HOUR = 3_600_000_000
+CAPACITY = 16 << 20
+CALLS = "pwrite64,pwritev,writev,write,fdatasync,fsync,ftruncate,fallocate,rename,mkdir,unlink"
+
+pytestmark = [
+    pytest.mark.skipif(
+        shutil.which("strace") is None and "CI" not in os.environ, reason="needs strace, which isn't installed"
+    ),
+    pytest.mark.torture(short=True),
+]
+
+
+def fill(path, now=NOW, ahead=1):
+    """A store with requests in every place; their ids. What has a time has it a few times `ahead` µs after `now`."""
+    with Store.open(path, capacity=CAPACITY) as store, store.write() as txn:
+        uuids = txn.accept_many(
+            [NewRequest(b"s", [bytes(n * 300)], expires_at=now + 9 * ahead) for n in range(60)], now
+        )
+        for uuid in uuids[:20]:
+            txn.finish(uuid, Status.DONE, [uuid], attempts=1, dispatched_at=now, finished_at=now)
+        for uuid in uuids[20:30]:
+            txn.postpone(uuid, due=now + 5 * ahead, attempts=1, dispatched_at=now, reason="no")
+    return uuids
+
+
+def expect(path, uuids):
+    """All that `fill` put there is there."""
+    with Store.open(path) as store:
+        assert check(store) == []
+        with store.read() as txn:
+            assert all(txn.request(uuid).body == [bytes(n * 300)] for n, uuid in enumerate(uuids))
+            assert all(txn.reply(uuid).frames == [uuid] for uuid in uuids[:20])
+            assert all(txn.state(uuid) is State.DELAYED for uuid in uuids[20:30])
+            assert all(txn.state(uuid) is State.WAITING for uuid in uuids[30:])
+        with store.write() as txn:
+            assert txn.accept_many([NewRequest(b"s", [])], NOW)
+    tally["acknowledged requests checked"] += len(uuids)
+
+
+class Creating:
+    arguments = ("open",)
+
+    def prepare(self, path):
+        pass
+
+    def expect(self, path):
+        expect(path, [])
+
+
+def nameless(path):
+    """Whether a store of an earlier version has no id yet."""
+    with Store.open_read_only(path) as store, store.read() as txn:
+        return txn.identity() is None
+
+
+class Upgrading:
+    arguments = ("open",)
+
+    def prepare(self, path):
+        self.expected = unpack(path, 1)
+
+    def expect(self, path):
+        with Store.open(path) as store:
+            expect_all(store, self.expected)
+        tally["acknowledged requests checked"] += len(self.expected["requests"])
+
+
+class ChangingCapacity:
+    arguments = ("open", str(3 * CAPACITY))
+
+    def prepare(self, path):
+        self.uuids = fill(path)
+
+    def expect(self, path):
+        expect(path, self.uuids)
+
+
+class Repairing:
+    """Rows of all indexes are gone. They follow from the records, so that repairing brings everything back."""
+
+    arguments = ("repair",)
+
+    def prepare(self, path):
+        self.uuids = fill(path)
+        with lmdb.open(str(path), max_dbs=16, map_size=1 << 24) as env:
+            databases = {name: env.open_db(name.encode(), create=False) for name in Databases._fields}
+            with env.begin(write=True) as txn:
+                for name in ("ready", "later", "timers"):
+                    txn.drop(databases[name], delete=False)
+                txn.delete(b"ns", db=databases["meta"])
+        with Store.open(path) as store:
+            assert len(check(store)) > 60
+
+    def expect(self, path):
+        with Store.open(path) as store:
+            repair(store, NOW)
+        expect(path, self.uuids)
+
+
+class Restoring:
+    def prepare(self, path):
+        copy = path.with_name(f"{path.name}-copy")
+        self.arguments = ("restore", copy)
+        self.uuids = fill(path)
+        with Store.open(path) as store:
+            backup(store, copy)
+        shutil.rmtree(path)
+
+    def expect(self, path):
+        if not path.exists():  # all of it, or nothing
+            restore(self.arguments[1], path)
+        expect(path, self.uuids)
+
+
+CHORES = [Creating, Upgrading, ChangingCapacity, Repairing, Restoring]
+
+
+class Point(NamedTuple):
+    """A call, and which of its name in its thread."""
+
+    name: str
+    n: int
+
+
+@pytest.fixture(params=CHORES, ids=lambda chore: chore.__name__)
+def chore(request):
+    return request.param()
+
+
+def files(path):
+    """What strace is to look at: all that can be in the store or becomes it."""
+    partial = path.with_name(f".{path.name}.partial")
+    names = [path.parent, path, partial, partial / "data.mdb", partial / "lock.mdb"]
+    names += [path / name for name in ("data.mdb", "new.mdb", "lock.mdb", "titanic.lock")]
+    return [option for name in names for option in ("-P", name)]
+
+
+def run(chore, path, *options):
+    name, *more = chore.arguments
+    return trace(path.with_suffix(".strace"), options, "store_chores", name, path, *more)
+
+
+def points(chore, path):
+    """The calls of the chore that change something on the disk."""
+    chore.prepare(path)
+    done = run(chore, path, *files(path), "-e", f"trace={CALLS}")
+    assert done.status == 0, done.said
+    count = Counter()
+    found = {}
+    for thread, name in re.findall(rf"^(\d+) +({CALLS.replace(',', '|')})\(", done.log, re.MULTILINE):
+        count[thread, name] += 1
+        found[Point(name, count[thread, name])] = None
+    chore.expect(path)
+    return list(found)
+
+
+def struck(chore, path, point, what):
+    chore.prepare(path)
+    strike = f"inject={point.name}:{what}:when={point.n}"
+    return run(chore, path, *files(path), "-y", "-e", f"trace={point.name}", "-e", strike)
+
+
+def test_killed_anywhere_it_can_be_done_again_and_nothing_is_lost(tmp_path, chore):
+    found = points(chore, tmp_path / "all")
+    assert len(found) > 5
+    for number, point in enumerate(part(found, 3)):
+        path = tmp_path / str(number)
+        done = struck(chore, path, point, "signal=KILL")
+        tally["crash points tried"] += 1
+        assert KILLED in done.log, f"{point} was made"
+        tally["crash points fired"] += 1
+        chore.expect(path)
+
+
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"] if LONG else ["ENOSPC"])
+def test_a_disk_error_is_said_and_nothing_is_lost(tmp_path, chore, error):
+    found = points(chore, tmp_path / "all")
+    for number, point in enumerate(part(found, 2)):
+        path = tmp_path / str(number)
+        done = struck(chore, path, point, f"error={error}")
+        assert INJECTED in done.log, f"{point} was made"
+        tally["disk errors injected"] += 1
+        (line,) = [line for line in done.log.splitlines() if INJECTED in line]
+        if done.status != CANNOT:
+            # What is written in the lock is for people, and a full disk is no reason to give a store no service.
+            assert done.status == 0, done.said
+            assert "titanic.lock" in line or (error == "ENOSPC" and nameless(path)), line
+        tally["disk errors noticed"] += done.status == CANNOT
+        chore.expect(path)
+
+
+@pytest.mark.parametrize("chore", [Upgrading, Repairing, ChangingCapacity], indirect=True)
+def test_after_a_power_cut_nothing_is_lost(tmp_path, chore):
+    path = tmp_path / "store"
+    chore.prepare(path)
+    before = (path / "data.mdb").read_bytes()
+    done = run(chore, path, *RECORDING)
+    assert done.status == 0, done.said
+    events = read_record(done.log, path)
+    rng = random.Random(SEED)
+    for _ in range(20 if LONG else 2):
+        for cut in range(1, len(events) + 1):
+            shutil.rmtree(path)
+            path.mkdir()
+            (path / "data.mdb").write_bytes(power_cut(before, events[:cut], rng)[0])
+            chore.expect(path)
+            tally["power-cut images checked"] += 1
+
+
+def test_a_store_has_its_name_when_it_is_whole_and_on_disk(tmp_path):
+    path = tmp_path / "store"
+    done = run(Creating(), path, *files(path), "-e", f"trace={CALLS}")
+    log = re.sub(r"^\d+ +", "", done.log, flags=re.MULTILINE)
+    assert log.index("fdatasync(") < log.index("rename(") < log.rindex("fsync(")
+    assert log.count("fsync(") >= 2, "of its directory, and of the one above"
+
+
+def test_a_server_whose_disk_fails_at_the_root_of_all_pages_ends_to_be_started_again(tmp_path):
+    """LMDB can't go on then: until it is opened again it would refuse everything."""
+    said, failing = [], []
+    for run in range(2):
+        path = tmp_path / str(run)
+        uuids = fill(path / "store", time.time_ns() // 1000, HOUR)  # nothing is due while the server runs
+        options = ["-P", path / "store" / "data.mdb", "-e", "trace=pwrite64", *failing]
+        done = trace(path / "strace", options, "store_panic", path)
+        said.append(done.said)
+        sizes = re.findall(r"pwrite64\(.*, (\d+), \d+\) +=", done.log)
+        failing = ["-e", f"inject=pwrite64:error=EIO:when={sizes.index('120') + 1}"]
+    assert "accepted" in said[0].splitlines()
+    assert done.log.count(INJECTED) == 1
+    assert "not stored: the store in" in said[1]
+    assert "it knows that it can't go on" in said[1]
+    expect(path / "store", uuids)

@@ -1,0 +1,368 @@
+"""What is remembered of closed requests, and the agreement with an archive about it."""
+
+from contextlib import suppress
+
+import pytest
+
+from titanic.errors import InvalidArchive, RecordCorrupt, StoreFull
+from titanic.store import NewRequest, Retention, State, Status, Store
+from titanic.store.lmdb.tools import check
+
+NOW = 1_795_258_520_106_479
+CAPACITY = 16 << 20
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(tmp_path / "store", capacity=CAPACITY) as store:
+        yield store
+        assert check(store) == []
+
+
+def accept(store, *requests):
+    with store.write() as txn:
+        return txn.accept_many(requests, NOW)
+
+
+def finish(store, uuid, status=Status.DONE, frames=(b"reply",), reason=""):
+    with store.write() as txn:
+        return txn.finish(uuid, status, frames, attempts=2, dispatched_at=NOW + 1, finished_at=NOW + 2, reason=reason)
+
+
+def close(store, *uuids, now=NOW + 3):
+    with store.write() as txn:
+        return [txn.close(uuid, now) for uuid in uuids]
+
+
+def drop(store, act):
+    """Do something in a transaction that is dropped."""
+
+    class Dropped(Exception):
+        pass
+
+    try:
+        with store.write() as txn:
+            act(txn)
+            raise Dropped
+    except Dropped:
+        pass
+
+
+def closed(store, after=0, limit=1000, max_bytes=1 << 30):
+    with store.read() as txn:
+        return txn.closed(after, limit, max_bytes)
+
+
+def sequence_range(store):
+    with store.read() as txn:
+        return txn.closed_range()
+
+
+def archive(store):
+    with store.read() as txn:
+        return txn.archive()
+
+
+def fill(store, size):
+    """Accept requests until there is no room for fifty."""
+    uuids = []
+    try:
+        while True:
+            uuids += accept(store, *[NewRequest(b"echo", [bytes(size)])] * 50)
+    except StoreFull:
+        return uuids
+
+
+def pass_through(store, n, size=100):
+    """Accept `n` requests and close them again."""
+    for _ in range(0, n, 100):
+        close(store, *accept(store, *[NewRequest(b"echo", [bytes(size)])] * 100))
+
+
+def test_a_whole_life_is_remembered(store):
+    new = NewRequest(b"echo", [b"one", b"", b"two"], 7, key=b"key", key_until=NOW + 99)
+    (uuid,) = accept(store, new)
+    finish(store, uuid, frames=[b"a", b"bc"])
+    assert close(store, uuid) == [(b"echo", State.DONE)]
+    (life,) = closed(store)
+    assert life[:10] == (1, uuid, b"echo", b"key", Status.DONE, 2, NOW, NOW + 1, NOW + 2, NOW + 3)
+    assert (life.request, life.request_bytes, life.request_left_out) == ([b"one", b"", b"two"], 6, False)
+    assert (life.reply, life.reply_bytes, life.reply_left_out) == ([b"a", b"bc"], 3, False)
+    assert (life.error, life.priority, life.unclaimed) == ("", 7, False)
+
+
+@pytest.mark.parametrize("status", [Status.FAILED, Status.EXPIRED, Status.CANCELLED])
+def test_an_end_without_a_reply_keeps_its_reason(store, status):
+    (uuid,) = accept(store, NewRequest(b"echo", [b"body"]))
+    finish(store, uuid, status, [], "because")
+    close(store, uuid)
+    (life,) = closed(store)
+    assert (life.status, life.error, life.reply) == (status, "because", [])
+
+
+def test_closed_before_its_end_is_cancelled(store):
+    waiting, delayed, retried = accept(store, *[NewRequest(b"echo", [b"body"])] * 3)
+    with store.write() as txn:
+        for uuid in (delayed, retried):
+            txn.postpone(uuid, due=NOW + (uuid == delayed), attempts=3, dispatched_at=NOW + 1, reason="it broke")
+        txn.promote(NOW)
+    close(store, waiting, delayed, retried)
+    lives = closed(store)
+    assert [life.uuid for life in lives] == [waiting, delayed, retried]
+    assert {life.status for life in lives} == {Status.CANCELLED}
+    assert [(life.attempts, life.dispatched_at, life.replied_at) for life in lives] == [
+        (0, 0, 0),
+        (3, NOW + 1, 0),
+        (3, NOW + 1, 0),
+    ]
+    assert [life.error for life in lives] == ["", "it broke", "it broke"]
+
+
+def test_numbers_follow_the_order_of_closing_without_gaps_across_restarts(tmp_path):
+    with Store.open(tmp_path) as store:
+        uuids = accept(store, *[NewRequest(b"echo", [])] * 5)
+        close(store, uuids[3], uuids[0])
+        drop(store, lambda txn: txn.close(uuids[1], NOW))
+    with Store.open(tmp_path) as store:
+        close(store, uuids[4], uuids[0], uuids[2])
+        assert [(life.sequence, life.uuid) for life in closed(store)] == [
+            (1, uuids[3]),
+            (2, uuids[0]),
+            (3, uuids[4]),
+            (4, uuids[2]),
+        ]
+        assert sequence_range(store) == (1, 4)
+        assert check(store) == []
+
+
+def test_nothing_closed_is_an_empty_range(store):
+    assert sequence_range(store) == (1, 0)
+    assert closed(store) == []
+
+
+@pytest.mark.parametrize("request_size", [0, 1000, 1990, 5000, 65_536])
+@pytest.mark.parametrize("reply_size", [0, 900, 1960, 30_000])
+def test_bodies_up_to_a_limit_are_remembered_wherever_they_stand(store, request_size, reply_size):
+    (uuid,) = accept(store, NewRequest(b"echo", [b"q" * request_size]))
+    finish(store, uuid, frames=[b"r" * reply_size])
+    close(store, uuid)
+    (life,) = closed(store)
+    assert (life.request, life.reply) == ([b"q" * request_size], [b"r" * reply_size])
+    assert check(store) == []
+    with store.write() as txn:
+        assert txn.trim(NOW + 10, Retention(closed_retention=1)).closed == 1
+        assert txn._txn.stat(txn._db.blobs)["entries"] == 0
+
+
+def test_larger_bodies_are_left_out_and_their_size_is_kept(tmp_path):
+    with Store.open(tmp_path, closed_body_limit=1000) as store:
+        small, large = accept(store, NewRequest(b"echo", [bytes(999), b"x"]), NewRequest(b"echo", [bytes(999), b"xx"]))
+        for uuid, size in ((small, 5000), (large, 1000)):
+            finish(store, uuid, frames=[bytes(size)])
+        close(store, small, large)
+        first, second = closed(store)
+        assert (first.request, first.request_left_out, first.reply, first.reply_left_out) == (
+            [bytes(999), b"x"],
+            False,
+            [],
+            True,
+        )
+        assert (second.request, second.request_left_out, second.reply_left_out) == ([], True, False)
+        assert (first.reply_bytes, second.request_bytes) == (5000, 1001)
+        assert check(store) == []
+
+
+def test_a_store_that_keeps_nothing_gives_out_no_numbers(tmp_path):
+    with Store.open(tmp_path) as store:
+        close(store, *accept(store, NewRequest(b"echo", [])))
+    with Store.open(tmp_path, keep_closed=False) as store:
+        close(store, *accept(store, NewRequest(b"echo", [bytes(5000)])))
+        assert sequence_range(store) == (1, 1)
+        assert check(store) == []
+    with Store.open(tmp_path) as store:
+        close(store, *accept(store, NewRequest(b"echo", [])))
+        assert sequence_range(store) == (1, 2)
+
+
+def test_the_ring_is_read_in_pieces(store):
+    close(store, *accept(store, *[NewRequest(b"echo", [bytes(1000)])] * 10))
+    assert [life.sequence for life in closed(store, after=3, limit=4)] == [4, 5, 6, 7]
+    assert [life.sequence for life in closed(store, after=8)] == [9, 10]
+    assert closed(store, after=10) == []
+    assert [life.sequence for life in closed(store, max_bytes=3500)] == [1, 2, 3]
+    assert [life.sequence for life in closed(store, max_bytes=1)] == [1]
+
+
+def test_a_damaged_entry_ends_what_is_read_and_is_named(store):
+    close(store, *accept(store, *[NewRequest(b"echo", [b"body"])] * 3))
+    with store.write() as txn:
+        key = (2).to_bytes(8)
+        whole = bytes(txn._txn.get(key, db=txn._db.closed))
+        txn._txn.put(key, b"\xff" * 90, db=txn._db.closed)
+    assert [life.sequence for life in closed(store)] == [1]
+    with pytest.raises(RecordCorrupt, match=r"0000000000000002 in 'closed' is damaged.*repair the store"):
+        closed(store, after=1)
+    with store.write() as txn:
+        txn._txn.put(key, whole, db=txn._db.closed)
+
+
+def test_damage_gets_no_new_checksum_when_a_request_is_closed(store):
+    (uuid,) = accept(store, NewRequest(b"echo", [b"body"]))
+    with store.write() as txn:
+        record = bytearray(txn._txn.get(uuid, db=txn._db.requests))
+        record[-1] ^= 1
+        txn._txn.put(uuid, bytes(record), db=txn._db.requests)
+    close(store, uuid)
+    (life,) = closed(store)
+    assert (life.service, life.request, life.request_left_out) == (b"echo", [], True)
+
+
+def test_the_oldest_make_way_for_requests(store):
+    pass_through(store, 6000, size=4000)
+    first, last = sequence_range(store)
+    assert last == 6000
+    assert 3000 < first < 6000
+    assert archive(store) == (False, 0, first, last, 0)
+
+
+def test_an_archive_is_not_overtaken(store):
+    with store.write() as txn:
+        assert txn.register_archive() == (True, 0, 1, 0, 0)
+        assert txn.register_archive().registered
+    refused_at = None
+    for n in range(50):
+        try:
+            pass_through(store, 100, size=4000)
+        except StoreFull:
+            refused_at = n
+            break
+    assert refused_at is not None
+    first, last = sequence_range(store)
+    assert first == 1
+    assert archive(store) == (True, 0, 1, last, 0)
+    with store.write() as txn:
+        assert txn.acknowledge_archive(last // 2).archived_upto == last // 2
+    pass_through(store, 100, size=4000)
+    assert 1 < sequence_range(store)[0] <= last // 2 + 1
+
+
+def test_what_an_archive_missed_is_counted_when_that_is_the_setting(tmp_path):
+    with Store.open(tmp_path, capacity=CAPACITY, drop_unarchived=True) as store:
+        with store.write() as txn:
+            txn.register_archive()
+        pass_through(store, 6000, size=4000)
+        found = archive(store)
+        assert found.last == 6000
+        assert found.lost == found.first - 1 > 0
+        assert check(store) == []
+
+
+def test_requests_are_closed_while_an_archive_is_behind_at_last_without_their_frames(store):
+    with store.write() as txn:
+        txn.register_archive()
+    some = fill(store, 1500)[::2]
+    for at in range(0, len(some), store.batch):
+        close(store, *some[at : at + store.batch])
+    lives = closed(store)
+    assert [life.sequence for life in lives] == list(range(1, len(lives) + 1))
+    assert lives[0].request == [bytes(1500)]
+    assert any(life.request_left_out for life in lives), "there was no room for all of them"
+    assert all(life.request_bytes == 1500 for life in lives)
+    assert archive(store).lost == 0
+
+
+def fill_to_the_brim(store):
+    """Until not even a closed request without its frames has room; requests that are delayed now."""
+    uuids = []
+    with suppress(StoreFull):
+        while True:
+            uuids += accept(store, *[NewRequest(b"echo", [bytes(100)])] * 500)
+    least = store._environment.room.least
+    for at in range(0, len(uuids), 500):
+        with store.write() as txn:
+            for uuid in uuids[at : at + 500]:
+                assert txn.postpone(uuid, due=NOW + 9, attempts=1, dispatched_at=NOW, reason="x" * 1000)
+            if txn._recount() > least:
+                return uuids[: at + 500]
+    raise AssertionError("it is not full")
+
+
+def test_full_to_the_brim_it_closes_nothing_that_an_archive_would_miss(store):
+    with store.write() as txn:
+        txn.register_archive()
+    pass_through(store, 300, size=3000)
+    one, other, *_ = fill_to_the_brim(store)
+    for act in ("close", "trim"):
+        with store.write() as txn:
+            if act == "close":
+                with pytest.raises(StoreFull):
+                    txn.close(one, NOW + 3)
+            else:
+                assert txn.finish(one, Status.DONE, [], attempts=1, dispatched_at=NOW, finished_at=NOW)
+                assert txn.trim(NOW + 100, Retention(reply_retention=1)).replies == 0
+    assert archive(store) == (True, 0, 1, 300, 0)
+    with store.read() as txn:
+        assert (txn.state(one), txn.state(other)) == (State.DONE, State.DELAYED)
+
+    with store.write() as txn:
+        txn.acknowledge_archive(300)
+    for _ in range(5):  # the room of what the archive has is made free bit by bit
+        with store.write():
+            pass
+    assert close(store, one, other) == [(b"echo", State.DONE), (b"echo", State.DELAYED)]
+    assert sequence_range(store)[1] == 302
+    assert [life.uuid for life in closed(store, after=300)] == [one, other]
+    assert archive(store).lost == 0
+
+
+def test_without_an_archive_it_closes_them_and_counts_that_they_are_forgotten(store):
+    one, *_ = fill_to_the_brim(store)
+    assert close(store, one) == [(b"echo", State.DELAYED)]
+    assert sequence_range(store) == (1, 0)
+    assert archive(store) == (False, 0, 1, 0, 1)
+
+
+def test_acknowledging_goes_forward_only_and_not_beyond_the_end(store):
+    pass_through(store, 100)
+    with store.write() as txn:
+        with pytest.raises(InvalidArchive, match="no archive is registered"):
+            txn.acknowledge_archive(1)
+        txn.register_archive()
+        assert txn.acknowledge_archive(50).archived_upto == 50
+        assert txn.acknowledge_archive(20).archived_upto == 50
+        with pytest.raises(InvalidArchive, match="up to 101 can't be acknowledged; the last is 100"):
+            txn.acknowledge_archive(101)
+        assert txn.acknowledge_archive(100).archived_upto == 100
+
+
+def test_an_archive_comes_back_to_where_it_was(store):
+    pass_through(store, 100)
+    with store.write() as txn:
+        txn.register_archive()
+        txn.acknowledge_archive(30)
+        assert txn.unregister_archive() == (False, 30, 1, 100, 0)
+        assert txn.unregister_archive().archived_upto == 30
+    with store.write() as txn:
+        assert txn.register_archive() == (True, 30, 1, 100, 0)
+        txn.unregister_archive()
+        txn.trim(NOW + 10, Retention(closed_retention=1), limit=60)
+        assert txn.register_archive() == (True, 60, 61, 100, 0)
+
+
+def test_their_time_over_they_go_but_not_before_the_archive_has_them(store):
+    policy = Retention(closed_retention=100)
+    for n in range(4):
+        close(store, *accept(store, NewRequest(b"echo", [])), now=NOW + n)
+    with store.write() as txn:
+        assert txn.next_due(policy) == NOW + 100
+        txn.register_archive()
+        assert txn.next_due(policy) is None
+        assert txn.trim(NOW + 500, policy).closed == 0
+        txn.acknowledge_archive(3)
+        assert txn.trim(NOW + 101, policy).closed == 2
+        assert txn.closed_range() == (3, 4)
+        assert txn.next_due(policy) == NOW + 102
+        assert txn.trim(NOW + 500, policy).closed == 1
+        txn.unregister_archive()
+        assert txn.trim(NOW + 500, policy, limit=1) == (0, 0, 1, 0, True)
+        assert txn.closed_range() == (5, 4)

@@ -1,0 +1,310 @@
+"""The disk is full, really: a small file system. What was acknowledged stays, and it goes on when there is room."""
+
+import shutil
+
+import lmdb
+import pytest
+from support.cli_titanic import here, running, titanic
+from support.scraping import ask, samples
+from support.small_disk import small_disk
+from support.store_damage import edit
+from support.store_formats import expect_all, unpack
+from support.titanic_serving import serving
+from support.torture import LONG, tally
+
+from titanic import Client, Refused
+from titanic.errors import StoreFailed, StoreUnwritable
+from titanic.store import NewRequest, Store
+from titanic.store.lmdb.tools import backup, check, restore
+
+NOW = 1_795_258_520_106_479
+SIZE = 8 << 20
+CAPACITY = 64 << 20
+BODY = bytes(20_000)
+FULL = "No space left on device"
+
+pytestmark = pytest.mark.torture(short=True)
+
+
+@pytest.fixture(params=["tmpfs", "ext4"] if LONG else ["tmpfs"])
+def disk(request, tmp_path):
+    with small_disk(tmp_path / "disk", request.param, SIZE) as disk:
+        yield disk
+
+
+def accept(store, n=10):
+    with store.write() as txn:
+        return txn.accept_many([NewRequest(b"echo", [BODY])] * n, NOW)
+
+
+def fill(store):
+    """Accept until the disk is full."""
+    uuids = []
+    while True:
+        try:
+            uuids += accept(store)
+        except StoreFailed as error:
+            return uuids, str(error)
+
+
+def expect(store, uuids):
+    """All of them are there."""
+    assert check(store) == []
+    with store.read() as txn:
+        assert all(txn.request(uuid).body == [BODY] for uuid in uuids)
+        assert txn.counts().requests == len(uuids)
+    tally["acknowledged requests checked"] += len(uuids)
+
+
+def names(path):
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def test_a_disk_that_fills_up_is_named_and_loses_nothing(disk):
+    disk.fill()
+    disk.make_room(4 << 20)
+    with Store.open(disk.path / "store", capacity=CAPACITY) as store:
+        uuids, said = fill(store)
+        assert said.startswith(f"the disk of the store in {store.path} is full; {FULL}; ")
+        assert len(uuids) > 100
+        expect(store, uuids)
+        for _ in range(5):
+            with pytest.raises(StoreFailed, match=FULL):
+                accept(store, 30)
+        disk.make_room(1 << 20)
+        uuids += accept(store)
+        expect(store, uuids)
+    with Store.open(disk.path / "store") as store:
+        expect(store, uuids)
+        with store.write() as txn:
+            for uuid in uuids:
+                assert txn.close(uuid, NOW)
+
+
+def test_a_server_says_so_and_goes_on_when_there_is_room(disk):
+    disk.fill()
+    disk.make_room(3 << 20)
+    with (
+        serving(disk.path, capacity=CAPACITY) as server,
+        Client(server.endpoints[0], timeout=30) as client,
+    ):
+        uuids = []
+        said = ""
+        while not said:
+            try:
+                uuids.append(client.submit("absent", BODY))
+            except Refused as refusal:
+                said = str(refusal)
+        assert said.startswith(f"not stored: the disk of the store in {server.store.path} is full; {FULL}; ")
+        assert len(uuids) > 20
+        assert client.stats()["store"]["requests"] == len(uuids)
+        disk.make_room()
+        uuids.append(client.submit("absent", BODY))
+    with Store.open(disk.path / "store") as store:
+        expect(store, [bytes.fromhex(uuid) for uuid in uuids])
+
+
+def short(store):
+    with store.read() as txn:
+        return txn.disk_full()
+
+
+def test_a_full_disk_is_seen_without_a_write_and_so_is_its_end(disk):
+    with Store.open(disk.path / "store", capacity=CAPACITY) as store:
+        assert not short(store)
+        disk.fill()
+        assert short(store)
+        disk.make_room(2 << 20)
+        assert not short(store)
+
+
+def test_what_the_disk_refused_is_over_when_it_has_more_room_or_takes_something(disk):
+    disk.fill()
+    disk.make_room(4 << 20)
+    with Store.open(disk.path / "store", capacity=CAPACITY) as store:
+        uuids, _ = fill(store)
+        assert short(store)
+        disk.make_room(2 << 20)
+        assert not short(store)
+        with pytest.raises(StoreFailed, match=FULL):
+            accept(store, 300)
+        assert short(store)
+        disk.make_room(3 << 20)
+        uuids += accept(store)
+        assert not short(store)
+        expect(store, uuids)
+
+
+def test_what_is_free_in_the_file_needs_no_disk(disk):
+    disk.fill()
+    disk.make_room(4 << 20)
+    with Store.open(disk.path / "store", capacity=CAPACITY, keep_closed=False) as store:
+        uuids = accept(store, 120)
+        for uuid in uuids[:100]:
+            with store.write() as txn:
+                txn.close(uuid, NOW)
+        disk.fill()
+        assert not short(store)
+        expect(store, uuids[100:] + accept(store))
+
+
+def test_a_full_disk_is_named_wherever_somebody_looks(disk, tmp_path):
+    """And no longer when there is room again, though nobody submits."""
+    disk.fill()
+    disk.make_room(3 << 20)
+    options = ("--store", disk.path / "store", "--capacity", "64MiB", "--metrics", "127.0.0.1:0")
+    with running(tmp_path / "log", "serve", "--bind", "tcp://127.0.0.1:*", *options) as server:
+        at = ("--endpoint", server.says(r"serving at ([^;]+);")[1])
+        base = server.says(r"metrics at (\S+)/metrics")[1]
+        assert ask(f"{base}/readyz") == (200, "ok\n")
+        disk.fill()
+        assert ask(f"{base}/readyz") == (503, "the disk of the store is full; make room on it\n")
+        assert ask(f"{base}/healthz") == (200, "ok\n")
+        found = samples(base)
+        assert (found["titanic_disk_full"], found["titanic_ready"], found["titanic_store_full"]) == (1, 0, 0)
+        bad = here("health", "--timeout", "60", *at)
+        assert (bad.code, bad.out) == (2, b"critical: the disk of the store is full\n")
+        document = here("status", "--json", *at).json
+        assert (document["disk_full"], document["accepting"]) == (True, False)
+        assert b"; its disk is full\n" in here("status", *at).out
+        server.says("ERROR titanic: cannot write: the disk of the store is full; make room on it\n")
+        disk.make_room()
+        assert ask(f"{base}/readyz") == (200, "ok\n")
+        assert samples(base)["titanic_disk_full"] == 0
+        assert here("health", "--timeout", "60", *at).code == 0
+        server.says("INFO titanic: can write again\n")
+
+
+def test_a_store_cannot_be_made_on_a_full_disk_and_nothing_is_left_of_it(disk):
+    disk.fill()
+    path = disk.path / "store"
+    for _ in range(2):
+        with pytest.raises(StoreUnwritable, match=FULL):
+            Store.open(path)
+        assert not path.exists() or set(names(path)) <= {"titanic.lock"}
+    ended = titanic("serve", "--store", path, "--bind", "tcp://127.0.0.1:*")
+    assert ended.code == 1
+    assert FULL in ended.err
+    disk.make_room()
+    with Store.open(path) as store:
+        expect(store, accept(store))
+
+
+def test_a_store_on_a_full_disk_can_be_opened_and_read(disk):
+    path = disk.path / "store"
+    with Store.open(path, capacity=CAPACITY) as store:
+        uuids = accept(store)
+    disk.fill()
+    with Store.open(path) as store:
+        expect(store, uuids)
+    ended = titanic("check", "--store", path)
+    assert (ended.code, ended.out) == (0, f"{path}: 10 requests, 0 replies: no problems\n".encode())
+
+
+@pytest.mark.parametrize("command", [("check", "--store"), ("serve", "--bind", "tcp://127.0.0.1:*", "--store")])
+def test_a_restored_store_on_a_full_disk_is_an_error_that_says_so(disk, command):
+    """LMDB maps its lock file, sparse as it made it: the first touch would end the process with SIGBUS."""
+    path = disk.path / "store"
+    with Store.open(path, capacity=CAPACITY) as store:
+        uuids = accept(store)
+    for name in ("lock.mdb", "titanic.lock"):
+        (path / name).unlink()
+    disk.fill()
+    ended = titanic(*command, path)
+    assert (ended.code, FULL in ended.err) == (1, True), ended
+    disk.make_room()
+    with Store.open(path) as store:
+        expect(store, uuids)
+
+
+def test_who_only_reads_is_told_as_well(disk):
+    path = disk.path / "store"
+    with Store.open(path, capacity=CAPACITY) as store:
+        uuids = accept(store)
+    (path / "lock.mdb").unlink()
+    disk.fill()
+    with pytest.raises(StoreUnwritable, match=FULL):
+        Store.open_read_only(path)
+    disk.make_room()
+    with Store.open_read_only(path) as store:
+        expect(store, uuids)
+
+
+def test_preallocating_more_than_there_is_says_so(disk):
+    path = disk.path / "store"
+    with Store.open(path, capacity=CAPACITY) as store:
+        uuids = accept(store)
+    with pytest.raises(StoreUnwritable, match=FULL):
+        Store.open(path, preallocate=True)
+    with Store.open(path) as store:
+        expect(store, uuids)
+
+
+def test_a_backup_to_a_full_disk_leaves_nothing_there(disk, tmp_path):
+    with Store.open(tmp_path / "store", capacity=CAPACITY) as store:
+        uuids = accept(store, 100)
+        disk.fill()
+        disk.make_room(1 << 20)
+        with pytest.raises(StoreUnwritable, match=FULL):
+            backup(store, disk.path / "copy")
+        assert names(disk.path)[0] == "ballast"
+        assert not {"copy", ".copy.partial"} & set(names(disk.path))
+        disk.make_room()
+        backup(store, disk.path / "copy")
+        expect(store, uuids)
+    with Store.open_read_only(disk.path / "copy") as copy:
+        expect(copy, uuids)
+
+
+def test_restoring_to_a_full_disk_leaves_nothing_there(disk, tmp_path):
+    with Store.open(tmp_path / "store", capacity=CAPACITY) as store:
+        uuids = accept(store, 100)
+        backup(store, tmp_path / "copy")
+    disk.fill()
+    for room in (0, 1 << 20):
+        disk.make_room(room)
+        with pytest.raises(StoreUnwritable, match=FULL):
+            restore(tmp_path / "copy", disk.path / "store")
+        assert not (disk.path / "store").exists()
+        assert ".store.partial" not in names(disk.path)
+    disk.make_room()
+    restore(tmp_path / "copy", disk.path / "store")
+    with Store.open(disk.path / "store") as store:
+        expect(store, uuids)
+
+
+def test_a_store_without_an_id_on_a_full_disk_is_opened_without(disk, tmp_path):
+    """Earlier versions gave none. It gets one when there is room."""
+    path, old = disk.path / "store", tmp_path / "old"
+    with Store.open(old, capacity=CAPACITY) as store:
+        uuids = accept(store)
+    edit(old, lambda txn, db: txn.delete(b"identity", db=db["meta"]))
+    path.mkdir()
+    with lmdb.open(str(old)) as env:
+        env.copy(str(path), compact=True)  # without free pages that would do
+    disk.fill()
+    disk.make_room(12 << 10)  # for the locks
+    for is_full in (True, False):
+        if not is_full:
+            disk.make_room()
+        with Store.open(path) as store:
+            expect(store, uuids)
+            with store.read() as txn:
+                assert (txn.identity() is None) is is_full
+
+
+def test_a_store_of_an_earlier_format_on_a_full_disk_stays_as_it_is(disk, tmp_path):
+    path = disk.path / "store"
+    expected = unpack(tmp_path / "old", 1)
+    path.mkdir()
+    with lmdb.open(str(tmp_path / "old")) as env:
+        env.copy(str(path), compact=True)  # without free pages that would do
+    disk.fill()
+    disk.make_room(12 << 10)  # for the locks
+    with pytest.raises(StoreUnwritable, match=FULL):
+        Store.open(path)
+    shutil.copytree(path, tmp_path / "again")
+    disk.make_room()
+    for where in (path, tmp_path / "again"):
+        with Store.open(where) as store:
+            expect_all(store, expected)

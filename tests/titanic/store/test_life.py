@@ -1,0 +1,428 @@
+"""The life of requests in the store: accepted, queued, delayed, ended, closed; across restarts."""
+
+import threading
+
+import pytest
+
+from titanic.errors import InvalidRequest, StoreFailed
+from titanic.store import NewRequest, Outcome, Pending, State, Status, Store
+from titanic.store.lmdb.tools import check
+from titanic.util.ids import IdMaker
+
+NOW = 1_795_258_520_106_479
+SECOND = 1_000_000
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(tmp_path / "store") as store:
+        yield store
+        assert check(store) == []
+
+
+def accept(store, *requests, now=NOW):
+    with store.write() as txn:
+        return txn.accept_many(requests, now)
+
+
+def finish(store, uuid, status=Status.DONE, frames=(b"reply",), reason=""):
+    with store.write() as txn:
+        return txn.finish(uuid, status, frames, attempts=1, dispatched_at=NOW + 1, finished_at=NOW + 2, reason=reason)
+
+
+def postpone(store, uuid, due, attempts=1, reason="it broke"):
+    with store.write() as txn:
+        return txn.postpone(uuid, due=due, attempts=attempts, dispatched_at=NOW + 1, reason=reason)
+
+
+def promote(store, now, limit=1000):
+    with store.write() as txn:
+        return txn.promote(now, limit)
+
+
+def close(store, uuid):
+    with store.write() as txn:
+        return txn.close(uuid)
+
+
+def state(store, uuid):
+    with store.read() as txn:
+        return txn.state(uuid)
+
+
+def reply(store, uuid):
+    with store.read() as txn:
+        return txn.reply(uuid)
+
+
+def queue(store, service=b"echo", after=None, limit=100, max_bytes=1 << 20):
+    with store.read() as txn:
+        return txn.next_ready(service, after, limit, max_bytes)
+
+
+def counts(store):
+    with store.read() as txn:
+        return txn.counts()[:4]
+
+
+def in_state(store, wanted):
+    """A request of `echo` in the state `wanted`."""
+    (uuid,) = accept(store, NewRequest(b"echo", [b"body"]))
+    if wanted is State.DELAYED:
+        assert postpone(store, uuid, NOW + SECOND)
+    elif wanted is not State.WAITING:
+        assert finish(store, uuid, Status(wanted))
+    assert state(store, uuid) is wanted
+    return uuid
+
+
+STORED = [state for state in State if state is not State.RUNNING]
+
+
+def test_a_request_comes_back_as_it_was_accepted(store):
+    new = NewRequest("größe".encode(), [b"one", b"", b"\0" * 5000], 7, 0, NOW + 60 * SECOND, 3, b'{"key": "k"}')
+    (uuid,) = accept(store, new)
+    with store.read() as txn:
+        found = txn.request(uuid)
+    assert found.uuid == uuid
+    assert found.submitted_at == NOW
+    assert found == (uuid, *new[:2], new.priority, NOW, *new[3:8])
+
+
+def test_ids_come_in_the_order_of_the_requests(store):
+    uuids = accept(store, *[NewRequest(b"echo", [b"%d" % n]) for n in range(100)])
+    assert uuids == sorted(uuids)
+    assert [(row.uuid, row.body) for row in queue(store)] == [(u, [b"%d" % n]) for n, u in enumerate(uuids)]
+
+
+def test_nothing_accepted_is_nothing_changed(store):
+    assert accept(store) == []
+    assert counts(store) == (0, 0, 0, 0)
+
+
+def test_the_queue_is_oldest_first_within_a_priority(store):
+    low, high, middle = accept(store, NewRequest(b"echo", [], 0), NewRequest(b"echo", [], 9), NewRequest(b"echo", []))
+    (later,) = accept(store, NewRequest(b"echo", [], 9))
+    assert [row.uuid for row in queue(store)] == [high, later, middle, low]
+
+
+def test_services_do_not_see_each_other(store):
+    names = [b"e", b"echo", b"echo2", b"ech", b"echo\xc2\xb5"]
+    uuids = accept(store, *[NewRequest(name, []) for name in names])
+    for name, uuid in zip(names, uuids, strict=True):
+        assert [row.uuid for row in queue(store, name)] == [uuid]
+    assert queue(store, b"ec") == []
+    with store.read() as txn:
+        assert txn.waiting() == dict.fromkeys(names, 1)
+
+
+def test_the_queue_is_read_on_from_any_row(store):
+    uuids = accept(store, *[NewRequest(b"echo", []) for _ in range(10)])
+    first = queue(store, limit=4)
+    rest = queue(store, after=first[-1].key)
+    assert [row.uuid for row in first + rest] == uuids
+    assert queue(store, after=rest[-1].key) == []
+
+
+def test_the_queue_is_read_on_behind_a_row_that_is_gone(store):
+    uuids = accept(store, *[NewRequest(b"echo", []) for _ in range(3)])
+    key = queue(store, limit=1)[0].key
+    close(store, uuids[0])
+    assert [row.uuid for row in queue(store, after=key)] == uuids[1:]
+
+
+def test_the_queue_is_read_in_pieces_of_bounded_size(store):
+    uuids = accept(store, *[NewRequest(b"echo", [bytes(10_000)]) for _ in range(5)])
+    assert [row.uuid for row in queue(store, max_bytes=25_000)] == uuids[:2]
+    assert [row.uuid for row in queue(store, max_bytes=1)] == uuids[:1]
+
+
+def test_a_row_says_what_the_dispatcher_needs(store):
+    (uuid,) = accept(store, NewRequest(b"echo", [b"a", b"b"], expires_at=NOW + 5, max_attempts=9))
+    postpone(store, uuid, NOW + 1, attempts=2)
+    promote(store, NOW + 1)
+    (row,) = queue(store)
+    assert row[1:] == (uuid, 2, [b"a", b"b"], 9, NOW + 5, b"")
+
+
+def test_a_bad_request_in_a_batch_leaves_the_transaction_good(store):
+    with store.write() as txn:
+        with pytest.raises(InvalidRequest):
+            txn.accept_many([NewRequest(b"echo", []), NewRequest(b"", [])], NOW)
+        (uuid,) = txn.accept_many([NewRequest(b"echo", [])], NOW)
+    assert [row.uuid for row in queue(store)] == [uuid]
+
+
+def test_an_exception_drops_all_that_the_transaction_did(store):
+    def break_off():
+        with store.write() as txn:
+            txn.accept_many([NewRequest(b"echo", [b"lost"])], NOW)
+            txn.close(kept[0])
+            raise ZeroDivisionError
+
+    kept = accept(store, NewRequest(b"echo", []))
+    with pytest.raises(ZeroDivisionError):
+        break_off()
+    assert [row.uuid for row in queue(store)] == kept
+    assert counts(store) == (1, 1, 0, 0)
+
+
+def test_a_write_transaction_sees_its_own_changes(store):
+    with store.write() as txn:
+        one, two = txn.accept_many([NewRequest(b"echo", []), NewRequest(b"echo", [])], NOW)
+        assert txn.waiting() == {b"echo": 2}
+        txn.close(one)
+        assert txn.waiting() == {b"echo": 1}
+        assert txn.counts()[:4] == (1, 1, 0, 0)
+        assert [row.uuid for row in txn.next_ready(b"echo", None, 9, 1 << 20)] == [two]
+    with store.read() as txn:
+        assert txn.waiting() == {b"echo": 1}
+
+
+def test_a_reply_is_the_same_each_time(store):
+    (uuid,) = accept(store, NewRequest(b"echo", []))
+    frames = [b"a", b"", bytes(range(256)) * 100]
+    assert reply(store, uuid) == Pending(State.WAITING)
+    assert finish(store, uuid, frames=frames)
+    end = Outcome(Status.DONE, frames, "", 1, NOW + 1, NOW + 2)
+    assert reply(store, uuid) == end
+    assert reply(store, uuid) == end
+    assert queue(store) == []
+
+
+def test_the_first_reply_is_the_one_that_stays(store):
+    (uuid,) = accept(store, NewRequest(b"echo", []))
+    assert finish(store, uuid, frames=[b"first"])
+    assert not finish(store, uuid, frames=[b"second"])
+    assert not finish(store, uuid, Status.FAILED, reason="too late")
+    assert reply(store, uuid).frames == [b"first"]
+
+
+def test_a_failure_keeps_its_reason(store):
+    (uuid,) = accept(store, NewRequest(b"echo", []))
+    assert finish(store, uuid, Status.FAILED, [], "after 3 attempts: näh")
+    assert reply(store, uuid)[:3] == (Status.FAILED, [], "after 3 attempts: näh")
+
+
+def test_a_late_reply_of_a_postponed_request_counts(store):
+    uuid = in_state(store, State.DELAYED)
+    assert finish(store, uuid)
+    assert counts(store) == (1, 0, 0, 1)
+    assert promote(store, NOW + 9 * SECOND) == []
+
+
+@pytest.mark.parametrize("wanted", STORED)
+def test_a_request_can_be_closed_in_every_state(store, wanted):
+    uuid = in_state(store, wanted)
+    other = in_state(store, wanted)
+    assert close(store, uuid) == (b"echo", wanted)
+    assert close(store, uuid) is None
+    assert state(store, uuid) is None
+    assert reply(store, uuid) is None
+    assert state(store, other) is wanted
+
+
+@pytest.mark.parametrize("wanted", STORED)
+def test_an_emptied_store_has_no_page_left_but_two(store, wanted):
+    for _ in range(3):
+        close(store, in_state(store, wanted))
+    with store.read() as txn:
+        assert txn.counts()[:5] == (0, 0, 0, 0, 2 * 4096)  # one of counters, one of closed requests
+        assert txn.waiting() == {}
+        assert txn.load(b"echo") == (0, 0)
+
+
+def test_nothing_happens_to_a_closed_request(store):
+    uuid = in_state(store, State.WAITING)
+    close(store, uuid)
+    assert not finish(store, uuid)
+    assert not postpone(store, uuid, NOW + SECOND)
+    with store.read() as txn:
+        assert txn.request(uuid) is None
+        assert txn.describe(uuid) is None
+    assert counts(store) == (0, 0, 0, 0)
+
+
+def test_a_postponed_request_comes_back_when_it_is_due(store):
+    (uuid,) = accept(store, NewRequest(b"echo", [b"body"]))
+    assert postpone(store, uuid, NOW + SECOND)
+    assert reply(store, uuid) == Pending(State.DELAYED)
+    assert queue(store) == []
+    assert promote(store, NOW + SECOND - 1) == []
+    assert promote(store, NOW + SECOND) == [(b"echo", 1)]
+    assert [(row.uuid, row.attempts) for row in queue(store)] == [(uuid, 1)]
+
+
+def test_a_delayed_request_is_not_postponed_again(store):
+    uuid = in_state(store, State.DELAYED)
+    assert not postpone(store, uuid, NOW + 2 * SECOND)
+    with store.read() as txn:
+        assert txn.next_due() == NOW + SECOND
+
+
+def test_a_request_postponed_to_no_time_is_due_at_once(store):
+    uuid = in_state(store, State.WAITING)
+    assert postpone(store, uuid, 0)
+    assert state(store, uuid) is State.DELAYED
+    assert promote(store, NOW) == [(b"echo", 1)]
+
+
+def test_a_request_can_ask_to_be_delayed(store):
+    late, now = accept(
+        store, NewRequest(b"echo", [], 9, not_before=NOW + SECOND), NewRequest(b"echo", [], 9, not_before=NOW)
+    )
+    assert [row.uuid for row in queue(store)] == [now]
+    assert state(store, late) is State.DELAYED
+    assert promote(store, NOW + SECOND) == [(b"echo", 1)]
+    assert [(row.uuid, row.attempts) for row in queue(store)] == [(late, 0), (now, 0)]
+
+
+def test_a_promoted_request_keeps_its_priority_and_place(store):
+    first, second = accept(store, NewRequest(b"echo", [], 2), NewRequest(b"echo", [], 2))
+    postpone(store, first, NOW + 1)
+    promote(store, NOW + 1)
+    assert [row.uuid for row in queue(store)] == [first, second]
+
+
+def test_promotion_takes_the_longest_due_first_and_no_more_than_asked(store):
+    uuids = accept(store, *[NewRequest(b"s%d" % (n % 2), []) for n in range(6)])
+    for n, uuid in enumerate(uuids):
+        postpone(store, uuid, NOW + 100 - n)
+    assert sorted(promote(store, NOW + SECOND, limit=3)) == [(b"s0", 1), (b"s1", 2)]
+    assert [state(store, uuid) for uuid in uuids] == [State.DELAYED] * 3 + [State.WAITING] * 3
+    with store.read() as txn:
+        assert txn.next_due() == NOW + 98
+
+
+def test_next_due_is_none_when_nothing_is_delayed(store):
+    accept(store, NewRequest(b"echo", []))
+    with store.read() as txn:
+        assert txn.next_due() is None
+
+
+def test_all_is_there_after_a_restart(tmp_path):
+    with Store.open(tmp_path) as store:
+        uuids = {wanted: in_state(store, wanted) for wanted in STORED}
+        rows, totals = queue(store), counts(store)
+    with Store.open(tmp_path) as store:
+        assert {wanted: state(store, uuid) for wanted, uuid in uuids.items()} == {wanted: wanted for wanted in STORED}
+        assert queue(store) == rows
+        assert counts(store) == totals == (6, 1, 1, 4)
+        assert check(store) == []
+
+
+def test_ids_ascend_after_a_restart_with_the_clock_behind(tmp_path):
+    with Store.open(tmp_path) as store:
+        before = accept(store, NewRequest(b"echo", []))
+        before += accept(store, NewRequest(b"echo", []), now=NOW - SECOND)
+    with Store.open(tmp_path) as store:
+        after = accept(store, *[NewRequest(b"echo", [])] * 3, now=NOW - 3600 * SECOND)
+        assert [row.uuid for row in queue(store)] == before + after
+        assert check(store) == []
+
+
+def test_an_id_out_of_order_is_never_acknowledged(store):
+    accept(store, NewRequest(b"echo", []))
+    store._environment = store._environment._replace(ids=IdMaker(None))
+    with pytest.raises(StoreFailed, match="ids don't ascend"):
+        accept(store, NewRequest(b"echo", []), now=NOW - SECOND)
+    assert counts(store) == (1, 1, 0, 0)
+
+
+def test_a_description_follows_the_request(store):
+    (uuid,) = accept(store, NewRequest(b"echo", [b"abc", b"de"], 6, max_attempts=4, options=b"{}"))
+    other = in_state(store, State.WAITING)
+    with store.read() as txn:
+        first = txn.describe(uuid)
+    assert first[:11] == (uuid, State.WAITING, b"echo", 6, NOW, 0, 0, 4, b"{}", 2, 5)
+    postpone(store, uuid, NOW + 7, attempts=3, reason="oh")
+    with store.read() as txn:
+        delayed = txn.describe(uuid)
+    assert delayed == first._replace(state=State.DELAYED, attempts=3, due=NOW + 7, dispatched_at=NOW + 1, reason="oh")
+    finish(store, uuid, Status.FAILED, [b"xyz", b""], "dead")
+    with store.read() as txn:
+        assert txn.describe(uuid) == first._replace(
+            state=State.FAILED,
+            attempts=1,
+            dispatched_at=NOW + 1,
+            finished_at=NOW + 2,
+            reason="dead",
+            reply_frames=2,
+            reply_bytes=3,
+        )
+        assert txn.describe(other).state is State.WAITING
+
+
+def test_a_listing_is_read_page_by_page(store):
+    uuids = accept(store, *[NewRequest(b"s%d" % (n % 2), []) for n in range(10)])
+    finish(store, uuids[3])
+    with store.read() as txn:
+        page = txn.list(limit=4)
+        assert [row.uuid for row in page] == uuids[:4]
+        assert [row.uuid for row in txn.list(after=page.next)] == uuids[4:]
+        assert [row.uuid for row in txn.list(service=b"s1", state=State.WAITING)] == [uuids[n] for n in (1, 5, 7, 9)]
+        assert [row.uuid for row in txn.list(state=State.DONE)] == [uuids[3]]
+        assert txn.list(limit=10).next is None
+        assert txn.list(service=b"nobody") == []
+
+
+def test_a_listing_looks_at_a_bounded_number_of_requests(store, monkeypatch):
+    monkeypatch.setattr("titanic.store.lmdb.listing.LOOKED_AT", 4)
+    uuids = accept(store, *[NewRequest(b"many", [])] * 9, NewRequest(b"one", []))
+    with store.read() as txn:
+        pages = [txn.list(service=b"one")]
+        while pages[-1].next:
+            pages.append(txn.list(service=b"one", after=pages[-1].next))
+    assert [[row.uuid for row in page] for page in pages] == [[], [], [uuids[9]]]
+
+
+def test_a_listing_of_one_state_does_not_look_at_the_others(store, monkeypatch):
+    monkeypatch.setattr("titanic.store.lmdb.listing.LOOKED_AT", 3)
+    far = NOW + 10**12
+    some = accept(store, *[NewRequest(b"s%d" % (n % 2), [], priority=n % 10) for n in range(20)])
+    late = accept(store, *[NewRequest(b"late", [], not_before=far)] * 2)
+    for n in (4, 11, 17):
+        finish(store, some[n])
+    with store.read() as txn:
+
+        def listed(**what):
+            page = txn.list(**what)
+            uuids = [row.uuid for row in page]
+            while page.next:
+                page = txn.list(after=page.next, **what)
+                assert page, "it looked at others"
+                uuids += [row.uuid for row in page]
+            return uuids
+
+        for limit in (1, 2, 3):
+            assert listed(state=State.DONE, limit=limit) == [some[n] for n in (4, 11, 17)]
+            assert listed(state=State.DELAYED, limit=limit) == late
+            waiting = [some[n] for n in range(1, 20, 2) if n not in (11, 17)]
+            assert listed(state=State.WAITING, service=b"s1", limit=limit) == waiting
+        assert txn.list(state=State.WAITING, service=b"s") == []
+
+
+def test_threads_write_one_after_the_other(store):
+    def work(name):
+        for _ in range(30):
+            accept(store, NewRequest(name, [name]), NewRequest(name, [name]))
+
+    names = [b"a", b"b", b"c"]
+    threads = [threading.Thread(target=work, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with store.read() as txn:
+        assert txn.waiting() == dict.fromkeys(names, 60)
+    assert counts(store) == (180, 180, 0, 0)
+
+
+def test_a_reader_sees_the_store_as_it_was_when_it_began(store):
+    uuids = accept(store, NewRequest(b"echo", []))
+    with store.read() as txn:
+        thread = threading.Thread(target=close, args=(store, uuids[0]))
+        thread.start()
+        thread.join()
+        assert txn.state(uuids[0]) is State.WAITING
+    assert state(store, uuids[0]) is None

@@ -1,0 +1,117 @@
+"""The one thread that writes to the store: group commit for everything that changes it.
+
+Accepting, closing, keeping replies, putting off retries: each kind is a `Write`. All that have gathered go into
+one transaction with one sync. Only after it is on disk do they learn it (`committed`) and send their answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from titanic.commit.batch_thread import BatchThread
+from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError, StoreFailed, StoreFull
+from titanic.logs import Trouble, event
+from titanic.store import Store, WriteTransaction
+from titanic.util.clock import Leaps, wall_us
+from titanic.util.histogram import Histogram
+
+log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+
+
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+"""The buckets in which commits are counted."""
+
+
+class Write(Protocol):
+    """A batch of one kind of change."""
+
+    def write(self, transaction: WriteTransaction, now_us: int) -> None:
+        """Make the changes. A StoreError raised here drops the whole transaction, with everybody's changes."""
+
+    def __len__(self) -> int:
+        """How many changes that is, roughly."""
+
+    def parts(self) -> Sequence[Write]:
+        """Smaller writes that together make up this one; none when it cannot be divided. In a full store a
+        transaction must not change too much at once, and it is known only at the end what is too much."""
+
+    def committed(self) -> None:
+        """It is on disk: answer."""
+
+    def failed(self, error: StoreError) -> None:
+        """Nothing was kept: say so."""
+
+
+def halves(items: Sequence[Item]) -> list[Sequence[Item]]:
+    """Two halves of what can be halved, for `Write.parts`."""
+    middle = len(items) // 2
+    return [items[:middle], items[middle:]] if middle else []
+
+
+class Writer:
+    """Commits what it is given, in order."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._thread: BatchThread[Write] = BatchThread("writer", self._commit)
+        self.start = self._thread.start
+        self.put = self._thread.put
+        self.call = self._thread.call
+        self.stop = self._thread.stop
+        self.leaps = Leaps()
+        self.leaps.look(wall_us())
+        """The wall clock. It is looked at in each commit: what is stored has its time, and will be old one day."""
+        self._damage = Trouble(log, "write")
+        self.commits = 0
+        self.seconds = Histogram(SECONDS)
+        """What commits took, their changes included."""
+        self.sizes = Histogram(SIZES)
+        """Changes in each."""
+
+    def _commit(self, writes: list[Write]) -> None:
+        now_us, began = wall_us(), time.monotonic()
+        at_work: Write | None = None
+        self.leaps.look(now_us)
+        try:
+            with self._store.write() as transaction:
+                for at_work in writes:
+                    at_work.write(transaction, now_us)
+                at_work = None
+        except Exception as error:
+            if len(writes) > 1 and (at_work is not None or isinstance(error, StoreFull)):
+                # Whose fault was it? One by one, the innocent get through.
+                for write in writes:
+                    self._commit([write])
+                return
+            if isinstance(error, StoreFull) and (parts := writes[0].parts()):
+                for part in parts:
+                    self._commit([part])
+                return
+            failure = self._failure(error)
+            for write in writes:  # it was the disk
+                write.failed(failure)
+            return
+        self.commits += 1
+        self.seconds.add(time.monotonic() - began)
+        self.sizes.add(sum(map(len, writes)))
+        for write in writes:
+            try:
+                write.committed()
+            except Exception:  # the others want to know, too
+                log.exception("a fault of this program: could not tell what was committed")
+
+    def _failure(self, error: Exception) -> StoreError:
+        if isinstance(error, (StoreCorrupt, RecordCorrupt)):  # it will be met again and again
+            self._damage.met(error, **event("write-failed"))
+            return error
+        if isinstance(error, StoreError):
+            log.error("could not write: %s", error, extra=event("write-failed"))
+            return error
+        log.error("a fault of this program: could not write", exc_info=error)
+        return StoreFailed("the write failed", f"{type(error).__name__}: {error}", "report this as a bug")

@@ -1,0 +1,115 @@
+"""Outcomes on their way to the disk: how much there is of them, and what the disk did not take."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from titanic.dispatch.actions import Outcome
+from titanic.dispatch.state import Flight
+
+REWRITE_FIRST = 1.0
+REWRITE_MOST = 30.0
+"""Seconds until an outcome that the disk did not take is tried again: the first time, and at most."""
+
+MOST_BYTES = 256 << 20
+"""Memory of outcomes, roughly, beyond which nothing more is fetched. Workers that are faster than the disk must not
+fill the memory."""
+
+EXPIRING_MOST = 1000
+"""Requests whose time is over, beyond which no more are looked for: all that is written goes through one thread, and
+others wait there, too."""
+
+GATHER = 0.005
+"""Seconds for which outcomes are gathered while there is more to come, so that they share a commit, which costs as much
+as a dozen of them. Postgres calls this commit_delay. Nobody waits for it."""
+
+ENOUGH = 100
+"""Outcomes that don't wait for more."""
+
+FOOTPRINT = 500
+"""Bytes of memory that an outcome takes besides its frames, roughly."""
+
+
+class Settling:
+    """What was decided and is not written yet. What is held is not counted: it keeps its worker's place instead."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.expiring = 0
+        """Those of requests whose time is over."""
+        self.flights = 0
+        """How many there are."""
+        self._outcomes: list[Outcome] = []
+        self._gather_until: float | None = None
+        self._rewrites: list[Outcome] = []
+        self._rewrite_at: float | None = None
+        self._pause = 0.0
+
+    @property
+    def full(self) -> bool:
+        """Whether the disk is too far behind."""
+        return self.bytes > MOST_BYTES
+
+    @property
+    def crowded(self) -> bool:
+        """Whether enough of it is that requests have expired."""
+        return self.expiring >= EXPIRING_MOST
+
+    def add(self, flight: Flight, outcome: Outcome, size: int) -> None:
+        """What became of a request; `size` is the bytes of its frames or text."""
+        flight.settling = True
+        self.flights += 1
+        flight.size = size + FOOTPRINT
+        self.bytes += flight.size
+        self.expiring += flight.expiring
+        self._outcomes.append(outcome)
+
+    def written(self, flights: Iterable[Flight]) -> None:
+        """The disk works, and has those of these requests."""
+        self._pause = 0.0
+        for flight in flights:
+            self.flights -= 1
+            if not flight.held:
+                self._discount(flight)
+
+    def hold(self, flight: Flight) -> bool:
+        """The disk did not take it; False when that is nothing new."""
+        if flight.held:
+            return False
+        flight.held = True
+        self._discount(flight)
+        return True
+
+    def again(self, outcomes: Iterable[Outcome], now: float) -> None:
+        """Try to write these again after a while, which grows."""
+        self._rewrites += outcomes
+        if self._rewrite_at is None:
+            self._pause = min(REWRITE_MOST, self._pause * 2 or REWRITE_FIRST)
+            self._rewrite_at = now + self._pause
+
+    def wants(self, uuids: Container[bytes]) -> bool:
+        """Whether one of these is to be written next."""
+        return any(outcome.uuid in uuids for outcome in self._outcomes)
+
+    def take(self, now: float, hurry: bool) -> list[list[Outcome]]:
+        """What is to be written, each list as one; without `hurry`, once enough has gathered. What failed once is
+        written one by one: it may be that only one of them cannot be."""
+        batches = []
+        if self._outcomes and self._gather_until is None:
+            self._gather_until = now + GATHER
+        if self._gather_until is not None and (hurry or now >= self._gather_until or len(self._outcomes) >= ENOUGH):
+            batches.append(self._outcomes)
+            self._outcomes, self._gather_until = [], None
+        if self._rewrite_at is not None and now >= self._rewrite_at:
+            batches += [[outcome] for outcome in self._rewrites]
+            self._rewrites, self._rewrite_at = [], None
+        return batches
+
+    def next_deadline(self) -> float | None:
+        """When something has gathered for long enough, or is to be tried again."""
+        times = (self._gather_until, self._rewrite_at)
+        return min((time for time in times if time is not None), default=None)
+
+    def _discount(self, flight: Flight) -> None:
+        self.bytes -= flight.size
+        self.expiring -= flight.expiring

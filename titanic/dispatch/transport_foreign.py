@@ -1,0 +1,193 @@
+"""The courier for brokers that need not keep envelope stacks: each request has a connection to itself, a lane.
+
+The number of lanes is limited, and a slow service must not take them all. So a service may use a quarter of
+the lanes that the others leave: the first gets a quarter, and n of them at work get 1/(n + 3) each. There is
+always something left for the next one.
+
+One more connection carries the questions. It also watches for all the others: they go to the same broker, so
+when this one breaks, the broker has died, and what is on the lanes is sent again. Watching every lane by
+itself would take four file descriptors for each instead of two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from broker import ClientConfig, ClientSession, EventKind, Loop
+from titanic.dispatch.actions import Send
+from titanic.dispatch.connection import Connection, Scout
+from titanic.dispatch.transport import MMI_TIMEOUT, Parts, Results, refusal, tell
+from titanic.protocol import tsp
+from titanic.protocol.tsp import Frames
+
+
+class LaneCourier:
+    """To any MDP broker. `room` requests may be in flight for one service: MMI does not tell how many workers
+    it has. Four times as many may be in flight in all, but not more than MOST."""
+
+    MOST = 256
+    surveys = False
+
+    most_ahead = 0  # each takes a connection
+
+    def __init__(
+        self,
+        results: Results,
+        loop: Loop,
+        endpoint: str,
+        scout: Scout,
+        *,
+        version: str,
+        room: int,
+        attempt_timeout: float,
+    ) -> None:
+        self._results = results
+        self._loop = loop
+        self._endpoint = endpoint
+        self._scout = scout
+        self._room = room
+        self._most = min(4 * room, self.MOST)
+        self._config = ClientConfig(timeout=attempt_timeout, retries=0, version=version)
+        self._made: list[Connection] = []
+        self._free: list[Connection] = []
+        self._busy: dict[Connection, Send] = {}
+        self._tickets: dict[Connection, int] = {}
+        self._in_flight: Counter[bytes] = Counter()
+        self._recalled: set[bytes] = set()
+        """UUIDs of what is in flight and not wanted any more."""
+        self._parts: Parts[Connection] = Parts()
+        asking = ClientSession(ClientConfig(timeout=MMI_TIMEOUT, retries=0, version=version))
+        self._asking = Connection(asking, endpoint, scout, watch=True, lost=self._lost)
+        self._names: deque[bytes] = deque()
+        self._asked = b""
+        loop.add(self._asking)
+
+    def send(self, sends: Sequence[Send], now: float) -> None:
+        for send in sends:
+            lane = self._take_lane()
+            if lane is None:
+                # Others have taken what this service was promised: it goes back, and is told less next time.
+                self._results.refused(send.uuid, refusal(503, "no lane is free"), now)
+            else:
+                self._busy[lane] = send
+                self._in_flight[send.service] += 1
+                self._tickets[lane] = lane.session.request(send.service, send.body, now)
+
+    def recall(self, uuid: bytes, now: float) -> None:
+        """Brokers that are not of this project cannot do that, nor tell whether a worker has it."""
+        lane = next((lane for lane, send in self._busy.items() if send.uuid == uuid), None)
+        if lane is None:
+            return
+        if lane.waits:
+            self._give_back(lane, now)  # nobody has it, and the next broker is not to get it
+        elif self._results.kept(uuid):
+            self._cancel(lane)
+            self._results.left(self._leave(lane).service)
+        else:
+            self._recalled.add(uuid)
+
+    def _cancel(self, lane: Connection) -> None:
+        lane.session.cancel(self._tickets[lane])
+        self._parts.drop(lane)
+
+    def ask(self, names: Sequence[bytes], now: float) -> None:
+        self._names.extend(names)
+
+    def survey(self, now: float) -> None:
+        """RFC 8 knows no such question."""
+
+    def push(self, now: float) -> None:
+        for lane in self._busy:
+            lane.flush(now)
+        self._asking.flush(now)
+        if not self._names and self._busy and not self._asking.open:
+            self._names.append(tsp.REQUEST)  # only so that the connection is there, to watch
+        if self._names and not len(self._asking.session):
+            self._asked = self._names.popleft()
+            self._asking.session.request(b"mmi.service", [self._asked], now)
+            self._asking.flush(now)
+
+    def deliver(self, now: float) -> None:
+        for _, _, body in self._events(self._asking, now):
+            self._results.present(self._asked, self._share(self._asked) if body == [b"200"] else 0, now)
+        for lane in list(self._busy):
+            for _, kind, body in self._events(lane, now):
+                if kind is EventKind.PARTIAL:
+                    self._parts.add(lane, body)
+                else:
+                    self._end(lane, body, kind is EventKind.GAVE_UP, now)
+
+    @staticmethod
+    def _events(connection: Connection, now: float) -> Sequence[tuple[int, EventKind, Frames]]:
+        # The loop ticks lanes that were made later than the dispatcher after it: what they give up in that round
+        # would not be seen before something else happens.
+        connection.tick(now)
+        return connection.session.take_events()
+
+    def _end(self, lane: Connection, body: Frames, gave_up: bool, now: float) -> None:
+        send = self._leave(lane)
+        lane.flush(now)  # one that gave up is closed
+        if gave_up:
+            self._parts.drop(lane)
+            self._results.timed_out(send.uuid, now)
+        else:
+            # An error is a worker's: only brokers of this project have errors of their own.
+            tell(self._results, send.uuid, self._parts.complete(lane, body), now)
+
+    def _leave(self, lane: Connection) -> Send:
+        """The lane is free again."""
+        send = self._busy.pop(lane)
+        self._in_flight[send.service] -= 1
+        if not self._in_flight[send.service]:
+            del self._in_flight[send.service]
+        self._recalled.discard(send.uuid)
+        self._free.append(lane)
+        return send
+
+    def _share(self, service: bytes) -> int:
+        left = self._most - len(self._busy) + self._in_flight[service]
+        return min(self._room, max(left // 4, min(left, 1)))
+
+    def dismiss(self, now: float) -> None:
+        self.deliver(now)
+        for lane in list(self._busy):
+            self._give_back(lane, now)
+        for connection in (*self._made, self._asking):
+            self._loop.remove(connection)
+        asked = [self._asked] if len(self._asking.session) else []
+        for name in (*asked, *self._names):
+            self._results.present(name, 0, now)
+        self._names.clear()
+
+    def _lost(self, now: float) -> None:
+        for lane in list(self._busy):
+            lane.lose()
+            self._lane_lost(lane, now)
+
+    def _lane_lost(self, lane: Connection, now: float) -> None:
+        """What is not wanted any more must not be sent to the next broker."""
+        send = self._busy.get(lane)
+        if send is None:
+            return
+        if send.uuid in self._recalled:
+            self._give_back(lane, now)
+        else:
+            self._cancel(lane)  # with what had come of its reply: the next one begins at the beginning
+            self._tickets[lane] = lane.session.request(send.service, send.body, now)
+
+    def _give_back(self, lane: Connection, now: float) -> None:
+        self._cancel(lane)
+        self._results.refused(self._leave(lane).uuid, refusal(503, "the broker has died"), now)
+
+    def _take_lane(self) -> Connection | None:
+        if self._free:
+            return self._free.pop()
+        if len(self._made) >= self._most:
+            return None
+        lane = Connection(
+            ClientSession(self._config), self._endpoint, self._scout, lost=lambda now: self._lane_lost(lane, now)
+        )
+        self._made.append(lane)
+        self._loop.add(lane)
+        return lane

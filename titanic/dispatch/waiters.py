@@ -1,0 +1,152 @@
+"""titanic.wait: the reply when it is there, without asking again and again.
+
+    request body    seconds uuid
+    reply body      as of titanic.reply; 300 when it is still pending after so many seconds
+
+Lives in the dispatcher's loop, which learns first when a request has ended. The store is looked at by the reader: once
+at the beginning, and again when something happened to the request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+from broker import Timers
+from titanic.protocol import tsp
+from titanic.protocol.tsp import Frames
+from titanic.services.ask import Answer, Ask
+
+MOST_SECONDS = 3600.0
+"""How long one may wait; who wants to wait longer is told that it is pending, and asks again."""
+
+MOST_WAITERS = 100_000
+
+
+def read(body: Frames) -> tuple[float, bytes] | None:
+    """The deadline in seconds and the UUID that a titanic.wait names; None when it makes no sense."""
+    uuid = tsp.read_uuid(body[1:])
+    try:
+        seconds = float(body[0])
+    except (ValueError, IndexError):
+        return None
+    return None if uuid is None or not math.isfinite(seconds) or seconds < 0 else (seconds, uuid)
+
+
+BAD_WAIT = tsp.bad_request("a titanic.wait is a number of seconds and a UUID of 32 hexadecimal digits")
+
+
+class Waiters:
+    """Who waits for which reply: a container of UUIDs. All methods are called in the dispatcher's thread."""
+
+    def __init__(self, answer: Answer, look: Callable[[Sequence[Any]], None]) -> None:
+        """`look` has the store looked at for asks; what it finds comes back through `found`."""
+        self._answer = answer
+        self._look = look
+        self.room = MOST_WAITERS
+        """How many may wait at a time before those that have waited for longest are told that it is pending."""
+        self._dismissing = False
+        self._asks: dict[bytes, dict[int, Ask]] = {}
+        self._uuids: dict[int, bytes] = {}
+        self._known: dict[int, Ask] = {}
+        self._until: dict[int, float] = {}
+        """When the time is over of those for whom the store was not looked at yet: they get an answer from there."""
+        self._deadlines: Timers[int] = Timers()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, uuid: object) -> bool:
+        return uuid in self._asks
+
+    def add(self, asks: Sequence[Ask], now: float) -> None:
+        """New asks. Registered first and looked up then, so that nothing is missed in between."""
+        good, refused = [], []
+        for ask in asks:
+            parsed = read(ask.body)
+            if parsed is None:
+                refused.append((ask, BAD_WAIT))
+                continue
+            if len(self._known) >= MOST_WAITERS:
+                refused.append((ask, tsp.failure(f"busy: {MOST_WAITERS} clients wait already")))
+                continue
+            seconds, uuid = parsed
+            self._asks.setdefault(uuid, {})[id(ask)] = ask
+            self._uuids[id(ask)] = uuid
+            self._known[id(ask)] = ask
+            self._until[id(ask)] = now + min(seconds, MOST_SECONDS)
+            good.append(ask)
+        if refused:
+            self._answer(refused)
+        if good:
+            self._look(good)
+        self._make_room()
+
+    def found(self, answers: Sequence[tuple[Any, Frames]]) -> None:
+        """What the store says. Those for whom it is pending go on waiting until their time is over."""
+        ended = []
+        for ask, frames in answers:
+            if frames != [tsp.PENDING] or self._dismissing:
+                if self._forget(ask):
+                    ended.append((ask, frames))
+            elif (until := self._until.pop(id(ask), None)) is not None:
+                self._deadlines.set(id(ask), until)
+        if ended:
+            self._answer(ended)
+        self._make_room()
+
+    def wake(self, uuids: Iterable[bytes]) -> None:
+        """Something happened to these requests: look again."""
+        asks = [ask for uuid in uuids if uuid in self._asks for ask in self._asks[uuid].values()]
+        if asks:
+            self._look(asks)
+
+    def tick(self, now: float) -> None:
+        """Answer those whose time is over."""
+        self._send_away([self._known[key] for key in self._deadlines.due(now)])
+
+    def dismiss(self) -> None:
+        """Nothing more will happen: answer all that wait, and who still comes as soon as the store was looked at."""
+        self._dismissing = True
+        self._send_away([ask for key, ask in self._known.items() if key not in self._until])
+
+    @property
+    def dismissed(self) -> bool:
+        """Whether nobody waits, nor will again."""
+        return self._dismissing and not self._known
+
+    def forget(self, ask: Ask) -> None:
+        """Nobody waits for the answer to this ask any more, if it is not answered yet."""
+        self._forget(ask)
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        return self._deadlines.next()
+
+    def _make_room(self) -> None:
+        """Send away those that have waited for longest, but not before the store was looked at for them."""
+        more = len(self._known) - self.room
+        if more <= 0:
+            return
+        self._send_away(list(islice((ask for key, ask in self._known.items() if key not in self._until), more)))
+
+    def _send_away(self, asks: Sequence[Ask]) -> None:
+        for ask in asks:
+            self._forget(ask)
+        if asks:
+            self._answer([(ask, [tsp.PENDING]) for ask in asks])
+
+    def _forget(self, ask: Ask) -> bool:
+        uuid = self._uuids.pop(id(ask), None)
+        if uuid is None:
+            return False
+        del self._known[id(ask)]
+        self._until.pop(id(ask), None)
+        self._deadlines.cancel(id(ask))
+        asks = self._asks[uuid]
+        del asks[id(ask)]
+        if not asks:
+            del self._asks[uuid]
+        return True

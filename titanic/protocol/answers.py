@@ -1,0 +1,172 @@
+"""What the answers of Titanic, and the silence, mean to its client: frames, or the error that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+import broker
+from titanic.errors import (
+    CallerError,
+    InvalidRequest,
+    Refused,
+    RequestError,
+    RequestFailed,
+    TimedOut,
+    TitanicError,
+    UnknownRequest,
+)
+from titanic.protocol import tsp
+from titanic.protocol.tsp import Frames
+from titanic.util import ids
+from titanic.util.text import counted
+
+
+class RequestInfo(TypedDict):
+    """All that is known of a request but its frames. Times are microseconds since 1970; 0 and "": there is none."""
+
+    uuid: str
+    service: str
+    state: Literal["waiting", "delayed", "running", "done", "failed", "expired", "cancelled"]
+    key: str
+    priority: int
+    max_attempts: int
+    options: dict[str, float]
+    """`limit`, `retry_first` and `retry_most` as far as given, in seconds."""
+    submitted_at: int
+    not_before: int
+    expires_at: int
+    body_frames: int
+    body_bytes: int
+    attempts: int
+    dispatched_at: int
+    """When it was sent to a worker, the last time."""
+    due: int
+    """When it is tried next."""
+    finished_at: int
+    reason: str
+    """Why it failed, the last time or for good."""
+    reply_frames: int
+    reply_bytes: int
+
+
+LOOKS = {tsp.REPLY, tsp.WAIT, tsp.LIST, tsp.STATS}
+"""Services that change nothing."""
+
+
+def translate(error: broker.BrokerError, service: bytes, endpoint: str, waited: float) -> TitanicError:
+    """The error of this package that an error of the broker's client is, which a service was asked with for so many
+    seconds."""
+    if isinstance(error, broker.TimedOut):
+        return _silence(service, endpoint, waited, error.reason)
+    if isinstance(error, broker.UsageError):
+        return InvalidRequest(str(error))
+    if isinstance(error, broker.EndpointError):
+        return CallerError(str(error))
+    if isinstance(error, broker.RemoteError) and error.status < 500:
+        return InvalidRequest(error.text)
+    if died(error):
+        return _silence(service, endpoint, waited)
+    return Refused(str(error))
+
+
+def died(error: broker.BrokerError) -> bool:
+    """Whether Titanic died with the question in its hands: what it says itself is never an error reply of MDP, this
+    comes from the broker. What was asked may be done or not, as when nobody answers."""
+    return isinstance(error, broker.RemoteError) and error.status == 500
+
+
+def _silence(service: bytes, endpoint: str, waited: float, reason: str = "") -> TimedOut:
+    return TimedOut(
+        f"nobody answered at {endpoint}",
+        f"waited {waited:.3g} s" + (f", {reason}" if reason else ""),
+        "is it running, and is this its endpoint?"
+        + ("" if service in LOOKS else " what was asked may still be done when it is there again"),
+    )
+
+
+def unknown(uuid: str) -> UnknownRequest:
+    """Nobody knows this request."""
+    return UnknownRequest(f"unknown UUID {uuid}", "it was closed, deleted after its time, or never accepted", "")
+
+
+def check(reply: Frames) -> Frames:
+    """The frames after a 200; the error that anything else stands for."""
+    status = tsp.read_status(reply[0]) if reply else None
+    if status is None:
+        raise Refused("the answer is not one of Titanic's", repr(reply[:1]), "is another service behind this name?")
+    if status.code == 400:
+        raise InvalidRequest(status.text)
+    if status.code != 200:
+        raise Refused(status.text)
+    return reply[1:]
+
+
+def read_uuids(reply: Frames, count: int) -> list[str]:
+    """The UUIDs in the answer to a submission of `count` requests."""
+    frames = check(reply)
+    lines = frames[0].split(b"\n") if len(frames) == 1 else []
+    if len(lines) != count or any(ids.parse(line) is None for line in lines):
+        raise Refused(f"the answer to a submission is not {counted(count, 'UUID')}", repr(frames[:2])[:200], "")
+    return [line.decode() for line in lines]
+
+
+def read_reply(uuid: str, reply: Frames) -> Frames | None:
+    """The reply's frames; None when it is pending."""
+    status = tsp.read_status(reply[0]) if reply else None
+    if status is not None and status.code == 300:
+        return None
+    if status is not None and status.code == 400 and ids.parse(ids.plain(uuid).encode()) is not None:
+        raise unknown(uuid)
+    if status is not None and status.code == 500 and (failed := _for_good(status.text, reply[1:])) is not None:
+        raise failed
+    return check(reply)
+
+
+def _for_good(text: str, frames: Frames) -> RequestFailed | None:
+    """What the frames behind the text of a 500 say; None: nothing of the request, so try again later."""
+    if not frames or frames[0] not in tsp.ENDED:
+        return None
+    return RequestFailed(text, state=frames[0].decode(), detail=frames[1:])
+
+
+Ended = Frames | RequestError | UnknownRequest
+"""How a request has ended: the reply's frames, or the error that stands for it."""
+
+
+def read_outcome(uuid: str, reply: Frames) -> Ended | None:
+    """The same, with the errors that are for good as values."""
+    try:
+        return read_reply(uuid, reply)
+    except (RequestFailed, UnknownRequest) as error:
+        return error
+
+
+def read_outcomes(uuids: Sequence[str], reply: Frames) -> list[Ended | None]:
+    """How several requests have ended, None for those that are pending. It may be that the answer does not reach to
+    the last of them: then the list is shorter, but never empty."""
+    if len(uuids) == 1:
+        return [read_outcome(uuids[0], reply)]
+    frames = check(reply)
+    outcomes: list[Ended | None] = []
+    at = 1
+    try:
+        for line in frames[0].split(b"\n"):
+            status, count = line.split(b" ")
+            own = frames[at : at + int(count)]
+            at += len(own)
+            outcomes.append(None if status == tsp.PENDING else _outcome(uuids[len(outcomes)], status, own))
+    except (IndexError, ValueError) as error:
+        raise Refused("the answer to a titanic.reply makes no sense", repr(frames[:1])[:200]) from error
+    return outcomes
+
+
+def _outcome(uuid: str, status: bytes, frames: Frames) -> Ended:
+    if status == tsp.OK:
+        return frames
+    if status == b"400":
+        return unknown(uuid)
+    text = frames[0].decode(errors="replace")
+    if (failed := _for_good(text, frames[1:])) is None:
+        raise Refused(text)
+    return failed

@@ -1,0 +1,56 @@
+"""What a program says of its requests, and how that travels."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import timedelta
+from typing import Any, TypedDict
+
+from titanic.errors import CallerError, InvalidRequest
+from titanic.util.quoting import quoted
+
+Span = float | timedelta
+"""A time span: seconds, or a timedelta."""
+
+
+class SubmitOptions(TypedDict, total=False):
+    """What `submit` can be told; see there."""
+
+    key: str
+    key_for: Span
+    ttl: Span
+    delay: Span
+    priority: int
+    max_attempts: int
+    limit: Span
+    retry_first: Span
+    retry_most: Span
+
+
+def seconds(name: str, value: Any) -> float:
+    """A time span in seconds; CallerError for what is none."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value):
+        return float(value)
+    raise CallerError(f"{name} is {quoted(value)}; it must be a number of seconds, or a timedelta")
+
+
+def encode(options: dict[str, Any]) -> str:
+    """Options as they travel; InvalidRequest for one that cannot."""
+    try:
+        return json.dumps(options)
+    except TypeError:
+        return json.dumps({name: _plain(name, value) for name, value in options.items()})
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, list):
+        return [_plain(name, one) for one in value]
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    kind = "text" if name in ("key", "keys", "service", "state") else "a number or, if it is a time, a timedelta"
+    raise InvalidRequest(f"{name} is {quoted(value)}; it must be {kind}")

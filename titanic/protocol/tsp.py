@@ -1,0 +1,109 @@
+"""The Titanic Service Protocol (RFC 9) and what goes beyond it: bodies of requests and replies.
+
+    service          request body     reply body
+    titanic.request  service body…    200 uuid
+    titanic.reply    uuid             200 body…   300 (pending)   400 (unknown)   500 state detail… (for good)
+    titanic.close    uuid             200 (also when it was unknown)
+                     uuids            of several at once, one a line    (services/replying.py, services/closing.py)
+    titanic.submit   options service body…   200 uuids    (services/submission.py)
+    titanic.wait     seconds uuid     as titanic.reply, as soon as there is one    (services/waiting.py)
+    titanic.admin    JSON options     200 JSON    (services/admin.py)
+    titanic.list     JSON options     200 JSON    (services/listing.py)
+    titanic.stats    anything         200 JSON
+
+A status frame is three digits, a space and free text for people, on which nothing depends (RFC 9). 400: the request is
+at fault; 500: Titanic is, try again later. Of a request that has ended without a reply it is a 500, too, RFC 9 has no
+other; that it is for good, and no reason to try again, is told by a second frame: the request's state.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from broker import service_fault
+from titanic.util import ids
+
+REQUEST = b"titanic.request"
+REPLY = b"titanic.reply"
+CLOSE = b"titanic.close"
+SUBMIT = b"titanic.submit"
+WAIT = b"titanic.wait"
+ADMIN = b"titanic.admin"
+LIST = b"titanic.list"
+STATS = b"titanic.stats"
+
+SERVICES = (REQUEST, REPLY, CLOSE, SUBMIT, WAIT, ADMIN, LIST, STATS)
+
+OK = b"200"
+PENDING = b"300"
+
+ENDED = (b"failed", b"expired", b"cancelled")
+"""The second frame of a 500 that is the answer for good. What the worker said of it follows."""
+
+ROOM = 4096
+"""Bytes that a message may have around a body: options, the name of a service."""
+
+MOST_UUIDS = 1000
+"""UUIDs in one message."""
+
+Frames = list[bytes]
+
+
+class Status(NamedTuple):
+    """A status frame as a client reads it."""
+
+    code: int
+    text: str
+
+
+def read_status(frame: bytes) -> Status | None:
+    """The status in a reply's first frame; None when it is not one."""
+    if len(frame) < 3 or not frame[:3].isdigit() or frame[3:4] not in (b"", b" "):
+        return None
+    return Status(int(frame[:3]), frame[4:].decode(errors="replace"))
+
+
+def bad_request(text: str) -> Frames:
+    """The body of a 400: it is the request that is at fault."""
+    return [b"400 " + text.encode()]
+
+
+def failure(text: str) -> Frames:
+    """The body of a 500: Titanic could not do it."""
+    return [b"500 " + text.encode()]
+
+
+def ended(state: str, reason: str, detail: Frames) -> Frames:
+    """The body of a 500 that is the answer for good: the request has failed, expired or was cancelled."""
+    return [*failure(f"{state}: {reason}"), state.encode(), *detail]
+
+
+UNKNOWN = bad_request("unknown: no request has this UUID; it was closed, deleted after its time, or never accepted")
+
+
+def request_fault(body: Frames) -> str | None:
+    """What is wrong with the body of a titanic.request; None when it is fine."""
+    if len(body) < 2:
+        return "a titanic.request is a service name and at least one body frame"
+    if fault := service_fault(body[0]):
+        return fault
+    if body[0].startswith((b"mmi.", b"titanic.")):
+        return "requests for mmi. and titanic. services are answered at once; they cannot be stored"
+    return None
+
+
+def read_uuid(body: Frames) -> bytes | None:
+    """The one UUID that a body names; None when it is not 32 hexadecimal digits."""
+    return ids.parse(body[0]) if len(body) == 1 else None
+
+
+def read_uuids(body: Frames) -> list[bytes] | None:
+    """The UUIDs that a titanic.reply or titanic.close names; None when one is not 32 hexadecimal digits, or when they
+    are more than MOST_UUIDS."""
+    if len(body) != 1:
+        return None
+    uuids = [uuid for line in body[0].split(b"\n", MOST_UUIDS - 1) if (uuid := ids.parse(line)) is not None]
+    return uuids if len(uuids) == body[0].count(b"\n") + 1 else None
+
+
+BAD_UUID = bad_request(f"bad UUID: it must be 32 hexadecimal digits (or up to {MOST_UUIDS} of them, one a line)")

@@ -1,0 +1,1 @@
+"""The server as a running thing, with a broker in the same process or elsewhere."""

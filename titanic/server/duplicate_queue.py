@@ -1,0 +1,145 @@
+"""Whether another queue serves a broker already.
+
+Two of them would share the requests for `titanic.request` and the others: a reply would be looked for in the wrong
+store. Names alone tell nothing: those of a queue that was killed stay registered until its heartbeats are missed, and
+it must be possible to start it again at once. So it is asked for an answer.
+
+Two that start together find nobody, and both register. So each looks a few times more then, and one of them gives way.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Callable
+
+import zmq
+
+from broker import ClientConfig, ClientSession, Dealer, EventKind, OutOfSockets
+from titanic.dispatch.connection import Scout
+from titanic.dispatch.socket_shortage import Shortage, first
+from titanic.protocol import tsp
+from titanic.protocol.tsp import Frames
+
+log = logging.getLogger(__name__)
+
+PATIENCE, RETRIES = 1.0, 1
+"""Seconds that a queue has for its answer, at each of two tries."""
+
+
+LOOKS, PAUSE = 10, (0.3, 1.0)
+"""How often it looks again after it has registered, and the seconds between: two in step would see only themselves."""
+
+
+class Rivals:
+    """Looks, then calls `clear`, or `taken` with the store of the queue that answered; the latter perhaps also within
+    some seconds after `clear`. A channel of a loop."""
+
+    rests = False
+
+    def __init__(
+        self, endpoint: str, scout: Scout, store: str, *, clear: Callable[[], None], taken: Callable[[str], None]
+    ) -> None:
+        """`store`: where our own is."""
+        self._endpoint = endpoint
+        self._store = store
+        self._scout = scout
+        self._clear = clear
+        self._taken = taken
+        self._dealer = Dealer(zmq.Context.instance(), endpoint, hold=True)
+        self._session = ClientSession()
+        self._asked: bytes | None = None
+        self._done = False
+        self._registered = False
+        self._looks = 0
+        """How often it has looked since."""
+        self._again_at: float | None = None
+        """When it looks again."""
+        self._shortage = Shortage()
+
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        return self._dealer.sockets()
+
+    def changed(self) -> bool:
+        return self._dealer.changed()
+
+    def drain(self, now: float) -> bool:
+        while (frames := self._dealer.receive()) is not None:
+            self._session.receive(self._dealer.number, frames, now)
+        return False
+
+    def tick(self, now: float) -> None:
+        self._session.tick(now)
+
+    def next_deadline(self) -> float | None:
+        return None if self._done else first(self._again_at, self._session.next_deadline(), self._shortage.ends)
+
+    def flush(self, now: float) -> None:
+        if self._done or self._shortage.lasts(now) or (self._again_at is not None and now < self._again_at):
+            return
+        self._again_at = None
+        if self._scout.kind is None:
+            self._dealer.close(linger=0)
+            self._asked = None
+            return
+        if self._asked is None:
+            self._session = ClientSession(ClientConfig(PATIENCE, RETRIES, self._scout.kind.version))
+            self._ask(b"mmi.service", tsp.STATS, now)
+        for _, kind, body in self._session.take_events():
+            self._learn(body if kind is EventKind.FINAL else None, now)
+        try:
+            self._dealer.send(self._session.take_output())
+            self._shortage.over()
+        except OutOfSockets as error:  # that nobody was asked is no answer
+            self._shortage.met(error, now)
+            self._asked = None
+        if self._done:
+            self._dealer.close()
+
+    def close(self) -> None:
+        self._dealer.close()
+
+    def _ask(self, service: bytes, body: bytes, now: float) -> None:
+        self._asked = service
+        self._session.request(service, [body], now)
+
+    def _learn(self, answer: Frames | None, now: float) -> None:
+        """What was asked has this answer, or none."""
+        if self._asked == b"mmi.service":
+            if answer is None:  # the broker has gone, and may come back with others
+                self._asked = None
+            elif answer[:1] == [b"200"]:
+                self._ask(tsp.STATS, b"{}", now)
+            else:
+                self._go_on(now)
+        elif answer is not None and answer[:1] == [tsp.OK]:
+            other = _store(answer)
+            if self._registered and other >= self._store:  # ourselves; or one that sees us, too, and gives way
+                self._go_on(now)
+            else:
+                self._done = True
+                self._taken(other)
+        else:
+            if not self._registered:
+                log.info("the queue that is registered at %s does not answer: taking its place", self._endpoint)
+            self._go_on(now)
+
+    def _go_on(self, now: float) -> None:
+        """Nobody is met for whom to give way."""
+        self._asked = None
+        if not self._registered:
+            self._registered = True
+            self._clear()
+        elif self._looks >= LOOKS:
+            self._done = True
+        self._looks += 1
+        self._again_at = now + random.uniform(*PAUSE)
+
+
+def _store(answer: Frames) -> str:
+    """Where the other one has its store, according to its titanic.stats."""
+    try:
+        return str(json.loads(answer[1])["store"]["path"])
+    except (IndexError, KeyError, TypeError, ValueError):
+        return "unknown"

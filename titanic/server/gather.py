@@ -1,0 +1,153 @@
+"""Requests without an answer: a GATHER endpoint (RFC 49) that takes packed messages and has each stored.
+
+    message    service body…    the frames of a titanic.request, packed into one as CZMQ's zmsg_encode does
+
+Who sends learns nothing but that the message was taken over; so what can be stored is stored. While the store is full,
+or takes no more for a service, messages are kept here and tried again. When there are many of those nothing more is
+taken in, and in the end those who send have to wait. What never can be stored is dropped, counted and logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from queue import Empty, SimpleQueue
+
+from broker import Broker, ClientConfig, ClientSession, read_error
+from broker.patterns import Gather, unpack
+from titanic.protocol import tsp
+from titanic.protocol.tsp import Frames
+
+log = logging.getLogger(__name__)
+
+MOST_IN_HAND = 2000
+"""Messages that were taken and are not stored yet."""
+
+PAUSE = 0.5
+"""Seconds before a message is tried again that was refused."""
+
+LOOK = 0.05
+"""Seconds after which the thread looks for something else to do."""
+
+QUIET = 4
+"""Looks at the end that found nothing, after which nothing more is expected."""
+
+LAST = 5.0
+"""Seconds that what is in hand may take at the end."""
+
+
+class Ingest:
+    """The GATHER socket, the thread that reads it, and what is not stored yet."""
+
+    def __init__(self, here: Broker) -> None:
+        """Raises broker.patterns.MissingDrafts."""
+        self.counts = {"stored": 0, "dropped": 0}
+        self._gather = Gather()
+        self._answers: SimpleQueue[list[Frames]] = SimpleQueue()
+        self._peer = here.connect_local(self._answers.put)
+        self._session = ClientSession(ClientConfig(timeout=None), correlated=True)
+        self._in_hand: dict[int, Frames] = {}
+        self._refused: list[Frames] = []
+        self._again_at = 0.0
+        self._patience = LAST
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ingest", daemon=True)
+
+    def bind(self, endpoint: str) -> str:
+        """Listen on one more endpoint; the endpoint with its real port comes back."""
+        return self._gather.bind(endpoint)
+
+    def start(self) -> None:
+        """Take in, in a thread."""
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def stop(self, patience: float = LAST) -> None:
+        """Store what has come, if that does not take more than `patience` seconds. The broker still has to run."""
+        self._patience = patience
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._gather.close(0)
+
+    def _run(self) -> None:
+        while not self._end.is_set():
+            self._round()
+        last, quiet = time.monotonic() + self._patience, 0
+        while (quiet < QUIET or self._in_hand) and time.monotonic() < last:
+            quiet = 0 if self._round() else quiet + 1
+        if left := len(self._in_hand) + len(self._refused):
+            log.warning("%d gathered messages could not be stored before the end; they are lost", left)
+
+    def _round(self) -> bool:
+        """Whether something came."""
+        came = False
+        if len(self._in_hand) + len(self._refused) < MOST_IN_HAND:
+            came = self._take()
+            self._hear(0.0)
+        else:
+            self._hear(LOOK)
+        if self._refused and time.monotonic() >= self._again_at:
+            refused, self._refused = self._refused, []
+            self._store(refused)
+        return came
+
+    def _take(self) -> bool:
+        messages: list[Frames] = []
+        room = MOST_IN_HAND - len(self._in_hand) - len(self._refused)
+        wait, came = LOOK if not self._in_hand else 0.001, False
+        while len(messages) < room and (message := self._gather.receive(wait)) is not None:
+            frames = unpack(message)
+            if frames is None:
+                self._drop("it is not packed")
+            else:
+                messages.append(frames)
+            wait, came = 0.0, True
+        if messages:
+            self._store(messages)
+        return came
+
+    def _store(self, messages: list[Frames]) -> None:
+        now = time.monotonic()
+        for frames in messages:
+            self._in_hand[self._session.request(tsp.REQUEST, frames, now)] = frames
+        self._peer.send([frames for _, frames in self._session.take_output() if frames is not None])
+
+    def _hear(self, patience: float) -> None:
+        try:
+            batch = self._answers.get(timeout=patience) if patience else self._answers.get_nowait()
+        except Empty:
+            return
+        now = time.monotonic()
+        for frames in batch:
+            self._session.receive(self._session.connection, frames, now)
+        for event in self._session.take_events():
+            self._learn(self._in_hand.pop(event.ticket), _status(event.body))
+
+    def _learn(self, message: Frames, status: tsp.Status | None) -> None:
+        if status is not None and status.code == 200:
+            self.counts["stored"] += 1
+        elif status is not None and status.code < 500:
+            self._drop(status.text)
+        else:
+            if not self._refused:
+                self._again_at = time.monotonic() + PAUSE
+                log.warning("gathered messages wait: %s", status.text if status else "the broker does not take them")
+            self._refused.append(message)
+
+    def _drop(self, why: str) -> None:
+        self.counts["dropped"] += 1
+        if self.counts["dropped"] in (1, 10, 100) or self.counts["dropped"] % 1000 == 0:
+            log.warning("%d gathered messages dropped; the last one because %s", self.counts["dropped"], why)
+
+
+def _status(body: Frames) -> tsp.Status | None:
+    """What an answer says, Titanic's or an error of the broker's; None when it is neither."""
+    if (error := read_error(body)) is not None:
+        return tsp.Status(error.status, error.text)
+    return tsp.read_status(body[0]) if body else None

@@ -1,0 +1,211 @@
+"""Titanic as an ordinary MDP worker of some broker: its services behind worker sockets.
+
+MDP gives a worker one request at a time, so each service registers many: its lanes. All that is ready on all
+lanes at the end of a round is one batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import zmq
+
+from broker import Dealer, Job, Loop, OutOfSockets, Presence, WorkerConfig, WorkerSession
+from titanic.protocol.tsp import Frames
+from titanic.services.ask import Answers
+
+log = logging.getLogger(__name__)
+
+Handle = Callable[[bytes, Sequence["LaneAsk"]], None]
+
+
+class LaneAsk:
+    """A request that came on a lane."""
+
+    __slots__ = ("body", "job", "lane")
+
+    peer = None
+    """The broker, for all of them: it does not say for whom it asks."""
+
+    def __init__(self, lane: Lane, job: Job) -> None:
+        self.lane = lane
+        self.job = job.number
+        self.body: Frames = job.body
+
+
+class Lane:
+    """One worker socket, as a channel of a loop."""
+
+    rests = True
+
+    def __init__(self, lanes: Lanes, service: bytes, endpoint: str, config: WorkerConfig) -> None:
+        self.session = WorkerSession(service, config, now=time.monotonic())
+        self._lanes = lanes
+        self._dealer = Dealer(zmq.Context.instance(), endpoint, hold=True)
+        self._ask: LaneAsk | None = None
+        """The last one."""
+
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        return self._dealer.sockets()
+
+    def changed(self) -> bool:
+        return self._dealer.changed()
+
+    def drain(self, now: float) -> bool:
+        while (frames := self._dealer.receive()) is not None:
+            self.session.receive(self._dealer.number, frames, now)
+        if self._dealer.broke():
+            self.session.lost(now)
+        return False
+
+    def tick(self, now: float) -> None:
+        self.session.inflow = self._dealer.inflow
+        self.session.tick(now)
+
+    def next_deadline(self) -> float | None:
+        return self.session.next_deadline()
+
+    def flush(self, now: float) -> None:
+        try:
+            self._dealer.send(self.session.take_output())
+            self.session.link(not self._dealer.waits, now)
+        except OutOfSockets as error:
+            self.session.lost(now)
+            self._lanes.starved(error, now)
+        if self.session.stranded and self._ask is not None:
+            # Who asked will ask again. An ask can wait for an hour, and the lane is not to be away for so long.
+            ask, self._ask = self._ask, None
+            self.session.final(ask.job, [], now)
+            self._lanes.lost(ask)
+        for job in self.session.take_jobs():
+            self._ask = LaneAsk(self, job)
+            self._lanes.collect(self._ask)
+
+    def close(self) -> None:
+        self._dealer.close()
+
+
+class Lanes:
+    """All lanes of all services, in one thread. `handle` gets the batches; answers go through `answer`. `lost` is told
+    of asks whose connection is gone: their answers reach nobody."""
+
+    rests = False
+
+    def __init__(
+        self,
+        endpoint: str,
+        services: Mapping[bytes, int],
+        handle: Handle,
+        config: WorkerConfig,
+        lost: Callable[[LaneAsk], None],
+    ) -> None:
+        """`services`: how many lanes each has."""
+        self.lost = lost
+        self._endpoint = endpoint
+        self._services = services
+        self._handle = handle
+        self._config = config
+        self._loop = Loop()
+        self._lanes: list[Lane] = []
+        self._batches: dict[bytes, list[LaneAsk]] = {}
+        interval = config.heartbeat_interval
+        self._presence = Presence(log, "titanic", endpoint, interval, self._any_registered)
+        self._loop.add(self._presence)
+        self._thread = threading.Thread(target=self._loop.run, name="lanes", daemon=True)
+
+    def start(self) -> None:
+        """Run, without any lanes yet."""
+        self._thread.start()
+
+    def register(self) -> None:
+        """Register with the broker. Any thread may ask."""
+        self._loop.call(self._register)
+
+    def answer(self, answers: Answers) -> None:
+        """Send answers back. Any thread may."""
+        self._loop.call(self._answer, answers)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have a function called in the thread. Any thread may ask."""
+        self._loop.call(function)
+
+    def stop(self) -> None:
+        """Say good-bye and end the thread."""
+        self._loop.call(self._leave)
+        self._loop.stop()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread is running."""
+        return self._thread.is_alive()
+
+    @property
+    def registered(self) -> int:
+        """Lanes that have heard from the broker."""
+        return sum(lane.session.registered for lane in self._lanes)
+
+    def _any_registered(self) -> bool:
+        return any(lane.session.registered for lane in self._lanes)
+
+    def collect(self, ask: LaneAsk) -> None:
+        """Called by a lane: a request has come."""
+        self._batches.setdefault(ask.lane.session.service, []).append(ask)
+
+    def starved(self, error: OutOfSockets, now: float) -> None:
+        """Called by a lane that could not connect."""
+        self._presence.starved(str(error), now)
+
+    def _register(self) -> None:
+        for service, count in self._services.items():
+            self._lanes += [Lane(self, service, self._endpoint, self._config) for _ in range(count)]
+        for lane in self._lanes:
+            self._loop.add(lane)
+        self._loop.add(self)  # the last: its flush comes when all lanes have been looked at
+
+    def _answer(self, answers: Answers) -> None:
+        now = time.monotonic()
+        for ask, body in answers:
+            ask.lane.session.final(ask.job, body, now)
+            self._loop.touch(ask.lane)
+
+    def _leave(self) -> None:
+        self._presence.leave()
+        now = time.monotonic()
+        for lane in self._lanes:
+            lane.session.leave(now)
+            self._loop.touch(lane)
+
+    # -- the channel that hands over what the lanes collected -------------------------------------------------
+
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """None of its own."""
+        return []
+
+    def changed(self) -> bool:
+        """Never."""
+        return False
+
+    def drain(self, now: float) -> bool:
+        """Nothing comes in here."""
+        return False
+
+    def tick(self, now: float) -> None:
+        """Nothing is ever due here."""
+
+    def next_deadline(self) -> float | None:
+        """Never."""
+        return None
+
+    def flush(self, now: float) -> None:
+        """Hand over the batches."""
+        batches, self._batches = self._batches, {}
+        for service, batch in batches.items():
+            self._handle(service, batch)
+
+    def close(self) -> None:
+        """Nothing of its own to close."""

@@ -1,0 +1,101 @@
+"""What a server has counted and what it sees now, collected when somebody asks. Nothing is counted twice for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from titanic.store import Counts, ReadTransaction
+from titanic.util.histogram import Histogram
+
+MOST_SERVICES = 100
+"""Services that have figures of their own; of more, those with the most waiting. A name comes from anybody."""
+
+OTHERS = "(others)"
+
+Workers = Mapping[bytes, int | None]
+"""How many workers services have, none if they are not in it; None: it is not known how many."""
+
+
+class Load(NamedTuple):
+    """What a service has to do, and who does it. `oldest` is the age in seconds of what waits longest; of the
+    others together it is not known."""
+
+    waiting: int
+    running: int
+    workers: int | None
+    oldest: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A snapshot."""
+
+    counted: Mapping[str, int]
+    """Requests since the start, by what became of them."""
+    refused: Mapping[str, int]
+    """Refusals, by reason."""
+    services: Mapping[str, Load]
+    store: Counts
+    usable: bool
+    """Whether the store can be used: its disk may have failed."""
+    full: bool
+    """Whether it has no room for a small request."""
+    disk_full: bool
+    """Whether the disk has no room for what is to be written."""
+    waiting_clients: int
+    commit_seconds: Histogram
+    commit_sizes: Histogram
+    lags: Mapping[str, float]
+    """What each thread last took to answer, in seconds."""
+    broker: Mapping[str, int] | None
+    """The integrated broker's counters."""
+
+
+def loads(
+    transaction: ReadTransaction, running: Mapping[bytes, int], workers: Workers | None, now_us: int
+) -> dict[str, Load]:
+    """The load of each service, or of the most loaded, and then of all others together."""
+    waiting = transaction.waiting()
+    named = gather(waiting, running, workers)
+    found = {}
+    for name in named:
+        oldest = transaction.oldest(name)
+        found[name.decode(errors="replace")] = Load(
+            waiting.get(name, 0),
+            running.get(name, 0),
+            None if workers is None else workers.get(name, 0),
+            0.0 if oldest is None else max(0.0, (now_us - oldest) / 1e6),
+        )
+    return found | others(named, waiting, running, workers)
+
+
+def gather(waiting: Mapping[bytes, int], running: Mapping[bytes, int], workers: Workers | None) -> list[bytes]:
+    """The services that get figures of their own."""
+    names = waiting.keys() | running.keys() | (workers or {}).keys()
+    if len(names) <= MOST_SERVICES:
+        return sorted(names)
+    return sorted(names, key=lambda name: (-waiting.get(name, 0), -running.get(name, 0), name))[:MOST_SERVICES]
+
+
+def others(
+    named: Sequence[bytes],
+    waiting: Mapping[bytes, int],
+    running: Mapping[bytes, int],
+    workers: Workers | None,
+) -> dict[str, Load]:
+    """The load of the services that are not named, together; nothing when there are none."""
+    apart = set(named)
+    rest = [
+        None if each is None else sum(count or 0 for name, count in each.items() if name not in apart)
+        for each in (waiting, running, workers)
+    ]
+    return {OTHERS: Load(rest[0] or 0, rest[1] or 0, rest[2])} if any(rest) else {}
+
+
+def bounded(counts: Mapping[str, int]) -> dict[str, int]:
+    """The largest of these counts, and the sum of the others."""
+    names = sorted(counts, key=lambda name: (-counts[name], name))
+    named = {name: counts[name] for name in names[:MOST_SERVICES]}
+    return named | ({OTHERS: sum(counts[name] for name in names[MOST_SERVICES:])} if len(names) > MOST_SERVICES else {})

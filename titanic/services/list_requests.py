@@ -1,0 +1,116 @@
+"""titanic.list: what is in the store, as JSON, in pages.
+
+Options, a JSON object: `uuid` (that one alone), `keys` (those that were submitted with these, at most 1000), `service`,
+`state` (waiting, delayed, running, done, failed, expired, cancelled), `after` (a UUID: the page after it), `limit`
+(1 to 1000, default 100). The reply is a JSON object: `requests`, a list of objects, and `next`, what to pass as `after`
+for the following page, null at the end. With `keys` there is `uuids` too, the UUID of each key that is remembered,
+also when its request is closed. A page looks at a bounded number of requests, so it can be short, or empty, and yet
+have a `next`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from typing import Any
+
+from titanic.protocol import tsp
+from titanic.protocol.tsp import Frames
+from titanic.services.submission import read_policy
+from titanic.store import Description, ReadTransaction, State
+from titanic.util import ids
+from titanic.util.quoting import quoted
+
+MAX_LIMIT = 1000
+KNOWN = {"uuid", "keys", "service", "state", "after", "limit"}
+
+
+def answer(transaction: ReadTransaction, body: Frames, running: Callable[[], Collection[bytes]]) -> Frames:
+    """The reply to a titanic.list. `running` says which requests are with a worker: the store does not know."""
+    try:
+        options = _options(body)
+    except ValueError as error:
+        return tsp.bad_request(str(error))
+    now_running = running()
+    following: bytes | None = None
+    holders: dict[str, bytes] = {}
+    if options["keys"] is not None:
+        found = ((key, transaction.holder(key.encode(errors="replace"))) for key in options["keys"])
+        holders = {key: uuid for key, uuid in found if uuid is not None}
+        rows = _described(transaction, list(holders.values()))
+    elif (uuid := options["uuid"]) is not None:
+        rows = _described(transaction, [uuid])
+    elif options["state"] is State.RUNNING:
+        behind = options["after"] or b""
+        rows = _described(transaction, sorted(uuid for uuid in now_running if uuid > behind))
+        rows = [row for row in rows if options["service"] in (None, row.service)]
+        if len(rows) > options["limit"]:
+            rows = rows[: options["limit"]]
+            following = rows[-1].uuid
+    else:
+        page = transaction.list(
+            service=options["service"], state=options["state"], after=options["after"], limit=options["limit"]
+        )
+        rows, following = page, page.next
+        if options["state"] is State.WAITING:
+            rows = [row for row in page if row.uuid not in now_running]
+    document: dict[str, Any] = {
+        "requests": [_document(row, row.uuid in now_running) for row in rows],
+        "next": following.hex() if following else None,
+    }
+    if options["keys"] is not None:
+        document["uuids"] = {key: uuid.hex() for key, uuid in holders.items()}
+    return [tsp.OK, json.dumps(document).encode()]
+
+
+def _described(transaction: ReadTransaction, uuids: Collection[bytes]) -> list[Description]:
+    return [row for uuid in uuids if (row := transaction.describe(uuid)) is not None]
+
+
+def _options(body: Frames) -> dict[str, Any]:
+    """Read and check the options; ValueError says what is wrong."""
+    try:
+        given = json.loads(b"".join(body[:1]) or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"options are not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ValueError("options are not a JSON object")
+    if unknown := given.keys() - KNOWN:
+        raise ValueError(f"unknown option {quoted(sorted(unknown)[0])}; there are {', '.join(sorted(KNOWN))}")
+    options: dict[str, Any] = dict.fromkeys(KNOWN)
+    for name in ("uuid", "after"):
+        if (text := given.get(name)) is not None:
+            options[name] = ids.parse(str(text).encode())
+            if options[name] is None:
+                raise ValueError(f"{name} must be 32 hexadecimal digits")
+    if (keys := given.get("keys")) is not None:
+        if not isinstance(keys, list) or len(keys) > MAX_LIMIT or not all(isinstance(key, str) for key in keys):
+            raise ValueError(f"keys must be a list of at most {MAX_LIMIT} texts")
+        options["keys"] = keys
+    if (service := given.get("service")) is not None:
+        options["service"] = str(service).encode()
+    if (state := given.get("state")) is not None:
+        try:
+            options["state"] = State[str(state).upper()]
+        except KeyError:
+            raise ValueError(
+                f"unknown state {quoted(state)}; there are {', '.join(s.name.lower() for s in State)}"
+            ) from None
+    limit = given.get("limit", 100)
+    if type(limit) is not int or not 1 <= limit <= MAX_LIMIT:
+        raise ValueError(f"limit must be a number from 1 to {MAX_LIMIT}")
+    options["limit"] = limit
+    return options
+
+
+def _document(row: Description, running: bool) -> dict[str, Any]:
+    document = row._asdict()
+    document["uuid"] = row.uuid.hex()
+    state = State.RUNNING if running and row.state is State.WAITING else row.state
+    document["state"] = state.name.lower()
+    policy = read_policy(row.options)
+    document["options"] = {name: value for name, value in policy._asdict().items() if value}
+    # A damaged record may say anything.
+    return {
+        key: value.decode(errors="replace") if isinstance(value, bytes) else value for key, value in document.items()
+    }

@@ -1,0 +1,1 @@
+"""The store in LMDB. Start reading at store.py."""

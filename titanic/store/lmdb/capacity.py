@@ -1,0 +1,79 @@
+"""How the capacity is divided, so that a full store still works.
+
+The data file never exceeds the capacity: LMDB's map ends there. What is left can't be borrowed, so some of it has to be
+kept back, and for whom grows clearer the fuller the store is. What counts is the pages in use, not the bytes in them:
+pages from which requests were closed here and there are partly empty, and nothing can be done about that.
+
+    0 ............................. accept ....... reply ....... least ............ capacity
+      requests and their replies,          replies        ends,          copies of pages
+      entries of `closed`                                 postponing     that change
+
+accept  Up to here, requests are accepted. Each one that has not ended counts CHARGE bytes more than it has, for the
+        record of its end. Entries of `closed` that may be dropped make way.
+reply   Up to here, replies are stored that are larger than the charge. Beyond, finish() refuses them: the request goes
+        on waiting, or ends with a reason instead of a reply.
+least   Up to here, closed requests are remembered at all, at the end without their frames. The end of a request, a
+        delay, a promotion never take more than the charge, so they need no limit: there a long reason is cut.
+
+Behind that is working space. LMDB changes no page in place: a transaction writes a copy of each page that it changes,
+and what it frees can be used from the second transaction after it, not before. So a transaction must not change or
+free too much at once: a bounded number of pages of large bodies is freed per transaction, the others wait in `graves`;
+and when a transaction has changed very many pages, an empty one follows that makes them available (transaction.py). The
+number of requests that one transaction can change in the worst case, each on pages of its own, is `batch`.
+
+The list of freed pages that LMDB keeps per transaction is a value of its own: from 509 pages on it needs several pages
+in one piece. That is the other reason for freeing a little at a time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from titanic.errors import CapacityTooSmall
+from titanic.store.lmdb.schema import PAGE
+
+MIN_CAPACITY = 16 << 20
+CHARGE = 192
+"""Bytes that a request counts beyond its own until it has ended."""
+
+_MIN_RESERVE = 4 << 20
+_MAX_RESERVE = 256 << 20
+_PAGES_PER_REQUEST = 8
+_PAGES_PER_LIST = 480
+
+
+class Room(NamedTuple):
+    """The capacity and its limits, in bytes, and what one transaction does at most, in pages or requests."""
+
+    capacity: int
+    accept: int
+    reply: int
+    least: int
+    headroom: int  # kept free of entries in `closed`, below `accept`
+    pages_freed: int
+    batch: int
+
+
+def divide(capacity: int) -> Room:
+    """Divide a capacity. Raises CapacityTooSmall."""
+    if capacity < MIN_CAPACITY:
+        raise CapacityTooSmall(
+            "the capacity is too small", f"it is {capacity} bytes", f"choose at least {MIN_CAPACITY >> 20} MiB"
+        )
+    capacity -= capacity % PAGE
+    reserve = reserved(capacity)
+    pages = reserve // PAGE
+    return Room(
+        capacity,
+        accept=capacity - reserve,
+        reply=capacity - reserve * 3 // 4,
+        least=capacity - reserve // 2,
+        headroom=reserve // 2,
+        pages_freed=min(pages // 8, _PAGES_PER_LIST),
+        batch=pages // 4 // _PAGES_PER_REQUEST,
+    )
+
+
+def reserved(capacity: int) -> int:
+    """What is kept back of a capacity."""
+    return min(max(capacity // 8, _MIN_RESERVE), _MAX_RESERVE)

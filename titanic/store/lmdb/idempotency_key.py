@@ -1,0 +1,74 @@
+"""Idempotency keys: one request per key, or one message of several, however often it is handed in.
+
+The row, little-endian, in database `keys` under the key. It outlives its request: a client that repeats a
+submission after the reply was fetched and the request closed still gets the first id.
+
+    offset  size  field
+         0     8  until, µs since the epoch: when the key is forgotten
+         8     8  given, µs since the epoch: when it came; 0 = unknown
+        16  16 n  id of the request that had it first; of a message of n requests, the ids of all
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from titanic.util.ids import SIZE
+
+MOST_TOGETHER = 100
+"""Requests that can share a key. Their row stays in its page (schema.NODE_MAX)."""
+
+_TIMES = struct.Struct("<QQ")
+_UNTIL = struct.Struct("<Q")
+
+
+class Holder(NamedTuple):
+    """Who has a key, until when, and when it came (µs since the epoch)."""
+
+    until: int
+    ids: bytes  # one behind the other
+    given: int = 0
+
+    @property
+    def uuid(self) -> bytes:
+        """The first."""
+        return self.ids[:SIZE]
+
+    @property
+    def requests(self) -> int:
+        """How many there are."""
+        return len(self.ids) // SIZE
+
+    def at(self, index: int) -> bytes:
+        """One of them."""
+        return self.ids[index * SIZE : (index + 1) * SIZE]
+
+
+def encode(holder: Holder) -> bytes:
+    """The row."""
+    return _TIMES.pack(holder.until, holder.given) + holder.ids
+
+
+def fits(row: memoryview | bytes, times: struct.Struct = _TIMES) -> bool:
+    """Whether the row has a length that it can have."""
+    ids, rest = divmod(len(row) - times.size, SIZE)
+    return not rest and 1 <= ids <= MOST_TOGETHER
+
+
+def fitted(row: memoryview | bytes) -> bool:
+    """Whether it had one in a store of format 2, without `given`."""
+    return fits(row, _UNTIL)
+
+
+def decode(row: memoryview | bytes) -> Holder | None:
+    """Who has the key; None when the row makes no sense."""
+    if not fits(row):
+        return None
+    until, given = _TIMES.unpack_from(row)
+    return Holder(until, bytes(row[_TIMES.size :]), given)
+
+
+def modern(row: bytes) -> bytes:
+    """A row of a store of format 2, as it is written now; others stay as they are."""
+    return row[: _UNTIL.size] + bytes(_UNTIL.size) + row[_UNTIL.size :] if fitted(row) else row

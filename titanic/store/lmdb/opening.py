@@ -1,0 +1,344 @@
+"""Finding, creating and judging the files of a store.
+
+A new store is made as `new.mdb` and renamed to `data.mdb` when it is complete and synced. So a `data.mdb` is
+always a whole store, and one that isn't was damaged: an interrupted creation can't be mistaken for it.
+
+The map is the size that the file can never exceed: the capacity (capacity.py). Only a store that holds more than its
+capacity allows, because that was lowered, keeps the size it has, and gets the room to be emptied on top of what is in
+use; it accepts nothing until its requests fit. Its file doesn't shrink by itself: a backup, restored, is small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+import lmdb
+
+from titanic.errors import NotAStore, StoreCorrupt, StoreTooNew, StoreTooOld, StoreUnwritable
+from titanic.store.lmdb import lock
+from titanic.store.lmdb.capacity import MIN_CAPACITY, divide, reserved
+from titanic.store.lmdb.environment import Environment, Pace, Settings
+from titanic.store.lmdb.lmdb_errors import disk_full, is_of_the_system
+from titanic.store.lmdb.page_check import SALVAGE, faults
+from titanic.store.lmdb.read import ReadTransaction
+from titanic.store.lmdb.schema import (
+    CAPACITY_KEY,
+    FORMAT,
+    FORMAT_KEY,
+    IDENTITY_KEY,
+    MOST_BYTES,
+    PAGE,
+    REPAIR,
+    U32,
+    U64,
+    Databases,
+)
+from titanic.store.lmdb.upgrade import upgrade
+from titanic.util.ids import SIZE, IdMaker
+
+DATA = "data.mdb"
+NEW = "new.mdb"
+LOCK = "lock.mdb"
+_LOCK_SIZE = 2 * PAGE
+_OURS = {DATA, LOCK, lock.FILE, NEW, "lost+found"}
+_READERS = 126
+_MOST_FORMATS = 999
+"""A number beyond that is damage and no format to come."""
+DEFAULT_CAPACITY = 1 << 30
+
+
+def prepare(directory: Path) -> list[Path]:
+    """Make the directory if there is none; which ones were made. Raises StoreUnwritable, or NotAStore if it holds other
+    things."""
+    try:
+        if directory.is_dir():
+            found = {entry.name for entry in directory.iterdir()}
+            if DATA not in found and (strange := sorted(found - _OURS)):
+                raise NotAStore(f"{directory} is not a store", f"it holds {strange[0]!r}", "choose an empty directory")
+        elif os.path.lexists(directory):
+            raise NotAStore(f"{directory} is not a store", "it is no directory", "choose a directory")
+        else:
+            return _make_directory(directory)
+    except OSError as error:
+        raise unwritable(directory, error) from error
+    return []
+
+
+def remove(directory: Path, made: list[Path]) -> None:
+    """Undo the making of a store, the lock of which is held."""
+    with contextlib.suppress(OSError):
+        for name in (DATA, NEW, LOCK):
+            (directory / name).unlink(missing_ok=True)
+        lock.remove(directory)
+        for folder in reversed(made):
+            folder.rmdir()
+
+
+def take_lock(directory: Path) -> int:
+    """Take the store's lock (lock.py). Raises StoreLocked or StoreUnwritable."""
+    try:
+        return lock.acquire(directory)
+    except OSError as error:
+        raise unwritable(directory, error) from error
+
+
+def open_environment(
+    directory: Path, capacity: int | None, settings: Settings, *, preallocate: bool = False, to_repair: bool = False
+) -> Environment:
+    """Open the store in a directory that is prepared and locked, creating it if it isn't there.
+
+    Without a `capacity` it is what it was, or DEFAULT_CAPACITY. `to_repair`: see `Store.open`. Raises
+    CapacityTooSmall, StoreUnwritable, StoreCorrupt, NotAStore or StoreTooNew.
+    """
+    if capacity is not None:
+        divide(capacity)
+    data = directory / DATA
+    try:
+        if not data.exists():
+            _create(directory)
+        size = data.stat().st_size
+    except (OSError, lmdb.Error) as error:
+        raise unwritable(directory, error) from error
+    if size < 2 * PAGE:
+        raise _corrupt(data, f"it has {size} bytes")
+    env = _open(directory, max(capacity or 0, size))
+    try:
+        _check_length(env, data)
+        found, known = _format_and_capacity(env, data, to_repair=to_repair)
+        if found < FORMAT:
+            env.close()
+            upgrade(directory, found)
+            env = _open(directory, max(capacity or 0, data.stat().st_size))
+        room = divide(capacity or max(known or DEFAULT_CAPACITY, MIN_CAPACITY))
+        environment = Environment(env, _open_databases(env, data), room, settings, IdMaker(_last_id(env)), Pace())
+        nameless = False
+        with ReadTransaction(environment) as view:
+            used = view._used()
+            if not to_repair:
+                view.waiting()  # what every server needs at once; better it ends here, with a reason, than later
+                view.archive()
+                view.archivist()
+                nameless = view.identity() is None
+        needed = max(room.capacity, data.stat().st_size, used + reserved(room.capacity))
+        env.set_mapsize(needed - needed % PAGE)
+        if known != room.capacity and (known is not None or capacity is not None):
+            with env.begin(write=True, db=environment.databases.meta) as txn:
+                txn.put(CAPACITY_KEY, U64.pack(room.capacity))
+        if nameless:
+            _give_identity(environment)
+        if preallocate:
+            _preallocate(data, room.capacity)
+    except (OSError, lmdb.Error) as error:
+        env.close()
+        raise (unwritable(directory, error) if is_of_the_system(error) else _corrupt(data, str(error))) from error
+    except BaseException:
+        env.close()
+        raise
+    return environment
+
+
+def _give_identity(environment: Environment) -> None:
+    """To a store of an earlier version. Without room it goes without until it is next opened."""
+    try:
+        with environment.env.begin(write=True, db=environment.databases.meta) as txn:
+            txn.put(IDENTITY_KEY, os.urandom(SIZE))
+    except lmdb.Error as error:
+        if not isinstance(error, lmdb.MapFullError) and not disk_full(error, Path(environment.env.path())):
+            raise
+
+
+def open_read_only(directory: Path) -> Environment:
+    """Open a store that another process may have open.
+
+    Raises NotAStore, StoreUnwritable, StoreCorrupt, StoreTooNew or StoreTooOld.
+    """
+    data = directory / DATA
+    if not data.is_file():
+        raise NotAStore(f"{directory} is not a store", f"it has no {DATA}", "look for another directory")
+    env = _open(directory, 0, read_only=True)
+    try:
+        _check_length(env, data)
+        found, known = _format_and_capacity(env, data)
+        if found < FORMAT:
+            raise StoreTooOld(
+                f"the store in {directory} was written by an earlier version",
+                f"its format is {found}, read is format {FORMAT}",
+                "open it once for writing",
+            )
+        room = divide(max(known or 0, MIN_CAPACITY))
+        return Environment(env, _open_databases(env, data), room, Settings(), IdMaker(None), Pace())
+    except lmdb.Error as error:
+        env.close()
+        raise _corrupt(data, str(error)) from error
+    except BaseException:
+        env.close()
+        raise
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory last: LMDB syncs its file, but not the directory that it stands in."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _open(directory: Path, map_size: int, *, read_only: bool = False) -> lmdb.Environment:
+    data = directory / DATA
+    try:
+        allocate_lock(directory, read_only=read_only)
+        env = lmdb.open(
+            str(directory),
+            map_size=map_size - map_size % PAGE,
+            max_dbs=16,
+            max_readers=_READERS,
+            mode=0o640,
+            create=False,
+            subdir=True,
+            readonly=read_only,
+            sync=True,
+            lock=True,
+        )
+        env.reader_check()  # killed ones may have all places
+        return env
+    except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
+        raise _corrupt(data, str(error)) from error
+    except (OSError, lmdb.Error) as error:
+        raise unwritable(directory, error) from error
+
+
+def allocate_lock(directory: Path, *, read_only: bool = False) -> None:
+    """Give LMDB's lock file all the room it needs.
+
+    LMDB makes it sparse and maps it: on a full disk, touching it would end the process with SIGBUS. One that has its
+    room isn't opened: closing it would give up the locks that this process may have on it.
+    """
+    file = directory / LOCK
+    if file.exists() and file.stat().st_blocks * 512 >= _LOCK_SIZE:
+        return
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        if read_only and error.errno == errno.EROFS:
+            return  # there LMDB does without
+        raise
+    try:
+        os.posix_fallocate(descriptor, 0, _LOCK_SIZE)
+    finally:
+        os.close(descriptor)
+
+
+def _last_id(env: lmdb.Environment) -> bytes | None:
+    with env.begin(db=env.open_db(b"requests", create=False)) as txn:
+        cursor = txn.cursor()
+        return cursor.key() if cursor.last() else None
+
+
+def _preallocate(data: Path, capacity: int) -> None:
+    """Take the disk's room now, so that it can't be missing later."""
+    descriptor = os.open(data, os.O_RDWR)
+    try:
+        os.posix_fallocate(descriptor, 0, capacity)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make_directory(directory: Path) -> list[Path]:
+    made = [] if directory.parent.exists() else _make_directory(directory.parent)
+    directory.mkdir(0o750)
+    sync_directory(directory.parent)
+    return [*made, directory]
+
+
+def _create(directory: Path) -> None:
+    new = directory / NEW
+    new.unlink(missing_ok=True)
+    try:
+        with (
+            lmdb.open(str(new), subdir=False, map_size=1 << 20, max_dbs=16, mode=0o640, lock=False) as env,
+            env.begin(write=True) as txn,
+        ):
+            names = {name: env.open_db(name.encode(), txn=txn) for name in Databases._fields}
+            txn.put(FORMAT_KEY, U32.pack(FORMAT), db=names["meta"])
+            txn.put(IDENTITY_KEY, os.urandom(SIZE), db=names["meta"])
+        new.rename(directory / DATA)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    sync_directory(directory)
+
+
+def _check_length(env: lmdb.Environment, data: Path) -> None:
+    """Raise StoreCorrupt when the file ends before pages that are in use.
+
+    Reading them through the map would end the process with SIGBUS. The last pages of a sound file can be missing,
+    if they were taken and freed again in one transaction: then only a walk over all pages can tell.
+    """
+    pages = env.info()["last_pgno"] + 1
+    size = data.stat().st_size
+    if size >= pages * PAGE:
+        return
+    if faults(data):
+        raise _corrupt(data, f"it has {size} bytes and should have {pages * PAGE}")
+
+
+def _format_and_capacity(env: lmdb.Environment, data: Path, *, to_repair: bool = False) -> tuple[int, int | None]:
+    """The store's format, and its capacity when it was last open (0: never; None: that row is damaged).
+
+    Raises NotAStore, StoreTooNew or StoreCorrupt, before anything is changed.
+    """
+    strange = NotAStore(f"{data} is not a store", "it is an LMDB file of something else", "choose another directory")
+    try:
+        meta = env.open_db(b"meta", create=False)
+    except (lmdb.NotFoundError, lmdb.IncompatibleError) as error:
+        raise strange from error
+    with env.begin(db=meta) as txn:
+        value, capacity = txn.get(FORMAT_KEY), txn.get(CAPACITY_KEY)
+    (found,) = U32.unpack(value) if value is not None and len(value) == U32.size else (0,)
+    if not 0 < found <= _MOST_FORMATS:
+        if not _has_all_databases(env):
+            raise strange
+        if not to_repair:
+            fact = "'format' in 'meta' " + ("is missing" if value is None else f"is {value.hex()}")
+            raise StoreCorrupt(f"{data} is damaged", fact, REPAIR)
+        found = FORMAT  # earlier ones had fewer databases
+    if found > FORMAT:
+        raise StoreTooNew(
+            f"the store in {data.parent} was written by a later version",
+            f"its format is {found}, known are formats up to {FORMAT}",
+            "upgrade this Titanic",
+        )
+    if capacity is None:
+        return found, 0
+    (known,) = U64.unpack(capacity) if len(capacity) == U64.size else (MOST_BYTES,)
+    return found, known if known < MOST_BYTES else None
+
+
+def _has_all_databases(env: lmdb.Environment) -> bool:
+    with env.begin() as txn:
+        return all(txn.get(name.encode()) is not None for name in Databases._fields)
+
+
+def _open_databases(env: lmdb.Environment, data: Path) -> Databases:
+    try:
+        handles = {name: env.open_db(name.encode(), create=False) for name in Databases._fields}
+    except lmdb.NotFoundError as error:
+        raise _corrupt(data, "one of its databases is missing") from error
+    return Databases(**handles)
+
+
+def unwritable(directory: Path, error: Exception) -> StoreUnwritable:
+    return StoreUnwritable(
+        f"the store's directory {directory} can't be created or written",
+        disk_full(error, directory) or str(error),
+        "look at its owner and disk",
+    )
+
+
+def _corrupt(data: Path, fact: str) -> StoreCorrupt:
+    return StoreCorrupt(f"{data} is damaged", fact, SALVAGE)

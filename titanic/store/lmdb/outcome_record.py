@@ -1,0 +1,119 @@
+"""How a request ended.
+
+The record, little-endian, in database `replies` under the request's id. It is written once.
+
+    offset  size  field
+         0     1  record format, 2
+         1     1  status (state.Status); + 128 = the reply is in a blob
+         2     2  attempts made
+         4     4  CRC-32 (record.py)
+         8     8  dispatched_at, µs since the epoch, of the last attempt; 0 = never
+        16     8  finished_at, µs since the epoch
+        24     4  r: bytes of reason
+        28     4  number of frames
+        32     r  reason, UTF-8, for people; empty when DONE
+      32+r        reply: frames (record.py), or a reference to them (blob.py)
+
+Format 1 is the same, with all replies in their records and reasons of any length.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from titanic.errors import RecordCorrupt
+from titanic.store.lmdb import blob
+from titanic.store.lmdb.blob import Ref
+from titanic.store.lmdb.record import Fetch, Place, cut, join_frames, refuse_blob, seal, split_frames, verify
+from titanic.store.lmdb.schema import INLINE
+from titanic.store.state import State, Status
+
+DATABASE = "replies"
+
+_FORMAT = 2
+_FORMATS = (1, 2)
+_IN_BLOB = 0x80
+_HEADER = struct.Struct("<BBHIQQII")
+_PREFIX = struct.Struct("<BBH")
+_REST = struct.Struct("<QQII")
+_STATUS = {int(status): status for status in Status}
+
+
+class Outcome(NamedTuple):
+    """The end of a request. Times are µs since the epoch."""
+
+    status: Status
+    frames: list[bytes]
+    reason: str
+    attempts: int
+    dispatched_at: int
+    finished_at: int
+
+
+class Pending(NamedTuple):
+    """The request is known and has not ended: `state` is WAITING or DELAYED."""
+
+    state: State
+
+
+class Header(NamedTuple):
+    """An outcome without its frames, which are in the record from `frames_at` on, or at `ref`."""
+
+    status: Status
+    attempts: int
+    dispatched_at: int
+    finished_at: int
+    reason: str
+    frame_count: int
+    frames_at: int
+    frames_size: int  # with their lengths
+    ref: Ref | None
+
+
+def encode(uuid: bytes, outcome: Outcome, place: Place | None = None) -> bytes:
+    """The record of an outcome. Attempts beyond 65535 are written as 65535, long reasons are cut.
+
+    Frames that are too large for the row are given to `place`.
+    """
+    status, frames, reason, attempts, dispatched_at, finished_at = outcome
+    text = cut(reason)
+    body = join_frames(frames)
+    kind = int(status)
+    if place is not None and _HEADER.size + len(text) + len(body) > INLINE:
+        body = place(body).pack()
+        kind |= _IN_BLOB
+    prefix = _PREFIX.pack(_FORMAT, kind, min(attempts, 0xFFFF))
+    return seal(uuid, prefix, _REST.pack(dispatched_at, finished_at, len(text), len(frames)) + text + body)
+
+
+def decode_header(uuid: bytes, record: memoryview | bytes) -> Header:
+    """All but the frames, without looking at the checksum. Raises RecordCorrupt when it makes no sense."""
+    if len(record) < _HEADER.size:
+        raise RecordCorrupt(uuid, DATABASE, f"it has {len(record)} bytes")
+    format_, kind, attempts, _, dispatched_at, finished_at, size, frame_count = _HEADER.unpack_from(record)
+    frames_at = _HEADER.size + size
+    status = _STATUS.get(kind & ~_IN_BLOB)
+    ref_size = blob.REF_SIZE if kind & _IN_BLOB else 0
+    if format_ not in _FORMATS:
+        raise RecordCorrupt(uuid, DATABASE, f"record format {format_} is unknown")
+    if frames_at + ref_size > len(record) or status is None:
+        raise RecordCorrupt(uuid, DATABASE, "its header makes no sense")
+    reason = bytes(record[_HEADER.size : frames_at]).decode(errors="replace")
+    ref = blob.unpack(record, frames_at) if ref_size else None
+    frames_size = ref.size if ref else len(record) - frames_at
+    return Header(status, attempts, dispatched_at, finished_at, reason, frame_count, frames_at, frames_size, ref)
+
+
+def decode(uuid: bytes, record: memoryview, fetch: Fetch = refuse_blob) -> Outcome:
+    """The whole outcome. Raises RecordCorrupt when a checksum is wrong."""
+    verify(uuid, record, DATABASE)
+    header = decode_header(uuid, record)
+    try:
+        if header.ref is None:
+            frames = split_frames(record, header.frames_at, header.frame_count)
+        else:
+            frames = split_frames(fetch(header.ref), 0, header.frame_count)
+    except ValueError as error:
+        raise RecordCorrupt(uuid, DATABASE, str(error)) from error
+    return Outcome(header.status, frames, header.reason, header.attempts, header.dispatched_at, header.finished_at)

@@ -1,0 +1,227 @@
+"""A request as it is handed in, as it is stored, and as it is read back.
+
+The record, little-endian, in database `requests` under the request's id. It is written once.
+
+    offset  size  field
+         0     1  record format, 2
+         1     1  flags: 1 = the body is in a blob
+         2     1  priority, 0 (last) … 9 (first)
+         3     1  k: bytes of idempotency key, 0 = none
+         4     4  CRC-32 (record.py)
+         8     8  submitted_at, µs since the epoch
+        16     8  not_before, µs since the epoch, 0 = none
+        24     8  expires_at, µs since the epoch, 0 = never
+        32     2  max_attempts, 0 = the server's default
+        34     2  s: bytes in the service's name, 1 … 255
+        36     4  o: bytes of options, a JSON object or nothing
+        40     4  number of frames
+        44     s  service
+      44+s     k  idempotency key, UTF-8
+    44+s+k     o  options
+  44+s+k+o        body: frames (record.py), or a reference to them (blob.py)
+
+Format 1 is the same without flags and key, their bytes being 0; its bodies stand in the record whatever their size.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from titanic.errors import InvalidRequest, RecordCorrupt
+from titanic.store.lmdb import blob
+from titanic.store.lmdb.blob import Ref
+from titanic.store.lmdb.idempotency_key import MOST_TOGETHER
+from titanic.store.lmdb.record import BODY, Fetch, Place, join_frames, refuse_blob, seal, split_frames, verify
+from titanic.store.lmdb.schema import INLINE
+
+DATABASE = "requests"
+DEFAULT_PRIORITY = 4
+MAX_PRIORITY = 9
+MAX_SERVICE = 255
+MAX_KEY = 255
+MAX_OPTIONS = 1000
+
+_FORMAT = 2
+_FORMATS = (1, 2)
+_IN_BLOB = 1
+_PREFIX = [bytes((_FORMAT, 0, priority, 0)) for priority in range(MAX_PRIORITY + 1)]
+_HEADER = struct.Struct("<BBBBIQQQHHII")
+_REST = struct.Struct("<QQQHHII")  # the header from BODY on
+_MAX_REST = INLINE - BODY
+_pack_rest = _REST.pack
+
+
+class NewRequest(NamedTuple):
+    """A request to be accepted. Times are µs since the epoch.
+
+    Of requests with the same `key`, one is accepted until `key_until`. With `together`, the key is not this one's own,
+    but that of so many from this one on, the others of which have none: all of them are accepted, or none.
+    """
+
+    service: bytes
+    body: Sequence[bytes]
+    priority: int = DEFAULT_PRIORITY
+    not_before: int = 0
+    expires_at: int = 0
+    max_attempts: int = 0
+    options: bytes = b""
+    key: bytes = b""
+    key_until: int = 0
+    together: int = 0
+
+
+class Header(NamedTuple):
+    """All of a stored request but its body, which is in the record from `body_at` on, or at `ref`."""
+
+    service: bytes
+    priority: int
+    submitted_at: int
+    not_before: int
+    expires_at: int
+    max_attempts: int
+    options: bytes
+    key: bytes
+    frame_count: int
+    body_at: int
+    body_size: int  # with the frames' lengths
+    ref: Ref | None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the request, for the load of its service."""
+        return self.body_at + self.body_size
+
+
+class Request(NamedTuple):
+    """A stored request. Times are µs since the epoch, 0 = none."""
+
+    uuid: bytes
+    service: bytes
+    body: list[bytes]
+    priority: int
+    submitted_at: int
+    not_before: int
+    expires_at: int
+    max_attempts: int
+    options: bytes
+    key: bytes = b""
+
+
+@lru_cache(maxsize=4096)
+def check_service(service: bytes) -> None:
+    """Raise InvalidRequest unless `service` is 1 … 255 bytes of printable UTF-8 (which excludes NUL)."""
+    if not 1 <= len(service) <= MAX_SERVICE:
+        raise InvalidRequest("the service's name has a wrong length", f"{len(service)} bytes", "use 1 to 255")
+    try:
+        printable = service.decode().isprintable()
+    except UnicodeDecodeError:
+        printable = False
+    if not printable:
+        raise InvalidRequest("the service's name isn't printable UTF-8", repr(service[:40]), "choose another")
+
+
+def check_key(key: bytes, until: int) -> None:
+    """Raise InvalidRequest unless `key` is at most 255 bytes of UTF-8 and says until when it counts."""
+    if len(key) > MAX_KEY:
+        raise InvalidRequest("the idempotency key is too long", f"{len(key)} bytes", f"use 1 to {MAX_KEY}")
+    if not 0 < until < 2**64:
+        raise InvalidRequest("the idempotency key has no end", f"it counts until {until}", "say until when it counts")
+    try:
+        key.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("the idempotency key isn't UTF-8", repr(key[:40]), "choose another") from error
+
+
+def check_together(together: int, there: int) -> int:
+    """How many requests a key stands for, of so many that there are from it on. Raises InvalidRequest when it can't."""
+    count = max(1, together)
+    if count > min(there, MOST_TOGETHER):
+        raise InvalidRequest("one key stands for too many requests", str(count), f"give it to 1 to {MOST_TOGETHER}")
+    return count
+
+
+def encode(uuid: bytes, request: NewRequest, submitted_at: int, place: Place | None = None) -> bytes:
+    """The record of a request. Raises InvalidRequest when a field can't be written.
+
+    A body that is too large for the row is given to `place`.
+    """
+    service, body, priority, not_before, expires_at, max_attempts, options, key, _, together = request
+    if together:
+        key = b""
+    check_service(service)
+    if not 0 <= priority <= MAX_PRIORITY:
+        raise InvalidRequest("no such priority", str(priority), "use 0 to 9")
+    if options and len(options) > MAX_OPTIONS:
+        raise InvalidRequest("the options are too long", f"{len(options)} bytes", f"use at most {MAX_OPTIONS}")
+    prefix = _PREFIX[priority]
+    try:
+        rest = _pack_rest(submitted_at, not_before, expires_at, max_attempts, len(service), len(options), len(body))
+        if key:
+            prefix = bytes((_FORMAT, 0, priority, len(key)))
+        frames = join_frames(body)
+    except (struct.error, ValueError) as error:
+        raise InvalidRequest("a number or size in the request is out of range", str(error)) from error
+    rest = b"".join((rest, service, key, options, frames))
+    if len(rest) > _MAX_REST and place is not None:
+        rest = rest[: len(rest) - len(frames)] + place(frames).pack()
+        prefix = bytes((_FORMAT, _IN_BLOB, priority, len(key)))
+    return seal(uuid, prefix, rest)
+
+
+def decode_header(uuid: bytes, record: memoryview | bytes) -> Header:
+    """All but the body. The checksum is not looked at: that would read every page of a large body.
+
+    Raises RecordCorrupt when it makes no sense.
+    """
+    if len(record) < _HEADER.size:
+        raise RecordCorrupt(uuid, DATABASE, f"it has {len(record)} bytes")
+    fields = _HEADER.unpack_from(record)
+    format_, flags, priority, key_size, _, submitted_at, not_before, expires_at, max_attempts = fields[:9]
+    service_size, options_size, frame_count = fields[9:]
+    key_at = _HEADER.size + service_size
+    options_at = key_at + key_size
+    body_at = options_at + options_size
+    ref_size = blob.REF_SIZE if flags & _IN_BLOB else 0
+    if format_ not in _FORMATS:
+        raise RecordCorrupt(uuid, DATABASE, f"record format {format_} is unknown")
+    if body_at + ref_size > len(record) or priority > MAX_PRIORITY or not service_size:
+        raise RecordCorrupt(uuid, DATABASE, "its header makes no sense")
+    ref = blob.unpack(record, body_at) if ref_size else None
+    return Header(
+        bytes(record[_HEADER.size : key_at]),
+        priority,
+        submitted_at,
+        not_before,
+        expires_at,
+        max_attempts,
+        bytes(record[options_at:body_at]),
+        bytes(record[key_at:options_at]),
+        frame_count,
+        body_at,
+        ref.size if ref else len(record) - body_at,
+        ref,
+    )
+
+
+def decode(uuid: bytes, record: memoryview, fetch: Fetch = refuse_blob) -> Request:
+    """The whole request. Raises RecordCorrupt when a checksum is wrong."""
+    verify(uuid, record, DATABASE)
+    return decode_rest(uuid, record, decode_header(uuid, record), fetch)
+
+
+def decode_rest(uuid: bytes, record: memoryview, header: Header, fetch: Fetch) -> Request:
+    """The whole request, when the header was decoded and the checksum verified before."""
+    try:
+        if header.ref is None:
+            body = split_frames(record, header.body_at, header.frame_count)
+        else:
+            body = split_frames(fetch(header.ref), 0, header.frame_count)
+    except ValueError as error:
+        raise RecordCorrupt(uuid, DATABASE, str(error)) from error
+    return Request(uuid, header.service, body, *header[1:8])
+
+
+assert _REST.size == _HEADER.size - BODY

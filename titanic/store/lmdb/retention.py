@@ -1,0 +1,73 @@
+"""Trimming: what nobody closes, and what nobody needs to remember any longer, goes by and by.
+
+One call does a bounded part, so that a backlog of a million replies never holds up the others. Everything is found
+by its time, in `timers` or at the old end of the ring; nothing is searched for.
+"""
+
+from __future__ import annotations
+
+from titanic.errors import StoreFull
+from titanic.store.lmdb import idempotency_key
+from titanic.store.lmdb.close import Closing
+from titanic.store.lmdb.schema import DEAD, KEY, REPLIED, timer_of
+from titanic.store.records import Retention, Trimmed
+
+
+class Trimming(Closing):
+    """The part of a write transaction that does what time demands."""
+
+    def trim(self, now_us: int, policy: Retention | None = None, limit: int = 1000, ahead_us: int = 0) -> Trimmed:
+        """Close replies and dead requests that nobody closed in time, drop old closed ones, forget old keys.
+
+        At most `limit` of all together. `ahead_us`: by how much the clock may be ahead; what is too old by less stays.
+        While an archive has fallen so far behind that nothing can be closed, nothing is.
+        """
+        policy = policy or Retention()
+        left = limit
+        sure_us = now_us - ahead_us
+        keys = self._forget_keys(sure_us, left)
+        left -= keys
+        replies = self._close_unclaimed(REPLIED, policy.reply_retention, now_us, sure_us, left)
+        left -= replies
+        dead = self._close_unclaimed(DEAD, policy.dead_retention, now_us, sure_us, left)
+        left -= dead
+        dropped = 0
+        if policy.closed_retention and left > 0:
+            # bounded by pages as well as by entries
+            dropped = self._drop_oldest(left, closed_before=sure_us - policy.closed_retention + 1)
+            left -= dropped
+        more = left <= 0 or bool(self._txn.stat(self._db.graves)["entries"])
+        return Trimmed(replies, dead, dropped, keys, more)
+
+    def _close_unclaimed(self, kind: bytes, retention: int, now_us: int, sure_us: int, limit: int) -> int:
+        done = 0
+        for timer, uuid in self._timers_until(kind, sure_us - retention, limit) if retention else ():
+            try:
+                self._close(uuid, now_us, unclaimed=True)
+            except StoreFull:
+                break
+            self._txn.delete(timer, db=self._db.timers)  # also when it led nowhere
+            done += 1
+        return done
+
+    def _forget_keys(self, now_us: int, limit: int) -> int:
+        timers = self._timers_until(KEY, now_us, limit)
+        for timer, key in timers:
+            row = self._txn.get(key, db=self._db.keys)
+            holder = None if row is None else idempotency_key.decode(row)
+            if holder is None or holder.until <= now_us:
+                self._delete(self._db.keys, key)
+            self._delete(self._db.timers, timer)
+        return len(timers)
+
+    def _timers_until(self, kind: bytes, until: int, limit: int) -> list[tuple[bytes, bytes]]:
+        """Rows and subjects of the timers of a kind whose time has come, at most `limit`."""
+        found: list[tuple[bytes, bytes]] = []
+        cursor = self._txn.cursor(self._db.timers)
+        if cursor.set_range(kind):
+            for view in cursor.iternext(values=False):
+                found_kind, time, subject = timer_of(view)
+                if len(found) >= limit or found_kind != kind or time > until:
+                    break
+                found.append((bytes(view), subject))
+        return found

@@ -1,0 +1,197 @@
+"""The databases of a store, their keys, and what a row costs.
+
+    database   key                                        value
+    meta       b"format"                                  u32, FORMAT
+               b"capacity"                                u64, bytes, as the store was last opened
+               b"sequence"                                u64, the last number given out in `closed`
+               b"identity"                                16 random bytes: which store it is, also as a copy
+               b"archive"                                 u8 registered, u64 archived_upto
+               b"archivist"                               whose that is, 16 bytes + where it is, text; no row: anybody's
+               b"lost"                                    u64, closed requests of which no record was kept
+               b"settled"                                 nothing that matters: written to have something to commit
+               b"n" + service                             3 × u64: rows of `ready`; requests that have not ended,
+                                                          and their bytes; no row instead of zeros
+    requests   uuid                                       request_record.py: header and body
+    replies    uuid                                       outcome_record.py: how it ended, and the reply
+    ready      service + 00 + (9 - priority) + uuid       nothing: what can be dispatched now
+    later      due, u64 µs + uuid                         service + 00 + (9 - priority)
+    retries    uuid                                       retry_record.py: attempts, delay, last error
+    keys       idempotency key                            2 × u64 µs, until when it counts, when it came + uuids
+    timers     b"E" + expires_at, u64 µs + uuid           nothing: a request that has not ended and can expire
+               b"R" + finished_at, u64 µs + uuid          nothing: a reply (DONE, CANCELLED)
+               b"D" + finished_at, u64 µs + uuid          nothing: a dead request (FAILED, EXPIRED)
+               b"K" + until, u64 µs + idempotency key     nothing: a row of `keys`
+    closed     sequence, u64                              closed_record.py: the life of a closed request
+    blobs      id, u64 + index, u32                       blob.py: a piece of a body too large for its record
+    graves     id, u64                                    u32 pieces: a blob that is to be deleted, bit by bit
+    aside      what was repaired + its key                the damaged record, for people
+
+Numbers in keys are big-endian, so that they sort; in values little-endian. A service's name has no NUL, so no
+name is the beginning of another's rows, and the longest key is 255 + 2 + 16 bytes (LMDB takes 511). A row of
+`later` holds the beginning of the key that it will have in `ready`: a request becomes ready without being
+looked at.
+
+The counts per service in `meta` are there so that a start needs no scan, however many requests are stored, and
+a limit per service none either.
+
+To change a key or the meaning of a database (changes inside a record don't need it, see record.py):
+    1. Pack a store written by the code as it is into tests/titanic/store/formats/format-N.tar.gz, with all that can be
+       in it.
+    2. Raise FORMAT here, and write down the new keys above.
+    3. Add the step from N to N + 1 to upgrade.py. It runs in one transaction, at opening, after all steps before it:
+       a crash leaves the old store or the new one. Let it touch indexes and counters, not bodies.
+    4. Test that the packed store is opened, found whole by check(), and that all of it is found again.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import NamedTuple
+
+import lmdb
+
+from titanic.errors import StoreCorrupt
+from titanic.util.ids import SIZE
+
+FORMAT = 3
+
+U32 = struct.Struct("<I")
+U64 = struct.Struct("<Q")
+LOAD = struct.Struct("<QQQ")
+ARCHIVE = struct.Struct("<BQ")
+_TIME = struct.Struct(">Q")
+_TIMER = struct.Struct(">cQ")
+TIME_SIZE = _TIME.size
+
+FORMAT_KEY = b"format"
+CAPACITY_KEY = b"capacity"
+SEQUENCE_KEY = b"sequence"
+ARCHIVE_KEY = b"archive"
+ARCHIVIST_KEY = b"archivist"
+IDENTITY_KEY = b"identity"
+LOST_KEY = b"lost"
+SETTLED_KEY = b"settled"
+LOAD_PREFIX = b"n"
+
+EXPIRY = b"E"
+REPLIED = b"R"
+DEAD = b"D"
+KEY = b"K"
+
+MOST_BYTES = 1 << 46
+"""A store of that size can't be mapped: such a capacity is damage."""
+REPAIR = "stop the server and repair the store: titanic check --repair"
+"""What to do about damage."""
+
+PAGE = 4096
+NODE_MAX = 2038
+"""LMDB moves a value to pages of its own when 8 bytes, key and value together exceed this."""
+INLINE = NODE_MAX - 8 - SIZE
+"""The largest record that stands in its row; what is larger has its body in a blob."""
+
+
+def unpack(layout: struct.Struct, value: bytes | memoryview, database: str, key: bytes | memoryview) -> tuple[int, ...]:
+    """The numbers in the row `key`. Raises StoreCorrupt when `value` isn't as long as they are."""
+    if len(value) != layout.size:
+        raise odd_row(database, key, value)
+    return layout.unpack(value)
+
+
+def odd_row(database: str, key: bytes | memoryview, part: bytes | memoryview) -> StoreCorrupt:
+    """The exception for a row of which a part, key or value, has a length that it can't have."""
+    name = bytes(key)
+    shown = name.decode() if name.isascii() and name.decode().isprintable() else name.hex()
+    return StoreCorrupt("the store is damaged", f"{shown} in '{database}' has {len(part)} bytes", REPAIR)
+
+
+class Databases(NamedTuple):
+    """Handles of the databases, by name."""
+
+    meta: lmdb._Database
+    requests: lmdb._Database
+    replies: lmdb._Database
+    ready: lmdb._Database
+    later: lmdb._Database
+    retries: lmdb._Database
+    keys: lmdb._Database
+    timers: lmdb._Database
+    closed: lmdb._Database
+    blobs: lmdb._Database
+    graves: lmdb._Database
+    aside: lmdb._Database
+
+
+@lru_cache(maxsize=4096)
+def ready_prefix(service: bytes, priority: int) -> bytes:
+    """The key in `ready` up to the id: oldest first within a priority, higher priorities before."""
+    return b"%b\0%c" % (service, 9 - priority)
+
+
+def priority_in(key: bytes) -> int:
+    """The priority in a key of `ready`."""
+    return priority_of(key[:-SIZE])
+
+
+def service_of(prefix: bytes) -> bytes:
+    """The service in what `ready_prefix` made."""
+    return prefix[:-2]
+
+
+def priority_of(prefix: bytes) -> int:
+    """The priority in what `ready_prefix` made."""
+    return 9 - prefix[-1]
+
+
+def later_key(due: int, uuid: bytes) -> bytes:
+    """The key in `later`; `due` in µs since the epoch."""
+    return _TIME.pack(due) + uuid
+
+
+def due_of(key: bytes | memoryview) -> int:
+    """The time in a key of `later`, in µs since the epoch. Raises StoreCorrupt when the key is too short."""
+    if len(key) < TIME_SIZE:
+        raise odd_row("later", key, key)
+    due: int = _TIME.unpack_from(key)[0]
+    return due
+
+
+def uuid_of(key: bytes) -> bytes:
+    """The id at the end of a key of `ready`, `later` or `timers`."""
+    return key[-SIZE:]
+
+
+def timer_key(kind: bytes, time: int, subject: bytes) -> bytes:
+    """The key in `timers`; `time` in µs since the epoch, `subject` a uuid or an idempotency key."""
+    return kind + _TIME.pack(time) + subject
+
+
+def timer_of(key: bytes | memoryview) -> tuple[bytes, int, bytes]:
+    """Kind, time and subject in a key of `timers`. Raises StoreCorrupt when the key is too short."""
+    if len(key) < _TIMER.size:
+        raise odd_row("timers", key, key)
+    kind, time = _TIMER.unpack_from(key)
+    return kind, time, bytes(key[_TIMER.size :])
+
+
+def closed_key(sequence: int) -> bytes:
+    """The key in `closed`."""
+    return _TIME.pack(sequence)
+
+
+def sequence_of(key: bytes | memoryview) -> int:
+    """The number in a key of `closed`. Raises StoreCorrupt when the key has another length."""
+    if len(key) != TIME_SIZE:
+        raise odd_row("closed", key, key)
+    sequence: int = _TIME.unpack(key)[0]
+    return sequence
+
+
+def cost(key_size: int, value_size: int) -> int:
+    """Bytes of the file that a row is taken to need until it is there and its pages can be counted.
+
+    A row in a page has 10 bytes of its own. A large one leaves a part of its page empty, a small one up to a
+    sixteenth of its size.
+    """
+    row = key_size + value_size + 10
+    return row + (row >> 4) if row < 500 else PAGE // (PAGE // (row + 8))

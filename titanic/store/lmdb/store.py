@@ -1,0 +1,198 @@
+"""A persistent queue in one LMDB environment.
+
+The state of a request is *where it is*. Its body is written once, when it is accepted, into `requests`, and its
+reply once, when it ends, into `replies`; neither is ever written again. What changes are small rows beside them: a
+row in `ready` while it can be dispatched, in `later` while it is delayed, in `retries` when it has failed. With the
+state and the attempts in the header of the request, every dispatch, failure and end would copy the body to another
+page of the tree, a megabyte to change a byte, and the file would need room for both. That a request *runs* isn't
+stored at all: it is in `ready` until it ends. Dispatching costs no write, and after a crash all that ran is found
+waiting again with no log to replay.
+
+    accept           requests, ready                  (or later and retries, when delayed; keys, when it has a key)
+    postpone         ready ► later and retries
+    promote          later ► ready
+    finish, expire   ready or later ► replies
+    retry            replies ► ready                  (or later and retries, when its delay is not over)
+    close            all of it goes ► closed
+
+Beside that stands `timers`, with a row for all that is to happen some time: expiring, being closed because nobody
+else does it, keys being forgotten.
+
+The ids sort by time (ids.py), so requests are appended at the end of their tree and closed, mostly, at its
+beginning. LMDB uses freed pages again: the file stays at its size, like a ring, except that one old request pins
+only its own pages and not all that came after. Bodies that are larger than a row are cut into pieces (blob.py), so
+that any free page will do, and the file never exceeds its capacity (capacity.py).
+
+LMDB writes to free pages only and switches to them when they are synced, by writing the one page that says where the
+trees begin. So a transaction is there as a whole or not at all, and it is there for good when `write` is left. The
+cost of a transaction is the sync: put as much into one as is waiting, and no more.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import lmdb
+
+from titanic.errors import NotAStore, StoreError, StoreReadOnly
+from titanic.store.lmdb import lock, opening
+from titanic.store.lmdb.capacity import divide
+from titanic.store.lmdb.environment import Environment, Settings
+from titanic.store.lmdb.lmdb_errors import translate
+from titanic.store.lmdb.page_check import expect_sound
+from titanic.store.lmdb.read import ReadTransaction
+from titanic.store.lmdb.write import WriteTransaction
+
+DEFAULT_CAPACITY = opening.DEFAULT_CAPACITY
+
+
+class Store:
+    """An open store. Threads may share it; a transaction belongs to the thread that began it.
+
+    `path` is its directory, `capacity` is in bytes. `batch` is how many requests one transaction can change (but not
+    accept) however full the store is, and however far apart they are in it; with more, a full store may have to refuse
+    the transaction as a whole, with StoreFull.
+    """
+
+    def __init__(
+        self, path: Path, environment: Environment, lock_descriptor: int | None, made: list[Path] | None = None
+    ) -> None:
+        """`made`: the directories that were made for it; None: it was there before."""
+        self.path = path
+        self._made = made
+        self.capacity = environment.capacity
+        self.batch = environment.room.batch
+        self.read_only = lock_descriptor is None
+        self._environment = environment
+        self._lock = lock_descriptor
+        self._is_open = True
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        capacity: int | None = None,
+        preallocate: bool = False,
+        keep_closed: bool = True,
+        closed_body_limit: int = 64 << 10,
+        drop_unarchived: bool = False,
+        to_repair: bool = False,
+        verified: bool = False,
+    ) -> Store:
+        """Open the store in the directory `path`, and create both if they aren't there.
+
+        `capacity` is what the data file never exceeds, in bytes; None: as it was, or 1 GiB. A higher one than before
+        simply works. With a lower one than the file has, the file keeps its size, and nothing is accepted until what
+        is in it fits. `preallocate` takes the whole capacity from the disk at once.
+
+        `keep_closed`: whether closed requests are remembered in `closed`; without, closing leaves no trace and gives
+        out no number. `closed_body_limit`: the largest request and the largest reply, in bytes, that is remembered
+        with its frames. `drop_unarchived`: what is to be done when entries that an archive hasn't got yet take the
+        room of new requests: drop them and count the loss, or refuse the requests.
+
+        `verified`: look through all pages before LMDB does, which some damage makes end the process (page_check.py).
+        `to_repair`: open it also when counters or the number of its format are damaged; repair() writes them anew.
+
+        Raises CapacityTooSmall, StoreUnwritable, NotAStore, StoreLocked, StoreTooNew or StoreCorrupt.
+        """
+        directory = Path(path)
+        settings = Settings(keep_closed, closed_body_limit, drop_unarchived)
+        if capacity is not None:
+            divide(capacity)
+        made = opening.prepare(directory)
+        descriptor = opening.take_lock(directory)
+        is_new = not (directory / opening.DATA).exists()
+        try:
+            if verified and (directory / opening.DATA).exists():
+                expect_sound(directory / opening.DATA)
+            environment = opening.open_environment(
+                directory, capacity, settings, preallocate=preallocate, to_repair=to_repair
+            )
+            return cls(directory, environment, descriptor, made if is_new else None)
+        except BaseException as error:
+            if is_new:
+                opening.remove(directory, made)
+            elif isinstance(error, NotAStore):
+                lock.remove(directory)  # what isn't ours stays as it was
+            lock.release(descriptor)
+            raise
+
+    @classmethod
+    def open_read_only(cls, path: str | os.PathLike[str]) -> Store:
+        """Open a store for reading, also while another process has it open (but not this one).
+
+        Raises NotAStore, StoreUnwritable, StoreCorrupt, StoreTooNew or StoreTooOld.
+        """
+        directory = Path(path)
+        return cls(directory, opening.open_read_only(directory), None)
+
+    def close(self) -> None:
+        """Close the store; its transactions must have ended. Closing again does nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._environment.env.close()
+        if self._lock is not None:
+            lock.release(self._lock)
+
+    def discard(self) -> None:
+        """Close the store. If this opening has made it, and nothing was ever kept in it, it goes."""
+        if self._is_open and self._made is not None and self._is_untouched():
+            opening.remove(self.path, self._made)
+        self.close()
+
+    def _is_untouched(self) -> bool:
+        try:
+            with self.read() as transaction:
+                return transaction.is_untouched()
+        except StoreError:
+            return False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def write(self) -> WriteTransaction:
+        """`with store.write() as txn:` waits for the writer before it, then commits and syncs on leaving.
+
+        An exception drops all of its changes. Leaving raises StoreFailed, StoreFull or StoreCorrupt when LMDB can't
+        go on; nothing was changed then. Raises StoreReadOnly at once.
+        """
+        if self.read_only:
+            raise StoreReadOnly(f"the store in {self.path} can't be changed", "it was opened for reading", "open it")
+        return WriteTransaction(self._environment)
+
+    def read(self) -> ReadTransaction:
+        """`with store.read() as txn:` sees the store as it is now, and doesn't wait for writers. Keep it short."""
+        return ReadTransaction(self._environment)
+
+    @property
+    def usable(self) -> bool:
+        """Whether transactions can begin. Not after the disk failed at the very page that says where the trees begin:
+        then LMDB doesn't know what is on it, and the store must be opened again. Nothing is lost by that."""
+        try:
+            self._environment.env.begin().abort()
+        except lmdb.PanicError:
+            return False
+        except lmdb.Error:
+            return True
+        return True
+
+    def reader_check(self) -> int:
+        """Free the places of readers that were killed, and return how many. There are 126 places in all.
+
+        It takes microseconds. Until then they pin what they saw: freed pages can't be used.
+        """
+        env = self._environment.env
+        try:
+            return env.reader_check()
+        except lmdb.Error as error:
+            raise translate(error, env, self.capacity) from error

@@ -1,0 +1,126 @@
+"""What is found in a damaged store: the problem, and its remedy. Only repair.py applies those.
+
+What a remedy does:
+
+    put, delete     a row of an index or a counter, which follows from the records
+    set aside       the row goes to `aside`, where people can look at it
+    fail            the request can't be read or is missing: what is left is set aside, and a stand-in takes its place
+                    that has failed (or has the reply that is there), so that whoever asks for it learns what happened
+    lose reply      the reply can't be read: it is set aside, and the request has failed instead
+    lose life       an entry of `closed` can't be read or is missing: one takes its place that says so
+    bury            a blob that nobody refers to is deleted
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import NamedTuple, TypeVar
+
+import lmdb
+
+from titanic.errors import RecordCorrupt
+from titanic.store.lmdb.blob import Ref
+from titanic.store.lmdb.read import ReadTransaction
+from titanic.store.lmdb.retry_record import Retry
+from titanic.util.ids import SIZE
+
+Progress = Callable[[str, int, int], None]
+"""Is told, now and then, what is being done, and how much of how much is done: rows of a check, bytes of a copy."""
+
+Row = TypeVar("Row")
+
+_EVERY = 1000
+"""Rows."""
+
+
+class Problem(NamedTuple):
+    """Something that must not be. `where` names the database and the row, `what` the fact, `repair` the remedy."""
+
+    where: str
+    what: str
+    repair: str = ""
+
+
+class Verb(Enum):
+    """What a remedy does; the values are for people."""
+
+    PUT = "write what follows from the records"
+    DELETE = "delete the row"
+    SET_ASIDE = "set it aside"
+    FAIL = "set it aside; the request has failed, if it has no reply"
+    LOSE_REPLY = "set it aside; the request has failed"
+    LOSE_LIFE = "set it aside; an empty entry takes its place"
+    BURY = "delete the blob"
+
+
+class Remedy(NamedTuple):
+    """What is to be done: with a row, or (FAIL, LOSE_…) with what `key` stands for. `value`: what PUT puts, or why."""
+
+    verb: Verb
+    database: str
+    key: bytes
+    value: bytes = b""
+
+
+class Findings(ReadTransaction):
+    """What a walk has found so far. A ReadTransaction, so that it reads through the same view as everybody."""
+
+    def __init__(self, txn: ReadTransaction) -> None:
+        super().__init__(txn._environment)
+        self._txn = txn._txn
+        self.problems: list[Problem] = []
+        self.remedies: list[Remedy] = []
+        self._refs: dict[int, Ref] = {}
+        self._seen = 0
+        """Rows that were looked at, of all databases."""
+        self._tell: Callable[[int], None] = lambda seen: None
+
+    def _each(self, rows: Iterator[Row]) -> Iterator[Row]:
+        """The rows, counted."""
+        for row in rows:
+            self._seen += 1
+            if self._seen % _EVERY == 0:
+                self._tell(self._seen)
+            yield row
+
+    def _rows(
+        self, database: lmdb._Database, name: str, *, has_uuid_key: bool = True
+    ) -> Iterator[tuple[bytes, memoryview]]:
+        for view, value in self._each(self._txn.cursor(database).iternext()):
+            key = bytes(view)
+            if len(key) < SIZE or (has_uuid_key and len(key) > SIZE):
+                self._report(name, key, "the key has a wrong length", Remedy(Verb.SET_ASIDE, name, key))
+            else:
+                yield key, value
+
+    def _has(self, database: lmdb._Database, key: bytes) -> bool:
+        return self._txn.get(key, db=database) is not None
+
+    def _past(self, uuid: bytes) -> Retry | None:
+        """What `retries` says; None also when that is damaged, which is reported with the retries."""
+        try:
+            return self._retry(uuid)
+        except RecordCorrupt:
+            return None
+
+    def _meta_number(self, key: bytes, layout: struct.Struct) -> tuple[tuple[int, ...] | None, str]:
+        """The numbers of a row of `meta`, or None and why there are none."""
+        value = self._txn.get(key, db=self._db.meta)
+        if value is None:
+            return None, "is missing"
+        return (layout.unpack(value), "") if len(value) == layout.size else (None, f"has {len(value)} bytes")
+
+    def _refer(self, where: str, key: bytes, ref: Ref | None) -> None:
+        if ref is None:
+            return
+        if ref.id in self._refs:
+            self._report(where, key, f"blob {ref.id} belongs to another record, too")
+        self._refs[ref.id] = ref
+
+    def _report(self, name: str, key: bytes | None, what: str, *remedies: Remedy | None) -> None:
+        wanted = [remedy for remedy in remedies if remedy is not None]
+        where = name if key is None else f"{name} {key.hex()}"
+        self.problems.append(Problem(where, what, "; ".join(dict.fromkeys(remedy.verb.value for remedy in wanted))))
+        self.remedies += wanted

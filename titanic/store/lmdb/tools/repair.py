@@ -1,0 +1,184 @@
+"""Putting a damaged store right, without losing a request that was acknowledged.
+
+Indexes and counters follow from the records, so they are written anew where they are wrong. A record that can't be
+read is kept in `aside`, and what it was the record of ends with a reason: the request has failed, so that whoever asks
+for it is told, and it can be tried again if its record is still good. All happens in one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import lmdb
+
+from titanic.errors import InvalidRequest, RecordCorrupt, StoreCorrupt
+from titanic.store.lmdb import closed_record, outcome_record, request_record
+from titanic.store.lmdb.closed_record import NO_FRAMES, Life, Part, Where
+from titanic.store.lmdb.outcome_record import Outcome
+from titanic.store.lmdb.page_check import SALVAGE
+from titanic.store.lmdb.request_record import NewRequest
+from titanic.store.lmdb.schema import priority_of, sequence_of, service_of
+from titanic.store.lmdb.store import Store
+from titanic.store.lmdb.tools.check import Walk
+from titanic.store.lmdb.tools.findings import Problem, Progress, Remedy, Verb
+from titanic.store.lmdb.write import WriteTransaction
+from titanic.store.state import Status
+from titanic.util.clock import wall_us
+from titanic.util.ids import SIZE
+
+UNKNOWN_SERVICE = b"unknown"
+"""The service of a request of which nothing is left that tells."""
+
+_PASSES = 6
+_VERSION_AND_VARIANT = (0x70, 0x80)
+
+
+def repair(store: Store, now_us: int | None = None, tell: Progress | None = None) -> list[Problem]:
+    """Put right what can be, and return the problems that were found. A check tells what is left.
+
+    `now_us` (wall clock, µs since the epoch; None: ask the clock) is when requests fail that are damaged. `tell` is as
+    for check(). Raises StoreCorrupt, and changes nothing, when LMDB can't read all of it: then salvage() comes first.
+    """
+    found: list[Problem] = []
+    with _Repair(store.write()._environment) as txn:
+        mender = _Mender(txn, wall_us() if now_us is None else now_us)
+        for _ in range(_PASSES):  # one remedy can bring the next problem to light
+            walk = Walk(txn)
+            walk.run(tell)
+            if walk.unreadable:
+                raise unreadable(store.path, walk.unreadable)
+            found += [problem for problem in walk.problems if problem not in found]
+            if not walk.remedies:
+                break
+            for remedy in walk.remedies:
+                mender.apply(remedy)
+    return found
+
+
+def unreadable(path: Path, fact: str) -> StoreCorrupt:
+    """The exception for a store of which LMDB can't read all."""
+    return StoreCorrupt(f"the store in {path} is damaged", fact, SALVAGE)
+
+
+class _Repair(WriteTransaction):
+    """One that doesn't begin with what the last one left to do: that relies on rows which may be damaged."""
+
+    def _make_ready(self) -> bool:
+        return False
+
+
+class _Mender:
+    """Applies remedies in a write transaction."""
+
+    def __init__(self, transaction: WriteTransaction, now_us: int) -> None:
+        self._transaction = transaction
+        self._txn = transaction._txn
+        self._db = transaction._db
+        self._now_us = now_us
+        self._verbs: dict[Verb, Callable[[Remedy, lmdb._Database], None]] = {
+            Verb.PUT: self._put,
+            Verb.DELETE: self._delete,
+            Verb.SET_ASIDE: self._set_aside,
+            Verb.FAIL: self._fail,
+            Verb.LOSE_REPLY: self._lose_reply,
+            Verb.LOSE_LIFE: self._lose_life,
+            Verb.BURY: self._bury,
+        }
+
+    def apply(self, remedy: Remedy) -> None:
+        """Do what the remedy says."""
+        self._verbs[remedy.verb](remedy, getattr(self._db, remedy.database))
+
+    def _put(self, remedy: Remedy, database: lmdb._Database) -> None:
+        self._txn.put(remedy.key, remedy.value, db=database)
+
+    def _delete(self, remedy: Remedy, database: lmdb._Database) -> None:
+        self._txn.delete(remedy.key, db=database)
+
+    def _set_aside(self, remedy: Remedy, database: lmdb._Database) -> None:
+        record = self._txn.get(remedy.key, db=database)
+        if record is not None:
+            label = f"{remedy.database} {self._now_us} ".encode() + remedy.key
+            self._txn.put(label[:511], bytes(record), db=self._db.aside)
+            self._txn.delete(remedy.key, db=database)
+
+    def _fail(self, remedy: Remedy, database: lmdb._Database) -> None:
+        """A request that can't be read, or isn't there, becomes a stand-in that has failed."""
+        txn, uuid = self._txn, remedy.key
+        service, priority, submitted_at = self._what_is_known(uuid)
+        self._set_aside(remedy, database)
+        if not _is_id(uuid):
+            return
+        txn.put(
+            uuid, request_record.encode(uuid, NewRequest(service, [], priority), submitted_at), db=self._db.requests
+        )
+        if txn.get(uuid, db=self._db.replies) is None:
+            self._end(uuid, remedy.value.decode())
+
+    def _what_is_known(self, uuid: bytes) -> tuple[bytes, int, int]:
+        """Service, priority and time of a request that is damaged, from its header or its row in a queue."""
+        record = self._txn.get(uuid, db=self._db.requests)
+        if record is not None:
+            try:
+                header = request_record.decode_header(uuid, record)
+                request_record.check_service(header.service)
+                return header.service, header.priority, header.submitted_at
+            except Exception:  # it is damaged: anything can be wrong with it
+                pass
+        prefix = self._transaction._search(uuid, None, None).prefix
+        if prefix:
+            service, priority = service_of(prefix), priority_of(prefix)
+            with suppress(InvalidRequest):
+                request_record.check_service(service)
+                return (
+                    service,
+                    priority if 0 <= priority <= request_record.MAX_PRIORITY else request_record.DEFAULT_PRIORITY,
+                    0,
+                )
+        return UNKNOWN_SERVICE, request_record.DEFAULT_PRIORITY, 0
+
+    def _lose_reply(self, remedy: Remedy, database: lmdb._Database) -> None:
+        self._set_aside(remedy, database)
+        if _is_id(remedy.key):
+            self._end(remedy.key, "the reply was damaged")
+
+    def _end(self, uuid: bytes, reason: str) -> None:
+        end = Outcome(Status.FAILED, [], reason, 0, 0, self._now_us)
+        self._txn.put(uuid, outcome_record.encode(uuid, end), db=self._db.replies)
+
+    def _lose_life(self, remedy: Remedy, database: lmdb._Database) -> None:
+        sequence = sequence_of(remedy.key)
+        uuid, closed_at = bytes(SIZE), 0
+        record = self._txn.get(remedy.key, db=database)
+        if record is not None:
+            try:
+                header = closed_record.decode_header(sequence, record)
+                uuid, closed_at = header.uuid, header.closed_at
+            except RecordCorrupt:
+                pass
+        self._set_aside(remedy, database)
+        lost = Part(Where.DAMAGED, 0, 0, b"")
+        error = "its record was damaged" if record is not None else "its record was missing"
+        life = Life(Status.FAILED, False, 0, 0, 0, 0, closed_at, uuid, b"", b"", error, 0, lost, NO_FRAMES)
+        self._txn.put(remedy.key, closed_record.encode(sequence, life), db=database)
+
+    def _bury(self, remedy: Remedy, database: lmdb._Database) -> None:
+        """Delete a blob, whatever pieces it has."""
+        pieces = []
+        cursor = self._txn.cursor(database)
+        if cursor.set_range(remedy.key):
+            for view in cursor.iternext(values=False):
+                if view[: len(remedy.key)] != remedy.key:
+                    break
+                pieces.append(bytes(view))
+        for key in pieces:
+            self._txn.delete(key, db=database)
+        self._txn.delete(remedy.key, db=self._db.graves)
+
+
+def _is_id(uuid: bytes) -> bool:
+    """Whether this can be the id of a request: new ids must be above all that are in the store."""
+    version, variant = _VERSION_AND_VARIANT
+    return len(uuid) == SIZE and uuid[6] & 0xF0 == version and uuid[8] & 0xC0 == variant and uuid[0] < 0x80

@@ -1,0 +1,92 @@
+"""Converting a store of an earlier format, step by step up to the present one (schema.py says how to add a step).
+
+Each step changes indexes and counters. Records are left as they are: their codecs know the older ones (record.py). All
+steps happen in one transaction, the number of the format being changed last: after a crash the store is the old one or
+the new one. There must be no going back for those who read it meanwhile, so nobody may have it open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+
+from titanic.errors import RecordCorrupt
+from titanic.store.lmdb import idempotency_key, outcome_record, request_record
+from titanic.store.lmdb.lifecycle import retention_kind
+from titanic.store.lmdb.schema import (
+    EXPIRY,
+    FORMAT,
+    FORMAT_KEY,
+    LOAD,
+    LOAD_PREFIX,
+    U32,
+    ready_prefix,
+    timer_key,
+)
+
+_SPARE = 64 << 20
+
+
+def upgrade(directory: Path, found: int) -> None:
+    """Convert the store in a directory that is locked. When that fails, with lmdb.Error, it stays as it was."""
+    size = (directory / "data.mdb").stat().st_size
+    with (
+        lmdb.open(str(directory), map_size=2 * size + _SPARE, max_dbs=16, create=False) as env,
+        env.begin(write=True, buffers=True) as txn,
+    ):
+        for number in range(found, FORMAT):
+            _STEPS[number](env, txn)
+        txn.put(FORMAT_KEY, U32.pack(FORMAT), db=env.open_db(b"meta", txn=txn, create=False))
+
+
+def _add_timers_and_loads(env: lmdb.Environment, txn: lmdb.Transaction[memoryview]) -> None:
+    """1 → 2: timers for what ends by time, loads instead of counts, blobs, no more sum of bytes."""
+    meta, requests, replies, ready, timers, *_ = [
+        env.open_db(name, txn=txn)
+        for name in (b"meta", b"requests", b"replies", b"ready", b"timers", b"blobs", b"graves", b"aside")
+    ]
+    loads: dict[bytes, list[int]] = {}
+    rows: list[bytes] = []
+    for view, record in txn.cursor(requests).iternext():
+        uuid = bytes(view)
+        reply = txn.get(uuid, db=replies)
+        try:
+            if reply is not None:
+                end = outcome_record.decode_header(uuid, reply)
+                rows.append(timer_key(retention_kind(end.status), end.finished_at, uuid))
+                continue
+            header = request_record.decode_header(uuid, record)
+        except RecordCorrupt:
+            continue  # a check will find it
+        load = loads.setdefault(header.service, [0, 0, 0])
+        is_ready = txn.get(ready_prefix(header.service, header.priority) + uuid, db=ready) is not None
+        load[0] += is_ready
+        load[1] += 1
+        load[2] += header.size
+        if header.expires_at:
+            rows.append(timer_key(EXPIRY, header.expires_at, uuid))
+    rows.sort()
+    for row in rows:
+        txn.put(row, b"", db=timers, append=True)
+    txn.delete(b"used", db=meta)
+    old = [bytes(key) for key in txn.cursor(meta).iternext(values=False) if bytes(key[:1]) == LOAD_PREFIX]
+    for key in old:
+        txn.delete(key, db=meta)
+    for service, load in loads.items():
+        txn.put(LOAD_PREFIX + service, LOAD.pack(*load), db=meta)
+
+
+def _add_when_keys_came(env: lmdb.Environment, txn: lmdb.Transaction[memoryview]) -> None:
+    """2 → 3: the rows of keys say when they came. Of those that are there nobody knows."""
+    keys = env.open_db(b"keys", txn=txn)
+    rows = [(bytes(key), bytes(row)) for key, row in txn.cursor(keys).iternext()]
+    for key, row in rows:
+        txn.put(key, idempotency_key.modern(row), db=keys)
+
+
+_STEPS: dict[int, Callable[[lmdb.Environment, lmdb.Transaction[memoryview]], None]] = {
+    1: _add_timers_and_loads,
+    2: _add_when_keys_came,
+}
