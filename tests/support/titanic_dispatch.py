@@ -18,7 +18,8 @@ from broker import ErrorReply
 from titanic import ServerConfig
 from titanic.dispatch.actions import Fetch, Finish, Outcome, Postpone
 from titanic.dispatch.core import DispatchCore
-from titanic.store import DEFAULT_PRIORITY, ReadyRow
+from titanic.protocol.limits import DEFAULT_PRIORITY
+from titanic.store import ReadyRow
 from titanic.store.lmdb.schema import ready_prefix
 from titanic.util.ids import SIZE
 

@@ -37,8 +37,8 @@ from titanic.protocol.answers import (
     translate,
     unknown,
 )
+from titanic.protocol.limits import MOST_UUIDS
 from titanic.protocol.submit_options import Span, SubmitOptions, encode, seconds
-from titanic.services import admin, list_requests
 from titanic.util import ids
 
 Body = bytes | str
@@ -296,8 +296,8 @@ class Client:
         """Give requests that failed or expired another life; how many there were. Others are left alone."""
         plain = [ids.plain(uuid) for uuid in uuids]
         return sum(
-            self._administer({"do": "retry", "uuids": plain[at : at + admin.MOST]})
-            for at in range(0, len(plain), admin.MOST)
+            self._administer({"do": "retry", "uuids": plain[at : at + MOST_UUIDS]})
+            for at in range(0, len(plain), MOST_UUIDS)
         )
 
     def retry_all(
@@ -390,8 +390,8 @@ class Client:
         the state of each of these UUIDs whose request is not closed."""
         uuids: dict[str, str] = {}
         states: dict[str, str] = {}
-        for at in range(0, len(keys), list_requests.MAX_LIMIT):
-            options = {"keys": [*keys[at : at + list_requests.MAX_LIMIT]]}
+        for at in range(0, len(keys), MOST_UUIDS):
+            options = {"keys": [*keys[at : at + MOST_UUIDS]]}
             document = json.loads(check(self._ask(tsp.LIST, encode(options)))[0])
             uuids.update(document["uuids"])
             states.update((row["uuid"], row["state"]) for row in document["requests"])

@@ -6,7 +6,7 @@ import secrets
 from collections import deque
 from typing import Any
 
-from titanic.store import MOST_TOGETHER
+from titanic.protocol.limits import MOST_TOGETHER
 
 MOST_FORGOTTEN = 10
 """Keys that are told to be forgotten with one message."""

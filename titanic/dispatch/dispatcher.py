@@ -23,9 +23,10 @@ from titanic.dispatch.transport import Courier
 from titanic.dispatch.waiters import Waiters
 from titanic.errors import RecordCorrupt, StoreError
 from titanic.logs import Trouble
+from titanic.protocol.limits import DEFAULT_PRIORITY
 from titanic.protocol.tsp import SERVICES
 from titanic.services.ask import Answers, Ask, Doubt
-from titanic.store import DEFAULT_PRIORITY, ReadTransaction, Store
+from titanic.store import ReadTransaction, Store
 from titanic.util.clock import Leaps, wall_us
 
 log = logging.getLogger(__name__)

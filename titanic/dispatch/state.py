@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from titanic.protocol.limits import MAX_PRIORITY
 from titanic.services.submission import Policy
-from titanic.store import MAX_PRIORITY, priority_in
+from titanic.store import priority_in
 
 HIGHEST = MAX_PRIORITY
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker import service_fault
+from titanic.protocol.limits import MOST_UUIDS
 from titanic.util import ids
 
 REQUEST = b"titanic.request"
@@ -42,9 +43,6 @@ ENDED = (b"failed", b"expired", b"cancelled")
 
 ROOM = 4096
 """Bytes that a message may have around a body: options, the name of a service."""
-
-MOST_UUIDS = 1000
-"""UUIDs in one message."""
 
 Frames = list[bytes]
 

@@ -22,6 +22,7 @@ from typing import Any
 from titanic.commit.writer import halves
 from titanic.errors import InvalidArchive, StoreError, StoreFull
 from titanic.protocol import tsp
+from titanic.protocol.limits import MOST_UUIDS
 from titanic.protocol.tsp import Frames
 from titanic.services import admin_archive
 from titanic.services.ask import Answer, Ask, Watcher
@@ -29,7 +30,6 @@ from titanic.store import State, WriteTransaction
 from titanic.util import ids
 from titanic.util.quoting import quoted
 
-MOST = 1000
 KNOWN = {"do", "uuids", "service", "state", "older_than", "after"}
 DEAD = (State.FAILED, State.EXPIRED)
 
@@ -37,7 +37,7 @@ DEAD = (State.FAILED, State.EXPIRED)
 class Administer:
     """A batch of asks, as one `Write`."""
 
-    def __init__(self, answer: Answer, watcher: Watcher, asks: Sequence[Ask], most: int = MOST) -> None:
+    def __init__(self, answer: Answer, watcher: Watcher, asks: Sequence[Ask], most: int = MOST_UUIDS) -> None:
         """`most`: how many requests one ask may change."""
         self._most = most
         self._answer = answer
@@ -166,8 +166,8 @@ def _states(given: Mapping[str, Any]) -> tuple[State, ...]:
 
 
 def _uuids(given: Any) -> list[bytes]:
-    if not isinstance(given, list) or len(given) > MOST:
-        raise ValueError(f"uuids must be a list of at most {MOST}")
+    if not isinstance(given, list) or len(given) > MOST_UUIDS:
+        raise ValueError(f"uuids must be a list of at most {MOST_UUIDS}")
     uuids = [ids.parse(str(text).encode(errors="replace")) for text in given]
     if None in uuids:
         raise ValueError("a UUID must be 32 hexadecimal digits")

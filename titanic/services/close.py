@@ -1,7 +1,7 @@
 """Closing requests: the change of the store that titanic.close makes.
 
 request body    uuid                    one (RFC 9)
-                uuid 0A uuid 0A uuid…   several: one frame, one UUID a line, at most tsp.MOST_UUIDS
+                uuid 0A uuid 0A uuid…   several: one frame, one UUID a line, at most MOST_UUIDS
 reply body      200
 
 What was closed before it had ended may be on its way to a worker. The answer waits until none can get it any more: it

@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from titanic.protocol import tsp
+from titanic.protocol.limits import MOST_UUIDS
 from titanic.protocol.tsp import Frames
 from titanic.services.submission import read_policy
 from titanic.store import Description, ReadTransaction, State
 from titanic.util import ids
 from titanic.util.quoting import quoted
 
-MAX_LIMIT = 1000
 KNOWN = {"uuid", "keys", "service", "state", "after", "limit"}
 
 
@@ -84,8 +84,8 @@ def _options(body: Frames) -> dict[str, Any]:
             if options[name] is None:
                 raise ValueError(f"{name} must be 32 hexadecimal digits")
     if (keys := given.get("keys")) is not None:
-        if not isinstance(keys, list) or len(keys) > MAX_LIMIT or not all(isinstance(key, str) for key in keys):
-            raise ValueError(f"keys must be a list of at most {MAX_LIMIT} texts")
+        if not isinstance(keys, list) or len(keys) > MOST_UUIDS or not all(isinstance(key, str) for key in keys):
+            raise ValueError(f"keys must be a list of at most {MOST_UUIDS} texts")
         options["keys"] = keys
     if (service := given.get("service")) is not None:
         options["service"] = str(service).encode()
@@ -97,8 +97,8 @@ def _options(body: Frames) -> dict[str, Any]:
                 f"unknown state {quoted(state)}; there are {', '.join(s.name.lower() for s in State)}"
             ) from None
     limit = given.get("limit", 100)
-    if type(limit) is not int or not 1 <= limit <= MAX_LIMIT:
-        raise ValueError(f"limit must be a number from 1 to {MAX_LIMIT}")
+    if type(limit) is not int or not 1 <= limit <= MOST_UUIDS:
+        raise ValueError(f"limit must be a number from 1 to {MOST_UUIDS}")
     options["limit"] = limit
     return options
 

@@ -1,7 +1,7 @@
 """titanic.reply: how requests have ended, of one (RFC 9) or of several in one message.
 
     request body    uuid                    one
-                    uuid 0A uuid 0A uuid…   several: one frame, one UUID a line, at most tsp.MOST_UUIDS
+                    uuid 0A uuid 0A uuid…   several: one frame, one UUID a line, at most MOST_UUIDS
 
     reply body      200 body…   300 (pending)   400 (unknown)   500 state detail…     of one
                     200 summary frame…                                                of several

@@ -30,13 +30,17 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from titanic.protocol import tsp
+from titanic.protocol.limits import (
+    DEFAULT_PRIORITY,
+    KEY_FOR,
+    MAX_KEY,
+    MAX_PRIORITY,
+    MOST_SECONDS,
+    MOST_TOGETHER,
+)
 from titanic.protocol.tsp import Frames
-from titanic.store import DEFAULT_PRIORITY, MOST_TOGETHER, NewRequest
+from titanic.store import NewRequest
 from titanic.util.quoting import quoted
-
-KEY_FOR = 86_400.0
-MOST_SECONDS = 10 * 366 * 86_400.0
-MOST_KEY = 255
 
 
 class Submission(list[NewRequest]):
@@ -126,7 +130,7 @@ def _is_key(value: Any) -> bool:
     if not isinstance(value, str):
         return False
     try:
-        return 1 <= len(value.encode()) <= MOST_KEY
+        return 1 <= len(value.encode()) <= MAX_KEY
     except UnicodeEncodeError:
         return False
 
@@ -150,7 +154,7 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "key_for": _SECONDS,
     "ttl": _SECONDS,
     "delay": ("a number of seconds from 0, and ten years at most", lambda v: _is_number(v) and 0 <= v <= MOST_SECONDS),
-    "priority": ("a whole number from 0 to 9", _is_whole(0, 9)),
+    "priority": (f"a whole number from 0 to {MAX_PRIORITY}", _is_whole(0, MAX_PRIORITY)),
     "max_attempts": ("a whole number from 1 to 65535", _is_whole(1, 65535)),
     "limit": _SECONDS,
     "retry_first": _SECONDS,

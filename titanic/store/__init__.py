@@ -4,10 +4,9 @@ from titanic.store.lmdb.bulk_read import ClosedBulk
 from titanic.store.lmdb.capacity import MIN_CAPACITY
 from titanic.store.lmdb.closed_record import LAYOUT as CLOSED_LAYOUT
 from titanic.store.lmdb.closed_record import UNCLAIMED, ClosedRequest
-from titanic.store.lmdb.idempotency_key import MOST_TOGETHER
 from titanic.store.lmdb.outcome_record import Outcome, Pending
 from titanic.store.lmdb.read import ReadTransaction
-from titanic.store.lmdb.request_record import DEFAULT_PRIORITY, MAX_PRIORITY, NewRequest, Request
+from titanic.store.lmdb.request_record import NewRequest, Request
 from titanic.store.lmdb.schema import priority_in
 from titanic.store.lmdb.store import DEFAULT_CAPACITY, Store
 from titanic.store.lmdb.write import WriteTransaction
@@ -31,11 +30,8 @@ __all__ = [
     "CLOSED_LAYOUT",
     "DAY",
     "DEFAULT_CAPACITY",
-    "DEFAULT_PRIORITY",
     "ENDING",
-    "MAX_PRIORITY",
     "MIN_CAPACITY",
-    "MOST_TOGETHER",
     "TRANSITIONS",
     "UNCLAIMED",
     "Accepted",

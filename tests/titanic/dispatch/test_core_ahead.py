@@ -8,7 +8,7 @@ from support.titanic_dispatch import Play, names
 from titanic.config import ServiceLimits
 from titanic.dispatch.core import OVERTAKE
 from titanic.dispatch.state import AHEAD
-from titanic.store import DEFAULT_PRIORITY
+from titanic.protocol.limits import DEFAULT_PRIORITY
 
 WORKERS = 2
 

@@ -13,6 +13,7 @@ import pytest
 from titanic.commit.writer import Writer
 from titanic.errors import StoreFailed, StoreFull
 from titanic.protocol import tsp
+from titanic.protocol.limits import MOST_UUIDS
 from titanic.protocol.tsp import Frames
 from titanic.services import reply
 from titanic.services.ask import Answers, Doubt
@@ -192,7 +193,7 @@ def test_an_answer_to_several_ends_when_it_is_large_enough(desk: Desk) -> None:
 @pytest.mark.parametrize("name", [tsp.REPLY, tsp.CLOSE])
 def test_several_of_which_one_is_none_are_refused_as_a_whole(desk: Desk, name: bytes) -> None:
     (uuid,) = accept(desk, b"a")
-    most = [uuid] * tsp.MOST_UUIDS
+    most = [uuid] * MOST_UUIDS
     lists = ([uuid, b"x"], [uuid, b""], [b"", uuid], [*most, uuid], [b"\n"] * 5000)
     bodies = [b"\n".join(frames) for frames in lists]
     assert desk.ask(name, *([body] for body in bodies), [uuid, uuid]) == [tsp.BAD_UUID] * 6

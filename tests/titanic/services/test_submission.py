@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from titanic.services.submission import MOST_SECONDS, Policy, Submission, parse, read_policy
+from titanic.protocol.limits import MOST_SECONDS
+from titanic.services.submission import Policy, Submission, parse, read_policy
 from titanic.store import NewRequest
 
 NOW = 1_700_000_000_000_000

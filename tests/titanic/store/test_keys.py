@@ -3,7 +3,8 @@
 import pytest
 
 from titanic.errors import InvalidRequest, StoreFull
-from titanic.store import MOST_TOGETHER, NewRequest, Status, Store
+from titanic.protocol.limits import MOST_TOGETHER
+from titanic.store import NewRequest, Status, Store
 from titanic.store.lmdb.tools import check
 
 NOW = 1_795_258_520_106_479

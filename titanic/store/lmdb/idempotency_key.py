@@ -14,10 +14,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from titanic.protocol.limits import MOST_TOGETHER
 from titanic.util.ids import SIZE
-
-MOST_TOGETHER = 100
-"""Requests that can share a key. Their row stays in its page (schema.NODE_MAX)."""
 
 _TIMES = struct.Struct("<QQ")
 _UNTIL = struct.Struct("<Q")

@@ -10,6 +10,7 @@ from collections.abc import Collection, Container
 from pathlib import Path
 
 from titanic.errors import RecordCorrupt
+from titanic.protocol.limits import MAX_KEY
 from titanic.store.lmdb import idempotency_key, outcome_record, request_record
 from titanic.store.lmdb.bulk_read import Bulk
 from titanic.store.lmdb.lmdb_errors import short_of_disk
@@ -65,7 +66,7 @@ class ReadTransaction(Bulk):
     def holder(self, key: bytes) -> bytes | None:
         """The id of the request that was submitted with this idempotency key, also when it is closed; None when the key
         is unknown or forgotten."""
-        row = self._txn.get(key, db=self._db.keys) if 0 < len(key) <= request_record.MAX_KEY else None
+        row = self._txn.get(key, db=self._db.keys) if 0 < len(key) <= MAX_KEY else None
         holder = None if row is None else idempotency_key.decode(row)
         return None if holder is None else holder.uuid
 

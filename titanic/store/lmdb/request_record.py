@@ -31,17 +31,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from titanic.errors import InvalidRequest, RecordCorrupt
+from titanic.protocol.limits import DEFAULT_PRIORITY, MAX_KEY, MAX_PRIORITY, MOST_TOGETHER
 from titanic.store.lmdb import blob
 from titanic.store.lmdb.blob import Ref
-from titanic.store.lmdb.idempotency_key import MOST_TOGETHER
 from titanic.store.lmdb.record import BODY, Fetch, Place, join_frames, refuse_blob, seal, split_frames, verify
 from titanic.store.lmdb.schema import INLINE
 
 DATABASE = "requests"
-DEFAULT_PRIORITY = 4
-MAX_PRIORITY = 9
 MAX_SERVICE = 255
-MAX_KEY = 255
 MAX_OPTIONS = 1000
 
 _FORMAT = 2

@@ -14,6 +14,7 @@ from pathlib import Path
 import lmdb
 
 from titanic.errors import InvalidRequest, RecordCorrupt, StoreCorrupt
+from titanic.protocol.limits import DEFAULT_PRIORITY, MAX_PRIORITY
 from titanic.store.lmdb import closed_record, outcome_record, request_record
 from titanic.store.lmdb.closed_record import NO_FRAMES, Life, Part, Where
 from titanic.store.lmdb.outcome_record import Outcome
@@ -134,10 +135,10 @@ class _Mender:
                 request_record.check_service(service)
                 return (
                     service,
-                    priority if 0 <= priority <= request_record.MAX_PRIORITY else request_record.DEFAULT_PRIORITY,
+                    priority if 0 <= priority <= MAX_PRIORITY else DEFAULT_PRIORITY,
                     0,
                 )
-        return UNKNOWN_SERVICE, request_record.DEFAULT_PRIORITY, 0
+        return UNKNOWN_SERVICE, DEFAULT_PRIORITY, 0
 
     def _lose_reply(self, remedy: Remedy, database: lmdb._Database) -> None:
         self._set_aside(remedy, database)
