@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 import zmq
 from support.check import check, check_empty
-from support.running import until
+from support.waiting import until
 
 from broker import Broker, BrokerConfig, Client, Pipeline, RemoteError, Worker
 from broker.core.broker import BrokerCore

@@ -12,7 +12,7 @@ from majortomo.broker import Broker as TheirBroker  # type: ignore[import-untype
 from majortomo.client import Client as TheirClient  # type: ignore[import-untyped]
 from majortomo.worker import Worker as TheirWorker  # type: ignore[import-untyped]
 from majortomo.worker import WorkerRequestsIterator
-from support.running import until
+from support.waiting import until
 
 from broker import Broker, BrokerConfig, Client, TimedOut, Worker, WorkerConfig
 from broker.core.mdp import Frames

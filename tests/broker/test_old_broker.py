@@ -7,7 +7,8 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from support.running import line, script, until
+from support.processes import line, script
+from support.waiting import until
 
 from broker import Client, RemoteError, TimedOut, Worker, WorkerConfig
 from broker.core.mdp import Frames

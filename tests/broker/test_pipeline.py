@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.running import until
+from support.waiting import until
 
 from broker import Broker, Client, Pipeline, RemoteError, TimedOut, UsageError, Worker
 from broker.core.client import EventKind

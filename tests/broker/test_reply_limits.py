@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.running import until
+from support.waiting import until
 
 from broker import Broker, BrokerConfig, Client, RemoteError, UsageError, Worker, WorkerConfig
 from broker.core.mdp import Frames

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 import zmq
-from support.running import line, script, until
+from support.processes import line, script
+from support.waiting import until
 
 from broker import (
     Broker,
@@ -393,7 +394,7 @@ def test_the_request_of_a_killed_worker_goes_to_another() -> None:
         with Client(address, timeout=None) as client:
             answers.append(client.call("job", b"work"))
 
-    with broker, script("stuck_worker.py", address, "job") as stuck:
+    with broker, script("worker_process.py", address, "job", "/dev/stdout", "hang") as stuck:
         asking = threading.Thread(target=ask)
         asking.start()
         assert line(stuck) == "work"

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.running import line, script, until
+from support.processes import line, script
+from support.waiting import until
 
 from broker import Broker, Client, RemoteError, Worker
 from broker.core.mdp import Frames

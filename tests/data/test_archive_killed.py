@@ -17,8 +17,9 @@ from pyspark.sql import SparkSession
 from support import torture
 from support.archiving import Crash, crash_at, run
 from support.cli_titanic import serving
+from support.processes import SUPPORT
 from support.ring import ring
-from support.running import SUPPORT, until
+from support.waiting import until
 
 from titanic import Client, Refused
 from titanic.store import Store

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from support.cli_data import titanic_data
-from support.cli_titanic import CLEAN, running, serving, until, working
+from support.cli_titanic import CLEAN, running, serving, working
 from support.ring import ring
+from support.waiting import until
 
 from titanic import Client
 from titanic_data.cli.main import COMMANDS

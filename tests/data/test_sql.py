@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.ring import ring
-from support.titanic_serving import serving
+from support.serving import serving
 
 from titanic import Client, Server
 from titanic_data.errors import InvalidOption

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, concat, lit
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from support.ring import fill, ring, wait_for_room
-from support.titanic_serving import serving
+from support.serving import serving
 
 from pyspark_titanic.stream import ClosedStream
 from titanic import Client

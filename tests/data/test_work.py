@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.connect import Remote
-from support.running import until
-from support.titanic_serving import QUICK, serving
+from support.serving import QUICK, serving
+from support.waiting import until
 
 import broker
 from broker import Broker, BrokerConfig, WorkerConfig

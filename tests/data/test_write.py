@@ -11,8 +11,8 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import arrow_udf, col, concat, lit, when
-from support.running import until
-from support.titanic_serving import serving
+from support.serving import serving
+from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic import Client, Server, TimedOut

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from support.lives import Death
+from support.processes import SUPPORT, Process
 from support.random_worker import SERVICES
-from support.titanic_processes import SUPPORT, Process
 
 from titanic.errors import StoreLocked
 from titanic.store import MIN_CAPACITY, Store
@@ -52,7 +52,7 @@ class Cast:
         return [*self._makers]
 
     def _node(self, mode: str, *arguments: str) -> Process:
-        return Process(SUPPORT / "titanic_node.py", mode, self.endpoint, *arguments, output=self.path / f"{mode}.out")
+        return Process(SUPPORT / "server_process.py", mode, self.endpoint, *arguments, output=self.path / f"{mode}.out")
 
     def _worker(self, name: str) -> Process:
         script, output = SUPPORT / "random_worker.py", self.path / "worker.out"

@@ -8,18 +8,17 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from click.testing import CliRunner
+from support.waiting import until
 
 from titanic.cli import main
 
 PATIENCE = 30.0
-Found = TypeVar("Found")
 CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("TITANIC_")}
 
 
@@ -133,15 +132,6 @@ class Running:
                 self.process.wait(1)
         assert self.process.stdout is not None
         self.process.stdout.close()
-
-
-def until(look: Callable[[], Found | None]) -> Found:
-    """Wait until there is something to be seen."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := look()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-    return found
 
 
 @contextmanager

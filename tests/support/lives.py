@@ -23,7 +23,7 @@ ON_ITS_WAY = 2.0
 
 MAX_DELIVERIES = 3
 MAX_ATTEMPTS = 1000
-"""As the servers and brokers of these tests are told (titanic_node.py)."""
+"""As the servers and brokers of these tests are told (server_process.py)."""
 
 PRESENT = ("a", "b", "p")
 PURGED = "p"

@@ -6,8 +6,8 @@ import logging
 import sys
 from pathlib import Path
 
-from support.running import until
-from support.titanic_serving import config
+from support.serving import config
+from support.waiting import until
 
 from titanic import Client, Refused, Server
 

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.titanic_eventually import eventually
-from support.titanic_processes import SUPPORT, Process
-from support.titanic_raw import RawWorker, raw_worker
+from support.processes import SUPPORT, Process
+from support.raw_mdp import RawWorker, raw_worker
+from support.waiting import until
 
 from titanic import Client, UnknownRequest
 
-NODE = SUPPORT / "titanic_node.py"
+NODE = SUPPORT / "server_process.py"
 WAYS = pytest.mark.parametrize("integrated", [True, False], ids=["integrated", "stand-alone"])
 
 
@@ -82,7 +82,7 @@ def test_a_server_that_was_killed_has_forgotten_who_is_at_work(tmp_path: Path, i
             second.final(again, b"again")
             assert here.client.wait(uuid, 30) == [b"again"]
             assert here.client.reply(uuid) == [b"again"]
-            eventually(lambda: here.running() == 0)
+            until(lambda: here.running() == 0)
             here.client.close(uuid)
 
 
@@ -117,7 +117,7 @@ def test_who_waits_for_a_reply_gets_it_though_the_server_is_killed(
 
             waiting = threading.Thread(target=wait)
             waiting.start()
-            eventually(lambda: here.client.stats()["waiting_clients"] == 1)
+            until(lambda: here.client.stats()["waiting_clients"] == 1)
             server.kill()
         with here.server(), raw_worker(here.endpoint, b"work") as worker:
             worker.final(take(worker), b"X")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from support.cable import FAR, NEAR, Cable, cable
-from support.cli_titanic import CLEAN, Running, running, until
+from support.cli_titanic import CLEAN, Running, running
+from support.waiting import until
 
 BEAT = ("--heartbeat", "0.2")
 PATIENT = ("--timeout", "0.5", "--retries", "100")

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.cli_titanic import STOPPING, here, running, titanic, until
+from support.cli_titanic import STOPPING, here, running, titanic
+from support.waiting import until
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support.titanic_eventually import eventually
-from support.titanic_processes import Process
+from support.processes import Process
 from support.torture import LONG, SEED
+from support.waiting import until
 
 from broker import Worker
 from titanic import Client, Refused
@@ -122,7 +122,7 @@ def test_nobody_closes(tmp_path: Path) -> None:
             except Refused:
                 return None
 
-        again = eventually(accepted)
+        again = until(accepted)
         assert client.reply(again) is None
         assert client.reply(uuids[-1]) == [body[:100]], "the others are as they were"
         assert file_size(tmp_path) <= CAPACITY

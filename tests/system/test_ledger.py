@@ -22,8 +22,8 @@ from support.cast import Cast
 from support.journal import Journal
 from support.lives import Life, Seen, World, summary, violations
 from support.random_client import ABSENT, RandomClient
-from support.titanic_eventually import eventually
 from support.torture import SEED, figures, tally
+from support.waiting import until
 
 from titanic import Client, Refused, TimedOut
 from titanic.store import Store
@@ -80,7 +80,7 @@ class Episode:
 
     def _for_a_while(self, operations: int) -> None:
         enough = self.operations + self.dice.randrange(operations)
-        eventually(lambda: self.cast.mend() and self.operations >= enough, 60)
+        until(lambda: self.cast.mend() and self.operations >= enough, 60)
 
     def _strike(self, role: str) -> None:
         """End one, or one and the broker or the server with it, look at the store, and start them again."""
@@ -117,7 +117,7 @@ class Episode:
             self._until_all_ended(client, [life for life in known if not life.endless])
             for life in self.dice.sample(known, min(100, len(known))):
                 self._saw(client, life)
-            eventually(lambda: self.cast.mend() and client.stats()["running"] == 0, SETTLED)
+            until(lambda: self.cast.mend() and client.stats()["running"] == 0, SETTLED)
             for service in sorted({life.service for life in known}):
                 keyed = [life for life in known if life.key and life.service == service]
                 for at in range(0, len(keyed), 500):
@@ -129,9 +129,9 @@ class Episode:
                         life.uuids.append(uuid)
             self._close(client, known)
             self.clients[0].saw_many(known, client, SETTLED)
-            eventually(lambda: self._empty(client), SETTLED)
+            until(lambda: self._empty(client), SETTLED)
             # Room is free again, bit by bit (titanic/store/lmdb/capacity.py).
-            filling = [eventually(lambda: self._accepted(client), SETTLED) for _ in range(15)]  # 6 MB of 12
+            filling = [until(lambda: self._accepted(client), SETTLED) for _ in range(15)]  # 6 MB of 12
             client.close_many(filling)
 
     @staticmethod
@@ -160,7 +160,7 @@ class Episode:
                 del pending[uuid]
             return True
 
-        eventually(look, SETTLED, every=0.05)
+        until(look, SETTLED, every=0.05)
 
     def _saw(self, client: Client, life: Life) -> Seen:
         seen = self.clients[0].saw(life, client.reply)
@@ -273,7 +273,7 @@ def submit_the_same(path: Path, clients: int, each: int, kills: int, seed: int) 
         for thread in threads:
             thread.start()
         for moment in sorted(dice.randrange(clients * each * 9 // 10) for _ in range(kills)):
-            eventually(lambda moment=moment: len(told) >= moment, 60)  # type: ignore[misc]
+            until(lambda moment=moment: len(told) >= moment, 60)  # type: ignore[misc]
             cast.kill("server")
             cast.start("server")
         for thread in threads:

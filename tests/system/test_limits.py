@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 from support.cli_titanic import serving
-from support.titanic_eventually import eventually
-from support.titanic_raw import RawClient, raw_client, raw_worker
+from support.raw_mdp import RawClient, raw_client, raw_worker
+from support.waiting import until
 
 SETTINGS = """
 [serve]
@@ -62,9 +62,9 @@ def test_bytes_are_counted_too(raw: RawClient) -> None:
 def test_one_at_a_time_however_many_workers_there_are(endpoint: str, raw: RawClient) -> None:
     uuids = [raw.submit(b"narrow", b"%d" % number) for number in range(3)]
     with raw_worker(endpoint, b"narrow") as one, raw_worker(endpoint, b"narrow") as other:
-        eventually(lambda: json.loads(raw.ask(b"mmi.workers", b"")[0]).get("narrow") == 2)
+        until(lambda: json.loads(raw.ask(b"mmi.workers", b"")[0]).get("narrow") == 2)
         for number, uuid in enumerate(uuids):
-            ready = eventually(lambda: [each for each in (one, other) if each.socket.poll(5) and each.look()])
+            ready = until(lambda: [each for each in (one, other) if each.socket.poll(5) and each.look()])
             (at_work,) = ready
             assert not (other if at_work is one else one).look()
             at_work.final(at_work.token, b"%d done" % number)

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from support.titanic_eventually import eventually
-from support.titanic_raw import RawClient, RawWorker
-from support.titanic_serving import serving
+from support.raw_mdp import RawClient, RawWorker
+from support.serving import serving
 from support.torture import tally
+from support.waiting import until
 
 from broker import BrokerConfig, error_body
 
@@ -117,7 +117,7 @@ class Sockets(RuleBasedStateMachine):
         """What titanic.reply says is what must be."""
         one = self.requests[uuid]
         if one.state == "expired":
-            eventually(lambda: self.client.ask(b"titanic.reply", uuid) != [b"300"])
+            until(lambda: self.client.ask(b"titanic.reply", uuid) != [b"300"])
         status, *frames = self.client.ask(b"titanic.reply", uuid)
         want = {"done": b"200", "failed": b"500", "expired": b"500", "closed": b"400"}.get(one.state, b"300")
         assert status[:3] == want, (one.state, status)
@@ -140,7 +140,7 @@ class Sockets(RuleBasedStateMachine):
                 }
                 if not waiting:
                     break
-                peer, body = eventually(lambda free=free: self.look(free))  # type: ignore[misc]
+                peer, body = until(lambda free=free: self.look(free))  # type: ignore[misc]
                 if body in waiting:
                     peer.uuid = waiting[body]
                     continue
@@ -258,7 +258,7 @@ class Sockets(RuleBasedStateMachine):
                 one.state = "failed"
                 assert self.client.ask(b"titanic.wait", b"30", uuid) == [b"500 failed: no", b"failed"]
             else:
-                eventually(lambda: self.row(uuid)["attempts"] == one.attempts)
+                until(lambda: self.row(uuid)["attempts"] == one.attempts)
         self.settle()
 
     @precondition(lambda self: self.workers)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 import zmq
-from support.running import again, line, script, until
+from support.processes import line, script
+from support.waiting import again, until
 
 from broker import Broker, Client, Pipeline, TimedOut, UsageError, Worker, WorkerConfig
 from broker.core.endpoints import Health, Servers

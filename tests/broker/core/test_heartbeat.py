@@ -7,8 +7,8 @@ from itertools import product
 from threading import Event
 
 import pytest
-from support.running import until
 from support.transcript import Transcript
+from support.waiting import until
 from support.wire import Wire
 
 from broker import Broker, BrokerConfig, Client, Worker

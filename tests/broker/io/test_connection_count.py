@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 from support.check import check
-from support.running import until
+from support.waiting import until
 
 from broker import Broker, Client, Pipeline, Worker
 from broker.io.connection_count import Names, Peers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import zmq
-from support.running import until
+from support.waiting import until
 
 from broker.io.dealer import Dealer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from support.titanic_eventually import eventually
+from support.waiting import until
 
 from broker.io.poller import Poller
 
@@ -45,7 +45,7 @@ def poller() -> Iterator[Poller[str]]:
 
 def add(poller: Poller[str], owner: str, socket: Socket) -> None:
     """The first look tells that the socket can be written to."""
-    eventually(lambda: socket.EVENTS & zmq.POLLOUT)
+    until(lambda: socket.EVENTS & zmq.POLLOUT)
     poller.set(owner, [socket])
     assert poller.has_input(owner)
     assert not poller.has_input(owner)
@@ -53,7 +53,7 @@ def add(poller: Poller[str], owner: str, socket: Socket) -> None:
 
 def comes(poller: Poller[str], owner: str) -> bool:
     """Whether the poller tells of a message, at last: it may tell of other things, too."""
-    return eventually(lambda: poller.has_input(owner) or (owner in poller.wait(100) and poller.has_input(owner)))
+    return until(lambda: poller.has_input(owner) or (owner in poller.wait(100) and poller.has_input(owner)))
 
 
 def test_it_tells_of_what_comes_to_a_socket_that_had_nothing(pair: Pair, poller: Poller[str]) -> None:
@@ -71,9 +71,9 @@ def test_what_a_send_has_taken_in_is_seen_by_looking(pair: Pair, poller: Poller[
     here, there = pair()
     add(poller, "a", here)
     there.send(b"x")
-    eventually(lambda: "a" in poller.wait(100))
+    until(lambda: "a" in poller.wait(100))
     here.send(b"y")
-    eventually(lambda: poller.has_input("a"))
+    until(lambda: poller.has_input("a"))
     assert poller.wait(0) == []
     assert poller.has_input("a")
 
@@ -102,7 +102,7 @@ def test_one_that_was_taken_away_for_a_time_misses_nothing(pair: Pair, poller: P
     poller.set("a", [here])
     poller.set("a", [])
     there.send(b"x")
-    eventually(lambda: here.EVENTS & zmq.POLLIN)
+    until(lambda: here.EVENTS & zmq.POLLIN)
     assert not poller.has_input("a")
     poller.set("a", [here])
     assert poller.has_input("a")
@@ -113,7 +113,7 @@ def test_the_number_of_a_closed_socket_may_be_anothers_by_now(pair: Pair, poller
     poller.set("a", [old])
     number = old.FD
     old.close(linger=0)
-    eventually(lambda: not Path(f"/proc/self/fd/{number}").exists())
+    until(lambda: not Path(f"/proc/self/fd/{number}").exists())
     new, there = pair()
     others = []
     while number != new.FD:  # the kernel gives out the lowest that is free

@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 import zmq
 from support.relay import relay
-from support.running import until
+from support.waiting import until
 
 from broker import Broker, BrokerConfig, Client, Pipeline, Worker, WorkerConfig
 from broker.io.incoming import LEAST, Inflow, _figures

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.running import until
-from support.titanic_raw import RawClient, raw_client, raw_worker
+from support.raw_mdp import RawClient, raw_client, raw_worker
+from support.waiting import until
 
 from broker import Broker, BrokerConfig, Client
 from broker.core.request import Request

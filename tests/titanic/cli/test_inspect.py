@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from support.cli_titanic import here, serving, until, working
+from support.cli_titanic import here, serving, working
+from support.waiting import until
 
 from titanic.cli.output import print_table
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.cli_titanic import here, serving, until
+from support.cli_titanic import here, serving
+from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("workers")
 

@@ -13,7 +13,8 @@ from threading import Event
 
 import click
 import pytest
-from support.cli_titanic import Ended, Running, here, running, until
+from support.cli_titanic import Ended, Running, here, running
+from support.waiting import until
 
 from broker import Worker, WorkerConfig
 from broker.patterns import Gather

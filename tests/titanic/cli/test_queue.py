@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 from support.cli_titanic import CLEAN, Ended, here, on_terminal, running, titanic
-from support.running import line, script
+from support.processes import line, script
 
 pytestmark = pytest.mark.usefixtures("workers")
 

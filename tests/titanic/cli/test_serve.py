@@ -10,7 +10,8 @@ from pathlib import Path
 
 import lmdb
 import pytest
-from support.cli_titanic import STOPPING, here, running, serving, titanic, until, working
+from support.cli_titanic import STOPPING, here, running, serving, titanic, working
+from support.waiting import until
 
 from broker import Broker, BrokerConfig
 from titanic.client.client import Client

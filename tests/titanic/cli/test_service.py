@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cli_titanic import here, running, serving, until
+from support.cli_titanic import here, running, serving
 from support.service_manager import Manager
+from support.waiting import until
 
 from titanic.cli.service import Stop
 from titanic.errors import StoreError

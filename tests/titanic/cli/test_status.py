@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.cli_titanic import Running, here, running, serving, until
+from support.cli_titanic import Running, here, running, serving
+from support.waiting import until
 
 from titanic.cli.status import Found, judge
 from titanic.client.client import Client

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.cli_titanic import STOPPING, Running, alive, here, running, serving, titanic, until, working
+from support.cli_titanic import STOPPING, Running, alive, here, running, serving, titanic, working
+from support.waiting import until
 
 
 @pytest.fixture

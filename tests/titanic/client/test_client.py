@@ -15,10 +15,10 @@ from uuid import UUID
 
 import pytest
 from support.lossy import losing
-from support.titanic_eventually import eventually
-from support.titanic_processes import SUPPORT, Process
-from support.titanic_raw import raw_worker
-from support.titanic_serving import QUICK, config, serving
+from support.processes import SUPPORT, Process
+from support.raw_mdp import raw_worker
+from support.serving import QUICK, config, serving
+from support.waiting import until
 
 from broker import Broker, BrokerConfig, RemoteError, Worker
 from titanic import Client, InvalidRequest, Refused, RequestFailed, Server, TimedOut, UnknownRequest
@@ -350,7 +350,7 @@ def test_two_threads_are_told_that_they_share_a_client(server: Server, client: C
     thread = threading.Thread(target=wait)
     thread.start()
     with Client(server.endpoints[0]) as own:
-        eventually(lambda: own.stats()["waiting_clients"] == 1)
+        until(lambda: own.stats()["waiting_clients"] == 1)
         for use in (client.stats, lambda: client.submit("s", "x")):
             with pytest.raises(CallerError, match="another thread is using this client; give each thread one of its"):
                 use()
@@ -456,7 +456,7 @@ def test_waiting_outlasts_a_server_that_is_away(tmp_path: Path) -> None:
         with pytest.raises(TimedOut):
             client.reply(uuid)
         with serving(tmp_path, bind=(endpoint,)):
-            eventually(lambda: client.reply(uuid) is None)
+            until(lambda: client.reply(uuid) is None)
             with raw_worker(endpoint, b"echo") as worker:
                 worker.final(worker.take()[0], b"late")
                 thread.join(60)

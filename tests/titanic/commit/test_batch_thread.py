@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.titanic_eventually import eventually
+from support.waiting import until
 
 from titanic.commit.batch_thread import BatchThread
 
@@ -19,7 +19,7 @@ def test_a_batch_thread_survives_its_work(caplog: pytest.LogCaptureFixture) -> N
     thread = BatchThread("test", work)
     thread.start()
     thread.put(0)
-    eventually(lambda: "unexpected error" in caplog.text)
+    until(lambda: "unexpected error" in caplog.text)
     for number in range(1, 100):
         thread.put(number)
     thread.stop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.titanic_dispatch import Play, names
+from support.dispatch_play import Play, names
 
 from titanic.config import ServiceLimits
 from titanic.dispatch.core import OVERTAKE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.titanic_dispatch import Play, names
+from support.dispatch_play import Play, names
 
 from broker import ErrorReply
 from titanic.config import ServiceLimits

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.titanic_dispatch import Play
+from support.dispatch_play import Play
 from support.torture import LONG, SEED, tally
 
 SERVICES = st.sampled_from(["a", "b"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.titanic_eventually import eventually
-from support.titanic_serving import QUICK, serving
+from support.serving import QUICK, serving
+from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic import Client, RequestFailed
@@ -95,5 +95,5 @@ def test_a_server_logs_what_failed_for_good_and_nothing_else(tmp_path: Path, cap
                 client.wait(uuid, 30)
         expected = {f"{failing} for s failed: no way", f"{late} for absent expired: not done in time"}
         said: set[str] = set()
-        eventually(lambda: said.update(lines(caplog)) or len(said) >= len(expected))
+        until(lambda: said.update(lines(caplog)) or len(said) >= len(expected))
         assert said == expected

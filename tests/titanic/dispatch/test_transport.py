@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import zmq
-from support.titanic_eventually import eventually
+from support.waiting import until
 
 from broker import ANSWER, ClientSession, ErrorReply, Kind, Loop
 from titanic.dispatch.actions import Send
@@ -412,16 +412,16 @@ def test_a_broker_that_answered_in_no_version_is_asked_again(tmp_path: Path) -> 
 
         asked = []
         for _ in range(3):
-            asked.append([eventually(question), eventually(question)])
+            asked.append([until(question), until(question)])
             now += ANSWER
         assert [b"MDPC02" in frames for pair in asked for frames in pair] == [False, False, True, True, False, False]
         assert asked[2][0][0] != asked[0][0][0], "the connection is a new one"
         broker.send_multipart([asked[2][1][0], b"", b"MDPC01", b"mmi.service", b"404"])
-        eventually(lambda: scout.drain(now) or found)
+        until(lambda: scout.drain(now) or found)
         assert found == [Kind("0.1", ours=False)]
         scout.doubt(now)
         now += PAUSE
-        assert eventually(question)[0] != asked[2][0][0], "another connection broke: another broker may be there"
+        assert until(question)[0] != asked[2][0][0], "another connection broke: another broker may be there"
         scout.close()
 
 

@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 
 import pytest
+from support.serving import QUICK, config
 from support.store_damage import edit, make
-from support.titanic_eventually import eventually
-from support.titanic_serving import QUICK, config
+from support.waiting import until
 
 from broker import Worker
 from titanic import Client, Server
@@ -73,7 +73,7 @@ def test_a_server_tells_of_an_odd_row_once(
         server._dispatcher.look = counting  # type: ignore[method-assign]
         while looked < 30:
             client.close(client.submit("echo", "x", delay=0.001))
-        eventually(lambda: any(record.getMessage().startswith(said) for record in caplog.records))
+        until(lambda: any(record.getMessage().startswith(said) for record in caplog.records))
     found = lines(caplog)
     assert sorted(found) == sorted(set(found))
     assert 1 <= len(found) < 6

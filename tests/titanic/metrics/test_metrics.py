@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.core import GaugeMetricFamily
-from support.cli_titanic import here, running, titanic, until
+from support.cli_titanic import here, running, titanic
+from support.processes import SUPPORT, Process
 from support.scraping import Samples, ask, samples
-from support.titanic_processes import SUPPORT, Process
-from support.titanic_serving import serving
+from support.serving import serving
+from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic.client.client import Client

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.titanic_eventually import eventually
-from support.titanic_processes import worker as worker_process
-from support.titanic_raw import raw_client, raw_worker
-from support.titanic_serving import QUICK, serving
+from support.processes import worker_process
+from support.raw_mdp import raw_client, raw_worker
+from support.serving import QUICK, serving
+from support.waiting import until
 
 from broker import Pipeline, RemoteError, Worker
 from titanic import Client, Refused, RequestFailed, Server, UnknownRequest
@@ -57,9 +57,9 @@ def test_closed_while_it_waits_in_the_broker_no_worker_sees_it(server: Server, c
         token, body = worker.take()
         assert body == [b"plain"]
         stored = client.submit("echo", "stored")
-        eventually(lambda: client.stats()["running"] == 1)
+        until(lambda: client.stats()["running"] == 1)
         client.close(stored)
-        eventually(lambda: client.stats()["running"] == 0)
+        until(lambda: client.stats()["running"] == 0)
         worker.final(token, b"done")
         last = client.submit("echo", "last")
         token, body = worker.take()
@@ -144,7 +144,7 @@ def test_the_request_of_a_worker_that_was_killed_goes_to_another(
     log = tmp_path / "executed"
     uuid = client.submit("echo", "x")
     with worker_process(server.endpoints[0], "echo", log, "hang") as process:
-        eventually(lambda: log.exists() and log.read_text() == "x\n")
+        until(lambda: log.exists() and log.read_text() == "x\n")
         process.kill()
     with worker_process(server.endpoints[0], "echo", log, "echo"):
         assert client.wait(uuid, 60) == [b"done:x"]
@@ -217,7 +217,7 @@ def test_a_client_that_floods_starves_nobody(server: Server, client: Client) -> 
         before = waiting()
         once = client.submit("busy", b"once")
         after = waiting()
-        eventually(lambda: waiting() > after)
+        until(lambda: waiting() > after)
         urgent = client.submit("busy", b"urgent", priority=9)
     finally:
         enough.set()
@@ -333,13 +333,13 @@ def test_absent_services_for_which_nothing_waits_are_forgotten(tmp_path: Path, h
         uuids = [client.submit(f"absent{number % 20}", "x", **options) for number in range(40)]
         kept = client.submit("kept", "x")
         if how == "closed":
-            eventually(lambda: len(core._asking.absent) == 21)
+            until(lambda: len(core._asking.absent) == 21)
             client.close_many(uuids[::2])
             client.close_many(uuids[1::2])
         elif how == "purged":
             for number in range(20):
                 client.purge("waiting", service=f"absent{number}")
-        eventually(lambda: list(core.backlogs) == list(core._asking.absent) == [b"kept"])
+        until(lambda: list(core.backlogs) == list(core._asking.absent) == [b"kept"])
         with Worker("kept", lambda frames: b"done", server.endpoints[0], config=QUICK):
             assert client.wait(kept, 30) == [b"done"]
         again = client.submit("absent3", "x")

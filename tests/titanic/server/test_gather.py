@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from support.cli_titanic import here, running
-from support.running import until
-from support.titanic_serving import serving
+from support.serving import serving
+from support.waiting import until
 from support.zmtp import message, zmtp
 
 from broker import BrokerConfig, Worker

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.titanic_eventually import eventually
-from support.titanic_raw import RawClient, raw_client, raw_worker
-from support.titanic_serving import QUICK, serving
+from support.raw_mdp import RawClient, raw_client, raw_worker
+from support.serving import QUICK, serving
+from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic import Client, InvalidRequest, Refused, RequestFailed, Server, UnknownRequest
@@ -222,7 +222,7 @@ def test_a_delay_is_waited_for_also_across_a_restart(tmp_path: Path) -> None:
 
 def test_a_delay_is_over_in_time_whatever_else_is_delayed(server: Server, client: Client) -> None:
     with Worker("echo", lambda frames: frames, server.endpoints[0], config=QUICK):
-        eventually(lambda: server._dispatcher.leaps.unchecked is None)  # it has looked for the first time
+        until(lambda: server._dispatcher.leaps.unchecked is None)  # it has looked for the first time
         _, uuid, _ = [client.submit("echo", "x", delay=delay) for delay in (1000, 0.2, 1000)]
         assert client.wait(uuid, 10) == [b"x"]  # without a reason to, nobody looks at the clock for half a minute
 
@@ -248,7 +248,7 @@ def test_the_time_to_live_counts_again_after_a_failure_and_after_a_retry(server:
         failed = client.submit("echo", "x", ttl=2, max_attempts=1)
         with pytest.raises(RequestFailed, match="failed: no"):
             client.wait(failed, 30)
-        eventually(lambda: client.show(put_off)["state"] == "delayed")
+        until(lambda: client.show(put_off)["state"] == "delayed")
     assert client.retry(failed) == 1
     for uuid in (put_off, failed):
         with pytest.raises(RequestFailed, match="expired: "):
@@ -275,7 +275,7 @@ def test_a_late_reply_is_not_taken_for_that_of_a_later_attempt(server: Server, c
             except RequestFailed:
                 return None  # a slow machine: it was not in time
 
-        assert eventually(another_life) == [b"in time"]
+        assert until(another_life) == [b"in time"]
 
 
 def test_a_service_takes_no_more_than_its_limits(server: Server, client: Client) -> None:

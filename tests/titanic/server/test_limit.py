@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.titanic_eventually import eventually
-from support.titanic_raw import raw_client, raw_worker
-from support.titanic_serving import serving
+from support.raw_mdp import raw_client, raw_worker
+from support.serving import serving
+from support.waiting import until
 
 from broker import Broker, BrokerConfig
 from titanic import Client, RequestFailed, Server
@@ -76,7 +76,7 @@ def test_behind_a_worker_that_hangs_nothing_fails_and_nothing_queues(server: Ser
             worker.final(token, b"done")
             bodies += body
         assert bodies == [b"a", b"b"]
-        eventually(lambda: client.stats()["running"] == 0)
+        until(lambda: client.stats()["running"] == 0)
 
 
 def test_a_limit_that_passes_in_the_brokers_queue_is_no_attempt(server: Server, client: Client) -> None:
@@ -85,7 +85,7 @@ def test_a_limit_that_passes_in_the_brokers_queue_is_no_attempt(server: Server, 
         other.send(b"echo", b"not stored")
         worker.take()
         uuid = client.submit("echo", "x", limit=0.1, max_attempts=1)
-        eventually(lambda: client.stats()["dispatch"]["returned"] >= 2)
+        until(lambda: client.stats()["dispatch"]["returned"] >= 2)
         assert client.show(uuid)["attempts"] == 0
 
 
@@ -99,7 +99,7 @@ def test_what_is_closed_while_it_runs_goes_to_no_second_worker(server: Server, c
             token, body = second.take()
             assert body == [b"next"]  # the dispatcher has told the broker of the closed one before
             first.leave()
-            eventually(lambda: client.stats()["running"] == 1)
+            until(lambda: client.stats()["running"] == 1)
             second.final(token)
             client.submit("echo", "last")
             assert second.take()[1] == [b"last"]

@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
+from support.raw_mdp import RawWorker, raw_client, raw_worker
 from support.relay import relay
-from support.titanic_eventually import eventually
-from support.titanic_raw import RawWorker, raw_client, raw_worker
-from support.titanic_serving import QUICK, serving
+from support.serving import QUICK, serving
+from support.waiting import until
 
 from broker import Broker, BrokerConfig, RemoteError, Worker
 from broker.io.router import Router
@@ -84,7 +84,7 @@ def test_parts_of_a_worker_that_left_and_had_no_successor(client: Client) -> Non
         token, _ = first.take()
         first.partial(token, b"from the dead")
         first.leave()
-        eventually(lambda: client.stats()["dispatch"]["returned"])
+        until(lambda: client.stats()["dispatch"]["returned"])
     assert client.reply(uuid) is None
     with worker_at(client) as second:
         token, _ = second.take()
@@ -109,7 +109,7 @@ def test_a_worker_whose_connection_was_reset_is_as_good_as_dead(client: Client) 
         with Worker("echo", lambda frames: b"second", client.endpoint, config=QUICK):
             assert client.wait(uuid, 30) == [b"second"]
         release.set()
-        eventually(lambda: first.registered == 1)
+        until(lambda: first.registered == 1)
         assert client.wait(client.submit("echo", "y"), 30) == [b"first"]
         assert client.reply(uuid) == [b"second"]
     assert bodies == [b"x", b"y"]
@@ -170,12 +170,12 @@ def test_what_is_closed_is_handed_to_no_worker_afterwards(
         token, _ = worker.take()
         uuid = client.submit(service, "stored")
         if service == "echo":
-            eventually(lambda: client.stats()["running"] == 1)
+            until(lambda: client.stats()["running"] == 1)
             client.submit("stops", "other")
         assert look.looks.wait(30)
         with raw_client(endpoint) as closing:
             closing.send(b"titanic.close", uuid.encode())
-            eventually(lambda: client.stats()["since_start"]["closed"] == 1)
+            until(lambda: client.stats()["since_start"]["closed"] == 1)
             closing.socket.poll(100)  # an answer now would be too early
             worker.final(token, b"")
             raw.receive()

@@ -12,12 +12,10 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from support.running import script
-from support.titanic_eventually import eventually
-from support.titanic_processes import SUPPORT, Process
-from support.titanic_processes import worker as worker_process
-from support.titanic_raw import raw_client, raw_worker
-from support.titanic_serving import QUICK, config, serving
+from support.processes import SUPPORT, Process, script, worker_process
+from support.raw_mdp import raw_client, raw_worker
+from support.serving import QUICK, config, serving
+from support.waiting import until
 
 from broker import Broker, BrokerConfig, Worker
 from titanic import Client, RequestFailed, Server, UnknownRequest
@@ -105,7 +103,7 @@ def test_a_broker_that_loses_requests_is_made_up_for_by_the_attempt_timeout(tmp_
         with Client(old_broker, timeout=30, version="0.1") as client:
             uuid = client.submit("echo", "x")
             with worker_process(old_broker, "echo", log, "hang") as process:
-                eventually(lambda: log.exists() and log.read_text() == "x\n")
+                until(lambda: log.exists() and log.read_text() == "x\n")
                 process.kill()
             assert client.reply(uuid) is None
             with worker_process(old_broker, "echo", log, "echo"):
@@ -145,7 +143,7 @@ def test_slow_services_leave_lanes_to_the_others(tmp_path: Path) -> None:
             Worker(log.name, lambda frames: bytes(gate.wait(60)), old_broker, config=slow).start() for log in logs
         ]
         try:
-            eventually(lambda: client.stats()["running"] >= 10)
+            until(lambda: client.stats()["running"] >= 10)
             with Worker("quick", lambda frames: frames, old_broker, config=slow):
                 for number in range(20):
                     assert client.wait(client.submit("quick", b"%d" % number), 30) == [b"%d" % number]
@@ -183,7 +181,7 @@ def test_a_broker_that_is_killed_and_started_again(tmp_path: Path) -> None:
     ):
         with start_broker(endpoint, tmp_path) as broker:
             uuids = client.submit_many("echo", [b"%d" % number for number in range(100)], window=20)
-            eventually(lambda: log.exists() and log.read_text())
+            until(lambda: log.exists() and log.read_text())
             broker.kill()
         with start_broker(endpoint, tmp_path) as broker:
             more = client.submit_many("echo", [b"%d" % number for number in range(100, 200)], window=20)
@@ -206,12 +204,12 @@ def test_lanes_with_waits_come_back_after_the_death_of_their_broker(tmp_path: Pa
             uuid = client.submit("absent", "x").encode()
             for _ in range(3):  # as many as may wait with four lanes
                 gone.send(b"titanic.wait", b"600", uuid)
-            eventually(lambda: client.stats()["waiting_clients"] == 3)
+            until(lambda: client.stats()["waiting_clients"] == 3)
             broker.kill()
         with start_broker(endpoint, tmp_path), raw_client(endpoint) as raw:
-            eventually(lambda: raw.ask(b"mmi.service", b"titanic.wait") == [b"200"])
+            until(lambda: raw.ask(b"mmi.service", b"titanic.wait") == [b"200"])
             assert raw.ask(b"titanic.wait", b"0", uuid) == [b"300"]
-            eventually(lambda: client.stats()["waiting_clients"] == 0)
+            until(lambda: client.stats()["waiting_clients"] == 0)
             assert server.alive
 
 
@@ -224,7 +222,7 @@ def test_an_old_broker_that_is_killed_and_started_again(tmp_path: Path) -> None:
     ):
         with start_old_broker(endpoint, tmp_path) as broker:
             uuid = client.submit("hung", "x")
-            eventually(lambda: log.exists() and log.read_text() == "x\n")
+            until(lambda: log.exists() and log.read_text() == "x\n")
             broker.kill()
         with start_old_broker(endpoint, tmp_path) as broker, worker_process(endpoint, "hung", log):
             assert client.wait(uuid, 60) == [b"done:x"]
@@ -261,7 +259,7 @@ def test_a_second_queue_does_not_get_the_requests_of_the_first(tmp_path: Path, e
         uuid = client.submit("absent", "x")
         other = Server(config(second, broker=endpoint))
         with other:
-            eventually(lambda: other.problem)
+            until(lambda: other.problem)
             assert not other.alive
         assert not second.exists(), "the store was made for it"
         assert f"its store is {first / 'store'}; stop that one" in str(other.problem)
@@ -279,20 +277,20 @@ def test_of_two_that_start_together_one_gives_way(
 
     def late() -> None:
         looked.set()
-        eventually(lambda: first._registered)
+        until(lambda: first._registered)
         register()
 
     monkeypatch.setattr(second, "_register", late)
     with second:
         assert looked.wait(60)
         with first:
-            assert "another queue" in str(eventually(lambda: second.problem or first.problem))
+            assert "another queue" in str(until(lambda: second.problem or first.problem))
             assert (first.alive, second.alive) == (True, False)
 
 
 def test_nor_one_at_the_broker_of_an_integrated_queue(tmp_path: Path) -> None:
     with serving(tmp_path / "first") as first, Server(config(tmp_path / "second", broker=first.endpoints[0])) as other:
-        assert "another queue" in str(eventually(lambda: other.problem))
+        assert "another queue" in str(until(lambda: other.problem))
 
 
 def test_a_queue_that_was_killed_is_no_rival(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -301,12 +299,12 @@ def test_a_queue_that_was_killed_is_no_rival(tmp_path: Path, caplog: pytest.LogC
     broker = Broker(BrokerConfig(heartbeat_interval=1000))
     at = broker.bind("tcp://127.0.0.1:*")
     with broker, Client(at, timeout=30) as client:
-        with Process(SUPPORT / "titanic_node.py", "attach", at, tmp_path / "store", output=tmp_path / "node") as node:
+        with Process(SUPPORT / "server_process.py", "attach", at, tmp_path / "store", output=tmp_path / "node") as node:
             client.submit("absent", "x")
             node.kill()
         with serving(tmp_path, broker=at) as server:
-            eventually(lambda: "does not answer: taking its place" in caplog.text)
-            eventually(lambda: server._lanes is not None and server._lanes.registered)
+            until(lambda: "does not answer: taking its place" in caplog.text)
+            until(lambda: server._lanes is not None and server._lanes.registered)
             assert server.problem is None
 
 

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
+from support.raw_mdp import raw_client, raw_worker
+from support.serving import QUICK, config, serving
 from support.store_break import break_meta_page
-from support.titanic_eventually import eventually
-from support.titanic_raw import raw_client, raw_worker
-from support.titanic_serving import QUICK, config, serving
+from support.waiting import until
 
 from broker import Broker, EndpointError, RemoteError, Worker
 from titanic import Client, Refused, RequestFailed, Server, ServerConfig
@@ -43,7 +43,7 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
         assert client.reply(waiting) is None
         with Worker("echo", answer, server.endpoints[0], config=QUICK):
             delayed = client.submit("echo", "fail")
-            eventually(lambda: client.show(delayed)["state"] == "delayed")
+            until(lambda: client.show(delayed)["state"] == "delayed")
     with serving(tmp_path) as server, Client(server.endpoints[0]) as client:
         row = client.show(delayed)
         assert (row["state"], row["attempts"]) == ("delayed", 1)
@@ -57,7 +57,7 @@ def test_a_delayed_request_is_tried_after_a_restart(tmp_path: Path) -> None:
         with raw_worker(server.endpoints[0], b"echo") as worker:
             token, _ = worker.take()
             worker.final(token, b"MDPE01", b"500 no")
-            eventually(lambda: client.show(uuid)["attempts"] == 1)
+            until(lambda: client.show(uuid)["attempts"] == 1)
     with (
         serving(tmp_path) as server,
         Client(server.endpoints[0]) as client,
@@ -86,7 +86,7 @@ def test_stop_lets_what_is_running_finish_and_refuses_what_is_new(tmp_path: Path
         token, _ = worker.take()
         stopping = threading.Thread(target=server.stop)
         stopping.start()
-        eventually(lambda: raw.ask(b"titanic.request", b"echo", b"z")[0].startswith(b"500 shutting down"))
+        until(lambda: raw.ask(b"titanic.request", b"echo", b"z")[0].startswith(b"500 shutting down"))
         assert raw.ask(b"titanic.reply", uuid) == [b"300"]
         assert stopping.is_alive()
         worker.final(token, b"X")
@@ -119,13 +119,13 @@ def test_nobody_is_waited_for_when_nothing_can_be_stored_any_more(tmp_path: Path
         token, _ = worker.take()
         if when == "while it waits":
             stopping.start()
-            eventually(lambda: raw.ask(b"titanic.request", b"echo", b"z")[0].startswith(b"500 shutting down"))
+            until(lambda: raw.ask(b"titanic.request", b"echo", b"z")[0].startswith(b"500 shutting down"))
             break_meta_page(server.store)
             worker.final(token, b"lost")
         else:
             break_meta_page(server.store)
             assert raw.ask(b"titanic.request", b"echo", b"z")[0].startswith(b"500 not stored")
-            eventually(lambda: not server.alive)
+            until(lambda: not server.alive)
             stopping.start()
         stopping.join(20)
         assert not stopping.is_alive()
@@ -150,7 +150,7 @@ def test_what_was_acknowledged_in_the_middle_of_the_traffic_is_there(tmp_path: P
     with Worker("echo", lambda frames: frames, endpoint, jobs=2, config=QUICK):
         for thread in threads:
             thread.start()
-        eventually(lambda: len(acknowledged) > 300)
+        until(lambda: len(acknowledged) > 300)
         server.stop()
         for thread in threads:
             thread.join()
@@ -216,7 +216,7 @@ def test_a_client_is_told_that_it_is_shutting_down(tmp_path: Path) -> None:
         token, _ = worker.take()
         stopping = threading.Thread(target=server.stop)
         stopping.start()
-        refusal = eventually(lambda: refused(client))
+        refusal = until(lambda: refused(client))
         assert "shutting down" in refusal
         worker.final(token)
         stopping.join()
@@ -240,7 +240,7 @@ def test_whoever_waits_at_the_end_is_told_what_the_store_says(tmp_path: Path, mo
         assert asked.wait(30)
         stopping = threading.Thread(target=server.stop)
         stopping.start()
-        eventually(lambda: server._dispatcher.waiters._dismissing)
+        until(lambda: server._dispatcher.waiters._dismissing)
         go.set()
         assert raw.receive()[0].startswith(b"400 unknown")
         stopping.join()

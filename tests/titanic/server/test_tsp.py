@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.titanic_eventually import eventually
-from support.titanic_raw import RawClient, raw_client, raw_worker
-from support.titanic_serving import QUICK, serving
+from support.raw_mdp import RawClient, raw_client, raw_worker
+from support.serving import QUICK, serving
+from support.waiting import until
 
 from broker import Worker
 from titanic import Server
@@ -37,7 +37,7 @@ def reply_of(client: RawClient, uuid: bytes) -> list[bytes]:
         reply = client.ask(b"titanic.reply", uuid)
         return None if reply[0][:3] == b"300" else reply
 
-    reply = eventually(look)
+    reply = until(look)
     assert reply is not None
     return reply
 

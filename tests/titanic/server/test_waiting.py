@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.titanic_eventually import eventually
-from support.titanic_raw import RawClient, raw_client, raw_worker
-from support.titanic_serving import QUICK, config, serving
+from support.raw_mdp import RawClient, raw_client, raw_worker
+from support.serving import QUICK, config, serving
+from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic import Client, InvalidRequest, RequestFailed, Server, UnknownRequest
@@ -52,7 +52,7 @@ def test_waiting(server: Server, client: Client, raw: RawClient) -> None:
     with raw_client(server.endpoints[0]) as vanishing, raw_client(server.endpoints[0]) as other:
         vanishing.send(b"titanic.wait", b"60", uuid.encode())
         other.send(b"titanic.wait", b"60", closed.encode())
-        eventually(lambda: client.stats()["waiting_clients"] == 1002)
+        until(lambda: client.stats()["waiting_clients"] == 1002)
         vanishing.socket.close(0)
         client.close(closed)
         assert other.receive()[0].startswith(b"400 unknown")
@@ -68,7 +68,7 @@ def test_who_still_waits_at_the_end_gets_an_answer(tmp_path: Path) -> None:
         uuid = raw.submit(b"absent", b"x")
         for _ in range(3):
             raw.send(b"titanic.wait", b"60", uuid)
-        eventually(lambda: client.stats()["waiting_clients"] == 3)
+        until(lambda: client.stats()["waiting_clients"] == 3)
         server.stop()
         assert [raw.receive() for _ in range(3)] == [[b"300"]] * 3
 
@@ -86,7 +86,7 @@ def test_a_wait_outlasts_a_restart(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=wait)
         thread.start()
-        eventually(lambda: client.stats()["waiting_clients"] == 1)
+        until(lambda: client.stats()["waiting_clients"] == 1)
         server.stop()
         with serving(tmp_path, bind=(endpoint,)), Worker("echo", lambda frames: frames, endpoint, config=QUICK):
             thread.join(60)
@@ -160,11 +160,11 @@ def test_what_nobody_closes_goes_in_time(tmp_path: Path) -> None:
 
         with Worker("echo", work, server.endpoints[0], jobs=2, config=QUICK):
             client.submit_batch("echo", [b"x"] * 500 + [b"fail"] * 500)
-            eventually(lambda: client.stats()["dispatch"]["succeeded"] == 500)
-            eventually(lambda: client.stats()["store"]["requests"] == 0)
-            eventually(lambda: client.stats()["store"]["closed"] == 0)
+            until(lambda: client.stats()["dispatch"]["succeeded"] == 500)
+            until(lambda: client.stats()["store"]["requests"] == 0)
+            until(lambda: client.stats()["store"]["closed"] == 0)
             client.close(client.submit("absent", "x"))
-            eventually(lambda: client.stats()["store"]["closed"] == 0)
+            until(lambda: client.stats()["store"]["closed"] == 0)
 
 
 def test_an_archive_registers_and_acknowledges(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.titanic_eventually import eventually
-from support.titanic_serving import serving
+from support.serving import serving
+from support.waiting import until
 
 from broker import Broker
 from titanic.client.client import Client
@@ -34,7 +34,7 @@ def test_it_asks_again_when_all_have_answered() -> None:
 def test_every_thread_of_a_server_answers(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert not server.pulse.look(0.0)
-        eventually(lambda: server.pulse.look(0.0))
+        until(lambda: server.pulse.look(0.0))
         assert set(server.pulse.lags(0.0)) == {"writer", "reader", "dispatcher", "broker"}
 
 
@@ -45,9 +45,9 @@ def test_a_writer_that_is_stuck_does_not(tmp_path: Path) -> None:
             with pytest.raises(TimedOut):
                 client.submit("s", b"x")
             server.pulse.look(0.0)
-            eventually(lambda: server.pulse.late(1.0, 0.5) == ["writer"])
+            until(lambda: server.pulse.late(1.0, 0.5) == ["writer"])
             assert not server.pulse.look(2.0)
-        eventually(lambda: server.pulse.look(3.0))
+        until(lambda: server.pulse.look(3.0))
 
 
 def test_a_loop_that_is_stuck_does_not() -> None:
@@ -59,7 +59,7 @@ def test_a_loop_that_is_stuck_does_not() -> None:
         assert pulse.late(1.0, 0.5) == ["broker"]
         assert not pulse.look(2.0)
         free.set()
-        eventually(lambda: pulse.look(3.0))
+        until(lambda: pulse.look(3.0))
 
 
 def _wait(event: threading.Event) -> None:

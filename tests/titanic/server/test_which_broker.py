@@ -9,11 +9,10 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from support.titanic_eventually import eventually
-from support.titanic_processes import SUPPORT, Process
-from support.titanic_processes import worker as worker_process
-from support.titanic_serving import config, serving
+from support.processes import SUPPORT, Process, worker_process
+from support.serving import config, serving
 from support.torture import LONG, SEED, figures
+from support.waiting import until
 
 from broker import Broker
 from titanic import Client, Server
@@ -35,7 +34,7 @@ def meet(path: Path, lead: float) -> bool:
         for after, start in sorted(starts, key=lambda one: one[0]):
             Event().wait(begin + after - time.monotonic())
             start()
-        eventually(lambda: server._dispatcher._courier)
+        until(lambda: server._dispatcher._courier)
         return isinstance(server._dispatcher._courier, SocketCourier)
     finally:
         server.stop()
@@ -78,7 +77,7 @@ def test_a_broker_of_another_kind_takes_its_place(tmp_path: Path, caplog: pytest
             ):
                 uuids += client.submit_many("echo", [b"%d" % (10 * turn + number) for number in range(10)])
                 kind = SocketCourier if ours else LaneCourier
-                eventually(lambda: isinstance(server._dispatcher._courier, kind))  # noqa: B023
+                until(lambda: isinstance(server._dispatcher._courier, kind))  # noqa: B023
                 warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
                 assert any("is not of this project" in text for text in warnings) is not ours
                 with worker_process(endpoint, "echo", log) as worker:
@@ -86,7 +85,7 @@ def test_a_broker_of_another_kind_takes_its_place(tmp_path: Path, caplog: pytest
                     worker.kill()
                 with worker_process(endpoint, "echo", log.with_suffix(".hung"), "hang"):
                     uuids += client.submit_many("echo", [b"left %d" % turn] * 2)
-                    eventually(lambda: server.running)
+                    until(lambda: server.running)
                 assert broker.running
                 broker.kill()
         with (

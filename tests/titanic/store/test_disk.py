@@ -6,10 +6,10 @@ import lmdb
 import pytest
 from support.cli_titanic import here, running, titanic
 from support.scraping import ask, samples
+from support.serving import serving
 from support.small_disk import small_disk
 from support.store_damage import edit
 from support.store_formats import expect_all, unpack
-from support.titanic_serving import serving
 from support.torture import LONG, tally
 
 from titanic import Client, Refused

@@ -5,9 +5,10 @@ import sys
 
 import pytest
 from support.cli_titanic import titanic
-from support.running import SUPPORT, until
-from support.titanic_serving import serving
+from support.processes import SUPPORT
+from support.serving import serving
 from support.torture import tally
+from support.waiting import until
 
 from titanic import Client
 from titanic.dispatch import dispatcher

@@ -1,7 +1,7 @@
 """Whether the store is full is what it has room for now, not what it refused. What is refused pushes nothing out."""
 
 import pytest
-from support.titanic_serving import serving
+from support.serving import serving
 
 from titanic import Client, Refused
 from titanic.errors import StoreFull

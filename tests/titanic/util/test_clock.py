@@ -9,8 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.cli_titanic import running, until
-from support.titanic_serving import QUICK, serving
+from support.cli_titanic import running
+from support.serving import QUICK, serving
+from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic import Client, RequestFailed

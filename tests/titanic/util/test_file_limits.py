@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.titanic_processes import ROOT
+from support.processes import ROOT
 
 from titanic.errors import CallerError
 from titanic.util import file_limits

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 import zmq
 from support.bridge import Bridge
-from support.running import until
+from support.waiting import until
 
 from broker import EndpointError
 from broker.core.mdp import Frames

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from support.running import until
+from support.waiting import until
 
 from broker import EndpointError, RemoteError, TimedOut, UsageError
 from broker.core.mdp import Frames

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from support.running import again, until
 from support.strict_domo import StrictDomo
+from support.waiting import again, until
 from support.zmtp import message, zmtp
 
 from broker import BrokerConfig, Client, ClientConfig, Pipeline, RemoteError, TimedOut, UsageError, Worker, WorkerConfig

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import zmq
-from support.running import until
+from support.waiting import until
 
 from broker import Broker, Client, Pipeline, RemoteError, UsageError, Worker
 from broker.core.mdp import Frames, read_error

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from support.running import again, until
+from support.waiting import again, until
 
 from broker import EndpointError, RemoteError, TimedOut, UsageError, Worker, WorkerConfig
 from broker.core.mdp import Frames

@@ -8,7 +8,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
-from support.running import until
+from support.waiting import until
 from support.zmtp import message, zmtp
 
 from broker import EndpointError, TimedOut, UsageError

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -54,7 +56,28 @@ class Process:
             print(f"--- {self._output}", self._output.read_text()[-3000:], sep="\n")
 
 
-def worker(endpoint: str, service: str, log: Path, mode: str = "echo") -> Process:
-    """A worker (titanic_worker.py)."""
-    script = SUPPORT / "titanic_worker.py"
+def worker_process(endpoint: str, service: str, log: Path, mode: str = "echo") -> Process:
+    """A worker (worker_process.py)."""
+    script = SUPPORT / "worker_process.py"
     return Process(script, endpoint, service, log, mode, output=log.with_suffix(".out"))
+
+
+@contextmanager
+def script(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A program of this folder, in a process of its own; its output is piped. It is killed at the end."""
+    command = [sys.executable, str(SUPPORT / name), *arguments]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    """The next line that a process prints."""
+    assert process.stdout is not None
+    text = process.stdout.readline().strip()
+    assert text, "the process ended without a word"
+    return text

@@ -1,8 +1,8 @@
 """A server or a broker as a process of its own, with settings that suit a test:
 
-    python titanic_node.py serve ENDPOINT STORE [CAPACITY]       with its broker
-    python titanic_node.py attach ENDPOINT STORE [CAPACITY]      at the broker that is there
-    python titanic_node.py broker ENDPOINT
+    python server_process.py serve ENDPOINT STORE [CAPACITY]       with its broker
+    python server_process.py attach ENDPOINT STORE [CAPACITY]      at the broker that is there
+    python server_process.py broker ENDPOINT
 
 SIGTERM stops it as it should be stopped.
 """

@@ -1,4 +1,4 @@
-"""A worker as a process of its own: `python titanic_worker.py ENDPOINT SERVICE LOG MODE`.
+"""A worker as a process of its own: `python worker_process.py ENDPOINT SERVICE LOG MODE`.
 
 Each request is noted in the file LOG, a line each, before it is worked on. MODE is `echo`, which replies with
 `done:` and the body, or `hang`, which never does.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from broker import Worker, WorkerConfig
 
-QUICK = WorkerConfig(heartbeat_interval=0.2, reconnect_first=0.05, reconnect_most=0.2)
+QUICK = WorkerConfig(heartbeat_interval=0.2, liveness=50, reconnect_first=0.05, reconnect_most=0.2)
 
 
 def main(endpoint: str, service: str, log: str, mode: str) -> None:

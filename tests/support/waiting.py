@@ -1,0 +1,34 @@
+"""Waiting for something to become true."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from broker import EndpointError
+
+Found = TypeVar("Found")
+PATIENCE = 60.0
+"""Seconds after which something that should happen has not; no test takes as long unless it fails."""
+
+
+def until(condition: Callable[[], Found], timeout: float = PATIENCE, *, every: float = 0.005) -> Found:
+    """What `condition` returns as soon as that is true; an AssertionError when it never is."""
+    end = time.monotonic() + timeout
+    while not (found := condition()):
+        assert time.monotonic() < end, f"not within {timeout:g} s; it is {found!r}"
+        time.sleep(every)
+    return found
+
+
+def again(bind: Callable[[str], str], endpoint: str) -> None:
+    """Bind where something has just ended: ZeroMQ closes its sockets a little later than they are closed."""
+
+    def bound() -> bool:
+        try:
+            return bind(endpoint) == endpoint
+        except EndpointError:
+            return False
+
+    until(bound)
