@@ -198,17 +198,17 @@ class Play:
             assert backlog.in_flight == in_flight[name]
             assert backlog.lingering == sum(service == name for _, service in self.lingering)
             assert not backlog.idle
-            assert (name in core._hungry) == backlog.hungry
-            assert (name in core._asking.absent) == (backlog.curious and backlog.room == 0)
-            assert (name in core._asking.questions) == (
-                backlog.curious and not (core.surveys and name in core._asking.absent)
+            assert (name in core.backlogs.hungry) == backlog.hungry
+            assert (name in core.backlogs.absent) == (backlog.curious and backlog.room == 0)
+            assert (name in core.backlogs.questions) == (
+                backlog.curious and not (core.backlogs.surveys and name in core.backlogs.absent)
             )
-        assert core._asking.absent.keys() <= core.backlogs.keys()
-        assert core._hungry.keys() <= core.backlogs.keys()
+        assert core.backlogs.absent.keys() <= core.backlogs.keys()
+        assert core.backlogs.hungry.keys() <= core.backlogs.keys()
         settling = [flight.size for flight in core.flights.values() if flight.settling and not flight.held]
-        assert core._settling.bytes == sum(settling)
+        assert core.outcomes.bytes == sum(settling)
         expiring = [flight for flight in core.flights.values() if flight.expiring and not flight.held]
-        assert core._settling.expiring == len(expiring)
+        assert core.outcomes.expiring == len(expiring)
 
     # -- the store -------------------------------------------------------------------------------------------
 

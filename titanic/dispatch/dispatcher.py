@@ -117,8 +117,8 @@ class Dispatcher:
         if self._courier is not None:
             self._courier.dismiss(time.monotonic())
         self._courier = courier
-        self.core.most_ahead = courier.most_ahead
-        self.core.surveys = courier.surveys
+        self.core.backlogs.most_ahead = courier.most_ahead
+        self.core.backlogs.surveys = courier.surveys
 
     def serve(self, waiters: Waiters) -> None:
         """Tell these what happens to requests. Call it before `start`."""
@@ -195,9 +195,10 @@ class Dispatcher:
     def workers(self) -> dict[bytes, int | None]:
         """How many workers each service has, as a broker elsewhere said lately; None: some, it does not tell how many.
         Any thread may ask."""
-        if self.core.surveys:
-            return {name: count for name, count in (self.core.workers or {}).items() if name not in SERVICES}
-        backlogs = self.core.backlogs.copy()
+        known = self.core.backlogs
+        if known.surveys:
+            return {name: count for name, count in (known.workers or {}).items() if name not in SERVICES}
+        backlogs = known.copy()
         return {name: 0 if backlog.room == 0 else None for name, backlog in backlogs.items()}
 
     def stats(self) -> dict[str, Any]:
@@ -310,7 +311,8 @@ class Dispatcher:
             self._dismissed.set()
 
     def _reconfigure(self, config: ServerConfig) -> None:
-        self.config = self.core.config = config
+        self.config = config
+        self.core.reconfigure(config)
         self.look()
 
     def _set_stopping(self) -> None:

@@ -1,44 +1,45 @@
-"""Outcomes on their way to the disk: how much there is of them, and what the disk did not take."""
+"""Outcomes on their way to the disk: gathered, counted, and kept for later when the disk does not take them."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
 from titanic.dispatch.actions import Outcome
-from titanic.dispatch.state import Flight
+from titanic.dispatch.flight import Flight
 
 REWRITE_FIRST = 1.0
 REWRITE_MOST = 30.0
-"""Seconds until an outcome that the disk did not take is tried again: the first time, and at most."""
+"""Seconds until an outcome that the disk did not take is written again: the first time, and at most."""
 
 MOST_BYTES = 256 << 20
-"""Memory of outcomes, roughly, beyond which nothing more is fetched. Workers that are faster than the disk must not
-fill the memory."""
+"""Bytes of memory of outcomes, roughly, beyond which nothing more is fetched: workers that are faster than the disk
+must not fill the memory."""
 
 EXPIRING_MOST = 1000
-"""Requests whose time is over, beyond which no more are looked for: all that is written goes through one thread, and
-others wait there, too."""
+"""Expired requests beyond which no more are looked for: everything that is written goes through one thread, and others
+wait there, too."""
 
 GATHER = 0.005
-"""Seconds for which outcomes are gathered while there is more to come, so that they share a commit, which costs as much
-as a dozen of them. Postgres calls this commit_delay. Nobody waits for it."""
+"""Seconds for which outcomes are gathered while more are to come. They share a commit then, which costs as much as a
+dozen outcomes. Postgres calls this commit_delay. Nobody waits for it."""
 
 ENOUGH = 100
-"""Outcomes that don't wait for more."""
+"""So many outcomes do not wait for more."""
 
 FOOTPRINT = 500
 """Bytes of memory that an outcome takes besides its frames, roughly."""
 
 
-class Settling:
-    """What was decided and is not written yet. What is held is not counted: it keeps its worker's place instead."""
+class OutcomeBuffer:
+    """What was decided and is not written yet. `bytes` and `expiring` leave out what the disk did not take: such a
+    request keeps its worker's place instead."""
 
     def __init__(self) -> None:
         self.bytes = 0
         self.expiring = 0
-        """Those of requests whose time is over."""
+        """Outcomes of requests that have expired."""
         self.flights = 0
-        """How many there are."""
+        """How many requests have an outcome here or on its way to the disk."""
         self._outcomes: list[Outcome] = []
         self._gather_until: float | None = None
         self._rewrites: list[Outcome] = []
@@ -47,16 +48,16 @@ class Settling:
 
     @property
     def full(self) -> bool:
-        """Whether the disk is too far behind."""
+        """Whether the disk is so far behind that nothing more is to be fetched."""
         return self.bytes > MOST_BYTES
 
     @property
     def crowded(self) -> bool:
-        """Whether enough of it is that requests have expired."""
+        """Whether so many outcomes are expiries that no more are to be looked for."""
         return self.expiring >= EXPIRING_MOST
 
     def add(self, flight: Flight, outcome: Outcome, size: int) -> None:
-        """What became of a request; `size` is the bytes of its frames or text."""
+        """Take the outcome of a request; `size` is the bytes of its frames or text."""
         flight.settling = True
         self.flights += 1
         flight.size = size + FOOTPRINT
@@ -65,7 +66,7 @@ class Settling:
         self._outcomes.append(outcome)
 
     def written(self, flights: Iterable[Flight]) -> None:
-        """The disk works, and has those of these requests."""
+        """The outcomes of these requests are on disk, which works."""
         self._pause = 0.0
         for flight in flights:
             self.flights -= 1
@@ -73,7 +74,7 @@ class Settling:
                 self._discount(flight)
 
     def hold(self, flight: Flight) -> bool:
-        """The disk did not take it; False when that is nothing new."""
+        """The disk did not take the outcome of this request; False when that was known."""
         if flight.held:
             return False
         flight.held = True
@@ -81,7 +82,7 @@ class Settling:
         return True
 
     def again(self, outcomes: Iterable[Outcome], now: float) -> None:
-        """Try to write these again after a while, which grows."""
+        """Write these again after a pause, which doubles each time."""
         self._rewrites += outcomes
         if self._rewrite_at is None:
             self._pause = min(REWRITE_MOST, self._pause * 2 or REWRITE_FIRST)
@@ -92,8 +93,8 @@ class Settling:
         return any(outcome.uuid in uuids for outcome in self._outcomes)
 
     def take(self, now: float, hurry: bool) -> list[list[Outcome]]:
-        """What is to be written, each list as one; without `hurry`, once enough has gathered. What failed once is
-        written one by one: it may be that only one of them cannot be."""
+        """Outcomes to be written, each list at once; without `hurry`, only when enough has gathered. Outcomes that
+        failed once are written one by one: perhaps only one of them cannot be written."""
         batches = []
         if self._outcomes and self._gather_until is None:
             self._gather_until = now + GATHER
@@ -106,7 +107,7 @@ class Settling:
         return batches
 
     def next_deadline(self) -> float | None:
-        """When something has gathered for long enough, or is to be tried again."""
+        """When something has gathered for long enough, or is to be written again."""
         times = (self._gather_until, self._rewrite_at)
         return min((time for time in times if time is not None), default=None)
 

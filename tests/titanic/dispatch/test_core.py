@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.dispatch_play import Play, names
 
-from titanic.dispatch import presence, state
+from titanic.dispatch import backlogs
 
 # -- presence -------------------------------------------------------------------------------------------------
 
@@ -27,7 +27,7 @@ def test_an_absent_service_is_asked_for_with_growing_pauses() -> None:
 
 def test_absent_services_cost_one_question_a_second_together() -> None:
     play = Play(presence_first=0.1, presence_most=1.0)
-    play.core.surveys = True
+    play.core.backlogs.surveys = True
     for name in names("s", 100):
         play.submit(name, f"{name}-request")
     play.later_by(10)
@@ -43,7 +43,7 @@ def test_absent_services_cost_one_question_a_second_together() -> None:
 
 def test_a_service_that_has_just_become_absent_is_soon_asked_for_again() -> None:
     play = Play(presence_first=0.1, presence_most=1.0)
-    play.core.surveys = True
+    play.core.backlogs.surveys = True
     play.submit("old", "a")
     play.later_by(10)
     play.submit("new", "b")
@@ -55,7 +55,7 @@ def test_a_service_that_has_just_become_absent_is_soon_asked_for_again() -> None
 
 def test_a_question_for_all_is_not_asked_twice_before_the_answer() -> None:
     play = Play()
-    play.core.surveys = True
+    play.core.backlogs.surveys = True
     play.submit("echo", "a")
     play.go()
     play.answers_presence = False
@@ -74,7 +74,7 @@ def test_a_broker_that_has_to_be_asked_for_each_is_not_asked_too_much() -> None:
     play.later_by(30)
     before = len(play.asked)
     play.later_by(30)
-    assert len(play.asked) - before < 30 * 1.5 * presence.QUESTIONS
+    assert len(play.asked) - before < 30 * 1.5 * backlogs.QUESTIONS
 
 
 def test_a_service_that_comes_is_used_at_the_next_question() -> None:
@@ -212,7 +212,7 @@ def test_10000_absent_services_cost_a_round_nothing(monkeypatch: pytest.MonkeyPa
         return property(look)
 
     for name in ("free", "hungry", "curious", "idle"):
-        monkeypatch.setattr(state.Backlog, name, counted(getattr(state.Backlog, name)))
+        monkeypatch.setattr(backlogs.Backlog, name, counted(getattr(backlogs.Backlog, name)))
     monkeypatch.setattr(play, "check", lambda: None)
     for name in names("e", 200):
         play.reply(name, b"")

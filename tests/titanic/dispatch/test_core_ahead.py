@@ -6,8 +6,7 @@ import pytest
 from support.dispatch_play import Play, names
 
 from titanic.config import ServiceLimits
-from titanic.dispatch.core import OVERTAKE
-from titanic.dispatch.state import AHEAD
+from titanic.dispatch.backlogs import AHEAD, OVERTAKE
 from titanic.protocol.limits import DEFAULT_PRIORITY
 
 WORKERS = 2
@@ -15,7 +14,7 @@ WORKERS = 2
 
 def started(most_ahead: int = 100, **config: object) -> Play:
     play = Play(**config)
-    play.core.most_ahead = most_ahead
+    play.core.backlogs.most_ahead = most_ahead
     play.submit("echo", *names("r", 1000))
     play.workers("echo", WORKERS)
     play.go()
@@ -131,7 +130,7 @@ def test_what_is_not_more_urgent_overtakes_nothing(priority: int) -> None:
 def test_how_urgent_something_was_that_has_ended_does_not_matter() -> None:
     """Nobody has to look whether what comes is more urgent than that."""
     play = Play()
-    play.core.most_ahead = 100
+    play.core.backlogs.most_ahead = 100
     play.workers("echo", 1)
     play.submit("echo", "not urgent", priority=0)
     play.go()

@@ -10,7 +10,7 @@ from support.dispatch_play import Play, names
 from broker import ErrorReply
 from titanic.config import ServiceLimits
 from titanic.dispatch.actions import Finish
-from titanic.dispatch.core import REFUSED_MOST
+from titanic.dispatch.failed_attempt import REFUSED_MOST
 from titanic.store import Status
 
 # -- priority -------------------------------------------------------------------------------------------------

@@ -333,13 +333,13 @@ def test_absent_services_for_which_nothing_waits_are_forgotten(tmp_path: Path, h
         uuids = [client.submit(f"absent{number % 20}", "x", **options) for number in range(40)]
         kept = client.submit("kept", "x")
         if how == "closed":
-            until(lambda: len(core._asking.absent) == 21)
+            until(lambda: len(core.backlogs.absent) == 21)
             client.close_many(uuids[::2])
             client.close_many(uuids[1::2])
         elif how == "purged":
             for number in range(20):
                 client.purge("waiting", service=f"absent{number}")
-        until(lambda: list(core.backlogs) == list(core._asking.absent) == [b"kept"])
+        until(lambda: list(core.backlogs) == list(core.backlogs.absent) == [b"kept"])
         with Worker("kept", lambda frames: b"done", server.endpoints[0], config=QUICK):
             assert client.wait(kept, 30) == [b"done"]
         again = client.submit("absent3", "x")

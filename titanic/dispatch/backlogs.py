@@ -1,0 +1,320 @@
+"""The services that have something to do: for which the store is read next, and which are asked for workers.
+
+Services take turns. One that is absent, slow or broken costs the others nothing: it is not looked at before the time
+has come to ask for it again. A broker of this project is asked for all absent services at once (a survey), about once a
+second, any other broker for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from broker import Timers
+from titanic.config import ServerConfig
+from titanic.dispatch.actions import Fetch
+from titanic.protocol.limits import MAX_PRIORITY
+from titanic.store import priority_in
+
+HIGHEST = MAX_PRIORITY
+
+OVERTAKE = 0.05
+"""Seconds for which a more urgent request waits for those that were sent ahead of it. Then they are taken back."""
+
+QUESTIONS = 200
+"""Questions a second about absent services, roughly, to a broker that must be asked for each."""
+
+AHEAD = 0.01
+"""Seconds of work that a service is given ahead. A worker that becomes free then has its next request from the broker
+at once, and Titanic hears of results in batches: three times as many a second. A request of higher priority that comes
+meanwhile waits so much longer. Slower services get nothing ahead."""
+
+COUNTED = 0.05
+"""Seconds, at least, over which the speed of a service is measured."""
+
+
+class Backlog:
+    """A service with requests that wait or are in flight."""
+
+    __slots__ = (
+        "ahead",
+        "ask_at",
+        "asked",
+        "counted_from",
+        "cursor",
+        "finished",
+        "in_flight",
+        "known",
+        "late",
+        "least_urgent",
+        "lingering",
+        "name",
+        "pause",
+        "room",
+        "trouble",
+        "urgent",
+        "waiting",
+    )
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.waiting = True
+        """Whether the store may hold requests beyond `cursor`."""
+        self.cursor: bytes | None = None
+        """The place in the store's queue of the last request that was fetched; None: fetch from the front."""
+        self.in_flight = 0
+        """Requests that were sent and not answered, or whose answer the disk does not take at the moment."""
+        self.known = 0
+        """Those, and the requests whose outcome is on its way to the disk."""
+        self.lingering = 0
+        """Workers that still work on an attempt that was given up because it passed its limit."""
+        self.room: int | None = None
+        """How many may be in flight: as many as there are workers, 0 without any; None: not known yet."""
+        self.ahead = 0
+        """How many more may be sent, to wait at the broker for the next free worker."""
+        self.late = 0
+        """How many more are fetched than it has room for, because so many had expired the last time."""
+        self.least_urgent = HIGHEST
+        """The lowest priority among the requests sent since nothing was in flight."""
+        self.urgent = 0
+        """The highest priority of the requests that arrived while others were ahead; 0 once it was looked at."""
+        self.finished = 0
+        """Attempts that ended since `counted_from`."""
+        self.counted_from = 0.0
+        self.asked = False
+        """Whether a question about its presence is on its way."""
+        self.ask_at = 0.0
+        """Its presence is not asked for before this time."""
+        self.pause = 0.0
+        """The present wait for that, in seconds; it doubles with each one in a row."""
+        self.trouble = 0.0
+        """The present wait after something went wrong, in seconds; 0 once a worker has answered again."""
+
+    @property
+    def free(self) -> int:
+        """How many more may be sent."""
+        return max(0, self.room + self.ahead - self.taken) if self.room else 0
+
+    @property
+    def taken(self) -> int:
+        """How many of its workers can take nothing now."""
+        return self.in_flight + self.lingering
+
+    @property
+    def surplus(self) -> int:
+        """How many requests are with the broker beyond those that workers can have."""
+        return max(0, self.in_flight - (self.room or 0))
+
+    @property
+    def hungry(self) -> bool:
+        """Whether more of its requests are to be fetched now. While most of what was sent ahead is still at the broker,
+        there is no hurry: to read many from the store costs little more than to read one."""
+        return self.waiting and self.free > self.ahead // 4
+
+    @property
+    def curious(self) -> bool:
+        """Whether it waits for (more) workers than are known, and has to be asked for."""
+        return self.waiting and not self.asked and not self.free
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to remember."""
+        return not self.waiting and not self.known and not self.lingering
+
+    def ended(self, now: float, most_ahead: int) -> bool:
+        """An attempt is over. As many may be sent ahead as are done in AHEAD seconds; True when that number changed."""
+        self.finished += 1
+        elapsed = now - self.counted_from
+        if elapsed < COUNTED:
+            return False
+        before = self.ahead
+        self.ahead = min(most_ahead, int(self.finished / elapsed * AHEAD))
+        self.finished, self.counted_from = 0, now
+        return self.ahead != before
+
+    def added(self, priority: int) -> None:
+        """New requests are in the queue, each behind all others of its priority; the highest priority is given."""
+        self.waiting = True
+        if self.cursor is not None and priority > priority_in(self.cursor):
+            self.cursor = None
+
+    def rewind(self) -> None:
+        """Something is in the queue that may stand before the cursor."""
+        self.waiting = True
+        self.cursor = None
+
+
+class Backlogs(dict[bytes, Backlog]):
+    """All services that have something to do, by name."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.most_ahead = 0
+        """Requests of a service that may be in flight beyond the number of its workers."""
+        self.workers: Mapping[bytes, int] | None = None
+        """What a broker that can be asked for all its workers said last."""
+        self.hungry: dict[bytes, Backlog] = {}
+        """Those for which the store is to be read, in the order of their turns."""
+        self.absent: dict[bytes, Backlog] = {}
+        """Those that wait for their first worker."""
+        self.questions: Timers[bytes] = Timers()
+        """When each of the others is asked for; all of them, at a broker that cannot be asked for all at once."""
+        self.overtakes: Timers[bytes] = Timers()
+        """When it is looked at whether urgent requests of a service still wait."""
+        self._surveys = False
+        self._survey_at = 0.0
+        self._survey_pause = 0.0
+        self._surveying = False
+
+    @property
+    def surveys(self) -> bool:
+        """Whether the broker can be asked for all its workers at once (`take_survey`)."""
+        return self._surveys
+
+    @surveys.setter
+    def surveys(self, can: bool) -> None:
+        self._surveys = can
+        for backlog in self.values():
+            self.place(backlog)
+
+    def of(self, name: bytes) -> Backlog:
+        """The backlog of a service, a new one if it has none."""
+        backlog = self.get(name)
+        if backlog is None:
+            backlog = self[name] = Backlog(name)
+        return backlog
+
+    def place(self, backlog: Backlog) -> None:
+        """Put a backlog that has changed where its next step is looked for."""
+        name = backlog.name
+        if backlog.hungry:
+            self.hungry[name] = backlog
+        else:
+            self.hungry.pop(name, None)
+        curious = backlog.curious
+        absent = curious and backlog.room == 0
+        if not absent:
+            self.absent.pop(name, None)
+        elif name not in self.absent:
+            # One more has joined them: the next survey is soon again.
+            self._survey_at = min(self._survey_at, backlog.ask_at) if self.absent else backlog.ask_at
+            self._survey_pause = 0.0
+            self.absent[name] = backlog
+        if curious and not (absent and self._surveys):
+            self.questions.set(name, backlog.ask_at)
+        else:
+            self.questions.cancel(name)
+        if backlog.idle:
+            del self[name]
+
+    # -- what happened ---------------------------------------------------------------------------------------
+
+    def arrived(self, services: Mapping[bytes, int], now: float) -> None:
+        """These services have new requests in the store, the highest priority of which is given."""
+        for name, priority in services.items():
+            backlog = self.of(name)
+            backlog.added(priority)
+            if priority > backlog.least_urgent and backlog.surplus:
+                backlog.urgent = max(backlog.urgent, priority)
+                if name not in self.overtakes:
+                    self.overtakes.set(name, now + OVERTAKE)
+            self.place(backlog)
+
+    def returned(self, services: Iterable[bytes]) -> None:
+        """These services have requests again that were there before: anywhere in the queue."""
+        for name in services:
+            backlog = self.of(name)
+            backlog.rewind()
+            self.place(backlog)
+
+    def emptied(self, services: Iterable[bytes]) -> None:
+        """The store's queue of these services is empty: they are not asked for any more."""
+        for name in services:
+            if (backlog := self.get(name)) is not None:
+                backlog.waiting = False
+                self.place(backlog)
+
+    def present(self, name: bytes, workers: int, now: float) -> None:
+        """A service has so many workers now; 0 when it is absent."""
+        backlog = self.get(name)
+        if backlog is None:
+            return
+        backlog.asked = False
+        limits = self.config.limits.get(name)
+        backlog.room = min(workers, limits.running) if limits is not None and limits.running else workers
+        if backlog.room > backlog.taken:
+            backlog.pause = 0.0
+            backlog.ask_at = now
+        else:
+            # To ask for each of many takes its time.
+            crowd = 0.0 if self._surveys else len(self.absent) / QUESTIONS
+            backlog.pause = self._longer(backlog.pause)
+            backlog.ask_at = now + max(backlog.pause, crowd)
+        self.place(backlog)
+
+    def surveyed(self, workers: Mapping[bytes, int], now: float) -> None:
+        """All services that have workers, and how many. Costs nothing for those that are still absent."""
+        self.workers = workers
+        self._surveying = False
+        self._survey_pause = self._longer(self._survey_pause)
+        self._survey_at = now + self._survey_pause
+        for name in [name for name in workers if name in self.absent]:
+            self.present(name, workers[name], now)
+
+    def unreadable(self, name: bytes, now: float) -> None:
+        """The store could not be read: try this service again after a while."""
+        if (backlog := self.get(name)) is not None:
+            self.pause(backlog, now)
+
+    def pause(self, backlog: Backlog, now: float) -> None:
+        """Something is wrong with the service or its queue: ask for it anew, after a while, before more is sent."""
+        backlog.room = None
+        backlog.trouble = self._longer(backlog.trouble)
+        backlog.ask_at = now + backlog.trouble
+        self.place(backlog)
+
+    def worked(self, backlog: Backlog, now: float) -> None:
+        """A worker of the service is done with an attempt: somebody is there, and this is how fast they are."""
+        backlog.trouble = 0.0
+        limits = self.config.limits.get(backlog.name)
+        if backlog.ended(now, 0 if limits is not None and limits.running else self.most_ahead):
+            self.place(backlog)
+
+    # -- what is to be done ----------------------------------------------------------------------------------
+
+    def take_questions(self, now: float) -> list[bytes]:
+        """Services whose presence is to be asked for: answer with `present`."""
+        names = list(self.questions.due(now))
+        for name in names:
+            self[name].asked = True
+        return names
+
+    def take_survey(self, now: float) -> bool:
+        """Whether the broker is to be asked for all its workers: answer with `surveyed`."""
+        if not self._survey_due or now < self._survey_at:
+            return False
+        self._surveying = True
+        return True
+
+    def fetches(self, *, late: bool) -> list[Fetch]:
+        """What is to be read from the store, services in turn. Not `late`: without services many of whose requests have
+        passed their time to live."""
+        return [
+            Fetch(name, backlog.cursor, backlog.free + backlog.late)
+            for name, backlog in self.hungry.items()
+            if late or not backlog.late
+        ]
+
+    def next_deadline(self) -> float | None:
+        """When somebody is to be asked for."""
+        times = (self.questions.next(), self._survey_at if self._survey_due else None)
+        return min((time for time in times if time is not None), default=None)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    @property
+    def _survey_due(self) -> bool:
+        return self._surveys and bool(self.absent) and not self._surveying
+
+    def _longer(self, pause: float) -> float:
+        return min(self.config.presence_most, pause * 2 or self.config.presence_first)
