@@ -5,58 +5,35 @@
     Client     one request at a time                broker/client.py
     Pipeline   many requests in flight              broker/client.py
 
-The protocol's cores, without sockets, are in `broker.core`.
+The protocol's cores, without sockets, are in `broker.core`. A name is loaded when it is first used: a client does
+not wait for what a broker and a worker import. Type checkers find them in `__init__.pyi`.
 """
 
-from broker.client import Client, Pipeline, Reply
-from broker.config import DEFAULT_ENDPOINT, BrokerConfig, ClientConfig, WorkerConfig
-from broker.core.client import ClientSession, EventKind
-from broker.core.mdp import CLIENT_QUEUE, ErrorReply, error_body, read_error, service_fault
-from broker.core.recognition import ANSWER, Kind, Recognition
-from broker.core.request import Request
-from broker.core.timers import Timers
-from broker.core.worker import Job, WorkerSession
-from broker.errors import BrokerError, EndpointError, OutOfSockets, RemoteError, TimedOut, UsageError
-from broker.io.dealer import Dealer, unreachable
-from broker.io.loop import Loop
-from broker.server import Broker, LocalPeer
-from broker.worker import Handler, Worker
-from broker.worker_log import Presence
+_MODULES = {
+    "broker.client": ["Client", "Pipeline", "Reply"],
+    "broker.config": ["DEFAULT_ENDPOINT", "BrokerConfig", "ClientConfig", "WorkerConfig"],
+    "broker.core.client": ["ClientSession", "EventKind"],
+    "broker.core.mdp": ["CLIENT_QUEUE", "ErrorReply", "error_body", "read_error", "service_fault"],
+    "broker.core.recognition": ["ANSWER", "Kind", "Recognition"],
+    "broker.core.request": ["Request"],
+    "broker.core.timers": ["Timers"],
+    "broker.core.worker": ["Job", "WorkerSession"],
+    "broker.errors": ["BrokerError", "EndpointError", "OutOfSockets", "RemoteError", "TimedOut", "UsageError"],
+    "broker.io.dealer": ["Dealer", "unreachable"],
+    "broker.io.loop": ["Loop"],
+    "broker.server": ["Broker", "LocalPeer"],
+    "broker.worker": ["Handler", "Worker"],
+    "broker.worker_log": ["Presence"],
+}
 
-__all__ = [
-    "ANSWER",
-    "CLIENT_QUEUE",
-    "DEFAULT_ENDPOINT",
-    "Broker",
-    "BrokerConfig",
-    "BrokerError",
-    "Client",
-    "ClientConfig",
-    "ClientSession",
-    "Dealer",
-    "EndpointError",
-    "ErrorReply",
-    "EventKind",
-    "Handler",
-    "Job",
-    "Kind",
-    "LocalPeer",
-    "Loop",
-    "OutOfSockets",
-    "Pipeline",
-    "Presence",
-    "Recognition",
-    "RemoteError",
-    "Reply",
-    "Request",
-    "TimedOut",
-    "Timers",
-    "UsageError",
-    "Worker",
-    "WorkerConfig",
-    "WorkerSession",
-    "error_body",
-    "read_error",
-    "service_fault",
-    "unreachable",
-]
+__all__ = [name for names in _MODULES.values() for name in names]
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _MODULES.items():
+        if name in names:
+            # `-X importtime` does not see what importlib.import_module loads.
+            value: object = getattr(__import__(module, fromlist=[name]), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'broker' has no attribute {name!r}")

@@ -6,11 +6,14 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import broker
+import titanic
 from broker import patterns
 
 PUBLIC = {"broker", "broker.patterns"}
@@ -106,6 +109,37 @@ def test_the_pipeline_uses_public_names(source: str) -> None:
             assert known, f"{source} imports {module}"
 
 
+def imported(package: str) -> set[str]:
+    """The modules that the files of a package import, without those of the standard library."""
+    found = {module for source in sources(package) for module, _ in imports(source)}
+    return {module for module in found if module.split(".")[0] not in sys.stdlib_module_names}
+
+
+BOTH_SIDES = ("broker", "titanic.errors", "titanic.protocol", "titanic.util")
+"""What a client and a server share."""
+
+
+@pytest.mark.parametrize(
+    ("package", "known"),
+    [("titanic/protocol", BOTH_SIDES), ("titanic/client", (*BOTH_SIDES, "titanic.client", "zmq"))],
+)
+def test_client_and_protocol_know_nothing_of_the_server(package: str, known: tuple[str, ...]) -> None:
+    assert not [
+        module for module in imported(package) if not f"{module}.".startswith(tuple(f"{one}." for one in known))
+    ]
+
+
+def test_a_client_loads_nothing_of_the_server() -> None:
+    program = "import sys; from titanic import Client; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(done.stdout.split())
+    assert {"zmq", "titanic.client.client", "broker.client"} <= loaded
+    others = {module for module in loaded if module.split(".")[0] in {"lmdb", "click", "rich", "prometheus_client"}}
+    server = ("commit", "config", "dispatch", "logs", "metrics", "server", "services", "store")
+    assert not others | {module for module in loaded if module.startswith(tuple(f"titanic.{one}" for one in server))}
+    assert loaded.isdisjoint({"broker.core.broker", "broker.core.worker", "broker.io.router", "broker.io.loop"})
+
+
 def test_only_shells_of_the_broker_know_sockets() -> None:
     outside = {one for one in importers("broker", of="zmq") if not one.startswith("broker/io/")} - SHELLS
     assert {one for one in outside if not one.startswith("broker/patterns/")} == set()
@@ -172,3 +206,11 @@ def names_broker(node: ast.expr) -> bool:
 def test_all_that_the_broker_exports_is_there() -> None:
     for package in (broker, patterns):
         assert [name for name in package.__all__ if not hasattr(package, name)] == []
+
+
+@pytest.mark.parametrize("package", [titanic, broker])
+def test_type_checkers_find_the_names_that_are_there(package: ModuleType) -> None:
+    stub = list(imports(f"{package.__name__}/__init__.pyi"))
+    assert {name for _, name in stub} == set(package.__all__)
+    for module, name in stub:
+        assert getattr(package, name or "") is getattr(import_module(module), name or ""), name

@@ -4,63 +4,39 @@
     Server     the queue itself                             titanic/server/server.py
     Store      what is on disk                              titanic/store/
 
-Errors are in `titanic.errors`.
+Errors are in `titanic.errors`. A name is loaded when it is first used: a client does not wait for what a server
+imports, nor the command line for either. Type checkers find them in `__init__.pyi`.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-
-from titanic.version import __version__
-
-TYPE_CHECKING = (
-    False  # as `typing` has it, which is not imported: a Ctrl-C is not obeyed before `titanic.entry` is there
-)
-if TYPE_CHECKING:
-    from typing import Any
-
-    from titanic.client.client import Client
-    from titanic.config import ServerConfig
-    from titanic.errors import (
-        InvalidRequest,
-        Refused,
-        RequestError,
-        RequestFailed,
-        TimedOut,
-        TitanicError,
-        UnknownRequest,
-    )
-    from titanic.protocol.answers import RequestInfo
-    from titanic.server.server import Server
-
-__all__ = [
-    "Client",
-    "InvalidRequest",
-    "Refused",
-    "RequestError",
-    "RequestFailed",
-    "RequestInfo",
-    "Server",
-    "ServerConfig",
-    "TimedOut",
-    "TitanicError",
-    "UnknownRequest",
-    "__version__",
-]
-
-_HOMES = {
-    "Client": "client.client",
-    "RequestInfo": "protocol.answers",
-    "Server": "server.server",
-    "ServerConfig": "config",
+_MODULES = {
+    "titanic.client.client": ["Client"],
+    "titanic.config": ["ServerConfig"],
+    "titanic.errors": [
+        "InvalidRequest",
+        "Refused",
+        "RequestError",
+        "RequestFailed",
+        "TimedOut",
+        "TitanicError",
+        "UnknownRequest",
+    ],
+    "titanic.protocol.answers": ["RequestInfo"],
+    "titanic.server.server": ["Server"],
+    "titanic.version": ["__version__"],
 }
-"""The modules of the names; those that are not here are errors."""
+
+__all__ = [name for names in _MODULES.values() for name in names]
 
 
-def __getattr__(name: str) -> Any:
-    """The names, on demand: a client need not wait for all that a server imports, nor the command line for either."""
+def __getattr__(name: str) -> object:
     if name == "errors":
-        return import_module("titanic.errors")
-    if name not in __all__:
-        raise AttributeError(f"module 'titanic' has no attribute {name!r}")
-    return getattr(import_module(f"titanic.{_HOMES.get(name, 'errors')}"), name)
+        return __import__("titanic.errors", fromlist=["errors"])
+    for module, names in _MODULES.items():
+        if name in names:
+            # `-X importtime` does not see what importlib.import_module loads.
+            value: object = getattr(__import__(module, fromlist=[name]), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'titanic' has no attribute {name!r}")

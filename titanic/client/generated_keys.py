@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections import deque
 from typing import Any
 
@@ -26,7 +26,7 @@ class OwnKeys:
 
     def __init__(self, key_for: float, needless: deque[str]) -> None:
         self._key_for = key_for
-        self._call = PREFIX + secrets.token_hex(8)
+        self._call = PREFIX + os.urandom(8).hex()
         self._count = 0
         self._unanswered: deque[list[str]] = deque()
         self._needless = needless

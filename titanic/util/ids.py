@@ -27,8 +27,6 @@ import os
 import re
 import struct
 
-import uuid6
-
 from titanic.util.clock import LATEST_US
 
 SIZE = 16
@@ -63,8 +61,7 @@ class IdMaker:
 
 def time_of(uuid: bytes) -> int:
     """When the id was made, in microseconds since the epoch."""
-    fraction = int.from_bytes(uuid[6:8]) & 0xFFF
-    return uuid6.UUID(bytes=uuid).time * 1000 - (-fraction * 1000 // _TICKS_PER_MS)
+    return -(-_tick_of(uuid) * 1000 // _TICKS_PER_MS)
 
 
 def may_be_after(uuid: bytes, now_us: int) -> bool:

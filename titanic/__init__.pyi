@@ -1,0 +1,12 @@
+from titanic.client.client import Client as Client
+from titanic.config import ServerConfig as ServerConfig
+from titanic.errors import InvalidRequest as InvalidRequest
+from titanic.errors import Refused as Refused
+from titanic.errors import RequestError as RequestError
+from titanic.errors import RequestFailed as RequestFailed
+from titanic.errors import TimedOut as TimedOut
+from titanic.errors import TitanicError as TitanicError
+from titanic.errors import UnknownRequest as UnknownRequest
+from titanic.protocol.answers import RequestInfo as RequestInfo
+from titanic.server.server import Server as Server
+from titanic.version import __version__ as __version__
