@@ -1,21 +1,21 @@
 """Two machines and a cable between them that can be cut: packets vanish, connections stay, nobody is told.
 
-For root these are two network namespaces with a pair of virtual cards; else processes of this machine, and a proxy.
+For root these are two network namespaces with a pair of virtual cards; else processes of this machine, and relays.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Protocol
+
+from support.relay import Relay
 
 NEAR, FAR = "near", "far"
 _ADDRESS = {NEAR: "10.99.7.1", FAR: "10.99.7.2"}
@@ -45,7 +45,7 @@ class Cable(Protocol):
 def cable() -> Iterator[Cable]:
     """A cable that is whole; all is taken away at the end."""
     namespaces = os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc")
-    made = _Namespaces() if namespaces else _Proxies()
+    made = _Namespaces() if namespaces else _Relays()
     try:
         yield made
     finally:
@@ -102,61 +102,37 @@ class _Namespaces:
                 _run("ip", "netns", "delete", name)
 
 
-class _Proxies:
-    """A thread for each connection, which lets nothing through while the cable is cut."""
+class _Relays:
+    """A relay for each way to the other side, which lets nothing through while the cable is cut."""
 
     def __init__(self) -> None:
         self._ports: dict[int, int] = {}
-        self._whole = threading.Event()
-        self._whole.set()
-        self._over = False
-        self._listeners: list[socket.socket] = []
+        self._relays: list[Relay] = []
 
     def program(self, side: str) -> tuple[str, ...]:
         return _titanic()
 
     def bind(self, side: str, port: int) -> str:
-        return f"tcp://127.0.0.1:{self._port(port)}"
+        """At a free port of this machine instead."""
+        if port not in self._ports:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                self._ports[port] = free.getsockname()[1]
+        return f"tcp://127.0.0.1:{self._ports[port]}"
 
     def reach(self, side: str, other: str, port: int) -> str:
         if side == other:
             return self.bind(side, port)
-        listener = socket.create_server(("127.0.0.1", 0))
-        self._listeners.append(listener)
-        threading.Thread(target=self._listen, args=(listener, self._port(port)), daemon=True).start()
-        return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        self._relays.append(Relay(self.bind(other, port)))
+        return self._relays[-1].endpoint
 
     def cut(self) -> None:
-        self._whole.clear()
+        for relay in self._relays:
+            relay.stall()
 
     def mend(self) -> None:
-        self._whole.set()
+        for relay in self._relays:
+            relay.go_on()
 
     def close(self) -> None:
-        self._over = True
-        self._whole.set()
-        for listener in self._listeners:
-            listener.close()
-
-    def _port(self, port: int) -> int:
-        """A free one of this machine instead."""
-        if port not in self._ports:
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                self._ports[port] = free.getsockname()[1]
-        return self._ports[port]
-
-    def _listen(self, listener: socket.socket, port: int) -> None:
-        while not self._over:
-            with suppress(OSError):
-                here, _ = listener.accept()
-                threading.Thread(target=self._forward, args=(here, port), daemon=True).start()
-
-    def _forward(self, here: socket.socket, port: int) -> None:
-        with suppress(OSError), here, socket.create_connection(("127.0.0.1", port)) as there:
-            while not self._over:
-                ready, _, _ = select.select([here, there], [], [], 0.1)
-                self._whole.wait()
-                for one in ready:
-                    if not (data := one.recv(1 << 16)):
-                        return
-                    (there if one is here else here).sendall(data)
+        for relay in self._relays:
+            relay.close()

@@ -1,4 +1,4 @@
-"""A line between a broker and others, which may be slow, stall, or break: a relay of TCP."""
+"""A line between a broker and others, which may be slow, stall, break, or be down: a relay of TCP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 CHUNK = 16 << 10
@@ -17,7 +17,7 @@ ABORT = struct.pack("ii", 1, 0)
 
 
 class Relay:
-    """Where it leads to is chosen when it is made; who connects to `endpoint` speaks over it."""
+    """Where it leads to is chosen when it is made; who connects to `endpoint` speaks over it. It is up at first."""
 
     def __init__(self, endpoint: str, rate: float = math.inf) -> None:
         """`rate`: bytes a second, each way."""
@@ -26,15 +26,33 @@ class Relay:
         self._rate = rate
         self._stalled = threading.Event()
         self._over = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._threads = [threading.Thread(target=self._listen)]
         self._sockets: list[socket.socket] = []
-        self._threads[0].start()
+        self._threads: list[threading.Thread] = []
+        self._port = 0
+        self.up()
+        self.endpoint = f"tcp://127.0.0.1:{self._port}"
+
+    def up(self) -> None:
+        """Connections can be made, at the same endpoint as before."""
+        self._listener = socket.create_server(("127.0.0.1", self._port))
+        self._port = self._listener.getsockname()[1]
+        self._listening = self._begin(self._listen, self._listener)
+
+    def down(self) -> None:
+        """Break all connections; new ones are refused."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listening.join()
+        self._listener.close()
+        self.reset()
 
     def stall(self) -> None:
         """From now on nothing comes through, but connections stay."""
         self._stalled.set()
+
+    def go_on(self) -> None:
+        """What has been sent and what will be comes through."""
+        self._stalled.clear()
 
     def reset(self) -> None:
         """Break the connections that there are, as firewalls and load balancers do it; new ones can be made."""
@@ -47,25 +65,30 @@ class Relay:
 
     def close(self) -> None:
         self._over.set()
-        for one in (self._listener, *self._sockets):
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+        self.down()
         for thread in self._threads:
             thread.join()
 
-    def _listen(self) -> None:
+    def _begin(self, what: Callable[..., None], *sockets: socket.socket) -> threading.Thread:
+        self._threads.append(threading.Thread(target=what, args=sockets))
+        self._threads[-1].start()
+        return self._threads[-1]
+
+    def _listen(self, listener: socket.socket) -> None:
         with suppress(OSError):
             while True:
-                here, _ = self._listener.accept()
-                there = socket.create_connection(self._there)
-                for one in (here, there):
-                    # What has been sent but not read would come in one go, however slow the line is.
-                    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, CHUNK)
-                self._sockets += [here, there]
-                for way in ((here, there), (there, here)):
-                    self._threads.append(threading.Thread(target=self._carry, args=way))
-                    self._threads[-1].start()
+                here, _ = listener.accept()
+                self._sockets.append(here)
+                with suppress(OSError):
+                    there = socket.create_connection(self._there)
+                    self._sockets.append(there)
+                    for one in (here, there):
+                        # What has been sent but not read would come in one go, however slow the line is.
+                        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, CHUNK)
+                    self._begin(self._carry, here, there)
+                    self._begin(self._carry, there, here)
+                    continue
+                here.close()
 
     def _carry(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError), ExitStack() as ends:

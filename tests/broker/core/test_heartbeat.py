@@ -7,9 +7,9 @@ from itertools import product
 from threading import Event
 
 import pytest
+from support.fake_network import MdpNet
 from support.transcript import Transcript
 from support.waiting import until
-from support.wire import Wire
 
 from broker import Broker, BrokerConfig, Client, Worker
 from broker.config import ClientConfig, WorkerConfig
@@ -27,18 +27,18 @@ BEAT = (b"MDPW02", b"\5")
 @pytest.mark.parametrize("busy", [False, True])
 def test_nobody_takes_the_other_for_dead(ours: float, theirs: float, busy: bool) -> None:
     """Whatever the two intervals are; and nobody sends more than the quicker one of both."""
-    wire = Wire(BrokerCore(BrokerConfig(heartbeat_interval=ours)), seed=1, delay=0.02)
+    net = MdpNet(BrokerCore(BrokerConfig(heartbeat_interval=ours)), seed=1, delay=0.02)
     session = WorkerSession(b"echo", WorkerConfig(heartbeat_interval=theirs), now=0)
-    wire.add_worker("worker", session, lambda body: [body])
+    net.add_worker("worker", session, lambda body: [body])
     if busy:
-        wire.work = 500
+        net.work = 500
         client = ClientSession(ClientConfig(timeout=None), correlated=True)
         client.request(b"echo", [b"x"], 0.0)
-        wire.add_client("client", client)
-    wire.run(limit=600)
+        net.add_client("client", client)
+    net.run(600)
     assert session.connection == 1
-    assert wire.broker.stats["workers_expired"] == 0
-    assert wire.sent <= 2 * (600 / min(ours, theirs) / 0.75 + 10)
+    assert net.broker.stats["workers_expired"] == 0
+    assert net.sent <= 2 * (600 / min(ours, theirs) / 0.75 + 10)
 
 
 @pytest.mark.parametrize("interval", [1.0, 2.5])

@@ -1,4 +1,4 @@
-"""Worker, broker and client joined by a wire that loses, delays, doubles and reorders messages."""
+"""Worker, broker and client joined by a network that loses, delays, doubles and reorders messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 from support.check import check_empty
-from support.wire import Wire
+from support.fake_network import MdpNet
 
 from broker.config import BrokerConfig, ClientConfig, WorkerConfig
 from broker.core.broker import BrokerCore
@@ -21,145 +21,144 @@ def echo(body: Frames) -> list[Frames]:
     return [[b"re:" + body[0]]]
 
 
-def settle(wire: Wire) -> None:
+def settle(net: MdpNet) -> None:
     """Everybody leaves: nothing may stay behind."""
-    wire.drop = wire.duplicate = 0
-    for worker in wire.workers.values():
-        worker.leave(wire.now)
-    wire.run(limit=1000)
-    check_empty(wire.broker)
-    assert all(worker.stopped for worker in wire.workers.values())
+    net.drop = net.duplicate = 0
+    for worker in net.workers.values():
+        worker.leave(net.now)
+    net.run(1000)
+    check_empty(net.broker)
+    assert all(worker.stopped for worker in net.workers.values())
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_request_is_answered_once_however_bad_the_wire(seed: int) -> None:
-    wire = Wire(BrokerCore(), seed, drop=0.02, duplicate=0.02, delay=0.5)
-    wire.reorders = seed % 2 == 0
+    net = MdpNet(BrokerCore(), seed, drop=0.02, duplicate=0.02, delay=0.5, reorders=seed % 2 == 0)
     for number in range(3):
-        wire.add_worker(f"worker{number}", WorkerSession(b"echo", now=0), echo)
+        net.add_worker(f"worker{number}", WorkerSession(b"echo", now=0), echo)
     expected: dict[tuple[str, int], bytes] = {}
     for number in range(3):
         name = f"client{number}"
         session = ClientSession(PATIENT, correlated=True)
-        wire.add_client(name, session)
+        net.add_client(name, session)
         for request in range(12):
             body = b"%d.%d" % (number, request)
             expected[name, session.request(b"echo", [body], 0)] = b"re:" + body
-    wire.run(lambda: not any(map(len, wire.clients.values())), limit=20_000)
+    net.run(20_000, lambda: not any(map(len, net.clients.values())))
     answers = {
         (name, event.ticket): event.body[0]
-        for name, events in wire.events.items()
+        for name, events in net.events.items()
         for event in events
         if event.kind is EventKind.FINAL
     }
     assert answers == expected
-    assert sum(map(len, wire.events.values())) == len(expected), "one event for each request"
-    assert wire.broken > 0
-    settle(wire)
+    assert sum(map(len, net.events.values())) == len(expected), "one event for each request"
+    assert net.dead
+    settle(net)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_one_at_a_time(seed: int) -> None:
-    wire = Wire(BrokerCore(), seed, drop=0.05, delay=1)
+    net = MdpNet(BrokerCore(), seed, drop=0.05, delay=1)
     for number in range(2):
-        wire.add_worker(f"worker{number}", WorkerSession(b"echo", now=0), echo)
+        net.add_worker(f"worker{number}", WorkerSession(b"echo", now=0), echo)
     session = ClientSession(PATIENT)
-    wire.add_client("client", session)
+    net.add_client("client", session)
     for number in range(20):
-        ticket = session.request(b"echo", [b"%d" % number], wire.now)
-        wire.run(lambda: not len(session), limit=20_000)
-        assert [event[:] for event in wire.events["client"]] == [(ticket, EventKind.FINAL, [b"re:%d" % number])]
-        wire.events["client"].clear()
-    settle(wire)
+        ticket = session.request(b"echo", [b"%d" % number], net.now)
+        net.run(20_000, lambda: not len(session))
+        assert [event[:] for event in net.events["client"]] == [(ticket, EventKind.FINAL, [b"re:%d" % number])]
+        net.events["client"].clear()
+    settle(net)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_parts_arrive_complete_and_in_order(seed: int) -> None:
     """Connections break (all that is on its way is lost), messages on one that holds stay in order."""
-    wire = Wire(BrokerCore(BrokerConfig(max_deliveries=100, request_expiry=0)), seed, delay=3)
+    net = MdpNet(BrokerCore(BrokerConfig(max_deliveries=100, request_expiry=0)), seed, delay=3)
     chance = random.Random(seed)
     parts = [[b"%d" % number] for number in range(6)]
     for number in range(3):
-        wire.add_worker(f"worker{number}", WorkerSession(b"count", now=0), lambda _: parts)
+        net.add_worker(f"worker{number}", WorkerSession(b"count", now=0), lambda _: parts)
     session = ClientSession(ClientConfig(timeout=100, retries=100), correlated=True)
-    wire.add_client("client", session)
+    net.add_client("client", session)
     tickets = [session.request(b"count", [b"q"], 0) for _ in range(10)]
     for _ in range(20):
-        victim = chance.choice(list(wire.workers.values()))
-        wire.at(chance.random() * 60, lambda victim=victim: victim.lost(wire.now))  # type: ignore[misc]
-    wire.run(lambda: not len(session), limit=20_000)
+        victim = chance.choice(list(net.workers.values()))
+        net.at(chance.random() * 60, lambda victim=victim: victim.lost(net.now))  # type: ignore[misc]
+    net.run(20_000, lambda: not len(session))
     for ticket in tickets:
-        told = [event for event in wire.events["client"] if event.ticket == ticket]
+        told = [event for event in net.events["client"] if event.ticket == ticket]
         assert [event.body for event in told] == parts
         assert [event.kind for event in told] == [EventKind.PARTIAL] * 5 + [EventKind.FINAL]
-    settle(wire)
+    settle(net)
 
 
 @pytest.mark.parametrize("hours", [0.01, 1, 1000])
 def test_everybody_survives_a_jump_of_the_clock(hours: float) -> None:
-    wire = Wire(BrokerCore(), delay=0.01)
-    wire.add_worker("worker", WorkerSession(b"echo", now=0), echo)
+    net = MdpNet(BrokerCore(), delay=0.01)
+    net.add_worker("worker", WorkerSession(b"echo", now=0), echo)
     session = ClientSession(PATIENT, correlated=True)
-    wire.add_client("client", session)
-    wire.run(limit=60)
-    session.request(b"echo", [b"before"], wire.now)
-    wire.now += hours * 3600
-    session.request(b"echo", [b"after"], wire.now)
-    wire.run(lambda: not len(session), limit=1000)
-    assert {event.body[0] for event in wire.events["client"]} == {b"re:before", b"re:after"}
-    settle(wire)
+    net.add_client("client", session)
+    net.run(60)
+    session.request(b"echo", [b"before"], net.now)
+    net.now += hours * 3600
+    session.request(b"echo", [b"after"], net.now)
+    net.run(1000, lambda: not len(session))
+    assert {event.body[0] for event in net.events["client"]} == {b"re:before", b"re:after"}
+    settle(net)
 
 
 def test_a_quiet_hour_costs_heartbeats_only() -> None:
-    wire = Wire(BrokerCore(), delay=0.1)
+    net = MdpNet(BrokerCore(), delay=0.1)
     worker = WorkerSession(b"echo", now=0)
-    wire.add_worker("worker", worker, echo)
-    wire.run(limit=3600)
+    net.add_worker("worker", worker, echo)
+    net.run(3600)
     assert worker.connection == 1
     assert worker.registered
-    assert wire.sent <= 2 * (3600 / 2.5 + 2)
+    assert net.sent <= 2 * (3600 / 2.5 + 2)
 
 
 def test_a_partition_heals() -> None:
-    wire = Wire(BrokerCore(), delay=0.1)
+    net = MdpNet(BrokerCore(), delay=0.1)
     worker = WorkerSession(b"echo", WorkerConfig(versions=("0.2",)), now=0)
-    wire.add_worker("worker", worker, echo)
+    net.add_worker("worker", worker, echo)
     session = ClientSession(PATIENT, correlated=True)
-    wire.add_client("client", session)
-    wire.run(limit=10)
-    wire.drop = 1.0
-    session.request(b"echo", [b"q"], wire.now)
-    wire.run(limit=300)
-    assert not wire.broker.workers
-    wire.drop = 0.0
-    wire.run(lambda: not len(session), limit=100)
-    assert [event.body for event in wire.events["client"]] == [[b"re:q"]]
-    settle(wire)
+    net.add_client("client", session)
+    net.run(10)
+    net.drop = 1.0
+    session.request(b"echo", [b"q"], net.now)
+    net.run(300)
+    assert not net.broker.workers
+    net.drop = 0.0
+    net.run(100, lambda: not len(session))
+    assert [event.body for event in net.events["client"]] == [[b"re:q"]]
+    settle(net)
 
 
 def test_a_broker_that_forgot_everything_is_found_again() -> None:
-    wire = Wire(BrokerCore(), delay=0.1)
+    net = MdpNet(BrokerCore(), delay=0.1)
     for number in range(3):
-        wire.add_worker(f"worker{number}", WorkerSession(b"echo", now=0), echo)
+        net.add_worker(f"worker{number}", WorkerSession(b"echo", now=0), echo)
     session = ClientSession(PATIENT, correlated=True)
-    wire.add_client("client", session)
-    wire.run(limit=10)
+    net.add_client("client", session)
+    net.run(10)
     for number in range(10):
-        session.request(b"echo", [b"%d" % number], wire.now)
-    wire.run(limit=0.05)
-    wire.broker = BrokerCore(now=wire.now)
-    wire.run(lambda: not len(session), limit=100)
-    assert len(wire.events["client"]) == 10
-    settle(wire)
+        session.request(b"echo", [b"%d" % number], net.now)
+    net.run(0.05)
+    net.nodes["broker"] = BrokerCore(now=net.now)
+    net.run(100, lambda: not len(session))
+    assert len(net.events["client"]) == 10
+    settle(net)
 
 
 def test_requests_without_workers_expire_and_nothing_is_left() -> None:
-    wire = Wire(BrokerCore(BrokerConfig(request_expiry=60)), delay=0.1)
+    net = MdpNet(BrokerCore(BrokerConfig(request_expiry=60)), delay=0.1)
     session = ClientSession(ClientConfig(timeout=None), correlated=True)
-    wire.add_client("client", session)
+    net.add_client("client", session)
     for number in range(50):
         session.request(b"service%d" % number, [b"q"], 0)
-    wire.run(limit=70)
-    assert len(wire.events["client"]) == 50
-    assert all(event.body[0] == b"MDPE01" for event in wire.events["client"])
-    check_empty(wire.broker)
+    net.run(70)
+    assert len(net.events["client"]) == 50
+    assert all(event.body[0] == b"MDPE01" for event in net.events["client"])
+    check_empty(net.broker)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.net import Net, Way
+from support.fake_network import Net, Way
 
 from broker import ClientConfig, ClientSession, EventKind, UsageError
 from broker.patterns import StarConfig

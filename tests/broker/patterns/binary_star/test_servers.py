@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 import zmq
-from support.bridge import Bridge
+from support.relay import Relay
 from support.waiting import until
 
 from broker import EndpointError
@@ -169,9 +169,9 @@ def test_two_whose_ways_to_each_other_broke_and_heal_one_after_the_other_end_bot
 def both_end(first: int) -> bool:
     """Whether both have ended; False: a server stood still, or nobody could hear the one that ended first in time."""
     stars = [BinaryStar(primary=role, bind=ANY, config=BEAT) for role in (True, False)]
-    bridges = [Bridge(star.endpoint) for star in reversed(stars)]  # through these each hears the other one
-    for star, bridge in zip(stars, bridges, strict=True):
-        star.connect(bridge.endpoint)
+    relays = [Relay(star.endpoint) for star in reversed(stars)]  # through these each hears the other one
+    for star, relay in zip(stars, relays, strict=True):
+        star.connect(relay.endpoint)
     doors = [star.serve(shout, ANY) for star in stars]
     begun = [star.core._settle_at for star in stars]
 
@@ -182,22 +182,22 @@ def both_end(first: int) -> bool:
         return condition()
 
     with stars[0], stars[1], ExitStack() as stack:
-        for bridge in bridges:
-            stack.callback(bridge.down)
+        for relay in relays:
+            stack.callback(relay.close)
         if not soon(lambda: stars[0].active and stars[1].core.state is State.PASSIVE):
             return False
-        for bridge in bridges:
-            bridge.down()
+        for relay in relays:
+            relay.down()
         for door in doors:
             with BinaryStarClient(door, door, config=BEAT, retries=100) as client:
                 assert client.call("x") == [b"X"]
         if not soon(lambda: all(star.active for star in stars)):
             return False
-        bridges[first].up()
+        relays[first].up()
         if not soon(lambda: stars[first].fault is not None):
             return False
         assert stars[1 - first].fault is None
-        bridges[1 - first].up()
+        relays[1 - first].up()
         until(lambda: stars[first].core.over)
         if stars[1 - first].fault is None:
             return False

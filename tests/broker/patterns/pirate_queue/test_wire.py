@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.net import Net, Way
+from support.fake_network import Net, Way
 
 from broker import ClientConfig, ClientSession, EventKind, WorkerSession
 from broker.patterns.lazy_pirate.wire import PLAIN

@@ -1,4 +1,4 @@
-"""A fake network for any cores: messages that get lost, late, doubled; nodes that are stopped, killed, started again.
+"""A fake network for any cores: messages get lost, late, doubled, reordered; nodes are stopped, killed, started again.
 
 Time is a number that jumps to whatever comes next, so hours pass in milliseconds, and a seed makes each run the same
 again. ZeroMQ loses no message out of the middle of a connection, so neither does this: with a message that is dropped
@@ -14,8 +14,13 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
 
+from support.check import check
+
+from broker.core.broker import BrokerCore
+from broker.core.client import ClientSession, Event
 from broker.core.contract import Core
 from broker.core.mdp import Frames
+from broker.core.worker import WorkerSession
 
 
 class Way(NamedTuple):
@@ -31,14 +36,24 @@ Route = Callable[[str, Any], "Way | None"]
 
 
 class Net:
-    """Nodes, and what is under way between them. `drop` and `duplicate` are chances, `delay` the longest one."""
+    """Nodes, and what is under way between them.
+
+    `drop` and `duplicate` are chances, `delay` the longest one. Unless it `reorders`, messages stay in order.
+    """
 
     def __init__(
-        self, route: Route, seed: int = 0, *, drop: float = 0.0, duplicate: float = 0.0, delay: float = 0.0
+        self,
+        route: Route,
+        seed: int = 0,
+        *,
+        drop: float = 0.0,
+        duplicate: float = 0.0,
+        delay: float = 0.0,
+        reorders: bool = False,
     ) -> None:
         self.now = 0.0
         self.chance = random.Random(seed)
-        self.drop, self.duplicate, self.delay = drop, duplicate, delay
+        self.drop, self.duplicate, self.delay, self.reorders = drop, duplicate, delay, reorders
         self.nodes: dict[str, Any] = {}
         self.stopped: dict[str, list[tuple[Hashable, Frames]]] = {}
         self.dead: set[Hashable] = set()
@@ -120,8 +135,9 @@ class Net:
             return
         life = self._life.get(way.node)
         for _ in range(1 + (self.chance.random() < self.duplicate)):
-            when = max(self.now + self.chance.random() * self.delay, self._latest.get(way, 0.0))
-            self._latest[way] = when
+            when = self.now + self.chance.random() * self.delay
+            if not self.reorders:
+                when = self._latest[way] = max(when, self._latest.get(way, 0.0))
             self.at(when, lambda: self._arrive(way, life, list(frames)))
 
     def _arrive(self, way: Way, life: int | None, frames: Frames) -> None:
@@ -132,3 +148,47 @@ class Net:
             return
         self.nodes[way.node].receive(way.sender, frames, self.now)
         self._collect(way.node)
+
+
+class MdpNet(Net):
+    """A broker and any number of workers and clients. The broker's invariants are checked all the time."""
+
+    def __init__(self, broker: BrokerCore, seed: int = 0, **weather: Any) -> None:
+        super().__init__(_between_broker_and_session, seed, **weather)
+        self.workers: dict[str, WorkerSession] = {}
+        self.clients: dict[str, ClientSession] = {}
+        self.events: dict[str, list[Event]] = {}
+        self.work = 0.0
+        """Seconds that a worker has a request before the first part of its reply."""
+        self.start("broker", broker, check)
+
+    @property
+    def broker(self) -> BrokerCore:
+        core: BrokerCore = self.nodes["broker"]
+        return core
+
+    def add_worker(self, name: str, session: WorkerSession, handler: Callable[[Frames], list[Frames]]) -> None:
+        """`handler` makes of a request the parts of its reply, the last of them the FINAL."""
+        self.workers[name] = session
+        self.start(name, session, lambda worker: self._work(worker, handler))
+
+    def add_client(self, name: str, session: ClientSession) -> None:
+        self.clients[name] = session
+        told = self.events[name] = []
+        self.start(name, session, lambda client: told.extend(client.take_events()))
+
+    def _work(self, worker: WorkerSession, handler: Callable[[Frames], list[Frames]]) -> None:
+        for job in worker.take_jobs():
+            *parts, last = handler(job.body)
+            when = self.now + self.work
+            for send, body in [(worker.partial, part) for part in parts] + [(worker.final, last)]:
+                when += self.chance.random() * self.delay
+                self.at(when, lambda job=job, send=send, body=body: send(job.number, body, self.now))  # type: ignore[misc]
+
+
+def _between_broker_and_session(node: str, peer: Any) -> Way:
+    """A session names its connections by numbers, the broker by these and the session's name."""
+    if node == "broker":
+        name, number = peer
+        return Way(name, number, peer)
+    return Way("broker", (node, peer), (node, peer))
