@@ -21,7 +21,7 @@ from broker.core.request import Request
 from broker.io.connection_count import Names, Peers
 from broker.io.dealer import DRAIN_LIMIT, MOST_FRAMES
 from broker.io.incoming import Inflow
-from broker.io.loop import Loop
+from broker.io.loop import Channel, Loop
 from broker.io.outbox import Outbox
 from broker.io.router import Router
 
@@ -61,7 +61,7 @@ class LocalPeer:
                 log.exception("a local peer failed; %d messages for it are lost", len(inbox))
 
 
-class Broker:
+class Broker(Channel):
     """A broker for clients and workers of MDP 0.1, 0.2 and the majortomo dialect, on any number of endpoints.
 
         broker = Broker()
@@ -70,8 +70,6 @@ class Broker:
 
     `start` runs it in a thread of its own instead. As a context manager it is started and stopped.
     """
-
-    rests = False
 
     def __init__(
         self,
@@ -220,10 +218,6 @@ class Broker:
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """What to poll: the ROUTER."""
         return [self._router.socket]
-
-    def changed(self) -> bool:
-        """It is always the same socket."""
-        return False
 
     def drain(self, now: float) -> bool:
         """Take what has arrived, up to a limit, so that answers go out in between."""

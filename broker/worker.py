@@ -24,7 +24,8 @@ from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import OutOfSockets, RemoteError, UsageError
 from broker.interrupts import interrupts
 from broker.io.dealer import Dealer
-from broker.io.loop import Loop
+from broker.io.loop import Channel, Loop
+from broker.io.session_channel import WorkerChannel
 from broker.replies import Measure, TooLarge, as_frames, error_frames, failure
 from broker.thread_pool import Handlers
 from broker.worker_log import Presence
@@ -71,7 +72,7 @@ class Worker:
         endpoints = Servers(endpoint)
         self._ended = False
         self._channels = [
-            _Channel(self, self._new_session(config), endpoints.names, watch=self._watch) for _ in range(jobs)
+            _Registration(self, self._new_session(config), endpoints.names, watch=self._watch) for _ in range(jobs)
         ]
         for channel in self._channels:
             self._loop.add(channel)
@@ -88,7 +89,7 @@ class Worker:
     _registers_at = "broker"
     """What to call it."""
 
-    def _connection(self, channel: _Channel, endpoints: Sequence[str], *, watch: bool) -> Dealer:
+    def _connection(self, channel: _Registration, endpoints: Sequence[str], *, watch: bool) -> Dealer:
         """Called by a channel, for the sockets that it speaks through."""
         return Dealer(zmq.Context.instance(), endpoints, watch=watch, hold=True)
 
@@ -176,34 +177,26 @@ class Worker:
         for channel in self._channels:
             channel.give_up(time.monotonic())
 
-    def _touch(self, channel: _Channel) -> None:
+    def _touch(self, channel: _Registration) -> None:
         """Called by a channel to which something was done."""
         self._loop.touch(channel)
 
-    def _handled(self, channel: _Channel) -> None:
+    def _handled(self, channel: _Registration) -> None:
         """Called by a channel whose request has its reply."""
         self._handlers.done()
         self._loop.touch(channel)
-
-    def _refused(self, now: float) -> None:
-        """Called by a channel that the broker has sent away."""
-        self._presence.refused(now)
 
     def _finished(self) -> None:
         """Called by a channel that has said good-bye: after the last one the loop ends."""
         if all(channel.session.stopped for channel in self._channels):
             self._loop.stop()
 
-    def _starved(self, error: OutOfSockets, now: float) -> None:
-        """Called by a channel that could not connect."""
-        self._presence.starved(str(error), now)
-
-    def _hand_over(self, channel: _Channel, job: Job) -> None:
+    def _hand_over(self, channel: _Registration, job: Job) -> None:
         """Called by a channel: have a request handled in a thread."""
         if not self._handlers.call(self._handle, channel, job):
             channel.refuse(job, error_body(500, "the worker cannot start a thread; try again later"))
 
-    def _handle(self, channel: _Channel, job: Job) -> None:
+    def _handle(self, channel: _Registration, job: Job) -> None:
         """Runs in a handler thread. There is always a reply: without one the worker would never be free again."""
         try:
             body = self._answer(channel, job)
@@ -221,7 +214,7 @@ class Worker:
         ):  # no memory, a fault in somebody's log handler: the reply is to go out all the same
             say(text, self.service.decode(), *facts)
 
-    def _answer(self, channel: _Channel, job: Job) -> Frames:
+    def _answer(self, channel: _Registration, job: Job) -> Frames:
         measure = Measure(self._config.max_reply, joined=channel.joins_parts)
         try:
             result: Any = self._handler(job.body)
@@ -233,7 +226,9 @@ class Worker:
             return measure.last(error_frames(error))
         return measure.last(as_frames(result))
 
-    def _send_parts(self, channel: _Channel, job: Job, parts: Generator[Reply, None, Reply], measure: Measure) -> Reply:
+    def _send_parts(
+        self, channel: _Registration, job: Job, parts: Generator[Reply, None, Reply], measure: Measure
+    ) -> Reply:
         while True:
             try:
                 part = next(parts)
@@ -243,15 +238,12 @@ class Worker:
             self._loop.call(channel.partial, job, measure.part(as_frames(part)))
 
 
-class _Channel:
-    """One registered worker: its session and its connection."""
-
-    rests = True
+class _Registration(WorkerChannel):
+    """One registered worker of a `Worker`: its session and its connection."""
 
     def __init__(self, worker: Worker, session: WorkerSession, endpoints: Sequence[str], *, watch: bool) -> None:
-        self.session = session
+        super().__init__(session, worker._connection(self, endpoints, watch=watch or len(endpoints) > 1))
         self._worker = worker
-        self._dealer = worker._connection(self, endpoints, watch=watch or len(endpoints) > 1)
 
     def partial(self, job: Job, body: Frames) -> None:
         self.session.partial(job.number, body, time.monotonic())
@@ -285,48 +277,21 @@ class _Channel:
                 self._dealer.send([(session.connection, session.dialect.encode(Command.DISCONNECT, ()))])
             session.lost(now)
 
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        return self._dealer.sockets()
+    def _begin(self, job: Job) -> None:
+        self._worker._hand_over(self, job)
 
-    def changed(self) -> bool:
-        return self._dealer.changed()
+    def _starved(self, error: OutOfSockets, now: float) -> None:
+        super()._starved(error, now)  # it comes back after a while, as after any other loss
+        self._worker._presence.starved(str(error), now)
 
-    def drain(self, now: float) -> bool:
-        # One message: it is rare that there is another, and to find none costs as much as to take one.
-        if (frames := self._dealer.receive()) is not None:
-            self.session.receive(self._dealer.number, frames, now)
-            if self.session.refused:
-                self._worker._refused(now)
-        elif self._dealer.broke():
-            self.session.lost(now)
-        return False
+    def _refused(self, now: float) -> None:
+        self._worker._presence.refused(now)
 
-    def tick(self, now: float) -> None:
-        self.session.inflow = self._dealer.inflow
-        self.session.tick(now)
-
-    def next_deadline(self) -> float | None:
-        return self.session.next_deadline()
-
-    def flush(self, now: float) -> None:
-        if self.session.state is SessionState.AWAY:
-            self._dealer.answered = False  # whatever it said: the next one is to be tried
-        try:
-            self._dealer.send(self.session.take_output())
-            self.session.link(not self._dealer.waits, now)
-        except OutOfSockets as error:
-            self.session.lost(now)  # it comes back after a while, as after any other loss
-            self._worker._starved(error, now)
-        for job in self.session.take_jobs():
-            self._worker._hand_over(self, job)
-        if self.session.stopped:
-            self._worker._finished()
-
-    def close(self) -> None:
-        self._dealer.close()
+    def _stopped(self) -> None:
+        self._worker._finished()
 
 
-class _Beat:
+class _Beat(Channel):
     """A channel without a socket, that does something now and then."""
 
     rests = True
@@ -336,24 +301,9 @@ class _Beat:
         self._function = function
         self._at = 0.0
 
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        return []
-
-    def changed(self) -> bool:
-        return False
-
-    def drain(self, now: float) -> bool:
-        return False
-
     def tick(self, now: float) -> None:
         self._at = now + self._seconds
         self._function()
 
     def next_deadline(self) -> float:
         return self._at
-
-    def flush(self, now: float) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+
+from broker.io.loop import Channel
 
 SILENCES = 2
 """Heartbeat intervals after which nobody seems to be there. A broker that is there answers READY sooner."""
@@ -16,10 +17,8 @@ STARVED_EVERY = 60.0
 """Seconds between two lines that say that there are no sockets."""
 
 
-class Presence:
+class Presence(Channel):
     """A channel without a socket; add it to the loop behind those that it speaks of."""
-
-    rests = False
 
     def __init__(
         self,
@@ -64,18 +63,6 @@ class Presence:
 
     # -- the channel -----------------------------------------------------------------------------------------
 
-    def sockets(self) -> list[Any]:
-        """None."""
-        return []
-
-    def changed(self) -> bool:
-        """Never."""
-        return False
-
-    def drain(self, now: float) -> bool:
-        """Nothing comes in here."""
-        return False
-
     def tick(self, now: float) -> None:
         """Nobody has answered for a while, or not as it was hoped."""
         if self._silent_since is None or now < self._warn_at:
@@ -110,6 +97,3 @@ class Presence:
             self._silent_since, self._pause = now, self._first
             self._warn_at = now + self._pause
         self._there = there
-
-    def close(self) -> None:
-        """Nothing to close."""

@@ -10,6 +10,7 @@ from typing import Any
 import zmq
 
 from broker.io.dealer import DRAIN_LIMIT, Socket, monitored_event, receive
+from broker.io.loop import Channel
 
 
 class Names:
@@ -52,7 +53,7 @@ class Names:
         return name
 
 
-class Peers:
+class Peers(Channel):
     """A channel that counts connections by TCP and IPC, from the moment that they are accepted.
 
     To be made before the socket is bound, and closed before it.
@@ -77,10 +78,6 @@ class Peers:
         """What to poll: the monitor."""
         return [] if self._monitor is None else [self._monitor]
 
-    def changed(self) -> bool:
-        """It is always the same socket."""
-        return False
-
     def drain(self, now: float) -> bool:
         """Count what has happened, up to a limit."""
         if self._monitor is None:
@@ -97,16 +94,6 @@ class Peers:
         if self._count != before:
             self._tell(self._count)
         return not left
-
-    def tick(self, now: float) -> None:
-        """Nothing is ever due here."""
-
-    def flush(self, now: float) -> None:
-        """Nothing is sent here."""
-
-    def next_deadline(self) -> float | None:
-        """Never."""
-        return None
 
     def close(self) -> None:
         """Look no more."""

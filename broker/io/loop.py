@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 
@@ -28,24 +28,27 @@ BEHIND = 16
 """Calls that may wait."""
 
 
-class Channel(Protocol):
-    """A core and the sockets it speaks through.
+class Channel:
+    """A core and the sockets it speaks through. By default it has none, and never anything to do.
 
     Each is ticked when it is due and flushed in every round. Of the many that are alike, a worker's connections for
     example, most have nothing to do most of the time: those have `rests = True` and are left alone until there is
     input, their deadline comes, or `Loop.touch` says that something was done to them.
     """
 
-    rests: bool
+    rests = False
 
     def sockets(self) -> Iterable[Pollable]:
         """What to poll for input. The loop asks again after `changed` was true."""
+        return ()
 
     def changed(self) -> bool:
-        """Whether `sockets` would answer otherwise than last time it was asked."""
+        """Whether `sockets` would return something else than when it was last called."""
+        return False
 
     def drain(self, now: float) -> bool:
         """Take in what has arrived; whether there may be more."""
+        return False
 
     def tick(self, now: float) -> None:
         """Let the core do what is due."""
@@ -54,7 +57,8 @@ class Channel(Protocol):
         """Send what the core has to say, and hand on what it found out."""
 
     def next_deadline(self) -> float | None:
-        """When `tick` is wanted."""
+        """When `tick` is wanted; None: not before something else happens."""
+        return None
 
     def close(self) -> None:
         """Close the sockets."""

@@ -9,9 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-import zmq
-
-from broker import Loop
+from broker import Channel, Loop
 from titanic.commit.writer import Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.actions import Fetch
@@ -74,10 +72,8 @@ class _Doubt:
             self.then()
 
 
-class Dispatcher:
+class Dispatcher(Channel):
     """Runs in a thread of its own, as a channel of its own loop."""
-
-    rests = False
 
     def __init__(self, config: ServerConfig, store: Store, writer: Writer) -> None:
         self.config = config
@@ -211,18 +207,6 @@ class Dispatcher:
 
     # -- the channel -----------------------------------------------------------------------------------------
 
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        """None of its own: the courier has them."""
-        return []
-
-    def changed(self) -> bool:
-        """Never."""
-        return False
-
-    def drain(self, now: float) -> bool:
-        """Nothing comes in here."""
-        return False
-
     def tick(self, now: float) -> None:
         """Attempts and clients whose time is over, readers that are no more."""
         self.core.tick(now)
@@ -255,9 +239,6 @@ class Dispatcher:
             self._settled.set()
         if self._serving and self.waiters.dismissed:
             self._dismissed.set()
-
-    def close(self) -> None:
-        """Nothing of its own to close."""
 
     # -- inside ----------------------------------------------------------------------------------------------
 

@@ -15,7 +15,8 @@ from typing import Generic, Protocol, TypeVar
 
 from broker import CLIENT_QUEUE, ClientConfig, ClientSession, ErrorReply, EventKind, LocalPeer, Loop, read_error
 from titanic.dispatch.actions import Send
-from titanic.dispatch.connection import Connection, Scout
+from titanic.dispatch.connection import Connection
+from titanic.dispatch.discovery import BrokerDiscovery
 from titanic.protocol.tsp import Frames
 
 MMI_TIMEOUT = 2.5
@@ -257,10 +258,10 @@ class LocalCourier(_Correlated):
 class SocketCourier(_Correlated):
     """To a broker of this project elsewhere."""
 
-    def __init__(self, results: Results, loop: Loop, endpoint: str, scout: Scout) -> None:
+    def __init__(self, results: Results, loop: Loop, endpoint: str, discovery: BrokerDiscovery) -> None:
         super().__init__(results)
         self._loop = loop
-        self._connection = Connection(self.session, endpoint, scout, watch=True, lost=self._lost)
+        self._connection = Connection(self.session, endpoint, discovery, watch=True, lost=self._lost)
         loop.add(self._connection)
 
     def dismiss(self, now: float) -> None:

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 from broker import ClientConfig, ClientSession, EventKind, Loop
 from titanic.dispatch.actions import Send
-from titanic.dispatch.connection import Connection, Scout
+from titanic.dispatch.connection import Connection
+from titanic.dispatch.discovery import BrokerDiscovery
 from titanic.dispatch.transport import MMI_TIMEOUT, Parts, Results, refusal, tell
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
@@ -36,7 +37,7 @@ class LaneCourier:
         results: Results,
         loop: Loop,
         endpoint: str,
-        scout: Scout,
+        discovery: BrokerDiscovery,
         *,
         version: str,
         room: int,
@@ -45,7 +46,7 @@ class LaneCourier:
         self._results = results
         self._loop = loop
         self._endpoint = endpoint
-        self._scout = scout
+        self._discovery = discovery
         self._room = room
         self._most = min(4 * room, self.MOST)
         self._config = ClientConfig(timeout=attempt_timeout, retries=0, version=version)
@@ -58,7 +59,7 @@ class LaneCourier:
         """UUIDs of what is in flight and not wanted any more."""
         self._parts: Parts[Connection] = Parts()
         asking = ClientSession(ClientConfig(timeout=MMI_TIMEOUT, retries=0, version=version))
-        self._asking = Connection(asking, endpoint, scout, watch=True, lost=self._lost)
+        self._asking = Connection(asking, endpoint, discovery, watch=True, lost=self._lost)
         self._names: deque[bytes] = deque()
         self._asked = b""
         loop.add(self._asking)
@@ -186,7 +187,7 @@ class LaneCourier:
         if len(self._made) >= self._most:
             return None
         lane = Connection(
-            ClientSession(self._config), self._endpoint, self._scout, lost=lambda now: self._lane_lost(lane, now)
+            ClientSession(self._config), self._endpoint, self._discovery, lost=lambda now: self._lane_lost(lane, now)
         )
         self._made.append(lane)
         self._loop.add(lane)

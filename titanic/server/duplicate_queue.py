@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import zmq
 
-from broker import ClientConfig, ClientSession, Dealer, EventKind, OutOfSockets
-from titanic.dispatch.connection import Scout
+from broker import ClientConfig, ClientSession, Dealer, EventKind, OutOfSockets, SessionChannel
+from titanic.dispatch.discovery import BrokerDiscovery
 from titanic.dispatch.socket_shortage import Shortage, first
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
@@ -32,23 +32,26 @@ LOOKS, PAUSE = 10, (0.3, 1.0)
 """How often it looks again after it has registered, and the seconds between: two in step would see only themselves."""
 
 
-class Rivals:
+class DuplicateQueueCheck(SessionChannel[ClientSession]):
     """Looks, then calls `clear`, or `taken` with the store of the queue that answered; the latter perhaps also within
-    some seconds after `clear`. A channel of a loop."""
-
-    rests = False
+    some seconds after `clear`."""
 
     def __init__(
-        self, endpoint: str, scout: Scout, store: str, *, clear: Callable[[], None], taken: Callable[[str], None]
+        self,
+        endpoint: str,
+        discovery: BrokerDiscovery,
+        store: str,
+        *,
+        clear: Callable[[], None],
+        taken: Callable[[str], None],
     ) -> None:
         """`store`: where our own is."""
+        super().__init__(ClientSession(), Dealer(zmq.Context.instance(), endpoint, hold=True))
         self._endpoint = endpoint
         self._store = store
-        self._scout = scout
+        self._discovery = discovery
         self._clear = clear
         self._taken = taken
-        self._dealer = Dealer(zmq.Context.instance(), endpoint, hold=True)
-        self._session = ClientSession()
         self._asked: bytes | None = None
         self._done = False
         self._registered = False
@@ -58,38 +61,24 @@ class Rivals:
         """When it looks again."""
         self._shortage = Shortage()
 
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        return self._dealer.sockets()
-
-    def changed(self) -> bool:
-        return self._dealer.changed()
-
-    def drain(self, now: float) -> bool:
-        while (frames := self._dealer.receive()) is not None:
-            self._session.receive(self._dealer.number, frames, now)
-        return False
-
-    def tick(self, now: float) -> None:
-        self._session.tick(now)
-
     def next_deadline(self) -> float | None:
-        return None if self._done else first(self._again_at, self._session.next_deadline(), self._shortage.ends)
+        return None if self._done else first(self._again_at, self.session.next_deadline(), self._shortage.ends)
 
     def flush(self, now: float) -> None:
         if self._done or self._shortage.lasts(now) or (self._again_at is not None and now < self._again_at):
             return
         self._again_at = None
-        if self._scout.kind is None:
+        if self._discovery.kind is None:
             self._dealer.close(linger=0)
             self._asked = None
             return
         if self._asked is None:
-            self._session = ClientSession(ClientConfig(PATIENCE, RETRIES, self._scout.kind.version))
+            self.session = ClientSession(ClientConfig(PATIENCE, RETRIES, self._discovery.kind.version))
             self._ask(b"mmi.service", tsp.STATS, now)
-        for _, kind, body in self._session.take_events():
+        for _, kind, body in self.session.take_events():
             self._learn(body if kind is EventKind.FINAL else None, now)
         try:
-            self._dealer.send(self._session.take_output())
+            self._dealer.send(self.session.take_output())
             self._shortage.over()
         except OutOfSockets as error:  # that nobody was asked is no answer
             self._shortage.met(error, now)
@@ -97,12 +86,12 @@ class Rivals:
         if self._done:
             self._dealer.close()
 
-    def close(self) -> None:
-        self._dealer.close()
+    def _lost(self, now: float) -> None:
+        """The discovery sees it, too, and all is asked again once it knows who is there."""
 
     def _ask(self, service: bytes, body: bytes, now: float) -> None:
         self._asked = service
-        self._session.request(service, [body], now)
+        self.session.request(service, [body], now)
 
     def _learn(self, answer: Frames | None, now: float) -> None:
         """What was asked has this answer, or none."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import zmq
 
-from broker import Dealer, Job, Loop, OutOfSockets, Presence, WorkerConfig, WorkerSession
+from broker import Channel, Dealer, Job, Loop, OutOfSockets, Presence, WorkerChannel, WorkerConfig, WorkerSession
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Answers
 
@@ -36,63 +36,35 @@ class LaneAsk:
         self.body: Frames = job.body
 
 
-class Lane:
-    """One worker socket, as a channel of a loop."""
-
-    rests = True
+class Lane(WorkerChannel):
+    """One worker socket."""
 
     def __init__(self, lanes: Lanes, service: bytes, endpoint: str, config: WorkerConfig) -> None:
-        self.session = WorkerSession(service, config, now=time.monotonic())
+        session = WorkerSession(service, config, now=time.monotonic())
+        super().__init__(session, Dealer(zmq.Context.instance(), endpoint, hold=True))
         self._lanes = lanes
-        self._dealer = Dealer(zmq.Context.instance(), endpoint, hold=True)
         self._ask: LaneAsk | None = None
         """The last one."""
 
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        return self._dealer.sockets()
+    def _begin(self, job: Job) -> None:
+        self._ask = LaneAsk(self, job)
+        self._lanes.collect(self._ask)
 
-    def changed(self) -> bool:
-        return self._dealer.changed()
+    def _starved(self, error: OutOfSockets, now: float) -> None:
+        super()._starved(error, now)
+        self._lanes.starved(error, now)
 
-    def drain(self, now: float) -> bool:
-        while (frames := self._dealer.receive()) is not None:
-            self.session.receive(self._dealer.number, frames, now)
-        if self._dealer.broke():
-            self.session.lost(now)
-        return False
-
-    def tick(self, now: float) -> None:
-        self.session.inflow = self._dealer.inflow
-        self.session.tick(now)
-
-    def next_deadline(self) -> float | None:
-        return self.session.next_deadline()
-
-    def flush(self, now: float) -> None:
-        try:
-            self._dealer.send(self.session.take_output())
-            self.session.link(not self._dealer.waits, now)
-        except OutOfSockets as error:
-            self.session.lost(now)
-            self._lanes.starved(error, now)
-        if self.session.stranded and self._ask is not None:
-            # Who asked will ask again. An ask can wait for an hour, and the lane is not to be away for so long.
+    def _stranded(self, now: float) -> None:
+        """Who asked will ask again. An ask can wait for an hour, and the lane is not to be away for so long."""
+        if self._ask is not None:
             ask, self._ask = self._ask, None
             self.session.final(ask.job, [], now)
             self._lanes.lost(ask)
-        for job in self.session.take_jobs():
-            self._ask = LaneAsk(self, job)
-            self._lanes.collect(self._ask)
-
-    def close(self) -> None:
-        self._dealer.close()
 
 
-class Lanes:
+class Lanes(Channel):
     """All lanes of all services, in one thread. `handle` gets the batches; answers go through `answer`. `lost` is told
     of asks whose connection is gone: their answers reach nobody."""
-
-    rests = False
 
     def __init__(
         self,
@@ -182,30 +154,8 @@ class Lanes:
 
     # -- the channel that hands over what the lanes collected -------------------------------------------------
 
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        """None of its own."""
-        return []
-
-    def changed(self) -> bool:
-        """Never."""
-        return False
-
-    def drain(self, now: float) -> bool:
-        """Nothing comes in here."""
-        return False
-
-    def tick(self, now: float) -> None:
-        """Nothing is ever due here."""
-
-    def next_deadline(self) -> float | None:
-        """Never."""
-        return None
-
     def flush(self, now: float) -> None:
         """Hand over the batches."""
         batches, self._batches = self._batches, {}
         for service, batch in batches.items():
             self._handle(service, batch)
-
-    def close(self) -> None:
-        """Nothing of its own to close."""

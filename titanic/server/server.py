@@ -19,14 +19,14 @@ from functools import partial
 from broker import Broker, Kind
 from titanic.commit.writer import Writer
 from titanic.config import ServerConfig
-from titanic.dispatch.connection import Scout
+from titanic.dispatch.discovery import BrokerDiscovery
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.transport import LocalCourier, SocketCourier
 from titanic.dispatch.transport_foreign import LaneCourier
 from titanic.dispatch.waiters import Waiters
 from titanic.errors import CallerError, TitanicError
 from titanic.protocol import tsp
-from titanic.server.duplicate_queue import Rivals
+from titanic.server.duplicate_queue import DuplicateQueueCheck
 from titanic.server.gather import LAST, Ingest
 from titanic.server.mdp_worker import Lanes
 from titanic.server.snapshot import Figures, Workers, loads
@@ -72,7 +72,7 @@ class Server:
         self.config = config
         self._broker: Broker | None = None
         self._lanes: Lanes | None = None
-        self._scout: Scout | None = None
+        self._discovery: BrokerDiscovery | None = None
         self._kind: Kind | None = None
         """Which broker was met last, when it is elsewhere."""
         self._registered = False
@@ -117,8 +117,8 @@ class Server:
     def start(self) -> Server:
         """Serve, in threads of its own. An endpoint that cannot be right raises broker.EndpointError."""
         try:
-            if self._scout is not None:
-                self._scout.start(time.monotonic())
+            if self._discovery is not None:
+                self._discovery.start(time.monotonic())
         except BaseException:
             self._end(begun=False)
             raise
@@ -279,8 +279,8 @@ class Server:
         connections = sum(lanes.values()) + min(4 * config.lanes, LaneCourier.MOST)
         file_limits.require(2 * connections + OTHER_FILES, f"{config.lanes} lanes")
         self._lanes = Lanes(endpoint, lanes, self._handle, config.worker, self._lost)
-        self._scout = Scout(endpoint, config.worker.versions, self._found)
-        self._dispatcher.loop.add(self._scout)
+        self._discovery = BrokerDiscovery(endpoint, config.worker.versions, self._found)
+        self._dispatcher.loop.add(self._discovery)
         return self._lanes.answer
 
     def _lost(self, ask: Ask) -> None:
@@ -297,10 +297,10 @@ class Server:
         else:
             log.warning(FOREIGN, endpoint, kind.version, self.config.attempt_timeout)
         if before is None:
-            assert self._scout is not None
+            assert self._discovery is not None
             store = str(self.store.path)
-            rivals = Rivals(endpoint, self._scout, store, clear=self._register, taken=self._give_way)
-            self._dispatcher.loop.add(rivals)
+            check = DuplicateQueueCheck(endpoint, self._discovery, store, clear=self._register, taken=self._give_way)
+            self._dispatcher.loop.add(check)
         elif self._registered:
             self._dispatch()
 
@@ -322,19 +322,19 @@ class Server:
 
     def _dispatch(self) -> None:
         """Called in the dispatcher's thread: send requests in the way that suits the broker."""
-        assert self._scout is not None
+        assert self._discovery is not None
         assert self._kind is not None
-        endpoint, dispatcher, config, scout = self.endpoints[0], self._dispatcher, self.config, self._scout
+        endpoint, dispatcher, config, discovery = self.endpoints[0], self._dispatcher, self.config, self._discovery
         # A lane is taken by one who waits: the next one must find one that is free.
         dispatcher.waiters.room = config.lanes - max(1, config.lanes // 8)
         if self._kind.ours:
-            dispatcher.use(SocketCourier(dispatcher.core, dispatcher.loop, endpoint, scout))
+            dispatcher.use(SocketCourier(dispatcher.core, dispatcher.loop, endpoint, discovery))
         else:
             courier = LaneCourier(
                 dispatcher.core,
                 dispatcher.loop,
                 endpoint,
-                scout,
+                discovery,
                 version=self._kind.version,
                 room=config.lanes,
                 attempt_timeout=config.attempt_timeout,

@@ -14,7 +14,7 @@ import zmq
 
 from broker.errors import BrokerError
 from broker.io import dealer
-from broker.io.loop import Loop
+from broker.io.loop import Channel, Loop
 from broker.patterns.binary_star.core import BinaryStarCore, StarConfig, State
 from broker.patterns.lazy_pirate.client import LazyPirate
 from broker.patterns.request_reply.server import Server
@@ -29,7 +29,7 @@ class SplitBrain(BrokerError):
     """Both servers were active, or both passive, or both started as the same: somebody has to look."""
 
 
-class BinaryStar:
+class BinaryStar(Channel):
     """One of the two servers.
 
         star = BinaryStar(primary=True, bind="tcp://10.0.0.1:5003", peer="tcp://10.0.0.2:5003")
@@ -39,8 +39,6 @@ class BinaryStar:
     `run` blocks until `stop`, and raises SplitBrain. `on_active` and `on_passive` are called in its thread, and must
     not block. A server of another kind is a channel of `loop` and asks `vote()` there, once for each request.
     """
-
-    rests = False
 
     def __init__(
         self,
@@ -140,10 +138,6 @@ class BinaryStar:
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """The one that hears."""
         return [self._hears]
-
-    def changed(self) -> bool:
-        """Never."""
-        return False
 
     def drain(self, now: float) -> bool:
         """Hear the peer."""

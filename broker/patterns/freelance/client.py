@@ -98,8 +98,6 @@ class Freelance(SharedClient):
     manager, or by `start` and `stop`.
     """
 
-    rests = False
-
     def __init__(self, endpoints: str | Iterable[str], config: FreelanceConfig | None = None) -> None:
         super().__init__("freelance")
         self.core = core.Agent(endpoints, config, now=time.monotonic())
@@ -112,7 +110,6 @@ class Freelance(SharedClient):
         socket.sndhwm = socket.rcvhwm = 0
         socket.heartbeat_ivl, socket.heartbeat_timeout = 5_000, 15_000
         socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 1_000
-        self._loop.add(self)
         try:
             for name in self.core.servers.names:
                 dealer.connect(self._socket, name)
@@ -134,10 +131,6 @@ class Freelance(SharedClient):
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """The ROUTER."""
         return [self._socket]
-
-    def changed(self) -> bool:
-        """Never."""
-        return False
 
     def drain(self, now: float) -> bool:
         """What the servers say, up to a limit."""

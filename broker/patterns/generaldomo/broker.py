@@ -78,8 +78,6 @@ class Generaldomo(SharedClient):
         frames = client.call("echo", b"hello")
     """
 
-    rests = False
-
     def __init__(
         self,
         endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
@@ -95,7 +93,6 @@ class Generaldomo(SharedClient):
         self._servers = Servers(endpoint)
         self._dealers: dict[int, PackedDealer] = {}
         self._room = threading.BoundedSemaphore(window)
-        self._loop.add(self)
 
     def call(self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None) -> Frames:
         """The reply. Raises TimedOut after the last try, RemoteError for an error reply. Any thread may ask."""
@@ -120,18 +117,6 @@ class Generaldomo(SharedClient):
         return future
 
     # -- the channel -----------------------------------------------------------------------------------------
-
-    def sockets(self) -> list[Any]:
-        """None that could be polled."""
-        return []
-
-    def changed(self) -> bool:
-        """Never."""
-        return False
-
-    def drain(self, now: float) -> bool:
-        """Nothing comes in here."""
-        return False
 
     def tick(self, now: float) -> None:
         """What is late is sent again."""

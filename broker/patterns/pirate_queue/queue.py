@@ -9,19 +9,17 @@ import zmq
 
 from broker.core.mdp import Output
 from broker.io.dealer import DRAIN_LIMIT
-from broker.io.loop import Loop
+from broker.io.loop import Channel, Loop
 from broker.io.router import Router
 from broker.patterns.pirate_queue.core import CLIENT, WORKER, At, PirateQueue, QueueConfig
 from broker.patterns.pirate_queue.wire import PirateDialect
 
 
-class Queue:
+class Queue(Channel):
     """`bind_clients`, `bind_workers`, then `run` (or `start`) until `stop`."""
 
     dialect: PirateDialect
     """Of the workers."""
-
-    rests = False
 
     def __init__(self, config: QueueConfig | None = None) -> None:
         self.core = PirateQueue(config, dialect=self.dialect, now=time.monotonic())
@@ -67,10 +65,6 @@ class Queue:
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """Both."""
         return [router.socket for router in self._sides.values()]
-
-    def changed(self) -> bool:
-        """They stay the same."""
-        return False
 
     def drain(self, now: float) -> bool:
         """Take what has arrived, up to a limit, so that answers go out in between."""

@@ -16,7 +16,7 @@ import zmq
 
 from broker.core.mdp import Frames, error_body, joined
 from broker.errors import RemoteError, UsageError
-from broker.io.loop import Loop
+from broker.io.loop import Channel, Loop
 from broker.io.router import Router
 from broker.patterns.idempotent.core import Superseded
 from broker.patterns.request_reply.core import Ask, Replier
@@ -30,7 +30,7 @@ MOST_IN_HAND = 1000
 """Requests taken from the socket that are not answered yet; the rest waits in the socket, then at the clients."""
 
 
-class Server:
+class Server(Channel):
     """Answers each request with what `handler` returns: bytes, text, or frames. Handlers run beside the socket.
     What a handler yields goes into its one reply, in front.
 
@@ -40,8 +40,6 @@ class Server:
 
     An exception becomes an error reply (see `broker.core.mdp`), which this project's clients raise as RemoteError.
     """
-
-    rests = False
 
     def __init__(
         self,
@@ -122,13 +120,6 @@ class Server:
             self.core.receive(frames[0], frames[1:], now)
             self._hand_over(now)
         return self._wants_more and self._router.skipping
-
-    def tick(self, now: float) -> None:
-        """Nothing is ever due."""
-
-    def next_deadline(self) -> float | None:
-        """None."""
-        return None
 
     def flush(self, now: float) -> None:
         """Send the replies that are ready."""

@@ -10,16 +10,17 @@ from typing import Self
 
 from broker.core.client import Event, EventKind
 from broker.errors import UsageError
-from broker.io.loop import Loop
+from broker.io.loop import Channel, Loop
 
 
-class SharedClient:
-    """Threads ask, a loop answers. What is asked is a channel of the loop, and a subclass."""
+class SharedClient(Channel):
+    """Threads ask, a loop answers: the client is a channel of it. Subclasses have the session and the sockets."""
 
     def __init__(self, name: str) -> None:
         """`name`: of the thread."""
         self._name = name
         self._loop = Loop()
+        self._loop.add(self)
         self._futures: dict[int, Future[Event]] = {}
         self._thread: threading.Thread | None = None
         self._stopping = False

@@ -6,11 +6,10 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from broker import Loop
+from broker import Channel, Loop
 
 PROGRAM = """
 import signal, threading
@@ -38,10 +37,8 @@ def test_a_signal_that_does_not_interrupt_the_poll_is_heard() -> None:
     assert done.stdout == "ended\n", done.stderr
 
 
-class Talker:
+class Talker(Channel):
     """A channel with a thread that calls the loop until it is to end."""
-
-    rests = False
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -53,22 +50,6 @@ class Talker:
     def _talk(self) -> None:
         while not self._end.is_set():
             self._loop.call(lambda: None)
-
-    def sockets(self) -> list[Any]:
-        return []
-
-    def changed(self) -> bool:
-        return False
-
-    def drain(self, now: float) -> bool:
-        return False
-
-    def tick(self, now: float) -> None: ...
-
-    def next_deadline(self) -> float | None:
-        return None
-
-    def flush(self, now: float) -> None: ...
 
     def close(self) -> None:
         self._end.set()

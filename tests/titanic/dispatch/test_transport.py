@@ -13,7 +13,7 @@ from support.waiting import until
 
 from broker import ANSWER, ClientSession, ErrorReply, Kind, Loop
 from titanic.dispatch.actions import Send
-from titanic.dispatch.connection import PAUSE, Scout
+from titanic.dispatch.discovery import PAUSE, BrokerDiscovery
 from titanic.dispatch.transport import MMI_TIMEOUT, LocalCourier, Parts, SocketCourier
 from titanic.dispatch.transport_foreign import LaneCourier
 
@@ -221,7 +221,7 @@ class Lanes:
             heard,
             self.loop,
             "inproc://nowhere",
-            Scout("inproc://nowhere", ["0.2"], print),
+            BrokerDiscovery("inproc://nowhere", ["0.2"], print),
             version=version,
             room=room,
             attempt_timeout=9,
@@ -242,7 +242,7 @@ class NoConnection:
     waits = False
     rests = False
 
-    def __init__(self, session: ClientSession, endpoint: str, scout: Scout, **kwargs: Any) -> None:
+    def __init__(self, session: ClientSession, endpoint: str, discovery: BrokerDiscovery, **kwargs: Any) -> None:
         self.session = session
 
     def __getattr__(self, name: str) -> Any:
@@ -360,9 +360,9 @@ def test_what_has_been_answered_is_not_asked_back(heard: Heard, asked_before: bo
 def test_what_waits_for_its_lane_to_be_connected_is_not_with_the_broker(heard: Heard, tmp_path: Path) -> None:
     """A foreign broker gives nothing back, so it must not get what was closed already."""
     loop, endpoint = Loop(), f"ipc://{tmp_path}/nowhere"
-    scout = Scout(endpoint, ["0.1"], print)
-    scout.kind = Kind("0.1", ours=False)
-    courier = LaneCourier(heard, loop, endpoint, scout, version="0.1", room=8, attempt_timeout=9)
+    discovery = BrokerDiscovery(endpoint, ["0.1"], print)
+    discovery.kind = Kind("0.1", ours=False)
+    courier = LaneCourier(heard, loop, endpoint, discovery, version="0.1", room=8, attempt_timeout=9)
     courier.send([Send(b"1", b"echo", [b"x"])], NOW)
     courier.push(NOW)
     (lane,) = courier._busy
@@ -378,12 +378,12 @@ def test_what_waits_for_its_lane_to_be_connected_is_not_with_the_broker(heard: H
 def test_what_is_taken_back_while_there_is_no_broker_is_not_sent_to_the_next_one(heard: Heard, ours: bool) -> None:
     """Asked about it, that one says that it does not wait there, as if a worker had it."""
     loop, endpoint = Loop(), "inproc://nowhere"
-    scout = Scout(endpoint, ["0.2"], print)
+    discovery = BrokerDiscovery(endpoint, ["0.2"], print)
     courier: SocketCourier | LaneCourier
     if ours:
-        courier = SocketCourier(heard, loop, endpoint, scout)
+        courier = SocketCourier(heard, loop, endpoint, discovery)
     else:
-        courier = LaneCourier(heard, loop, endpoint, scout, version="0.1", room=8, attempt_timeout=9)
+        courier = LaneCourier(heard, loop, endpoint, discovery, version="0.1", room=8, attempt_timeout=9)
     courier.send([Send(b"1", b"echo", [b"x"]), Send(b"2", b"echo", [b"y"])], NOW)
     courier.push(NOW)
     heard.overdue = {b"1"}
@@ -402,12 +402,12 @@ def test_a_broker_that_answered_in_no_version_is_asked_again(tmp_path: Path) -> 
     """It may have been busy, or be another one by now."""
     found: list[Kind] = []
     endpoint, now = f"ipc://{tmp_path}/broker", NOW
-    scout = Scout(endpoint, ["0.2", "0.1"], found.append)
+    discovery = BrokerDiscovery(endpoint, ["0.2", "0.1"], found.append)
     with zmq.Context.instance().socket(zmq.ROUTER) as broker:
         broker.bind(endpoint)
 
         def question() -> list[bytes]:
-            scout.flush(now)
+            discovery.flush(now)
             return broker.recv_multipart() if broker.poll(0) else []
 
         asked = []
@@ -417,12 +417,12 @@ def test_a_broker_that_answered_in_no_version_is_asked_again(tmp_path: Path) -> 
         assert [b"MDPC02" in frames for pair in asked for frames in pair] == [False, False, True, True, False, False]
         assert asked[2][0][0] != asked[0][0][0], "the connection is a new one"
         broker.send_multipart([asked[2][1][0], b"", b"MDPC01", b"mmi.service", b"404"])
-        until(lambda: scout.drain(now) or found)
+        until(lambda: discovery.drain(now) or found)
         assert found == [Kind("0.1", ours=False)]
-        scout.doubt(now)
+        discovery.doubt(now)
         now += PAUSE
         assert until(question)[0] != asked[2][0][0], "another connection broke: another broker may be there"
-        scout.close()
+        discovery.close()
 
 
 def test_what_is_not_wanted_any_more_is_not_sent_to_the_next_broker(

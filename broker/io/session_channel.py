@@ -1,0 +1,107 @@
+"""A session on its connection, as a channel of a loop: a core that speaks to one server at a time, and its `Dealer`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from broker.core.client import ClientSession
+from broker.core.worker import Job, SessionState, WorkerSession
+from broker.errors import OutOfSockets
+from broker.io.dealer import Dealer
+from broker.io.loop import Channel, Pollable
+
+Session = TypeVar("Session", bound=ClientSession | WorkerSession)
+
+
+class SessionChannel(Channel, Generic[Session]):
+    """A client's or worker's session. Subclasses say what else a loss or a shortage of sockets means for them."""
+
+    def __init__(self, session: Session, dealer: Dealer) -> None:
+        self.session = session
+        self._dealer = dealer
+
+    def sockets(self) -> Iterable[Pollable]:
+        return self._dealer.sockets()
+
+    def changed(self) -> bool:
+        return self._dealer.changed()
+
+    def drain(self, now: float) -> bool:
+        while (frames := self._dealer.receive()) is not None:
+            self.session.receive(self._dealer.number, frames, now)
+        if self._dealer.broke():
+            self._lost(now)
+        return False
+
+    def tick(self, now: float) -> None:
+        self.session.tick(now)
+
+    def next_deadline(self) -> float | None:
+        return self.session.next_deadline()
+
+    def flush(self, now: float) -> None:
+        try:
+            self._dealer.send(self.session.take_output())
+        except OutOfSockets as error:
+            self._starved(error, now)
+
+    def close(self) -> None:
+        self._dealer.close()
+
+    def _lost(self, now: float) -> None:
+        """The connection broke."""
+        self.session.lost(now)
+
+    def _starved(self, error: OutOfSockets, now: float) -> None:
+        """There was no socket for a connection; by default it is as lost as any other."""
+        self.session.lost(now)
+
+
+class WorkerChannel(SessionChannel[WorkerSession]):
+    """One registered worker. It rests until something comes or is due, or its loop is told to `touch` it."""
+
+    rests = True
+
+    def drain(self, now: float) -> bool:
+        # One message: it is rare that there is another, and to find none costs as much as to take one.
+        if (frames := self._dealer.receive()) is not None:
+            self.session.receive(self._dealer.number, frames, now)
+            if self.session.refused:
+                self._refused(now)
+        elif self._dealer.broke():
+            self._lost(now)
+        return False
+
+    def tick(self, now: float) -> None:
+        self.session.inflow = self._dealer.inflow
+        self.session.tick(now)
+
+    def flush(self, now: float) -> None:
+        session = self.session
+        if session.state is SessionState.AWAY:
+            self._dealer.answered = False  # whatever it said: the next one is to be tried
+            if session.stranded:
+                self._stranded(now)
+        try:
+            self._dealer.send(session.take_output())
+            session.link(not self._dealer.waits, now)
+        except OutOfSockets as error:
+            self._starved(error, now)
+        for job in session.take_jobs():
+            self._begin(job)
+        if session.stopped:
+            self._stopped()
+
+    def _begin(self, job: Job) -> None:
+        """A request has come."""
+        raise NotImplementedError
+
+    def _refused(self, now: float) -> None:
+        """The broker has sent the worker away."""
+
+    def _stranded(self, now: float) -> None:
+        """The connection is gone by which the request in hand came."""
+
+    def _stopped(self) -> None:
+        """The worker has said good-bye."""

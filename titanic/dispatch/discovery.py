@@ -1,0 +1,92 @@
+"""Which broker is at an endpoint: asked until one answers, and asked again when its connection breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from broker import ANSWER, Channel, Dealer, Kind, OutOfSockets, Recognition
+from titanic.dispatch.socket_shortage import Shortage
+
+PAUSE = 0.1
+"""Seconds from the loss of a connection to the next question."""
+
+
+class BrokerDiscovery(Channel):
+    """Finds out which broker is at an endpoint, whenever it comes, and again when its connection breaks: another one
+    may have taken its place. It has a connection of its own."""
+
+    def __init__(self, endpoint: str, versions: Sequence[str], found: Callable[[Kind], None]) -> None:
+        """`versions`: of MDP, that may be spoken. `found` is told each time."""
+        self.kind: Kind | None = None
+        """Which broker it is; None: not known yet, or not any more."""
+        self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=True, hold=True)
+        self._versions = versions
+        self._found = found
+        self._recognition = Recognition(versions)
+        self._number = 0
+        self._ask_at: float | None = 0.0
+        """When the next questions are due; None: they are on their way, or not needed."""
+        self._shortage = Shortage()
+
+    def start(self, now: float) -> None:
+        """Ask for the first time. An endpoint that cannot be right raises broker.EndpointError here, not there."""
+        self.flush(now)
+
+    def doubt(self, now: float) -> None:
+        """Another connection to the broker broke: ask again, on a new one."""
+        if self.kind is not None:
+            self._begin(now + PAUSE)
+
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        return self._dealer.sockets()
+
+    def changed(self) -> bool:
+        return self._dealer.changed()
+
+    def drain(self, now: float) -> bool:
+        while (frames := self._dealer.receive()) is not None:
+            if self.kind is None and (kind := self._recognition.learn(frames)) is not None:
+                self.kind, self._ask_at = kind, None
+                self._found(kind)
+        if self._dealer.broke():
+            self._begin(now + PAUSE)
+        return False
+
+    def next_deadline(self) -> float | None:
+        return self._ask_at if self._shortage.ends is None else self._shortage.ends
+
+    def flush(self, now: float) -> None:
+        """Look at the time, too: what is due needs no `tick`."""
+        if self.kind is not None or self._shortage.lasts(now):
+            return
+        try:
+            if self._ask_at is not None and now >= self._ask_at:
+                self._ask(now)
+            else:
+                self._dealer.send([])
+            self._shortage.over()
+        except OutOfSockets as error:
+            self._shortage.met(error, now)
+            self._begin(now)
+        if self._ask_at is None and self._dealer.linked:
+            self._ask_at = now + ANSWER
+
+    def close(self) -> None:
+        self._dealer.close()
+
+    def _begin(self, when: float) -> None:
+        self._dealer.close(linger=0)
+        self._recognition = Recognition(self._versions)
+        self.kind, self._ask_at = None, when
+
+    def _ask(self, now: float) -> None:
+        questions = self._recognition.ask()
+        if not questions:  # nobody has answered in any version
+            self._begin(now)
+            questions = self._recognition.ask()
+        if self._dealer.socket is None:
+            self._number += 1
+        self._ask_at = None
+        self._dealer.send([(self._number, frames) for frames in questions])
