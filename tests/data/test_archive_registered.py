@@ -190,7 +190,7 @@ def test_the_archive_of_another_store_whose_ring_tells_nothing(store: Path, tmp_
     other = ring(tmp_path / "other", 100)
     with Store.open(other) as opened, opened.write() as txn:
         for number in range(1, 101):
-            txn._txn.delete(number.to_bytes(8), db=txn._db.closed)
+            txn.raw.delete(number.to_bytes(8), db=txn.db.closed)
     with Store.open(other) as opened:
         fill(opened, 5, at=1000)
     with pytest.raises(ArchiveError, match="is the archive of another store; that one's id is "):

@@ -5,11 +5,9 @@ from titanic.store.lmdb.capacity import MIN_CAPACITY
 from titanic.store.lmdb.closed_record import LAYOUT as CLOSED_LAYOUT
 from titanic.store.lmdb.closed_record import UNCLAIMED, ClosedRequest
 from titanic.store.lmdb.outcome_record import Outcome, Pending
-from titanic.store.lmdb.read import ReadTransaction
 from titanic.store.lmdb.request_record import NewRequest, Request
 from titanic.store.lmdb.schema import priority_in
-from titanic.store.lmdb.store import DEFAULT_CAPACITY, Store
-from titanic.store.lmdb.write import WriteTransaction
+from titanic.store.lmdb.store import DEFAULT_CAPACITY, ReadTransaction, Store, WriteTransaction
 from titanic.store.records import (
     DAY,
     Accepted,

@@ -121,7 +121,7 @@ def processor_seconds() -> float:
 def cursor(ring: Path) -> int:
     """Touch each record of the ring, and make nothing of it."""
     with Store.open_read_only(ring) as store, store.read() as txn:
-        return sum(len(record) for record in txn._txn.cursor(txn._db.closed).iternext(keys=False))
+        return sum(len(record) for record in txn.raw.cursor(txn.db.closed).iternext(keys=False))
 
 
 def by_pyarrow(ring: Path, rows: int, file: Path) -> None:

@@ -168,7 +168,7 @@ def test_what_is_sent_again_is_stored_once(tmp_path: Path, way: str) -> None:
 
 def keys_in(server: Server) -> int:
     with server.store.read() as transaction:
-        return int(transaction._txn.stat(transaction._db.keys)["entries"])
+        return int(transaction.raw.stat(transaction.db.keys)["entries"])
 
 
 def test_a_key_of_its_own_is_forgotten_when_nobody_can_need_it_any_more(server: Server, client: Client) -> None:

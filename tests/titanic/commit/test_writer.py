@@ -100,7 +100,7 @@ def test_a_disk_that_fails_is_told_to_all_at_once_and_nothing_is_kept(
     def failing(self: WriteTransaction, *args: Any) -> None:
         nonlocal tries
         tries += 1
-        self._txn.abort()
+        self.raw.abort()
         raise StoreFailed("the store failed", os.strerror(errno.EIO))
 
     monkeypatch.setattr(WriteTransaction, "__exit__", failing)

@@ -153,8 +153,8 @@ def test_what_is_due_and_cannot_be_done_is_not_insisted_on(store: Store, monkeyp
         return None if deadline is None else deadline - time.monotonic()
 
     with monkeypatch.context() as full:
-        environment = store._environment
-        full.setattr(store, "_environment", environment._replace(room=environment.room._replace(least=0)))
+        environment = store.environment
+        full.setattr(store, "environment", environment._replace(room=environment.room._replace(least=0)))
         left = keep()
         assert left is not None
         assert PAUSE_US / 2e6 < left <= PAUSE_US / 1e6

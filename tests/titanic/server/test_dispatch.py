@@ -270,7 +270,7 @@ def test_a_disk_that_fails_for_a_while_costs_no_reply_and_no_second_execution(
     uuid = client.submit("echo", "x")
 
     def failing(self: WriteTransaction, *args: Any) -> None:
-        self._txn.abort()
+        self.raw.abort()
         failed.set()
         raise StoreFailed("the disk failed")
 

@@ -118,7 +118,7 @@ def test_a_commit_that_fails_is_a_500_for_all_of_it_and_nothing_is_stored(
     with monkeypatch.context() as patch:
 
         def failing(self: WriteTransaction, *args: Any) -> None:
-            self._txn.abort()
+            self.raw.abort()
             raise StoreFailed("the disk failed")
 
         patch.setattr(WriteTransaction, "__exit__", failing)
@@ -138,9 +138,9 @@ def test_one_damaged_reply_fails_no_other(desk: Desk) -> None:
             transaction.finish(
                 bytes.fromhex(uuid.decode()), Status.DONE, [b"R"], attempts=1, dispatched_at=1, finished_at=2
             )
-        record = bytearray(transaction._txn.get(bytes.fromhex(bad.decode()), db=transaction._db.replies))
+        record = bytearray(transaction.raw.get(bytes.fromhex(bad.decode()), db=transaction.db.replies))
         record[-1] ^= 1
-        transaction._txn.put(bytes.fromhex(bad.decode()), bytes(record), db=transaction._db.replies)
+        transaction.raw.put(bytes.fromhex(bad.decode()), bytes(record), db=transaction.db.replies)
     answers = desk.ask(tsp.REPLY, [good], [bad], [good])
     assert answers[0] == answers[2] == [b"200", b"R"]
     assert answers[1][0].startswith(b"500 not read: ")
@@ -155,9 +155,9 @@ def test_replies_to_several_in_one_message(desk: Desk) -> None:
             transaction.finish(
                 bytes.fromhex(uuid.decode()), status, frames, attempts=1, dispatched_at=1, finished_at=2, reason="x"
             )
-        record = bytearray(transaction._txn.get(bytes.fromhex(damaged.decode()), db=transaction._db.replies))
+        record = bytearray(transaction.raw.get(bytes.fromhex(damaged.decode()), db=transaction.db.replies))
         record[-1] ^= 1
-        transaction._txn.put(bytes.fromhex(damaged.decode()), bytes(record), db=transaction._db.replies)
+        transaction.raw.put(bytes.fromhex(damaged.decode()), bytes(record), db=transaction.db.replies)
     unknown = b"0" * 32
     (answer,) = desk.ask(tsp.REPLY, [b"\n".join((pending, failed, unknown, damaged, done, done.upper()))])
     text = answer.pop(5)
@@ -226,7 +226,7 @@ def test_closing_several_in_parts_is_answered_once(desk: Desk, monkeypatch: pyte
         nonlocal closed
         if closed > 2:
             closed = 0
-            self._txn.abort()
+            self.raw.abort()
             raise StoreFull(1, 1)
         closed = 0
         leave(self, *args)

@@ -91,10 +91,10 @@ def test_running_ones_come_in_pages_too(store: Store) -> None:
 def test_a_damaged_name_is_listed_all_the_same(store: Store) -> None:
     (uuid,) = fill(store, "abc")
     with store.write() as transaction:
-        record = bytearray(transaction._txn.get(uuid, db=transaction._db.requests))
+        record = bytearray(transaction.raw.get(uuid, db=transaction.db.requests))
         at = record.index(b"abc")
         record[at] = 0xFF
-        transaction._txn.put(uuid, bytes(record), db=transaction._db.requests)
+        transaction.raw.put(uuid, bytes(record), db=transaction.db.requests)
     rows, _ = page(store)
     assert rows[0]["service"] == "\ufffdbc"
 

@@ -84,12 +84,12 @@ def test_what_an_interrupted_backup_left_is_no_obstacle(store, tmp_path):
 
 def test_a_backup_of_a_damaged_store_is_not_made(store, tmp_path):
     with store.write() as txn:
-        txn._txn.put(b"nobody", b"", db=txn._db.replies)
+        txn.raw.put(b"nobody", b"", db=txn.db.replies)
     with pytest.raises(StoreCorrupt, match=r"1 problems, the first: replies .* wrong length; repair it first"):
         backup(store, tmp_path / "copy")
     assert names(tmp_path) == ["store"]
     with store.write() as txn:
-        txn._txn.delete(b"nobody", db=txn._db.replies)
+        txn.raw.delete(b"nobody", db=txn.db.replies)
 
 
 def test_a_backup_that_cannot_be_written_leaves_nothing(store, tmp_path):
@@ -116,7 +116,7 @@ def test_restoring_replaces_no_store_and_trusts_none(store, tmp_path):
     with pytest.raises(NotAStore, match=r"has no data\.mdb"):
         restore(tmp_path / "nowhere", tmp_path / "again")
     with Store.open(tmp_path / "copy") as copy, copy.write() as txn:
-        txn._txn.put(b"nobody", b"", db=txn._db.replies)
+        txn.raw.put(b"nobody", b"", db=txn.db.replies)
     with pytest.raises(StoreCorrupt, match="isn't sound"):
         restore(tmp_path / "copy", tmp_path / "again")
     os.truncate(tmp_path / "copy" / "data.mdb", 20_000)

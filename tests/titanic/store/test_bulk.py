@@ -62,7 +62,7 @@ def test_a_part(store: Store) -> None:
 
 
 def test_damage_is_named(store: Store) -> None:
-    environment = store._environment
+    environment = store.environment
     with environment.env.begin(write=True, db=environment.databases.closed) as txn:
         key = (7).to_bytes(8, "big")
         txn.put(key, txn.get(key)[:-1] + b"?")

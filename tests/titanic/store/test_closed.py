@@ -6,6 +6,7 @@ import pytest
 
 from titanic.errors import InvalidArchive, RecordCorrupt, StoreFull
 from titanic.store import NewRequest, Retention, State, Status, Store
+from titanic.store.lmdb.free_space import recount
 from titanic.store.lmdb.tools import check
 
 NOW = 1_795_258_520_106_479
@@ -151,7 +152,7 @@ def test_bodies_up_to_a_limit_are_remembered_wherever_they_stand(store, request_
     assert check(store) == []
     with store.write() as txn:
         assert txn.trim(NOW + 10, Retention(closed_retention=1)).closed == 1
-        assert txn._txn.stat(txn._db.blobs)["entries"] == 0
+        assert txn.raw.stat(txn.db.blobs)["entries"] == 0
 
 
 def test_larger_bodies_are_left_out_and_their_size_is_kept(tmp_path):
@@ -197,21 +198,21 @@ def test_a_damaged_entry_ends_what_is_read_and_is_named(store):
     close(store, *accept(store, *[NewRequest(b"echo", [b"body"])] * 3))
     with store.write() as txn:
         key = (2).to_bytes(8)
-        whole = bytes(txn._txn.get(key, db=txn._db.closed))
-        txn._txn.put(key, b"\xff" * 90, db=txn._db.closed)
+        whole = bytes(txn.raw.get(key, db=txn.db.closed))
+        txn.raw.put(key, b"\xff" * 90, db=txn.db.closed)
     assert [life.sequence for life in closed(store)] == [1]
     with pytest.raises(RecordCorrupt, match=r"0000000000000002 in 'closed' is damaged.*repair the store"):
         closed(store, after=1)
     with store.write() as txn:
-        txn._txn.put(key, whole, db=txn._db.closed)
+        txn.raw.put(key, whole, db=txn.db.closed)
 
 
 def test_damage_gets_no_new_checksum_when_a_request_is_closed(store):
     (uuid,) = accept(store, NewRequest(b"echo", [b"body"]))
     with store.write() as txn:
-        record = bytearray(txn._txn.get(uuid, db=txn._db.requests))
+        record = bytearray(txn.raw.get(uuid, db=txn.db.requests))
         record[-1] ^= 1
-        txn._txn.put(uuid, bytes(record), db=txn._db.requests)
+        txn.raw.put(uuid, bytes(record), db=txn.db.requests)
     close(store, uuid)
     (life,) = closed(store)
     assert (life.service, life.request, life.request_left_out) == (b"echo", [], True)
@@ -277,12 +278,12 @@ def fill_to_the_brim(store):
     with suppress(StoreFull):
         while True:
             uuids += accept(store, *[NewRequest(b"echo", [bytes(100)])] * 500)
-    least = store._environment.room.least
+    least = store.environment.room.least
     for at in range(0, len(uuids), 500):
         with store.write() as txn:
             for uuid in uuids[at : at + 500]:
                 assert txn.postpone(uuid, due=NOW + 9, attempts=1, dispatched_at=NOW, reason="x" * 1000)
-            if txn._recount() > least:
+            if recount(txn) > least:
                 return uuids[: at + 500]
     raise AssertionError("it is not full")
 

@@ -40,7 +40,7 @@ def damage(path, database, uuid):
 def drain(store):
     """Close all requests, by their keys."""
     with store.write() as txn:
-        for uuid in [bytes(key) for key in txn._txn.cursor(txn._db.requests).iternext(values=False)]:
+        for uuid in [bytes(key) for key in txn.raw.cursor(txn.db.requests).iternext(values=False)]:
             assert txn.close(uuid)
         assert txn.counts()[:4] == (0, 0, 0, 0)
         assert txn.waiting() == {}
@@ -414,7 +414,7 @@ def test_a_damaged_request_fails_with_a_reason_and_is_kept_aside(path):
         (row,) = txn.list(state=State.FAILED)
         assert (row.uuid, row.service, row.reason) == (uuids[0], b"echo", "the request was damaged")
         assert row.finished_at == NOW + 5
-        ((key, value),) = txn._txn.cursor(txn._db.aside).iternext()
+        ((key, value),) = txn.raw.cursor(txn.db.aside).iternext()
         assert bytes(key) == b"requests %d " % (NOW + 5) + row.uuid
         assert bytes(value) == b"\xff" * 60
 
@@ -450,4 +450,4 @@ def test_repairing_a_sound_store_changes_nothing(path):
     with Store.open(path) as store:
         assert repair(store, NOW) == []
         with store.read() as txn:
-            assert txn._txn.stat(txn._db.aside)["entries"] == 0
+            assert txn.raw.stat(txn.db.aside)["entries"] == 0

@@ -10,6 +10,7 @@ from support.torture import SEED, tally
 
 from titanic.errors import CapacityTooSmall, StoreFailed, StoreFull
 from titanic.store import MIN_CAPACITY, NewRequest, State, Status, Store
+from titanic.store.lmdb.free_space import can_make_way
 from titanic.store.lmdb.tools import check
 
 NOW = 1_795_258_520_106_479
@@ -253,8 +254,8 @@ def expect_no_room(store, full):
     promised = 192 * (found.requests - found.replies)
     assert full.__cause__ is None, "it was foreseen"
     with store.read() as txn:
-        way = txn._can_make_way(1 << 40)
-    assert found.used - way + promised + full.needed > store._environment.room.accept, "there was room"
+        way = can_make_way(txn, 1 << 40)
+    assert found.used - way + promised + full.needed > store.environment.room.accept, "there was room"
 
 
 def turn_over(path, capacity, *, turns, keep_closed, seed):
@@ -377,7 +378,7 @@ def test_a_reply_beyond_all_room_is_refused_and_no_more(store):
 
 def test_a_map_that_is_full_all_the_same_drops_the_transaction_and_no_more(store):
     uuids = fill(store)
-    store._environment = store._environment._replace(room=store._environment.room._replace(accept=1 << 30))
+    store.environment = store.environment._replace(room=store.environment.room._replace(accept=1 << 30))
     with pytest.raises(StoreFull) as raised:
         accept(store, NewRequest(b"echo", [bytes(12 << 20)]))
     assert isinstance(raised.value.__cause__, lmdb.MapFullError)
@@ -423,7 +424,7 @@ def test_a_disk_that_fails_loses_nothing_and_is_forgiven(tmp_path):
 def test_an_error_of_lmdb_is_never_seen(store):
     def misuse():
         with store.write() as txn:
-            txn._txn.put(b"", b"", db=txn._db.meta)
+            txn.raw.put(b"", b"", db=txn.db.meta)
 
     with pytest.raises(StoreFailed) as raised:
         misuse()

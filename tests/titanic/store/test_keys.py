@@ -123,7 +123,7 @@ def test_keys_are_forgotten_by_trimming(store):
     with store.write() as txn:
         assert txn.trim(NOW + 5, limit=3) == (0, 0, 0, 3, True)
         assert txn.trim(NOW + 5, limit=3) == (0, 0, 0, 2, False)
-        assert txn._txn.stat(txn._db.keys)["entries"] == 5
+        assert txn.raw.stat(txn.db.keys)["entries"] == 5
 
 
 def test_a_key_is_forgotten_before_its_time(store):
@@ -244,7 +244,7 @@ def test_those_that_would_be_stored(store):
 def test_the_most_that_share_a_key_stay_in_a_page(store):
     found = accept(store, *together(b"x" * 255, *[b""] * MOST_TOGETHER))
     with store.read() as txn:
-        assert txn._txn.stat(txn._db.keys)["overflow_pages"] == 0
+        assert txn.raw.stat(txn.db.keys)["overflow_pages"] == 0
     assert [one.uuid for one in accept(store, *together(b"x" * 255, *[b""] * MOST_TOGETHER))] == [
         one.uuid for one in found
     ]

@@ -263,7 +263,7 @@ def test_an_entry_under_a_number_never_given_out_is_set_aside(path: Path, number
     first = 2 if number == 1 else 1  # nobody can tell that there was one before
     assert ring(path) == (first, 3, errors[first - 1 :], 0)
     with Store.open(path) as store, store.read() as txn:
-        assert txn._txn.stat(txn._db.aside)["entries"] == 1
+        assert txn.raw.stat(txn.db.aside)["entries"] == 1
 
 
 def test_an_entry_far_before_the_others_is_set_aside(path: Path) -> None:

@@ -43,7 +43,7 @@ def readers(tmp_path):
 
 def places(store):
     """How many readers the store's table has, dead ones too."""
-    return len(store._environment.env.readers().splitlines()) - 1
+    return len(store.environment.env.readers().splitlines()) - 1
 
 
 @pytest.mark.torture(short=True)

@@ -9,11 +9,12 @@ from titanic.errors import InvalidRequest, StoreFailed, StoreFull
 from titanic.store.lmdb import idempotency_key, request_record, retry_record
 from titanic.store.lmdb.blob import REF_SIZE, Ref, refer
 from titanic.store.lmdb.capacity import CHARGE
+from titanic.store.lmdb.free_space import could_fit, drop_oldest, fits, recount
 from titanic.store.lmdb.idempotency_key import Holder
 from titanic.store.lmdb.request_record import NewRequest
 from titanic.store.lmdb.retry_record import Retry
 from titanic.store.lmdb.schema import EXPIRY, KEY, PAGE, cost, later_key, ready_prefix, service_of, timer_key
-from titanic.store.lmdb.transaction import Change
+from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import Accepted
 from titanic.util.ids import SIZE
 
@@ -22,197 +23,198 @@ _FIXED_COST = CHARGE + 3 * _TIMER_COST // 2  # its end, its row in `ready`
 _MOST_DROPPED = 1000
 
 
-class Accepting(Change):
-    """The part of a write transaction that takes requests in."""
+def accept_many(tx: Writing, requests: Sequence[NewRequest], now_us: int) -> list[bytes]:
+    """Store the requests and return their ids, in order. `now_us` is the wall clock in µs since the epoch.
 
-    def accept_many(self, requests: Sequence[NewRequest], now_us: int) -> list[bytes]:
-        """Store the requests and return their ids, in order. `now_us` is the wall clock in µs since the epoch.
+    All are stored, or none: raises StoreFull when there is no room for all (its `fitting` says for how
+    many), InvalidRequest when one can't be stored. The transaction remains good in both cases.
 
-        All are stored, or none: raises StoreFull when there is no room for all (its `fitting` says for how
-        many), InvalidRequest when one can't be stored. The transaction remains good in both cases.
+    A request whose key is taken isn't stored again, it gets the id of the first. So do those that share a key.
+    """
+    return _accept(tx, requests, now_us)[0]
 
-        A request whose key is taken isn't stored again, it gets the id of the first. So do those that share a key.
-        """
-        return self._accept(requests, now_us)[0]
 
-    def accept(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[Accepted]:
-        """The same; the answer tells which of them are new. Keys count `ahead_us` longer.
+def accept(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[Accepted]:
+    """The same; the answer tells which of them are new. Keys count `ahead_us` longer.
 
-        `ahead_us`: by how much the clock may be ahead.
-        """
-        uuids, repeated = self._accept(requests, now_us, ahead_us)
-        return [Accepted(uuid, n not in repeated) for n, uuid in enumerate(uuids)]
+    `ahead_us`: by how much the clock may be ahead.
+    """
+    uuids, repeated = _accept(tx, requests, now_us, ahead_us)
+    return [Accepted(uuid, n not in repeated) for n, uuid in enumerate(uuids)]
 
-    def fresh(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[NewRequest]:
-        """Those that `accept` would store: their key is not taken."""
-        sure_us = now_us - ahead_us
-        seen: set[bytes] = set()
-        fresh = []
-        known = 0  # up to which the requests share a key that is taken
-        for n, new in enumerate(requests):
-            if new.key and (new.key in seen or self._holder(new.key, sure_us) is not None):
-                known = n + max(1, new.together)
-            if n >= known:
-                fresh.append(new)
-            seen.add(new.key)
-        return fresh
 
-    def forget(self, keys: Sequence[bytes]) -> None:
-        """Forget these idempotency keys before their time; unknown ones are fine."""
-        for key in keys:
-            row = self._txn.get(key, db=self._db.keys)
-            holder = None if row is None else idempotency_key.decode(row)
-            if holder is not None:
-                self._delete(self._db.timers, timer_key(KEY, holder.until, key))
-                self._delete(self._db.keys, key)
+def fresh(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[NewRequest]:
+    """Those that `accept` would store: their key is not taken."""
+    sure_us = now_us - ahead_us
+    seen: set[bytes] = set()
+    fresh = []
+    known = 0  # up to which the requests share a key that is taken
+    for n, new in enumerate(requests):
+        if new.key and (new.key in seen or _holder(tx, new.key, sure_us) is not None):
+            known = n + max(1, new.together)
+        if n >= known:
+            fresh.append(new)
+        seen.add(new.key)
+    return fresh
 
-    def _accept(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> tuple[list[bytes], set[int]]:
-        txn, db = self._txn, self._db
-        sure_us = now_us - ahead_us
-        uuids = self._environment.ids.make(len(requests), now_us)
-        repeated: set[int] = set()
-        records: list[tuple[bytes, bytes]] = []
-        ready: list[tuple[bytes, bytes]] = []
-        later: list[tuple[bytes, bytes]] = []
-        retries: list[tuple[bytes, bytes]] = []
-        timers: list[tuple[bytes, bytes]] = []
-        holders: dict[bytes, Holder] = {}
-        blobs: list[tuple[Ref, bytes]] = []
-        sizes: list[int] = []  # of the records, 0 for one that isn't stored
-        extras: dict[int, int] = {}  # what some need besides
-        loads: dict[bytes, list[int]] = {}  # the bytes of each, by prefix
-        load: list[int] = []
-        last = b""
-        holder: Holder | None = None
-        first = known = 0  # from which to which the requests have a key that is taken, by `holder`
-        encode = request_record.encode
-        placed = 0
 
-        def place(body: bytes) -> Ref:
-            ref = refer(self._new_blob(), body)
-            blobs.append((ref, body))
-            return ref
-
-        for n, new in enumerate(requests):
-            uuid = uuids[n]
-            service, _, priority, not_before, expires_at, _, _, key, key_until, together = new
-            extra = 0
-            if key:
-                request_record.check_key(key, key_until)
-                count = request_record.check_together(together, len(requests) - n)
-                holder = holders.get(key) or self._holder(key, sure_us)
-                if holder is None:
-                    holders[key] = Holder(key_until, b"".join(uuids[n : n + count]), now_us)
-                    # The row of several has a page to itself, when keys ascend.
-                    extra = 2 * len(key) + 3 * _TIMER_COST + (PAGE if count > 1 else 0)
-                elif holder.requests != count:
-                    fact = f"it was given to {holder.requests} in one message"
-                    raise InvalidRequest("the key stands for other requests", fact, "use another key")
-                else:
-                    first, known = n, n + count
-            if holder is not None and n < known:
-                encode(uuid, new, now_us)  # it must be valid all the same
-                uuids[n] = holder.at(n - first)
-                repeated.add(n)
-                sizes.append(0)
-                continue
-            record = encode(uuid, new, now_us, place)
-            records.append((uuid, record))
-            prefix = ready_prefix(service, priority)
-            size = len(record)
-            if prefix is not last:
-                load = loads.setdefault(prefix, [])
-                last = prefix
-            load.append(size)
-            if len(blobs) > placed:
-                ref = blobs[placed][0]
-                placed += 1
-                load[-1] += ref.size - REF_SIZE
-                extra += ref.pages * PAGE
-            if not_before > now_us:
-                delay = retry_record.encode(uuid, Retry(0, not_before))
-                later.append((later_key(not_before, uuid), prefix))
-                retries.append((uuid, delay))
-                extra += len(delay) + 3 * _TIMER_COST
-            else:
-                ready.append((prefix + uuid, b""))
-            if expires_at:
-                timers.append((timer_key(EXPIRY, expires_at, uuid), b""))
-                extra += _TIMER_COST
-            sizes.append(size)
-            if extra:
-                extras[n] = extra
-        self._make_room(sizes, extras)
-
-        # Appending skips the search for the place and fills pages to the brim. A key out of order isn't an error to
-        # LMDB, it is left out: that would be an acknowledged request that doesn't exist.
-        _, added = txn.cursor(db.requests).putmulti(records, append=True)
-        if added != len(records):
-            raise StoreFailed("the request ids don't ascend", f"{added} of {len(records)} were new", "restart")
-        ready.sort()  # neighbours in the tree one after the other
-        txn.cursor(db.ready).putmulti(ready)
-        if later:
-            txn.cursor(db.later).putmulti(later)
-            txn.cursor(db.retries).putmulti(retries)
-        if timers:
-            txn.cursor(db.timers).putmulti(timers)
-        for ref, body in blobs:
-            self._put_blob(ref, body)
-        for key, holder in holders.items():
-            self._hold(key, holder)
-        self._freed += len(loads) + len(later) + len(timers) + 8
-        for prefix, load in loads.items():
-            self._count(service_of(prefix), pending=len(load), size=sum(load))
-        for prefix, n in Counter([key[:-SIZE] for key, _ in ready]).items():
-            self._count(service_of(prefix), ready=n)
-        return uuids, repeated
-
-    def _holder(self, key: bytes, now_us: int) -> Holder | None:
-        """Who has the key now."""
-        row = self._txn.get(key, db=self._db.keys)
+def forget(tx: Writing, keys: Sequence[bytes]) -> None:
+    """Forget these idempotency keys before their time; unknown ones are fine."""
+    for key in keys:
+        row = tx.raw.get(key, db=tx.db.keys)
         holder = None if row is None else idempotency_key.decode(row)
-        return holder if holder and holder.until > now_us else None
+        if holder is not None:
+            tx.delete(tx.db.timers, timer_key(KEY, holder.until, key))
+            tx.delete(tx.db.keys, key)
 
-    def _hold(self, key: bytes, holder: Holder) -> None:
-        row = self._txn.get(key, db=self._db.keys)
-        old = None if row is None else idempotency_key.decode(row)
-        if old is not None:  # its time is over
-            self._delete(self._db.timers, timer_key(KEY, old.until, key))
-        self._put(self._db.keys, key, idempotency_key.encode(holder))
-        self._put(self._db.timers, timer_key(KEY, holder.until, key), b"")
 
-    def _make_room(self, sizes: list[int], extras: dict[int, int]) -> None:
-        """Raise StoreFull unless records of these sizes may be added, with what some of them need besides."""
-        room, pace = self._environment.room, self._environment.pace
-        if not any(sizes):
-            return
-        most = 2 * sum(sizes) + sum(extras.values()) + len(sizes) * _FIXED_COST
-        if self._fits(most, room.accept):  # no need to look closer
-            self._added += most
-            return
-        needs = [cost(SIZE, size) + extras.get(n, 0) + _FIXED_COST if size else 0 for n, size in enumerate(sizes)]
-        needed = sum(needs)
-        possible = self._could_fit(needed, room.accept)
-        dropped = 0
-        while not self._fits(needed, room.accept):
-            # What is dropped can be used from the transaction after next on: not more than can be lent till then.
-            if (
-                possible
-                and dropped < _MOST_DROPPED
-                and self._freed < 2 * room.pages_freed
-                and (n := self._drop_oldest(50))
-            ):
-                dropped += n
-                continue
-            if possible:
-                pace.wanted = needed
-            free = room.accept - self._recount()
-            used = room.capacity - free
-            fitting = 0
-            for need in needs:
-                free -= need
-                if free < 0:
-                    break
-                fitting += 1
-            raise StoreFull(used, room.capacity, needed, fitting)
-        self._added += needed
+def _accept(
+    tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0
+) -> tuple[list[bytes], set[int]]:
+    txn, db = tx.raw, tx.db
+    sure_us = now_us - ahead_us
+    uuids = tx.environment.ids.make(len(requests), now_us)
+    repeated: set[int] = set()
+    records: list[tuple[bytes, bytes]] = []
+    ready: list[tuple[bytes, bytes]] = []
+    later: list[tuple[bytes, bytes]] = []
+    retries: list[tuple[bytes, bytes]] = []
+    timers: list[tuple[bytes, bytes]] = []
+    holders: dict[bytes, Holder] = {}
+    blobs: list[tuple[Ref, bytes]] = []
+    sizes: list[int] = []  # of the records, 0 for one that isn't stored
+    extras: dict[int, int] = {}  # what some need besides
+    loads: dict[bytes, list[int]] = {}  # the bytes of each, by prefix
+    load: list[int] = []
+    last = b""
+    holder: Holder | None = None
+    first = known = 0  # from which to which the requests have a key that is taken, by `holder`
+    encode = request_record.encode
+    placed = 0
+
+    def place(body: bytes) -> Ref:
+        ref = refer(tx.new_blob(), body)
+        blobs.append((ref, body))
+        return ref
+
+    for n, new in enumerate(requests):
+        uuid = uuids[n]
+        service, _, priority, not_before, expires_at, _, _, key, key_until, together = new
+        extra = 0
+        if key:
+            request_record.check_key(key, key_until)
+            count = request_record.check_together(together, len(requests) - n)
+            holder = holders.get(key) or _holder(tx, key, sure_us)
+            if holder is None:
+                holders[key] = Holder(key_until, b"".join(uuids[n : n + count]), now_us)
+                # The row of several has a page to itself, when keys ascend.
+                extra = 2 * len(key) + 3 * _TIMER_COST + (PAGE if count > 1 else 0)
+            elif holder.requests != count:
+                fact = f"it was given to {holder.requests} in one message"
+                raise InvalidRequest("the key stands for other requests", fact, "use another key")
+            else:
+                first, known = n, n + count
+        if holder is not None and n < known:
+            encode(uuid, new, now_us)  # it must be valid all the same
+            uuids[n] = holder.at(n - first)
+            repeated.add(n)
+            sizes.append(0)
+            continue
+        record = encode(uuid, new, now_us, place)
+        records.append((uuid, record))
+        prefix = ready_prefix(service, priority)
+        size = len(record)
+        if prefix is not last:
+            load = loads.setdefault(prefix, [])
+            last = prefix
+        load.append(size)
+        if len(blobs) > placed:
+            ref = blobs[placed][0]
+            placed += 1
+            load[-1] += ref.size - REF_SIZE
+            extra += ref.pages * PAGE
+        if not_before > now_us:
+            delay = retry_record.encode(uuid, Retry(0, not_before))
+            later.append((later_key(not_before, uuid), prefix))
+            retries.append((uuid, delay))
+            extra += len(delay) + 3 * _TIMER_COST
+        else:
+            ready.append((prefix + uuid, b""))
+        if expires_at:
+            timers.append((timer_key(EXPIRY, expires_at, uuid), b""))
+            extra += _TIMER_COST
+        sizes.append(size)
+        if extra:
+            extras[n] = extra
+    _make_room(tx, sizes, extras)
+
+    # Appending skips the search for the place and fills pages to the brim. A key out of order isn't an error to
+    # LMDB, it is left out: that would be an acknowledged request that doesn't exist.
+    _, added = txn.cursor(db.requests).putmulti(records, append=True)
+    if added != len(records):
+        raise StoreFailed("the request ids don't ascend", f"{added} of {len(records)} were new", "restart")
+    ready.sort()  # neighbours in the tree one after the other
+    txn.cursor(db.ready).putmulti(ready)
+    if later:
+        txn.cursor(db.later).putmulti(later)
+        txn.cursor(db.retries).putmulti(retries)
+    if timers:
+        txn.cursor(db.timers).putmulti(timers)
+    for ref, body in blobs:
+        tx.put_blob(ref, body)
+    for key, holder in holders.items():
+        _hold(tx, key, holder)
+    tx.freed += len(loads) + len(later) + len(timers) + 8
+    for prefix, load in loads.items():
+        tx.count_load(service_of(prefix), pending=len(load), size=sum(load))
+    for prefix, n in Counter([key[:-SIZE] for key, _ in ready]).items():
+        tx.count_load(service_of(prefix), ready=n)
+    return uuids, repeated
+
+
+def _holder(tx: Writing, key: bytes, now_us: int) -> Holder | None:
+    """Who has the key now."""
+    row = tx.raw.get(key, db=tx.db.keys)
+    holder = None if row is None else idempotency_key.decode(row)
+    return holder if holder and holder.until > now_us else None
+
+
+def _hold(tx: Writing, key: bytes, holder: Holder) -> None:
+    row = tx.raw.get(key, db=tx.db.keys)
+    old = None if row is None else idempotency_key.decode(row)
+    if old is not None:  # its time is over
+        tx.delete(tx.db.timers, timer_key(KEY, old.until, key))
+    tx.put(tx.db.keys, key, idempotency_key.encode(holder))
+    tx.put(tx.db.timers, timer_key(KEY, holder.until, key), b"")
+
+
+def _make_room(tx: Writing, sizes: list[int], extras: dict[int, int]) -> None:
+    """Raise StoreFull unless records of these sizes may be added, with what some of them need besides."""
+    room, pace = tx.environment.room, tx.environment.pace
+    if not any(sizes):
+        return
+    most = 2 * sum(sizes) + sum(extras.values()) + len(sizes) * _FIXED_COST
+    if fits(tx, most, room.accept):  # no need to look closer
+        tx.added += most
+        return
+    needs = [cost(SIZE, size) + extras.get(n, 0) + _FIXED_COST if size else 0 for n, size in enumerate(sizes)]
+    needed = sum(needs)
+    possible = could_fit(tx, needed, room.accept)
+    dropped = 0
+    while not fits(tx, needed, room.accept):
+        # What is dropped can be used from the transaction after next on: not more than can be lent till then.
+        if possible and dropped < _MOST_DROPPED and tx.freed < 2 * room.pages_freed and (n := drop_oldest(tx, 50)):
+            dropped += n
+            continue
+        if possible:
+            pace.wanted = needed
+        free = room.accept - recount(tx)
+        used = room.capacity - free
+        fitting = 0
+        for need in needs:
+            free -= need
+            if free < 0:
+                break
+            fitting += 1
+        raise StoreFull(used, room.capacity, needed, fitting)
+    tx.added += needed

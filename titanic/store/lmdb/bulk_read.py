@@ -15,9 +15,10 @@ from zlib import crc32
 
 from titanic.store.lmdb import closed_record, request_record
 from titanic.store.lmdb.closed_record import ClosedRequest
-from titanic.store.lmdb.listing import Selection
+from titanic.store.lmdb.listing import describe
 from titanic.store.lmdb.record import BODY, PREFIX
 from titanic.store.lmdb.schema import closed_key
+from titanic.store.lmdb.transaction import Reading
 from titanic.store.records import Description
 from titanic.store.state import State
 
@@ -54,96 +55,96 @@ class ClosedBulk(NamedTuple):
     apart: dict[int, ClosedRequest]
 
 
-class Bulk(Selection):
-    """The part of a read transaction that reads much at a time."""
+def closed_bulk(tx: Reading, first: int, last: int, max_bytes: int = 16 << 20) -> ClosedBulk:
+    """The closed requests number `first` to `last`, or those of them that come to `max_bytes`; one however large.
 
-    def closed_bulk(self, first: int, last: int, max_bytes: int = 16 << 20) -> ClosedBulk:
-        """The closed requests number `first` to `last`, or those of them that come to `max_bytes`; one however large.
-
-        Empty when `first` is not in the ring (any more): see `closed_range`. Raises RecordCorrupt when a record is
-        damaged, or missing although it is newer than the first.
-        """
-        parts: list[bytes] = []
-        starts: list[int] = []
-        apart: dict[int, ClosedRequest] = {}
-        cursor = self._txn.cursor(self._db.closed)
-        if last < first or not cursor.set_key(closed_key(first)):
-            return ClosedBulk(first, b"", starts, apart)
-        at, number = 0, first
-        records = islice(cursor.iternext(keys=False), last - first + 1)
-        while at < max_bytes and (rows := list(map(bytes, islice(records, _AT_ONCE)))):  # of views, pieces cost more
-            begins = list(accumulate(map(len, rows), initial=at))
-            end = begins.pop()
-            if begins[-1] < max_bytes and _plain(number, rows):
-                at = end
-                starts += begins
-                parts += rows
-                number += len(rows)
-                continue
-            for row in rows:
-                if at >= max_bytes:
-                    break
-                starts.append(at)
-                parts.append(row)
-                at += len(row)
-                if not _plain(number, [row]):
-                    whole = apart[number - first] = closed_record.decode(number, memoryview(row), self._fetch)
-                    frames = [*whole.request, *whole.reply]
-                    parts += frames
-                    at += sum(map(len, frames))
-                number += 1
-        return ClosedBulk(first, b"".join(parts), starts, apart)
-
-    def cut_closed(self, first: int, last: int, max_bytes: int) -> int:
-        """The last number, at most `last`, so that the frames from number `first` on come to `max_bytes`; one at least.
-
-        For those who must know a range before they read it.
-        """
-        cursor = self._txn.cursor(self._db.closed)
-        size, number = 0, first - 1
-        if cursor.set_key(closed_key(first)):
-            for record in cursor.iternext(keys=False):
-                if number >= last:
-                    break
-                if len(record) >= _sizes.size:
-                    size += sum(_sizes.unpack_from(record))  # of the request and of the reply
-                if number >= first and size > max_bytes:
-                    break
-                number += 1
-        return number
-
-    def request_ids(self, every: int) -> list[bytes]:
-        """The id of every stored request that begins a part of `every` of them, oldest first."""
-        cursor = self._txn.cursor(self._db.requests)
-        return [bytes(key) for n, key in enumerate(cursor.iternext(values=False)) if n % every == 0]
-
-    def unended(
-        self, begin: bytes, end: bytes | None, limit: int, max_bytes: int = 16 << 20
-    ) -> tuple[list[tuple[Description, list[bytes]]], bytes | None]:
-        """The requests with ids from `begin` up to `end` (not included; None: all) that wait or are delayed, with their
-        bodies, and where to go on; None at the end. Looks at `limit` requests at most.
-
-        Raises RecordCorrupt.
-        """
-        found: list[tuple[Description, list[bytes]]] = []
-        cursor = self._txn.cursor(self._db.requests)
-        size = looked_at = 0
-        if not cursor.set_range(begin):
-            return found, None
-        for view, record in cursor.iternext():
-            uuid = bytes(view)
-            if end is not None and uuid >= end:
+    Empty when `first` is not in the ring (any more): see `closed_range`. Raises RecordCorrupt when a record is
+    damaged, or missing although it is newer than the first.
+    """
+    parts: list[bytes] = []
+    starts: list[int] = []
+    apart: dict[int, ClosedRequest] = {}
+    cursor = tx.raw.cursor(tx.db.closed)
+    if last < first or not cursor.set_key(closed_key(first)):
+        return ClosedBulk(first, b"", starts, apart)
+    at, number = 0, first
+    records = islice(cursor.iternext(keys=False), last - first + 1)
+    while at < max_bytes and (rows := list(map(bytes, islice(records, _AT_ONCE)))):  # of views, pieces cost more
+        begins = list(accumulate(map(len, rows), initial=at))
+        end = begins.pop()
+        if begins[-1] < max_bytes and _plain(number, rows):
+            at = end
+            starts += begins
+            parts += rows
+            number += len(rows)
+            continue
+        for row in rows:
+            if at >= max_bytes:
                 break
-            if looked_at >= limit or size >= max_bytes:
-                return found, uuid
-            looked_at += 1
-            if self._txn.get(uuid, db=self._db.replies) is not None:
-                continue
-            row = self.describe(uuid)
-            if row is not None and row.state in (State.WAITING, State.DELAYED):
-                found.append((row, request_record.decode(uuid, record, self._fetch).body))
-                size += row.body_bytes
+            starts.append(at)
+            parts.append(row)
+            at += len(row)
+            if not _plain(number, [row]):
+                whole = apart[number - first] = closed_record.decode(number, memoryview(row), tx.fetch)
+                frames = [*whole.request, *whole.reply]
+                parts += frames
+                at += sum(map(len, frames))
+            number += 1
+    return ClosedBulk(first, b"".join(parts), starts, apart)
+
+
+def cut_closed(tx: Reading, first: int, last: int, max_bytes: int) -> int:
+    """The last number, at most `last`, so that the frames from number `first` on come to `max_bytes`; one at least.
+
+    For those who must know a range before they read it.
+    """
+    cursor = tx.raw.cursor(tx.db.closed)
+    size, number = 0, first - 1
+    if cursor.set_key(closed_key(first)):
+        for record in cursor.iternext(keys=False):
+            if number >= last:
+                break
+            if len(record) >= _sizes.size:
+                size += sum(_sizes.unpack_from(record))  # of the request and of the reply
+            if number >= first and size > max_bytes:
+                break
+            number += 1
+    return number
+
+
+def request_ids(tx: Reading, every: int) -> list[bytes]:
+    """The id of every stored request that begins a part of `every` of them, oldest first."""
+    cursor = tx.raw.cursor(tx.db.requests)
+    return [bytes(key) for n, key in enumerate(cursor.iternext(values=False)) if n % every == 0]
+
+
+def unended(
+    tx: Reading, begin: bytes, end: bytes | None, limit: int, max_bytes: int = 16 << 20
+) -> tuple[list[tuple[Description, list[bytes]]], bytes | None]:
+    """The requests with ids from `begin` up to `end` (not included; None: all) that wait or are delayed, with their
+    bodies, and where to go on; None at the end. Looks at `limit` requests at most.
+
+    Raises RecordCorrupt.
+    """
+    found: list[tuple[Description, list[bytes]]] = []
+    cursor = tx.raw.cursor(tx.db.requests)
+    size = looked_at = 0
+    if not cursor.set_range(begin):
         return found, None
+    for view, record in cursor.iternext():
+        uuid = bytes(view)
+        if end is not None and uuid >= end:
+            break
+        if looked_at >= limit or size >= max_bytes:
+            return found, uuid
+        looked_at += 1
+        if tx.raw.get(uuid, db=tx.db.replies) is not None:
+            continue
+        row = describe(tx, uuid)
+        if row is not None and row.state in (State.WAITING, State.DELAYED):
+            found.append((row, request_record.decode(uuid, record, tx.fetch).body))
+            size += row.body_bytes
+    return found, None
 
 
 def _plain(number: int, rows: list[bytes]) -> bool:

@@ -14,7 +14,7 @@ from titanic.store.lmdb import idempotency_key, request_record, retry_record
 from titanic.store.lmdb.request_record import Header
 from titanic.store.lmdb.retry_record import Retry, expiry
 from titanic.store.lmdb.schema import EXPIRY, KEY, due_of, later_key, timer_key, timer_of, uuid_of
-from titanic.store.lmdb.transaction import Change
+from titanic.store.lmdb.transaction import Writing
 from titanic.util.clock import capped
 from titanic.util.ids import SIZE, may_be_after
 
@@ -23,106 +23,109 @@ _THEN = {_DELAY: EXPIRY, EXPIRY: KEY, KEY: b""}
 """What is looked at, and what after it."""
 
 
-class Recapping(Change):
-    """The part of a write transaction that makes up for a clock that was set back."""
+def recap(tx: Writing, now_us: int, after: bytes = b"", limit: int = 1000) -> tuple[int, bytes | None]:
+    """Let what was given a time in the future last for its own length, counted from now.
 
-    def recap(self, now_us: int, after: bytes = b"", limit: int = 1000) -> tuple[int, bytes | None]:
-        """Let what was given a time in the future last for its own length, counted from now.
-
-        Looks at `limit` delays, times to live and keys, from the place `after` on. Returns how many were changed, and
-        the place to go on from; None at the end.
-        """
-        changed, place = 0, after or _DELAY
-        while place and limit > 0:
-            kind = place[:1]
-            keys, place = self._from(kind, place[1:], now_us, limit)
-            changed += sum(_CAPS[kind](self, key, now_us) for key in keys)
-            limit -= len(keys)
-        return changed, place or None
-
-    def _from(self, kind: bytes, begin: bytes, now_us: int, limit: int) -> tuple[list[bytes], bytes]:
-        """Keys of rows whose time is to come, and the place behind them."""
-        database, prefix = (self._db.later, b"") if kind == _DELAY else (self._db.timers, kind)
-        cursor = self._txn.cursor(database)
-        found: list[bytes] = []
-        if cursor.set_range(prefix + (begin or later_key(now_us, b""))):
-            for view in cursor.iternext(values=False):
-                key = bytes(view)
-                if not key.startswith(prefix):
-                    break
-                if len(found) == limit:
-                    return found, kind + key[len(prefix) :]
-                found.append(key)
-        return found, _THEN[kind]
-
-    def _cap_delay(self, key: bytes, now_us: int) -> bool:
-        uuid, due = uuid_of(key), due_of(key)
-        past = self._past(uuid)
-        if past is None or past.due != due:
-            return False  # a check finds it
-        end = due
-        if past.attempts:
-            end = capped(due, past.dispatched_at, now_us)
-        elif (header := self._header(uuid, now_us)) is not None:
-            end = min(due, capped(header.not_before, header.submitted_at, now_us))
-        if end == due:
-            return False
-        prefix = bytes(self._txn.get(key, b"", db=self._db.later))
-        self._delete(self._db.later, key)
-        self._put(self._db.later, later_key(end, uuid), prefix)
-        # It was not sent in the future; and the next time the length of the delay must be the same.
-        past = past._replace(due=end, dispatched_at=min(past.dispatched_at, now_us))
-        self._put(self._db.retries, uuid, retry_record.encode(uuid, past))
-        return True
-
-    def _cap_expiry(self, key: bytes, now_us: int) -> bool:
-        _, time, uuid = timer_of(key)
-        header = self._header(uuid, now_us)
-        past = self._past(uuid) if header else None
-        if header is None or past is None or expiry(header.expires_at, past) != time:
-            return False
-        end = min(time, capped(header.expires_at, header.submitted_at, now_us))
-        if end == time:
-            return False
-        self._delete(self._db.timers, key)
-        self._put(self._db.timers, timer_key(EXPIRY, end, uuid), b"")
-        self._put(self._db.retries, uuid, retry_record.encode(uuid, past._replace(expires_at=end)))
-        return True
-
-    def _cap_key(self, key: bytes, now_us: int) -> bool:
-        _, time, name = timer_of(key)
-        row = self._txn.get(name, db=self._db.keys)
-        holder = None if row is None else idempotency_key.decode(row)
-        if holder is None or holder.until != time:
-            return False
-        end = capped(time, holder.given, now_us)
-        if end == time:
-            return False
-        self._delete(self._db.timers, key)
-        self._put(self._db.timers, timer_key(KEY, end, name), b"")
-        self._put(self._db.keys, name, idempotency_key.encode(holder._replace(until=end, given=now_us)))
-        return True
-
-    def _header(self, uuid: bytes, now_us: int) -> Header | None:
-        """What a request says of itself; None when it can't be read, or its id tells that it came before now."""
-        if len(uuid) != SIZE or not may_be_after(uuid, now_us):
-            return None
-        record = self._txn.get(uuid, db=self._db.requests)
-        try:
-            return None if record is None else request_record.decode_header(uuid, record)
-        except RecordCorrupt:
-            return None
-
-    def _past(self, uuid: bytes) -> Retry | None:
-        """What is remembered of it, which may be nothing; None when it can't be read."""
-        try:
-            return self._retry(uuid) or Retry(0, 0)
-        except RecordCorrupt:
-            return None
+    Looks at `limit` delays, times to live and keys, from the place `after` on. Returns how many were changed, and
+    the place to go on from; None at the end.
+    """
+    changed, place = 0, after or _DELAY
+    while place and limit > 0:
+        kind = place[:1]
+        keys, place = _from(tx, kind, place[1:], now_us, limit)
+        changed += sum(_CAPS[kind](tx, key, now_us) for key in keys)
+        limit -= len(keys)
+    return changed, place or None
 
 
-_CAPS: dict[bytes, Callable[[Recapping, bytes, int], bool]] = {
-    _DELAY: Recapping._cap_delay,
-    EXPIRY: Recapping._cap_expiry,
-    KEY: Recapping._cap_key,
+def _from(tx: Writing, kind: bytes, begin: bytes, now_us: int, limit: int) -> tuple[list[bytes], bytes]:
+    """Keys of rows whose time is to come, and the place behind them."""
+    database, prefix = (tx.db.later, b"") if kind == _DELAY else (tx.db.timers, kind)
+    cursor = tx.raw.cursor(database)
+    found: list[bytes] = []
+    if cursor.set_range(prefix + (begin or later_key(now_us, b""))):
+        for view in cursor.iternext(values=False):
+            key = bytes(view)
+            if not key.startswith(prefix):
+                break
+            if len(found) == limit:
+                return found, kind + key[len(prefix) :]
+            found.append(key)
+    return found, _THEN[kind]
+
+
+def _cap_delay(tx: Writing, key: bytes, now_us: int) -> bool:
+    uuid, due = uuid_of(key), due_of(key)
+    past = _past(tx, uuid)
+    if past is None or past.due != due:
+        return False  # a check finds it
+    end = due
+    if past.attempts:
+        end = capped(due, past.dispatched_at, now_us)
+    elif (header := _header(tx, uuid, now_us)) is not None:
+        end = min(due, capped(header.not_before, header.submitted_at, now_us))
+    if end == due:
+        return False
+    prefix = bytes(tx.raw.get(key, b"", db=tx.db.later))
+    tx.delete(tx.db.later, key)
+    tx.put(tx.db.later, later_key(end, uuid), prefix)
+    # It was not sent in the future; and the next time the length of the delay must be the same.
+    past = past._replace(due=end, dispatched_at=min(past.dispatched_at, now_us))
+    tx.put(tx.db.retries, uuid, retry_record.encode(uuid, past))
+    return True
+
+
+def _cap_expiry(tx: Writing, key: bytes, now_us: int) -> bool:
+    _, time, uuid = timer_of(key)
+    header = _header(tx, uuid, now_us)
+    past = _past(tx, uuid) if header else None
+    if header is None or past is None or expiry(header.expires_at, past) != time:
+        return False
+    end = min(time, capped(header.expires_at, header.submitted_at, now_us))
+    if end == time:
+        return False
+    tx.delete(tx.db.timers, key)
+    tx.put(tx.db.timers, timer_key(EXPIRY, end, uuid), b"")
+    tx.put(tx.db.retries, uuid, retry_record.encode(uuid, past._replace(expires_at=end)))
+    return True
+
+
+def _cap_key(tx: Writing, key: bytes, now_us: int) -> bool:
+    _, time, name = timer_of(key)
+    row = tx.raw.get(name, db=tx.db.keys)
+    holder = None if row is None else idempotency_key.decode(row)
+    if holder is None or holder.until != time:
+        return False
+    end = capped(time, holder.given, now_us)
+    if end == time:
+        return False
+    tx.delete(tx.db.timers, key)
+    tx.put(tx.db.timers, timer_key(KEY, end, name), b"")
+    tx.put(tx.db.keys, name, idempotency_key.encode(holder._replace(until=end, given=now_us)))
+    return True
+
+
+def _header(tx: Writing, uuid: bytes, now_us: int) -> Header | None:
+    """What a request says of itself; None when it can't be read, or its id tells that it came before now."""
+    if len(uuid) != SIZE or not may_be_after(uuid, now_us):
+        return None
+    record = tx.raw.get(uuid, db=tx.db.requests)
+    try:
+        return None if record is None else request_record.decode_header(uuid, record)
+    except RecordCorrupt:
+        return None
+
+
+def _past(tx: Writing, uuid: bytes) -> Retry | None:
+    """What is remembered of it, which may be nothing; None when it can't be read."""
+    try:
+        return tx.past(uuid) or Retry(0, 0)
+    except RecordCorrupt:
+        return None
+
+
+_CAPS: dict[bytes, Callable[[Writing, bytes, int], bool]] = {
+    _DELAY: _cap_delay,
+    EXPIRY: _cap_expiry,
+    KEY: _cap_key,
 }

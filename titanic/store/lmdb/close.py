@@ -8,9 +8,11 @@ from titanic.errors import RecordCorrupt, StoreFull
 from titanic.store.lmdb import blob, closed_record, outcome_record, request_record
 from titanic.store.lmdb.blob import Ref, refer
 from titanic.store.lmdb.closed_record import NO_FRAMES, Life, Part, Where
-from titanic.store.lmdb.lifecycle import Ending, retention_kind
+from titanic.store.lmdb.free_space import drop_oldest, fits, recount
+from titanic.store.lmdb.lifecycle import drop_timers, find, leave, retention_kind
 from titanic.store.lmdb.record import verify
 from titanic.store.lmdb.schema import INLINE, PAGE, TIME_SIZE, closed_key, cost, timer_key
+from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import Closed
 from titanic.store.state import State, Status
 from titanic.util.clock import wall_us
@@ -29,136 +31,138 @@ class _Found(NamedTuple):
     reply_part: Part
 
 
-class Closing(Ending):
-    """The part of a write transaction that closes requests."""
+def close(tx: Writing, uuid: bytes, now_us: int | None = None) -> Closed | None:
+    """Delete the request and all that belongs to it, whatever its state and even if it is damaged.
 
-    def close(self, uuid: bytes, now_us: int | None = None) -> Closed | None:
-        """Delete the request and all that belongs to it, whatever its state and even if it is damaged.
+    Its life goes into `closed`, where `now_us` (wall clock, µs since the epoch; None: ask the clock) is when that
+    happened. Returns None when the request is unknown. Raises StoreFull, with the transaction still good, only
+    when an archive is registered, has fallen far behind, and may not miss anything.
+    """
+    return close_request(tx, uuid, wall_us() if now_us is None else now_us)
 
-        Its life goes into `closed`, where `now_us` (wall clock, µs since the epoch; None: ask the clock) is when that
-        happened. Returns None when the request is unknown. Raises StoreFull, with the transaction still good, only
-        when an archive is registered, has fallen far behind, and may not miss anything.
-        """
-        return self._close(uuid, wall_us() if now_us is None else now_us)
 
-    def _close(self, uuid: bytes, now_us: int, unclaimed: bool = False) -> Closed | None:
-        txn, db = self._txn, self._db
-        view = txn.get(uuid, db=db.requests)
-        if view is None:
-            return None
-        record = bytes(view)
-        view = txn.get(uuid, db=db.replies)
-        reply = None if view is None else bytes(view)
-        header, request_part = self._read_request(uuid, record)
-        place = None if reply is not None else self._find(uuid)
-        end, reply_part = (None, NO_FRAMES) if reply is None else self._read_reply(uuid, reply)
-        status, error = Status.CANCELLED, ""
-        attempts = dispatched_at = replied_at = 0
-        if reply is None:
-            state = place.state if place else State.WAITING
-            if place and place.past:
-                attempts, dispatched_at, error = place.past.attempts, place.past.dispatched_at, place.past.reason
-        elif end is not None:
-            state, status = State(end.status), end.status
-            attempts, dispatched_at, replied_at, error = end.attempts, end.dispatched_at, end.finished_at, end.reason
-        else:
-            state, status = State.FAILED, Status.FAILED
-        service = header.service if header else b""
-        kept: list[Ref] = []
-        if self._environment.settings.keep_closed:
-            life = Life(
-                status,
-                unclaimed,
-                attempts,
-                header.submitted_at if header else 0,
-                dispatched_at,
-                replied_at,
-                now_us,
-                uuid,
-                service,
-                header.key if header else b"",
-                "the request was damaged" if header is None else error,
-                header.priority if header else 0,
-                request_part,
-                reply_part,
-            )
-            kept = self._remember(life)
-        if place is not None:
-            self._leave(uuid, place)
-        elif end is not None:
-            self._delete(db.timers, timer_key(retention_kind(end.status), end.finished_at, uuid))
-        else:
-            self._drop_timers(uuid)
-        for row, database in ((record, db.requests), (reply, db.replies)):
-            if row is not None:
-                self._delete(database, uuid)
-                self._freed += len(row) // PAGE
-        if place is None:
-            txn.delete(uuid, db=db.retries)
-        for found in (header, end):
-            if found is not None and found.ref not in kept:
-                self._drop_blob(found.ref)
-        return Closed(service, state)
+def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False) -> Closed | None:
+    txn, db = tx.raw, tx.db
+    view = txn.get(uuid, db=db.requests)
+    if view is None:
+        return None
+    record = bytes(view)
+    view = txn.get(uuid, db=db.replies)
+    reply = None if view is None else bytes(view)
+    header, request_part = _read_request(tx, uuid, record)
+    place = None if reply is not None else find(tx, uuid)
+    end, reply_part = (None, NO_FRAMES) if reply is None else _read_reply(tx, uuid, reply)
+    status, error = Status.CANCELLED, ""
+    attempts = dispatched_at = replied_at = 0
+    if reply is None:
+        state = place.state if place else State.WAITING
+        if place and place.past:
+            attempts, dispatched_at, error = place.past.attempts, place.past.dispatched_at, place.past.reason
+    elif end is not None:
+        state, status = State(end.status), end.status
+        attempts, dispatched_at, replied_at, error = end.attempts, end.dispatched_at, end.finished_at, end.reason
+    else:
+        state, status = State.FAILED, Status.FAILED
+    service = header.service if header else b""
+    kept: list[Ref] = []
+    if tx.environment.settings.keep_closed:
+        life = Life(
+            status,
+            unclaimed,
+            attempts,
+            header.submitted_at if header else 0,
+            dispatched_at,
+            replied_at,
+            now_us,
+            uuid,
+            service,
+            header.key if header else b"",
+            "the request was damaged" if header is None else error,
+            header.priority if header else 0,
+            request_part,
+            reply_part,
+        )
+        kept = _remember(tx, life)
+    if place is not None:
+        leave(tx, uuid, place)
+    elif end is not None:
+        tx.delete(db.timers, timer_key(retention_kind(end.status), end.finished_at, uuid))
+    else:
+        drop_timers(tx, uuid)
+    for row, database in ((record, db.requests), (reply, db.replies)):
+        if row is not None:
+            tx.delete(database, uuid)
+            tx.freed += len(row) // PAGE
+    if place is None:
+        txn.delete(uuid, db=db.retries)
+    for found in (header, end):
+        if found is not None and found.ref not in kept:
+            tx.drop_blob(found.ref)
+    return Closed(service, state)
 
-    def _read_request(self, uuid: bytes, record: bytes) -> tuple[request_record.Header | None, Part]:
-        try:
-            header = request_record.decode_header(uuid, record)
-        except RecordCorrupt:
-            return None, _DAMAGED
-        return header, self._part(uuid, record, header.frame_count, header.body_at, header.body_size, header.ref)
 
-    def _read_reply(self, uuid: bytes, record: bytes) -> tuple[outcome_record.Header | None, Part]:
-        try:
-            header = outcome_record.decode_header(uuid, record)
-        except RecordCorrupt:
-            return None, _DAMAGED
-        return header, self._part(uuid, record, header.frame_count, header.frames_at, header.frames_size, header.ref)
+def _read_request(tx: Writing, uuid: bytes, record: bytes) -> tuple[request_record.Header | None, Part]:
+    try:
+        header = request_record.decode_header(uuid, record)
+    except RecordCorrupt:
+        return None, _DAMAGED
+    return header, _part(tx, uuid, record, header.frame_count, header.body_at, header.body_size, header.ref)
 
-    def _part(self, uuid: bytes, record: bytes, count: int, at: int, size: int, ref: Ref | None) -> Part:
-        """What is remembered of the frames in a record."""
-        try:
-            # Here damage would get a new, valid checksum. (That of a blob is handed on with it.)
-            verify(uuid, memoryview(record), "")
-        except RecordCorrupt:
-            return Part(Where.DAMAGED, count, size, b"")
-        if size - 4 * count > self._environment.settings.closed_body_limit:
-            return Part(Where.LEFT_OUT, count, size, b"")
-        return Part(Where.BLOB, count, size, ref.pack()) if ref else Part(Where.HERE, count, size, record[at:])
 
-    def _remember(self, life: Life) -> list[Ref]:
-        """Put a life into the ring, or what there is room for. Returns the blobs that it has taken over."""
-        room = self._environment.room
-        blobs: list[tuple[Ref, bytes]] = []
-        for _ in range(2):  # the larger of two inline bodies makes way, then the other
-            if closed_record.size(life) <= INLINE:
-                break
-            name = max(("request", "reply"), key=lambda name: _inline_size(getattr(life, name)))
-            part: Part = getattr(life, name)
-            ref = refer(self._new_blob(), part.data)
-            blobs.append((ref, part.data))
-            part = Part(Where.BLOB, part.frames, part.size, ref.pack())
-            life = life._replace(request=part) if name == "request" else life._replace(reply=part)
-        needed = cost(TIME_SIZE, closed_record.size(life)) + sum(ref.pages * PAGE for ref, _ in blobs)
-        dropped = 0
-        while not self._fits(needed, room.reply):
-            if dropped >= _MOST_DROPPED or not (n := self._drop_oldest(4)):
-                life = life._replace(request=_without_frames(life.request), reply=_without_frames(life.reply))
-                blobs = []
-                needed = cost(TIME_SIZE, closed_record.size(life))
-                break
-            dropped += n
-        if not self._fits(needed, room.least):
-            if self._archived()[0] and not self._environment.settings.drop_unarchived:
-                used = room.capacity - room.least + self._recount()
-                raise StoreFull(used, room.capacity, needed)
-            self._lost += 1
-            return []
-        self._sequence = sequence = self._last_sequence() + 1
-        self._txn.put(closed_key(sequence), closed_record.encode(sequence, life), db=self._db.closed, append=True)
-        for ref, body in blobs:
-            self._put_blob(ref, body)
-        self._added += cost(TIME_SIZE, closed_record.size(life))
-        return [blob.unpack(part.data, 0) for part in (life.request, life.reply) if part.where is Where.BLOB]
+def _read_reply(tx: Writing, uuid: bytes, record: bytes) -> tuple[outcome_record.Header | None, Part]:
+    try:
+        header = outcome_record.decode_header(uuid, record)
+    except RecordCorrupt:
+        return None, _DAMAGED
+    return header, _part(tx, uuid, record, header.frame_count, header.frames_at, header.frames_size, header.ref)
+
+
+def _part(tx: Writing, uuid: bytes, record: bytes, count: int, at: int, size: int, ref: Ref | None) -> Part:
+    """What is remembered of the frames in a record."""
+    try:
+        # Here damage would get a new, valid checksum. (That of a blob is handed on with it.)
+        verify(uuid, memoryview(record), "")
+    except RecordCorrupt:
+        return Part(Where.DAMAGED, count, size, b"")
+    if size - 4 * count > tx.environment.settings.closed_body_limit:
+        return Part(Where.LEFT_OUT, count, size, b"")
+    return Part(Where.BLOB, count, size, ref.pack()) if ref else Part(Where.HERE, count, size, record[at:])
+
+
+def _remember(tx: Writing, life: Life) -> list[Ref]:
+    """Put a life into the ring, or what there is room for. Returns the blobs that it has taken over."""
+    room = tx.environment.room
+    blobs: list[tuple[Ref, bytes]] = []
+    for _ in range(2):  # the larger of two inline bodies makes way, then the other
+        if closed_record.size(life) <= INLINE:
+            break
+        name = max(("request", "reply"), key=lambda name: _inline_size(getattr(life, name)))
+        part: Part = getattr(life, name)
+        ref = refer(tx.new_blob(), part.data)
+        blobs.append((ref, part.data))
+        part = Part(Where.BLOB, part.frames, part.size, ref.pack())
+        life = life._replace(request=part) if name == "request" else life._replace(reply=part)
+    needed = cost(TIME_SIZE, closed_record.size(life)) + sum(ref.pages * PAGE for ref, _ in blobs)
+    dropped = 0
+    while not fits(tx, needed, room.reply):
+        if dropped >= _MOST_DROPPED or not (n := drop_oldest(tx, 4)):
+            life = life._replace(request=_without_frames(life.request), reply=_without_frames(life.reply))
+            blobs = []
+            needed = cost(TIME_SIZE, closed_record.size(life))
+            break
+        dropped += n
+    if not fits(tx, needed, room.least):
+        if tx.archived()[0] and not tx.environment.settings.drop_unarchived:
+            used = room.capacity - room.least + recount(tx)
+            raise StoreFull(used, room.capacity, needed)
+        tx.lost += 1
+        return []
+    tx.sequence = sequence = tx.last_sequence() + 1
+    tx.raw.put(closed_key(sequence), closed_record.encode(sequence, life), db=tx.db.closed, append=True)
+    for ref, body in blobs:
+        tx.put_blob(ref, body)
+    tx.added += cost(TIME_SIZE, closed_record.size(life))
+    return [blob.unpack(part.data, 0) for part in (life.request, life.reply) if part.where is Where.BLOB]
 
 
 def _inline_size(part: Part) -> int:

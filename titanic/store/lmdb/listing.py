@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator
 
 import lmdb
 
-from titanic.store.lmdb import outcome_record, request_record, retry_record
-from titanic.store.lmdb.closed_ring import Ring
-from titanic.store.lmdb.retry_record import Retry, expiry
+from titanic.store.lmdb import outcome_record, request_record
+from titanic.store.lmdb.retry_record import expiry
 from titanic.store.lmdb.schema import ready_prefix
+from titanic.store.lmdb.transaction import Reading
 from titanic.store.records import Description, Page
 from titanic.store.state import State, Status
 
@@ -20,122 +20,120 @@ LOOKED_AT = 10_000
 """Requests that one call of `list` looks at, at most: some 20 ms."""
 
 
-class Selection(Ring):
-    """The requests, as a transaction sees them."""
+def describe(tx: Reading, uuid: bytes) -> Description | None:
+    """All about the request but its frames; None when it is unknown. Body and reply aren't checked."""
+    record = tx.raw.get(uuid, db=tx.db.requests)
+    return None if record is None else _describe(tx, uuid, record)
 
-    def describe(self, uuid: bytes) -> Description | None:
-        """All about the request but its frames; None when it is unknown. Body and reply aren't checked."""
-        record = self._txn.get(uuid, db=self._db.requests)
-        return None if record is None else self._describe(uuid, record)
 
-    def list(
-        self,
-        *,
-        service: bytes | None = None,
-        state: State | None = None,
-        after: bytes | None = None,
-        limit: int = 100,
-    ) -> Page:
-        """`select` of one state, or of all."""
-        return self.select(None if state is None else (state,), service=service, after=after, limit=limit)
+def list_requests(
+    tx: Reading,
+    *,
+    service: bytes | None = None,
+    state: State | None = None,
+    after: bytes | None = None,
+    limit: int = 100,
+) -> Page:
+    """`select` of one state, or of all."""
+    return select(tx, None if state is None else (state,), service=service, after=after, limit=limit)
 
-    def select(
-        self,
-        states: Collection[State] | None = None,
-        *,
-        service: bytes | None = None,
-        older_than: int | None = None,
-        after: bytes | None = None,
-        limit: int = 100,
-    ) -> Page:
-        """Up to `limit` requests in the order of their ids (oldest first), of these states and this service if given.
 
-        `older_than` (µs since the epoch) leaves out those that ended at that time or later or, if they have not ended,
-        were submitted then. Begins behind the request `after`. Looks at LOOKED_AT requests at most; `next` of what it
-        returns is where to go on.
+def select(
+    tx: Reading,
+    states: Collection[State] | None = None,
+    *,
+    service: bytes | None = None,
+    older_than: int | None = None,
+    after: bytes | None = None,
+    limit: int = 100,
+) -> Page:
+    """Up to `limit` requests in the order of their ids (oldest first), of these states and this service if given.
 
-        No more is looked at than has to be: who wants ended requests walks over the replies, who wants delayed ones
-        over the retries, and what waits for a service is found in its queue.
-        """
-        page = Page()
-        looked_at = 0
-        last = after
-        for uuid in self._candidates(states, service, after):
-            if len(page) >= limit or looked_at >= LOOKED_AT:
-                page.next = last
+    `older_than` (µs since the epoch) leaves out those that ended at that time or later or, if they have not ended,
+    were submitted then. Begins behind the request `after`. Looks at LOOKED_AT requests at most; `next` of what it
+    returns is where to go on.
+
+    No more is looked at than has to be: who wants ended requests walks over the replies, who wants delayed ones
+    over the retries, and what waits for a service is found in its queue.
+    """
+    page = Page()
+    looked_at = 0
+    last = after
+    for uuid in _candidates(tx, states, service, after):
+        if len(page) >= limit or looked_at >= LOOKED_AT:
+            page.next = last
+            break
+        looked_at += 1
+        last = uuid
+        found = describe(tx, uuid)
+        if found is None or service not in (None, found.service):
+            continue
+        if states is not None and found.state not in states:
+            continue
+        if older_than is None or (found.finished_at or found.submitted_at) < older_than:
+            page.append(found)
+    return page
+
+
+def _candidates(
+    tx: Reading, states: Collection[State] | None, service: bytes | None, after: bytes | None
+) -> Iterator[bytes]:
+    """Ids above `after`, in order, all of those that can be in these states among them."""
+    wanted = set(State if states is None else states)
+    if wanted <= ENDED:
+        return _ids(tx, tx.db.replies, b"", after)
+    if wanted == {State.DELAYED}:
+        return _ids(tx, tx.db.retries, b"", after)
+    if wanted == {State.WAITING} and service is not None:
+        queues = (_ids(tx, tx.db.ready, ready_prefix(service, priority), after) for priority in range(10))
+        return heapq.merge(*queues)
+    return _ids(tx, tx.db.requests, b"", after)
+
+
+def _ids(tx: Reading, database: lmdb._Database, prefix: bytes, after: bytes | None) -> Iterator[bytes]:
+    """The ids above `after` behind `prefix` in a database, in order."""
+    cursor = tx.raw.cursor(database)
+    start = len(prefix)
+    if cursor.set_range(prefix + (after or b"\0")):
+        for view in cursor.iternext(values=False):
+            key = bytes(view)
+            if not key.startswith(prefix):
                 break
-            looked_at += 1
-            last = uuid
-            found = self.describe(uuid)
-            if found is None or service not in (None, found.service):
-                continue
-            if states is not None and found.state not in states:
-                continue
-            if older_than is None or (found.finished_at or found.submitted_at) < older_than:
-                page.append(found)
-        return page
+            if (uuid := key[start:]) != after:
+                yield uuid
 
-    def _candidates(
-        self, states: Collection[State] | None, service: bytes | None, after: bytes | None
-    ) -> Iterator[bytes]:
-        """Ids above `after`, in order, all of those that can be in these states among them."""
-        wanted = set(State if states is None else states)
-        if wanted <= ENDED:
-            return self._ids(self._db.replies, b"", after)
-        if wanted == {State.DELAYED}:
-            return self._ids(self._db.retries, b"", after)
-        if wanted == {State.WAITING} and service is not None:
-            queues = (self._ids(self._db.ready, ready_prefix(service, priority), after) for priority in range(10))
-            return heapq.merge(*queues)
-        return self._ids(self._db.requests, b"", after)
 
-    def _ids(self, database: lmdb._Database, prefix: bytes, after: bytes | None) -> Iterator[bytes]:
-        """The ids above `after` behind `prefix` in a database, in order."""
-        cursor = self._txn.cursor(database)
-        start = len(prefix)
-        if cursor.set_range(prefix + (after or b"\0")):
-            for view in cursor.iternext(values=False):
-                key = bytes(view)
-                if not key.startswith(prefix):
-                    break
-                if (uuid := key[start:]) != after:
-                    yield uuid
-
-    def _retry(self, uuid: bytes) -> Retry | None:
-        record = self._txn.get(uuid, db=self._db.retries)
-        return None if record is None else retry_record.decode(uuid, record)
-
-    def _describe(self, uuid: bytes, record: memoryview) -> Description:
-        header = request_record.decode_header(uuid, record)
-        count = header.frame_count
-        first = Description(
-            uuid,
-            State.WAITING,
-            *header[:7],
-            body_frames=count,
-            body_bytes=header.body_size - 4 * count,
-            key=header.key,
+def _describe(tx: Reading, uuid: bytes, record: memoryview) -> Description:
+    header = request_record.decode_header(uuid, record)
+    count = header.frame_count
+    first = Description(
+        uuid,
+        State.WAITING,
+        *header[:7],
+        body_frames=count,
+        body_bytes=header.body_size - 4 * count,
+        key=header.key,
+    )
+    reply = tx.raw.get(uuid, db=tx.db.replies)
+    if reply is not None:
+        end = outcome_record.decode_header(uuid, reply)
+        return first._replace(
+            state=State(end.status),
+            attempts=end.attempts,
+            dispatched_at=end.dispatched_at,
+            finished_at=end.finished_at,
+            reason=end.reason,
+            reply_frames=end.frame_count,
+            reply_bytes=end.frames_size - 4 * end.frame_count,
         )
-        reply = self._txn.get(uuid, db=self._db.replies)
-        if reply is not None:
-            end = outcome_record.decode_header(uuid, reply)
-            return first._replace(
-                state=State(end.status),
-                attempts=end.attempts,
-                dispatched_at=end.dispatched_at,
-                finished_at=end.finished_at,
-                reason=end.reason,
-                reply_frames=end.frame_count,
-                reply_bytes=end.frames_size - 4 * end.frame_count,
-            )
-        past = self._retry(uuid)
-        if past is not None:
-            return first._replace(
-                state=State.DELAYED if past.due else State.WAITING,
-                expires_at=expiry(first.expires_at, past),
-                attempts=past.attempts,
-                due=past.due,
-                dispatched_at=past.dispatched_at,
-                reason=past.reason,
-            )
-        return first
+    past = tx.past(uuid)
+    if past is not None:
+        return first._replace(
+            state=State.DELAYED if past.due else State.WAITING,
+            expires_at=expiry(first.expires_at, past),
+            attempts=past.attempts,
+            due=past.due,
+            dispatched_at=past.dispatched_at,
+            reason=past.reason,
+        )
+    return first

@@ -19,11 +19,11 @@ import lmdb
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreTooNew, StoreTooOld, StoreUnwritable
 from titanic.store.lmdb import lock
+from titanic.store.lmdb.archive import archive, known_archivist
 from titanic.store.lmdb.capacity import MIN_CAPACITY, divide, reserved
-from titanic.store.lmdb.environment import Environment, Pace, Settings
 from titanic.store.lmdb.lmdb_errors import disk_full, is_of_the_system
 from titanic.store.lmdb.page_check import SALVAGE, faults
-from titanic.store.lmdb.read import ReadTransaction
+from titanic.store.lmdb.read import identity, waiting
 from titanic.store.lmdb.schema import (
     CAPACITY_KEY,
     FORMAT,
@@ -36,6 +36,7 @@ from titanic.store.lmdb.schema import (
     U64,
     Databases,
 )
+from titanic.store.lmdb.transaction import Environment, Pace, Reading, Settings
 from titanic.store.lmdb.upgrade import upgrade
 from titanic.util.ids import SIZE, IdMaker
 
@@ -115,13 +116,13 @@ def open_environment(
         room = divide(capacity or max(known or DEFAULT_CAPACITY, MIN_CAPACITY))
         environment = Environment(env, _open_databases(env, data), room, settings, IdMaker(_last_id(env)), Pace())
         nameless = False
-        with ReadTransaction(environment) as view:
-            used = view._used()
+        with Reading(environment) as tx:
+            used = tx.used()
             if not to_repair:
-                view.waiting()  # what every server needs at once; better it ends here, with a reason, than later
-                view.archive()
-                view.archivist()
-                nameless = view.identity() is None
+                waiting(tx)  # what every server needs at once; better it ends here, with a reason, than later
+                archive(tx)
+                known_archivist(tx)
+                nameless = identity(tx) is None
         needed = max(room.capacity, data.stat().st_size, used + reserved(room.capacity))
         env.set_mapsize(needed - needed % PAGE)
         if known != room.capacity and (known is not None or capacity is not None):

@@ -12,7 +12,8 @@ from pathlib import Path
 from titanic.errors import RecordCorrupt
 from titanic.protocol.limits import MAX_KEY
 from titanic.store.lmdb import idempotency_key, outcome_record, request_record
-from titanic.store.lmdb.bulk_read import Bulk
+from titanic.store.lmdb.closed_ring import oldest_closing
+from titanic.store.lmdb.free_space import can_make_way
 from titanic.store.lmdb.lmdb_errors import short_of_disk
 from titanic.store.lmdb.outcome_record import Outcome, Pending
 from titanic.store.lmdb.record import verify
@@ -21,198 +22,223 @@ from titanic.store.lmdb.retry_record import expiry
 from titanic.store.lmdb.schema import (
     DEAD,
     EXPIRY,
+    IDENTITY_KEY,
     KEY,
     LOAD,
     LOAD_PREFIX,
     PAGE,
     REPLIED,
     due_of,
+    odd_row,
     ready_prefix,
     timer_of,
     unpack,
     uuid_of,
 )
+from titanic.store.lmdb.transaction import Reading
 from titanic.store.records import Counts, Load, ReadyRow, Retention
 from titanic.store.state import State
-from titanic.util.ids import time_of
+from titanic.util.ids import SIZE, time_of
 
 
-class ReadTransaction(Bulk):
-    """A view of the store as it was when it was entered. Any method may raise RecordCorrupt."""
+def state(tx: Reading, uuid: bytes) -> State | None:
+    """Where the request is; None when it is unknown. Never RUNNING: the store can't tell."""
+    txn, db = tx.raw, tx.db
+    if txn.get(uuid, db=db.requests) is None:
+        return None
+    if (record := txn.get(uuid, db=db.replies)) is not None:
+        return State(outcome_record.decode_header(uuid, record).status)
+    delay = tx.past(uuid)
+    return State.DELAYED if delay and delay.due else State.WAITING
 
-    def state(self, uuid: bytes) -> State | None:
-        """Where the request is; None when it is unknown. Never RUNNING: the store can't tell."""
-        txn, db = self._txn, self._db
-        if txn.get(uuid, db=db.requests) is None:
-            return None
-        if (record := txn.get(uuid, db=db.replies)) is not None:
-            return State(outcome_record.decode_header(uuid, record).status)
-        delay = self._retry(uuid)
-        return State.DELAYED if delay and delay.due else State.WAITING
 
-    def reply(self, uuid: bytes) -> Outcome | Pending | None:
-        """How the request ended, that it hasn't yet, or None when it is unknown."""
-        record = self._txn.get(uuid, db=self._db.replies)
-        if record is not None:
-            return outcome_record.decode(uuid, record, self._fetch)
-        state = self.state(uuid)
-        return None if state is None else Pending(state)
+def reply(tx: Reading, uuid: bytes) -> Outcome | Pending | None:
+    """How the request ended, that it hasn't yet, or None when it is unknown."""
+    record = tx.raw.get(uuid, db=tx.db.replies)
+    if record is not None:
+        return outcome_record.decode(uuid, record, tx.fetch)
+    pending = state(tx, uuid)
+    return None if pending is None else Pending(pending)
 
-    def request(self, uuid: bytes) -> Request | None:
-        """The request as it was accepted; None when it is unknown."""
-        record = self._txn.get(uuid, db=self._db.requests)
-        return None if record is None else request_record.decode(uuid, record, self._fetch)
 
-    def holder(self, key: bytes) -> bytes | None:
-        """The id of the request that was submitted with this idempotency key, also when it is closed; None when the key
-        is unknown or forgotten."""
-        row = self._txn.get(key, db=self._db.keys) if 0 < len(key) <= MAX_KEY else None
-        holder = None if row is None else idempotency_key.decode(row)
-        return None if holder is None else holder.uuid
+def request(tx: Reading, uuid: bytes) -> Request | None:
+    """The request as it was accepted; None when it is unknown."""
+    record = tx.raw.get(uuid, db=tx.db.requests)
+    return None if record is None else request_record.decode(uuid, record, tx.fetch)
 
-    def next_ready(
-        self, service: bytes, after: bytes | None, limit: int, max_bytes: int, skip: Container[bytes] = ()
-    ) -> list[ReadyRow]:
-        """What the service is to do next: oldest first within a priority, higher priorities before.
 
-        Begins behind the row whose key is `after`, or at the front. Ends at `limit` rows or when their records
-        come to `max_bytes`; one row is returned however large it is. Requests in `skip` are passed over, and not
-        read. A damaged record ends the list before it, and raises RecordCorrupt when it comes first.
-        """
-        rows: list[ReadyRow] = []
-        txn, requests = self._txn, self._db.requests
-        prefix = service + b"\0"
-        size = 0
-        cursor = txn.cursor(self._db.ready)
-        if not cursor.set_range(after or prefix):
-            return rows
-        for view in cursor.iternext(keys=True, values=False):
-            key = bytes(view)
-            if len(rows) >= limit or not key.startswith(prefix):
-                break
-            if key == after:
-                continue
-            uuid = uuid_of(key)
-            if uuid in skip:
-                continue
-            record = txn.get(uuid, db=requests)
-            try:
-                if record is None:
-                    raise RecordCorrupt(uuid, request_record.DATABASE, "it is missing")
-                verify(uuid, record, request_record.DATABASE)
-                header = request_record.decode_header(uuid, record)
-                size += header.size
-                if rows and size > max_bytes:
-                    break
-                found = request_record.decode_rest(uuid, record, header, self._fetch)
-                past = self._retry(uuid)
-            except RecordCorrupt:
-                if rows:
-                    break
-                raise
-            expires_at = expiry(found.expires_at, past)
-            attempts = past.attempts if past else 0
-            rows.append(ReadyRow(key, uuid, attempts, found.body, found.max_attempts, expires_at, found.options))
+def holder(tx: Reading, key: bytes) -> bytes | None:
+    """The id of the request that was submitted with this idempotency key, also when it is closed; None when the key
+    is unknown or forgotten."""
+    row = tx.raw.get(key, db=tx.db.keys) if 0 < len(key) <= MAX_KEY else None
+    holder = None if row is None else idempotency_key.decode(row)
+    return None if holder is None else holder.uuid
+
+
+def next_ready(
+    tx: Reading, service: bytes, after: bytes | None, limit: int, max_bytes: int, skip: Container[bytes] = ()
+) -> list[ReadyRow]:
+    """What the service is to do next: oldest first within a priority, higher priorities before.
+
+    Begins behind the row whose key is `after`, or at the front. Ends at `limit` rows or when their records
+    come to `max_bytes`; one row is returned however large it is. Requests in `skip` are passed over, and not
+    read. A damaged record ends the list before it, and raises RecordCorrupt when it comes first.
+    """
+    rows: list[ReadyRow] = []
+    txn, requests = tx.raw, tx.db.requests
+    prefix = service + b"\0"
+    size = 0
+    cursor = txn.cursor(tx.db.ready)
+    if not cursor.set_range(after or prefix):
         return rows
+    for view in cursor.iternext(keys=True, values=False):
+        key = bytes(view)
+        if len(rows) >= limit or not key.startswith(prefix):
+            break
+        if key == after:
+            continue
+        uuid = uuid_of(key)
+        if uuid in skip:
+            continue
+        record = txn.get(uuid, db=requests)
+        try:
+            if record is None:
+                raise RecordCorrupt(uuid, request_record.DATABASE, "it is missing")
+            verify(uuid, record, request_record.DATABASE)
+            header = request_record.decode_header(uuid, record)
+            size += header.size
+            if rows and size > max_bytes:
+                break
+            found = request_record.decode_rest(uuid, record, header, tx.fetch)
+            past = tx.past(uuid)
+        except RecordCorrupt:
+            if rows:
+                break
+            raise
+        expires_at = expiry(found.expires_at, past)
+        attempts = past.attempts if past else 0
+        rows.append(ReadyRow(key, uuid, attempts, found.body, found.max_attempts, expires_at, found.options))
+    return rows
 
-    def next_due(self, policy: Retention | None = None, skip: Collection[bytes] = (), ahead_us: int = 0) -> int | None:
-        """When there is something to do next, in µs since the epoch; None when nothing waits for its time.
 
-        That is promoting and expiring; requests in `skip` don't expire. With a `policy` it is trimming as well.
-        `ahead_us`: by how much the clock may be ahead; all but promoting waits so much longer.
-        """
-        times = self._first_time(EXPIRY, skip)
-        if policy is not None:
-            if policy.reply_retention:
-                times += [time + policy.reply_retention for time in self._first_time(REPLIED)]
-            if policy.dead_retention:
-                times += [time + policy.dead_retention for time in self._first_time(DEAD)]
-            if policy.closed_retention:
-                times += [time + policy.closed_retention for time in self._oldest_closing()]
-            times += self._first_time(KEY)
-        times = [time + ahead_us for time in times]
-        if policy is not None and self._txn.stat(self._db.graves)["entries"]:
-            times.append(0)
-        cursor = self._txn.cursor(self._db.later)
-        if cursor.first():
-            times.append(due_of(cursor.key()))
-        return min(times, default=None)
+def next_due(
+    tx: Reading, policy: Retention | None = None, skip: Collection[bytes] = (), ahead_us: int = 0
+) -> int | None:
+    """When there is something to do next, in µs since the epoch; None when nothing waits for its time.
 
-    def waiting(self) -> dict[bytes, int]:
-        """How many requests each service has in the queue. Services without any are absent."""
-        return {service: load[0] for service, load in self._loads_by_service().items() if load[0]}
+    That is promoting and expiring; requests in `skip` don't expire. With a `policy` it is trimming as well.
+    `ahead_us`: by how much the clock may be ahead; all but promoting waits so much longer.
+    """
+    times = _first_time(tx, EXPIRY, skip)
+    if policy is not None:
+        if policy.reply_retention:
+            times += [time + policy.reply_retention for time in _first_time(tx, REPLIED)]
+        if policy.dead_retention:
+            times += [time + policy.dead_retention for time in _first_time(tx, DEAD)]
+        if policy.closed_retention:
+            times += [time + policy.closed_retention for time in oldest_closing(tx)]
+        times += _first_time(tx, KEY)
+    times = [time + ahead_us for time in times]
+    if policy is not None and tx.raw.stat(tx.db.graves)["entries"]:
+        times.append(0)
+    cursor = tx.raw.cursor(tx.db.later)
+    if cursor.first():
+        times.append(due_of(cursor.key()))
+    return min(times, default=None)
 
-    def oldest(self, service: bytes) -> int | None:
-        """When the oldest request in the service's queue was submitted, in µs since the epoch; None: it is empty."""
-        cursor = self._txn.cursor(self._db.ready)
-        times = []
-        for priority in range(10):
-            prefix = ready_prefix(service, priority)
-            if cursor.set_range(prefix) and (key := bytes(cursor.key())).startswith(prefix):
-                times.append(time_of(uuid_of(key)))
-        return min(times, default=None)
 
-    def load(self, service: bytes) -> Load:
-        """What the service has to do, without counting."""
-        _, waiting, size = self._meta_row(LOAD_PREFIX + service, LOAD) or (0, 0, 0)
-        return Load(waiting, size)
+def waiting(tx: Reading) -> dict[bytes, int]:
+    """How many requests each service has in the queue. Services without any are absent."""
+    tx.put_counters()
+    return {service: load[0] for service, load in _loads_by_service(tx).items() if load[0]}
 
-    def counts(self) -> Counts:
-        """Totals, without counting."""
-        stat, db = self._txn.stat, self._db
-        return Counts(
-            requests=stat(db.requests)["entries"],
-            waiting=stat(db.ready)["entries"],
-            delayed=stat(db.later)["entries"],
-            replies=stat(db.replies)["entries"],
-            used=self._used(),
-            capacity=self._environment.capacity,
-            closed=stat(db.closed)["entries"],
-            lost=self._lost_lives(),
-        )
 
-    def full(self) -> bool:
-        """Whether there is no room for a small request, of a page, also when all makes way that may."""
-        missing = self._used() + self._charges() + PAGE - self._environment.room.accept
+def oldest(tx: Reading, service: bytes) -> int | None:
+    """When the oldest request in the service's queue was submitted, in µs since the epoch; None: it is empty."""
+    cursor = tx.raw.cursor(tx.db.ready)
+    times = []
+    for priority in range(10):
+        prefix = ready_prefix(service, priority)
+        if cursor.set_range(prefix) and (key := bytes(cursor.key())).startswith(prefix):
+            times.append(time_of(uuid_of(key)))
+    return min(times, default=None)
+
+
+def load(tx: Reading, service: bytes) -> Load:
+    """What the service has to do, without counting."""
+    tx.put_counters()
+    _, waiting, size = tx.meta_row(LOAD_PREFIX + service, LOAD) or (0, 0, 0)
+    return Load(waiting, size)
+
+
+def counts(tx: Reading) -> Counts:
+    """Totals, without counting."""
+    tx.put_counters()
+    stat, db = tx.raw.stat, tx.db
+    return Counts(
+        requests=stat(db.requests)["entries"],
+        waiting=stat(db.ready)["entries"],
+        delayed=stat(db.later)["entries"],
+        replies=stat(db.replies)["entries"],
+        used=tx.used(),
+        capacity=tx.environment.capacity,
+        closed=stat(db.closed)["entries"],
+        lost=tx.lost_count(),
+    )
+
+
+def full(tx: Reading) -> bool:
+    """Whether there is no room for a small request, of a page, also when all makes way that may."""
+    missing = tx.used() + tx.charges() + PAGE - tx.environment.room.accept
+    if missing <= 0:
+        return False
+    for pieces in tx.raw.cursor(tx.db.graves).iternext(keys=False, values=True):
+        missing -= int.from_bytes(pieces, "little") // 2 * PAGE  # freed before the next request is taken in
         if missing <= 0:
             return False
-        for pieces in self._txn.cursor(self._db.graves).iternext(keys=False, values=True):
-            missing -= int.from_bytes(pieces, "little") // 2 * PAGE  # freed before the next request is taken in
-            if missing <= 0:
-                return False
-        return self._can_make_way(missing) < missing
+    return can_make_way(tx, missing) < missing
 
-    def disk_full(self) -> bool:
-        """Whether the disk has no room for what the store is to write next. It is asked now, and ends by itself."""
-        environment = self._environment
-        return short_of_disk(
-            Path(environment.env.path()), self._used(), environment.capacity, environment.pace.disk_refused
-        )
 
-    def is_untouched(self) -> bool:
-        """Whether nothing was ever stored, and no archive is to be told of anything."""
-        kept = sum(self._txn.stat(database)["entries"] for database in self._db if database is not self._db.meta)
-        return not kept and not self._last_sequence() and not self.archive().registered
+def disk_full(tx: Reading) -> bool:
+    """Whether the disk has no room for what the store is to write next. It is asked now, and ends by itself."""
+    environment = tx.environment
+    return short_of_disk(Path(environment.env.path()), tx.used(), environment.capacity, environment.pace.disk_refused)
 
-    def _loads_by_service(self) -> dict[bytes, tuple[int, ...]]:
-        loads: dict[bytes, tuple[int, ...]] = {}
-        cursor = self._txn.cursor(self._db.meta)
-        if cursor.set_range(LOAD_PREFIX):
-            for view, value in cursor.iternext():
-                key = bytes(view)
-                if not key.startswith(LOAD_PREFIX):
-                    break
-                loads[key[len(LOAD_PREFIX) :]] = unpack(LOAD, value, "meta", key)
-        return loads
 
-    def _first_time(self, kind: bytes, skip: Collection[bytes] = ()) -> list[int]:
-        """The time of the first timer of this kind, as a list of one, or of none."""
-        cursor = self._txn.cursor(self._db.timers)
-        if cursor.set_range(kind):
-            for view in cursor.iternext(values=False):
-                found, time, subject = timer_of(view)
-                if found != kind:
-                    break
-                if subject not in skip:
-                    return [time]
-        return []
+def identity(tx: Reading) -> bytes | None:
+    """Which store this is: 16 bytes that copies have, too. None: only earlier versions have opened it yet."""
+    row = tx.raw.get(IDENTITY_KEY, db=tx.db.meta)
+    if row is not None and len(row) != SIZE:
+        raise odd_row("meta", IDENTITY_KEY, row)
+    return None if row is None else bytes(row)
+
+
+def is_untouched(tx: Reading) -> bool:
+    """Whether nothing was ever stored, and no archive is to be told of anything."""
+    kept = sum(tx.raw.stat(database)["entries"] for database in tx.db if database is not tx.db.meta)
+    return not kept and not tx.last_sequence() and not tx.archived()[0]
+
+
+def _loads_by_service(tx: Reading) -> dict[bytes, tuple[int, ...]]:
+    loads: dict[bytes, tuple[int, ...]] = {}
+    cursor = tx.raw.cursor(tx.db.meta)
+    if cursor.set_range(LOAD_PREFIX):
+        for view, value in cursor.iternext():
+            key = bytes(view)
+            if not key.startswith(LOAD_PREFIX):
+                break
+            loads[key[len(LOAD_PREFIX) :]] = unpack(LOAD, value, "meta", key)
+    return loads
+
+
+def _first_time(tx: Reading, kind: bytes, skip: Collection[bytes] = ()) -> list[int]:
+    """The time of the first timer of this kind, as a list of one, or of none."""
+    cursor = tx.raw.cursor(tx.db.timers)
+    if cursor.set_range(kind):
+        for view in cursor.iternext(values=False):
+            found, time, subject = timer_of(view)
+            if found != kind:
+                break
+            if subject not in skip:
+                return [time]
+    return []

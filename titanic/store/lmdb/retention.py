@@ -8,66 +8,68 @@ from __future__ import annotations
 
 from titanic.errors import StoreFull
 from titanic.store.lmdb import idempotency_key
-from titanic.store.lmdb.close import Closing
+from titanic.store.lmdb.close import close_request
+from titanic.store.lmdb.free_space import drop_oldest
 from titanic.store.lmdb.schema import DEAD, KEY, REPLIED, timer_of
+from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import Retention, Trimmed
 
 
-class Trimming(Closing):
-    """The part of a write transaction that does what time demands."""
+def trim(tx: Writing, now_us: int, policy: Retention | None = None, limit: int = 1000, ahead_us: int = 0) -> Trimmed:
+    """Close replies and dead requests that nobody closed in time, drop old closed ones, forget old keys.
 
-    def trim(self, now_us: int, policy: Retention | None = None, limit: int = 1000, ahead_us: int = 0) -> Trimmed:
-        """Close replies and dead requests that nobody closed in time, drop old closed ones, forget old keys.
+    At most `limit` of all together. `ahead_us`: by how much the clock may be ahead; what is too old by less stays.
+    While an archive has fallen so far behind that nothing can be closed, nothing is.
+    """
+    policy = policy or Retention()
+    left = limit
+    sure_us = now_us - ahead_us
+    keys = _forget_keys(tx, sure_us, left)
+    left -= keys
+    replies = _close_unclaimed(tx, REPLIED, policy.reply_retention, now_us, sure_us, left)
+    left -= replies
+    dead = _close_unclaimed(tx, DEAD, policy.dead_retention, now_us, sure_us, left)
+    left -= dead
+    dropped = 0
+    if policy.closed_retention and left > 0:
+        # bounded by pages as well as by entries
+        dropped = drop_oldest(tx, left, closed_before=sure_us - policy.closed_retention + 1)
+        left -= dropped
+    more = left <= 0 or bool(tx.raw.stat(tx.db.graves)["entries"])
+    return Trimmed(replies, dead, dropped, keys, more)
 
-        At most `limit` of all together. `ahead_us`: by how much the clock may be ahead; what is too old by less stays.
-        While an archive has fallen so far behind that nothing can be closed, nothing is.
-        """
-        policy = policy or Retention()
-        left = limit
-        sure_us = now_us - ahead_us
-        keys = self._forget_keys(sure_us, left)
-        left -= keys
-        replies = self._close_unclaimed(REPLIED, policy.reply_retention, now_us, sure_us, left)
-        left -= replies
-        dead = self._close_unclaimed(DEAD, policy.dead_retention, now_us, sure_us, left)
-        left -= dead
-        dropped = 0
-        if policy.closed_retention and left > 0:
-            # bounded by pages as well as by entries
-            dropped = self._drop_oldest(left, closed_before=sure_us - policy.closed_retention + 1)
-            left -= dropped
-        more = left <= 0 or bool(self._txn.stat(self._db.graves)["entries"])
-        return Trimmed(replies, dead, dropped, keys, more)
 
-    def _close_unclaimed(self, kind: bytes, retention: int, now_us: int, sure_us: int, limit: int) -> int:
-        done = 0
-        for timer, uuid in self._timers_until(kind, sure_us - retention, limit) if retention else ():
-            try:
-                self._close(uuid, now_us, unclaimed=True)
-            except StoreFull:
+def _close_unclaimed(tx: Writing, kind: bytes, retention: int, now_us: int, sure_us: int, limit: int) -> int:
+    done = 0
+    for timer, uuid in _timers_until(tx, kind, sure_us - retention, limit) if retention else ():
+        try:
+            close_request(tx, uuid, now_us, unclaimed=True)
+        except StoreFull:
+            break
+        tx.raw.delete(timer, db=tx.db.timers)  # also when it led nowhere
+        done += 1
+    return done
+
+
+def _forget_keys(tx: Writing, now_us: int, limit: int) -> int:
+    timers = _timers_until(tx, KEY, now_us, limit)
+    for timer, key in timers:
+        row = tx.raw.get(key, db=tx.db.keys)
+        holder = None if row is None else idempotency_key.decode(row)
+        if holder is None or holder.until <= now_us:
+            tx.delete(tx.db.keys, key)
+        tx.delete(tx.db.timers, timer)
+    return len(timers)
+
+
+def _timers_until(tx: Writing, kind: bytes, until: int, limit: int) -> list[tuple[bytes, bytes]]:
+    """Rows and subjects of the timers of a kind whose time has come, at most `limit`."""
+    found: list[tuple[bytes, bytes]] = []
+    cursor = tx.raw.cursor(tx.db.timers)
+    if cursor.set_range(kind):
+        for view in cursor.iternext(values=False):
+            found_kind, time, subject = timer_of(view)
+            if len(found) >= limit or found_kind != kind or time > until:
                 break
-            self._txn.delete(timer, db=self._db.timers)  # also when it led nowhere
-            done += 1
-        return done
-
-    def _forget_keys(self, now_us: int, limit: int) -> int:
-        timers = self._timers_until(KEY, now_us, limit)
-        for timer, key in timers:
-            row = self._txn.get(key, db=self._db.keys)
-            holder = None if row is None else idempotency_key.decode(row)
-            if holder is None or holder.until <= now_us:
-                self._delete(self._db.keys, key)
-            self._delete(self._db.timers, timer)
-        return len(timers)
-
-    def _timers_until(self, kind: bytes, until: int, limit: int) -> list[tuple[bytes, bytes]]:
-        """Rows and subjects of the timers of a kind whose time has come, at most `limit`."""
-        found: list[tuple[bytes, bytes]] = []
-        cursor = self._txn.cursor(self._db.timers)
-        if cursor.set_range(kind):
-            for view in cursor.iternext(values=False):
-                found_kind, time, subject = timer_of(view)
-                if len(found) >= limit or found_kind != kind or time > until:
-                    break
-                found.append((bytes(view), subject))
-        return found
+            found.append((bytes(view), subject))
+    return found

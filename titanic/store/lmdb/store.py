@@ -38,15 +38,127 @@ from typing import Self
 import lmdb
 
 from titanic.errors import NotAStore, StoreError, StoreReadOnly
-from titanic.store.lmdb import lock, opening
+from titanic.store.lmdb import accept as accepting
+from titanic.store.lmdb import archive as archiving
+from titanic.store.lmdb import (
+    bulk_read,
+    clock_correction,
+    closed_ring,
+    free_space,
+    lifecycle,
+    listing,
+    lock,
+    opening,
+    read,
+    retention,
+)
+from titanic.store.lmdb import close as closing
 from titanic.store.lmdb.capacity import divide
-from titanic.store.lmdb.environment import Environment, Settings
 from titanic.store.lmdb.lmdb_errors import translate
 from titanic.store.lmdb.page_check import expect_sound
-from titanic.store.lmdb.read import ReadTransaction
-from titanic.store.lmdb.write import WriteTransaction
+from titanic.store.lmdb.transaction import Environment, Reading, Settings, Writing
 
 DEFAULT_CAPACITY = opening.DEFAULT_CAPACITY
+
+_ROUNDS = 256
+"""Commits, at most, with which a write transaction makes room before it begins."""
+
+
+class ReadTransaction(Reading):
+    """The store as it was when it was entered. Any method may raise RecordCorrupt.
+
+    It pins every page that it could still look at, so that freed pages cannot be used while it is open. Keep it short,
+    and do not wait for anything inside.
+    """
+
+    state = read.state
+    reply = read.reply
+    request = read.request
+    holder = read.holder
+    next_ready = read.next_ready
+    next_due = read.next_due
+    waiting = read.waiting
+    oldest = read.oldest
+    load = read.load
+    counts = read.counts
+    full = read.full
+    disk_full = read.disk_full
+    identity = read.identity
+    is_untouched = read.is_untouched
+    describe = listing.describe
+    list = listing.list_requests
+    select = listing.select
+    closed = closed_ring.closed
+    closed_range = closed_ring.closed_range
+    archive = archiving.archive
+    archivist = archiving.known_archivist
+    closed_bulk = bulk_read.closed_bulk
+    cut_closed = bulk_read.cut_closed
+    request_ids = bulk_read.request_ids
+    unended = bulk_read.unended
+
+
+class WriteTransaction(ReadTransaction, Writing):
+    """All of the changes made in it, synced to the disk when the `with` block ends, or none of them.
+
+    There is one at a time: LMDB lets the next writer in when this one is done. `prepared`: it does not begin with what
+    the last one left to do, which relies on rows that may be damaged.
+    """
+
+    accept = accepting.accept
+    accept_many = accepting.accept_many
+    fresh = accepting.fresh
+    forget = accepting.forget
+    finish = lifecycle.finish
+    postpone = lifecycle.postpone
+    promote = lifecycle.promote
+    expire = lifecycle.expire
+    retry = lifecycle.retry
+    close = closing.close
+    trim = retention.trim
+    recap = clock_correction.recap
+    register_archive = archiving.register_archive
+    unregister_archive = archiving.unregister_archive
+    acknowledge_archive = archiving.acknowledge_archive
+
+    def __init__(self, environment: Environment, *, prepared: bool = False) -> None:
+        super().__init__(environment)
+        self._prepared = prepared
+
+    def __enter__(self) -> Self:
+        env = self.environment.env
+        try:
+            for round_ in range(_ROUNDS):
+                self.raw = env.begin(write=True, buffers=True)
+                try:
+                    if self._prepared or round_ == _ROUNDS - 1:
+                        break
+                    if not free_space.is_near_the_end(self) or not free_space.make_ready(self):
+                        break
+                    self.commit()
+                except BaseException:
+                    self.raw.abort()
+                    raise
+                self.begin()
+        except lmdb.Error as error:
+            raise self.translated(error) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            super().__exit__(kind, error, trace)
+            return
+        try:
+            free_space.clear_up(self)
+            self.commit()
+        except lmdb.Error as failure:
+            self.raw.abort()
+            raise self.translated(failure) from failure
+        except BaseException:
+            self.raw.abort()
+            raise
 
 
 class Store:
@@ -66,7 +178,7 @@ class Store:
         self.capacity = environment.capacity
         self.batch = environment.room.batch
         self.read_only = lock_descriptor is None
-        self._environment = environment
+        self.environment = environment
         self._lock = lock_descriptor
         self._is_open = True
 
@@ -135,7 +247,7 @@ class Store:
         if not self._is_open:
             return
         self._is_open = False
-        self._environment.env.close()
+        self.environment.env.close()
         if self._lock is not None:
             lock.release(self._lock)
 
@@ -168,18 +280,18 @@ class Store:
         """
         if self.read_only:
             raise StoreReadOnly(f"the store in {self.path} can't be changed", "it was opened for reading", "open it")
-        return WriteTransaction(self._environment)
+        return WriteTransaction(self.environment)
 
     def read(self) -> ReadTransaction:
         """`with store.read() as txn:` sees the store as it is now, and doesn't wait for writers. Keep it short."""
-        return ReadTransaction(self._environment)
+        return ReadTransaction(self.environment)
 
     @property
     def usable(self) -> bool:
         """Whether transactions can begin. Not after the disk failed at the very page that says where the trees begin:
         then LMDB doesn't know what is on it, and the store must be opened again. Nothing is lost by that."""
         try:
-            self._environment.env.begin().abort()
+            self.environment.env.begin().abort()
         except lmdb.PanicError:
             return False
         except lmdb.Error:
@@ -191,7 +303,7 @@ class Store:
 
         It takes microseconds. Until then they pin what they saw: freed pages can't be used.
         """
-        env = self._environment.env
+        env = self.environment.env
         try:
             return env.reader_check()
         except lmdb.Error as error:

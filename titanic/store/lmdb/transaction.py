@@ -1,14 +1,13 @@
-"""What every change of the store is made of: rows, blobs, counters, room, and the commit.
+"""A transaction: LMDB's own, with what all functions of the engine need of it: rows, blobs, counters.
 
-Room is looked after in three places (capacity.py says what for). At its beginning, a write transaction looks at what
-the one before it left: when the file is near its end and much was freed at once, or is to be freed, an extra commit
-makes that available first. In between, whoever needs room asks `_fits`. At its end, it deletes a bounded part of what
-lies in `graves` and, near the end of the file, some of the oldest entries of `closed`, so that a request finds room
-without having to make it.
+`Reading` sees the store as it was at one moment. `Writing` changes it: all of its changes are synced when it is
+committed, or none is made. The other modules are functions that take one of the two, and store.py binds them to the
+objects that callers get. Room is free_space.py's business.
 """
 
 from __future__ import annotations
 
+import struct
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -16,345 +15,261 @@ from typing import NamedTuple, Self
 
 import lmdb
 
-from titanic.errors import DiskFull, RecordCorrupt, StoreCorrupt, StoreError
-from titanic.store.lmdb import blob, closed_record, request_record
+from titanic.errors import DiskFull, StoreCorrupt, StoreError
+from titanic.store.lmdb import blob, retry_record
 from titanic.store.lmdb.blob import Ref
-from titanic.store.lmdb.environment import Environment
-from titanic.store.lmdb.lmdb_errors import room_on_disk
-from titanic.store.lmdb.read import ReadTransaction
-from titanic.store.lmdb.request_record import Header
+from titanic.store.lmdb.capacity import CHARGE, Room
+from titanic.store.lmdb.lmdb_errors import room_on_disk, translate
 from titanic.store.lmdb.retry_record import Retry
 from titanic.store.lmdb.schema import (
-    KEY,
+    ARCHIVE,
+    ARCHIVE_KEY,
     LOAD,
     LOAD_PREFIX,
     LOST_KEY,
     PAGE,
     REPAIR,
     SEQUENCE_KEY,
-    SETTLED_KEY,
     U32,
     U64,
-    closed_key,
-    later_key,
-    ready_prefix,
-    sequence_of,
-    service_of,
+    Databases,
     unpack,
 )
-from titanic.store.state import State
-from titanic.util.ids import SIZE
-
-_ROUNDS = 256
-_TRIM_ROWS = 64
+from titanic.util.ids import IdMaker
 
 
-class Place(NamedTuple):
-    """Where a request is that has not ended: its row in `ready` or `later` (empty: none), and what is known of it."""
+class Settings(NamedTuple):
+    """How the store was asked to behave.
 
-    state: State
-    key: bytes
-    prefix: bytes
-    header: Header | None
-    past: Retry | None
+    `keep_closed`: whether closed requests are remembered in `closed`. `closed_body_limit`: the largest request and the
+    largest reply that is remembered with its frames, in bytes. `drop_unarchived`: whether entries that the archive does
+    not have yet make way when the store is full.
+    """
+
+    keep_closed: bool = True
+    closed_body_limit: int = 64 << 10
+    drop_unarchived: bool = False
+
+
+class Pace:
+    """What the next write transaction needs to know of the one before. Only the writer changes it.
+
+    `freed` are the pages that it freed, which cannot be used yet. `wanted` are the bytes that were refused although
+    room for them can be made. `disk_refused` is what the disk had left, in bytes, when it had no room for the last
+    transaction; None when that was committed. (Any thread may read it.)
+    """
+
+    def __init__(self) -> None:
+        self.freed = 0
+        self.wanted = 0
+        self.disk_refused: int | None = None
+
+
+class Environment(NamedTuple):
+    """An open LMDB environment with all that its transactions share."""
+
+    env: lmdb.Environment
+    databases: Databases
+    room: Room
+    settings: Settings
+    ids: IdMaker
+    pace: Pace
 
     @property
-    def service(self) -> bytes | None:
-        """None when nothing tells."""
-        if self.header is not None:
-            return self.header.service
-        return service_of(self.prefix) if self.prefix else None
+    def capacity(self) -> int:
+        """In bytes."""
+        return self.room.capacity
 
 
-class Change(ReadTransaction):
-    """A transaction that changes the store. Its changes are synced when the `with` block ends, or none is made."""
+class Reading:
+    """The store at one moment.
+
+    `raw` is LMDB's transaction, `db` has the databases by name.
+    """
+
+    # LMDB hands out views of its pages (buffers=True), so that nobody copies a large body to read its header.
+    # They die with the transaction and, in a write transaction, with the next change: copy before either.
+    raw: lmdb.Transaction[memoryview]
 
     def __init__(self, environment: Environment) -> None:
-        super().__init__(environment)
-        self._begin()
-
-    def _begin(self) -> None:
-        # Counters are put once, at the end, however many requests the transaction touches.
-        self._load_changes: dict[bytes, list[int]] = {}
-        self._sequence: int | None = None
-        self._lost = 0
-        self._next_blob: int | None = None
-        self._freed = 0  # pages that this transaction has freed, about
-        self._taken: int | None = None  # bytes in use when they were last counted
-        self._added = 0  # bytes since then, about
+        self.environment = environment
+        self.db = environment.databases
 
     def __enter__(self) -> Self:
-        env = self._environment.env
+        env = self.environment.env
         try:
-            for round_ in range(_ROUNDS):
-                self._txn = env.begin(write=True, buffers=True)
-                try:
-                    if round_ == _ROUNDS - 1 or not self._is_near_the_end() or not self._make_ready():
-                        break
-                    self._commit()
-                except BaseException:
-                    self._txn.abort()
-                    raise
-                self._begin()
+            try:
+                self.raw = env.begin(buffers=True)
+            except lmdb.ReadersFullError:
+                env.reader_check()  # some may have been killed
+                self.raw = env.begin(buffers=True)
         except lmdb.Error as error:
-            raise self._translated(error) from error
+            raise self.translated(error) from error
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            super().__exit__(kind, error, trace)
-            return
-        try:
-            self._clear_up()
-            self._commit()
-        except lmdb.Error as failure:
-            self._txn.abort()
-            raise self._translated(failure) from failure
-        except BaseException:
-            self._txn.abort()
-            raise
+        self.raw.abort()
+        if isinstance(error, lmdb.Error):
+            raise self.translated(error) from error
 
-    def _commit(self) -> None:
-        self._put_counters()
-        self._txn.commit()
-        self._environment.pace.freed = self._freed
-        self._environment.pace.disk_refused = None
+    def translated(self, error: lmdb.Error) -> StoreError:
+        """The exception to raise in place of LMDB's."""
+        return translate(error, self.environment.env, self.environment.capacity)
 
-    def _translated(self, error: lmdb.Error) -> StoreError:
-        found = super()._translated(error)
+    def used(self) -> int:
+        """Bytes of the pages that are in use."""
+        return PAGE * sum(map(self.pages, self.db))
+
+    def pages(self, database: lmdb._Database) -> int:
+        """How many pages a database has."""
+        found = self.raw.stat(database)
+        return int(found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"])
+
+    def charges(self) -> int:
+        """Bytes that are kept for the ends of the requests that have not ended (capacity.py)."""
+        stat = self.raw.stat
+        return int(CHARGE * (stat(self.db.requests)["entries"] - stat(self.db.replies)["entries"]))
+
+    def fetch(self, ref: Ref) -> bytes:
+        """The body that is in a blob. ValueError when it is damaged."""
+        return blob.read(self.raw, self.db.blobs, ref)
+
+    def past(self, uuid: bytes) -> Retry | None:
+        """The request's delay and failures; None when it has none. Raises RecordCorrupt."""
+        record = self.raw.get(uuid, db=self.db.retries)
+        return None if record is None else retry_record.decode(uuid, record)
+
+    # -- counters --------------------------------------------------------------------------------------------
+
+    def meta_row(self, key: bytes, layout: struct.Struct) -> tuple[int, ...] | None:
+        """The numbers of a row of `meta`; None when there is none. Raises StoreCorrupt when its length is wrong."""
+        value = self.raw.get(key, db=self.db.meta)
+        return None if value is None else unpack(layout, value, "meta", key)
+
+    def put_counters(self) -> None:
+        """Write down the counters that a write transaction has changed. Whoever reads counters calls it first."""
+
+    def archived(self) -> tuple[bool, int]:
+        """Whether an archive is registered, and up to which number it has the closed requests."""
+        registered, upto = self.meta_row(ARCHIVE_KEY, ARCHIVE) or (0, 0)
+        return bool(registered), upto
+
+    def last_sequence(self) -> int:
+        """The last number that was given out in `closed`."""
+        (last,) = self.meta_row(SEQUENCE_KEY, U64) or (0,)
+        return last
+
+    def lost_count(self) -> int:
+        """Closed requests of which no record was kept."""
+        (lost,) = self.meta_row(LOST_KEY, U64) or (0,)
+        return lost
+
+
+class Writing(Reading):
+    """A transaction that changes the store.
+
+    `freed` are the pages that it has freed, about. `taken` are the bytes in use when they were last counted (None: not
+    yet), `added` those since then, about. `sequence` is the last number that it gave out in `closed` (None: none),
+    `lost` how many closed requests it could not remember.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what an earlier LMDB transaction of this one has counted."""
+        # Counters are put once, at the end, however many requests the transaction touches.
+        self._loads: dict[bytes, list[int]] = {}
+        self._next_blob: int | None = None
+        self.sequence: int | None = None
+        self.lost = 0
+        self.freed = 0
+        self.taken: int | None = None
+        self.added = 0
+
+    def commit(self) -> None:
+        """Write down the counters and sync everything."""
+        self.put_counters()
+        self.raw.commit()
+        self.environment.pace.freed = self.freed
+        self.environment.pace.disk_refused = None
+
+    def translated(self, error: lmdb.Error) -> StoreError:
+        found = super().translated(error)
         if isinstance(found, DiskFull):
             with suppress(OSError):
-                self._environment.pace.disk_refused = room_on_disk(Path(self._environment.env.path()))
+                self.environment.pace.disk_refused = room_on_disk(Path(self.environment.env.path()))
         return found
 
-    # -- room ------------------------------------------------------------------------------------------------
+    # -- rows and blobs --------------------------------------------------------------------------------------
 
-    def _is_near_the_end(self) -> bool:
-        """Whether the part of the file that was never used is so small that it can't be counted on."""
-        room = self._environment.room
-        end = (self._environment.env.info()["last_pgno"] + 1) * PAGE
-        return bool(end > room.accept - room.headroom)
+    def put(self, database: lmdb._Database, key: bytes, value: bytes) -> None:
+        """Put a row, in place of the one that is there."""
+        self.raw.put(key, value, db=database)
+        self.freed += 1  # the older copy of the page
 
-    def _make_ready(self) -> bool:
-        """Do what the transaction before this one left to do; False when there was nothing."""
-        room, pace = self._environment.room, self._environment.pace
-        if pace.freed > 2 * room.pages_freed:
-            self._txn.put(SETTLED_KEY, b"", db=self._db.meta)
-            self._empty_graves()
-            return True
-        if self._empty_graves():
-            return True
-        if pace.wanted and not self._fits(pace.wanted, room.accept) and self._could_fit(pace.wanted, room.accept):
-            return bool(self._drop_oldest(_TRIM_ROWS))
-        pace.wanted = 0
-        return False
+    def delete(self, database: lmdb._Database, key: bytes) -> bool:
+        """Delete a row. False when there was none."""
+        self.freed += 1
+        return bool(self.raw.delete(key, db=database))
 
-    def _clear_up(self) -> None:
-        """Do a bounded part of what can wait."""
-        if self._txn.stat(self._db.graves)["entries"]:
-            self._empty_graves()
-        room = self._environment.room
-        if self._is_near_the_end() and not self._fits(room.headroom, room.accept):
-            self._drop_oldest(_TRIM_ROWS)
-
-    def _fits(self, needed: int, limit: int) -> bool:
-        """Whether `needed` bytes more leave the store below a limit."""
-        if self._taken is None:
-            # The file is at least as large as what is in it. Most of the time that is answer enough.
-            end = (self._environment.env.info()["last_pgno"] + 1) * PAGE
-            self._taken = end + self._charges()
-        if self._taken + self._added + needed <= limit:
-            return True
-        self._recount()
-        return self._taken + needed <= limit
-
-    def _could_fit(self, needed: int, limit: int) -> bool:
-        """The same, once closed requests have made way. Those who can't be helped by it must not push them out."""
-        missing = self._recount() + needed - limit
-        return missing <= 0 or self._can_make_way(missing) >= missing
-
-    def _recount(self) -> int:
-        self._taken = self._used() + self._charges()
-        self._added = 0
-        return self._taken
-
-    # -- rows ------------------------------------------------------------------------------------------------
-
-    def _put(self, database: lmdb._Database, key: bytes, value: bytes) -> None:
-        self._txn.put(key, value, db=database)
-        self._freed += 1  # the older copy of the page
-
-    def _delete(self, database: lmdb._Database, key: bytes) -> bool:
-        self._freed += 1
-        return bool(self._txn.delete(key, db=database))
-
-    def _new_blob(self) -> int:
+    def new_blob(self) -> int:
         """An id above all in use."""
         if self._next_blob is None:
-            cursor = self._txn.cursor(self._db.blobs)
+            cursor = self.raw.cursor(self.db.blobs)
             self._next_blob = blob.id_of(cursor.key()) + 1 if cursor.last() else 1
         self._next_blob += 1
         return self._next_blob - 1
 
-    def _put_blob(self, ref: Ref, body: bytes) -> None:
-        self._txn.cursor(self._db.blobs).putmulti(blob.rows(ref.id, body), append=True)
-        self._added += ref.pages * PAGE
+    def put_blob(self, ref: Ref, body: bytes) -> None:
+        """Put the pieces of a body."""
+        self.raw.cursor(self.db.blobs).putmulti(blob.rows(ref.id, body), append=True)
+        self.added += ref.pages * PAGE
 
-    def _drop_blob(self, ref: Ref | None) -> None:
+    def drop_blob(self, ref: Ref | None) -> None:
         """Delete a blob, now or bit by bit."""
         if ref is None:
             return
-        if self._freed + ref.pages > self._environment.room.pages_freed:
-            self._put(self._db.graves, blob.grave_key(ref.id), U32.pack(ref.pieces))
+        if self.freed + ref.pages > self.environment.room.pages_freed:
+            self.put(self.db.graves, blob.grave_key(ref.id), U32.pack(ref.pieces))
             return
         for index in range(ref.pieces):
-            self._txn.delete(blob.key(ref.id, index), db=self._db.blobs)
-        self._freed += ref.pages
-
-    def _empty_graves(self) -> bool:
-        """Delete pieces of blobs from their ends; False when there were none."""
-        txn, graves = self._txn, self._db.graves
-        # However much the transaction has freed already, a little is always done: nothing waits for ever.
-        allowed = max(self._environment.room.pages_freed - self._freed, 8) * 2
-        done = False
-        while allowed > 0:
-            cursor = txn.cursor(graves)
-            if not cursor.first():
-                break
-            key = bytes(cursor.key())
-            blob_id = blob.buried_id(key)
-            (pieces,) = unpack(U32, cursor.value(), "graves", key)
-            rest = max(0, pieces - allowed)
-            for index in range(rest, pieces):
-                txn.delete(blob.key(blob_id, index), db=self._db.blobs)
-            allowed -= pieces - rest
-            self._freed += (pieces - rest) // 2 + 1
-            if rest:
-                txn.put(key, U32.pack(rest), db=graves)
-            else:
-                txn.delete(key, db=graves)
-            done = True
-        return done
-
-    # -- requests --------------------------------------------------------------------------------------------
-
-    def _find(self, uuid: bytes) -> Place | None:
-        """Where the request is; None when it is unknown or has ended."""
-        txn, db = self._txn, self._db
-        record = txn.get(uuid, db=db.requests)
-        if record is None or txn.get(uuid, db=db.replies) is not None:
-            return None
-        header = past = None
-        try:
-            header = request_record.decode_header(uuid, record)
-            past = self._retry(uuid)
-            prefix = ready_prefix(header.service, header.priority)
-            if past and past.due:
-                key = later_key(past.due, uuid)
-                if txn.get(key, db=db.later) is not None:
-                    return Place(State.DELAYED, key, prefix, header, past)
-            elif txn.get(prefix + uuid, db=db.ready) is not None:
-                return Place(State.WAITING, prefix + uuid, prefix, header, past)
-        except RecordCorrupt:
-            pass
-        return self._search(uuid, header, past)
-
-    def _search(self, uuid: bytes, header: Header | None, past: Retry | None) -> Place:
-        """The same the long way, for a request whose records are too damaged to tell."""
-        for view in self._txn.cursor(self._db.ready).iternext(keys=True, values=False):
-            if view[-SIZE:] == uuid:
-                return Place(State.WAITING, bytes(view), bytes(view[:-SIZE]), header, past)
-        for view, prefix in self._txn.cursor(self._db.later).iternext():
-            if view[-SIZE:] == uuid:
-                return Place(State.DELAYED, bytes(view), bytes(prefix), header, past)
-        return Place(State.WAITING, b"", b"", header, past)
-
-    def _drop_timers(self, uuid: bytes) -> None:
-        """Delete all timers of a request the long way, when its records are too damaged to tell."""
-        timers = self._db.timers
-        cursor = self._txn.cursor(timers)
-        found = [bytes(view) for view in cursor.iternext(values=False) if view[-SIZE:] == uuid and view[:1] != KEY]
-        for key in found:
-            self._delete(timers, key)
-
-    def _take_out(self, place: Place) -> None:
-        """Delete the row in `ready` or `later`."""
-        if not place.key:
-            return
-        if place.state is State.WAITING:
-            self._delete(self._db.ready, place.key)
-            self._count(service_of(place.prefix), ready=-1)
-        else:
-            self._delete(self._db.later, place.key)
+            self.raw.delete(blob.key(ref.id, index), db=self.db.blobs)
+        self.freed += ref.pages
 
     # -- counters --------------------------------------------------------------------------------------------
 
-    def _count(self, service: bytes, *, ready: int = 0, pending: int = 0, size: int = 0) -> None:
-        change = self._load_changes.setdefault(service, [0, 0, 0])
+    def count_load(self, service: bytes, *, ready: int = 0, pending: int = 0, size: int = 0) -> None:
+        """A service has so many more rows of `ready`, so many more requests that have not ended, and their bytes."""
+        change = self._loads.setdefault(service, [0, 0, 0])
         change[0] += ready
         change[1] += pending
         change[2] += size
 
-    def _put_counters(self) -> None:
-        meta = self._db.meta
-        if self._sequence is not None:
-            self._txn.put(SEQUENCE_KEY, U64.pack(self._sequence), db=meta)
-        if self._lost:
-            self._txn.put(LOST_KEY, U64.pack(self._lost + self._lost_lives()), db=meta)
-            self._lost = 0
-        for service, change in self._load_changes.items():
+    def put_counters(self) -> None:
+        """Write down what was counted. Raises StoreCorrupt when a counter would be negative."""
+        meta = self.db.meta
+        if self.sequence is not None:
+            self.raw.put(SEQUENCE_KEY, U64.pack(self.sequence), db=meta)
+        if self.lost:
+            self.raw.put(LOST_KEY, U64.pack(self.lost + self.lost_count()), db=meta)
+            self.lost = 0
+        for service, change in self._loads.items():
             key = LOAD_PREFIX + service
-            row = self._meta_row(key, LOAD)
+            row = self.meta_row(key, LOAD)
             ready, pending, size = change if row is None else map(sum, zip(change, row, strict=True))
             if ready < 0 or pending < 0:
                 raise StoreCorrupt(
                     "the store is damaged", f"{min(ready, pending)} requests wait for {service!r}", REPAIR
                 )
             if pending:
-                self._txn.put(key, LOAD.pack(ready, pending, max(size, 0)), db=meta)
+                self.raw.put(key, LOAD.pack(ready, pending, max(size, 0)), db=meta)
             elif row is not None:
-                self._txn.delete(key, db=meta)
-        self._load_changes.clear()
+                self.raw.delete(key, db=meta)
+        self._loads.clear()
 
-    # -- the ring of closed requests -------------------------------------------------------------------------
-
-    def _last_sequence(self) -> int:
-        if self._sequence is not None:
-            return self._sequence
-        return super()._last_sequence()
-
-    def _drop_oldest(self, limit: int, closed_before: int | None = None) -> int:
-        """Drop up to `limit` of the oldest entries of `closed`, and return how many.
-
-        With `closed_before` only those that were closed before that time; without, it is for their room, and those
-        that the archive has not got may go too, if that is the setting.
-        """
-        registered, upto = self._archived()
-        lossy = closed_before is None and self._environment.settings.drop_unarchived
-        dropped = size = 0
-        while dropped < limit and size < self._environment.room.pages_freed * PAGE:
-            cursor = self._txn.cursor(self._db.closed)
-            if not cursor.first():
-                break
-            sequence, record = sequence_of(cursor.key()), cursor.value()
-            if registered and sequence > upto and not lossy:
-                break
-            try:
-                header = closed_record.decode_header(sequence, record)
-                if closed_before is not None and header.closed_at >= closed_before:
-                    break
-                refs = header.refs
-            except RecordCorrupt:
-                refs = []
-            dropped += 1
-            size += len(record)
-            self._txn.delete(closed_key(sequence), db=self._db.closed)
-            for ref in refs:
-                size += ref.size
-                self._drop_blob(ref)
-            if registered and sequence > upto:
-                self._lost += 1
-        self._freed += size // PAGE + 1 if dropped else 0
-        return dropped
+    def last_sequence(self) -> int:
+        return super().last_sequence() if self.sequence is None else self.sequence

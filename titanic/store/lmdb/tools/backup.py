@@ -73,7 +73,7 @@ def _refuse_existing(target: Path) -> None:
 
 
 def _copy(store: Store, directory: Path, progress: Progress | None) -> None:
-    env = store._environment.env
+    env = store.environment.env
     failure: list[BaseException] = []
 
     def run() -> None:

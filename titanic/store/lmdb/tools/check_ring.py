@@ -21,7 +21,7 @@ from titanic.errors import RecordCorrupt
 from titanic.store.lmdb import closed_record
 from titanic.store.lmdb.record import verify
 from titanic.store.lmdb.schema import ARCHIVE, ARCHIVE_KEY, SEQUENCE_KEY, TIME_SIZE, U64, closed_key, sequence_of
-from titanic.store.lmdb.tools.findings import Findings, Remedy, Verb
+from titanic.store.lmdb.tools.findings import Remedy, Verb, Walk
 
 MOST_LOST_LIVES = 10_000
 """Entries of `closed` that are put in for missing ones, at most, one after the other."""
@@ -30,81 +30,82 @@ _MOST = 1 << 62
 """A number that nobody ever comes to."""
 
 
-class RingFindings(Findings):
-    """The walk through the ring."""
+def check_closed(walk: Walk) -> None:
+    first = sound = 0  # the numbers of the first and of the last sound entry
+    spoiled: dict[int, str] = {}  # the damaged ones since then, and what is wrong with them
+    for view, record in walk.each(walk.tx.raw.cursor(walk.tx.db.closed).iternext()):
+        if len(view) != TIME_SIZE:
+            key = bytes(view)
+            walk.report("closed", key, "the key has a wrong length", Remedy(Verb.SET_ASIDE, "closed", key))
+            continue
+        sequence = sequence_of(view)
+        try:
+            header = closed_record.decode_header(sequence, record)
+            for ref in header.refs:
+                walk.refer("closed", closed_key(sequence), ref)
+            verify(closed_key(sequence), record, closed_record.DATABASE)
+            closed_record.decode_rest(sequence, record, header, walk.tx.fetch)
+        except RecordCorrupt as error:
+            spoiled[sequence] = str(error)
+            continue
+        _stretch(walk, sound, sequence, spoiled)
+        spoiled = {}
+        first, sound = first or sequence, sequence
+    _end_of_ring(walk, first, sound, spoiled)
 
-    def _closed(self) -> None:
-        first = sound = 0  # the numbers of the first and of the last sound entry
-        spoiled: dict[int, str] = {}  # the damaged ones since then, and what is wrong with them
-        for view, record in self._each(self._txn.cursor(self._db.closed).iternext()):
-            if len(view) != TIME_SIZE:
-                key = bytes(view)
-                self._report("closed", key, "the key has a wrong length", Remedy(Verb.SET_ASIDE, "closed", key))
-                continue
-            sequence = sequence_of(view)
-            try:
-                header = closed_record.decode_header(sequence, record)
-                for ref in header.refs:
-                    self._refer("closed", closed_key(sequence), ref)
-                verify(closed_key(sequence), record, closed_record.DATABASE)
-                closed_record.decode_rest(sequence, record, header, self._fetch)
-            except RecordCorrupt as error:
-                spoiled[sequence] = str(error)
-                continue
-            self._stretch(sound, sequence, spoiled)
-            spoiled = {}
-            first, sound = first or sequence, sequence
-        self._end_of_ring(first, sound, spoiled)
 
-    def _end_of_ring(self, first: int, sound: int, spoiled: dict[int, str]) -> None:
-        """What is behind the last sound entry, and what `meta` says of it."""
-        found, fault = self._meta_number(ARCHIVE_KEY, ARCHIVE)
-        registered, upto = found or (0, 0)
-        row, why = self._meta_number(SEQUENCE_KEY, U64)
-        sequence = last = row[0] if row else 0
-        archived = upto if registered and upto < _MOST and (row is None or upto <= sequence) else 0
-        least = max(sound, archived)
-        if row is None:
-            start = least or min(spoiled, default=0)
-            last = max([least, *(n for n in spoiled if n < _MOST and n - start <= MOST_LOST_LIVES)])
-            if last or "bytes" in why:
-                self._put_sequence(f"'sequence' {why}", last)
-        elif sequence >= _MOST and not sound:
-            last = least
-            self._put_sequence(f"'sequence' is {sequence}", last)
-        elif sound and (sound > sequence or sequence - least > MOST_LOST_LIVES):
-            last = least
-            self._put_sequence(f"'sequence' is {sequence}, 'closed' goes up to {sound}", last)
-        if sound or spoiled:
-            self._stretch(sound, last + 1, spoiled)
-        if "bytes" in fault:
-            # All that is there is to be archived, once more perhaps: to keep too much does less harm than too little.
-            remedy = Remedy(Verb.PUT, "meta", ARCHIVE_KEY, ARCHIVE.pack(1, first - 1 if first else last))
-            self._report("meta", None, f"'archive' {fault}", remedy)
-        elif upto > last:
-            remedy = Remedy(Verb.PUT, "meta", ARCHIVE_KEY, ARCHIVE.pack(registered, last))
-            self._report("meta", None, f"the archive has {upto}, the last is {last}", remedy)
+def _end_of_ring(walk: Walk, first: int, sound: int, spoiled: dict[int, str]) -> None:
+    """What is behind the last sound entry, and what `meta` says of it."""
+    found, fault = walk.meta_number(ARCHIVE_KEY, ARCHIVE)
+    registered, upto = found or (0, 0)
+    row, why = walk.meta_number(SEQUENCE_KEY, U64)
+    sequence = last = row[0] if row else 0
+    archived = upto if registered and upto < _MOST and (row is None or upto <= sequence) else 0
+    least = max(sound, archived)
+    if row is None:
+        start = least or min(spoiled, default=0)
+        last = max([least, *(n for n in spoiled if n < _MOST and n - start <= MOST_LOST_LIVES)])
+        if last or "bytes" in why:
+            _put_sequence(walk, f"'sequence' {why}", last)
+    elif sequence >= _MOST and not sound:
+        last = least
+        _put_sequence(walk, f"'sequence' is {sequence}", last)
+    elif sound and (sound > sequence or sequence - least > MOST_LOST_LIVES):
+        last = least
+        _put_sequence(walk, f"'sequence' is {sequence}, 'closed' goes up to {sound}", last)
+    if sound or spoiled:
+        _stretch(walk, sound, last + 1, spoiled)
+    if "bytes" in fault:
+        # All that is there is to be archived, once more perhaps: to keep too much does less harm than too little.
+        remedy = Remedy(Verb.PUT, "meta", ARCHIVE_KEY, ARCHIVE.pack(1, first - 1 if first else last))
+        walk.report("meta", None, f"'archive' {fault}", remedy)
+    elif upto > last:
+        remedy = Remedy(Verb.PUT, "meta", ARCHIVE_KEY, ARCHIVE.pack(registered, last))
+        walk.report("meta", None, f"the archive has {upto}, the last is {last}", remedy)
 
-    def _put_sequence(self, what: str, right: int) -> None:
-        self._report("meta", None, what, Remedy(Verb.PUT, "meta", SEQUENCE_KEY, U64.pack(right)))
 
-    def _stretch(self, sound: int, end: int, spoiled: dict[int, str]) -> None:
-        """Report what is between a sound entry (0: none) and the number `end`; beyond it nothing may be."""
-        kept = []
-        for number, what in spoiled.items():
-            near = (sound and number - sound <= MOST_LOST_LIVES) or end - number <= MOST_LOST_LIVES
-            verb = Verb.LOSE_LIFE if near and number < end else Verb.SET_ASIDE
-            if verb is Verb.LOSE_LIFE:
-                kept.append(number)
-            self._report("closed", closed_key(number), what, Remedy(verb, "closed", closed_key(number)))
-        self._gaps([*([sound] if sound else []), *kept, end])
+def _put_sequence(walk: Walk, what: str, right: int) -> None:
+    walk.report("meta", None, what, Remedy(Verb.PUT, "meta", SEQUENCE_KEY, U64.pack(right)))
 
-    def _gaps(self, numbers: Iterable[int]) -> None:
-        """Report the numbers that are missing between these, which ascend."""
-        expected = 0
-        for number in numbers:
-            if expected and number > expected:
-                missing = range(expected, number) if number - expected <= MOST_LOST_LIVES else ()
-                remedies = [Remedy(Verb.LOSE_LIFE, "closed", closed_key(lost)) for lost in missing]
-                self._report("closed", None, f"{expected} … {number - 1} are missing", *remedies)
-            expected = number + 1
+
+def _stretch(walk: Walk, sound: int, end: int, spoiled: dict[int, str]) -> None:
+    """Report what is between a sound entry (0: none) and the number `end`; beyond it nothing may be."""
+    kept = []
+    for number, what in spoiled.items():
+        near = (sound and number - sound <= MOST_LOST_LIVES) or end - number <= MOST_LOST_LIVES
+        verb = Verb.LOSE_LIFE if near and number < end else Verb.SET_ASIDE
+        if verb is Verb.LOSE_LIFE:
+            kept.append(number)
+        walk.report("closed", closed_key(number), what, Remedy(verb, "closed", closed_key(number)))
+    _gaps(walk, [*([sound] if sound else []), *kept, end])
+
+
+def _gaps(walk: Walk, numbers: Iterable[int]) -> None:
+    """Report the numbers that are missing between these, which ascend."""
+    expected = 0
+    for number in numbers:
+        if expected and number > expected:
+            missing = range(expected, number) if number - expected <= MOST_LOST_LIVES else ()
+            remedies = [Remedy(Verb.LOSE_LIFE, "closed", closed_key(lost)) for lost in missing]
+            walk.report("closed", None, f"{expected} … {number - 1} are missing", *remedies)
+        expected = number + 1

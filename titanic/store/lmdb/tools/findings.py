@@ -22,8 +22,8 @@ import lmdb
 
 from titanic.errors import RecordCorrupt
 from titanic.store.lmdb.blob import Ref
-from titanic.store.lmdb.read import ReadTransaction
 from titanic.store.lmdb.retry_record import Retry
+from titanic.store.lmdb.transaction import Reading
 from titanic.util.ids import SIZE
 
 Progress = Callable[[str, int, int], None]
@@ -64,62 +64,65 @@ class Remedy(NamedTuple):
     value: bytes = b""
 
 
-class Findings(ReadTransaction):
-    """What a walk has found so far. A ReadTransaction, so that it reads through the same view as everybody."""
+class Walk:
+    """A walk through the store in a transaction, and what it has found so far.
 
-    def __init__(self, txn: ReadTransaction) -> None:
-        super().__init__(txn._environment)
-        self._txn = txn._txn
+    `refs` are the blobs that records refer to, by id; `loads` are those of the services, by name, as `meta` counts
+    them; `seen` are the rows that were looked at, of all databases.
+    """
+
+    def __init__(self, tx: Reading) -> None:
+        self.tx = tx
         self.problems: list[Problem] = []
         self.remedies: list[Remedy] = []
-        self._refs: dict[int, Ref] = {}
-        self._seen = 0
-        """Rows that were looked at, of all databases."""
-        self._tell: Callable[[int], None] = lambda seen: None
+        self.refs: dict[int, Ref] = {}
+        self.loads: dict[bytes, list[int]] = {}
+        self.seen = 0
+        self.tell: Callable[[int], None] = lambda seen: None
 
-    def _each(self, rows: Iterator[Row]) -> Iterator[Row]:
+    def each(self, rows: Iterator[Row]) -> Iterator[Row]:
         """The rows, counted."""
         for row in rows:
-            self._seen += 1
-            if self._seen % _EVERY == 0:
-                self._tell(self._seen)
+            self.seen += 1
+            if self.seen % _EVERY == 0:
+                self.tell(self.seen)
             yield row
 
-    def _rows(
+    def rows(
         self, database: lmdb._Database, name: str, *, has_uuid_key: bool = True
     ) -> Iterator[tuple[bytes, memoryview]]:
-        for view, value in self._each(self._txn.cursor(database).iternext()):
+        for view, value in self.each(self.tx.raw.cursor(database).iternext()):
             key = bytes(view)
             if len(key) < SIZE or (has_uuid_key and len(key) > SIZE):
-                self._report(name, key, "the key has a wrong length", Remedy(Verb.SET_ASIDE, name, key))
+                self.report(name, key, "the key has a wrong length", Remedy(Verb.SET_ASIDE, name, key))
             else:
                 yield key, value
 
-    def _has(self, database: lmdb._Database, key: bytes) -> bool:
-        return self._txn.get(key, db=database) is not None
+    def has(self, database: lmdb._Database, key: bytes) -> bool:
+        return self.tx.raw.get(key, db=database) is not None
 
-    def _past(self, uuid: bytes) -> Retry | None:
+    def past(self, uuid: bytes) -> Retry | None:
         """What `retries` says; None also when that is damaged, which is reported with the retries."""
         try:
-            return self._retry(uuid)
+            return self.tx.past(uuid)
         except RecordCorrupt:
             return None
 
-    def _meta_number(self, key: bytes, layout: struct.Struct) -> tuple[tuple[int, ...] | None, str]:
+    def meta_number(self, key: bytes, layout: struct.Struct) -> tuple[tuple[int, ...] | None, str]:
         """The numbers of a row of `meta`, or None and why there are none."""
-        value = self._txn.get(key, db=self._db.meta)
+        value = self.tx.raw.get(key, db=self.tx.db.meta)
         if value is None:
             return None, "is missing"
         return (layout.unpack(value), "") if len(value) == layout.size else (None, f"has {len(value)} bytes")
 
-    def _refer(self, where: str, key: bytes, ref: Ref | None) -> None:
+    def refer(self, where: str, key: bytes, ref: Ref | None) -> None:
         if ref is None:
             return
-        if ref.id in self._refs:
-            self._report(where, key, f"blob {ref.id} belongs to another record, too")
-        self._refs[ref.id] = ref
+        if ref.id in self.refs:
+            self.report(where, key, f"blob {ref.id} belongs to another record, too")
+        self.refs[ref.id] = ref
 
-    def _report(self, name: str, key: bytes | None, what: str, *remedies: Remedy | None) -> None:
+    def report(self, name: str, key: bytes | None, what: str, *remedies: Remedy | None) -> None:
         wanted = [remedy for remedy in remedies if remedy is not None]
         where = name if key is None else f"{name} {key.hex()}"
         self.problems.append(Problem(where, what, "; ".join(dict.fromkeys(remedy.verb.value for remedy in wanted))))

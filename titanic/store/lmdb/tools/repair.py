@@ -17,14 +17,15 @@ from titanic.errors import InvalidRequest, RecordCorrupt, StoreCorrupt
 from titanic.protocol.limits import DEFAULT_PRIORITY, MAX_PRIORITY
 from titanic.store.lmdb import closed_record, outcome_record, request_record
 from titanic.store.lmdb.closed_record import NO_FRAMES, Life, Part, Where
+from titanic.store.lmdb.lifecycle import search
 from titanic.store.lmdb.outcome_record import Outcome
 from titanic.store.lmdb.page_check import SALVAGE
 from titanic.store.lmdb.request_record import NewRequest
 from titanic.store.lmdb.schema import priority_of, sequence_of, service_of
-from titanic.store.lmdb.store import Store
-from titanic.store.lmdb.tools.check import Walk
-from titanic.store.lmdb.tools.findings import Problem, Progress, Remedy, Verb
-from titanic.store.lmdb.write import WriteTransaction
+from titanic.store.lmdb.store import Store, WriteTransaction
+from titanic.store.lmdb.tools.check import look_through
+from titanic.store.lmdb.tools.findings import Problem, Progress, Remedy, Verb, Walk
+from titanic.store.lmdb.transaction import Writing
 from titanic.store.state import Status
 from titanic.util.clock import wall_us
 from titanic.util.ids import SIZE
@@ -43,13 +44,12 @@ def repair(store: Store, now_us: int | None = None, tell: Progress | None = None
     for check(). Raises StoreCorrupt, and changes nothing, when LMDB can't read all of it: then salvage() comes first.
     """
     found: list[Problem] = []
-    with _Repair(store.write()._environment) as txn:
-        mender = _Mender(txn, wall_us() if now_us is None else now_us)
+    with WriteTransaction(store.environment, prepared=True) as tx:
+        mender = _Mender(tx, wall_us() if now_us is None else now_us)
         for _ in range(_PASSES):  # one remedy can bring the next problem to light
-            walk = Walk(txn)
-            walk.run(tell)
-            if walk.unreadable:
-                raise unreadable(store.path, walk.unreadable)
+            walk = Walk(tx)
+            if fault := look_through(walk, tell):
+                raise unreadable(store.path, fault)
             found += [problem for problem in walk.problems if problem not in found]
             if not walk.remedies:
                 break
@@ -63,20 +63,13 @@ def unreadable(path: Path, fact: str) -> StoreCorrupt:
     return StoreCorrupt(f"the store in {path} is damaged", fact, SALVAGE)
 
 
-class _Repair(WriteTransaction):
-    """One that doesn't begin with what the last one left to do: that relies on rows which may be damaged."""
-
-    def _make_ready(self) -> bool:
-        return False
-
-
 class _Mender:
     """Applies remedies in a write transaction."""
 
-    def __init__(self, transaction: WriteTransaction, now_us: int) -> None:
-        self._transaction = transaction
-        self._txn = transaction._txn
-        self._db = transaction._db
+    def __init__(self, tx: Writing, now_us: int) -> None:
+        self._tx = tx
+        self._raw = tx.raw
+        self._db = tx.db
         self._now_us = now_us
         self._verbs: dict[Verb, Callable[[Remedy, lmdb._Database], None]] = {
             Verb.PUT: self._put,
@@ -93,34 +86,34 @@ class _Mender:
         self._verbs[remedy.verb](remedy, getattr(self._db, remedy.database))
 
     def _put(self, remedy: Remedy, database: lmdb._Database) -> None:
-        self._txn.put(remedy.key, remedy.value, db=database)
+        self._raw.put(remedy.key, remedy.value, db=database)
 
     def _delete(self, remedy: Remedy, database: lmdb._Database) -> None:
-        self._txn.delete(remedy.key, db=database)
+        self._raw.delete(remedy.key, db=database)
 
     def _set_aside(self, remedy: Remedy, database: lmdb._Database) -> None:
-        record = self._txn.get(remedy.key, db=database)
+        record = self._raw.get(remedy.key, db=database)
         if record is not None:
             label = f"{remedy.database} {self._now_us} ".encode() + remedy.key
-            self._txn.put(label[:511], bytes(record), db=self._db.aside)
-            self._txn.delete(remedy.key, db=database)
+            self._raw.put(label[:511], bytes(record), db=self._db.aside)
+            self._raw.delete(remedy.key, db=database)
 
     def _fail(self, remedy: Remedy, database: lmdb._Database) -> None:
         """A request that can't be read, or isn't there, becomes a stand-in that has failed."""
-        txn, uuid = self._txn, remedy.key
+        raw, uuid = self._raw, remedy.key
         service, priority, submitted_at = self._what_is_known(uuid)
         self._set_aside(remedy, database)
         if not _is_id(uuid):
             return
-        txn.put(
+        raw.put(
             uuid, request_record.encode(uuid, NewRequest(service, [], priority), submitted_at), db=self._db.requests
         )
-        if txn.get(uuid, db=self._db.replies) is None:
+        if raw.get(uuid, db=self._db.replies) is None:
             self._end(uuid, remedy.value.decode())
 
     def _what_is_known(self, uuid: bytes) -> tuple[bytes, int, int]:
         """Service, priority and time of a request that is damaged, from its header or its row in a queue."""
-        record = self._txn.get(uuid, db=self._db.requests)
+        record = self._raw.get(uuid, db=self._db.requests)
         if record is not None:
             try:
                 header = request_record.decode_header(uuid, record)
@@ -128,7 +121,7 @@ class _Mender:
                 return header.service, header.priority, header.submitted_at
             except Exception:  # it is damaged: anything can be wrong with it
                 pass
-        prefix = self._transaction._search(uuid, None, None).prefix
+        prefix = search(self._tx, uuid).prefix
         if prefix:
             service, priority = service_of(prefix), priority_of(prefix)
             with suppress(InvalidRequest):
@@ -147,12 +140,12 @@ class _Mender:
 
     def _end(self, uuid: bytes, reason: str) -> None:
         end = Outcome(Status.FAILED, [], reason, 0, 0, self._now_us)
-        self._txn.put(uuid, outcome_record.encode(uuid, end), db=self._db.replies)
+        self._raw.put(uuid, outcome_record.encode(uuid, end), db=self._db.replies)
 
     def _lose_life(self, remedy: Remedy, database: lmdb._Database) -> None:
         sequence = sequence_of(remedy.key)
         uuid, closed_at = bytes(SIZE), 0
-        record = self._txn.get(remedy.key, db=database)
+        record = self._raw.get(remedy.key, db=database)
         if record is not None:
             try:
                 header = closed_record.decode_header(sequence, record)
@@ -163,20 +156,20 @@ class _Mender:
         lost = Part(Where.DAMAGED, 0, 0, b"")
         error = "its record was damaged" if record is not None else "its record was missing"
         life = Life(Status.FAILED, False, 0, 0, 0, 0, closed_at, uuid, b"", b"", error, 0, lost, NO_FRAMES)
-        self._txn.put(remedy.key, closed_record.encode(sequence, life), db=database)
+        self._raw.put(remedy.key, closed_record.encode(sequence, life), db=database)
 
     def _bury(self, remedy: Remedy, database: lmdb._Database) -> None:
         """Delete a blob, whatever pieces it has."""
         pieces = []
-        cursor = self._txn.cursor(database)
+        cursor = self._raw.cursor(database)
         if cursor.set_range(remedy.key):
             for view in cursor.iternext(values=False):
                 if view[: len(remedy.key)] != remedy.key:
                     break
                 pieces.append(bytes(view))
         for key in pieces:
-            self._txn.delete(key, db=database)
-        self._txn.delete(remedy.key, db=self._db.graves)
+            self._raw.delete(key, db=database)
+        self._raw.delete(remedy.key, db=self._db.graves)
 
 
 def _is_id(uuid: bytes) -> bool:

@@ -1,0 +1,155 @@
+"""Whether there is room, and making some (capacity.py says what for).
+
+It is looked after in three places. At its beginning, a write transaction looks at what the one before it left: when the
+file is near its end and much was freed at once, or is to be freed, an extra commit makes that available first. In
+between, whoever needs room asks `fits`. At its end, it deletes a bounded part of what is in `graves` and, near the end
+of the file, some of the oldest entries of `closed`, so that a request finds room without having to make it.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from titanic.errors import RecordCorrupt
+from titanic.store.lmdb import blob, closed_record
+from titanic.store.lmdb.closed_ring import closed_range
+from titanic.store.lmdb.schema import PAGE, SETTLED_KEY, U32, closed_key, sequence_of, unpack
+from titanic.store.lmdb.transaction import Reading, Writing
+
+_TRIM_ROWS = 64
+_MOST_LOOKED_AT = 50_000
+"""Entries of `closed` that are looked through for room; of more, enough is taken for granted."""
+
+
+def is_near_the_end(tx: Reading) -> bool:
+    """Whether the part of the file that was never used is so small that nobody can count on it."""
+    room = tx.environment.room
+    end = (tx.environment.env.info()["last_pgno"] + 1) * PAGE
+    return bool(end > room.accept - room.headroom)
+
+
+def make_ready(tx: Writing) -> bool:
+    """Do what the transaction before this one left to do; False when there was nothing."""
+    room, pace = tx.environment.room, tx.environment.pace
+    if pace.freed > 2 * room.pages_freed:
+        tx.raw.put(SETTLED_KEY, b"", db=tx.db.meta)
+        _empty_graves(tx)
+        return True
+    if _empty_graves(tx):
+        return True
+    if pace.wanted and not fits(tx, pace.wanted, room.accept) and could_fit(tx, pace.wanted, room.accept):
+        return bool(drop_oldest(tx, _TRIM_ROWS))
+    pace.wanted = 0
+    return False
+
+
+def clear_up(tx: Writing) -> None:
+    """Do a bounded part of what can wait."""
+    if tx.raw.stat(tx.db.graves)["entries"]:
+        _empty_graves(tx)
+    room = tx.environment.room
+    if is_near_the_end(tx) and not fits(tx, room.headroom, room.accept):
+        drop_oldest(tx, _TRIM_ROWS)
+
+
+def fits(tx: Writing, needed: int, limit: int) -> bool:
+    """Whether `needed` bytes more leave the store below a limit."""
+    if tx.taken is None:
+        # The file is at least as large as what is in it. Most of the time that is answer enough.
+        end = (tx.environment.env.info()["last_pgno"] + 1) * PAGE
+        tx.taken = end + tx.charges()
+    return tx.taken + tx.added + needed <= limit or recount(tx) + needed <= limit
+
+
+def could_fit(tx: Writing, needed: int, limit: int) -> bool:
+    """The same, once closed requests have made way. They must not be dropped for one who does not fit even then."""
+    missing = recount(tx) + needed - limit
+    return missing <= 0 or can_make_way(tx, missing) >= missing
+
+
+def recount(tx: Writing) -> int:
+    """Count the bytes that are taken."""
+    tx.taken = tx.used() + tx.charges()
+    tx.added = 0
+    return tx.taken
+
+
+def can_make_way(tx: Reading, wanted: int) -> int:
+    """Bytes that dropping entries of `closed` would give back, about; from `wanted` on, there may be more."""
+    present = tx.raw.stat(tx.db.closed)["entries"]
+    if not present:
+        return 0
+    first, last = closed_range(tx)
+    registered, upto = tx.archived()
+    if registered and not tx.environment.settings.drop_unarchived:
+        last = min(last, upto)
+    entries = min(max(0, last + 1 - first), present)
+    found = tx.pages(tx.db.closed) * entries // present * PAGE
+    if found >= wanted or found + tx.pages(tx.db.blobs) * PAGE < wanted:
+        return found
+    for record in islice(tx.raw.cursor(tx.db.closed).iternext(keys=False), min(entries, _MOST_LOOKED_AT)):
+        found += closed_record.pages_elsewhere(record) * PAGE
+        if found >= wanted:
+            return found
+    return wanted if entries > _MOST_LOOKED_AT else found
+
+
+def drop_oldest(tx: Writing, limit: int, closed_before: int | None = None) -> int:
+    """Drop up to `limit` of the oldest entries of `closed`, and return how many.
+
+    With `closed_before` only those that were closed before that time. Without, it is for their room, and entries that
+    the archive does not have may go, too, if that is the setting.
+    """
+    registered, upto = tx.archived()
+    lossy = closed_before is None and tx.environment.settings.drop_unarchived
+    dropped = size = 0
+    while dropped < limit and size < tx.environment.room.pages_freed * PAGE:
+        cursor = tx.raw.cursor(tx.db.closed)
+        if not cursor.first():
+            break
+        sequence, record = sequence_of(cursor.key()), cursor.value()
+        if registered and sequence > upto and not lossy:
+            break
+        try:
+            header = closed_record.decode_header(sequence, record)
+            if closed_before is not None and header.closed_at >= closed_before:
+                break
+            refs = header.refs
+        except RecordCorrupt:
+            refs = []
+        dropped += 1
+        size += len(record)
+        tx.raw.delete(closed_key(sequence), db=tx.db.closed)
+        for ref in refs:
+            size += ref.size
+            tx.drop_blob(ref)
+        if registered and sequence > upto:
+            tx.lost += 1
+    tx.freed += size // PAGE + 1 if dropped else 0
+    return dropped
+
+
+def _empty_graves(tx: Writing) -> bool:
+    """Delete pieces of blobs from their ends; False when there were none."""
+    raw, graves = tx.raw, tx.db.graves
+    # However much the transaction has freed already, a little is always done: nothing waits for ever.
+    allowed = max(tx.environment.room.pages_freed - tx.freed, 8) * 2
+    done = False
+    while allowed > 0:
+        cursor = raw.cursor(graves)
+        if not cursor.first():
+            break
+        key = bytes(cursor.key())
+        blob_id = blob.buried_id(key)
+        (pieces,) = unpack(U32, cursor.value(), "graves", key)
+        rest = max(0, pieces - allowed)
+        for index in range(rest, pieces):
+            raw.delete(blob.key(blob_id, index), db=tx.db.blobs)
+        allowed -= pieces - rest
+        tx.freed += (pieces - rest) // 2 + 1
+        if rest:
+            raw.put(key, U32.pack(rest), db=graves)
+        else:
+            raw.delete(key, db=graves)
+        done = True
+    return done
