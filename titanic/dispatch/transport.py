@@ -2,7 +2,7 @@
 
     LocalCourier    to the broker in this process, without a socket
     SocketCourier   to a broker of this project elsewhere: any number in flight on one connection
-    LaneCourier     to any other MDP broker: one in flight per connection, many connections (transport_foreign.py)
+    ForeignCourier  to any other MDP broker: one in flight per connection, many connections (transport_foreign.py)
 
 The first two ask `mmi.workers` about all services at once. The third has only RFC 8's `mmi.service`.
 """

@@ -1,11 +1,11 @@
-"""The courier for brokers that need not keep envelope stacks: each request has a connection to itself, a lane.
+"""The courier for brokers that need not keep envelope stacks: each request has a connection to itself.
 
-The number of lanes is limited, and a slow service must not take them all. So a service may use a quarter of
-the lanes that the others leave: the first gets a quarter, and n of them at work get 1/(n + 3) each. There is
+The number of connections is limited, and a slow service must not take them all. So a service may use a quarter of
+the connections that the others leave: the first gets a quarter, and n of them at work get 1/(n + 3) each. There is
 always something left for the next one.
 
 One more connection carries the questions. It also watches for all the others: they go to the same broker, so
-when this one breaks, the broker has died, and what is on the lanes is sent again. Watching every lane by
+when this one breaks, the broker has died, and what is on them is sent again. Watching every one by
 itself would take four file descriptors for each instead of two.
 """
 
@@ -23,7 +23,7 @@ from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 
 
-class LaneCourier:
+class ForeignCourier:
     """To any MDP broker. `room` requests may be in flight for one service: MMI does not tell how many workers
     it has. Four times as many may be in flight in all, but not more than MOST."""
 
@@ -66,31 +66,31 @@ class LaneCourier:
 
     def send(self, sends: Sequence[Send], now: float) -> None:
         for send in sends:
-            lane = self._take_lane()
-            if lane is None:
+            connection = self._take_connection()
+            if connection is None:
                 # Others have taken what this service was promised: it goes back, and is told less next time.
-                self._results.refused(send.uuid, refusal(503, "no lane is free"), now)
+                self._results.refused(send.uuid, refusal(503, "no connection is free"), now)
             else:
-                self._busy[lane] = send
+                self._busy[connection] = send
                 self._in_flight[send.service] += 1
-                self._tickets[lane] = lane.session.request(send.service, send.body, now)
+                self._tickets[connection] = connection.session.request(send.service, send.body, now)
 
     def recall(self, uuid: bytes, now: float) -> None:
         """Brokers that are not of this project cannot do that, nor tell whether a worker has it."""
-        lane = next((lane for lane, send in self._busy.items() if send.uuid == uuid), None)
-        if lane is None:
+        connection = next((connection for connection, send in self._busy.items() if send.uuid == uuid), None)
+        if connection is None:
             return
-        if lane.waits:
-            self._give_back(lane, now)  # nobody has it, and the next broker is not to get it
+        if connection.waits:
+            self._give_back(connection, now)  # nobody has it, and the next broker is not to get it
         elif self._results.kept(uuid):
-            self._cancel(lane)
-            self._results.left(self._leave(lane).service)
+            self._cancel(connection)
+            self._results.left(self._leave(connection).service)
         else:
             self._recalled.add(uuid)
 
-    def _cancel(self, lane: Connection) -> None:
-        lane.session.cancel(self._tickets[lane])
-        self._parts.drop(lane)
+    def _cancel(self, connection: Connection) -> None:
+        connection.session.cancel(self._tickets[connection])
+        self._parts.drop(connection)
 
     def ask(self, names: Sequence[bytes], now: float) -> None:
         self._names.extend(names)
@@ -99,8 +99,8 @@ class LaneCourier:
         """RFC 8 knows no such question."""
 
     def push(self, now: float) -> None:
-        for lane in self._busy:
-            lane.flush(now)
+        for connection in self._busy:
+            connection.flush(now)
         self._asking.flush(now)
         if not self._names and self._busy and not self._asking.open:
             self._names.append(tsp.REQUEST)  # only so that the connection is there, to watch
@@ -112,38 +112,38 @@ class LaneCourier:
     def deliver(self, now: float) -> None:
         for _, _, body in self._events(self._asking, now):
             self._results.present(self._asked, self._share(self._asked) if body == [b"200"] else 0, now)
-        for lane in list(self._busy):
-            for _, kind, body in self._events(lane, now):
+        for connection in list(self._busy):
+            for _, kind, body in self._events(connection, now):
                 if kind is EventKind.PARTIAL:
-                    self._parts.add(lane, body)
+                    self._parts.add(connection, body)
                 else:
-                    self._end(lane, body, kind is EventKind.GAVE_UP, now)
+                    self._end(connection, body, kind is EventKind.GAVE_UP, now)
 
     @staticmethod
     def _events(connection: Connection, now: float) -> Sequence[tuple[int, EventKind, Frames]]:
-        # The loop ticks lanes that were made later than the dispatcher after it: what they give up in that round
+        # The loop ticks connections that were made later than the dispatcher after it: what they give up in that round
         # would not be seen before something else happens.
         connection.tick(now)
         return connection.session.take_events()
 
-    def _end(self, lane: Connection, body: Frames, gave_up: bool, now: float) -> None:
-        send = self._leave(lane)
-        lane.flush(now)  # one that gave up is closed
+    def _end(self, connection: Connection, body: Frames, gave_up: bool, now: float) -> None:
+        send = self._leave(connection)
+        connection.flush(now)  # one that gave up is closed
         if gave_up:
-            self._parts.drop(lane)
+            self._parts.drop(connection)
             self._results.timed_out(send.uuid, now)
         else:
             # An error is a worker's: only brokers of this project have errors of their own.
-            tell(self._results, send.uuid, self._parts.complete(lane, body), now)
+            tell(self._results, send.uuid, self._parts.complete(connection, body), now)
 
-    def _leave(self, lane: Connection) -> Send:
-        """The lane is free again."""
-        send = self._busy.pop(lane)
+    def _leave(self, connection: Connection) -> Send:
+        """The connection is free again."""
+        send = self._busy.pop(connection)
         self._in_flight[send.service] -= 1
         if not self._in_flight[send.service]:
             del self._in_flight[send.service]
         self._recalled.discard(send.uuid)
-        self._free.append(lane)
+        self._free.append(connection)
         return send
 
     def _share(self, service: bytes) -> int:
@@ -152,8 +152,8 @@ class LaneCourier:
 
     def dismiss(self, now: float) -> None:
         self.deliver(now)
-        for lane in list(self._busy):
-            self._give_back(lane, now)
+        for connection in list(self._busy):
+            self._give_back(connection, now)
         for connection in (*self._made, self._asking):
             self._loop.remove(connection)
         asked = [self._asked] if len(self._asking.session) else []
@@ -162,33 +162,36 @@ class LaneCourier:
         self._names.clear()
 
     def _lost(self, now: float) -> None:
-        for lane in list(self._busy):
-            lane.lose()
-            self._lane_lost(lane, now)
+        for connection in list(self._busy):
+            connection.lose()
+            self._connection_lost(connection, now)
 
-    def _lane_lost(self, lane: Connection, now: float) -> None:
+    def _connection_lost(self, connection: Connection, now: float) -> None:
         """What is not wanted any more must not be sent to the next broker."""
-        send = self._busy.get(lane)
+        send = self._busy.get(connection)
         if send is None:
             return
         if send.uuid in self._recalled:
-            self._give_back(lane, now)
+            self._give_back(connection, now)
         else:
-            self._cancel(lane)  # with what had come of its reply: the next one begins at the beginning
-            self._tickets[lane] = lane.session.request(send.service, send.body, now)
+            self._cancel(connection)  # with what had come of its reply: the next one begins at the beginning
+            self._tickets[connection] = connection.session.request(send.service, send.body, now)
 
-    def _give_back(self, lane: Connection, now: float) -> None:
-        self._cancel(lane)
-        self._results.refused(self._leave(lane).uuid, refusal(503, "the broker has died"), now)
+    def _give_back(self, connection: Connection, now: float) -> None:
+        self._cancel(connection)
+        self._results.refused(self._leave(connection).uuid, refusal(503, "the broker has died"), now)
 
-    def _take_lane(self) -> Connection | None:
+    def _take_connection(self) -> Connection | None:
         if self._free:
             return self._free.pop()
         if len(self._made) >= self._most:
             return None
-        lane = Connection(
-            ClientSession(self._config), self._endpoint, self._discovery, lost=lambda now: self._lane_lost(lane, now)
+        connection = Connection(
+            ClientSession(self._config),
+            self._endpoint,
+            self._discovery,
+            lost=lambda now: self._connection_lost(connection, now),
         )
-        self._made.append(lane)
-        self._loop.add(lane)
-        return lane
+        self._made.append(connection)
+        self._loop.add(connection)
+        return connection

@@ -22,7 +22,7 @@ from titanic.config import ServerConfig
 from titanic.dispatch.discovery import BrokerDiscovery
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.transport import LocalCourier, SocketCourier
-from titanic.dispatch.transport_foreign import LaneCourier
+from titanic.dispatch.transport_foreign import ForeignCourier
 from titanic.dispatch.waiters import Waiters
 from titanic.errors import CallerError, TitanicError
 from titanic.protocol import tsp
@@ -276,7 +276,7 @@ class Server:
         self.endpoints = (endpoint,)
         lanes = {name: min(FEW_LANES, config.lanes) for name in tsp.SERVICES}
         lanes |= dict.fromkeys((tsp.REQUEST, tsp.REPLY, tsp.CLOSE, tsp.SUBMIT, tsp.WAIT), config.lanes)
-        connections = sum(lanes.values()) + min(4 * config.lanes, LaneCourier.MOST)
+        connections = sum(lanes.values()) + min(4 * config.lanes, ForeignCourier.MOST)
         file_limits.require(2 * connections + OTHER_FILES, f"{config.lanes} lanes")
         self._lanes = Lanes(endpoint, lanes, self._handle, config.worker, self._lost)
         self._discovery = BrokerDiscovery(endpoint, config.worker.versions, self._found)
@@ -330,7 +330,7 @@ class Server:
         if self._kind.ours:
             dispatcher.use(SocketCourier(dispatcher.core, dispatcher.loop, endpoint, discovery))
         else:
-            courier = LaneCourier(
+            courier = ForeignCourier(
                 dispatcher.core,
                 dispatcher.loop,
                 endpoint,

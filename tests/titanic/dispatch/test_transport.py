@@ -15,7 +15,7 @@ from broker import ANSWER, ClientSession, ErrorReply, Kind, Loop
 from titanic.dispatch.actions import Send
 from titanic.dispatch.discovery import PAUSE, BrokerDiscovery
 from titanic.dispatch.transport import MMI_TIMEOUT, LocalCourier, Parts, SocketCourier
-from titanic.dispatch.transport_foreign import LaneCourier
+from titanic.dispatch.transport_foreign import ForeignCourier
 
 NOW = 100.0
 
@@ -183,9 +183,9 @@ def test_what_is_sent_again_to_a_new_broker_begins_without_parts(heard: Heard) -
 
 
 @pytest.mark.parametrize("version", ["0.2", "0.1"])
-def test_the_same_on_lanes(heard: Heard, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    lanes = Lanes(heard, monkeypatch, room=1, version=version)
-    courier = lanes.courier
+def test_the_same_at_a_foreign_broker(heard: Heard, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    foreign = Foreign(heard, monkeypatch, room=1, version=version)
+    courier = foreign.courier
     final = [b"MDPC02", b"\3", b"echo"] if version == "0.2" else [b"", b"MDPC01", b"echo"]
 
     def part(text: bytes) -> None:
@@ -193,11 +193,11 @@ def test_the_same_on_lanes(heard: Heard, monkeypatch: pytest.MonkeyPatch, versio
             say(b"MDPC02", b"\2", b"echo", text)
 
     def say(*frames: bytes) -> None:
-        lane.session.receive(lane.session.connection, list(frames), NOW)
+        connection.session.receive(connection.session.connection, list(frames), NOW)
         courier.deliver(NOW)
 
     courier.send([Send(b"1", b"echo", [b"x"])], NOW)
-    (lane,) = courier._busy
+    (connection,) = courier._busy
     part(b"one")
     say(*final, b"MDPE01", b"503 my own word")
     assert heard.failures == {b"1": ErrorReply(503, "my own word", [])}, "such a broker has no errors of its own"
@@ -208,16 +208,16 @@ def test_the_same_on_lanes(heard: Heard, monkeypatch: pytest.MonkeyPatch, versio
     say(*final, b"two")
     assert heard.replies == {b"2": [b"one", b"two"] if version == "0.2" else [b"two"]}
     assert (courier._parts._frames, courier._parts._sizes) == ({}, {})
-    lanes.loop.stop()
+    foreign.loop.stop()
 
 
-class Lanes:
-    """A LaneCourier whose connections lead nowhere: only what it counts is looked at."""
+class Foreign:
+    """A ForeignCourier whose connections lead nowhere: only what it counts is looked at."""
 
     def __init__(self, heard: Heard, monkeypatch: pytest.MonkeyPatch, room: int, version: str = "0.2") -> None:
         self.loop = Loop()
         monkeypatch.setattr("titanic.dispatch.transport_foreign.Connection", NoConnection)
-        self.courier = LaneCourier(
+        self.courier = ForeignCourier(
             heard,
             self.loop,
             "inproc://nowhere",
@@ -249,23 +249,23 @@ class NoConnection:
         return lambda *_: None
 
 
-def test_the_first_services_do_not_take_all_lanes(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    lanes = Lanes(heard, monkeypatch, room=64)
-    granted = [lanes.fill(b"service%d" % number) for number in range(20)]
+def test_the_first_services_do_not_take_all_connections(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign = Foreign(heard, monkeypatch, room=64)
+    granted = [foreign.fill(b"service%d" % number) for number in range(20)]
     assert granted[0] == 64
     assert granted == sorted(granted, reverse=True)
     assert min(granted) >= 1
-    assert sum(granted) <= LaneCourier.MOST
-    lanes.loop.stop()
+    assert sum(granted) <= ForeignCourier.MOST
+    foreign.loop.stop()
 
 
 def test_what_finds_no_lane_goes_back(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    lanes = Lanes(heard, monkeypatch, room=1)
-    lanes.courier.send([Send(b"%d" % number, b"echo", [b""]) for number in range(6)], NOW)
-    full = ErrorReply(503, "no lane is free", [])
+    foreign = Foreign(heard, monkeypatch, room=1)
+    foreign.courier.send([Send(b"%d" % number, b"echo", [b""]) for number in range(6)], NOW)
+    full = ErrorReply(503, "no connection is free", [])
     assert heard.refusals == {b"4": full, b"5": full}
-    assert lanes.courier._share(b"other") == 0
-    lanes.loop.stop()
+    assert foreign.courier._share(b"other") == 0
+    foreign.loop.stop()
 
 
 def test_a_late_reply_to_a_cancelled_request_is_dropped_and_not_taken_for_the_next_ones(heard: Heard) -> None:
@@ -357,20 +357,20 @@ def test_what_has_been_answered_is_not_asked_back(heard: Heard, asked_before: bo
     assert (courier._sends, courier._recalls, courier._abandoned, courier._recalled) == ({}, {}, {}, set())
 
 
-def test_what_waits_for_its_lane_to_be_connected_is_not_with_the_broker(heard: Heard, tmp_path: Path) -> None:
+def test_what_waits_for_its_connection_is_not_with_the_broker(heard: Heard, tmp_path: Path) -> None:
     """A foreign broker gives nothing back, so it must not get what was closed already."""
     loop, endpoint = Loop(), f"ipc://{tmp_path}/nowhere"
     discovery = BrokerDiscovery(endpoint, ["0.1"], print)
     discovery.kind = Kind("0.1", ours=False)
-    courier = LaneCourier(heard, loop, endpoint, discovery, version="0.1", room=8, attempt_timeout=9)
+    courier = ForeignCourier(heard, loop, endpoint, discovery, version="0.1", room=8, attempt_timeout=9)
     courier.send([Send(b"1", b"echo", [b"x"])], NOW)
     courier.push(NOW)
-    (lane,) = courier._busy
+    (connection,) = courier._busy
     courier.recall(b"1", NOW)
     assert list(heard.refusals) == [b"1"]
     assert courier._busy == {}
-    for connection in (lane, courier._asking):
-        connection.close()
+    for one in (connection, courier._asking):
+        one.close()
     loop.stop()
 
 
@@ -379,11 +379,11 @@ def test_what_is_taken_back_while_there_is_no_broker_is_not_sent_to_the_next_one
     """Asked about it, that one says that it does not wait there, as if a worker had it."""
     loop, endpoint = Loop(), "inproc://nowhere"
     discovery = BrokerDiscovery(endpoint, ["0.2"], print)
-    courier: SocketCourier | LaneCourier
+    courier: SocketCourier | ForeignCourier
     if ours:
         courier = SocketCourier(heard, loop, endpoint, discovery)
     else:
-        courier = LaneCourier(heard, loop, endpoint, discovery, version="0.1", room=8, attempt_timeout=9)
+        courier = ForeignCourier(heard, loop, endpoint, discovery, version="0.1", room=8, attempt_timeout=9)
     courier.send([Send(b"1", b"echo", [b"x"]), Send(b"2", b"echo", [b"y"])], NOW)
     courier.push(NOW)
     heard.overdue = {b"1"}
@@ -428,24 +428,24 @@ def test_a_broker_that_answered_in_no_version_is_asked_again(tmp_path: Path) -> 
 def test_what_is_not_wanted_any_more_is_not_sent_to_the_next_broker(
     heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lanes = Lanes(heard, monkeypatch, room=2)
-    courier = lanes.courier
+    foreign = Foreign(heard, monkeypatch, room=2)
+    courier = foreign.courier
     courier.send([Send(b"1", b"echo", [b"x"]), Send(b"2", b"echo", [b"y"])], NOW)
     courier.recall(b"1", NOW)
     assert heard.refusals == {}, "the broker that has it keeps it"
     courier._lost(NOW)
     assert list(heard.refusals) == [b"1"]
     assert [send.uuid for send in courier._busy.values()] == [b"2"]
-    lanes.loop.stop()
+    foreign.loop.stop()
 
 
 def test_a_cancelled_lane_is_used_again_on_a_new_connection(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replies carry no number there: on the old connection a late one would pass for the next one's."""
-    lanes = Lanes(heard, monkeypatch, room=1)
-    courier = lanes.courier
+    foreign = Foreign(heard, monkeypatch, room=1)
+    courier = foreign.courier
     courier.send([Send(b"1", b"echo", [b"x"])], NOW)
-    (lane,) = courier._busy
-    before = lane.session.connection
+    (connection,) = courier._busy
+    before = connection.session.connection
     heard.overdue = {b"1"}
     courier.recall(b"1", NOW)
     courier.recall(b"1", NOW)
@@ -453,12 +453,12 @@ def test_a_cancelled_lane_is_used_again_on_a_new_connection(heard: Heard, monkey
     assert courier._busy == {}
     assert courier._in_flight == {}
     courier.send([Send(b"2", b"echo", [b"y"])], NOW)
-    assert list(courier._busy) == [lane]
-    assert lane.session.connection != before
-    lane.session.receive(before, [b"MDPC02", b"\3", b"echo", b"late"], NOW)
+    assert list(courier._busy) == [connection]
+    assert connection.session.connection != before
+    connection.session.receive(before, [b"MDPC02", b"\3", b"echo", b"late"], NOW)
     courier.deliver(NOW)
     assert heard.replies == {}
-    lane.session.receive(lane.session.connection, [b"MDPC02", b"\3", b"echo", b"in time"], NOW)
+    connection.session.receive(connection.session.connection, [b"MDPC02", b"\3", b"echo", b"in time"], NOW)
     courier.deliver(NOW)
     assert heard.replies == {b"2": [b"in time"]}
-    lanes.loop.stop()
+    foreign.loop.stop()

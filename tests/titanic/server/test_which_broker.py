@@ -17,7 +17,7 @@ from support.waiting import until
 from broker import Broker
 from titanic import Client, Server
 from titanic.dispatch.transport import SocketCourier
-from titanic.dispatch.transport_foreign import LaneCourier
+from titanic.dispatch.transport_foreign import ForeignCourier
 
 TOGETHER = 5
 
@@ -76,7 +76,7 @@ def test_a_broker_of_another_kind_takes_its_place(tmp_path: Path, caplog: pytest
                 Client(endpoint, timeout=1, retries=60, version="0.2" if ours else "0.1") as client,
             ):
                 uuids += client.submit_many("echo", [b"%d" % (10 * turn + number) for number in range(10)])
-                kind = SocketCourier if ours else LaneCourier
+                kind = SocketCourier if ours else ForeignCourier
                 until(lambda: isinstance(server._dispatcher._courier, kind))  # noqa: B023
                 warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
                 assert any("is not of this project" in text for text in warnings) is not ours
