@@ -12,11 +12,11 @@ from typing import Any
 from broker import Channel, Loop
 from titanic.commit.writer import Writer
 from titanic.config import ServerConfig
-from titanic.dispatch.actions import Fetch
+from titanic.dispatch.actions import Fetch, Finish, Outcome
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.failure_log import FailureLog
-from titanic.dispatch.maintenance import Keep, pause_us
-from titanic.dispatch.outcome_write import Outcomes
+from titanic.dispatch.maintenance import Maintenance
+from titanic.dispatch.outcome_write import OutcomeWrite
 from titanic.dispatch.transport import Courier
 from titanic.dispatch.waiters import Waiters
 from titanic.errors import RecordCorrupt, StoreError
@@ -24,7 +24,7 @@ from titanic.logs import Trouble
 from titanic.protocol.limits import DEFAULT_PRIORITY
 from titanic.protocol.tsp import SERVICES
 from titanic.services.ask import Answers, Ask, Doubt
-from titanic.store import ReadTransaction, Store
+from titanic.store import Status, Store
 from titanic.util.clock import Leaps, wall_us
 
 log = logging.getLogger(__name__)
@@ -36,13 +36,6 @@ waits no longer than it takes to read these."""
 LOOKS = 20
 """Looks into the store for more and more requests, until results get their turn."""
 
-STEP = 500
-"""Requests that one look at the clock does something about, of each kind, at most: a trickle, not a pause."""
-
-SHORTEST_ALARM = 0.02
-READERS_EVERY = 5.0
-"""Seconds between looks for readers that were killed: they hold places, and pages that could be used again."""
-
 DISMISS_MOST = 2.0
 """Seconds for which the end waits for the store to be looked at for those who came last to wait for a reply."""
 
@@ -52,9 +45,6 @@ otherwise, and somebody may look at the figures."""
 
 GRACE_LOOK = 0.5
 """Seconds between looks whether waiting at the end is of any use."""
-
-LONGEST_ALARM = 30.0
-"""Seconds after which the wall clock is looked at again: somebody may have set it."""
 
 
 class _Doubt:
@@ -76,7 +66,6 @@ class Dispatcher(Channel):
     """Runs in a thread of its own, as a channel of its own loop."""
 
     def __init__(self, config: ServerConfig, store: Store, writer: Writer) -> None:
-        self.config = config
         self.core = DispatchCore(config)
         # What is in flight is known here alone, and a fault in the middle of it could lose sight of a request for ever:
         # a server that ends and starts again forgets none.
@@ -84,17 +73,14 @@ class Dispatcher(Channel):
         self.waiters: Waiters
         """Who wants to know what becomes of requests; set with `serve`."""
         self.failures = FailureLog()
-        self.leaps = writer.leaps
-        """The wall clock, as the writer's thread sees it."""
+        self.maintenance = Maintenance(config, store, writer, self.core, self.loop.call, self._expired)
         self._clock = Leaps()
         self._clock.look(wall_us())
-        """The same, as the dispatcher's thread sees it."""
-        self._blind = Trouble(log, "read what is due")
-        self._unaware = Trouble(log, "look for readers")
-        self._unfit = Trouble(log, "dispatch")
-        self._idle = Trouble(log, "read what to dispatch")
+        """The wall clock, as the dispatcher's thread sees it."""
+        self._damage = Trouble(log, "dispatch")
+        self._unread = Trouble(log, "read what to dispatch")
+        self._counts_workers = config.broker is not None
         self._serving = False
-        self._readers_at = 0.0
         self._count_at = 0.0
         self._more = False
         """Whether the last round was not done with looking."""
@@ -165,7 +151,7 @@ class Dispatcher(Channel):
 
     def due_at(self, when_us: int) -> None:
         """Something is on disk that is due then."""
-        self.loop.call(self._hasten_alarm, when_us)
+        self.loop.call(self.maintenance.hasten_alarm, when_us)
 
     def closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[Doubt]) -> None:
         """These requests are no longer in the store, in which some of them waited for these services."""
@@ -212,9 +198,7 @@ class Dispatcher(Channel):
         self.core.tick(now)
         self.waiters.tick(now)
         self.failures.tick(now)
-        if now >= self._readers_at:
-            self._readers_at = now + READERS_EVERY
-            self._forget_readers()
+        self.maintenance.tick(now)
 
     def next_deadline(self) -> float | None:
         """The core's, or that of a client who waits; soon, because of the readers."""
@@ -223,7 +207,7 @@ class Dispatcher(Channel):
         times = (
             self.core.next_deadline() if self._courier is not None else None,
             self.waiters.next_deadline(),
-            self._readers_at,
+            self.maintenance.readers_at,
         )
         return min((time for time in times if time is not None), default=None)
 
@@ -250,7 +234,7 @@ class Dispatcher(Channel):
             courier.push(now)  # somebody waits for this, and what follows may take a while
         courier.deliver(now)
         if core.take_alarm(now):
-            self._writer.put(Keep(self, STEP))
+            self.maintenance.begin()
         if questions := core.take_questions(now):
             courier.ask(questions, now)
         if core.take_survey(now) or self._uncounted(now):
@@ -269,11 +253,11 @@ class Dispatcher(Channel):
         for uuid in core.take_recalls():
             courier.recall(uuid, now)
         for outcomes in core.take_outcomes(now, self.waiters):
-            self._writer.put(Outcomes(self, outcomes))
+            self._writer.put(OutcomeWrite(outcomes, self._written, self._unwritten))
         courier.push(now)
 
     def _uncounted(self, now: float) -> bool:
-        if self.config.broker is None or now < self._count_at:
+        if not self._counts_workers or now < self._count_at:
             return False
         self._count_at = now + COUNT_EVERY
         return True
@@ -282,7 +266,7 @@ class Dispatcher(Channel):
         try:
             with self._store.read() as transaction:
                 self.core.arrived(dict.fromkeys(transaction.waiting(), DEFAULT_PRIORITY), time.monotonic())
-            self.look()
+            self.maintenance.look()
             self.loop.run()
         except Exception:
             log.exception("the dispatcher met an unexpected error")
@@ -292,23 +276,23 @@ class Dispatcher(Channel):
             self._dismissed.set()
 
     def _reconfigure(self, config: ServerConfig) -> None:
-        self.config = config
+        self.maintenance.config = config
         self.core.reconfigure(config)
-        self.look()
+        self.maintenance.look()
 
     def _set_stopping(self) -> None:
         self.core.stopping = True
 
     def _returned(self, services: Collection[bytes]) -> None:
         self.core.returned(services)
-        self.look()  # they may have an end of their time
+        self.maintenance.look()  # they may have a time to live
 
     def _closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[Doubt]) -> None:
         self.core.closed(uuids)
-        self.withdrawn(services)
+        self._withdrawn(services)
         self.waiters.wake(uuids)
         if uuids:
-            self.look()  # they are remembered for a time, and what was large is removed bit by bit
+            self.maintenance.look()  # they are remembered for a time, and large ones are removed bit by bit
         for about, then in doubts:
             # What is not in flight now never will be: the store is read for it in this thread, and has it no more.
             doubt = _Doubt({uuid for uuid in about if self.core.in_doubt(uuid)}, then)
@@ -317,7 +301,7 @@ class Dispatcher(Channel):
             if not doubt.left:
                 then()
 
-    def withdrawn(self, services: Collection[bytes]) -> None:
+    def _withdrawn(self, services: Collection[bytes]) -> None:
         """Requests of these services have left the queue without having been sent. One that is absent is not looked at
         before it comes: if nothing is left for it, it is forgotten here."""
         backlogs = self.core.backlogs
@@ -326,44 +310,38 @@ class Dispatcher(Channel):
                 with self._store.read() as transaction:
                     self.core.emptied([name for name in absent if transaction.oldest(name) is None])
             except StoreError as error:
-                self._idle.met(error)
+                self._unread.met(error)
 
-    def look(self) -> None:
-        """Set the alarm to what the store says now."""
-        try:
-            with self._store.read() as transaction:
-                due = self.next_due(transaction)
-            # What is delayed may have been so by a clock that was wrong.
-            self.set_alarm(due if self.leaps.unchecked is None else 0)
-            self._blind.over()
-        except StoreError as error:
-            self._blind.met(error)
-            self.set_alarm(wall_us() + pause_us(error))
+    def _written(self, done: Sequence[Outcome], moot: Sequence[Outcome], without_room: Sequence[Outcome]) -> None:
+        """Called in the writer's thread."""
+        self.loop.call(self._settle, done, moot, without_room)
 
-    def next_due(self, transaction: ReadTransaction) -> int | None:
-        """When there is something for `Keep` to do. Any thread may ask."""
-        return transaction.next_due(self.config.retention, self.core.flights, self.leaps.ahead_us)
+    def _unwritten(self, outcomes: Sequence[Outcome]) -> None:
+        """Called in the writer's thread."""
+        self.loop.call(self.core.unsettled, outcomes, time.monotonic())
 
-    def _forget_readers(self) -> None:
-        try:
-            if killed := self._store.reader_check():
-                log.warning("%d readers of the store ended without a word", killed)
-            self._unaware.over()
-        except StoreError as error:
-            self._unaware.met(error)
+    def _settle(self, done: Sequence[Outcome], moot: Sequence[Outcome], without_room: Sequence[Outcome]) -> None:
+        core = self.core
+        nothing = {outcome.uuid for outcome in moot}
+        for outcome in done:
+            flight = core.flights.get(outcome.uuid)
+            if flight is None or flight.closed or outcome.uuid in nothing:
+                continue
+            if isinstance(outcome, Finish) and outcome.status is not Status.DONE:
+                self.failures.tell(outcome.uuid, flight.backlog.name, outcome.status, outcome.reason)
+        uuids = [outcome.uuid for outcome in done]
+        core.settled(uuids, moot)
+        if without_room:
+            core.unsettled(without_room, time.monotonic(), full=True)
+        self.waiters.wake(uuids)
+        # Only now: those that were put off are not in flight any more, and their time to live counts again.
+        self.maintenance.look()
 
-    def set_alarm(self, due_us: int | None) -> None:
-        """Have what has a time of its own looked at when the first of it is due (µs since the epoch)."""
-        self.core.set_alarm(None if due_us is None else self._alarm_for(due_us))
-
-    def _hasten_alarm(self, due_us: int) -> None:
-        """The same for something new: what was due earlier still is. (It may have been delayed by a clock that was
-        wrong, as `look` has it; but then the alarm is set already.)"""
-        self.core.hasten_alarm(self._alarm_for(due_us))
-
-    @staticmethod
-    def _alarm_for(due_us: int) -> float:
-        return time.monotonic() + min(LONGEST_ALARM, max(SHORTEST_ALARM, (due_us - wall_us()) / 1e6))
+    def _expired(self, expired: Sequence[tuple[bytes, bytes]]) -> None:
+        self.waiters.wake([uuid for uuid, _ in expired])
+        self._withdrawn({service for _, service in expired})
+        for uuid, service in expired:
+            self.failures.tell(uuid, service, Status.EXPIRED, "not done in time")
 
     def _fetch(self, fetches: Sequence[Fetch], left: int, now: float) -> int:
         """One look into the store for bodies of so many bytes; what is left of them."""
@@ -376,14 +354,14 @@ class Dispatcher(Channel):
                     try:
                         rows = transaction.next_ready(service, after, limit, left, skip=self.core.flights)
                     except RecordCorrupt as damage:
-                        self._unfit.met(damage)
+                        self._damage.met(damage)
                         self.core.damaged(service, damage.uuid, str(damage), now)
                     else:
                         left -= sum(map(len, chain.from_iterable([row.body for row in rows])))
                         self.core.fetched(service, rows, now, sure_us)
-            self._idle.over()
+            self._unread.over()
         except StoreError as error:
-            self._idle.met(error)
+            self._unread.met(error)
             for fetch in fetches:
                 self.core.unreadable(fetch.service, now)
         return left

@@ -1,19 +1,24 @@
-"""Keeping time: what was delayed goes back into the queue, what is too old expires, what is old enough goes."""
+"""What the store wants done when its time has come: delayed requests go back into the queue, requests expire, old
+replies and closed requests are removed."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Sequence
 
-from titanic.commit.writer import Write
+from titanic.commit.writer import Write, Writer
+from titanic.config import ServerConfig
+from titanic.dispatch.core import DispatchCore
 from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError
-from titanic.store import Status, WriteTransaction
+from titanic.logs import Trouble
+from titanic.store import ReadTransaction, Store, WriteTransaction
 from titanic.util.clock import wall_us
 
-if TYPE_CHECKING:
-    from titanic.dispatch.dispatcher import Dispatcher
-
 log = logging.getLogger(__name__)
+
+STEP = 500
+"""Requests of each kind that one commit moves, at most: a trickle, not a pause for everybody else."""
 
 PAUSE_US = 1_000_000
 """Until what could not be done is tried again."""
@@ -21,17 +26,98 @@ PAUSE_US = 1_000_000
 DAMAGED_PAUSE_US = 30_000_000
 """The same when somebody has to repair the store first."""
 
+SHORTEST_ALARM = 0.02
+LONGEST_ALARM = 30.0
+"""Seconds after which the wall clock is looked at again: somebody may have set it."""
+
+READERS_EVERY = 5.0
+"""Seconds between looks for readers that were killed: they hold slots, and pages that could be used again."""
+
 
 def pause_us(error: StoreError) -> int:
-    """Until it is tried again after this."""
+    """Until it is tried again after this error."""
     return DAMAGED_PAUSE_US if isinstance(error, (StoreCorrupt, RecordCorrupt)) else PAUSE_US
 
 
-class Keep:
-    """One look at the clock, as a `Write`. `step` is how many requests of each kind are moved at most."""
+class Maintenance:
+    """Sets the alarm of the dispatcher's core to what the store says, and does what is due. Methods are called in the
+    dispatcher's thread, unless they say otherwise."""
 
-    def __init__(self, dispatcher: Dispatcher, step: int) -> None:
-        self._dispatcher = dispatcher
+    def __init__(
+        self,
+        config: ServerConfig,
+        store: Store,
+        writer: Writer,
+        core: DispatchCore,
+        call: Callable[..., None],
+        expired: Callable[[Sequence[tuple[bytes, bytes]]], None],
+    ) -> None:
+        """`call`: has a function called in the dispatcher's thread. `expired`: is told of requests that have expired in
+        the store, UUID and service of each."""
+        self.config = config
+        self.core = core
+        self.call = call
+        self.expired = expired
+        self.leaps = writer.leaps
+        """The wall clock, as the writer's thread sees it."""
+        self.readers_at = 0.0
+        """When it is looked for killed readers."""
+        self._store = store
+        self._writer = writer
+        self._due_trouble = Trouble(log, "read what is due")
+        self._readers_trouble = Trouble(log, "look for readers")
+
+    def begin(self) -> None:
+        """Do what is due."""
+        self._writer.put(MaintenanceWrite(self, STEP))
+
+    def tick(self, now: float) -> None:
+        """Free what killed readers hold."""
+        if now < self.readers_at:
+            return
+        self.readers_at = now + READERS_EVERY
+        try:
+            if killed := self._store.reader_check():
+                log.warning("%d readers of the store ended without a word", killed)
+            self._readers_trouble.over()
+        except StoreError as error:
+            self._readers_trouble.met(error)
+
+    def look(self) -> None:
+        """Set the alarm to what the store says now."""
+        try:
+            with self._store.read() as transaction:
+                due = self.next_due(transaction)
+            # A clock that was wrong may have delayed what is delayed.
+            self.set_alarm(due if self.leaps.unchecked is None else 0)
+            self._due_trouble.over()
+        except StoreError as error:
+            self._due_trouble.met(error)
+            self.set_alarm(wall_us() + pause_us(error))
+
+    def next_due(self, transaction: ReadTransaction) -> int | None:
+        """When something is due (µs since the epoch). Any thread may ask."""
+        return transaction.next_due(self.config.retention, self.core.flights, self.leaps.ahead_us)
+
+    def set_alarm(self, due_us: int | None) -> None:
+        """Something is due then (µs since the epoch), and nothing earlier; None: nothing is."""
+        self.core.set_alarm(None if due_us is None else self._alarm_for(due_us))
+
+    def hasten_alarm(self, due_us: int) -> None:
+        """Something more is due then; what was due earlier still is. (A clock that was wrong may have delayed it, as
+        `look` has it; but then the alarm is set already.)"""
+        self.core.hasten_alarm(self._alarm_for(due_us))
+
+    @staticmethod
+    def _alarm_for(due_us: int) -> float:
+        return time.monotonic() + min(LONGEST_ALARM, max(SHORTEST_ALARM, (due_us - wall_us()) / 1e6))
+
+
+class MaintenanceWrite:
+    """What is due, as one `Write`; at most `step` requests of each kind are moved."""
+
+    def __init__(self, maintenance: Maintenance, step: int) -> None:
+        self._maintenance = maintenance
         self._step = step
         self._moved = False
         self._services: list[bytes] = []
@@ -41,16 +127,16 @@ class Keep:
         self._unchecked: bytes | None = None
 
     def write(self, transaction: WriteTransaction, now_us: int) -> None:
-        self._services = [service for service, _ in transaction.promote(now_us, self._step)]
-        running = self._dispatcher.core.flights
-        leaps = self._dispatcher.leaps
+        maintenance = self._maintenance
+        leaps = maintenance.leaps
         ahead_us = leaps.ahead_us
-        self._expired = transaction.expire(now_us, self._step, running, ahead_us)
+        self._services = [service for service, _ in transaction.promote(now_us, self._step)]
+        self._expired = transaction.expire(now_us, self._step, maintenance.core.flights, ahead_us)
         self._recapped, self._unchecked = 0, None
-        trimmed = transaction.trim(now_us, self._dispatcher.config.retention, self._step, ahead_us)
+        trimmed = transaction.trim(now_us, maintenance.config.retention, self._step, ahead_us)
         if leaps.unchecked is not None:
             self._recapped, self._unchecked = transaction.recap(now_us, leaps.unchecked, self._step)
-        self._due = self._dispatcher.next_due(transaction)
+        self._due = maintenance.next_due(transaction)
         self._moved = bool(self._services or self._expired or any(trimmed[:4]) or self._due == 0)
         if self._unchecked is not None:
             self._moved, self._due = True, 0
@@ -59,29 +145,28 @@ class Keep:
         return 1
 
     def parts(self) -> list[Write]:
-        return [Keep(self._dispatcher, self._step // 4)] if self._step >= 4 else []
+        return [MaintenanceWrite(self._maintenance, self._step // 4)] if self._step >= 4 else []
 
     def committed(self) -> None:
-        self._dispatcher.leaps.unchecked = self._unchecked
+        self._maintenance.leaps.unchecked = self._unchecked
         if self._recapped:
             log.warning(
                 "%d delays, times to live and keys were given by a clock that was ahead: they end sooner",
                 self._recapped,
             )
-        self._dispatcher.loop.call(self._tell)
+        self._maintenance.call(self.tell)
 
     def failed(self, error: StoreError) -> None:
-        self._dispatcher.loop.call(self._dispatcher.set_alarm, wall_us() + pause_us(error))
+        self._maintenance.call(self._maintenance.set_alarm, wall_us() + pause_us(error))
 
-    def _tell(self) -> None:
-        dispatcher = self._dispatcher
-        dispatcher.core.returned(self._services)
-        dispatcher.core.counts["expired"] += len(self._expired)
-        dispatcher.waiters.wake([uuid for uuid, _ in self._expired])
-        dispatcher.withdrawn({service for _, service in self._expired})
-        for uuid, service in self._expired:
-            dispatcher.failures.tell(uuid, service, Status.EXPIRED, "not done in time")
+    def tell(self) -> None:
+        """Called in the dispatcher's thread: this is on disk."""
+        maintenance, core = self._maintenance, self._maintenance.core
+        core.returned(self._services)
+        core.counts["expired"] += len(self._expired)
+        if self._expired:
+            maintenance.expired(self._expired)
         if not self._moved and self._due is not None:
             # What is due cannot be done now: an archive has to catch up first, for example. Don't insist.
             self._due = max(self._due, wall_us() + PAUSE_US)
-        dispatcher.set_alarm(self._due)
+        maintenance.set_alarm(self._due)

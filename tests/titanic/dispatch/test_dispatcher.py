@@ -12,8 +12,8 @@ import pytest
 from titanic import ServerConfig
 from titanic.commit.writer import Writer
 from titanic.dispatch.actions import Send
-from titanic.dispatch.dispatcher import STEP, Dispatcher
-from titanic.dispatch.maintenance import PAUSE_US, Keep
+from titanic.dispatch.dispatcher import Dispatcher
+from titanic.dispatch.maintenance import PAUSE_US, STEP, MaintenanceWrite
 from titanic.dispatch.waiters import Waiters
 from titanic.errors import StoreFailed
 from titanic.store import MIN_CAPACITY, NewRequest, Status, Store
@@ -145,10 +145,10 @@ def test_what_is_due_and_cannot_be_done_is_not_insisted_on(store: Store, monkeyp
 
     def keep() -> float | None:
         """Do what is due; in how many seconds it is looked at again."""
-        one = Keep(dispatcher, STEP)
+        one = MaintenanceWrite(dispatcher.maintenance, STEP)
         with store.write() as txn:
             one.write(txn, wall_us())
-        one._tell()
+        one.tell()
         deadline = dispatcher.core.next_deadline()
         return None if deadline is None else deadline - time.monotonic()
 
@@ -172,7 +172,7 @@ def test_a_store_that_can_not_be_read_is_looked_at_again_after_a_pause(
         raise StoreFailed("the store failed", "an error of the disk", "look at it")
 
     monkeypatch.setattr(store, "read", read)
-    dispatcher.look()
+    dispatcher.maintenance.look()
     deadline = dispatcher.core.next_deadline()
     assert deadline is not None
     assert PAUSE_US / 2e6 < deadline - time.monotonic() <= PAUSE_US / 1e6

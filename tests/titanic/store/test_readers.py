@@ -11,7 +11,7 @@ from support.torture import tally
 from support.waiting import until
 
 from titanic import Client
-from titanic.dispatch import dispatcher
+from titanic.dispatch import maintenance
 from titanic.store import Store
 
 CAPACITY = 16 << 20
@@ -48,7 +48,7 @@ def places(store):
 
 @pytest.mark.torture(short=True)
 def test_a_server_forgets_readers_that_were_killed(tmp_path, readers, monkeypatch):
-    monkeypatch.setattr(dispatcher, "READERS_EVERY", 0.05)
+    monkeypatch.setattr(maintenance, "READERS_EVERY", 0.05)
     with (
         serving(tmp_path, capacity=CAPACITY, closed_body_limit=0) as server,
         Client(server.endpoints[0], timeout=30) as client,

@@ -15,7 +15,7 @@ from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic import Client, RequestFailed
-from titanic.dispatch import dispatcher
+from titanic.dispatch import maintenance
 from titanic.store import NewRequest, Status, Store
 from titanic.store.lmdb.tools import check
 from titanic.util import clock
@@ -239,7 +239,7 @@ class Wall:
 def wall(monkeypatch):
     wall = Wall()
     monkeypatch.setattr(clock, "time", wall)
-    monkeypatch.setattr(dispatcher, "LONGEST_ALARM", 0.2)
+    monkeypatch.setattr(maintenance, "LONGEST_ALARM", 0.2)
     return wall
 
 
@@ -283,9 +283,9 @@ def test_a_failure_while_the_clock_was_ahead_is_tried_again_soon_after_it_is_rig
 
 def test_what_came_while_the_clock_was_ahead_for_a_moment_is_not_put_off(tmp_path, wall, monkeypatch):
     """Between two looks at what is due: what was accepted has the time of that moment."""
-    monkeypatch.setattr(dispatcher, "LONGEST_ALARM", 1.0)
+    monkeypatch.setattr(maintenance, "LONGEST_ALARM", 1.0)
     with serving(tmp_path) as server, Client(server.endpoints[0], timeout=30) as client, shouting(server):
-        until(lambda: server._dispatcher.leaps.unchecked is None)
+        until(lambda: server._dispatcher.maintenance.leaps.unchecked is None)
         wall.set(AHEAD_30)
         uuid = client.submit("shout", b"x", delay=0.5)
         wall.set(NOW)
