@@ -98,12 +98,13 @@ $(TOOLED): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-# Programs that tests use, and the Debian packages that have them. Without them, and without the right to install them,
+# Programs and headers that tests use, and the Debian packages that have them. Without them, and without the right to install them,
 # those tests are skipped.
-TOOLS := strace:strace faketime:faketime promtool:prometheus systemd-nspawn:systemd-container debootstrap:debootstrap
+TOOLS := strace:strace faketime:faketime promtool:prometheus systemd-nspawn:systemd-container debootstrap:debootstrap \
+  /usr/include/zmq.h:libzmq3-dev
 tools:
 	@missing=; for tool in $(TOOLS); do \
-	    command -v "$${tool%:*}" >/dev/null || missing="$$missing $${tool#*:}"; \
+	    command -v "$${tool%:*}" >/dev/null || [ -e "$${tool%:*}" ] || missing="$$missing $${tool#*:}"; \
 	  done; \
 	  if [ -z "$$missing" ]; then :; \
 	  elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

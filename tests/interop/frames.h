@@ -1,0 +1,85 @@
+/* Messages of many frames, for the client and the worker beside this file. Both know libzmq and titanic/PROTOCOL.md. */
+#ifndef FRAMES_H
+#define FRAMES_H
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <zmq.h>
+
+#define MOST_FRAMES 2048
+
+typedef struct {
+    const void *data;
+    size_t size;
+} frame;
+
+typedef struct {
+    int count;
+    zmq_msg_t parts[MOST_FRAMES];
+} message;
+
+static frame text(const char *characters) { return (frame){characters, strlen(characters)}; }
+
+static frame bytes(const void *data, size_t size) { return (frame){data, size}; }
+
+static frame part(message *got, int at) {
+    return at < got->count ? (frame){zmq_msg_data(&got->parts[at]), zmq_msg_size(&got->parts[at])} : (frame){NULL, 0};
+}
+
+static int same(frame one, frame other) {
+    return one.size == other.size && (one.size == 0 || memcmp(one.data, other.data, one.size) == 0);
+}
+
+static void die(const char *what) {
+    fprintf(stderr, "%s: %s\n", what, zmq_strerror(zmq_errno()));
+    exit(70);
+}
+
+/* A DEALER socket that is connected. */
+static void *connected(void *context, const char *endpoint, int linger) {
+    void *dealer = zmq_socket(context, ZMQ_DEALER);
+    if (!dealer || zmq_setsockopt(dealer, ZMQ_LINGER, &linger, sizeof linger) || zmq_connect(dealer, endpoint))
+        die(endpoint);
+    return dealer;
+}
+
+static void send_frames(void *dealer, const frame *frames, int count) {
+    for (int at = 0; at < count; at++)
+        if (zmq_send(dealer, frames[at].data, frames[at].size, at + 1 < count ? ZMQ_SNDMORE : 0) < 0)
+            die("send");
+}
+
+static void release(message *got) {
+    while (got->count)
+        zmq_msg_close(&got->parts[--got->count]);
+}
+
+/* The next message; 0 when none comes within so many milliseconds, or a signal came. */
+static int receive_frames(void *dealer, message *got, long milliseconds) {
+    zmq_pollitem_t item = {dealer, 0, ZMQ_POLLIN, 0};
+    int more = 1;
+    release(got);
+    if (zmq_poll(&item, 1, milliseconds < 0 ? 0 : milliseconds) <= 0)
+        return 0;
+    while (more && got->count < MOST_FRAMES) {
+        zmq_msg_t *next = &got->parts[got->count];
+        zmq_msg_init(next);
+        if (zmq_msg_recv(next, dealer, 0) < 0)
+            die("receive");
+        got->count++;
+        more = zmq_msg_more(next);
+    }
+    return 1;
+}
+
+/* Monotonic milliseconds. */
+static long now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000L + now.tv_nsec / 1000000L;
+}
+
+#endif

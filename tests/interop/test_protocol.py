@@ -1,0 +1,162 @@
+"""titanic/PROTOCOL.md: its worked example is true, and enough to write a client and a worker in C from it alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import zmq
+from support.cli_titanic import PATIENCE, Running, running, serving
+from support.waiting import until
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "titanic/PROTOCOL.md"
+MESSAGE = re.compile(r"^    ([CW][<>]) (.*(?:\n      .*)*)", re.MULTILINE)
+FRAME = re.compile(r" *(\d+)?(?:  ((?:[0-9a-f]{2} )*[0-9a-f]{2})(?:  .*)?)?")
+
+needs_libzmq = pytest.mark.skipif(
+    not ((shutil.which("cc") and Path("/usr/include/zmq.h").exists()) or "CI" in os.environ),
+    reason="needs a C compiler and libzmq3-dev (make tools)",
+)
+
+
+def frames_of(dump: str) -> list[bytes]:
+    """The frames of a message as the page shows them; each line that begins one tells its size."""
+    frames: list[bytes] = []
+    sizes: list[int] = []
+    for line in dump.splitlines():
+        match = FRAME.fullmatch(line)
+        assert match, line
+        if match[1]:
+            frames.append(b"")
+            sizes.append(int(match[1]))
+        frames[-1] += bytes.fromhex(match[2] or "")
+    assert [len(frame) for frame in frames] == sizes
+    return frames
+
+
+def test_the_worked_example(tmp_path: Path) -> None:
+    """What the page says is sent is sent, and what it says comes back does, but for the UUIDs."""
+    messages = [(way, frames_of(dump)) for way, dump in MESSAGE.findall(PAGE.read_text())]
+    assert len(messages) > 15
+    real: dict[bytes, bytes] = {}
+    with serving(tmp_path) as (_, endpoint), ExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        sockets = {side: stack.enter_context(context.socket(zmq.DEALER)) for side in "CW"}
+        for socket in sockets.values():
+            socket.linger, socket.rcvtimeo = 0, int(PATIENCE * 1000)
+            socket.connect(endpoint)
+        for (side, way), frames in messages:
+            if way == ">":
+                sockets[side].send_multipart([real.get(frame, frame) for frame in frames])
+                continue
+            got = sockets[side].recv_multipart()
+            for shown, frame in zip(frames, got, strict=True):
+                if re.fullmatch(rb"[0-9a-f]{32}", shown):
+                    assert re.fullmatch(rb"[0-9a-f]{32}", frame)
+                    real.setdefault(shown, frame)
+                assert frame == real.get(shown, shown)
+
+
+Build = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    folder = tmp_path_factory.mktemp("interop")
+
+    def program(name: str) -> Path:
+        command = ["cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", HERE / f"{name}.c", "-o", folder / name, "-lzmq"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, f"{done.stderr}\nWithout zmq.h: apt-get install libzmq3-dev, or make tools"
+        return folder / name
+
+    return program
+
+
+class Place:
+    """A server, and perhaps a broker apart from it, that come back at the same endpoint after they were killed."""
+
+    def __init__(self, folder: Path, stack: ExitStack, *, apart: bool) -> None:
+        self._folder = folder
+        self._stack = stack
+        self._apart = apart
+        self._front: Running
+        self.endpoint = "tcp://127.0.0.1:*"
+        self.start()
+        if apart:
+            server = running(folder / "serve.log", "serve", "--broker", self.endpoint, "--store", folder / "store")
+            stack.enter_context(server).says(" the broker at ")
+
+    def start(self) -> None:
+        """The process that workers and clients are connected to."""
+        where = ["broker"] if self._apart else ["serve", "--store", self._folder / "store"]
+        log = self._folder / f"{where[0]}-front.log"
+        self._front = self._stack.enter_context(running(log, *where, "--bind", self.endpoint))
+        self.endpoint = self._front.says(r"(?:serving|broker) at (tcp://[\d.:]+)")[1]
+
+    def restart(self) -> None:
+        self._front.kill()
+        self.start()
+
+
+@needs_libzmq
+@pytest.mark.parametrize("apart", [False, True], ids=["integrated", "broker apart"])
+def test_a_client_and_a_worker_in_c(tmp_path: Path, build: Build, apart: bool) -> None:
+    with ExitStack() as stack:
+        place = Place(tmp_path, stack, apart=apart)
+        client = build("client")
+
+        def ask(service: str, *frames: str) -> tuple[int, list[str]]:
+            command = [client, place.endpoint, "ask", service, *frames]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+            return done.returncode, done.stdout.splitlines()
+
+        keyed = '{"key": "interop: 1", "priority": 7}'
+        code, (status, uuid) = ask("titanic.submit", keyed, "shout", "hello")
+        assert (code, status) == (0, "200")
+        assert ask("titanic.submit", keyed, "shout", "hello") == (0, ["200", uuid])
+        assert ask("titanic.reply", uuid) == (3, ["300"])
+        assert ask("titanic.wait", "0.1", uuid) == (3, ["300"])
+        assert ask("mmi.service", "shout") == (0, ["404"])
+
+        worker = subprocess.Popen([build("worker"), place.endpoint, "shout"], stdout=subprocess.PIPE, text=True)
+        stack.enter_context(worker)
+        stack.callback(worker.kill)
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "registered\n"
+        assert ask("mmi.service", "shout") == (0, ["200"])
+        assert ask("titanic.wait", "20", uuid) == (0, ["200", "HELLO"])
+        assert ask("titanic.reply", uuid.upper()) == (0, ["200", "HELLO"])
+        assert ask("shout", "at once") == (0, ["AT ONCE"])
+        assert ask("shout", "parts") == (0, ["one", "two"])
+        assert ask("shout", "fail") == (5, ["MDPE01", "422 told to fail", "a detail"])
+
+        _, (_, failing) = ask("titanic.submit", '{"max_attempts": 1}', "shout", "fail")
+        assert ask("titanic.wait", "20", failing) == (1, ["500 failed: told to fail", "failed", "a detail"])
+        _, (_, parted) = ask("titanic.request", "shout", "parts")
+        assert ask("titanic.wait", "20", parted) == (0, ["200", "one", "two"])
+        both = f"{uuid}\n{failing}\n{'0' * 32}"
+        rest = ["HELLO", "failed: told to fail", "failed", "a detail"]
+        assert ask("titanic.reply", both) == (0, ["200", "200 1", "500 3", "400 0", *rest])
+        assert ask("titanic.submit", '{"prioritty": 7}', "shout", "x")[0] == 4
+        assert ask("titanic.reply", "no UUID")[0] == 4
+
+        assert ask("titanic.close", f"{uuid}\n{parted}") == (0, ["200"])
+        assert ask("titanic.reply", uuid)[0] == 4
+        assert ask("titanic.close", uuid) == (0, ["200"])
+
+        place.restart()
+        assert worker.stdout.readline() == "lost\n"
+        assert worker.stdout.readline() == "registered\n"
+        code, (_, uuid) = ask("titanic.submit", '{"key": "interop: 2"}', "shout", "again")
+        assert (code, ask("titanic.wait", "20", uuid)) == (0, (0, ["200", "AGAIN"]))
+        worker.terminate()
+        assert worker.wait(PATIENCE) == 0
+        until(lambda: ask("mmi.service", "shout") == (0, ["404"]))
