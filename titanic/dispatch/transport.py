@@ -94,6 +94,14 @@ class Parts(Generic[Key]):
         self._frames: dict[Key, Frames] = {}
         self._sizes: dict[Key, int] = {}
 
+    def __len__(self) -> int:
+        """Replies of which a part has come."""
+        return len(self._sizes)
+
+    @property
+    def bytes_kept(self) -> int:
+        return sum(len(frame) for frames in self._frames.values() for frame in frames)
+
     def add(self, key: Key, body: Frames) -> None:
         """A part of the reply came."""
         size = self._sizes[key] = self._sizes.get(key, 0) + sum(map(len, body)) + len(body)
@@ -153,6 +161,16 @@ class _Correlated:
         """What was asked back, and is still in flight."""
         self._abandoned: dict[int, bytes] = {}
         """Services of what is in flight and not wanted any more, by ticket."""
+
+    @property
+    def in_flight(self) -> list[bytes]:
+        """UUIDs of what was sent and is not answered."""
+        return list(self._tickets)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is kept of any request."""
+        return not (self._sends or self._tickets or self._parts or self._recalls or self._recalled or self._abandoned)
 
     def send(self, sends: Sequence[Send], now: float) -> None:
         for send in sends:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,7 @@ def test_replies_find_their_requests_and_strays_are_dropped(heard: Heard) -> Non
     courier.receive([[*first[:2], b"MDPC02", b"\3", b"echo", b"E"]], NOW)
     courier.deliver(NOW)
     assert heard.replies == {b"1": [b"O", b"N", b"E"], b"2": [b"TWO"]}
-    assert courier._sends == {}
+    assert courier.is_empty
 
 
 def test_parts_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,11 +143,11 @@ def test_parts_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatc
     for _ in range(100):
         parts.add(1, [bytes(100)])
         parts.add(2, [b""])
-    assert sum(map(len, parts._frames[1])) == 0
+    assert parts.bytes_kept == 0
     assert parts.complete(1, [b"end"]) == ErrorReply(413, "the parts of the reply passed 1000 bytes", [])
     assert parts.complete(2, [b"end"]) == [b""] * 100 + [b"end"]
     assert parts.complete(3, [b"whole"]) == [b"whole"]
-    assert (parts._frames, parts._sizes) == ({}, {})
+    assert len(parts) == 0
 
 
 def test_parts_count_only_with_the_final_of_their_own_delivery(heard: Heard) -> None:
@@ -165,7 +166,7 @@ def test_parts_count_only_with_the_final_of_their_own_delivery(heard: Heard) -> 
     assert heard.failures == {b"0": ErrorReply(500, "oh no", [b"detail"])}
     assert heard.refusals == {b"1": ErrorReply(504, "nobody came", [])}
     assert heard.replies == {b"2": [b"ONE", b"TWO"], b"3": [b"WHOLE"], b"4": [b"one", b"MDPE01", b"500 no error"]}
-    assert (courier._sends, courier._tickets, courier._parts._frames, courier._parts._sizes) == ({}, {}, {}, {})
+    assert courier.is_empty
 
 
 def test_what_is_sent_again_to_a_new_broker_begins_without_parts(heard: Heard) -> None:
@@ -197,17 +198,17 @@ def test_the_same_at_a_foreign_broker(heard: Heard, monkeypatch: pytest.MonkeyPa
         courier.deliver(NOW)
 
     courier.send([Send(b"1", b"echo", [b"x"])], NOW)
-    (connection,) = courier._busy
+    (connection,) = foreign.made
     part(b"one")
     say(*final, b"MDPE01", b"503 my own word")
     assert heard.failures == {b"1": ErrorReply(503, "my own word", [])}, "such a broker has no errors of its own"
     courier.send([Send(b"2", b"echo", [b"x"])], NOW)
     part(b"from the dead")
-    courier._lost(NOW)
+    foreign.break_connection()
     part(b"one")
     say(*final, b"two")
     assert heard.replies == {b"2": [b"one", b"two"] if version == "0.2" else [b"two"]}
-    assert (courier._parts._frames, courier._parts._sizes) == ({}, {})
+    assert courier.is_empty
     foreign.loop.stop()
 
 
@@ -216,7 +217,8 @@ class Foreign:
 
     def __init__(self, heard: Heard, monkeypatch: pytest.MonkeyPatch, room: int, version: str = "0.2") -> None:
         self.loop = Loop()
-        monkeypatch.setattr("titanic.dispatch.transport_foreign.Connection", NoConnection)
+        self.made: list[NoConnection] = []
+        monkeypatch.setattr("titanic.dispatch.transport_foreign.Connection", self._connect)
         self.courier = ForeignCourier(
             heard,
             self.loop,
@@ -227,14 +229,33 @@ class Foreign:
             attempt_timeout=9,
         )
         self._heard = heard
-        self._numbers = iter(range(10_000))
+        self._sent: Counter[bytes] = Counter()
+
+    def _connect(self, session: ClientSession, *_: object, **kwargs: Any) -> NoConnection:
+        connection = NoConnection(session)
+        if kwargs.get("watch"):
+            self.asking, self._lost = session, kwargs["lost"]
+        else:
+            self.made.append(connection)
+        return connection
+
+    def granted(self, service: bytes) -> int:
+        """How many of a service may be in flight: its workers, as the courier tells of them."""
+        self.courier.ask([service], NOW)
+        self.courier.push(NOW)
+        self.asking.receive(self.asking.connection, [b"MDPC02", b"\3", b"mmi.service", b"200"], NOW)
+        self.courier.deliver(NOW)
+        return self._heard.presence[service]
 
     def fill(self, service: bytes) -> int:
         """Send as much to a service as it is granted."""
-        granted = self.courier._share(service) - self.courier._in_flight[service]
-        for _ in range(max(0, granted)):
-            self.courier.send([Send(b"%d" % next(self._numbers), service, [b""])], NOW)
-        return self.courier._in_flight[service]
+        for _ in range(self.granted(service) - self._sent[service]):
+            self._sent[service] += 1
+            self.courier.send([Send(b"%s %d" % (service, self._sent[service]), service, [b""])], NOW)
+        return self._sent[service]
+
+    def break_connection(self) -> None:
+        self._lost(NOW)
 
 
 class NoConnection:
@@ -242,7 +263,7 @@ class NoConnection:
     waits = False
     rests = False
 
-    def __init__(self, session: ClientSession, endpoint: str, discovery: BrokerDiscovery, **kwargs: Any) -> None:
+    def __init__(self, session: ClientSession) -> None:
         self.session = session
 
     def __getattr__(self, name: str) -> Any:
@@ -264,7 +285,7 @@ def test_what_finds_no_lane_goes_back(heard: Heard, monkeypatch: pytest.MonkeyPa
     foreign.courier.send([Send(b"%d" % number, b"echo", [b""]) for number in range(6)], NOW)
     full = ErrorReply(503, "no connection is free", [])
     assert heard.refusals == {b"4": full, b"5": full}
-    assert foreign.courier._share(b"other") == 0
+    assert foreign.granted(b"other") == 0
     foreign.loop.stop()
 
 
@@ -296,7 +317,7 @@ def test_a_late_reply_to_a_cancelled_request_is_dropped_and_not_taken_for_the_ne
     courier.receive([[*second[:2], b"MDPC02", b"\3", b"echo", b"in time"]], NOW)
     courier.deliver(NOW)
     assert heard.replies == {b"1": [b"in time"]}
-    assert (courier._sends, courier._parts._frames, courier._abandoned, courier._recalled) == ({}, {}, {}, set())
+    assert courier.is_empty
 
 
 def test_a_question_to_have_one_back_is_asked_until_it_is_answered(heard: Heard) -> None:
@@ -316,7 +337,7 @@ def test_a_question_to_have_one_back_is_asked_until_it_is_answered(heard: Heard)
     courier.receive([[*first[:2], b"MDPC02", b"\7", b"echo", b"MDPE01", b"499 cancelled by its client"]], NOW)
     courier.deliver(NOW)
     assert heard.refusals == {b"1": ErrorReply(499, "cancelled by its client", [])}
-    assert (courier._sends, courier._tickets, courier._recalls, courier._recalled) == ({}, {}, {}, set())
+    assert courier.is_empty
 
 
 @pytest.mark.parametrize("reply_first", [True, False])
@@ -335,7 +356,7 @@ def test_a_reply_that_crosses_the_question(heard: Heard, reply_first: bool) -> N
     courier.deliver(NOW)
     assert heard.replies == ({b"1": [b"reply"]} if reply_first else {})
     assert heard.done == ([] if reply_first else [b"echo"])
-    assert (courier._sends, courier._recalls, courier._abandoned, courier._recalled) == ({}, {}, {}, set())
+    assert courier.is_empty
 
 
 @pytest.mark.parametrize("asked_before", [True, False])
@@ -354,7 +375,7 @@ def test_what_has_been_answered_is_not_asked_back(heard: Heard, asked_before: bo
         courier.recall(b"1", NOW)
     courier.deliver(NOW)
     assert heard.replies == {b"1": [b"reply"]}
-    assert (courier._sends, courier._recalls, courier._abandoned, courier._recalled) == ({}, {}, {}, set())
+    assert courier.is_empty
 
 
 def test_what_waits_for_its_connection_is_not_with_the_broker(heard: Heard, tmp_path: Path) -> None:
@@ -365,12 +386,10 @@ def test_what_waits_for_its_connection_is_not_with_the_broker(heard: Heard, tmp_
     courier = ForeignCourier(heard, loop, endpoint, discovery, version="0.1", room=8, attempt_timeout=9)
     courier.send([Send(b"1", b"echo", [b"x"])], NOW)
     courier.push(NOW)
-    (connection,) = courier._busy
+    assert courier.in_flight == [b"1"]
     courier.recall(b"1", NOW)
     assert list(heard.refusals) == [b"1"]
-    assert courier._busy == {}
-    for one in (connection, courier._asking):
-        one.close()
+    assert courier.is_empty
     loop.stop()
 
 
@@ -393,8 +412,7 @@ def test_what_is_taken_back_while_there_is_no_broker_is_not_sent_to_the_next_one
     courier.deliver(NOW)
     assert list(heard.refusals) == [b"1"], "it is no attempt"
     assert heard.done == []
-    sends = courier._sends if isinstance(courier, SocketCourier) else courier._busy
-    assert [send.uuid for send in sends.values()] == [b"2"]
+    assert courier.in_flight == [b"2"]
     loop.stop()
 
 
@@ -433,9 +451,9 @@ def test_what_is_not_wanted_any_more_is_not_sent_to_the_next_broker(
     courier.send([Send(b"1", b"echo", [b"x"]), Send(b"2", b"echo", [b"y"])], NOW)
     courier.recall(b"1", NOW)
     assert heard.refusals == {}, "the broker that has it keeps it"
-    courier._lost(NOW)
+    foreign.break_connection()
     assert list(heard.refusals) == [b"1"]
-    assert [send.uuid for send in courier._busy.values()] == [b"2"]
+    assert courier.in_flight == [b"2"]
     foreign.loop.stop()
 
 
@@ -444,16 +462,15 @@ def test_a_cancelled_lane_is_used_again_on_a_new_connection(heard: Heard, monkey
     foreign = Foreign(heard, monkeypatch, room=1)
     courier = foreign.courier
     courier.send([Send(b"1", b"echo", [b"x"])], NOW)
-    (connection,) = courier._busy
+    (connection,) = foreign.made
     before = connection.session.connection
     heard.overdue = {b"1"}
     courier.recall(b"1", NOW)
     courier.recall(b"1", NOW)
     assert heard.done == [b"echo"]
-    assert courier._busy == {}
-    assert courier._in_flight == {}
+    assert courier.is_empty
     courier.send([Send(b"2", b"echo", [b"y"])], NOW)
-    assert list(courier._busy) == [connection]
+    assert foreign.made == [connection]
     assert connection.session.connection != before
     connection.session.receive(before, [b"MDPC02", b"\3", b"echo", b"late"], NOW)
     courier.deliver(NOW)
