@@ -20,7 +20,8 @@ from broker.config import DEFAULT_ENDPOINT, ClientConfig
 from broker.core.client import ClientSession, Event, EventKind
 from broker.core.mdp import Frames, read_error, service_fault
 from broker.errors import EndpointError, RemoteError, TimedOut, UsageError
-from broker.io.dealer import MOST_BODY_FRAMES, Dealer, unreachable
+from broker.io.dealer import Dealer
+from broker.io.sockets import MOST_BODY_FRAMES, unreachable
 
 Body = bytes | str
 Self = TypeVar("Self", bound="Conversation")

@@ -7,7 +7,7 @@ from typing import Any
 
 from broker.core.mdp import Frames, error_body
 from broker.errors import RemoteError
-from broker.io.dealer import MOST_BODY_FRAMES
+from broker.io.sockets import MOST_BODY_FRAMES
 
 MOST_TEXT = 4096
 """Characters of an exception's text that go into the error reply."""

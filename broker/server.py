@@ -19,11 +19,10 @@ from broker.core.mdp import Frames, Output, Peer, error_body
 from broker.core.mmi import About, counters
 from broker.core.request import Request
 from broker.io.connection_count import Names, Peers
-from broker.io.dealer import DRAIN_LIMIT, MOST_FRAMES
-from broker.io.incoming import Inflow
+from broker.io.dealer import TcpInflow
 from broker.io.loop import Channel, Loop
-from broker.io.outbox import Outbox
-from broker.io.router import Router
+from broker.io.router import Outbox, Router
+from broker.io.sockets import DRAIN_LIMIT, MOST_FRAMES
 
 log = logging.getLogger(__name__)
 
@@ -231,7 +230,7 @@ class Broker(Channel):
             if router.newcomer is not None:
                 frame, router.newcomer = router.newcomer, None
                 if (worker := core.workers.get(frames[0])) is not None:
-                    worker.inflow = Inflow(frame)
+                    worker.inflow = TcpInflow(frame)
         else:
             return True
         if self._router.skipping:

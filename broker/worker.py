@@ -9,10 +9,12 @@ and text. A reply that is too large for the broker becomes an error reply 413.
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 import zmq
@@ -22,7 +24,6 @@ from broker.core.endpoints import Servers
 from broker.core.mdp import Command, Frames, error_body, service_fault
 from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import OutOfSockets, RemoteError, UsageError
-from broker.interrupts import interrupts
 from broker.io.dealer import Dealer
 from broker.io.loop import Channel, Loop
 from broker.io.session_channel import WorkerChannel
@@ -307,3 +308,28 @@ class _Beat(Channel):
 
     def next_deadline(self) -> float:
         return self._at
+
+
+@contextmanager
+def interrupts(stop: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C as a request to end, and not as an exception in the middle of something.
+
+    While the block runs, the first SIGINT calls `stop`; the second raises KeyboardInterrupt, as always.
+
+    A program that has a handler of its own keeps it. Outside the main thread, where Python handles no signals, nothing
+    is changed.
+    """
+    usual = signal.default_int_handler
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not usual:
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, usual)
+        stop()
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)

@@ -25,11 +25,11 @@ from enum import Enum
 from typing import NamedTuple
 
 from broker.config import WorkerConfig
-from broker.core.backoff import Backoff
 from broker.core.heartbeat import Rhythm
 from broker.core.mdp import WORKER_DIALECTS, Command, Frames, Output, Peer, WorkerDialect, joined, read_error
 from broker.core.recognition import ANSWER, Recognition
 from broker.core.service import Inflow
+from broker.core.timers import Backoff
 
 VERSIONS: dict[str, WorkerDialect] = {dialect.name: dialect for dialect in WORKER_DIALECTS.values()}
 

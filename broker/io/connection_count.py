@@ -9,8 +9,8 @@ from typing import Any
 
 import zmq
 
-from broker.io.dealer import DRAIN_LIMIT, Socket, monitored_event, receive
 from broker.io.loop import Channel
+from broker.io.sockets import DRAIN_LIMIT, Socket, monitored_event, receive
 
 
 class Names:

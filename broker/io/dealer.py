@@ -1,16 +1,11 @@
-"""Sockets: the only place that opens them, and the fast way to move frames through them.
-
-`zmq.Socket.recv_multipart` and `send_multipart` cost 5.4 and 5.3 µs for five frames; the backend's own methods,
-used as here, 2.8 and 3.3: an echo ROUTER does 98,000 round trips a second instead of 39,000.
-"""
+"""A session's connections: one DEALER socket at a time, and what the system knows of what comes in on it."""
 
 from __future__ import annotations
 
-import errno
-import re
+import os
 import socket as stream
-import sys
-from collections.abc import Callable, Iterable, Sequence
+import struct
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from errno import EMFILE, ENFILE, ENOMEM
 from typing import Any
@@ -20,19 +15,7 @@ import zmq
 from broker.core.endpoints import Health, Servers
 from broker.core.mdp import Frames, Output
 from broker.errors import EndpointError, OutOfSockets
-from broker.io.incoming import Inflow
-
-Socket = zmq.Socket[bytes]
-
-DRAIN_LIMIT = 1000
-"""Messages taken from a socket before anything else gets its turn."""
-
-MOST_FRAMES = 100_000
-"""Frames of a message."""
-
-MOST_BODY_FRAMES = MOST_FRAMES - 100
-"""Frames of a body. The rest is for what goes around it: addresses, header, command, and whatever is added by a
-service that passes it on."""
+from broker.io.sockets import LINGER, Socket, connect, full, monitored_event, receive, send, skip
 
 UNACKNOWLEDGED = 15_000
 """Milliseconds in which the system at the other end acknowledges what was sent, or the connection is gone."""
@@ -41,142 +24,16 @@ UNHEARD = 60_000
 """The same for an answer by the program there, which comes behind the message that it is just sending: so no message
 may take longer."""
 
-LINGER = 2000
-"""Milliseconds that a closed socket may still take to send a good-bye."""
-
-_backend: Any = zmq.backend.Socket
-_recv = _backend.recv
-_send = _backend.send
-_DONTWAIT = int(zmq.DONTWAIT)
-_SNDMORE = int(zmq.SNDMORE)
-
-
 _SCARCE = (EMFILE, ENFILE, ENOMEM)
 """No socket now, perhaps later."""
 
+LEAST = 1024
+"""Bytes a second that must come in. ZeroMQ's own heartbeats are less, and go on when the peer's program hangs."""
 
-def receive(socket: Socket, look: Callable[[Any], None] | None = None) -> Frames | None:
-    """One message, or None when there is none; `look` is called with its first frame. ZMQError when the socket is gone.
-
-    Of a message with more than MOST_FRAMES frames only the first frame is returned: what is left of it makes no sense,
-    and does not fill the memory. `skip` it before anything else is received.
-    """
-    try:
-        frame = _recv(socket, _DONTWAIT, False)
-    except zmq.Again:
-        return None
-    if look is not None:
-        look(frame)
-    frames = [frame.bytes]
-    while frame.more:
-        frame = _recv(socket, 0, False)
-        frames.append(frame.bytes)
-        if len(frames) > MOST_FRAMES:
-            return frames[:1]
-    return frames
-
-
-def skip(socket: Socket, most: int = 1 << 62) -> bool:
-    """Throw away what is left of a message, but not more than `most` frames; whether there is still more."""
-    if not socket.rcvmore:
-        return False
-    while most and _recv(socket, 0, False).more:
-        most -= 1
-    return most == 0
-
-
-def send(socket: Socket, frames: Frames) -> None:
-    """One message, all or nothing, without waiting. Raises zmq.Again when the peer's queue is full."""
-    last = len(frames) - 1
-    for frame in frames[:last]:
-        _send(socket, frame, _DONTWAIT | _SNDMORE)
-    _send(socket, frames[last], _DONTWAIT)
-
-
-def full(endpoint: str) -> str:
-    """An endpoint with its protocol: `localhost:5555` is short for `tcp://localhost:5555`.
-
-    Raises EndpointError for a TCP port that cannot be: libzmq would take it modulo 65536.
-    """
-    bare = re.fullmatch(r"([^:/\s]+|\[[^\]\s]+\]):(\d+|\*)", endpoint)
-    whole = f"tcp://{endpoint}" if bare else endpoint
-    match = re.fullmatch(r"tcp://.*:(\d+)", whole)
-    if match is not None and int(match[1]) > 65535:
-        raise EndpointError(f"no such port: {endpoint}; ports go up to 65535")
-    return whole
-
-
-def unreachable(endpoints: Iterable[str], patience: float = 0.5) -> str:
-    """Why nobody can be connected to at any of these endpoints just now; empty when somebody may be there.
-
-    Asks the system, for `patience` seconds each at most; ZeroMQ would only go on trying.
-    """
-    reasons: dict[str, list[str]] = {}
-    for endpoint in endpoints:
-        reason = _refusal(full(endpoint), patience)
-        if not reason:
-            return ""
-        reasons.setdefault(reason, []).append(endpoint)
-    return ", ".join(f"{reason} at {' and '.join(names)}" for reason, names in reasons.items())
-
-
-def _refusal(endpoint: str, patience: float) -> str:
-    tcp = re.fullmatch(r"tcp://(?:[^;]*;)?\[?([^;\]]+)\]?:(\d+)", endpoint)
-    try:
-        if tcp is not None:
-            stream.create_connection((tcp[1], int(tcp[2])), patience).close()
-        elif endpoint.startswith("ipc://"):
-            with stream.socket(stream.AF_UNIX) as probe:
-                probe.settimeout(patience)
-                probe.connect(re.sub("^@", "\0", endpoint.removeprefix("ipc://")))
-    except TimeoutError:
-        return "no connection"
-    except BlockingIOError:  # many others want to connect, too
-        return ""
-    except (OSError, OverflowError, UnicodeError) as error:
-        fact = getattr(error, "strerror", None) or str(error)
-        return fact[:1].lower() + fact[1:]
-    return ""
-
-
-def bind(socket: Socket, endpoint: str) -> str:
-    """Bind and return the endpoint with the real port; EndpointError says why not."""
-    try:
-        socket.bind(full(endpoint))
-    except zmq.ZMQError as error:
-        raise EndpointError(f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}; {_advice(error)}") from error
-    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
-
-
-def connect(socket: Socket, endpoint: str) -> None:
-    """Connect; EndpointError says why not."""
-    try:
-        socket.connect(full(endpoint))
-    except zmq.ZMQError as error:
-        fact = zmq.strerror(error.errno or 0)  # that of pyzmq repeats the endpoint
-        raise EndpointError(f"cannot connect to {endpoint}: {fact}; {_advice(error)}") from error
-
-
-_ADVICE = {
-    errno.EADDRINUSE: "is another one running? stop it, or choose another endpoint",
-    errno.EADDRNOTAVAIL: "this machine has no such address: choose one that it has, or 0.0.0.0 for all of them",
-    errno.ENODEV: "this machine has no such address: choose one that it has, or 0.0.0.0 for all of them",
-    errno.ENOENT: "the folder of an ipc:// endpoint must be there: make it, or choose another endpoint",
-    errno.EACCES: "choose a port above 1023, or a folder that may be written",
-}
-
-
-def _advice(error: zmq.ZMQError) -> str:
-    return _ADVICE.get(error.errno or 0) or "an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"
-
-
-def monitored_event(frames: Frames | None) -> int:
-    """The event in a monitor's message, 0 if there is none.
-
-    Its first frame is a u16 event and a u32 value, in the machine's order. (`zmq.utils.monitor` does the same, but
-    brings asyncio with it: 34 ms of every command's start.)
-    """
-    return int.from_bytes(frames[0][:2], sys.byteorder) if frames else 0
+_LAST_DATA = struct.Struct("=I")
+_LAST_DATA_AT = 52  # in Linux' struct tcp_info: tcpi_last_data_recv, milliseconds
+_RECEIVED = struct.Struct("=Q")
+_RECEIVED_AT = 128  # tcpi_bytes_received
 
 
 class Dealer:
@@ -210,7 +67,7 @@ class Dealer:
         """What waits for the connection to be made."""
         self.linked = False
         """Whether the present connection was made (only with `hold`)."""
-        self.inflow: Inflow | None = None
+        self.inflow: TcpInflow | None = None
         """What the system knows of the present connection, once something came by it."""
         self._monitor: Socket | None = None
         self._changed = False
@@ -270,7 +127,7 @@ class Dealer:
         return frames
 
     def _look(self, frame: Any) -> None:
-        self.inflow = Inflow(frame)
+        self.inflow = TcpInflow(frame)
 
     def broke(self) -> bool:
         """Whether the connection that was there is gone (only when watched, or with `hold`)."""
@@ -366,3 +223,58 @@ class Dealer:
         socket.immediate = self._hold  # then a socket without a connection cannot be written to
         if self._watch:
             self._monitor = socket.get_monitor_socket(self._breaks)
+
+
+class TcpInflow:
+    """What comes in on one TCP connection, whole messages or not. Of any other connection nothing is known.
+
+    ZeroMQ hands out a message when all of it is there, and what its peer says next waits behind it: while a large one
+    comes over a slow line, its sender is silent. The system knows better. It counts the bytes that come in on a
+    connection, and ZeroMQ tells which connection a message came by. So a peer that seems dead is looked at once more
+    here.
+    """
+
+    def __init__(self, frame: Any) -> None:
+        """`frame`: of a message that came by this connection."""
+        try:
+            self._descriptor: int = frame.get(zmq.SRCFD)
+        except zmq.ZMQError:  # inproc
+            self._descriptor = -1
+        self._before: tuple[float, int] | None = None
+        self._ends: tuple[Any, Any] | None = None
+        self._ends = self._look(lambda connection: (connection.getsockname(), connection.getpeername()))
+
+    def goes_on(self, now: float, patience: float) -> bool:
+        """Whether enough came in since this was last asked, `patience` seconds ago; at first, whether anything did."""
+        figures = self._look(_figures)
+        if figures is None:
+            return False
+        silence, received = figures
+        before, self._before = self._before, (now, received)
+        if silence >= patience:
+            return False
+        if before is None or now - before[0] > 2 * patience:  # asked about another message then
+            return True
+        return bool(received - before[1] >= LEAST * (now - before[0]))
+
+    def _look(self, at: Any) -> Any:
+        """Something of the connection, if it is there still: its number may be another's by now, which has not the same
+        ends."""
+        if self._descriptor < 0:
+            return None
+        try:
+            with stream.socket(fileno=os.dup(self._descriptor)) as connection:
+                if connection.family not in (stream.AF_INET, stream.AF_INET6):
+                    return None
+                ends = (connection.getsockname(), connection.getpeername())
+                return at(connection) if self._ends in (None, ends) else None
+        except OSError:
+            return None
+
+
+def _figures(connection: stream.socket) -> tuple[float, int] | None:
+    """Seconds since data came in last, and the bytes that came in all."""
+    info = connection.getsockopt(stream.IPPROTO_TCP, stream.TCP_INFO, 256)
+    if len(info) < _RECEIVED_AT + _RECEIVED.size:  # a kernel of before 2015
+        return None
+    return _LAST_DATA.unpack_from(info, _LAST_DATA_AT)[0] / 1000, _RECEIVED.unpack_from(info, _RECEIVED_AT)[0]

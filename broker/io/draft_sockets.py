@@ -35,8 +35,8 @@ from typing import Any, NamedTuple
 import zmq
 
 from broker.errors import BrokerError, EndpointError
-from broker.io.dealer import full
-from broker.io.outbox import Leaving
+from broker.io.router import Leaving
+from broker.io.sockets import full
 
 QUEUE = 100_000
 """Messages that a socket may hold in each direction, unless it is told otherwise."""

@@ -17,7 +17,7 @@ from support.waiting import until
 from broker import Broker, BrokerConfig, Client, Pipeline, RemoteError, Worker
 from broker.core.broker import BrokerCore
 from broker.io import router
-from broker.io.dealer import MOST_FRAMES
+from broker.io.sockets import MOST_FRAMES
 from broker.server import LEAST_BYTES
 
 

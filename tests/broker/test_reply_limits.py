@@ -9,7 +9,7 @@ from support.waiting import until
 
 from broker import Broker, BrokerConfig, Client, RemoteError, UsageError, Worker, WorkerConfig
 from broker.core.mdp import Frames
-from broker.io.dealer import MOST_BODY_FRAMES
+from broker.io.sockets import MOST_BODY_FRAMES
 
 MOST = 150_000
 """Bytes of a reply, here: with max_body 100,000 the broker drops messages above 200,000."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import zmq
 
 from broker.errors import BrokerError
-from broker.io import dealer
+from broker.io import sockets
 from broker.io.loop import Channel, Loop
 from broker.patterns.binary_star.core import BinaryStarCore, StarConfig, State
 from broker.patterns.lazy_pirate.client import LazyPirate
@@ -55,7 +55,7 @@ class BinaryStar(Channel):
         self.loop = Loop()
         self._callbacks = {True: on_active, False: on_passive}
         self._server: Server | None = None
-        context: zmq.Context[dealer.Socket] = zmq.Context.instance()
+        context: zmq.Context[sockets.Socket] = zmq.Context.instance()
         self._says, self._hears = context.socket(zmq.PUB), context.socket(zmq.SUB)
         self._says.linger, self._hears.linger = 100, 0
         # What waits for a peer that does not read is of no use to it once it does.
@@ -66,7 +66,7 @@ class BinaryStar(Channel):
         self._warned = False
         self.loop.add(self)  # before any server: first the peer is heard, then the clients
         try:
-            self.endpoint = dealer.bind(self._says, bind)
+            self.endpoint = sockets.bind(self._says, bind)
             """Where this server is heard, with its real port."""
             if peer is not None:
                 self.connect(peer)
@@ -84,7 +84,7 @@ class BinaryStar(Channel):
 
     def connect(self, peer: str) -> None:
         """Where the other server is heard; before this one runs."""
-        dealer.connect(self._hears, peer)
+        sockets.connect(self._hears, peer)
 
     def serve(self, handler: Handler, endpoint: str, *, jobs: int = 1) -> str:
         """Answer clients here while active; the endpoint with its real port comes back."""
@@ -141,7 +141,7 @@ class BinaryStar(Channel):
 
     def drain(self, now: float) -> bool:
         """Hear the peer."""
-        while (frames := dealer.receive(self._hears)) is not None:
+        while (frames := sockets.receive(self._hears)) is not None:
             self.core.receive(None, frames, now)
         return False
 
@@ -157,7 +157,7 @@ class BinaryStar(Channel):
         """Tell the peer, call back, and end it all when something is very wrong and the peer knows."""
         for _, frames in self.core.take_output():
             assert frames is not None
-            dealer.send(self._says, frames)
+            sockets.send(self._says, frames)
         for active in self.core.take_changes():
             self._callbacks[active]()
         if self.core.fault is not None and not self._warned:

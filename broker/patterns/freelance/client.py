@@ -16,7 +16,7 @@ from broker.client import Body, body_frames, reply_body
 from broker.core.client import Event
 from broker.core.mdp import Frames
 from broker.errors import EndpointError, UsageError
-from broker.io import dealer
+from broker.io import sockets
 from broker.patterns.freelance import core
 from broker.patterns.freelance.core import FreelanceConfig
 from broker.patterns.request_reply.shared_client import SharedClient
@@ -34,13 +34,13 @@ class Shotgun:
 
     def __init__(self, endpoints: str | Iterable[str], config: FreelanceConfig | None = None) -> None:
         self.core = core.Shotgun(endpoints, config)
-        self._sockets: dict[str, dealer.Socket] = {}
+        self._sockets: dict[str, sockets.Socket] = {}
         try:
             for name in self.core.servers.names:
-                socket: dealer.Socket = zmq.Context.instance().socket(zmq.DEALER)
+                socket: sockets.Socket = zmq.Context.instance().socket(zmq.DEALER)
                 self._sockets[name] = socket
                 socket.linger, socket.sndhwm = 0, STALE
-                dealer.connect(socket, name)
+                sockets.connect(socket, name)
         except EndpointError:
             self.close()
             raise
@@ -62,7 +62,7 @@ class Shotgun:
                 wait = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
                 zmq.zmq_poll(poller, min(1000, int(wait * 1000) + 1))
                 for name, socket in self._sockets.items():
-                    while (reply := dealer.receive(socket)) is not None:
+                    while (reply := sockets.receive(socket)) is not None:
                         core.receive(name, reply, time.monotonic())
                 core.tick(time.monotonic())
         finally:
@@ -83,7 +83,7 @@ class Shotgun:
         assert isinstance(name, str)
         assert frames is not None
         try:
-            dealer.send(self._sockets[name], frames)
+            sockets.send(self._sockets[name], frames)
         except zmq.Again:  # it has not been there for a while
             return
 
@@ -101,7 +101,7 @@ class Freelance(SharedClient):
     def __init__(self, endpoints: str | Iterable[str], config: FreelanceConfig | None = None) -> None:
         super().__init__("freelance")
         self.core = core.Agent(endpoints, config, now=time.monotonic())
-        context: zmq.Context[dealer.Socket] = zmq.Context.instance()
+        context: zmq.Context[sockets.Socket] = zmq.Context.instance()
         socket = self._socket = context.socket(zmq.ROUTER)
         socket.linger = 0
         # A server that is not connected is to be known as such: no message waits for it.
@@ -112,7 +112,7 @@ class Freelance(SharedClient):
         socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 1_000
         try:
             for name in self.core.servers.names:
-                dealer.connect(self._socket, name)
+                sockets.connect(self._socket, name)
         except EndpointError:
             self.stop()
             raise
@@ -134,8 +134,8 @@ class Freelance(SharedClient):
 
     def drain(self, now: float) -> bool:
         """What the servers say, up to a limit."""
-        for _ in range(dealer.DRAIN_LIMIT):
-            if (frames := dealer.receive(self._socket)) is None:
+        for _ in range(sockets.DRAIN_LIMIT):
+            if (frames := sockets.receive(self._socket)) is None:
                 return False
             self.core.receive(frames[0].decode(errors="replace"), frames[1:], now)
         return True
@@ -155,7 +155,7 @@ class Freelance(SharedClient):
                 assert isinstance(name, str)
                 assert frames is not None
                 try:
-                    dealer.send(self._socket, [name.encode(), *frames])
+                    sockets.send(self._socket, [name.encode(), *frames])
                 except zmq.ZMQError:
                     self.core.undeliverable(name, frames, now)
         self._tell(self.core.take_events())

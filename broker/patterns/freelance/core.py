@@ -31,11 +31,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from broker.config import check, check_heartbeats
-from broker.core.backoff import Backoff
 from broker.core.client import Event, EventKind
 from broker.core.endpoints import Health, Servers
 from broker.core.mdp import Frames, Output, Peer
-from broker.core.timers import Timers
+from broker.core.timers import Backoff, Timers
 from broker.patterns.lazy_pirate.wire import open_envelope
 from broker.patterns.request_reply.core import PING, PONG
 

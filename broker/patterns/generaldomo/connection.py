@@ -10,8 +10,9 @@ from typing import Any
 import zmq
 
 from broker.core.mdp import Frames
-from broker.io.dealer import LINGER, Dealer
+from broker.io.dealer import Dealer
 from broker.io.draft_sockets import DraftSocket, Unreachable
+from broker.io.sockets import LINGER
 from broker.patterns.generaldomo.wire import pack_mdp, unpack_mdp
 
 Deliver = Callable[[int, bytes], None]

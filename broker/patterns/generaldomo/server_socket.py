@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from broker.core.mdp import Frames
 from broker.core.request import footprint
-from broker.io.dealer import DRAIN_LIMIT, LINGER
 from broker.io.draft_sockets import STUCK, DraftSocket, Unreachable
 from broker.io.router import LARGE, UNREAD_SECONDS
+from broker.io.sockets import DRAIN_LIMIT, LINGER
 from broker.patterns.generaldomo.wire import pack_mdp, unpack_mdp
 from broker.server import Broker, LocalPeer
 

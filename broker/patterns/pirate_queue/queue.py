@@ -8,9 +8,9 @@ import time
 import zmq
 
 from broker.core.mdp import Output
-from broker.io.dealer import DRAIN_LIMIT
 from broker.io.loop import Channel, Loop
 from broker.io.router import Router
+from broker.io.sockets import DRAIN_LIMIT
 from broker.patterns.pirate_queue.core import CLIENT, WORKER, At, PirateQueue, QueueConfig
 from broker.patterns.pirate_queue.wire import PirateDialect
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import zmq
 
 from broker.client import Client, Pipeline
-from broker.io import dealer
+from broker.io import sockets
 from broker.io.draft_sockets import DraftSocket
 from broker.io.router import Router
 from broker.server import Broker
@@ -74,17 +74,17 @@ def _windowed(calls: int, send: Callable[[], object], receive: Callable[[], int]
 
 
 def _ask_socket(kind: int, endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
-    context: zmq.Context[dealer.Socket] = zmq.Context.instance()
+    context: zmq.Context[sockets.Socket] = zmq.Context.instance()
     with context.socket(kind) as socket:
         socket.linger, socket.rcvtimeo = 0, PATIENCE
         socket.sndhwm = socket.rcvhwm = 0
-        dealer.connect(socket, endpoint)
+        sockets.connect(socket, endpoint)
         frames = [BODY] if kind == zmq.REQ else [b"", BODY]
 
         def receive() -> int:
             socket.poll(PATIENCE)
             count = 0
-            while dealer.receive(socket) is not None:
+            while sockets.receive(socket) is not None:
                 count += 1
                 if kind == zmq.REQ:  # it may not even ask for another one
                     break
@@ -93,7 +93,7 @@ def _ask_socket(kind: int, endpoint: str, synchronous: int, asynchronous: int) -
             return count
 
         def send() -> None:
-            dealer.send(socket, frames)
+            sockets.send(socket, frames)
 
         send()
         receive()

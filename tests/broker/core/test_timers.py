@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from broker.core.backoff import Backoff
-from broker.core.timers import Timers
+from broker.core.timers import Backoff, Timers
 
 
 def test_due_in_order_of_time() -> None:

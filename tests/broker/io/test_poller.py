@@ -10,7 +10,7 @@ import pytest
 import zmq
 from support.waiting import until
 
-from broker.io.poller import Poller
+from broker.io.loop import Poller
 
 Socket = zmq.Socket[bytes]
 

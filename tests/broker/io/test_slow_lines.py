@@ -12,7 +12,7 @@ from support.relay import relay
 from support.waiting import until
 
 from broker import Broker, BrokerConfig, Client, Pipeline, Worker, WorkerConfig
-from broker.io.incoming import LEAST, Inflow, _figures
+from broker.io.dealer import LEAST, TcpInflow, _figures
 
 QUICK = WorkerConfig(heartbeat_interval=0.1, reconnect_first=0.05, reconnect_most=0.1)
 LARGE = bytes(1_500_000)
@@ -108,7 +108,7 @@ def first_frame(router: zmq.Socket[bytes], peer: zmq.Socket[bytes], endpoint: st
 
 def test_bytes_that_come_in_are_counted(router: zmq.Socket[bytes]) -> None:
     with zmq.Context.instance().socket(zmq.DEALER) as peer:
-        inflow = Inflow(first_frame(router, peer, "tcp://127.0.0.1:*"))
+        inflow = TcpInflow(first_frame(router, peer, "tcp://127.0.0.1:*"))
         assert inflow.goes_on(0.0, 60.0), "something has just come in"
         assert not inflow.goes_on(60.0, 60.0), "nothing since then"
         peer.send(bytes(LEAST))
@@ -124,7 +124,7 @@ def test_bytes_that_come_in_are_counted(router: zmq.Socket[bytes]) -> None:
 
 def test_nothing_comes_in_on_a_connection_that_is_gone(router: zmq.Socket[bytes]) -> None:
     peer = zmq.Context.instance().socket(zmq.DEALER)
-    inflow = Inflow(first_frame(router, peer, "tcp://127.0.0.1:*"))
+    inflow = TcpInflow(first_frame(router, peer, "tcp://127.0.0.1:*"))
     peer.close(0)
     until(lambda: not inflow.goes_on(0.0, 60.0))
     with zmq.Context.instance().socket(zmq.DEALER) as other:  # which may get the number of the first
@@ -137,4 +137,4 @@ def test_nothing_comes_in_on_a_connection_that_is_gone(router: zmq.Socket[bytes]
 @pytest.mark.parametrize("kind", ["ipc", "inproc"])
 def test_of_other_connections_nothing_is_known(router: zmq.Socket[bytes], tmp_path: Path, kind: str) -> None:
     with zmq.Context.instance().socket(zmq.DEALER) as peer:
-        assert not Inflow(first_frame(router, peer, f"{kind}://{tmp_path}/slow")).goes_on(0.0, 60.0)
+        assert not TcpInflow(first_frame(router, peer, f"{kind}://{tmp_path}/slow")).goes_on(0.0, 60.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.io.outbox import ENOUGH, Outbox
+from broker.io.router import ENOUGH, Outbox
 
 
 class Message:
