@@ -67,6 +67,11 @@ class Ingest:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def waiting(self) -> int:
+        """Messages that have come and are neither stored nor dropped yet."""
+        return len(self._in_hand) + len(self._refused)
+
     def stop(self, patience: float = LAST) -> None:
         """Store what has come, if that does not take more than `patience` seconds. The broker still has to run."""
         self._patience = patience
@@ -81,13 +86,13 @@ class Ingest:
         last, quiet = time.monotonic() + self._patience, 0
         while (quiet < QUIET or self._in_hand) and time.monotonic() < last:
             quiet = 0 if self._round() else quiet + 1
-        if left := len(self._in_hand) + len(self._refused):
+        if left := self.waiting:
             log.warning("%d gathered messages could not be stored before the end; they are lost", left)
 
     def _round(self) -> bool:
         """Whether something came."""
         came = False
-        if len(self._in_hand) + len(self._refused) < MOST_IN_HAND:
+        if self.waiting < MOST_IN_HAND:
             came = self._take()
             self._hear(0.0)
         else:
@@ -99,7 +104,7 @@ class Ingest:
 
     def _take(self) -> bool:
         messages: list[Frames] = []
-        room = MOST_IN_HAND - len(self._in_hand) - len(self._refused)
+        room = MOST_IN_HAND - self.waiting
         wait, came = LOOK if not self._in_hand else 0.001, False
         while len(messages) < room and (message := self._gather.receive(wait)) is not None:
             frames = unpack(message)

@@ -161,6 +161,11 @@ class Server:
         return self._services.accepted
 
     @property
+    def gathered(self) -> dict[str, int]:
+        """Messages that came without wanting an answer: "stored", "dropped", and "waiting" for either."""
+        return {} if self._ingest is None else {**self._ingest.counts, "waiting": self._ingest.waiting}
+
+    @property
     def workers(self) -> dict[bytes, int] | None:
         """How many workers each service has; None with a broker elsewhere, which knows."""
         return None if self._broker is None else self._broker.workers()

@@ -36,18 +36,13 @@ def stored(server: Server) -> int:
         return transaction.counts().requests
 
 
-def counts(server: Server) -> dict[str, int]:
-    assert server._ingest is not None
-    return server._ingest.counts
-
-
 def test_what_is_gathered_is_stored_and_executed(tmp_path: Path) -> None:
     done: list[list[bytes]] = []
     with serving(tmp_path, gather=(ANY,)) as server:
         with scattering(server) as scatter:
             for number in range(500):
                 scatter.send(pack([b"work", b"%d" % number, b"x" * 300]))
-        until(lambda: counts(server)["stored"] == 500)
+        until(lambda: server.gathered["stored"] == 500)
         assert stored(server) == 500
         with Worker("work", done.append, server.endpoints[0]):
             until(lambda: len(done) == 500)
@@ -59,7 +54,7 @@ def test_what_cannot_be_stored_is_dropped_and_counted(tmp_path: Path, caplog: py
         for message in (b"", b"\2a", b"not packed", pack([b"\0bad", b"x"]), pack([b""])):
             scatter.send(message)
         scatter.send(pack([b"good", b"x"]))
-        until(lambda: counts(server) == {"stored": 1, "dropped": 5})
+        until(lambda: server.gathered == {"stored": 1, "dropped": 5, "waiting": 0})
     assert "gathered messages dropped; the last one because" in caplog.text
 
 
@@ -67,18 +62,18 @@ def test_what_is_too_large_is_dropped_and_does_not_come_again(tmp_path: Path) ->
     with serving(tmp_path, gather=(ANY,), wire=BrokerConfig(max_body=1000)) as server, scattering(server) as scatter:
         for size in (1001, 10_000, 1000):
             scatter.send(pack([b"work", bytes(size)]))
-        until(lambda: counts(server) == {"stored": 1, "dropped": 2})
+        until(lambda: server.gathered == {"stored": 1, "dropped": 2, "waiting": 0})
 
 
 def test_halves_of_messages_are_not_stored(tmp_path: Path) -> None:
     half = pack([b"work", b"half"])
     with serving(tmp_path, gather=(ANY,)) as server, zmtp(server.gathers[0], b"SCATTER") as stream:
         stream.sendall((message(half, half) + message(half, b"", half)) * 100 + message(pack([b"work", b"whole"])))
-        until(lambda: counts(server)["stored"])
+        until(lambda: server.gathered["stored"])
         done: list[list[bytes]] = []
         with Worker("work", done.append, server.endpoints[0]):
             until(lambda: done)
-        assert counts(server) == {"stored": 1, "dropped": 0}
+        assert server.gathered == {"stored": 1, "dropped": 0, "waiting": 0}
         assert done == [[b"whole"]]
 
 
@@ -92,10 +87,9 @@ def test_what_a_full_service_refuses_is_tried_again(
     with serving(tmp_path, gather=(ANY,), limits=limits) as server, scattering(server) as scatter:
         for number in range(200):
             scatter.send(pack([b"work", b"%d" % number]))
-        until(lambda: counts(server)["stored"] == 10)
+        until(lambda: server.gathered["stored"] == 10)
         until(lambda: "gathered messages wait: service full" in caplog.text)
-        assert server._ingest is not None
-        until(lambda: len(server._ingest._refused) + len(server._ingest._in_hand) >= 40)
+        until(lambda: server.gathered["waiting"] >= 40)
         with Worker("work", lambda frames: done.append(frames[0]), server.endpoints[0]):
             until(lambda: len(done) == 200)
     assert sorted(done) == sorted(b"%d" % number for number in range(200))
@@ -106,8 +100,8 @@ def test_what_has_come_by_the_end_is_stored(tmp_path: Path) -> None:
         with scattering(server) as scatter:
             for number in range(2500):
                 scatter.send(pack([b"work", b"%d" % number]))
-        until(lambda: counts(server)["stored"])
-    assert counts(server) == {"stored": 2500, "dropped": 0}
+        until(lambda: server.gathered["stored"])
+    assert server.gathered == {"stored": 2500, "dropped": 0, "waiting": 0}
 
 
 def test_what_is_lost_at_the_end_is_said(
@@ -118,9 +112,8 @@ def test_what_is_lost_at_the_end_is_said(
     with serving(tmp_path, gather=(ANY,), limits=limits) as server, scattering(server) as scatter:
         for _ in range(3):
             scatter.send(pack([b"work", b"x"]))
-        until(lambda: counts(server)["stored"] == 1)
-        assert server._ingest is not None
-        until(lambda: len(server._ingest._refused) == 2)
+        until(lambda: server.gathered["stored"] == 1)
+        until(lambda: server.gathered["waiting"] == 2)
     assert "2 gathered messages could not be stored before the end; they are lost" in caplog.text
 
 

@@ -277,7 +277,7 @@ def test_of_two_that_start_together_one_gives_way(
 
     def late() -> None:
         looked.set()
-        until(lambda: first._registered)
+        until(lambda: first.ready)
         register()
 
     monkeypatch.setattr(second, "_register", late)
@@ -304,7 +304,7 @@ def test_a_queue_that_was_killed_is_no_rival(tmp_path: Path, caplog: pytest.LogC
             node.kill()
         with serving(tmp_path, broker=at) as server:
             until(lambda: "does not answer: taking its place" in caplog.text)
-            until(lambda: server._lanes is not None and server._lanes.registered)
+            until(lambda: server.ready)
             assert server.problem is None
 
 
