@@ -23,8 +23,8 @@ from titanic.cli.output import (
     size,
     until,
 )
+from titanic.client.batching import KEY_PREFIX
 from titanic.client.client import Client
-from titanic.client.generated_keys import PREFIX as OWN_KEY
 from titanic.errors import RequestFailed
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.tsp import Frames
@@ -138,7 +138,7 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
         ("body", f"{counted(row['body_frames'], 'frame')}, {size(row['body_bytes'])}"),
         ("attempts", str(row["attempts"])),
     ]
-    if row["key"] and not row["key"].startswith(OWN_KEY):
+    if row["key"] and not row["key"].startswith(KEY_PREFIX):
         lines.append(("key", printable(row["key"])))
     if row["priority"] != 4:
         lines.append(("priority", str(row["priority"])))
@@ -184,7 +184,7 @@ def _document(row: RequestInfo) -> dict[str, Any]:
     absent = ("not_before", "expires_at", "max_attempts", "due", "dispatched_at", "finished_at", "reason", "key")
     document: dict[str, Any] = {**row}
     document |= {name: document[name] or None for name in absent}
-    return document | ({"key": None} if row["key"].startswith(OWN_KEY) else {})
+    return document | ({"key": None} if row["key"].startswith(KEY_PREFIX) else {})
 
 
 def _ahead(microseconds: int) -> str:

@@ -26,7 +26,7 @@ from titanic.cli.output import (
     until,
 )
 from titanic.cli.progress import Bar
-from titanic.client.body_limit import Limits
+from titanic.client.calls import BrokerLimits
 from titanic.client.client import Client
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol.answers import RequestInfo
@@ -311,7 +311,7 @@ def call(
     tell(endpoint, TRIES * timeout)
     with broker.Client(endpoint, timeout=timeout, retries=TRIES - 1, version=mdp) as client:
         frames = _stdin() if from_stdin else body or (b"",)
-        Limits(client).check(frames)
+        BrokerLimits(client).check(frames)
         try:
             result = client.call(service, *frames)
         except broker.RemoteError as error:

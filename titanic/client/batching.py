@@ -1,18 +1,28 @@
-"""Many requests in one message: it costs the wire, the broker and the store a fraction of so many messages."""
+"""Many requests in one message, and many messages on their way.
+
+A message costs the wire, the broker and the store nearly the same, however many requests it has.
+
+A submission has idempotency keys of its own when the caller gives none, so that what is sent again is stored once.
+"""
 
 from __future__ import annotations
 
+import os
+import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from titanic.client.body_limit import frame_size
-from titanic.client.generated_keys import OwnKeys
-from titanic.errors import InvalidRequest
+from broker import Pipeline
+from titanic.client.calls import LEAST_LOOK, Body, Calls, frame_size
+from titanic.errors import InvalidRequest, TimedOut
+from titanic.protocol import tsp
+from titanic.protocol.answers import Ended, check, read_outcomes, read_uuids
+from titanic.protocol.limits import MOST_TOGETHER
 from titanic.protocol.submit_options import encode
+from titanic.util import ids
 
-Body = bytes | str
 Item = TypeVar("Item")
 
 MOST = 100
@@ -21,51 +31,162 @@ MOST = 100
 MOST_BYTES = 256 << 10
 """Bytes of bodies in a message of several. With larger ones the message is not what costs."""
 
-
 ROOM = 512
 """Bytes of such a message that are neither bodies nor the name of the service: its options."""
 
+POLL_FIRST = 0.01
+POLL_MOST = 0.5
+"""Seconds between looks at a reply that is not there yet: the first pause, and the longest."""
 
-class Submission(NamedTuple):
+MOST_FORGOTTEN = 10
+"""Keys that one message releases."""
+
+KEY_PREFIX = "~"
+"""How generated keys begin."""
+
+
+def submit_many(
+    calls: Calls,
+    service: Body,
+    bodies: Iterable[Body | Sequence[Body]],
+    *,
+    window: int,
+    keys: Iterable[str] | None,
+    generated: GeneratedKeys | None,
+    options: Mapping[str, Any],
+) -> list[str]:
+    """Submit one request per body; the UUIDs in their order."""
+    counts: deque[int] = deque()
+    uuids: list[str] = []
+
+    def messages() -> Iterator[Sequence[Body]]:
+        most = min(MOST_BYTES, calls.max_body or MOST_BYTES)  # the broker has been asked by now
+        for count, frames in submissions(service, bodies, window, most, keys, generated, options):
+            counts.append(count)
+            yield frames
+
+    sent_again = calls.sent_again
+    for answer in calls.map(calls.pipeline(), tsp.SUBMIT, messages(), _messages(window)):
+        uuids += read_uuids(answer, counts.popleft())
+        if generated is not None:
+            generated.answered(once=calls.sent_again == sent_again)
+    return uuids
+
+
+def close_many(calls: Calls, uuids: Iterable[str], window: int) -> None:
+    """Close requests."""
+    messages = ([_lines(bundle)] for bundle in bundles(uuids, window))
+    for answer in calls.map(calls.pipeline(), tsp.CLOSE, messages, _messages(window)):
+        check(answer)
+
+
+def replies(calls: Calls, uuids: Iterable[str], timeout: float | None, window: int) -> Iterator[tuple[str, Ended]]:
+    """Each UUID with the outcome of its request, as they come in. Raises TimedOut after `timeout` seconds."""
+    pending = list(dict.fromkeys(uuids))
+    if timeout is None:
+        yield from _replies(calls, calls.pipeline(), pending, timeout, window)
+    else:
+        with calls.pipeline(timeout) as pipeline:
+            yield from _replies(calls, pipeline, pending, timeout, window)
+
+
+def _replies(
+    calls: Calls, pipeline: Pipeline, pending: Sequence[str], timeout: float | None, window: int
+) -> Iterator[tuple[str, Ended]]:
+    silence: TimedOut | None = None
+    for pause, left in _pauses(timeout):
+        began = time.monotonic()
+        still: dict[str, None] = dict.fromkeys(pending)
+        unread: Sequence[str] = pending
+        try:
+            while unread:
+                parts, unread = list(bundles(unread, window)), []
+                answers = calls.map(pipeline, tsp.REPLY, ([_lines(part)] for part in parts), _messages(window))
+                for part, answer in zip(parts, answers, strict=True):
+                    outcomes = read_outcomes(part, answer)
+                    unread += part[len(outcomes) :]
+                    for uuid, outcome in zip(part, outcomes, strict=False):
+                        if outcome is not None:
+                            del still[uuid]
+                            yield uuid, outcome
+            silence = None
+        except TimedOut as error:
+            if left is None or left <= LEAST_LOOK:
+                raise
+            silence = error
+        if not still:
+            return
+        # Something came: more will come soon. The pause grows only while nothing moves. Looking at many takes
+        # its time, and the server's, who has better things to do: no more than a third of it.
+        pending, moved = list(still), len(still) < len(pending)
+        pause = max(POLL_FIRST if moved else pause, 2 * (time.monotonic() - began))
+        time.sleep(pause if timeout is None else min(pause, timeout))
+    if silence is not None:
+        raise silence
+    raise TimedOut(f"{len(pending)} replies are still pending", f"waited {timeout:g} s", "ask again later")
+
+
+def _pauses(timeout: float | None) -> Iterator[tuple[float, float | None]]:
+    """Pauses between looks, growing, until `timeout` seconds have passed, and what is left of them; at least one."""
+    until = None if timeout is None else time.monotonic() + timeout
+    pause = POLL_FIRST
+    while True:
+        left = None if until is None else max(0.0, until - time.monotonic())
+        yield (pause, left) if left is None else (min(pause, left), left)
+        if left == 0.0:
+            return
+        pause = min(pause * 1.5, POLL_MOST)
+
+
+def bundles(items: Iterable[Item], window: int) -> Iterator[list[Item]]:
+    """The items in lists that suit a window of so many items."""
+    source = iter(items)
+    while bundle := list(islice(source, max(1, min(MOST, window)))):
+        yield bundle
+
+
+def _messages(window: int) -> int:
+    """How many messages a window of so many requests is."""
+    return max(1, window // MOST)
+
+
+def _lines(uuids: Iterable[str]) -> str:
+    """One frame with all of them."""
+    return "\n".join(map(ids.plain, uuids))
+
+
+class SubmitMessage(NamedTuple):
     """The body of a titanic.submit, and how many requests it is."""
 
     requests: int
     frames: Sequence[Body]
 
 
-def bundles(items: Iterable[Item], window: int) -> Iterator[list[Item]]:
-    """The items in lists, the length of which suits a window of so many."""
-    source = iter(items)
-    while bundle := list(islice(source, max(1, min(MOST, window)))):
-        yield bundle
-
-
 def submissions(
     service: Body,
     bodies: Iterable[Body | Sequence[Body]],
     window: int,
-    most_bytes: int = MOST_BYTES,
-    own_keys: OwnKeys | None = None,
-    *,
-    keys: Iterable[str] | None = None,
-    options: Mapping[str, Any] = MappingProxyType({}),
-) -> Iterator[Submission]:
-    """The bodies as submissions of `most_bytes`, in their order. One of several frames travels alone, as does a large
+    most_bytes: int,
+    keys: Iterable[str] | None,
+    generated: GeneratedKeys | None,
+    options: Mapping[str, Any],
+) -> Iterator[SubmitMessage]:
+    """The bodies in messages of `most_bytes`, in their order. A body of several frames travels alone, as does a large
     one. `keys` has one for each body, `options` are for all; InvalidRequest when there are more keys or fewer."""
     given = None if keys is None else iter(keys)
     bundle: list[Body] = []
     theirs: list[str] = []
     """The keys of those in the bundle."""
 
-    def submission(bodies: Sequence[Body], *, many: bool) -> Submission:
+    def submission(bodies: Sequence[Body], *, many: bool) -> SubmitMessage:
         requests = len(bodies) if many else 1
         said: dict[str, Any] = {**options, "many": True} if many else {**options}
         if given is not None:
             said |= {"keys": [*theirs]} if many else {"key": theirs[0]}
-        elif own_keys is not None:
-            said |= own_keys.options(requests)
+        elif generated is not None:
+            said |= generated.options(requests)
         theirs.clear()
-        return Submission(requests, [encode(said), service, *bodies])
+        return SubmitMessage(requests, [encode(said), service, *bodies])
 
     size = 0
     most = max(1, min(MOST, window))
@@ -90,3 +211,42 @@ def submissions(
         yield submission(bundle, many=True)
     if given is not None and next(given, None) is not None:
         raise InvalidRequest("there are more keys than bodies", "", "give one for each")
+
+
+class GeneratedKeys:
+    """Idempotency keys for the requests of one call, which count for `key_for` seconds.
+
+    They ascend, so that the store writes them next to each other: random ones would make it a third slower.
+
+    A message that was sent once and was answered cannot come again: its key only takes room. The next message releases
+    it. `released` has the keys to be released, of this call and of those before.
+    """
+
+    def __init__(self, key_for: float, released: deque[str]) -> None:
+        self._key_for = key_for
+        self._call = KEY_PREFIX + os.urandom(8).hex()
+        self._count = 0
+        self._unanswered: deque[list[str]] = deque()
+        self._released = released
+
+    def options(self, requests: int) -> dict[str, Any]:
+        """Options of a titanic.submit, for the next so many requests in one message.
+
+        They share a key if they can: one row for all of them.
+        """
+        keys = [f"{self._call}{self._count + number:08x}" for number in range(requests)]
+        self._count += requests
+        which: dict[str, Any] = {"keys": keys}
+        if requests <= MOST_TOGETHER:
+            del keys[1:]
+            which = {"key": keys[0]}
+        self._unanswered.append(keys)
+        if forget := [self._released.popleft() for _ in range(min(MOST_FORGOTTEN, len(self._released)))]:
+            which["forget"] = forget
+        return {**which, "key_for": self._key_for}
+
+    def answered(self, *, once: bool) -> None:
+        """The oldest message was answered; `once`: it was certainly not sent again."""
+        keys = self._unanswered.popleft()
+        if once:
+            self._released += keys

@@ -18,55 +18,31 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-import broker
-from broker import DEFAULT_ENDPOINT, Pipeline
+from broker import DEFAULT_ENDPOINT
 from titanic.client import batching
-from titanic.client.batching import bundles, submissions
-from titanic.client.body_limit import Limits
-from titanic.client.generated_keys import OwnKeys
+from titanic.client.batching import POLL_MOST, GeneratedKeys
+from titanic.client.calls import LEAST_LOOK, LONGEST_TRY, Body, Calls
 from titanic.errors import InvalidRequest, TimedOut
 from titanic.protocol import tsp
-from titanic.protocol.answers import (
-    Ended,
-    RequestInfo,
-    check,
-    died,
-    read_outcomes,
-    read_reply,
-    read_uuids,
-    translate,
-    unknown,
-)
+from titanic.protocol.answers import Ended, RequestInfo, check, read_reply, read_uuids, unknown
 from titanic.protocol.limits import MOST_UUIDS
 from titanic.protocol.submit_options import Span, SubmitOptions, encode, seconds
+from titanic.protocol.tsp import Frames
 from titanic.util import ids
-
-Body = bytes | str
-Frames = list[bytes]
-
-POLL_FIRST = 0.01
-POLL_MOST = 0.5
-"""Seconds between looks at a reply that is not there yet: the first pause, and the longest."""
 
 WAIT_MOST = 10.0
 """Seconds that one question for a reply waits on the server; a longer wait asks again. A server that was killed
 meanwhile is noticed only then."""
 
 KEY_MARGIN = 60.0
-"""Seconds that a key that a client makes up counts after the last try."""
-
-LONGEST_TRY = 86_400.0
-"""Seconds that count as for ever, where that cannot be said."""
-
-LEAST_LOOK = 1.0
-"""Seconds that a look may take, even when less is left of the caller's time: a slow network is not an absent reply."""
+"""Seconds that a generated key counts after the last try."""
 
 
 class Client:
-    """One client of one Titanic. Requests that get no answer are sent again.
+    """One client of one Titanic. A message that gets no answer is sent again.
 
-    What is submitted has a key for that, one of the client's own if it is given none: it is stored once, however often
-    it had to be sent. UUIDs may be written with dashes.
+    So each submission has an idempotency key, generated when the caller gives none: it is stored once, however often it
+    had to be sent. UUIDs may be written with dashes.
     """
 
     def __init__(
@@ -82,16 +58,9 @@ class Client:
         Of several endpoints the next one is used when one fails. They should lead to the same queue: no other knows
         its UUIDs.
         """
-        timeout = seconds("timeout", timeout)
-        self._endpoints = endpoint
-        self._many: Pipeline | None = None
-        self._single = broker.Client(endpoint, timeout=timeout, retries=retries, version=version)
-        self.endpoint = self._single.endpoint
-        self._limits = Limits(self._single)
-        self._asked_again = 0
-        self._needless_keys: deque[str] = deque()
-        self._patience = timeout * (1 + retries)
-        self._settings: dict[str, Any] = {"timeout": timeout, "retries": retries, "version": version}
+        self._calls = Calls(endpoint, seconds("timeout", timeout), retries, version)
+        self._released_keys: deque[str] = deque()
+        self.endpoint = self._calls.endpoint
 
     def __enter__(self) -> Self:
         return self
@@ -103,9 +72,7 @@ class Client:
 
     def disconnect(self) -> None:
         """Close the connection. What was submitted lives on."""
-        self._single.close()
-        if self._many is not None:
-            self._many.close()
+        self._calls.close()
 
     # -- one request -----------------------------------------------------------------------------------------
 
@@ -116,47 +83,50 @@ class Client:
 
         The body is any number of frames, bytes or text. The options, all of which may be left out:
 
-            key           text, 1 to 255 bytes: the same one gets the same UUID, and is executed once
-            key_for       seconds for which the key counts, default a day
-            ttl           seconds after which the request expires, if no worker has begun
-            delay         seconds before which it is not executed
-            priority      0 to 9, default 4; higher ones go first
-            max_attempts  failures until it has failed for good; default the server's
-            limit         seconds that an attempt may take; longer is a failure
-            retry_first   seconds to wait after the first failure, doubling with each; default the server's
-            retry_most    the longest such wait; default the server's
+            key           idempotency key, 1 to 255 bytes: the same key gets the same UUID, and is executed once
+            key_for       how long the key counts, default a day
+            ttl           time after which the request expires, if no worker has begun
+            delay         time before which it is not executed
+            priority      0 to 9, default 4; higher ones start first
+            max_attempts  failed attempts after which it has failed for good; default the server's
+            limit         maximum run time of one attempt
+            retry_first   back-off after the first failure, doubles with each failure; default the server's
+            retry_most    the longest back-off; default the server's
 
-        What is in seconds may be a timedelta, and is ten years at most.
+        Times are seconds or a timedelta, ten years at most.
 
-        Keys are those of the whole store: begin them with the name of your program. A key that is known gets its first
+        Keys share one namespace across the store: begin yours with the name of your program. A known key gets its first
         UUID also with another body or service; nothing is compared.
 
         Raises InvalidRequest, Refused (store full, shutting down) or TimedOut (nobody answered; the request may have
         been stored all the same, and with a `key` can be submitted again without being executed twice).
         """
-        # Should the answer be lost, the question is asked again: it must not become two requests.
-        keys = self._own_keys() if "key" not in options else None
+        # When the answer is lost, the message is sent again: it must not become two requests.
+        keys = self._generated_keys() if "key" not in options else None
         return self._submit(1, service, body or (b"",), {**options}, keys)[0]
 
     def _submit(
-        self, requests: int, service: Body, body: Sequence[Body], options: dict[str, Any], keys: OwnKeys | None
+        self, requests: int, service: Body, body: Sequence[Body], options: dict[str, Any], keys: GeneratedKeys | None
     ) -> list[str]:
         """Submit one message; the UUIDs of so many requests."""
         if keys is not None:
             options |= keys.options(requests)
-        sent_again = self._sent_again
-        answer = self._ask(tsp.SUBMIT, encode(options), service, *body)
+        sent_again = self._calls.sent_again
+        answer = self._calls.ask(tsp.SUBMIT, encode(options), service, *body)
         uuids = read_uuids(answer, requests)
         if keys is not None:
-            keys.answered(once=self._sent_again == sent_again)
+            keys.answered(once=self._calls.sent_again == sent_again)
         return uuids
+
+    def _generated_keys(self) -> GeneratedKeys:
+        return GeneratedKeys(min(self._calls.patience, LONGEST_TRY) + KEY_MARGIN, self._released_keys)
 
     def reply(self, uuid: str) -> Frames | None:
         """The reply's frames; None while it is pending. The reply stays until the request is closed.
 
         Raises UnknownRequest (closed, or never accepted) or RequestFailed (it failed for good).
         """
-        return read_reply(uuid, self._ask(tsp.REPLY, ids.plain(uuid)))
+        return read_reply(uuid, self._calls.ask(tsp.REPLY, ids.plain(uuid)))
 
     def wait(self, uuid: str, timeout: Span | None = None) -> Frames:
         """The reply's frames, as soon as they are there. Raises as `reply`, and TimedOut after `timeout` (seconds, or a
@@ -171,39 +141,28 @@ class Client:
             left = None if until is None else max(0.0, until - time.monotonic())
             ask = WAIT_MOST if left is None else min(left, WAIT_MOST)
             try:
-                frames = read_reply(uuid, self._ask(tsp.REPLY, ids.plain(uuid), within=left))
+                frames = read_reply(uuid, self._calls.ask(tsp.REPLY, ids.plain(uuid), within=left))
             except TimedOut:
                 if until is None or until - time.monotonic() <= 0 or (left or 0.0) <= LEAST_LOOK:
                     raise
                 continue  # the server is away; it may come back
             if frames is None and ask:
                 began = time.monotonic()
-                frames, there = self._linger(uuid, ask)
-                if frames is None and there and time.monotonic() - began < ask / 2:
-                    time.sleep(min(ask, POLL_MOST))  # it sends us away: others want to wait, or it is shutting down
+                answer = self._calls.ask_once(tsp.WAIT, b"%g" % ask, ids.plain(uuid), seconds=ask)
+                if answer is not None:
+                    frames = read_reply(uuid, answer)
+                    if frames is None and time.monotonic() - began < ask / 2:
+                        time.sleep(min(ask, POLL_MOST))  # it sends us away: others want to wait, or it is shutting down
             if frames is not None:
                 return frames
             if until is not None and time.monotonic() >= until:
                 break
         raise TimedOut(f"no reply to {uuid} yet", f"waited {timeout:g} s", "ask again later: the request lives on")
 
-    def _linger(self, uuid: str, seconds: float) -> tuple[Frames | None, bool]:
-        """The reply if it comes within so many seconds, and whether there was an answer at all."""
-        patience = self._settings["timeout"] + seconds
-        try:
-            answer = self._single.call(tsp.WAIT, b"%g" % seconds, ids.plain(uuid), timeout=patience, retries=0)
-        except broker.TimedOut:
-            return None, False
-        except broker.BrokerError as error:
-            if died(error):
-                return None, False
-            raise translate(error, tsp.WAIT, self.endpoint, patience) from error
-        return read_reply(uuid, answer), True
-
     def close(self, *uuids: str) -> None:
-        """Delete requests and their replies. One that is not dispatched yet is cancelled; unknown ones are fine."""
+        """Delete requests and their replies. What is not dispatched yet is cancelled; unknown UUIDs are no error."""
         for uuid in uuids:
-            check(self._ask(tsp.CLOSE, ids.plain(uuid)))
+            check(self._calls.ask(tsp.CLOSE, ids.plain(uuid)))
 
     # -- many ------------------------------------------------------------------------------------------------
 
@@ -226,8 +185,8 @@ class Client:
         more: dict[str, Any] = {"many": True}
         if keys is not None:
             more["keys"] = [*keys]
-        own = self._own_keys() if unique and keys is None and "key" not in options else None
-        return self._submit(len(bodies), service, bodies, {**options, **more}, own)
+        generated = self._generated_keys() if unique and keys is None and "key" not in options else None
+        return self._submit(len(bodies), service, bodies, {**options, **more}, generated)
 
     def submit_many(
         self,
@@ -244,56 +203,36 @@ class Client:
         This is the fastest way for many small requests. They travel many to a message: of those in a message all are
         accepted, or none. `keys` has one for each body; the other options, those of `submit`, are for all.
 
-        Without `keys` each message has a key of its own, which costs the store 42 bytes a request until
-        this client has the answer and sends something else, or for a minute or two. With `unique=False` they have none,
-        and what had to be sent again may be stored, and executed, twice.
+        Without `keys` each message has a generated key, which costs the store 42 bytes a request until this client has
+        the answer and sends something else, or for a minute or two. With `unique=False` there is no key, and what had
+        to be sent again may be stored, and executed, twice.
 
         Raises as `submit`. Those that were accepted before the error stay accepted: to know which, submit in
         smaller parts.
         """
         if "key" in options:
             raise InvalidRequest("a key stands for one message, these may be many", "", "give keys, one for each body")
-        counts: deque[int] = deque()
-        uuids: list[str] = []
-        own = self._own_keys() if unique and keys is None else None
-
-        def messages() -> Iterator[Sequence[Body]]:
-            most = min(
-                batching.MOST_BYTES, self._limits.most or batching.MOST_BYTES
-            )  # the broker has been asked by now
-            for count, frames in submissions(service, bodies, window, most, own, keys=keys, options={**options}):
-                counts.append(count)
-                yield frames
-
-        sent_again = self._sent_again
-        for reply in self._map(self._pipeline(), tsp.SUBMIT, messages(), window):
-            uuids += read_uuids(reply, counts.popleft())
-            if own is not None:
-                own.answered(once=self._sent_again == sent_again)
-        return uuids
+        generated = self._generated_keys() if unique and keys is None else None
+        return batching.submit_many(
+            self._calls, service, bodies, window=window, keys=keys, generated=generated, options={**options}
+        )
 
     def replies(
         self, uuids: Iterable[str], timeout: Span | None = None, *, window: int = 1000
     ) -> Iterator[tuple[str, Ended]]:
-        """Each UUID with its reply, as they come in; with the error for those that will never have one.
+        """Each UUID with its reply, as they come in; with an error for those that will never have a reply.
 
         Raises TimedOut after `timeout` (as for `wait`) when some are still pending.
         """
         timeout = None if timeout is None else seconds("timeout", timeout)
-        pending = list(dict.fromkeys(uuids))
-        if timeout is None:
-            yield from self._replies(self._pipeline(), pending, timeout, window)
-        else:
-            with Pipeline(self._endpoints, **self._tries(timeout)) as pipeline:
-                yield from self._replies(pipeline, pending, timeout, window)
+        yield from batching.replies(self._calls, uuids, timeout, window)
 
     def close_many(self, uuids: Iterable[str], *, window: int = 1000) -> None:
         """Close any number of requests, with `window` on their way at once."""
-        for answer in self._map(self._pipeline(), tsp.CLOSE, map(_lines, bundles(uuids, window)), window):
-            check(answer)
+        batching.close_many(self._calls, uuids, window)
 
     def retry(self, *uuids: str) -> int:
-        """Give requests that failed or expired another life; how many there were. Others are left alone."""
+        """Requeue requests that failed or expired; returns how many. Requests in other states stay as they are."""
         plain = [ids.plain(uuid) for uuid in uuids]
         return sum(
             self._administer({"do": "retry", "uuids": plain[at : at + MOST_UUIDS]})
@@ -307,9 +246,10 @@ class Client:
         older_than: Span | None = None,
         tell: Callable[[int], object] | None = None,
     ) -> int:
-        """The same for all of a service, or of all, submitted more than `older_than` seconds ago.
+        """Requeue all failed and expired requests, of one service if given, that ended more than `older_than` seconds
+        ago.
 
-        `tell` hears now and then how many there were so far.
+        `tell` is called now and then with how many there were so far. Returns how many there were.
         """
         return self._administer({"do": "retry", "service": service, "older_than": older_than}, tell)
 
@@ -321,9 +261,10 @@ class Client:
         older_than: Span | None = None,
         tell: Callable[[int], object] | None = None,
     ) -> int:
-        """Close all requests in a state, of a service, submitted more than `older_than` seconds ago; how many.
+        """Close all requests in a state, of one service if given, that ended more than `older_than` seconds ago (were
+        submitted, when they have not ended).
 
-        `tell` hears now and then how many there were so far.
+        `tell` is called now and then with how many there were so far. Returns how many there were.
         """
         return self._administer({"do": "purge", "state": state, "service": service, "older_than": older_than}, tell)
 
@@ -337,13 +278,13 @@ class Client:
         archive: str | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
-        """What an archive of the closed requests says; how far it is: {registered, archived_upto, first, last, lost,
-        store, archive, name}.
+        """Register the archive of closed requests, or acknowledge what it has; returns how far it is: {registered,
+        archived_upto, first, last, lost, store, archive, name}.
 
-        `register`: from now on nothing is dropped from the ring before the archive has it (False: no more). `upto`: it
-        has everything up to this number, which is the request `uuid`. `store`: the id of the store that is meant.
-        `archive` and `name`: the archive's own id and place; nobody else may register or acknowledge then until it is
-        unregistered. Raises InvalidRequest when that cannot be.
+        `register`: from now on nothing is dropped from the ring before the archive has it (False: no longer). `upto`:
+        the archive has everything up to this number, which is the request `uuid`. `store`: the id of the store that is
+        meant. `archive` and `name`: the archive's own id and place; nobody else may register or acknowledge until it is
+        unregistered. Raises InvalidRequest when that is impossible.
         """
         said = {
             "register": register,
@@ -354,15 +295,13 @@ class Client:
             "name": name,
         }
         options = {"do": "archive", **{name: value for name, value in said.items() if value is not None}}
-        document: dict[str, Any] = json.loads(check(self._ask(tsp.ADMIN, encode(options)))[0])
-        return document
+        return self._document(tsp.ADMIN, options)
 
     # -- looking around --------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """What is stored, what waits per service, what is running, what was done since the start."""
-        document: dict[str, Any] = json.loads(check(self._ask(tsp.STATS, b"{}"))[0])
-        return document
+        """What is stored, what waits for each service, what is running, what was done since the start."""
+        return self._document(tsp.STATS, {})
 
     def list(
         self,
@@ -374,65 +313,39 @@ class Client:
     ) -> tuple[list[RequestInfo], str | None]:
         """A page of what is stored, oldest first, and what to pass as `after` for the next (None: that was all)."""
         options = {"service": service, "state": state, "after": after and ids.plain(after), "limit": limit}
-        document = json.loads(check(self._ask(tsp.LIST, encode(options)))[0])
+        document = self._document(tsp.LIST, options)
         return document["requests"], document["next"]
 
     def show(self, uuid: str) -> RequestInfo:
         """All that is known of one request. Raises UnknownRequest."""
-        document = json.loads(check(self._ask(tsp.LIST, json.dumps({"uuid": ids.plain(uuid)})))[0])
+        document = self._document(tsp.LIST, {"uuid": ids.plain(uuid)})
         if not document["requests"]:
             raise unknown(uuid)
         row: RequestInfo = document["requests"][0]
         return row
 
     def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-        """What became of the requests that were submitted with these keys: the UUID of each key that is remembered, and
-        the state of each of these UUIDs whose request is not closed."""
+        """The requests that were submitted with these keys: the UUID of each key that is remembered, and the state of
+        each of these UUIDs whose request is not closed."""
         uuids: dict[str, str] = {}
         states: dict[str, str] = {}
         for at in range(0, len(keys), MOST_UUIDS):
-            options = {"keys": [*keys[at : at + MOST_UUIDS]]}
-            document = json.loads(check(self._ask(tsp.LIST, encode(options)))[0])
+            document = self._document(tsp.LIST, {"keys": [*keys[at : at + MOST_UUIDS]]})
             uuids.update(document["uuids"])
             states.update((row["uuid"], row["state"]) for row in document["requests"])
         return uuids, states
 
     def call(self, service: Body, *body: Body) -> Frames:
-        """A plain MDP request, nothing stored. Raises broker.RemoteError, InvalidRequest or TimedOut."""
-        try:
-            self._limits.check(body)
-            return self._single.call(service, *(body or (b"",)))
-        except broker.RemoteError:
-            raise
-        except broker.BrokerError as error:
-            raise translate(error, b"", self.endpoint, self._patience) from error
+        """Send a plain MDP request; nothing is stored. Raises broker.RemoteError, InvalidRequest or TimedOut."""
+        return self._calls.plain(service, *body)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _ask(self, service: bytes, *body: Body, within: float | None = None) -> Frames:
-        """Ask Titanic. `within`: the seconds that we have."""
-        tries = self._settings if within is None else self._tries(within)
-        began = time.monotonic()
-        until = began + tries["timeout"] * (1 + tries["retries"])
-        while True:
-            try:
-                self._limits.check(_bodies(service, body))
-                return self._single.call(service, *body, timeout=tries["timeout"], retries=tries["retries"])
-            except broker.BrokerError as error:
-                if not died(error) or time.monotonic() >= until:
-                    raise translate(error, service, self.endpoint, time.monotonic() - began) from error
-                self._asked_again += 1
-                time.sleep(POLL_FIRST)  # until it is noticed to be gone; then the broker keeps what is asked
-
-    @property
-    def _sent_again(self) -> int:
-        """How often anything was."""
-        return self._asked_again + self._single.sent_again + (self._many.sent_again if self._many else 0)
-
     def _administer(self, options: dict[str, Any], tell: Callable[[int], object] | None = None) -> int:
-        done: int = 0
+        """Retry or purge all requests that the options select, a part at a time; how many there were."""
+        done = 0
         while True:
-            document = json.loads(check(self._ask(tsp.ADMIN, encode(options)))[0])
+            document = self._document(tsp.ADMIN, options)
             done += int(document["done"])
             if tell is not None:
                 tell(done)
@@ -440,97 +353,7 @@ class Client:
                 return done
             options["after"] = document["next"]
 
-    def _own_keys(self) -> OwnKeys:
-        return OwnKeys(min(self._patience, LONGEST_TRY) + KEY_MARGIN, self._needless_keys)
-
-    def _pipeline(self) -> Pipeline:
-        if self._many is None:
-            self._many = Pipeline(self._endpoints, **self._settings)
-        return self._many
-
-    def _map(
-        self, pipeline: Pipeline, service: bytes, bodies: Iterable[Body | Sequence[Body]], window: int
-    ) -> Iterator[Frames]:
-        """Send messages with a bundle of `window` requests in each, and yield the answers in their order."""
-        window = max(1, window // batching.MOST)
-        timeout, retries = pipeline.config.timeout, pipeline.config.retries
-        rows = ([body] if isinstance(body, (bytes, str)) else body for body in bodies)
-        try:
-            # Other brokers need not be able to tell one client's requests apart: with them it goes one at a time.
-            if self._limits.is_ours(timeout, retries):
-                yield from pipeline.map(service, (self._checked(service, row) for row in rows), window=window)
-                return
-            for row in rows:
-                yield self._single.call(service, *row, timeout=timeout, retries=retries)
-        except broker.BrokerError as error:
-            raise translate(error, service, self.endpoint, (timeout or 0.0) * (1 + retries)) from error
-
-    def _checked(self, service: bytes, message: Sequence[Body]) -> Sequence[Body]:
-        """A message's frames, if the broker takes them."""
-        self._limits.check(_bodies(service, message))
-        return message
-
-    def _replies(
-        self, pipeline: Pipeline, pending: Sequence[str], timeout: float | None, window: int
-    ) -> Iterator[tuple[str, Ended]]:
-        silence: TimedOut | None = None
-        for pause, left in _pauses(timeout):
-            began = time.monotonic()
-            still: dict[str, None] = dict.fromkeys(pending)
-            unread: Sequence[str] = pending
-            try:
-                while unread:
-                    parts, unread = list(bundles(unread, window)), []
-                    for part, answer in zip(
-                        parts, self._map(pipeline, tsp.REPLY, map(_lines, parts), window), strict=True
-                    ):
-                        outcomes = read_outcomes(part, answer)
-                        unread += part[len(outcomes) :]
-                        for uuid, outcome in zip(part, outcomes, strict=False):
-                            if outcome is not None:
-                                del still[uuid]
-                                yield uuid, outcome
-                silence = None
-            except TimedOut as error:
-                if left is None or left <= LEAST_LOOK:
-                    raise
-                silence = error
-            if not still:
-                return
-            # Something came: more will come soon. The pause grows only while nothing moves. Looking at many takes
-            # its time, and the server's, who has better things to do: no more than a third of it.
-            pending, moved = list(still), len(still) < len(pending)
-            pause = max(POLL_FIRST if moved else pause, 2 * (time.monotonic() - began))
-            time.sleep(pause if timeout is None else min(pause, timeout))
-        if silence is not None:
-            raise silence
-        raise TimedOut(f"{len(pending)} replies are still pending", f"waited {timeout:g} s", "ask again later")
-
-    def _tries(self, within: float) -> dict[str, Any]:
-        """How long and how often to try when the answer is wanted within so many seconds."""
-        usual: float = self._settings["timeout"]
-        within = min(within, LONGEST_TRY)
-        timeout = min(usual, max(within, LEAST_LOOK))
-        return {**self._settings, "timeout": timeout, "retries": max(0, int(within / timeout) - 1)}
-
-
-def _pauses(timeout: float | None) -> Iterator[tuple[float, float | None]]:
-    """Pauses between looks, growing, until `timeout` seconds have passed, and what is left of them; at least one."""
-    until = None if timeout is None else time.monotonic() + timeout
-    pause = POLL_FIRST
-    while True:
-        left = None if until is None else max(0.0, until - time.monotonic())
-        yield (pause, left) if left is None else (min(pause, left), left)
-        if left == 0.0:
-            return
-        pause = min(pause * 1.5, POLL_MOST)
-
-
-def _bodies(service: bytes, message: Sequence[Body]) -> Sequence[Body]:
-    """What of a message's frames is measured: there is room for the options and the service of a titanic.submit."""
-    return message[2:] if service == tsp.SUBMIT else message
-
-
-def _lines(uuids: Iterable[str]) -> str:
-    """One frame with all of them."""
-    return "\n".join(map(ids.plain, uuids))
+    def _document(self, service: bytes, options: dict[str, Any]) -> dict[str, Any]:
+        """The JSON object that a service answers."""
+        document: dict[str, Any] = json.loads(check(self._calls.ask(service, encode(options)))[0])
+        return document

@@ -65,12 +65,12 @@ def translate(error: broker.BrokerError, service: bytes, endpoint: str, waited: 
         return CallerError(str(error))
     if isinstance(error, broker.RemoteError) and error.status < 500:
         return InvalidRequest(error.text)
-    if died(error):
+    if server_died(error):
         return _silence(service, endpoint, waited)
     return Refused(str(error))
 
 
-def died(error: broker.BrokerError) -> bool:
+def server_died(error: broker.BrokerError) -> bool:
     """Whether Titanic died with the question in its hands: what it says itself is never an error reply of MDP, this
     comes from the broker. What was asked may be done or not, as when nobody answers."""
     return isinstance(error, broker.RemoteError) and error.status == 500

@@ -131,7 +131,7 @@ def test_a_body_of_all_that_the_broker_takes(tmp_path: Path) -> None:
             lambda body: client.submit_batch("echo", [body]),
             lambda body: client.submit_many("echo", [b"x", body, b"y"]),
             lambda body: client.submit_many("echo", [[body[:10], body[10:]]]),
-            lambda body: check(client._ask(tsp.REQUEST, "echo", body)),
+            lambda body: check(client._calls.ask(tsp.REQUEST, "echo", body)),
         ]
         for send in ways:
             assert send(bytes(most))
