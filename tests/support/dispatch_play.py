@@ -3,7 +3,7 @@
 play = Play(max_attempts=3)
 play.submit("echo", "a", "b")
 play.workers("echo", 1)
-play.go()                       everything that can be done now is done
+play.go()                       everything that can be done now is done; all this is at_work("a", "b", max_attempts=3)
 play.reply("a", b"A")
 play.sent                       ["a", "b"]
 """
@@ -268,3 +268,13 @@ class Play:
 
     def _set_alarm(self) -> None:
         self.core.set_alarm(min((when for when, _ in self.later.values()), default=None))
+
+
+def at_work(*names: str, workers: int = 1, options: bytes = b"", **config: Any) -> Play:
+    """These requests wait for `echo`, or are with one of its workers."""
+    play = Play(**config)
+    play.options = options
+    play.submit("echo", *names)
+    play.workers("echo", workers)
+    play.go()
+    return play

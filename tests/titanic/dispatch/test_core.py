@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.dispatch_play import Play, names
+from support.dispatch_play import Play, at_work, names
 
 from titanic.dispatch import backlogs
 
@@ -107,20 +107,14 @@ def test_an_answer_about_a_service_that_nobody_asked_for_is_ignored() -> None:
 
 
 def test_more_workers_are_found_while_the_service_is_busy() -> None:
-    play = Play(presence_first=0.1)
-    play.submit("echo", *names("r", 10))
-    play.workers("echo", 1)
-    play.go()
+    play = at_work(*names("r", 10), presence_first=0.1)
     play.workers("echo", 3)
     play.later_by(1)
     assert play.sent == names("r", 3)
 
 
 def test_fewer_workers_mean_fewer_in_flight() -> None:
-    play = Play(presence_first=0.1)
-    play.submit("echo", *names("r", 10))
-    play.workers("echo", 3)
-    play.go()
+    play = at_work(*names("r", 10), workers=3, presence_first=0.1)
     play.workers("echo", 1)
     play.later_by(1)
     for name in names("r", 2):
@@ -131,10 +125,7 @@ def test_fewer_workers_mean_fewer_in_flight() -> None:
 
 
 def test_a_service_with_nothing_to_do_is_forgotten() -> None:
-    play = Play()
-    play.submit("echo", "a")
-    play.workers("echo", 2)
-    play.go()
+    play = at_work("a", workers=2)
     assert play.core.backlogs
     play.reply("a", b"A")
     assert play.core.backlogs == {}
@@ -146,10 +137,7 @@ def test_a_service_with_nothing_to_do_is_forgotten() -> None:
 
 
 def test_as_many_are_in_flight_as_there_are_workers() -> None:
-    play = Play()
-    play.submit("echo", *names("r", 100))
-    play.workers("echo", 7)
-    play.go()
+    play = at_work(*names("r", 100), workers=7)
     for done in range(93):
         assert len(play.running) == 7
         play.reply(play.sent[done], b"")
@@ -157,11 +145,8 @@ def test_as_many_are_in_flight_as_there_are_workers() -> None:
 
 
 def test_a_worker_gets_the_next_one_while_the_last_reply_is_written() -> None:
-    play = Play()
+    play = at_work("a", "b")
     play.disk = "slow"
-    play.submit("echo", "a", "b")
-    play.workers("echo", 1)
-    play.go()
     play.reply("a", b"A")
     assert play.sent == ["a", "b"]
     assert play.ended == {}
@@ -225,10 +210,7 @@ def test_10000_absent_services_cost_a_round_nothing(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_retry_comes_before_what_is_younger_and_nothing_is_sent_twice() -> None:
-    play = Play(retry_first=1.0)
-    play.submit("echo", "a", "b", "c", "d")
-    play.workers("echo", 2)
-    play.go()
+    play = at_work("a", "b", "c", "d", workers=2, retry_first=1.0)
     play.fail("a")
     assert play.sent == ["a", "b", "c"]
     play.later_by(2)
@@ -237,10 +219,7 @@ def test_a_retry_comes_before_what_is_younger_and_nothing_is_sent_twice() -> Non
 
 
 def test_a_promotion_during_the_write_of_an_outcome_sends_nothing_twice() -> None:
-    play = Play()
-    play.submit("echo", "a", "b", "c")
-    play.workers("echo", 3)
-    play.go()
+    play = at_work("a", "b", "c", workers=3)
     play.disk = "slow"
     play.reply("b", b"B")
     play.core.returned([b"echo"])
@@ -251,11 +230,8 @@ def test_a_promotion_during_the_write_of_an_outcome_sends_nothing_twice() -> Non
 
 
 def test_a_backlog_is_not_forgotten_while_something_is_being_written() -> None:
-    play = Play()
+    play = at_work("a")
     play.disk = "slow"
-    play.submit("echo", "a")
-    play.workers("echo", 1)
-    play.go()
     play.reply("a", b"A")
     assert b"echo" in play.core.backlogs
     play.submit("echo", "b")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.dispatch_play import Play, names
+from support.dispatch_play import Play, at_work, names
 
 from titanic.dispatch import outcome_buffer
 from titanic.store import Status
@@ -12,10 +12,7 @@ from titanic.store import Status
 
 
 def test_a_reply_is_kept_with_its_attempts_and_the_time_it_was_sent() -> None:
-    play = Play()
-    play.submit("echo", "a")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work("a")
     sent_at = play.now
     play.later_by(7)
     play.reply("a", b"one", b"", b"two")
@@ -24,19 +21,13 @@ def test_a_reply_is_kept_with_its_attempts_and_the_time_it_was_sent() -> None:
 
 
 def test_a_reply_without_frames_is_a_reply() -> None:
-    play = Play()
-    play.submit("echo", "a")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work("a")
     play.reply("a")
     assert play.ended["a"].frames == []
 
 
 def test_a_failure_is_tried_again_later_and_later() -> None:
-    play = Play(max_attempts=6, retry_first=1.0, retry_most=5.0)
-    play.submit("echo", "a")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work("a", max_attempts=6, retry_first=1.0, retry_most=5.0)
     for _ in range(5):
         play.fail("a", 500, "boom", b"line 1")
         play.later_by(6)
@@ -64,10 +55,7 @@ def test_a_request_may_bring_its_own_number_of_attempts() -> None:
 
 @pytest.mark.parametrize("status", [400, 413])
 def test_what_the_broker_never_takes_fails_at_once(status: int) -> None:
-    play = Play(max_attempts=10)
-    play.submit("echo", "a")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work("a", max_attempts=10)
     play.refuse("a", status, "too large")
     assert play.ended["a"].status is Status.FAILED
     assert play.ended["a"].reason == f"{status} too large"
@@ -75,10 +63,7 @@ def test_what_the_broker_never_takes_fails_at_once(status: int) -> None:
 
 @pytest.mark.parametrize("status", [400, 413, 499, 503, 504])
 def test_a_worker_that_says_what_brokers_say_has_failed(status: int) -> None:
-    play = Play(max_attempts=2, retry_first=1)
-    play.submit("echo", "a")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work("a", max_attempts=2, retry_first=1)
     play.fail("a", status, "my word", b"more")
     assert (play.postponed[0].attempts, play.postponed[0].reason) == (1, "my word\nmore")
     play.later_by(2)
@@ -88,20 +73,14 @@ def test_a_worker_that_says_what_brokers_say_has_failed(status: int) -> None:
 
 def test_a_reply_may_look_like_an_error() -> None:
     """What it is was decided by its FINAL, not by how all of it begins."""
-    play = Play()
-    play.submit("echo", "a")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work("a")
     play.reply("a", b"MDPE01", b"500 a part")
     assert play.ended["a"][1:3] == (Status.DONE, [b"MDPE01", b"500 a part"])
 
 
 @pytest.mark.parametrize("status", [503, 504])
 def test_what_the_broker_did_not_deliver_goes_back_and_is_no_attempt(status: int) -> None:
-    play = Play(max_attempts=1, presence_first=0.1)
-    play.submit("echo", "a")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work("a", max_attempts=1, presence_first=0.1)
     for _ in range(3):
         play.refuse("a", status)
         assert play.running == {}
@@ -113,10 +92,7 @@ def test_what_the_broker_did_not_deliver_goes_back_and_is_no_attempt(status: int
 
 
 def test_no_reply_in_time_is_a_failure() -> None:
-    play = Play(max_attempts=2, attempt_timeout=30, retry_first=1)
-    play.submit("echo", "a")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work("a", max_attempts=2, attempt_timeout=30, retry_first=1)
     play.times_out("a")
     assert play.postponed[0].reason == "no reply within 30 s"
     play.later_by(2)
@@ -125,11 +101,8 @@ def test_no_reply_in_time_is_a_failure() -> None:
 
 
 def test_a_reply_that_comes_twice_counts_once() -> None:
-    play = Play()
+    play = at_work("a")
     play.disk = "slow"
-    play.submit("echo", "a")
-    play.workers("echo", 1)
-    play.go()
     play.reply("a", b"first")
     play.core.replied(b"a", [b"second"], play.now)
     play.core.timed_out(b"a", play.now)
@@ -144,10 +117,7 @@ def test_a_reply_that_comes_twice_counts_once() -> None:
 
 
 def test_what_is_closed_before_it_is_sent_is_never_sent() -> None:
-    play = Play()
-    play.submit("echo", "a", "b")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work("a", "b")
     play.close("b")
     play.reply("a", b"")
     assert play.sent == ["a"]
@@ -155,10 +125,7 @@ def test_what_is_closed_before_it_is_sent_is_never_sent() -> None:
 
 
 def test_closed_while_running_keeps_its_place_until_the_reply_which_is_dropped() -> None:
-    play = Play()
-    play.submit("echo", "a", "b")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work("a", "b")
     play.close("a")
     play.go()
     assert play.sent == ["a"]
@@ -168,10 +135,7 @@ def test_closed_while_running_keeps_its_place_until_the_reply_which_is_dropped()
 
 
 def test_a_closed_one_is_in_doubt_until_it_is_known_that_no_worker_gets_it() -> None:
-    play = Play()
-    play.submit("echo", "a", "b", "c")
-    play.workers("echo", 2)
-    play.go()
+    play = at_work("a", "b", "c", workers=2)
     play.queued = {b"b"}  # no worker has it
     play.close("a", "b", "c")
     assert [play.core.in_doubt(name) for name in (b"a", b"b", b"c")] == [True, True, False]
@@ -183,11 +147,8 @@ def test_a_closed_one_is_in_doubt_until_it_is_known_that_no_worker_gets_it() -> 
 
 
 def test_closed_while_its_outcome_is_written() -> None:
-    play = Play()
+    play = at_work("a")
     play.disk = "slow"
-    play.submit("echo", "a")
-    play.workers("echo", 1)
-    play.go()
     play.reply("a", b"A")
     play.close("a")
     play.write()
@@ -199,10 +160,7 @@ def test_closed_while_its_outcome_is_written() -> None:
 
 
 def test_an_outcome_that_the_disk_does_not_take_is_kept_and_nothing_is_executed_twice() -> None:
-    play = Play()
-    play.submit("echo", "a", "b")
-    play.workers("echo", 2)
-    play.go()
+    play = at_work("a", "b", workers=2)
     play.disk = "broken"
     play.reply("a", b"A")
     play.later_by(300)
@@ -214,10 +172,7 @@ def test_an_outcome_that_the_disk_does_not_take_is_kept_and_nothing_is_executed_
 
 
 def test_what_the_disk_does_not_take_is_tried_with_growing_pauses() -> None:
-    play = Play()
-    play.submit("echo", "a")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work("a")
     play.disk = "broken"
     play.reply("a", b"A")
     pauses = []
@@ -230,10 +185,7 @@ def test_what_the_disk_does_not_take_is_tried_with_growing_pauses() -> None:
 
 
 def test_a_broken_disk_does_not_fill_the_memory_with_outcomes() -> None:
-    play = Play()
-    play.submit("echo", *names("r", 100))
-    play.workers("echo", 3)
-    play.go()
+    play = at_work(*names("r", 100), workers=3)
     play.disk = "broken"
     while play.running:  # those that were sent before the disk was known to be broken reply too
         play.reply(next(iter(play.running)).decode(), b"")
@@ -247,11 +199,8 @@ def test_a_broken_disk_does_not_fill_the_memory_with_outcomes() -> None:
 
 
 def test_one_outcome_that_cannot_be_written_holds_up_no_other() -> None:
-    play = Play()
+    play = at_work("a", "b", workers=2)
     play.disk = "slow"
-    play.submit("echo", "a", "b")
-    play.workers("echo", 2)
-    play.go()
     play.core.replied(b"a", [b"A"], play.now)
     play.core.replied(b"b", [b"B"], play.now)
     play.running.clear()
@@ -264,11 +213,8 @@ def test_one_outcome_that_cannot_be_written_holds_up_no_other() -> None:
 
 def test_workers_that_are_faster_than_the_disk_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcome_buffer, "MOST_BYTES", 10_000)
-    play = Play()
+    play = at_work(*names("r", 20))
     play.disk = "slow"
-    play.submit("echo", *names("r", 20))
-    play.workers("echo", 1)
-    play.go()
     while play.running:
         play.reply(play.sent[-1], bytes(2000))
     assert len(play.sent) == 5
@@ -349,10 +295,7 @@ def test_while_stopping_nothing_new_is_sent_but_outcomes_are_written() -> None:
 
 
 def test_while_stopping_an_outcome_that_failed_is_still_tried_again() -> None:
-    play = Play()
-    play.submit("echo", "a")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work("a")
     play.core.stopping = True
     play.disk = "broken"
     play.reply("a", b"A")
@@ -364,10 +307,7 @@ def test_while_stopping_an_outcome_that_failed_is_still_tried_again() -> None:
 
 def test_of_what_has_its_outcome_already_no_worker_keeps_anything() -> None:
     """The broker's word that a request can't be taken back may cross its reply."""
-    play = Play()
-    play.submit("echo", "a")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work("a")
     play.disk = "broken"
     play.reply("a", b"A")
     assert play.core.flights

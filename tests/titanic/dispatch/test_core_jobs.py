@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.dispatch_play import Play, names
+from support.dispatch_play import Play, at_work, names
 
 from broker import ErrorReply
 from titanic.config import ServiceLimits
@@ -44,10 +44,7 @@ def test_a_high_one_that_comes_while_low_ones_are_done_is_next() -> None:
 
 
 def test_one_of_the_same_priority_costs_no_look_at_the_front() -> None:
-    play = Play()
-    play.submit("echo", "a", "b")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work("a", "b")
     cursor = play.core.backlogs[b"echo"].cursor
     assert cursor is not None
     play.submit("echo", "c", priority=4)
@@ -126,11 +123,7 @@ def limited(seconds: float, **more: float) -> bytes:
 
 
 def test_an_attempt_that_passes_its_limit_has_failed() -> None:
-    play = Play(max_attempts=2, retry_first=1.0)
-    play.options = limited(5)
-    play.submit("echo", "a")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work("a", options=limited(5), max_attempts=2, retry_first=1.0)
     play.later_by(4.9)
     assert play.postponed == []
     play.later_by(0.2)
@@ -147,11 +140,7 @@ def test_an_attempt_that_passes_its_limit_has_failed() -> None:
 
 
 def test_the_last_attempt_too() -> None:
-    play = Play(max_attempts=1)
-    play.options = limited(5)
-    play.submit("echo", "a")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work("a", options=limited(5), max_attempts=1)
     play.later_by(6)
     assert play.ended["a"].status is Status.FAILED
     assert play.core.flights == {}
@@ -159,11 +148,7 @@ def test_the_last_attempt_too() -> None:
 
 def test_a_worker_that_is_still_at_it_has_no_place_for_the_next() -> None:
     """Behind a worker that hangs, the limits of all the others would pass without anybody having touched them."""
-    play = Play(max_attempts=1)
-    play.options = limited(5)
-    play.submit("echo", "a", "b")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work("a", "b", options=limited(5), max_attempts=1)
     play.later_by(100)
     assert play.ended.keys() == {"a"}
     assert play.sent == ["a"]
@@ -175,11 +160,7 @@ def test_a_worker_that_is_still_at_it_has_no_place_for_the_next() -> None:
 
 
 def test_a_limit_that_passes_before_a_worker_has_it_is_no_attempt() -> None:
-    play = Play(max_attempts=1)
-    play.options = limited(5)
-    play.submit("echo", "a")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work("a", options=limited(5), max_attempts=1)
     play.queued.add(b"a")
     play.later_by(5)
     play.workers("echo", 0)
@@ -218,11 +199,7 @@ def test_what_a_worker_has_when_its_time_is_over_is_left_to_it() -> None:
 
 
 def test_what_is_closed_is_not_looked_at_when_its_limit_passes() -> None:
-    play = Play()
-    play.options = limited(5)
-    play.submit("echo", "a", "b")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work("a", "b", options=limited(5))
     play.close("a")
     play.later_by(10)
     assert play.sent == ["a"]
@@ -232,10 +209,7 @@ def test_what_is_closed_is_not_looked_at_when_its_limit_passes() -> None:
 
 @pytest.mark.parametrize("lapse", ["limit", "ttl"])
 def test_one_that_the_broker_gave_back_does_not_pause_its_service(lapse: str) -> None:
-    play = Play(presence_first=1)
-    play.submit("echo", "runs")
-    play.workers("echo", 4)
-    play.go()
+    play = at_work("runs", workers=4, presence_first=1)
     if lapse == "limit":
         play.options = limited(5)
     play.submit("echo", "waits", expires=0 if lapse == "limit" else play.now + 5)
@@ -251,11 +225,13 @@ def test_one_that_the_broker_gave_back_does_not_pause_its_service(lapse: str) ->
 
 
 def test_a_request_brings_its_own_pauses() -> None:
-    play = Play(max_attempts=10, retry_first=100.0, retry_most=100.0)
-    play.options = json.dumps({"retry_first": 1, "retry_most": 3}).encode()
-    play.submit("echo", "a")
-    play.workers("echo", 1)
-    play.go()
+    play = at_work(
+        "a",
+        options=json.dumps({"retry_first": 1, "retry_most": 3}).encode(),
+        max_attempts=10,
+        retry_first=100.0,
+        retry_most=100.0,
+    )
     for _ in range(4):
         play.fail("a")
         play.later_by(4)
@@ -264,10 +240,9 @@ def test_a_request_brings_its_own_pauses() -> None:
 
 
 def test_no_more_run_than_the_service_may_and_nobody_asks_without_a_pause() -> None:
-    play = Play(limits={b"echo": ServiceLimits(running=2)}, presence_first=0.1, presence_most=1.0)
-    play.submit("echo", *names("r", 10))
-    play.workers("echo", 8)
-    play.go()
+    play = at_work(
+        *names("r", 10), workers=8, limits={b"echo": ServiceLimits(running=2)}, presence_first=0.1, presence_most=1.0
+    )
     assert len(play.running) == 2
     asked = len(play.asked)
     play.later_by(100)
@@ -290,11 +265,8 @@ def refuse(play: Play) -> None:
 
 
 def test_a_reply_that_never_fits_is_a_failure_in_the_end() -> None:
-    play = Play()
+    play = at_work("a", "b")
     play.disk = "slow"
-    play.submit("echo", "a", "b")
-    play.workers("echo", 1)
-    play.go()
     play.reply("a", bytes(1000))
     for _ in range(REFUSED_MOST):
         refuse(play)
@@ -315,11 +287,8 @@ def test_a_reply_that_never_fits_is_a_failure_in_the_end() -> None:
 
 @pytest.mark.parametrize("times", [1, REFUSED_MOST])
 def test_a_reply_that_fits_later_is_kept(times: int) -> None:
-    play = Play()
+    play = at_work("a")
     play.disk = "slow"
-    play.submit("echo", "a")
-    play.workers("echo", 1)
-    play.go()
     play.reply("a", b"A")
     for _ in range(times):
         refuse(play)
