@@ -1,9 +1,11 @@
-"""Accepting requests."""
+"""Accepting requests: who has their keys, what they come to, whether that fits, and then all of it is written."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
+from typing import NamedTuple
 
 from titanic.errors import InvalidRequest, StoreFailed, StoreFull
 from titanic.store.lmdb import idempotency_key, request_record, retry_record
@@ -22,25 +24,59 @@ _TIMER_COST = 45
 _FIXED_COST = CHARGE + 3 * _TIMER_COST // 2  # its end, its row in `ready`
 _MOST_DROPPED = 1000
 
+_key_of = attrgetter("key")
+
+Row = tuple[bytes, bytes]
+
+
+class _Keys(NamedTuple):
+    """What the idempotency keys of a batch say. Requests are named by their place in it.
+
+    `taken` are those whose key is taken, which are not stored. `holders` has the keys that are new, and `extras` the
+    bytes that each of those needs.
+    """
+
+    taken: set[int]
+    holders: dict[bytes, Holder]
+    extras: dict[int, int]
+
+
+class _Plan(NamedTuple):
+    """What a batch comes to: the rows by database, the blobs, and what they need.
+
+    `sizes` are those of the records, in order, 0 for a request that is not stored; `extras` what some need besides;
+    `loads` the bytes of each request, by the beginning of its row in `ready`.
+    """
+
+    records: list[Row]
+    ready: list[Row]
+    later: list[Row]
+    retries: list[Row]
+    timers: list[Row]
+    blobs: list[tuple[Ref, bytes]]
+    sizes: list[int]
+    extras: dict[int, int]
+    loads: dict[bytes, list[int]]
+
 
 def accept_many(tx: Writing, requests: Sequence[NewRequest], now_us: int) -> list[bytes]:
     """Store the requests and return their ids, in order. `now_us` is the wall clock in µs since the epoch.
 
-    All are stored, or none: raises StoreFull when there is no room for all (its `fitting` says for how
-    many), InvalidRequest when one can't be stored. The transaction remains good in both cases.
+    All are stored, or none: raises StoreFull when there is no room for all (its `fitting` says for how many),
+    InvalidRequest when one cannot be stored. The transaction remains good in both cases.
 
-    A request whose key is taken isn't stored again, it gets the id of the first. So do those that share a key.
+    A request whose key is taken is not stored again, it gets the id of the first. So do those that share a key.
     """
     return _accept(tx, requests, now_us)[0]
 
 
 def accept(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[Accepted]:
-    """The same; the answer tells which of them are new. Keys count `ahead_us` longer.
+    """Accept requests as `accept_many` does, and tell which of them are new. Keys count `ahead_us` longer.
 
     `ahead_us`: by how much the clock may be ahead.
     """
-    uuids, repeated = _accept(tx, requests, now_us, ahead_us)
-    return [Accepted(uuid, n not in repeated) for n, uuid in enumerate(uuids)]
+    uuids, taken = _accept(tx, requests, now_us, ahead_us)
+    return [Accepted(uuid, n not in taken) for n, uuid in enumerate(uuids)]
 
 
 def fresh(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[NewRequest]:
@@ -71,59 +107,71 @@ def forget(tx: Writing, keys: Sequence[bytes]) -> None:
 def _accept(
     tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0
 ) -> tuple[list[bytes], set[int]]:
-    txn, db = tx.raw, tx.db
-    sure_us = now_us - ahead_us
+    """The ids of the requests, and which of them, by their place, were there before."""
     uuids = tx.environment.ids.make(len(requests), now_us)
-    repeated: set[int] = set()
-    records: list[tuple[bytes, bytes]] = []
-    ready: list[tuple[bytes, bytes]] = []
-    later: list[tuple[bytes, bytes]] = []
-    retries: list[tuple[bytes, bytes]] = []
-    timers: list[tuple[bytes, bytes]] = []
-    holders: dict[bytes, Holder] = {}
-    blobs: list[tuple[Ref, bytes]] = []
-    sizes: list[int] = []  # of the records, 0 for one that isn't stored
-    extras: dict[int, int] = {}  # what some need besides
-    loads: dict[bytes, list[int]] = {}  # the bytes of each, by prefix
-    load: list[int] = []
-    last = b""
+    keys = _look_up_keys(tx, requests, uuids, now_us, now_us - ahead_us)
+    plan = _plan(tx, requests, uuids, now_us, keys)
+    _make_room(tx, plan.sizes, plan.extras)
+    _write(tx, plan)
+    for key, holder in keys.holders.items():
+        _hold(tx, key, holder)
+    return uuids, keys.taken
+
+
+def _look_up_keys(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], now_us: int, sure_us: int) -> _Keys:
+    """Who has the keys. In `uuids`, the requests whose key is taken get the ids that were given out for it."""
+    keys = _Keys(set(), {}, {})
+    if not any(map(_key_of, requests)):  # mostly
+        return keys
     holder: Holder | None = None
     first = known = 0  # from which to which the requests have a key that is taken, by `holder`
-    encode = request_record.encode
+    for n, new in enumerate(requests):
+        if key := new.key:
+            request_record.check_key(key, new.key_until)
+            count = request_record.check_together(new.together, len(requests) - n)
+            holder = keys.holders.get(key) or _holder(tx, key, sure_us)
+            if holder is None:
+                known = 0
+                keys.holders[key] = Holder(new.key_until, b"".join(uuids[n : n + count]), now_us)
+                # The row of several has a page to itself, when keys ascend.
+                keys.extras[n] = 2 * len(key) + 3 * _TIMER_COST + (PAGE if count > 1 else 0)
+            elif holder.requests != count:
+                fact = f"it was given to {holder.requests} in one message"
+                raise InvalidRequest("the key stands for other requests", fact, "use another key")
+            else:
+                first, known = n, n + count
+        if n < known and holder is not None:
+            uuids[n] = holder.at(n - first)
+            keys.taken.add(n)
+    return keys
+
+
+def _plan(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], now_us: int, keys: _Keys) -> _Plan:
+    """What the requests come to. Raises InvalidRequest when one cannot be stored, also if its key is taken."""
+    plan = _Plan([], [], [], [], [], [], [], {}, {})
+    records, ready, later, retries, timers, blobs, sizes, extras, loads = plan
+    encode, taken, keyed = request_record.encode, keys.taken, keys.extras
+    last = b""
+    load: list[int] = []
     placed = 0
 
-    def place(body: bytes) -> Ref:
+    def put_blob(body: bytes) -> Ref:
         ref = refer(tx.new_blob(), body)
         blobs.append((ref, body))
         return ref
 
     for n, new in enumerate(requests):
         uuid = uuids[n]
-        service, _, priority, not_before, expires_at, _, _, key, key_until, together = new
-        extra = 0
-        if key:
-            request_record.check_key(key, key_until)
-            count = request_record.check_together(together, len(requests) - n)
-            holder = holders.get(key) or _holder(tx, key, sure_us)
-            if holder is None:
-                holders[key] = Holder(key_until, b"".join(uuids[n : n + count]), now_us)
-                # The row of several has a page to itself, when keys ascend.
-                extra = 2 * len(key) + 3 * _TIMER_COST + (PAGE if count > 1 else 0)
-            elif holder.requests != count:
-                fact = f"it was given to {holder.requests} in one message"
-                raise InvalidRequest("the key stands for other requests", fact, "use another key")
-            else:
-                first, known = n, n + count
-        if holder is not None and n < known:
-            encode(uuid, new, now_us)  # it must be valid all the same
-            uuids[n] = holder.at(n - first)
-            repeated.add(n)
+        if taken and n in taken:
+            encode(uuid, new, now_us)
             sizes.append(0)
             continue
-        record = encode(uuid, new, now_us, place)
+        service, _, priority, not_before, expires_at, _, _, _, _, _ = new
+        record = encode(uuid, new, now_us, put_blob)
         records.append((uuid, record))
         prefix = ready_prefix(service, priority)
         size = len(record)
+        extra = keyed.get(n, 0) if keyed else 0
         if prefix is not last:
             load = loads.setdefault(prefix, [])
             last = prefix
@@ -146,30 +194,32 @@ def _accept(
         sizes.append(size)
         if extra:
             extras[n] = extra
-    _make_room(tx, sizes, extras)
+    return plan
 
+
+def _write(tx: Writing, plan: _Plan) -> None:
+    """Put the rows and blobs. Raises StoreFailed when the ids do not ascend."""
+    raw, db = tx.raw, tx.db
     # Appending skips the search for the place and fills pages to the brim. A key out of order isn't an error to
     # LMDB, it is left out: that would be an acknowledged request that doesn't exist.
-    _, added = txn.cursor(db.requests).putmulti(records, append=True)
-    if added != len(records):
-        raise StoreFailed("the request ids don't ascend", f"{added} of {len(records)} were new", "restart")
-    ready.sort()  # neighbours in the tree one after the other
-    txn.cursor(db.ready).putmulti(ready)
-    if later:
-        txn.cursor(db.later).putmulti(later)
-        txn.cursor(db.retries).putmulti(retries)
-    if timers:
-        txn.cursor(db.timers).putmulti(timers)
-    for ref, body in blobs:
+    _, added = raw.cursor(db.requests).putmulti(plan.records, append=True)
+    if added != len(plan.records):
+        fact = f"{added} of {len(plan.records)} were new"
+        raise StoreFailed("the request ids don't ascend", fact, "restart")
+    plan.ready.sort()  # neighbours in the tree one after the other
+    raw.cursor(db.ready).putmulti(plan.ready)
+    if plan.later:
+        raw.cursor(db.later).putmulti(plan.later)
+        raw.cursor(db.retries).putmulti(plan.retries)
+    if plan.timers:
+        raw.cursor(db.timers).putmulti(plan.timers)
+    for ref, body in plan.blobs:
         tx.put_blob(ref, body)
-    for key, holder in holders.items():
-        _hold(tx, key, holder)
-    tx.freed += len(loads) + len(later) + len(timers) + 8
-    for prefix, load in loads.items():
+    tx.freed += len(plan.loads) + len(plan.later) + len(plan.timers) + 8
+    for prefix, load in plan.loads.items():
         tx.count_load(service_of(prefix), pending=len(load), size=sum(load))
-    for prefix, n in Counter([key[:-SIZE] for key, _ in ready]).items():
+    for prefix, n in Counter([key[:-SIZE] for key, _ in plan.ready]).items():
         tx.count_load(service_of(prefix), ready=n)
-    return uuids, repeated
 
 
 def _holder(tx: Writing, key: bytes, now_us: int) -> Holder | None:
