@@ -1,28 +1,32 @@
 """The store of Titanic: requests and replies that outlive the process. Start reading at store.py."""
 
-from titanic.store.lmdb.bulk_read import ClosedBulk
-from titanic.store.lmdb.capacity import MIN_CAPACITY
-from titanic.store.lmdb.closed_record import LAYOUT as CLOSED_LAYOUT
-from titanic.store.lmdb.closed_record import UNCLAIMED, ClosedRequest
-from titanic.store.lmdb.outcome_record import Outcome, Pending
-from titanic.store.lmdb.request_record import NewRequest, Request
-from titanic.store.lmdb.schema import priority_in
-from titanic.store.lmdb.store import DEFAULT_CAPACITY, ReadTransaction, Store, WriteTransaction
+from titanic.store.lmdb.store import ReadTransaction, Store, WriteTransaction
 from titanic.store.records import (
+    CLOSED_LAYOUT,
     DAY,
+    DEFAULT_CAPACITY,
+    MIN_CAPACITY,
+    UNCLAIMED,
     Accepted,
-    Archive,
+    ArchiveState,
     Archivist,
     Closed,
+    ClosedBulk,
+    ClosedRequest,
     Counts,
     Description,
-    Load,
+    NewRequest,
+    Outcome,
     Page,
+    Pending,
     ReadyRow,
     Retention,
+    ServiceLoad,
+    StoredRequest,
     Trimmed,
+    priority_in,
 )
-from titanic.store.state import ENDING, TRANSITIONS, Event, State, Status
+from titanic.store.states import ENDING, TRANSITIONS, Event, State, Status
 
 __all__ = [
     "CLOSED_LAYOUT",
@@ -33,7 +37,7 @@ __all__ = [
     "TRANSITIONS",
     "UNCLAIMED",
     "Accepted",
-    "Archive",
+    "ArchiveState",
     "Archivist",
     "Closed",
     "ClosedBulk",
@@ -41,18 +45,18 @@ __all__ = [
     "Counts",
     "Description",
     "Event",
-    "Load",
     "NewRequest",
     "Outcome",
     "Page",
     "Pending",
     "ReadTransaction",
     "ReadyRow",
-    "Request",
     "Retention",
+    "ServiceLoad",
     "State",
     "Status",
     "Store",
+    "StoredRequest",
     "Trimmed",
     "WriteTransaction",
     "priority_in",

@@ -2,15 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from titanic.store.state import State
+from titanic.protocol.limits import DEFAULT_PRIORITY
+from titanic.store.states import State, Status
+from titanic.util.ids import SIZE
 
 DAY = 24 * 3600 * 1_000_000
+MIN_CAPACITY = 16 << 20
+DEFAULT_CAPACITY = 1 << 30
+
+
+class NewRequest(NamedTuple):
+    """A request to be accepted. Times are µs since the epoch.
+
+    Of requests with the same `key`, one is accepted until `key_until`. With `together`, the key is not this one's own,
+    but that of so many from this one on, the others of which have none: all of them are accepted, or none.
+    """
+
+    service: bytes
+    body: Sequence[bytes]
+    priority: int = DEFAULT_PRIORITY
+    not_before: int = 0
+    expires_at: int = 0
+    max_attempts: int = 0
+    options: bytes = b""
+    key: bytes = b""
+    key_until: int = 0
+    together: int = 0
+
+
+class StoredRequest(NamedTuple):
+    """A stored request. Times are µs since the epoch, 0 = none."""
+
+    uuid: bytes
+    service: bytes
+    body: list[bytes]
+    priority: int
+    submitted_at: int
+    not_before: int
+    expires_at: int
+    max_attempts: int
+    options: bytes
+    key: bytes = b""
+
+
+class Outcome(NamedTuple):
+    """The end of a request. Times are µs since the epoch."""
+
+    status: Status
+    frames: list[bytes]
+    reason: str
+    attempts: int
+    dispatched_at: int
+    finished_at: int
+
+
+class Pending(NamedTuple):
+    """The request is known and has not ended: `state` is WAITING or DELAYED."""
+
+    state: State
 
 
 class ReadyRow(NamedTuple):
-    """A request that can be dispatched. `key` is its place in the queue, for `next_ready(after=…)`."""
+    """A request that can be dispatched.
+
+    `key` is its place in the queue, for `next_ready(after=…)`. It ends with 9 − priority in a byte, and the id.
+    """
 
     key: bytes
     uuid: bytes
@@ -19,6 +78,11 @@ class ReadyRow(NamedTuple):
     max_attempts: int
     expires_at: int
     options: bytes
+
+
+def priority_in(key: bytes) -> int:
+    """The priority in the `key` of a ReadyRow."""
+    return 9 - key[-SIZE - 1]
 
 
 class Closed(NamedTuple):
@@ -60,7 +124,7 @@ class Description(NamedTuple):
     key: bytes = b""
 
 
-class Load(NamedTuple):
+class ServiceLoad(NamedTuple):
     """What a service has to do: its requests that have not ended, delayed ones too, and their bytes."""
 
     waiting: int
@@ -84,7 +148,7 @@ class Counts(NamedTuple):
     lost: int = 0
 
 
-class Archive(NamedTuple):
+class ArchiveState(NamedTuple):
     """The archive of closed requests. It has them up to number `archived_upto`; the store has `first` … `last`."""
 
     registered: bool
@@ -133,3 +197,74 @@ class Page(list[Description]):
     """
 
     next: bytes | None = None
+
+
+CLOSED_LAYOUT = (
+    ("format", "B"),
+    ("kind", "B"),
+    ("attempts", "H"),
+    ("crc", "I"),
+    ("submitted_at", "Q"),
+    ("dispatched_at", "Q"),
+    ("replied_at", "Q"),
+    ("closed_at", "Q"),
+    ("uuid", "16s"),
+    ("service_size", "B"),
+    ("key_size", "B"),
+    ("error_size", "H"),
+    ("request_where", "B"),
+    ("reply_where", "B"),
+    ("priority", "B"),
+    ("reserved", "B"),
+    ("request_frames", "I"),
+    ("request_size", "I"),
+    ("reply_frames", "I"),
+    ("reply_size", "I"),
+)
+"""The header of a record in ClosedBulk: its fields, with their codes in `struct`, little-endian and without padding."""
+
+UNCLAIMED = 0x80
+"""In `kind`: nobody closed it."""
+
+
+class ClosedRequest(NamedTuple):
+    """A closed request as it is read back. Times are µs since the epoch, 0 = none; sizes are bytes.
+
+    Frames that were `left_out` because they were larger than is kept (or found damaged) are an empty list; their
+    size is known all the same. `unclaimed`: nobody closed it, its retention ended.
+    """
+
+    sequence: int
+    uuid: bytes
+    service: bytes
+    key: bytes
+    status: Status
+    attempts: int
+    submitted_at: int
+    dispatched_at: int
+    replied_at: int
+    closed_at: int
+    request: list[bytes]
+    reply: list[bytes]
+    error: str
+    priority: int
+    unclaimed: bool
+    request_bytes: int
+    reply_bytes: int
+    request_left_out: bool
+    reply_left_out: bool
+
+
+class ClosedBulk(NamedTuple):
+    """The records of closed requests with the numbers from `first` on, without gaps.
+
+    `data` has them one after the other, each beginning where `starts` says. A record is the header of
+    CLOSED_LAYOUT, then service, key and error, then the request's frames and the reply's: at most one of each,
+    as a u32 length and the bytes. Of all others (several frames, or a body that is elsewhere) `apart` has the whole
+    under their place in `starts`; their frames follow the record, the request's and then the reply's, without lengths.
+    """
+
+    first: int
+    data: bytes
+    starts: list[int]
+    apart: dict[int, ClosedRequest]

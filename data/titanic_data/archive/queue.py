@@ -9,8 +9,7 @@ from typing import Any
 from broker import DEFAULT_ENDPOINT
 from titanic import Client, InvalidRequest
 from titanic.errors import StoreLocked
-from titanic.store import Archive as Progress
-from titanic.store import Archivist, Store, WriteTransaction
+from titanic.store import ArchiveState, Archivist, Store, WriteTransaction
 from titanic_data.errors import ArchiveError
 from titanic_data.reading import forget, identity, store_at
 
@@ -24,7 +23,7 @@ class Queue:
         self.uncertain = False
         """Whether a server was told something and has not answered: it may have done it."""
 
-    def progress(self) -> Progress:
+    def progress(self) -> ArchiveState:
         """Whether an archive is registered, what it has, and what there is."""
         with store_at(self.store).read() as transaction:
             return transaction.archive()

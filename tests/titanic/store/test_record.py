@@ -8,7 +8,7 @@ from titanic.errors import InvalidRequest, RecordCorrupt
 from titanic.store import NewRequest, Outcome, Status
 from titanic.store.lmdb import blob, closed_record, outcome_record, request_record, retry_record
 from titanic.store.lmdb.blob import refer
-from titanic.store.lmdb.closed_record import NO_FRAMES, Life, Part, Where
+from titanic.store.lmdb.closed_record import NO_FRAMES, ClosedRecord, Part, Where
 from titanic.store.lmdb.record import join_frames, seal
 from titanic.store.lmdb.retry_record import Retry
 from titanic.store.lmdb.schema import INLINE
@@ -48,7 +48,7 @@ RETRIES = st.builds(
     expires_at=st.none() | U64,
 )
 LIVES = st.builds(
-    Life,
+    ClosedRecord,
     status=st.sampled_from(Status),
     unclaimed=st.booleans(),
     attempts=st.integers(0, 65535),
@@ -138,7 +138,7 @@ def test_a_life_comes_back(life, request_frames, reply_frames, one_away, other_a
 
 
 def test_frames_that_were_left_out_say_so():
-    life = Life(Status.DONE, False, 1, 2, 3, 4, 5, UUID, b"echo", b"", "", 4, NO_FRAMES, NO_FRAMES)
+    life = ClosedRecord(Status.DONE, False, 1, 2, 3, 4, 5, UUID, b"echo", b"", "", 4, NO_FRAMES, NO_FRAMES)
     life = life._replace(request=Part(Where.LEFT_OUT, 2, 108, b""), reply=Part(Where.DAMAGED, 1, 10, b""))
     found = closed_record.decode(7, memoryview(closed_record.encode(7, life)))
     assert (found.request, found.request_bytes, found.request_left_out) == ([], 100, True)
@@ -172,7 +172,8 @@ RECORDS = [
     (retry_record.decode, retry_record.encode(UUID, Retry(1, 2, 3, "no"))),
 ]
 NAMES = ["request", "outcome", "retry"]
-A_LIFE = Life(Status.FAILED, True, 1, 2, 3, 4, 5, UUID, b"echo", b"key", "no", 4, part([b"one"]), part([b"two", b""]))
+TWO = part([b"one"]), part([b"two", b""])
+A_LIFE = ClosedRecord(Status.FAILED, True, 1, 2, 3, 4, 5, UUID, b"echo", b"key", "no", 4, *TWO)
 
 
 @pytest.mark.parametrize(("decode", "record"), RECORDS, ids=NAMES)

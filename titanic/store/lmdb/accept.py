@@ -13,11 +13,10 @@ from titanic.store.lmdb.blob import REF_SIZE, Ref, refer
 from titanic.store.lmdb.capacity import CHARGE
 from titanic.store.lmdb.free_space import could_fit, drop_oldest, fits, recount
 from titanic.store.lmdb.idempotency_key import Holder
-from titanic.store.lmdb.request_record import NewRequest
 from titanic.store.lmdb.retry_record import Retry
 from titanic.store.lmdb.schema import EXPIRY, KEY, PAGE, cost, later_key, ready_prefix, service_of, timer_key
 from titanic.store.lmdb.transaction import Writing
-from titanic.store.records import Accepted
+from titanic.store.records import Accepted, NewRequest
 from titanic.util.ids import SIZE
 
 _TIMER_COST = 45

@@ -7,18 +7,18 @@ from titanic.store.lmdb import closed_record
 from titanic.store.lmdb.closed_ring import closed_range
 from titanic.store.lmdb.schema import ARCHIVE, ARCHIVE_KEY, ARCHIVIST_KEY, closed_key, odd_row
 from titanic.store.lmdb.transaction import Reading, Writing
-from titanic.store.records import Archive, Archivist
+from titanic.store.records import ArchiveState, Archivist
 from titanic.util.ids import SIZE
 
 _MOST_NAME = 255
 """Bytes of an archivist's name that are kept."""
 
 
-def archive(tx: Reading) -> Archive:
+def archive(tx: Reading) -> ArchiveState:
     """Whether an archive is registered, what it has, and what there is."""
     tx.put_counters()
     registered, upto = tx.archived()
-    return Archive(registered, upto, *closed_range(tx), tx.lost_count())
+    return ArchiveState(registered, upto, *closed_range(tx), tx.lost_count())
 
 
 def known_archivist(tx: Reading) -> Archivist | None:
@@ -31,7 +31,7 @@ def known_archivist(tx: Reading) -> Archivist | None:
     return Archivist(bytes(row[:SIZE]), bytes(row[SIZE:]).decode(errors="replace"))
 
 
-def register_archive(tx: Writing, archivist: Archivist | None = None) -> Archive:
+def register_archive(tx: Writing, archivist: Archivist | None = None) -> ArchiveState:
     """From now on keep all closed requests until they are acknowledged. Registering again changes nothing.
 
     Only one archive can be registered: another `archivist` raises InvalidArchive until it is unregistered. What was
@@ -54,7 +54,7 @@ def register_archive(tx: Writing, archivist: Archivist | None = None) -> Archive
     return archive(tx)
 
 
-def unregister_archive(tx: Writing) -> Archive:
+def unregister_archive(tx: Writing) -> ArchiveState:
     """Closed requests need not be kept for the archive any more, whose ever it is."""
     registered, upto = tx.archived()
     if registered:
@@ -64,7 +64,7 @@ def unregister_archive(tx: Writing) -> Archive:
 
 def acknowledge_archive(
     tx: Writing, upto: int, uuid: bytes | None = None, archivist: Archivist | None = None
-) -> Archive:
+) -> ArchiveState:
     """The archive has everything up to number `upto`, and safely. A number below an earlier one changes nothing.
 
     `uuid` is the id of the request that has this number in the archive: a store where another one has it isn't the

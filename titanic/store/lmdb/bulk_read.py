@@ -1,7 +1,7 @@
 """Reading much of the store at a time, for those who make columns of it.
 
 A record at a time costs microseconds in Python. Who wants a million of them takes their bytes in one piece, and reads
-the fields of all with a few operations on arrays: `closed_record.LAYOUT` says where they are. The checksums are
+the fields of all with a few operations on arrays: `CLOSED_LAYOUT` says where they are. The checksums are
 verified here.
 """
 
@@ -10,26 +10,21 @@ from __future__ import annotations
 import struct
 from itertools import accumulate, count, islice
 from operator import itemgetter
-from typing import NamedTuple
 from zlib import crc32
 
 from titanic.store.lmdb import closed_record, request_record
-from titanic.store.lmdb.closed_record import ClosedRequest
 from titanic.store.lmdb.listing import describe
 from titanic.store.lmdb.record import BODY, PREFIX
 from titanic.store.lmdb.schema import closed_key
 from titanic.store.lmdb.transaction import Reading
-from titanic.store.records import Description
-from titanic.store.state import State
+from titanic.store.records import CLOSED_LAYOUT, ClosedBulk, ClosedRequest, Description
+from titanic.store.states import State
 
 _sizes = struct.Struct(
-    "<"
-    + "".join(c if n in ("request_size", "reply_size") else f"{struct.calcsize(c)}x" for n, c in closed_record.LAYOUT)
+    "<" + "".join(c if n in ("request_size", "reply_size") else f"{struct.calcsize(c)}x" for n, c in CLOSED_LAYOUT)
 )
 _LOOKED_AT = ("format", "crc", "request_where", "reply_where", "request_frames", "reply_frames")
-_fields = struct.Struct(
-    "<" + "".join(c if n in _LOOKED_AT else f"{struct.calcsize(c)}x" for n, c in closed_record.LAYOUT)
-)
+_fields = struct.Struct("<" + "".join(c if n in _LOOKED_AT else f"{struct.calcsize(c)}x" for n, c in CLOSED_LAYOUT))
 _head = struct.Struct(f">Q{PREFIX}s")
 """A key (schema.closed_key) and what stands in its record before the checksum."""
 
@@ -38,21 +33,6 @@ _rest = itemgetter(slice(BODY, None))
 _FORMAT = 1
 _AT_ONCE = 1000
 """Records of which the sums are made before the next are read."""
-
-
-class ClosedBulk(NamedTuple):
-    """The records of closed requests with the numbers from `first` on, without gaps.
-
-    `data` has them one after the other, each beginning where `starts` says. A record is the header of
-    closed_record.LAYOUT, then service, key and error, then the request's frames and the reply's: at most one of each,
-    as a u32 length and the bytes. Of all others (several frames, or a body that is elsewhere) `apart` has the whole
-    under their place in `starts`; their frames follow the record, the request's and then the reply's, without lengths.
-    """
-
-    first: int
-    data: bytes
-    starts: list[int]
-    apart: dict[int, ClosedRequest]
 
 
 def closed_bulk(tx: Reading, first: int, last: int, max_bytes: int = 16 << 20) -> ClosedBulk:

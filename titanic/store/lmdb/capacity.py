@@ -31,8 +31,8 @@ from typing import NamedTuple
 
 from titanic.errors import CapacityTooSmall
 from titanic.store.lmdb.schema import PAGE
+from titanic.store.records import MIN_CAPACITY
 
-MIN_CAPACITY = 16 << 20
 CHARGE = 192
 """Bytes that a request counts beyond its own until it has ended."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from titanic.errors import RecordCorrupt
 from titanic.store.lmdb import idempotency_key, request_record, retry_record
-from titanic.store.lmdb.request_record import Header
+from titanic.store.lmdb.request_record import RequestHeader
 from titanic.store.lmdb.retry_record import Retry, expiry
 from titanic.store.lmdb.schema import EXPIRY, KEY, due_of, later_key, timer_key, timer_of, uuid_of
 from titanic.store.lmdb.transaction import Writing
@@ -105,7 +105,7 @@ def _cap_key(tx: Writing, key: bytes, now_us: int) -> bool:
     return True
 
 
-def _header(tx: Writing, uuid: bytes, now_us: int) -> Header | None:
+def _header(tx: Writing, uuid: bytes, now_us: int) -> RequestHeader | None:
     """What a request says of itself; None when it can't be read, or its id tells that it came before now."""
     if len(uuid) != SIZE or not may_be_after(uuid, now_us):
         return None

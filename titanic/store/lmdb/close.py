@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from titanic.errors import RecordCorrupt, StoreFull
-from titanic.store.lmdb import blob, closed_record, outcome_record, request_record
+from titanic.store.lmdb import closed_record, outcome_record, request_record
 from titanic.store.lmdb.blob import Ref, refer
-from titanic.store.lmdb.closed_record import NO_FRAMES, Life, Part, Where
+from titanic.store.lmdb.closed_record import NO_FRAMES, ClosedRecord, Part, Where
 from titanic.store.lmdb.free_space import drop_oldest, fits, recount
 from titanic.store.lmdb.lifecycle import drop_timers, find, leave, retention_kind
 from titanic.store.lmdb.record import verify
+from titanic.store.lmdb.request_record import RequestHeader
+from titanic.store.lmdb.retry_record import Retry
 from titanic.store.lmdb.schema import INLINE, PAGE, TIME_SIZE, closed_key, cost, timer_key
 from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import Closed
-from titanic.store.state import State, Status
+from titanic.store.states import State, Status
 from titanic.util.clock import wall_us
 
 _MOST_DROPPED = 20
-_DAMAGED = Part(Where.DAMAGED, 0, 0, b"")
-
-
-class _Found(NamedTuple):
-    """A request that is to be closed, as far as it can be read."""
-
-    state: State
-    request: request_record.Header | None
-    request_part: Part
-    reply: outcome_record.Header | None
-    reply_part: Part
+_DAMAGED = Part(Where.DAMAGED, 0, 0)
+_UNREADABLE = RequestHeader(b"", 0, 0, 0, 0, 0, b"", b"", 0, 0, 0, None)
+_NEVER_TRIED = Retry(0, 0)
 
 
 def close(tx: Writing, uuid: bytes, now_us: int | None = None) -> Closed | None:
@@ -50,39 +42,34 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
     view = txn.get(uuid, db=db.replies)
     reply = None if view is None else bytes(view)
     header, request_part = _read_request(tx, uuid, record)
-    place = None if reply is not None else find(tx, uuid)
+    place = find(tx, uuid) if reply is None else None
     end, reply_part = (None, NO_FRAMES) if reply is None else _read_reply(tx, uuid, reply)
-    status, error = Status.CANCELLED, ""
-    attempts = dispatched_at = replied_at = 0
-    if reply is None:
-        state = place.state if place else State.WAITING
-        if place and place.past:
-            attempts, dispatched_at, error = place.past.attempts, place.past.dispatched_at, place.past.reason
-    elif end is not None:
-        state, status = State(end.status), end.status
-        attempts, dispatched_at, replied_at, error = end.attempts, end.dispatched_at, end.finished_at, end.reason
+    if place is not None:
+        state, status = place.state, Status.CANCELLED
     else:
-        state, status = State.FAILED, Status.FAILED
-    service = header.service if header else b""
+        status = end.status if end else Status.FAILED
+        state = State(status)
     kept: list[Ref] = []
     if tx.environment.settings.keep_closed:
-        life = Life(
-            status,
-            unclaimed,
-            attempts,
-            header.submitted_at if header else 0,
-            dispatched_at,
-            replied_at,
-            now_us,
-            uuid,
-            service,
-            header.key if header else b"",
-            "the request was damaged" if header is None else error,
-            header.priority if header else 0,
-            request_part,
-            reply_part,
+        known = header or _UNREADABLE
+        tried = end or (place and place.past) or _NEVER_TRIED
+        closed = ClosedRecord(
+            status=status,
+            unclaimed=unclaimed,
+            attempts=tried.attempts,
+            submitted_at=known.submitted_at,
+            dispatched_at=tried.dispatched_at,
+            replied_at=end.finished_at if end else 0,
+            closed_at=now_us,
+            uuid=uuid,
+            service=known.service,
+            key=known.key,
+            error=tried.reason if header else "the request was damaged",
+            priority=known.priority,
+            request=request_part,
+            reply=reply_part,
         )
-        kept = _remember(tx, life)
+        kept = _remember(tx, closed)
     if place is not None:
         leave(tx, uuid, place)
     elif end is not None:
@@ -98,10 +85,10 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
     for found in (header, end):
         if found is not None and found.ref not in kept:
             tx.drop_blob(found.ref)
-    return Closed(service, state)
+    return Closed(header.service if header else b"", state)
 
 
-def _read_request(tx: Writing, uuid: bytes, record: bytes) -> tuple[request_record.Header | None, Part]:
+def _read_request(tx: Writing, uuid: bytes, record: bytes) -> tuple[request_record.RequestHeader | None, Part]:
     try:
         header = request_record.decode_header(uuid, record)
     except RecordCorrupt:
@@ -109,7 +96,7 @@ def _read_request(tx: Writing, uuid: bytes, record: bytes) -> tuple[request_reco
     return header, _part(tx, uuid, record, header.frame_count, header.body_at, header.body_size, header.ref)
 
 
-def _read_reply(tx: Writing, uuid: bytes, record: bytes) -> tuple[outcome_record.Header | None, Part]:
+def _read_reply(tx: Writing, uuid: bytes, record: bytes) -> tuple[outcome_record.OutcomeHeader | None, Part]:
     try:
         header = outcome_record.decode_header(uuid, record)
     except RecordCorrupt:
@@ -123,32 +110,33 @@ def _part(tx: Writing, uuid: bytes, record: bytes, count: int, at: int, size: in
         # Here damage would get a new, valid checksum. (That of a blob is handed on with it.)
         verify(uuid, memoryview(record), "")
     except RecordCorrupt:
-        return Part(Where.DAMAGED, count, size, b"")
+        return Part(Where.DAMAGED, count, size)
     if size - 4 * count > tx.environment.settings.closed_body_limit:
-        return Part(Where.LEFT_OUT, count, size, b"")
+        return Part(Where.LEFT_OUT, count, size)
     return Part(Where.BLOB, count, size, ref.pack()) if ref else Part(Where.HERE, count, size, record[at:])
 
 
-def _remember(tx: Writing, life: Life) -> list[Ref]:
-    """Put a life into the ring, or what there is room for. Returns the blobs that it has taken over."""
+def _remember(tx: Writing, closed: ClosedRecord) -> list[Ref]:
+    """Put a closed into the ring, or what there is room for. Returns the blobs that it has taken over."""
     room = tx.environment.room
     blobs: list[tuple[Ref, bytes]] = []
     for _ in range(2):  # the larger of two inline bodies makes way, then the other
-        if closed_record.size(life) <= INLINE:
+        if closed_record.size(closed) <= INLINE:
             break
-        name = max(("request", "reply"), key=lambda name: _inline_size(getattr(life, name)))
-        part: Part = getattr(life, name)
-        ref = refer(tx.new_blob(), part.data)
-        blobs.append((ref, part.data))
-        part = Part(Where.BLOB, part.frames, part.size, ref.pack())
-        life = life._replace(request=part) if name == "request" else life._replace(reply=part)
-    needed = cost(TIME_SIZE, closed_record.size(life)) + sum(ref.pages * PAGE for ref, _ in blobs)
+        in_request = _inline_size(closed.request) >= _inline_size(closed.reply)
+        part = closed.request if in_request else closed.reply
+        body = bytes(part.data)
+        ref = refer(tx.new_blob(), body)
+        blobs.append((ref, body))
+        part = part._replace(where=Where.BLOB, data=ref.pack())
+        closed = closed._replace(request=part) if in_request else closed._replace(reply=part)
+    needed = cost(TIME_SIZE, closed_record.size(closed)) + sum(ref.pages * PAGE for ref, _ in blobs)
     dropped = 0
     while not fits(tx, needed, room.reply):
         if dropped >= _MOST_DROPPED or not (n := drop_oldest(tx, 4)):
-            life = life._replace(request=_without_frames(life.request), reply=_without_frames(life.reply))
+            closed = closed._replace(request=_without_frames(closed.request), reply=_without_frames(closed.reply))
             blobs = []
-            needed = cost(TIME_SIZE, closed_record.size(life))
+            needed = cost(TIME_SIZE, closed_record.size(closed))
             break
         dropped += n
     if not fits(tx, needed, room.least):
@@ -158,11 +146,11 @@ def _remember(tx: Writing, life: Life) -> list[Ref]:
         tx.lost += 1
         return []
     tx.sequence = sequence = tx.last_sequence() + 1
-    tx.raw.put(closed_key(sequence), closed_record.encode(sequence, life), db=tx.db.closed, append=True)
+    tx.raw.put(closed_key(sequence), closed_record.encode(sequence, closed), db=tx.db.closed, append=True)
     for ref, body in blobs:
         tx.put_blob(ref, body)
-    tx.added += cost(TIME_SIZE, closed_record.size(life))
-    return [blob.unpack(part.data, 0) for part in (life.request, life.reply) if part.where is Where.BLOB]
+    tx.added += cost(TIME_SIZE, closed_record.size(closed))
+    return closed.refs
 
 
 def _inline_size(part: Part) -> int:
@@ -172,4 +160,4 @@ def _inline_size(part: Part) -> int:
 def _without_frames(part: Part) -> Part:
     if part.size == 0 or part.where is Where.DAMAGED:
         return part
-    return Part(Where.LEFT_OUT, part.frames, part.size, b"")
+    return Part(Where.LEFT_OUT, part.frames, part.size)

@@ -7,7 +7,7 @@ order than they came.
 
     offset  size  field
          0     1  record format, 1
-         1     1  status (state.Status); + 128 = nobody closed it, its retention ended
+         1     1  status (states.Status); + 128 = nobody closed it, its retention ended
          2     2  attempts made
          4     4  CRC-32 (record.py), over the number as the key
          8     8  submitted_at, µs since the epoch
@@ -37,50 +37,24 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from titanic.errors import RecordCorrupt
 from titanic.store.lmdb import blob
 from titanic.store.lmdb.blob import Ref
-from titanic.store.lmdb.record import Fetch, cut, refuse_blob, seal, split_frames, verify
+from titanic.store.lmdb.record import FetchBlob, cut, refuse_blob, seal, split_frames, verify
 from titanic.store.lmdb.schema import closed_key
-from titanic.store.state import Status
+from titanic.store.records import CLOSED_LAYOUT, UNCLAIMED, ClosedRequest
+from titanic.store.states import Status
 
 DATABASE = "closed"
 
-LAYOUT = (
-    ("format", "B"),
-    ("kind", "B"),
-    ("attempts", "H"),
-    ("crc", "I"),
-    ("submitted_at", "Q"),
-    ("dispatched_at", "Q"),
-    ("replied_at", "Q"),
-    ("closed_at", "Q"),
-    ("uuid", "16s"),
-    ("service_size", "B"),
-    ("key_size", "B"),
-    ("error_size", "H"),
-    ("request_where", "B"),
-    ("reply_where", "B"),
-    ("priority", "B"),
-    ("reserved", "B"),
-    ("request_frames", "I"),
-    ("request_size", "I"),
-    ("reply_frames", "I"),
-    ("reply_size", "I"),
-)
-"""The fields of fixed size with their codes in `struct`, for whoever decodes many records at once (bulk_read.py)."""
-
-UNCLAIMED = 0x80
-"""In `kind`: nobody closed it."""
-
 _FORMAT = 1
-_HEADER = struct.Struct("<" + "".join(code for _, code in LAYOUT))
+_HEADER = struct.Struct("<" + "".join(code for _, code in CLOSED_LAYOUT))
 _PREFIX = struct.Struct("<BBH")
 _REST = struct.Struct("<QQQQ16sBBHBBBBIIII")
 _PARTS = struct.Struct("<BBBBIIII")
-_PARTS_AT = struct.calcsize("<" + "".join(code for _, code in LAYOUT[:12]))
+_PARTS_AT = struct.calcsize("<" + "".join(code for _, code in CLOSED_LAYOUT[:12]))
 _STATUS = {int(status): status for status in Status}
 
 
@@ -97,19 +71,34 @@ _IN_BLOB = int(Where.BLOB)
 
 
 class Part(NamedTuple):
-    """The frames of the request or of the reply, as they are written."""
+    """The frames of the request or of the reply, as they stand in the record."""
 
     where: Where
     frames: int
     size: int  # with their lengths
-    data: bytes  # the frames, a reference, or nothing
+    data: bytes | memoryview = b""  # the frames, a reference, or nothing
+
+    @property
+    def ref(self) -> Ref | None:
+        """The blob that has them."""
+        return blob.unpack(self.data, 0) if self.where is Where.BLOB else None
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether there were frames that are not there."""
+        return self.where in (Where.LEFT_OUT, Where.DAMAGED)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes in the frames."""
+        return max(0, self.size - 4 * self.frames)
 
 
-NO_FRAMES = Part(Where.HERE, 0, 0, b"")
+NO_FRAMES = Part(Where.HERE, 0, 0)
 
 
-class Life(NamedTuple):
-    """A request that is being closed, ready to be written."""
+class ClosedRecord(NamedTuple):
+    """A record with its fields told apart. Times are µs since the epoch, 0 = none."""
 
     status: Status
     unclaimed: bool
@@ -126,106 +115,44 @@ class Life(NamedTuple):
     request: Part
     reply: Part
 
-
-class ClosedRequest(NamedTuple):
-    """A closed request as it is read back. Times are µs since the epoch, 0 = none; sizes are bytes.
-
-    Frames that were `left_out` because they were larger than is kept (or found damaged) are an empty list; their
-    size is known all the same. `unclaimed`: nobody closed it, its retention ended.
-    """
-
-    sequence: int
-    uuid: bytes
-    service: bytes
-    key: bytes
-    status: Status
-    attempts: int
-    submitted_at: int
-    dispatched_at: int
-    replied_at: int
-    closed_at: int
-    request: list[bytes]
-    reply: list[bytes]
-    error: str
-    priority: int
-    unclaimed: bool
-    request_bytes: int
-    reply_bytes: int
-    request_left_out: bool
-    reply_left_out: bool
-
-
-class StoredPart(NamedTuple):
-    """The frames of the request or of the reply, as they are found: from `at` on in the record, or at `ref`."""
-
-    where: Where
-    frames: int
-    size: int
-    at: int
-    ref: Ref | None
-
-    @property
-    def is_left_out(self) -> bool:
-        """Whether there were frames that aren't there."""
-        return self.where in (Where.LEFT_OUT, Where.DAMAGED)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes in the frames."""
-        return max(0, self.size - 4 * self.frames)
-
-
-class Header(NamedTuple):
-    """All of a record but the frames. `fields` are those of fixed size as they stand in it."""
-
-    fields: tuple[Any, ...]
-    status: Status
-    unclaimed: bool
-    closed_at: int
-    uuid: bytes
-    service: bytes
-    key: bytes
-    error: str
-    request: StoredPart
-    reply: StoredPart
-
     @property
     def refs(self) -> list[Ref]:
         """The blobs that belong to it."""
-        return [part.ref for part in (self.request, self.reply) if part.ref is not None]
+        return [ref for part in (self.request, self.reply) if (ref := part.ref) is not None]
 
 
-def encode(sequence: int, life: Life) -> bytes:
+def encode(sequence: int, closed: ClosedRecord) -> bytes:
     """The record."""
-    error = cut(life.error)
-    request, reply = life.request, life.reply
-    kind = int(life.status) | (UNCLAIMED if life.unclaimed else 0)
+    error = cut(closed.error)
+    request, reply = closed.request, closed.reply
+    kind = int(closed.status) | (UNCLAIMED if closed.unclaimed else 0)
     rest = _REST.pack(
-        life.submitted_at,
-        life.dispatched_at,
-        life.replied_at,
-        life.closed_at,
-        life.uuid,
-        len(life.service),
-        len(life.key),
+        closed.submitted_at,
+        closed.dispatched_at,
+        closed.replied_at,
+        closed.closed_at,
+        closed.uuid,
+        len(closed.service),
+        len(closed.key),
         len(error),
         request.where,
         reply.where,
-        life.priority,
+        closed.priority,
         0,
         request.frames,
         request.size,
         reply.frames,
         reply.size,
     )
-    prefix = _PREFIX.pack(_FORMAT, kind, min(life.attempts, 0xFFFF))
-    return seal(closed_key(sequence), prefix, b"".join((rest, life.service, life.key, error, request.data, reply.data)))
+    prefix = _PREFIX.pack(_FORMAT, kind, min(closed.attempts, 0xFFFF))
+    texts = (rest, closed.service, closed.key, error, request.data, reply.data)
+    return seal(closed_key(sequence), prefix, b"".join(texts))
 
 
-def size(life: Life) -> int:
+def size(closed: ClosedRecord) -> int:
     """Bytes of the record."""
-    texts = len(life.service) + len(life.key) + len(cut(life.error))
-    return _HEADER.size + texts + len(life.request.data) + len(life.reply.data)
+    texts = len(closed.service) + len(closed.key) + len(cut(closed.error))
+    return _HEADER.size + texts + len(closed.request.data) + len(closed.reply.data)
 
 
 def pages_elsewhere(record: memoryview) -> int:
@@ -237,88 +164,91 @@ def pages_elsewhere(record: memoryview) -> int:
     return pages + Ref(0, reply_size, 0).pages if reply == _IN_BLOB else pages
 
 
-def decode_header(sequence: int, record: memoryview) -> Header:
-    """All but the frames, without looking at the checksum. Raises RecordCorrupt when it makes no sense."""
+def decode_header(sequence: int, record: memoryview) -> ClosedRecord:
+    """The record's fields, without looking at the checksum. Raises RecordCorrupt when it makes no sense.
+
+    The frames are views of the record and last as long as it does.
+    """
     key = closed_key(sequence)
     if len(record) < _HEADER.size:
         raise RecordCorrupt(key, DATABASE, f"it has {len(record)} bytes")
-    fields = _HEADER.unpack_from(record)
-    format_, kind = fields[:2]
-    closed_at, uuid, service_size, key_size, error_size = fields[7:12]
+    format_, kind, attempts, _, submitted_at, dispatched_at, replied_at, closed_at, uuid, *sizes = _HEADER.unpack_from(
+        record
+    )
+    where, other_where, priority, _, frames, length, other_frames, other_length = sizes[3:]
     if format_ != _FORMAT:
         raise RecordCorrupt(key, DATABASE, f"record format {format_} is unknown")
     status = _STATUS.get(kind & ~UNCLAIMED)
     at = _HEADER.size
     texts = []
-    for length in (service_size, key_size, error_size):
-        texts.append(bytes(record[at : at + length]))
-        at += length
-    parts: list[StoredPart] = []
+    for text_size in sizes[:3]:
+        texts.append(bytes(record[at : at + text_size]))
+        at += text_size
+    parts: list[Part] = []
     try:
-        for number, count, length in ((fields[12], *fields[16:18]), (fields[13], *fields[18:20])):
-            where = Where(number)
-            ref = blob.unpack(record, at) if where is Where.BLOB else None
-            parts.append(StoredPart(where, count, length, at, ref))
-            at += blob.REF_SIZE if ref else length if where is Where.HERE else 0
-    except (struct.error, ValueError) as fault:
+        for number, count, part_size in ((where, frames, length), (other_where, other_frames, other_length)):
+            place = Where(number)
+            stored = blob.REF_SIZE if place is Where.BLOB else part_size if place is Where.HERE else 0
+            parts.append(Part(place, count, part_size, record[at : at + stored]))
+            at += stored
+    except ValueError as fault:
         raise RecordCorrupt(key, DATABASE, "its header makes no sense") from fault
     if at != len(record) or status is None:
         raise RecordCorrupt(key, DATABASE, "its header makes no sense")
-    service, name, error = texts
-    return Header(
-        fields,
-        status,
-        bool(kind & UNCLAIMED),
-        closed_at,
-        uuid,
-        service,
-        name,
-        error.decode(errors="replace"),
+    return ClosedRecord(
+        status=status,
+        unclaimed=bool(kind & UNCLAIMED),
+        attempts=attempts,
+        submitted_at=submitted_at,
+        dispatched_at=dispatched_at,
+        replied_at=replied_at,
+        closed_at=closed_at,
+        uuid=uuid,
+        service=texts[0],
+        key=texts[1],
+        error=texts[2].decode(errors="replace"),
+        priority=priority,
         request=parts[0],
         reply=parts[1],
     )
 
 
-def decode(sequence: int, record: memoryview, fetch: Fetch = refuse_blob) -> ClosedRequest:
+def decode(sequence: int, record: memoryview, fetch: FetchBlob = refuse_blob) -> ClosedRequest:
     """The whole of it. Raises RecordCorrupt when a checksum is wrong."""
     verify(closed_key(sequence), record, DATABASE)
-    return decode_rest(sequence, record, decode_header(sequence, record), fetch)
+    return decode_rest(sequence, decode_header(sequence, record), fetch)
 
 
-def decode_rest(sequence: int, record: memoryview, header: Header, fetch: Fetch) -> ClosedRequest:
+def decode_rest(sequence: int, closed: ClosedRecord, fetch: FetchBlob) -> ClosedRequest:
     """The whole of it, when the header was decoded and the checksum verified before."""
     try:
-        request = _frames(record, header.request, fetch)
-        reply = _frames(record, header.reply, fetch)
+        request, reply = _frames(closed.request, fetch), _frames(closed.reply, fetch)
     except ValueError as error:
         raise RecordCorrupt(closed_key(sequence), DATABASE, str(error)) from error
-    attempts, _, submitted_at, dispatched_at, replied_at = header.fields[2:7]
     return ClosedRequest(
-        sequence,
-        header.uuid,
-        header.service,
-        header.key,
-        header.status,
-        attempts,
-        submitted_at,
-        dispatched_at,
-        replied_at,
-        header.closed_at,
-        request,
-        reply,
-        header.error,
-        header.fields[14],
-        header.unclaimed,
-        header.request.bytes,
-        header.reply.bytes,
-        header.request.is_left_out,
-        header.reply.is_left_out,
+        sequence=sequence,
+        uuid=closed.uuid,
+        service=closed.service,
+        key=closed.key,
+        status=closed.status,
+        attempts=closed.attempts,
+        submitted_at=closed.submitted_at,
+        dispatched_at=closed.dispatched_at,
+        replied_at=closed.replied_at,
+        closed_at=closed.closed_at,
+        request=request,
+        reply=reply,
+        error=closed.error,
+        priority=closed.priority,
+        unclaimed=closed.unclaimed,
+        request_bytes=closed.request.frame_bytes,
+        reply_bytes=closed.reply.frame_bytes,
+        request_left_out=closed.request.is_left_out,
+        reply_left_out=closed.reply.is_left_out,
     )
 
 
-def _frames(record: memoryview, part: StoredPart, fetch: Fetch) -> list[bytes]:
-    if part.ref is not None:
-        return split_frames(fetch(part.ref), 0, part.frames)
-    if part.where is Where.HERE:
-        return split_frames(record[part.at : part.at + part.size], 0, part.frames)
-    return []
+def _frames(part: Part, fetch: FetchBlob) -> list[bytes]:
+    if (ref := part.ref) is not None:
+        return split_frames(fetch(ref), 0, part.frames)
+    return split_frames(part.data, 0, part.frames) if part.where is Where.HERE else []

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from titanic.errors import RecordCorrupt
 from titanic.store.lmdb import closed_record
-from titanic.store.lmdb.closed_record import ClosedRequest
 from titanic.store.lmdb.schema import closed_key, sequence_of
 from titanic.store.lmdb.transaction import Reading
+from titanic.store.records import ClosedRequest
 
 
 def closed(tx: Reading, after_seq: int, limit: int, max_bytes: int) -> list[ClosedRequest]:

@@ -10,8 +10,7 @@ from titanic.store.lmdb import outcome_record, request_record, retry_record
 from titanic.store.lmdb.blob import Ref, refer
 from titanic.store.lmdb.capacity import CHARGE
 from titanic.store.lmdb.free_space import drop_oldest, fits, recount
-from titanic.store.lmdb.outcome_record import Outcome
-from titanic.store.lmdb.request_record import Header
+from titanic.store.lmdb.request_record import RequestHeader
 from titanic.store.lmdb.retry_record import Retry
 from titanic.store.lmdb.schema import (
     DEAD,
@@ -30,7 +29,8 @@ from titanic.store.lmdb.schema import (
     uuid_of,
 )
 from titanic.store.lmdb.transaction import Writing
-from titanic.store.state import ENDING, TRANSITIONS, Event, State, Status
+from titanic.store.records import Outcome
+from titanic.store.states import ENDING, TRANSITIONS, Event, State, Status
 from titanic.util.clock import capped
 from titanic.util.ids import SIZE
 
@@ -45,7 +45,7 @@ class Place(NamedTuple):
     state: State
     key: bytes
     prefix: bytes
-    header: Header | None
+    header: RequestHeader | None
     past: Retry | None
 
     @property
@@ -281,7 +281,7 @@ def find(tx: Writing, uuid: bytes) -> Place | None:
     return search(tx, uuid, header, past)
 
 
-def search(tx: Writing, uuid: bytes, header: Header | None = None, past: Retry | None = None) -> Place:
+def search(tx: Writing, uuid: bytes, header: RequestHeader | None = None, past: Retry | None = None) -> Place:
     """The same as `find`, for a request whose records are too damaged to tell: all rows are looked at."""
     for view in tx.raw.cursor(tx.db.ready).iternext(keys=True, values=False):
         if view[-SIZE:] == uuid:

@@ -12,7 +12,7 @@ from titanic.store.lmdb.retry_record import expiry
 from titanic.store.lmdb.schema import ready_prefix
 from titanic.store.lmdb.transaction import Reading
 from titanic.store.records import Description, Page
-from titanic.store.state import State, Status
+from titanic.store.states import State, Status
 
 ENDED = {State(status) for status in Status}
 
@@ -107,9 +107,15 @@ def _describe(tx: Reading, uuid: bytes, record: memoryview) -> Description:
     header = request_record.decode_header(uuid, record)
     count = header.frame_count
     first = Description(
-        uuid,
-        State.WAITING,
-        *header[:7],
+        uuid=uuid,
+        state=State.WAITING,
+        service=header.service,
+        priority=header.priority,
+        submitted_at=header.submitted_at,
+        not_before=header.not_before,
+        expires_at=header.expires_at,
+        max_attempts=header.max_attempts,
+        options=header.options,
         body_frames=count,
         body_bytes=header.body_size - 4 * count,
         key=header.key,

@@ -20,7 +20,7 @@ import lmdb
 from titanic.errors import NotAStore, StoreCorrupt, StoreTooNew, StoreTooOld, StoreUnwritable
 from titanic.store.lmdb import lock
 from titanic.store.lmdb.archive import archive, known_archivist
-from titanic.store.lmdb.capacity import MIN_CAPACITY, divide, reserved
+from titanic.store.lmdb.capacity import divide, reserved
 from titanic.store.lmdb.lmdb_errors import disk_full, is_of_the_system
 from titanic.store.lmdb.page_check import SALVAGE, faults
 from titanic.store.lmdb.read import identity, waiting
@@ -38,6 +38,7 @@ from titanic.store.lmdb.schema import (
 )
 from titanic.store.lmdb.transaction import Environment, Pace, Reading, Settings
 from titanic.store.lmdb.upgrade import upgrade
+from titanic.store.records import DEFAULT_CAPACITY, MIN_CAPACITY
 from titanic.util.ids import SIZE, IdMaker
 
 DATA = "data.mdb"
@@ -48,7 +49,6 @@ _OURS = {DATA, LOCK, lock.FILE, NEW, "lost+found"}
 _READERS = 126
 _MOST_FORMATS = 999
 """A number beyond that is damage and no format to come."""
-DEFAULT_CAPACITY = 1 << 30
 
 
 def prepare(directory: Path) -> list[Path]:

@@ -4,7 +4,7 @@ The record, little-endian, in database `replies` under the request's id. It is w
 
     offset  size  field
          0     1  record format, 2
-         1     1  status (state.Status); + 128 = the reply is in a blob
+         1     1  status (states.Status); + 128 = the reply is in a blob
          2     2  attempts made
          4     4  CRC-32 (record.py)
          8     8  dispatched_at, µs since the epoch, of the last attempt; 0 = never
@@ -25,9 +25,10 @@ from typing import NamedTuple
 from titanic.errors import RecordCorrupt
 from titanic.store.lmdb import blob
 from titanic.store.lmdb.blob import Ref
-from titanic.store.lmdb.record import Fetch, Place, cut, join_frames, refuse_blob, seal, split_frames, verify
+from titanic.store.lmdb.record import FetchBlob, PutBlob, cut, join_frames, refuse_blob, seal, split_frames, verify
 from titanic.store.lmdb.schema import INLINE
-from titanic.store.state import State, Status
+from titanic.store.records import Outcome
+from titanic.store.states import Status
 
 DATABASE = "replies"
 
@@ -40,24 +41,7 @@ _REST = struct.Struct("<QQII")
 _STATUS = {int(status): status for status in Status}
 
 
-class Outcome(NamedTuple):
-    """The end of a request. Times are µs since the epoch."""
-
-    status: Status
-    frames: list[bytes]
-    reason: str
-    attempts: int
-    dispatched_at: int
-    finished_at: int
-
-
-class Pending(NamedTuple):
-    """The request is known and has not ended: `state` is WAITING or DELAYED."""
-
-    state: State
-
-
-class Header(NamedTuple):
+class OutcomeHeader(NamedTuple):
     """An outcome without its frames, which are in the record from `frames_at` on, or at `ref`."""
 
     status: Status
@@ -71,23 +55,23 @@ class Header(NamedTuple):
     ref: Ref | None
 
 
-def encode(uuid: bytes, outcome: Outcome, place: Place | None = None) -> bytes:
+def encode(uuid: bytes, outcome: Outcome, put_blob: PutBlob | None = None) -> bytes:
     """The record of an outcome. Attempts beyond 65535 are written as 65535, long reasons are cut.
 
-    Frames that are too large for the row are given to `place`.
+    Frames that are too large for the row are given to `put_blob`.
     """
     status, frames, reason, attempts, dispatched_at, finished_at = outcome
     text = cut(reason)
     body = join_frames(frames)
     kind = int(status)
-    if place is not None and _HEADER.size + len(text) + len(body) > INLINE:
-        body = place(body).pack()
+    if put_blob is not None and _HEADER.size + len(text) + len(body) > INLINE:
+        body = put_blob(body).pack()
         kind |= _IN_BLOB
     prefix = _PREFIX.pack(_FORMAT, kind, min(attempts, 0xFFFF))
     return seal(uuid, prefix, _REST.pack(dispatched_at, finished_at, len(text), len(frames)) + text + body)
 
 
-def decode_header(uuid: bytes, record: memoryview | bytes) -> Header:
+def decode_header(uuid: bytes, record: memoryview | bytes) -> OutcomeHeader:
     """All but the frames, without looking at the checksum. Raises RecordCorrupt when it makes no sense."""
     if len(record) < _HEADER.size:
         raise RecordCorrupt(uuid, DATABASE, f"it has {len(record)} bytes")
@@ -102,10 +86,10 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> Header:
     reason = bytes(record[_HEADER.size : frames_at]).decode(errors="replace")
     ref = blob.unpack(record, frames_at) if ref_size else None
     frames_size = ref.size if ref else len(record) - frames_at
-    return Header(status, attempts, dispatched_at, finished_at, reason, frame_count, frames_at, frames_size, ref)
+    return OutcomeHeader(status, attempts, dispatched_at, finished_at, reason, frame_count, frames_at, frames_size, ref)
 
 
-def decode(uuid: bytes, record: memoryview, fetch: Fetch = refuse_blob) -> Outcome:
+def decode(uuid: bytes, record: memoryview, fetch: FetchBlob = refuse_blob) -> Outcome:
     """The whole outcome. Raises RecordCorrupt when a checksum is wrong."""
     verify(uuid, record, DATABASE)
     header = decode_header(uuid, record)

@@ -15,9 +15,7 @@ from titanic.store.lmdb import idempotency_key, outcome_record, request_record
 from titanic.store.lmdb.closed_ring import oldest_closing
 from titanic.store.lmdb.free_space import can_make_way
 from titanic.store.lmdb.lmdb_errors import short_of_disk
-from titanic.store.lmdb.outcome_record import Outcome, Pending
 from titanic.store.lmdb.record import verify
-from titanic.store.lmdb.request_record import Request
 from titanic.store.lmdb.retry_record import expiry
 from titanic.store.lmdb.schema import (
     DEAD,
@@ -36,8 +34,8 @@ from titanic.store.lmdb.schema import (
     uuid_of,
 )
 from titanic.store.lmdb.transaction import Reading
-from titanic.store.records import Counts, Load, ReadyRow, Retention
-from titanic.store.state import State
+from titanic.store.records import Counts, Outcome, Pending, ReadyRow, Retention, ServiceLoad, StoredRequest
+from titanic.store.states import State
 from titanic.util.ids import SIZE, time_of
 
 
@@ -61,7 +59,7 @@ def reply(tx: Reading, uuid: bytes) -> Outcome | Pending | None:
     return None if pending is None else Pending(pending)
 
 
-def request(tx: Reading, uuid: bytes) -> Request | None:
+def request(tx: Reading, uuid: bytes) -> StoredRequest | None:
     """The request as it was accepted; None when it is unknown."""
     record = tx.raw.get(uuid, db=tx.db.requests)
     return None if record is None else request_record.decode(uuid, record, tx.fetch)
@@ -164,11 +162,11 @@ def oldest(tx: Reading, service: bytes) -> int | None:
     return min(times, default=None)
 
 
-def load(tx: Reading, service: bytes) -> Load:
+def load(tx: Reading, service: bytes) -> ServiceLoad:
     """What the service has to do, without counting."""
     tx.put_counters()
     _, waiting, size = tx.meta_row(LOAD_PREFIX + service, LOAD) or (0, 0, 0)
-    return Load(waiting, size)
+    return ServiceLoad(waiting, size)
 
 
 def counts(tx: Reading) -> Counts:

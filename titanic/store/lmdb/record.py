@@ -28,10 +28,10 @@ from zlib import crc32
 from titanic.errors import RecordCorrupt
 from titanic.store.lmdb.blob import Ref
 
-Place = Callable[[bytes], Ref]
+PutBlob = Callable[[bytes], Ref]
 """Stores a body as a blob, and says where."""
 
-Fetch = Callable[[Ref], bytes]
+FetchBlob = Callable[[Ref], bytes]
 """Reads a blob. ValueError when it is damaged."""
 
 REASON_MAX = 1000

@@ -26,16 +26,16 @@ Format 1 is the same without flags and key, their bytes being 0; its bodies stan
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from titanic.errors import InvalidRequest, RecordCorrupt
-from titanic.protocol.limits import DEFAULT_PRIORITY, MAX_KEY, MAX_PRIORITY, MOST_TOGETHER
+from titanic.protocol.limits import MAX_KEY, MAX_PRIORITY, MOST_TOGETHER
 from titanic.store.lmdb import blob
 from titanic.store.lmdb.blob import Ref
-from titanic.store.lmdb.record import BODY, Fetch, Place, join_frames, refuse_blob, seal, split_frames, verify
+from titanic.store.lmdb.record import BODY, FetchBlob, PutBlob, join_frames, refuse_blob, seal, split_frames, verify
 from titanic.store.lmdb.schema import INLINE
+from titanic.store.records import NewRequest, StoredRequest
 
 DATABASE = "requests"
 MAX_SERVICE = 255
@@ -51,26 +51,7 @@ _MAX_REST = INLINE - BODY
 _pack_rest = _REST.pack
 
 
-class NewRequest(NamedTuple):
-    """A request to be accepted. Times are µs since the epoch.
-
-    Of requests with the same `key`, one is accepted until `key_until`. With `together`, the key is not this one's own,
-    but that of so many from this one on, the others of which have none: all of them are accepted, or none.
-    """
-
-    service: bytes
-    body: Sequence[bytes]
-    priority: int = DEFAULT_PRIORITY
-    not_before: int = 0
-    expires_at: int = 0
-    max_attempts: int = 0
-    options: bytes = b""
-    key: bytes = b""
-    key_until: int = 0
-    together: int = 0
-
-
-class Header(NamedTuple):
+class RequestHeader(NamedTuple):
     """All of a stored request but its body, which is in the record from `body_at` on, or at `ref`."""
 
     service: bytes
@@ -90,21 +71,6 @@ class Header(NamedTuple):
     def size(self) -> int:
         """Bytes of the request, for the load of its service."""
         return self.body_at + self.body_size
-
-
-class Request(NamedTuple):
-    """A stored request. Times are µs since the epoch, 0 = none."""
-
-    uuid: bytes
-    service: bytes
-    body: list[bytes]
-    priority: int
-    submitted_at: int
-    not_before: int
-    expires_at: int
-    max_attempts: int
-    options: bytes
-    key: bytes = b""
 
 
 @lru_cache(maxsize=4096)
@@ -140,10 +106,10 @@ def check_together(together: int, there: int) -> int:
     return count
 
 
-def encode(uuid: bytes, request: NewRequest, submitted_at: int, place: Place | None = None) -> bytes:
+def encode(uuid: bytes, request: NewRequest, submitted_at: int, put_blob: PutBlob | None = None) -> bytes:
     """The record of a request. Raises InvalidRequest when a field can't be written.
 
-    A body that is too large for the row is given to `place`.
+    A body that is too large for the row is given to `put_blob`.
     """
     service, body, priority, not_before, expires_at, max_attempts, options, key, _, together = request
     if together:
@@ -162,13 +128,13 @@ def encode(uuid: bytes, request: NewRequest, submitted_at: int, place: Place | N
     except (struct.error, ValueError) as error:
         raise InvalidRequest("a number or size in the request is out of range", str(error)) from error
     rest = b"".join((rest, service, key, options, frames))
-    if len(rest) > _MAX_REST and place is not None:
-        rest = rest[: len(rest) - len(frames)] + place(frames).pack()
+    if len(rest) > _MAX_REST and put_blob is not None:
+        rest = rest[: len(rest) - len(frames)] + put_blob(frames).pack()
         prefix = bytes((_FORMAT, _IN_BLOB, priority, len(key)))
     return seal(uuid, prefix, rest)
 
 
-def decode_header(uuid: bytes, record: memoryview | bytes) -> Header:
+def decode_header(uuid: bytes, record: memoryview | bytes) -> RequestHeader:
     """All but the body. The checksum is not looked at: that would read every page of a large body.
 
     Raises RecordCorrupt when it makes no sense.
@@ -187,7 +153,7 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> Header:
     if body_at + ref_size > len(record) or priority > MAX_PRIORITY or not service_size:
         raise RecordCorrupt(uuid, DATABASE, "its header makes no sense")
     ref = blob.unpack(record, body_at) if ref_size else None
-    return Header(
+    return RequestHeader(
         bytes(record[_HEADER.size : key_at]),
         priority,
         submitted_at,
@@ -203,13 +169,13 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> Header:
     )
 
 
-def decode(uuid: bytes, record: memoryview, fetch: Fetch = refuse_blob) -> Request:
+def decode(uuid: bytes, record: memoryview, fetch: FetchBlob = refuse_blob) -> StoredRequest:
     """The whole request. Raises RecordCorrupt when a checksum is wrong."""
     verify(uuid, record, DATABASE)
     return decode_rest(uuid, record, decode_header(uuid, record), fetch)
 
 
-def decode_rest(uuid: bytes, record: memoryview, header: Header, fetch: Fetch) -> Request:
+def decode_rest(uuid: bytes, record: memoryview, header: RequestHeader, fetch: FetchBlob) -> StoredRequest:
     """The whole request, when the header was decoded and the checksum verified before."""
     try:
         if header.ref is None:
@@ -218,7 +184,18 @@ def decode_rest(uuid: bytes, record: memoryview, header: Header, fetch: Fetch) -
             body = split_frames(fetch(header.ref), 0, header.frame_count)
     except ValueError as error:
         raise RecordCorrupt(uuid, DATABASE, str(error)) from error
-    return Request(uuid, header.service, body, *header[1:8])
+    return StoredRequest(
+        uuid=uuid,
+        service=header.service,
+        body=body,
+        priority=header.priority,
+        submitted_at=header.submitted_at,
+        not_before=header.not_before,
+        expires_at=header.expires_at,
+        max_attempts=header.max_attempts,
+        options=header.options,
+        key=header.key,
+    )
 
 
 assert _REST.size == _HEADER.size - BODY

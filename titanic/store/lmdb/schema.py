@@ -128,11 +128,6 @@ def ready_prefix(service: bytes, priority: int) -> bytes:
     return b"%b\0%c" % (service, 9 - priority)
 
 
-def priority_in(key: bytes) -> int:
-    """The priority in a key of `ready`."""
-    return priority_of(key[:-SIZE])
-
-
 def service_of(prefix: bytes) -> bytes:
     """The service in what `ready_prefix` made."""
     return prefix[:-2]

@@ -58,8 +58,6 @@ from titanic.store.lmdb.lmdb_errors import translate
 from titanic.store.lmdb.page_check import expect_sound
 from titanic.store.lmdb.transaction import Environment, Reading, Settings, Writing
 
-DEFAULT_CAPACITY = opening.DEFAULT_CAPACITY
-
 _ROUNDS = 256
 """Commits, at most, with which a write transaction makes room before it begins."""
 

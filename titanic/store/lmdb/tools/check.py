@@ -12,9 +12,8 @@ import lmdb
 from titanic.errors import RecordCorrupt
 from titanic.store.lmdb import idempotency_key, outcome_record, request_record, retry_record
 from titanic.store.lmdb.lifecycle import retention_kind
-from titanic.store.lmdb.outcome_record import Outcome
 from titanic.store.lmdb.record import verify
-from titanic.store.lmdb.request_record import Header
+from titanic.store.lmdb.request_record import RequestHeader
 from titanic.store.lmdb.retry_record import Retry, expiry
 from titanic.store.lmdb.schema import (
     DEAD,
@@ -34,6 +33,7 @@ from titanic.store.lmdb.store import Store
 from titanic.store.lmdb.tools.check_counts import check_blobs, check_meta
 from titanic.store.lmdb.tools.check_ring import check_closed
 from titanic.store.lmdb.tools.findings import Problem, Progress, Remedy, Verb, Walk
+from titanic.store.records import Outcome
 from titanic.util.ids import SIZE
 
 COUNTED = ("requests", "replies", "retries", "ready", "later", "keys", "timers", "closed", "blobs")
@@ -107,7 +107,7 @@ def _requests(walk: Walk) -> None:
         _places(walk, uuid, header, ended)
 
 
-def _places(walk: Walk, uuid: bytes, header: Header, ended: bool) -> None:
+def _places(walk: Walk, uuid: bytes, header: RequestHeader, ended: bool) -> None:
     """The request is in exactly one of replies, ready and later, and has its timer."""
     past = walk.past(uuid)
     prefix = ready_prefix(header.service, header.priority)

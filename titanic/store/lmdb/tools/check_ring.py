@@ -44,7 +44,7 @@ def check_closed(walk: Walk) -> None:
             for ref in header.refs:
                 walk.refer("closed", closed_key(sequence), ref)
             verify(closed_key(sequence), record, closed_record.DATABASE)
-            closed_record.decode_rest(sequence, record, header, walk.tx.fetch)
+            closed_record.decode_rest(sequence, header, walk.tx.fetch)
         except RecordCorrupt as error:
             spoiled[sequence] = str(error)
             continue

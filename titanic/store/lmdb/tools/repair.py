@@ -16,17 +16,16 @@ import lmdb
 from titanic.errors import InvalidRequest, RecordCorrupt, StoreCorrupt
 from titanic.protocol.limits import DEFAULT_PRIORITY, MAX_PRIORITY
 from titanic.store.lmdb import closed_record, outcome_record, request_record
-from titanic.store.lmdb.closed_record import NO_FRAMES, Life, Part, Where
+from titanic.store.lmdb.closed_record import NO_FRAMES, ClosedRecord, Part, Where
 from titanic.store.lmdb.lifecycle import search
-from titanic.store.lmdb.outcome_record import Outcome
 from titanic.store.lmdb.page_check import SALVAGE
-from titanic.store.lmdb.request_record import NewRequest
 from titanic.store.lmdb.schema import priority_of, sequence_of, service_of
 from titanic.store.lmdb.store import Store, WriteTransaction
 from titanic.store.lmdb.tools.check import look_through
 from titanic.store.lmdb.tools.findings import Problem, Progress, Remedy, Verb, Walk
 from titanic.store.lmdb.transaction import Writing
-from titanic.store.state import Status
+from titanic.store.records import NewRequest, Outcome
+from titanic.store.states import Status
 from titanic.util.clock import wall_us
 from titanic.util.ids import SIZE
 
@@ -153,10 +152,23 @@ class _Mender:
             except RecordCorrupt:
                 pass
         self._set_aside(remedy, database)
-        lost = Part(Where.DAMAGED, 0, 0, b"")
-        error = "its record was damaged" if record is not None else "its record was missing"
-        life = Life(Status.FAILED, False, 0, 0, 0, 0, closed_at, uuid, b"", b"", error, 0, lost, NO_FRAMES)
-        self._raw.put(remedy.key, closed_record.encode(sequence, life), db=database)
+        closed = ClosedRecord(
+            status=Status.FAILED,
+            unclaimed=False,
+            attempts=0,
+            submitted_at=0,
+            dispatched_at=0,
+            replied_at=0,
+            closed_at=closed_at,
+            uuid=uuid,
+            service=b"",
+            key=b"",
+            error="its record was damaged" if record is not None else "its record was missing",
+            priority=0,
+            request=Part(Where.DAMAGED, 0, 0),
+            reply=NO_FRAMES,
+        )
+        self._raw.put(remedy.key, closed_record.encode(sequence, closed), db=database)
 
     def _bury(self, remedy: Remedy, database: lmdb._Database) -> None:
         """Delete a blob, whatever pieces it has."""
