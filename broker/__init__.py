@@ -25,7 +25,7 @@ _MODULES = {
     "broker.io.sockets": ["unreachable"],
     "broker.server": ["Broker", "LocalPeer"],
     "broker.worker": ["Handler", "Worker"],
-    "broker.worker_log": ["Presence"],
+    "broker.worker_log": ["WorkerLog"],
 }
 
 __all__ = [name for names in _MODULES.values() for name in names]

@@ -35,4 +35,4 @@ from broker.server import Broker as Broker
 from broker.server import LocalPeer as LocalPeer
 from broker.worker import Handler as Handler
 from broker.worker import Worker as Worker
-from broker.worker_log import Presence as Presence
+from broker.worker_log import WorkerLog as WorkerLog

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -18,10 +17,10 @@ from broker.core.broker import BrokerCore
 from broker.core.mdp import Frames, Output, Peer, error_body
 from broker.core.mmi import About, counters
 from broker.core.request import Request
-from broker.io.connection_count import Names, Peers
+from broker.io.connection_count import ConnectionCount, NamedConnections
 from broker.io.dealer import TcpInflow
-from broker.io.loop import Channel, Loop
 from broker.io.router import Outbox, Router
+from broker.io.shell import Shell
 from broker.io.sockets import DRAIN_LIMIT, MOST_FRAMES
 
 log = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ class LocalPeer:
                 log.exception("a local peer failed; %d messages for it are lost", len(inbox))
 
 
-class Broker(Channel):
+class Broker(Shell[BrokerCore]):
     """A broker for clients and workers of MDP 0.1, 0.2 and the majortomo dialect, on any number of endpoints.
 
         broker = Broker()
@@ -70,6 +69,8 @@ class Broker(Channel):
     `start` runs it in a thread of its own instead. As a context manager it is started and stopped.
     """
 
+    _thread_name = "broker"
+
     def __init__(
         self,
         config: BrokerConfig | None = None,
@@ -78,11 +79,10 @@ class Broker(Channel):
         version: str = "",
     ) -> None:
         self.config = config or BrokerConfig()
-        self.loop = Loop()
         self.most_bytes = max(2 * self.config.max_body, LEAST_BYTES)
         """Of a message that comes in."""
         about = About(version=version, instance=secrets.token_hex(8), pid=os.getpid())
-        self.core = BrokerCore(self.config, now=time.monotonic(), about=about)
+        super().__init__(BrokerCore(self.config, now=time.monotonic(), about=about))
         self._router = Router(
             context or zmq.Context.instance(),
             most_bytes=self.most_bytes,
@@ -93,12 +93,10 @@ class Broker(Channel):
         )
         self._handlers: dict[bytes, BatchHandler] = {}
         self._locals: list[LocalPeer] = []
-        self._thread: threading.Thread | None = None
-        self._names = Names()
+        self._names = NamedConnections()
         self._ended: list[int] = []
         """Connections that have ended in this round: what was said on them is read first."""
-        self._peers = Peers(self._router.socket, self._connected, self._disconnected)
-        self.loop.add(self)
+        self._peers = ConnectionCount(self._router.socket, self._connected, self._disconnected)
         self.loop.add(self._peers)
 
     def bind(self, endpoint: str) -> str:
@@ -133,34 +131,10 @@ class Broker(Channel):
         self._locals.append(peer)
         return peer
 
-    def run(self) -> None:
-        """Serve until `stop`. Workers get a DISCONNECT at the end."""
-        self.loop.run()
-
-    def start(self) -> Broker:
-        """Serve in a thread of its own."""
-        self._thread = threading.Thread(target=self.run, name="broker", daemon=True)
-        self._thread.start()
-        return self
-
-    def stop(self) -> None:
-        """End `run`; with `start`, wait for the thread. One that never ran is closed. Any thread may ask."""
+    def _end(self) -> None:
+        """Have the loop end. Workers get a DISCONNECT."""
         self.loop.call(self._shut_down)
-        self.loop.stop()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-            self._thread = None
-
-    @property
-    def alive(self) -> bool:
-        """Whether the thread that `start` made is running."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def __enter__(self) -> Broker:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+        super()._end()
 
     def workers(self) -> dict[bytes, int]:
         """How many workers each service has, of those that have any. Any thread may ask."""
@@ -236,14 +210,6 @@ class Broker(Channel):
         if self._router.skipping:
             core.deaf(now)
         return self._router.skipping
-
-    def tick(self, now: float) -> None:
-        """Heartbeats and expiry."""
-        self.core.tick(now)
-
-    def next_deadline(self) -> float | None:
-        """The core's."""
-        return self.core.next_deadline()
 
     def flush(self, now: float) -> None:
         """Hand batches to integrated services and messages to peers, until neither makes more of the other."""

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 Call = tuple[Callable[..., None], tuple[Any, ...]]
 
 
-class Handlers:
+class HandlerThreads:
     """Up to `most` threads, started when they are needed.
 
     `concurrent.futures` does the same, but makes a future with its locks for each call: a worker that was kept busy did

@@ -28,8 +28,8 @@ from broker.io.dealer import Dealer
 from broker.io.loop import Channel, Loop
 from broker.io.session_channel import WorkerChannel
 from broker.replies import Measure, TooLarge, as_frames, error_frames, failure
-from broker.thread_pool import Handlers
-from broker.worker_log import Presence
+from broker.thread_pool import HandlerThreads
+from broker.worker_log import WorkerLog
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Worker:
         self.service = name
         self._handler = handler
         self._loop = Loop()
-        self._handlers = Handlers(jobs)
+        self._handlers = HandlerThreads(jobs)
         self._thread: threading.Thread | None = None
         endpoints = Servers(endpoint)
         self._ended = False
@@ -79,10 +79,10 @@ class Worker:
             self._loop.add(channel)
         self._config = config or WorkerConfig()
         interval = self._config.heartbeat_interval
-        self._presence = Presence(
+        self._log = WorkerLog(
             log, name.decode(errors="replace"), str(endpoints), interval, self._any_registered, kind=self._registers_at
         )
-        self._loop.add(self._presence)
+        self._loop.add(self._log)
 
     _watch = False
     """Whether to learn from the transport when the connection breaks: for protocols without heartbeats."""
@@ -169,12 +169,12 @@ class Worker:
             log.exception("a fault of this program: the worker of %s has ended", self.service.decode())
 
     def _leave(self) -> None:
-        self._presence.leave()
+        self._log.leave()
         for channel in self._channels:
             channel.leave(time.monotonic())
 
     def _give_up(self) -> None:
-        self._presence.leave()
+        self._log.leave()
         for channel in self._channels:
             channel.give_up(time.monotonic())
 
@@ -283,10 +283,10 @@ class _Registration(WorkerChannel):
 
     def _starved(self, error: OutOfSockets, now: float) -> None:
         super()._starved(error, now)  # it comes back after a while, as after any other loss
-        self._worker._presence.starved(str(error), now)
+        self._worker._log.starved(str(error), now)
 
     def _refused(self, now: float) -> None:
-        self._worker._presence.refused(now)
+        self._worker._log.refused(now)
 
     def _stopped(self) -> None:
         self._worker._finished()

@@ -17,7 +17,7 @@ STARVED_EVERY = 60.0
 """Seconds between two lines that say that there are no sockets."""
 
 
-class Presence(Channel):
+class WorkerLog(Channel):
     """A channel without a socket; add it to the loop behind those that it speaks of."""
 
     def __init__(

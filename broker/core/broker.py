@@ -24,7 +24,7 @@ from itertools import count
 
 from broker.config import BrokerConfig
 from broker.core import mmi
-from broker.core.heartbeat import Rhythm
+from broker.core.heartbeat import Heartbeat
 from broker.core.mdp import (
     CLIENT_01,
     CLIENT_02,
@@ -38,8 +38,8 @@ from broker.core.mdp import (
     WORKER_DIALECTS,
     ClientDialect,
     Command,
+    Core,
     Frames,
-    Output,
     Peer,
     WorkerDialect,
     error_body,
@@ -61,10 +61,11 @@ class WorkerState(Enum):
     __hash__ = object.__hash__  # as for Command: looked up for every message
 
 
-class BrokerCore:
+class BrokerCore(Core):
     """Routes between clients and workers. `now` is always monotonic seconds."""
 
     def __init__(self, config: BrokerConfig | None = None, *, now: float = 0.0, about: mmi.About | None = None) -> None:
+        super().__init__()
         self.config = config or BrokerConfig()
         self.about = about or mmi.About()
         self.started = now
@@ -79,7 +80,6 @@ class BrokerCore:
         self._delivered: dict[tuple[Peer, bytes], Request] = {}
         """Requests that workers have, by their marks."""
         self._integrated: list[Service] = []
-        self._output: list[Output] = []
         self._beats: Timers[WorkerPeer] = Timers()
         self._silences: Timers[WorkerPeer] = Timers()
         self._tokens = count(1)
@@ -138,8 +138,8 @@ class BrokerCore:
             self._forget(worker, now)
         for worker in self._beats.due(now):
             self._output.append((worker.peer, worker.dialect.encode(Command.HEARTBEAT)))
-            worker.rhythm.sent()
-            self._beats.set(worker, now + worker.rhythm.interval)
+            worker.heartbeat.sent()
+            self._beats.set(worker, now + worker.heartbeat.interval)
         if self._next_sweep is not None and now >= self._next_sweep:
             self._expire_requests(now)
 
@@ -147,11 +147,6 @@ class BrokerCore:
         """When `tick` has something to do."""
         times = (self._beats.next(), self._silences.next(), self._next_sweep)
         return min((time for time in times if time is not None), default=None)
-
-    def take_output(self) -> list[Output]:
-        """What is to be sent, in order."""
-        output, self._output = self._output, []
-        return output
 
     # -- more that a shell can tell it -----------------------------------------------------------------------
 
@@ -341,7 +336,7 @@ class BrokerCore:
         worker.service = service
         service.workers += 1
         self.workers[worker.peer] = worker
-        worker.rhythm = Rhythm(self.config.heartbeat_interval, self.config.liveness, now)
+        worker.heartbeat = Heartbeat(self.config.heartbeat_interval, self.config.liveness, now)
         self.stats["workers_registered"] += 1
         # The first heartbeat goes out at once: the worker learns that the broker is there and speaks its version.
         self._send_worker(worker, Command.HEARTBEAT, (), now)
@@ -376,10 +371,10 @@ class BrokerCore:
 
     def _keep(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
         """A heartbeat, or READY: it tells how often the worker sends some."""
-        before = worker.rhythm.interval
-        worker.rhythm.beat(now)
-        if worker.rhythm.interval < before and (due := self._beats.get(worker)) is not None:
-            self._beats.set(worker, due - before + worker.rhythm.interval)
+        before = worker.heartbeat.interval
+        worker.heartbeat.beat(now)
+        if worker.heartbeat.interval < before and (due := self._beats.get(worker)) is not None:
+            self._beats.set(worker, due - before + worker.heartbeat.interval)
         self._await(worker, now)
 
     def _ignore(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
@@ -439,22 +434,22 @@ class BrokerCore:
     def _send_worker(self, worker: WorkerPeer, command: Command, rest: tuple[bytes, ...], now: float) -> None:
         self._output.append((worker.peer, worker.dialect.encode(command, rest)))
         if worker.peer in self.workers:
-            self._beats.set(worker, now + worker.rhythm.interval)
+            self._beats.set(worker, now + worker.heartbeat.interval)
 
     def _heard(self, worker: WorkerPeer, now: float) -> None:
-        worker.rhythm.words += 1
+        worker.heartbeat.messages += 1
         self._await(worker, now)
 
     def _await(self, worker: WorkerPeer, now: float) -> None:
         """Wait for the next word."""
-        silence = worker.rhythm.patience
+        silence = worker.heartbeat.patience
         if worker.request is not None and worker.dialect.silent_when_busy:
             silence = self.config.silent_worker_timeout
         self._silences.set(worker, now + silence)
 
     def _sends(self, worker: WorkerPeer, now: float) -> bool:
         """Whether a silent worker is in the middle of a message: then it gets more time."""
-        patience = worker.rhythm.patience
+        patience = worker.heartbeat.patience
         going_on = worker.inflow is not None and worker.inflow.goes_on(now, patience)
         if going_on:
             self._silences.set(worker, now + patience)

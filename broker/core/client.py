@@ -26,8 +26,8 @@ from broker.core.mdp import (
     CLIENT_DIALECTS,
     EMPTY,
     ClientDialect,
+    Core,
     Frames,
-    Output,
     Peer,
     ReplyMessage,
     read_error,
@@ -88,13 +88,14 @@ class _Pending:
         self.parts_seen: dict[int, int] = {}  # by try: each starts over, and no part is told twice
 
 
-class ClientSession:
-    """One client of one broker."""
+class ClientSession(Core):
+    """One client of one broker. Its output is for numbered connections; a new number asks for a new one."""
 
     def __init__(
         self, config: ClientConfig | None = None, *, correlated: bool = False, dialect: RequestDialect | None = None
     ) -> None:
         """`dialect`: a protocol other than MDP; the configuration's version does not count then."""
+        super().__init__()
         self.config = config or ClientConfig()
         self.dialect = dialect or VERSIONS[self.config.version]
         self.correlated = correlated
@@ -108,7 +109,6 @@ class ClientSession:
         self._next_ticket = 1
         self._pending: dict[int, _Pending] = {}
         self._deadlines: Timers[int] = Timers()
-        self._output: list[Output] = []
         self._events: list[Event] = []
 
     def __len__(self) -> int:
@@ -170,11 +170,6 @@ class ClientSession:
     def next_deadline(self) -> float | None:
         """When the next request is due to be sent again."""
         return self._deadlines.next()
-
-    def take_output(self) -> list[Output]:
-        """Frames for the numbered connections; a new number asks for a new connection."""
-        output, self._output = self._output, []
-        return output
 
     # -- what a shell does with it ---------------------------------------------------------------------------
 

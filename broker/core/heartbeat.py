@@ -27,10 +27,10 @@ EASE = 1.5
 """By how much the next gap may be longer than the last. It must be less than the least liveness, 2."""
 
 
-class Rhythm:
+class Heartbeat:
     """Of one peer, on one connection. Times are seconds."""
 
-    __slots__ = ("_at", "_gaps", "_liveness", "_own", "_word", "interval", "patience", "words")
+    __slots__ = ("_at", "_beat_at", "_gaps", "_liveness", "_own", "interval", "messages", "patience")
 
     def __init__(self, own: float, liveness: int, now: float, *, usual: float = USUAL) -> None:
         """`own`: the interval of our own heartbeats; `liveness`: intervals of silence after which a peer is gone."""
@@ -38,24 +38,24 @@ class Rhythm:
         """Send a heartbeat when nothing was sent for this long."""
         self.patience = liveness * max(own, usual)
         """The peer is gone when nothing came for this long."""
-        self.words = 0
+        self.messages = 0
         """Messages that came, heartbeats too: to be counted up by whoever takes them."""
         self._own = own
         self._liveness = liveness
         self._gaps: tuple[float, ...] = ()
         self._at = now
-        self._word = -1  # no heartbeat yet
+        self._beat_at = -1  # no heartbeat yet
 
     def beat(self, now: float) -> None:
-        """A heartbeat came, or what counts as one, and was counted in `words`."""
+        """A heartbeat came, or what counts as one, and was counted in `messages`."""
         gap = now - self._at
         # What is read in one go was sent earlier, and waited somewhere; and after a gap that is as long as a peer
         # has at most, it was us who stood still.
-        if self.words == self._word + 1 and 0 < gap < self.patience:
+        if self.messages == self._beat_at + 1 and 0 < gap < self.patience:
             self._gaps = (*self._gaps[1 - FEW :], gap)
             self.patience = self._liveness * max(self._own, *self._gaps)
             self.interval = min(self.interval, self._wanted())
-        self._at, self._word = now, self.words
+        self._at, self._beat_at = now, self.messages
 
     def sent(self) -> None:
         """A heartbeat was sent because the interval was over."""

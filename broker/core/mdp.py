@@ -54,6 +54,33 @@ Frames = list[bytes]
 Output = tuple[Peer, Frames | None]
 """What a core wants done: frames for a peer, or None to close the connection to it."""
 
+
+class Core:
+    """A state machine without sockets, threads or clocks: all that a shell needs to know of it.
+
+    Time is an argument: `now` is monotonic seconds and never goes back. By default nothing is ever due.
+    """
+
+    def __init__(self) -> None:
+        self._output: list[Output] = []
+
+    def receive(self, peer: Peer, frames: Frames, now: float) -> None:
+        """Take one message. Whatever it holds, no exception comes out."""
+        raise NotImplementedError
+
+    def tick(self, now: float) -> None:
+        """Do what is due by now."""
+
+    def next_deadline(self) -> float | None:
+        """When `tick` is wanted next; None: not before something else happens."""
+        return None
+
+    def take_output(self) -> list[Output]:
+        """What is to be sent, in order; frames None means: close the connection to this peer."""
+        output, self._output = self._output, []
+        return output
+
+
 CLIENT_01 = b"MDPC01"
 CLIENT_02 = b"MDPC02"
 WORKER_01 = b"MDPW01"

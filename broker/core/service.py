@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Protocol
 
-from broker.core.heartbeat import Rhythm
+from broker.core.heartbeat import Heartbeat
 from broker.core.mdp import Peer, WorkerDialect
 from broker.core.request import Request
 
@@ -25,9 +25,9 @@ class Inflow(Protocol):
 class WorkerPeer:
     """A registered worker."""
 
-    __slots__ = ("dialect", "inflow", "peer", "request", "rhythm", "service")
+    __slots__ = ("dialect", "heartbeat", "inflow", "peer", "request", "service")
 
-    rhythm: Rhythm
+    heartbeat: Heartbeat
     """Of its heartbeats, from READY on."""
 
     def __init__(self, peer: Peer, dialect: WorkerDialect, service: Service) -> None:

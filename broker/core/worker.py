@@ -25,8 +25,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from broker.config import WorkerConfig
-from broker.core.heartbeat import Rhythm
-from broker.core.mdp import WORKER_DIALECTS, Command, Frames, Output, Peer, WorkerDialect, joined, read_error
+from broker.core.heartbeat import Heartbeat
+from broker.core.mdp import WORKER_DIALECTS, Command, Core, Frames, Peer, WorkerDialect, joined, read_error
 from broker.core.recognition import ANSWER, Recognition
 from broker.core.service import Inflow
 from broker.core.timers import Backoff
@@ -62,8 +62,8 @@ class Job(NamedTuple):
         return f"request {self.number} of this worker, delivery {client}, body of {sum(map(len, self.body))} B"
 
 
-class WorkerSession:
-    """One worker of one service."""
+class WorkerSession(Core):
+    """One worker of one service. Its output is for numbered connections; a new number asks for a new one."""
 
     def __init__(
         self,
@@ -74,6 +74,7 @@ class WorkerSession:
         dialect: WorkerDialect | None = None,
     ) -> None:
         """`dialect`: a protocol other than MDP; the configuration's versions do not count then."""
+        super().__init__()
         self.service = service
         self.config = config or WorkerConfig()
         self._asks = dialect is None and len(self.config.versions) > 1
@@ -91,7 +92,7 @@ class WorkerSession:
         """Whether `leave` is complete: good-bye was said and nothing is in hand."""
         self.refused = False
         """Whether the last thing that happened was that the broker sent us away when we had said READY."""
-        self._rhythm = self._new_rhythm(now)
+        self._heartbeat = self._new_heartbeat(now)
         self.inflow: Inflow | None = None
         """What the transport knows of the connection."""
         self._recognition = Recognition(versions)
@@ -109,7 +110,6 @@ class WorkerSession:
         self._job = 0
         self._job_running = False
         self._leaving = False
-        self._output: list[Output] = []
         self._jobs: list[Job] = []
 
     # -- the contract of a core ------------------------------------------------------------------------------
@@ -129,8 +129,8 @@ class WorkerSession:
                 self._change_version()
                 self._reconnect([], now)
             return
-        self._rhythm.words += 1
-        self._silent_at = now + self._rhythm.patience
+        self._heartbeat.messages += 1
+        self._silent_at = now + self._heartbeat.patience
         command, rest = parsed
         self.refused = command is Command.DISCONNECT and not self._heard_any
         self._heard_any = True
@@ -144,13 +144,13 @@ class WorkerSession:
             if self._wake_at is not None and now >= self._wake_at and not self._job_running:
                 self._connect(now)
         elif now >= self._silent_at and self._waits_for_word:
-            patience = self._rhythm.patience
+            patience = self._heartbeat.patience
             if self.state is SessionState.IDLE and self.inflow is not None and self.inflow.goes_on(now, patience):
                 self._silent_at = now + patience  # a large request is on its way
             else:
                 self._meet_silence(now)
         elif now >= self._send_by and self._speaks:
-            self._rhythm.sent()
+            self._heartbeat.sent()
             self._send(Command.HEARTBEAT, (), now)
 
     def next_deadline(self) -> float | None:
@@ -160,11 +160,6 @@ class WorkerSession:
         silent_at = self._silent_at if self._waits_for_word else math.inf
         deadline = min(self._send_by, silent_at) if self._speaks else silent_at
         return None if deadline == math.inf else deadline
-
-    def take_output(self) -> list[Output]:
-        """Frames for the numbered connections; a new number asks for a new connection."""
-        output, self._output = self._output, []
-        return output
 
     @property
     def registered(self) -> bool:
@@ -197,7 +192,7 @@ class WorkerSession:
             return
         self._job_running = False
         if self.state is SessionState.BUSY:
-            self._silent_at = now + self._rhythm.patience
+            self._silent_at = now + self._heartbeat.patience
             # An error is told by how a body begins: behind parts it would be taken for one more of them.
             body = joined(self._partials, body) if read_error(body) is None else body
             self._send(Command.FINAL, (*self._envelope, *body), now)
@@ -214,7 +209,7 @@ class WorkerSession:
         if there is not self._linked:
             self._linked = there
             asking = there and self.state is SessionState.ASKING
-            self._silent_at = now + (ANSWER if asking else self._rhythm.patience)
+            self._silent_at = now + (ANSWER if asking else self._heartbeat.patience)
 
     def lost(self, now: float) -> None:
         """The transport knows that the connection is gone."""
@@ -251,13 +246,13 @@ class WorkerSession:
         self.state = SessionState.ASKING
         self._recognition = Recognition(self.config.versions)
         self._output += [(self.connection, frames) for frames in self._recognition.ask()]
-        self._silent_at = now + (ANSWER if self._linked else self._rhythm.patience)
+        self._silent_at = now + (ANSWER if self._linked else self._heartbeat.patience)
 
     def _register(self, dialect: WorkerDialect, now: float) -> None:
         self.dialect = dialect
         self.state = SessionState.IDLE
-        self._rhythm = self._new_rhythm(now)
-        self._silent_at = now + self._rhythm.patience
+        self._heartbeat = self._new_heartbeat(now)
+        self._silent_at = now + self._heartbeat.patience
         self._send(Command.READY, (self.service,), now)
 
     def _meet_silence(self, now: float) -> None:
@@ -299,15 +294,15 @@ class WorkerSession:
         self._job_running = True
         self._jobs.append(Job(self._job, body, self._envelope[0] if self._envelope else b""))
 
-    def _new_rhythm(self, now: float) -> Rhythm:
-        return Rhythm(self.config.heartbeat_interval, self.config.liveness, now, usual=self.dialect.usual_interval)
+    def _new_heartbeat(self, now: float) -> Heartbeat:
+        return Heartbeat(self.config.heartbeat_interval, self.config.liveness, now, usual=self.dialect.usual_interval)
 
     def _keep(self, rest: Frames, now: float) -> None:
         """A heartbeat: it tells how often the broker sends some."""
-        before = self._rhythm.interval
-        self._rhythm.beat(now)
-        self._silent_at = now + self._rhythm.patience
-        self._send_by -= max(0.0, before - self._rhythm.interval)
+        before = self._heartbeat.interval
+        self._heartbeat.beat(now)
+        self._silent_at = now + self._heartbeat.patience
+        self._send_by -= max(0.0, before - self._heartbeat.interval)
 
     def _say_goodbye(self, now: float) -> None:
         if self.state in REGISTERED and self.dialect.has(Command.DISCONNECT):
@@ -318,7 +313,7 @@ class WorkerSession:
 
     def _send(self, command: Command, rest: tuple[bytes, ...], now: float) -> None:
         self._output.append((self.connection, self.dialect.encode(command, rest)))
-        self._send_by = now + self._rhythm.interval
+        self._send_by = now + self._heartbeat.interval
 
 
 TRANSITIONS: dict[tuple[SessionState, Command], Callable[[WorkerSession, Frames, float], None]] = {

@@ -13,7 +13,7 @@ from broker.io.loop import Channel
 from broker.io.sockets import DRAIN_LIMIT, Socket, monitored_event, receive
 
 
-class Names:
+class NamedConnections:
     """The connections of peers that have given themselves a name (ZMQ_ROUTING_ID), by their file descriptors.
 
     Who connects with a name that is in use takes it over: the socket says nothing of that, and what it held for the
@@ -53,7 +53,7 @@ class Names:
         return name
 
 
-class Peers(Channel):
+class ConnectionCount(Channel):
     """A channel that counts connections by TCP and IPC, from the moment that they are accepted.
 
     To be made before the socket is bound, and closed before it.

@@ -53,7 +53,7 @@ def test_a_job_that_takes_longer_than_four_heartbeats(tmp_path: Path) -> None:
         assert line(broker)
         with Worker("work", work, endpoint, config=quick) as worker:
             until(lambda: worker.registered)
-            until(lambda: worker._channels[0].session._rhythm.patience < 0.5)
+            until(lambda: worker._channels[0].session._heartbeat.patience < 0.5)
             assert client.call("work", b"x") == [b"x"]
     assert len(begun) == 1
 

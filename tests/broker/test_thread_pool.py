@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from queue import SimpleQueue
 
-from broker.thread_pool import Handlers
+from broker.thread_pool import HandlerThreads
 
 
 def test_threads_are_started_when_they_are_needed() -> None:
-    handlers, seen, gate = Handlers(3), SimpleQueue[int](), threading.Semaphore(0)
+    handlers, seen, gate = HandlerThreads(3), SimpleQueue[int](), threading.Semaphore(0)
 
     def handle() -> None:
         seen.put(threading.get_ident())

@@ -16,7 +16,7 @@ from support.waiting import until
 
 from broker import Broker, Client, RemoteError, Worker
 from broker.core.mdp import Frames
-from broker.thread_pool import Handlers
+from broker.thread_pool import HandlerThreads
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def no_more_threads() -> Iterator[None]:
 
 
 def test_a_thread_survives_what_it_calls() -> None:
-    handlers, seen, done = Handlers(1), [], threading.Event()
+    handlers, seen, done = HandlerThreads(1), [], threading.Event()
 
     def fail() -> None:
         seen.append(threading.get_ident())
@@ -130,7 +130,7 @@ def test_a_thread_survives_what_it_calls() -> None:
 
 
 def test_a_call_waits_for_a_thread_that_is_there_when_no_other_can_be_started() -> None:
-    handlers, gate, ran = Handlers(3), threading.Semaphore(0), []
+    handlers, gate, ran = HandlerThreads(3), threading.Semaphore(0), []
 
     def work(number: int) -> None:
         gate.acquire()
@@ -171,7 +171,7 @@ def test_a_worker_whose_loop_has_failed_is_not_registered(
 
     worker = Worker("echo", lambda frames: frames, address).start()
     until(lambda: worker.registered)
-    monkeypatch.setattr(worker._presence, "flush", fail)
+    monkeypatch.setattr(worker._log, "flush", fail)
     worker._loop.call(lambda: None)
     until(lambda: not worker.registered)
     worker.stop()

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from broker.worker_log import PAUSE_MOST, Presence
+from broker.worker_log import PAUSE_MOST, WorkerLog
 
 
 class World:
@@ -17,7 +17,7 @@ class World:
         self.caplog = caplog
         self.registered = 0
         self.now = 1000.0
-        self.presence = Presence(logging.getLogger("test"), "upper", "there", 2.5, lambda: self.registered > 0)
+        self.presence = WorkerLog(logging.getLogger("test"), "upper", "there", 2.5, lambda: self.registered > 0)
 
     def run(self, seconds: float) -> list[str]:
         """What is said while so many seconds pass, as a loop would have it."""

@@ -18,8 +18,7 @@ from support.check import check
 
 from broker.core.broker import BrokerCore
 from broker.core.client import ClientSession, Event
-from broker.core.contract import Core
-from broker.core.mdp import Frames
+from broker.core.mdp import Core, Frames
 from broker.core.worker import WorkerSession
 
 

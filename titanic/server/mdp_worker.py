@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import zmq
 
-from broker import Channel, Dealer, Job, Loop, OutOfSockets, Presence, WorkerChannel, WorkerConfig, WorkerSession
+from broker import Channel, Dealer, Job, Loop, OutOfSockets, WorkerChannel, WorkerConfig, WorkerLog, WorkerSession
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Answers
 
@@ -84,8 +84,8 @@ class Lanes(Channel):
         self._lanes: list[Lane] = []
         self._batches: dict[bytes, list[LaneAsk]] = {}
         interval = config.heartbeat_interval
-        self._presence = Presence(log, "titanic", endpoint, interval, self._any_registered)
-        self._loop.add(self._presence)
+        self._log = WorkerLog(log, "titanic", endpoint, interval, self._any_registered)
+        self._loop.add(self._log)
         self._thread = threading.Thread(target=self._loop.run, name="lanes", daemon=True)
 
     def start(self) -> None:
@@ -130,7 +130,7 @@ class Lanes(Channel):
 
     def starved(self, error: OutOfSockets, now: float) -> None:
         """Called by a lane that could not connect."""
-        self._presence.starved(str(error), now)
+        self._log.starved(str(error), now)
 
     def _register(self) -> None:
         for service, count in self._services.items():
@@ -146,7 +146,7 @@ class Lanes(Channel):
             self._loop.touch(ask.lane)
 
     def _leave(self) -> None:
-        self._presence.leave()
+        self._log.leave()
         now = time.monotonic()
         for lane in self._lanes:
             lane.session.leave(now)

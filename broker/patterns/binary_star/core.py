@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from broker.config import check
-from broker.core.mdp import Frames, Output, Peer
+from broker.core.mdp import Core, Frames, Peer
 
 
 class State(Enum):
@@ -119,11 +119,12 @@ class StarConfig:
         return EXPIRY * self.heartbeat
 
 
-class BinaryStarCore:
+class BinaryStarCore(Core):
     """One of the two servers. Its only peer is None."""
 
     def __init__(self, role: State, config: StarConfig | None = None, *, now: float) -> None:
         """`role`: PRIMARY or BACKUP."""
+        super().__init__()
         check(role in (State.PRIMARY, State.BACKUP), f"role is {role.name}; it must be PRIMARY or BACKUP")
         self.config = config or StarConfig()
         self.role = role
@@ -144,7 +145,6 @@ class BinaryStarCore:
         self._latest: Event | None = None
         self._introduced_at = float("inf")
         """When the peer will have heard as what this server was started."""
-        self._output: list[Output] = []
         self._changes: list[bool] = []
         self._told_active: bool | None = None
         """The last of these."""
@@ -180,11 +180,6 @@ class BinaryStarCore:
     def next_deadline(self) -> float | None:
         """A quarter of a heartbeat at most: a longer pause is noticed by its length."""
         return None if self.over else min(self._seen_at + self.config.heartbeat / 4, self._tell_at, self._end_at)
-
-    def take_output(self) -> list[Output]:
-        """What goes to the peer."""
-        output, self._output = self._output, []
-        return output
 
     # -- what a shell does with it ---------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import zmq
 
 from broker.errors import BrokerError
 from broker.io import sockets
-from broker.io.loop import Channel, Loop
+from broker.io.shell import Shell
 from broker.patterns.binary_star.core import BinaryStarCore, StarConfig, State
 from broker.patterns.lazy_pirate.client import LazyPirate
 from broker.patterns.request_reply.server import Server
@@ -29,7 +29,7 @@ class SplitBrain(BrokerError):
     """Both servers were active, or both passive, or both started as the same: somebody has to look."""
 
 
-class BinaryStar(Channel):
+class BinaryStar(Shell[BinaryStarCore]):
     """One of the two servers.
 
         star = BinaryStar(primary=True, bind="tcp://10.0.0.1:5003", peer="tcp://10.0.0.2:5003")
@@ -51,8 +51,9 @@ class BinaryStar(Channel):
         on_passive: Callback = lambda: None,
     ) -> None:
         """`bind`: where the other server listens to this one; `peer`: the same of the other (or `connect` later)."""
-        self.core = BinaryStarCore(State.PRIMARY if primary else State.BACKUP, config, now=time.monotonic())
-        self.loop = Loop()
+        role = State.PRIMARY if primary else State.BACKUP
+        # Before any server: first the peer is heard, then the clients.
+        super().__init__(BinaryStarCore(role, config, now=time.monotonic()))
         self._callbacks = {True: on_active, False: on_passive}
         self._server: Server | None = None
         context: zmq.Context[sockets.Socket] = zmq.Context.instance()
@@ -62,9 +63,7 @@ class BinaryStar(Channel):
         self._says.sndhwm = self._hears.rcvhwm = 100
         self._hears.subscribe(b"")
         self._reach_again(self.core.config)
-        self._thread: threading.Thread | None = None
         self._warned = False
-        self.loop.add(self)  # before any server: first the peer is heard, then the clients
         try:
             self.endpoint = sockets.bind(self._says, bind)
             """Where this server is heard, with its real port."""
@@ -117,21 +116,12 @@ class BinaryStar(Channel):
         """What ends it: it answers nobody any more, and tells the other server before it ends."""
         return self.core.fault
 
-    def stop(self) -> None:
-        """End `run`, after the requests in hand. Any thread may ask."""
-        if self._server is not None:
-            self._server.stop()
+    def _end(self) -> None:
+        """Have the loop end, after the requests in hand."""
+        if self._server is None:
+            super()._end()
         else:
-            self.loop.stop()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-            self._thread = None
-
-    def __enter__(self) -> BinaryStar:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+            self._server._end()
 
     # -- the channel -----------------------------------------------------------------------------------------
 
@@ -144,14 +134,6 @@ class BinaryStar(Channel):
         while (frames := sockets.receive(self._hears)) is not None:
             self.core.receive(None, frames, now)
         return False
-
-    def tick(self, now: float) -> None:
-        """Heartbeats."""
-        self.core.tick(now)
-
-    def next_deadline(self) -> float | None:
-        """The core's."""
-        return self.core.next_deadline()
 
     def flush(self, now: float) -> None:
         """Tell the peer, call back, and end it all when something is very wrong and the peer knows."""

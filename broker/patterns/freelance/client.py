@@ -88,7 +88,7 @@ class Shotgun:
             return
 
 
-class Freelance(SharedClient):
+class Freelance(SharedClient[core.Agent]):
     """Model 3: asks a server that lives, and the next one when it dies. Any number of threads may share it.
 
         with Freelance(["tcp://10.0.0.1:5555", "tcp://10.0.0.2:5555"]) as client:
@@ -98,9 +98,10 @@ class Freelance(SharedClient):
     manager, or by `start` and `stop`.
     """
 
+    _thread_name = "freelance"
+
     def __init__(self, endpoints: str | Iterable[str], config: FreelanceConfig | None = None) -> None:
-        super().__init__("freelance")
-        self.core = core.Agent(endpoints, config, now=time.monotonic())
+        super().__init__(core.Agent(endpoints, config, now=time.monotonic()))
         context: zmq.Context[sockets.Socket] = zmq.Context.instance()
         socket = self._socket = context.socket(zmq.ROUTER)
         socket.linger = 0
@@ -139,14 +140,6 @@ class Freelance(SharedClient):
                 return False
             self.core.receive(frames[0].decode(errors="replace"), frames[1:], now)
         return True
-
-    def tick(self, now: float) -> None:
-        """Pings, silences, requests that are late."""
-        self.core.tick(now)
-
-    def next_deadline(self) -> float | None:
-        """The core's."""
-        return self.core.next_deadline()
 
     def flush(self, now: float) -> None:
         """Send until nothing is left: what one server could not be sent goes to another. Then tell who asked."""

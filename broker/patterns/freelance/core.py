@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from broker.config import check, check_heartbeats
 from broker.core.client import Event, EventKind
 from broker.core.endpoints import Health, Servers
-from broker.core.mdp import Frames, Output, Peer
+from broker.core.mdp import Core, Frames, Peer
 from broker.core.timers import Backoff, Timers
 from broker.patterns.lazy_pirate.wire import open_envelope
 from broker.patterns.request_reply.core import PING, PONG
@@ -76,10 +76,11 @@ class _Pending:
         """Who has it; None: it waits for a server that lives."""
 
 
-class FreelanceSession(ABC):
+class FreelanceSession(Core, ABC):
     """What models 2 and 3 have in common: requests, their patience, what became of them. Peers are endpoints."""
 
     def __init__(self, endpoints: str | Iterable[str], config: FreelanceConfig | None = None) -> None:
+        super().__init__()
         self.config = config or FreelanceConfig()
         self.servers = Servers(endpoints)
         self.unmatched = 0
@@ -87,7 +88,6 @@ class FreelanceSession(ABC):
         self._next_ticket = 1
         self._pending: dict[int, _Pending] = {}
         self._deadlines: Timers[int] = Timers()
-        self._output: list[Output] = []
         self._events: list[Event] = []
 
     def __len__(self) -> int:
@@ -112,11 +112,6 @@ class FreelanceSession(ABC):
         """Replies, and requests that were given up."""
         events, self._events = self._events, []
         return events
-
-    def take_output(self) -> list[Output]:
-        """What goes to which endpoint."""
-        output, self._output = self._output, []
-        return output
 
     def tick(self, now: float) -> None:
         """Ask again, or give up."""

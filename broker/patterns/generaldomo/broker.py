@@ -71,12 +71,14 @@ class GeneraldomoWorker(Worker):
         self._loop.touch(channel)
 
 
-class Generaldomo(SharedClient):
+class Generaldomo(SharedClient[DomoSession]):
     """A client that any number of threads may share: they have one CLIENT socket.
 
     with Generaldomo("tcp://127.0.0.1:5556") as client:
         frames = client.call("echo", b"hello")
     """
+
+    _thread_name = "generaldomo"
 
     def __init__(
         self,
@@ -88,8 +90,7 @@ class Generaldomo(SharedClient):
     ) -> None:
         """`window`: requests in flight; who has more to ask waits. With a broker that is not of this project, of these
         one is on its way on each of up to 16 connections."""
-        super().__init__("generaldomo")
-        self.session = DomoSession(ClientConfig(timeout, retries, "0.1"))
+        super().__init__(DomoSession(ClientConfig(timeout, retries, "0.1")))
         self._servers = Servers(endpoint)
         self._dealers: dict[int, PackedDealer] = {}
         self._room = threading.BoundedSemaphore(window)
@@ -109,7 +110,7 @@ class Generaldomo(SharedClient):
         frames = body_frames(body)
         self._room.acquire()
         try:
-            future = self._submit(lambda now: self.session.request(name, frames, now, timeout=timeout, retries=retries))
+            future = self._submit(lambda now: self.core.request(name, frames, now, timeout=timeout, retries=retries))
         except UsageError:
             self._room.release()
             raise
@@ -118,22 +119,14 @@ class Generaldomo(SharedClient):
 
     # -- the channel -----------------------------------------------------------------------------------------
 
-    def tick(self, now: float) -> None:
-        """What is late is sent again."""
-        self.session.tick(now)
-
-    def next_deadline(self) -> float | None:
-        """The session's."""
-        return self.session.next_deadline()
-
     def flush(self, now: float) -> None:
         """Send, and tell who asked."""
-        for peer, frames in self.session.take_output():
+        for peer, frames in self.core.take_output():
             lane, number = cast("tuple[int, int]", peer)
             if lane not in self._dealers:
                 self._dealers[lane] = self._make_dealer(lane)
             self._dealers[lane].send([(number, frames)])
-        self._tell(self.session.take_events())
+        self._tell(self.core.take_events())
 
     def close(self) -> None:
         """Close the socket. Nobody waits for ever."""
@@ -142,9 +135,9 @@ class Generaldomo(SharedClient):
         self._give_up()
 
     def _make_dealer(self, lane: int) -> PackedDealer:
-        return PackedDealer(self._servers.names, lambda: self._loop.call(self._arrived, lane))
+        return PackedDealer(self._servers.names, lambda: self.loop.call(self._arrived, lane))
 
     def _arrived(self, lane: int) -> None:
         dealer = self._dealers[lane]
         while (frames := dealer.receive()) is not None:
-            self.session.receive((lane, dealer.number), frames, time.monotonic())
+            self.core.receive((lane, dealer.number), frames, time.monotonic())

@@ -19,7 +19,7 @@ from typing import NamedTuple, cast
 
 from broker.config import ClientConfig
 from broker.core.client import VERSIONS, ClientSession, Event, EventKind
-from broker.core.mdp import CLIENT_01, WORKER_01, Frames, Output, Peer
+from broker.core.mdp import CLIENT_01, WORKER_01, Core, Frames, Output, Peer
 
 _LONG = struct.Struct(">BI")
 
@@ -86,7 +86,7 @@ class _Ask(NamedTuple):
     retries: int
 
 
-class DomoSession:
+class DomoSession(Core):
     """A client's side: many requests in flight with a broker of this project, one on each connection with any other.
 
     Ours keeps the address frames in front of a request, and so a mark that tells replies apart. Others read the frames
@@ -107,6 +107,7 @@ class DomoSession:
     """Connections, with a broker that is not ours."""
 
     def __init__(self, config: ClientConfig) -> None:
+        super().__init__()
         self.ours: bool | None = None
         """Whether the broker is of this project; None: unknown."""
         self._config = config

@@ -15,7 +15,7 @@ from broker.core.mdp import Frames
 from broker.errors import RemoteError
 from broker.patterns.idempotent.core import Replies, Stamp, Store, Superseded, open_stamp
 from broker.replies import as_frames
-from broker.thread_pool import Handlers
+from broker.thread_pool import HandlerThreads
 from broker.worker import Handler, Reply
 
 PATIENCE = 1.0
@@ -81,7 +81,7 @@ class Idempotent:
         self._patience = patience
         self._running: dict[Stamp, _Execution] = {}
         self._lock = threading.Lock()
-        self._threads = Handlers(MOST_THREADS)
+        self._threads = HandlerThreads(MOST_THREADS)
         weakref.finalize(self, self._threads.end)
 
     def __call__(self, frames: Frames) -> Generator[Reply, None, Reply]:

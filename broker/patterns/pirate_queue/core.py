@@ -22,7 +22,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from broker.config import check, check_heartbeats
-from broker.core.mdp import Command, Frames, Output, Peer
+from broker.core.mdp import Command, Core, Frames, Peer
 from broker.core.timers import Timers
 from broker.patterns.lazy_pirate.wire import open_envelope
 from broker.patterns.pirate_queue.wire import HEARTBEAT, PARANOID, PirateDialect
@@ -72,12 +72,13 @@ class _Waiting(NamedTuple):
     frames: Frames
 
 
-class PirateQueue:
+class PirateQueue(Core):
     """Clients on one side, workers of one kind on the other."""
 
     def __init__(
         self, config: QueueConfig | None = None, *, dialect: PirateDialect = PARANOID, now: float = 0.0
     ) -> None:
+        super().__init__()
         self.config = config or QueueConfig()
         self.dialect = dialect
         self.malformed = 0
@@ -90,7 +91,6 @@ class PirateQueue:
         self._silence: Timers[bytes] = Timers()
         self._beat_at = now + self.config.heartbeat_interval
         self._waiting: deque[_Waiting] = deque()
-        self._output: list[Output] = []
 
     def __len__(self) -> int:
         """Requests that wait for a worker."""
@@ -138,11 +138,6 @@ class PirateQueue:
         if self._waiting:
             deadlines.append(self._waiting[0].arrived + self.config.request_expiry)
         return min((when for when in deadlines if when is not None), default=None)
-
-    def take_output(self) -> list[Output]:
-        """What goes out, to either side."""
-        output, self._output = self._output, []
-        return output
 
     # -- what a shell does with it ---------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from broker.core.mdp import Frames, Output, Peer
+from broker.core.mdp import Core, Frames, Peer
 from broker.patterns.lazy_pirate.wire import open_envelope
 
 PING, PONG = b"PING", b"PONG"
@@ -57,17 +57,17 @@ class Ask(NamedTuple):
     body: Frames
 
 
-class Replier:
+class Replier(Core):
     """All clients of one server. It may be told to admit nobody (see `broker.patterns.binary_star.core`)."""
 
     def __init__(self, way: str = "plain", admit: Callable[[float], bool] = lambda now: True) -> None:
         """`admit` is asked with the time at each request and each reply; what it refuses is dropped."""
+        super().__init__()
         self._open = WAYS[way]
         self._pings = way == "flp"
         self._tells = way == "plain"
         self._admit = admit
         self._asks: list[Ask] = []
-        self._output: list[Output] = []
         self.malformed = 0
         self.refused = 0
         self.superseded = 0
@@ -87,18 +87,6 @@ class Replier:
             self._asks.append(ask)
         else:
             self.refused += 1
-
-    def tick(self, now: float) -> None:
-        """Nothing is ever due."""
-
-    def next_deadline(self) -> float | None:
-        """None: replies come when they come."""
-        return None
-
-    def take_output(self) -> list[Output]:
-        """What goes out."""
-        output, self._output = self._output, []
-        return output
 
     def take_asks(self) -> list[Ask]:
         """Requests to be answered."""

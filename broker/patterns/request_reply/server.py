@@ -7,7 +7,6 @@ differs (`broker.patterns.request_reply.core` has the table).
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Generator
 from typing import Any
@@ -16,12 +15,13 @@ import zmq
 
 from broker.core.mdp import Frames, error_body, joined
 from broker.errors import RemoteError, UsageError
-from broker.io.loop import Channel, Loop
+from broker.io.loop import Loop
 from broker.io.router import Router
+from broker.io.shell import Shell
 from broker.patterns.idempotent.core import Superseded
 from broker.patterns.request_reply.core import Ask, Replier
 from broker.replies import as_frames, error_frames, failure
-from broker.thread_pool import Handlers
+from broker.thread_pool import HandlerThreads
 from broker.worker import Handler
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ MOST_IN_HAND = 1000
 """Requests taken from the socket that are not answered yet; the rest waits in the socket, then at the clients."""
 
 
-class Server(Channel):
+class Server(Shell[Replier]):
     """Answers each request with what `handler` returns: bytes, text, or frames. Handlers run beside the socket.
     What a handler yields goes into its one reply, in front.
 
@@ -58,10 +58,9 @@ class Server(Channel):
         """
         if jobs < 1:
             raise UsageError(f"jobs is {jobs}; it must be 1 or more")
-        self.core = Replier(way, *([admit] if admit else []))
-        self.loop = loop or Loop()
+        super().__init__(Replier(way, *([admit] if admit else [])), loop)
         self._handler = handler
-        self._handlers = Handlers(jobs)
+        self._handlers = HandlerThreads(jobs)
         self._router = Router(zmq.Context.instance())
         if identity is not None:
             self._router.socket.routing_id = identity.encode()
@@ -70,8 +69,6 @@ class Server(Channel):
         self._in_hand = 0
         self._leaving = False
         self._polled = True
-        self._thread: threading.Thread | None = None
-        self.loop.add(self)
 
     def bind(self, endpoint: str) -> str:
         """Listen on one more endpoint, before the server runs; the endpoint with its real port comes back."""
@@ -79,29 +76,10 @@ class Server(Channel):
         self.endpoints = (*self.endpoints, bound)
         return bound
 
-    def run(self) -> None:
-        """Serve until `stop`."""
-        self.loop.run()
-
-    def start(self) -> Server:
-        """Serve in a thread of its own."""
-        self._thread = threading.Thread(target=self.run, name="server", daemon=True)
-        self._thread.start()
-        return self
-
-    def stop(self) -> None:
-        """Take no more requests, finish those in hand, end `run`. Any thread may ask."""
+    def _end(self) -> None:
+        """Take no more requests, finish those in hand, and have the loop end."""
         self.loop.call(self._leave)
         self.loop.close_unless_running()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-            self._thread = None
-
-    def __enter__(self) -> Server:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     # -- the channel -----------------------------------------------------------------------------------------
 

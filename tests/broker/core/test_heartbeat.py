@@ -15,7 +15,7 @@ from broker import Broker, BrokerConfig, Client, Worker
 from broker.config import ClientConfig, WorkerConfig
 from broker.core.broker import BrokerCore
 from broker.core.client import ClientSession
-from broker.core.heartbeat import Rhythm
+from broker.core.heartbeat import Heartbeat
 from broker.core.mdp import Frames
 from broker.core.worker import WorkerSession
 
@@ -81,8 +81,8 @@ def test_silence_is_noticed_in_the_peers_own_rhythm() -> None:
 def test_two_that_follow_each_other_do_not_become_quicker_for_ever() -> None:
     chance = random.Random(2)
     for own, other in product((0.5, 1.0, 2.5), repeat=2):
-        here, there = Rhythm(own, 4, 0.0), Rhythm(other, 4, 0.0)
-        coming: list[tuple[float, Rhythm]] = [(own, here), (other, there)]
+        here, there = Heartbeat(own, 4, 0.0), Heartbeat(other, 4, 0.0)
+        coming: list[tuple[float, Heartbeat]] = [(own, here), (other, there)]
         latest = {here: 0.0, there: 0.0}
         sent = 0
         while (when := min(coming, key=lambda one: one[0]))[0] < 2000:
@@ -90,7 +90,7 @@ def test_two_that_follow_each_other_do_not_become_quicker_for_ever() -> None:
             now, sender = when
             receiver = there if sender is here else here
             latest[receiver] = max(latest[receiver], now + chance.random() ** 3 * own)  # sometimes late
-            receiver.words += 1
+            receiver.messages += 1
             receiver.beat(latest[receiver])
             sender.sent()
             coming.append((now + sender.interval, sender))
@@ -100,7 +100,7 @@ def test_two_that_follow_each_other_do_not_become_quicker_for_ever() -> None:
 
 def test_a_rhythm_that_was_promised_is_left_slowly() -> None:
     """The peer judges by it."""
-    rhythm = Rhythm(2.5, 4, 0.0)
+    rhythm = Heartbeat(2.5, 4, 0.0)
     beats(rhythm, 0.0, 0.1, 0.1, 0.1, 0.1)
     assert rhythm.interval == 0.25
     beats(rhythm, 0.5, 8, 8, 8, 8)
@@ -112,11 +112,11 @@ def test_a_rhythm_that_was_promised_is_left_slowly() -> None:
     assert before == 2.5
 
 
-def beats(rhythm: Rhythm, begin: float, *gaps: float) -> None:
+def beats(rhythm: Heartbeat, begin: float, *gaps: float) -> None:
     now = begin
     for gap in (0.0, *gaps):
         now += gap
-        rhythm.words += 1
+        rhythm.messages += 1
         rhythm.beat(now)
 
 

@@ -15,7 +15,7 @@ from support.check import check
 from support.waiting import until
 
 from broker import Broker, Client, Pipeline, Worker
-from broker.io.connection_count import Names, Peers
+from broker.io.connection_count import ConnectionCount, NamedConnections
 
 
 def test_all_that_connect_are_counted_until_they_leave(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_broker_that_never_ran_is_closed() -> None:
     broker.bind("tcp://127.0.0.1:*")
     broker.stop()
     assert broker._peers.sockets() == []
-    assert isinstance(broker._peers, Peers)
+    assert isinstance(broker._peers, ConnectionCount)
 
 
 # -- peers that have given themselves a name -----------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_names_and_connections() -> None:
         def __init__(self, connection: int) -> None:
             self.get = lambda option: connection
 
-    names = Names()
+    names = NamedConnections()
     assert names.new(b"a", Frame(1)) == 1
     assert not names.opened(b"a", 1)
     assert names.new(b"a", Frame(1)) is None

@@ -34,8 +34,8 @@ def impatient(broker: Broker, worker: Worker) -> bool:
     there = [channel.session for channel in worker._channels]
     return (
         bool(here)
-        and all(one.rhythm.patience < 0.7 for one in here)
-        and all(one._rhythm.patience < 0.7 for one in there)
+        and all(one.heartbeat.patience < 0.7 for one in here)
+        and all(one._heartbeat.patience < 0.7 for one in there)
     )
 
 

@@ -112,7 +112,7 @@ def test_the_heartbeat_counts_for_the_lanes_at_a_broker_elsewhere(tmp_path: Path
     endpoint = broker.bind(ANY)
     options = ("--broker", endpoint, "--heartbeat", "0.1", "--lanes", "1")
     with broker, running(tmp_path / "log", "serve", "--store", tmp_path / "store", *options):
-        until(lambda: any(worker.rhythm.interval < 1 for worker in list(broker.core.workers.values())))
+        until(lambda: any(worker.heartbeat.interval < 1 for worker in list(broker.core.workers.values())))
 
 
 def test_the_broker_has_a_queue_already(tmp_path: Path) -> None:

@@ -417,7 +417,7 @@ def test_with_a_broker_that_reads_the_frames_strictly(mmi: bool) -> None:
 def test_with_our_broker_requests_share_a_connection(domo: Domo) -> None:
     with Worker("echo", shout, domo.router, jobs=2), Generaldomo(domo.server, timeout=30) as client:
         assert client.call("echo", "x") == [b"X"]
-        until(lambda: client.session.ours)
+        until(lambda: client.core.ours)
         futures = [client.send("echo", b"%d" % number) for number in range(100)]
         assert [future.result(60).body for future in futures] == [[b"%d" % number] for number in range(100)]
         until(lambda: [lane for lane, dealer in client._dealers.items() if dealer.socket is not None] == [0])
