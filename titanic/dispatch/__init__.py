@@ -1,2 +1,2 @@
-"""Getting stored requests executed: what to send next (`core`), how it travels (`courier`), the thread that
+"""Getting stored requests executed: what to send next (`core`), how it travels (`transport`), the thread that
 does both (`dispatcher`)."""

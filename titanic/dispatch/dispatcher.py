@@ -1,4 +1,4 @@
-"""The dispatcher's thread: moves requests between the store, its core and a courier."""
+"""The dispatcher's thread: moves requests between the store, its core and a transport."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.failure_log import FailureLog
 from titanic.dispatch.maintenance import Maintenance
 from titanic.dispatch.outcome_write import OutcomeWrite
-from titanic.dispatch.transport import Courier
+from titanic.dispatch.transport import Transport
 from titanic.dispatch.waiters import Waiters
 from titanic.errors import RecordCorrupt, StoreError
 from titanic.logs import Trouble
@@ -86,7 +86,7 @@ class Dispatcher(Channel):
         """Whether the last round was not done with looking."""
         self._store = store
         self._writer = writer
-        self._courier: Courier | None = None
+        self._transport: Transport | None = None
         self._doubts: dict[bytes, list[_Doubt]] = {}
         """Who wants to know when no worker can be given a closed request any more."""
         self._settled = threading.Event()
@@ -94,13 +94,13 @@ class Dispatcher(Channel):
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self.loop.add(self)
 
-    def use(self, courier: Courier) -> None:
+    def use(self, transport: Transport) -> None:
         """Send with this from now on; nothing is sent before. Call it before `start`, or in the loop's thread."""
-        if self._courier is not None:
-            self._courier.dismiss(time.monotonic())
-        self._courier = courier
-        self.core.backlogs.most_ahead = courier.most_ahead
-        self.core.backlogs.surveys = courier.surveys
+        if self._transport is not None:
+            self._transport.dismiss(time.monotonic())
+        self._transport = transport
+        self.core.backlogs.most_ahead = transport.most_ahead
+        self.core.backlogs.surveys = transport.surveys
 
     def serve(self, waiters: Waiters) -> None:
         """Tell these what happens to requests. Call it before `start`."""
@@ -205,7 +205,7 @@ class Dispatcher(Channel):
         if self._more:
             return 0.0
         times = (
-            self.core.next_deadline() if self._courier is not None else None,
+            self.core.next_deadline() if self._transport is not None else None,
             self.waiters.next_deadline(),
             self.maintenance.readers_at,
         )
@@ -213,9 +213,9 @@ class Dispatcher(Channel):
 
     def flush(self, now: float) -> None:
         """One round: take in results, decide, send."""
-        core, courier = self.core, self._courier
-        if courier is not None:
-            self._move(core, courier, now)
+        core, transport = self.core, self._transport
+        if transport is not None:
+            self._move(core, transport, now)
         for uuid in core.take_certain():
             for doubt in self._doubts.pop(uuid, ()):
                 doubt.over(uuid)
@@ -226,19 +226,19 @@ class Dispatcher(Channel):
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _move(self, core: DispatchCore, courier: Courier, now: float) -> None:
+    def _move(self, core: DispatchCore, transport: Transport, now: float) -> None:
         # First: what is not wanted any more must be known as such when a broker is found to have died.
         if recalls := core.take_recalls():
             for uuid in recalls:
-                courier.recall(uuid, now)
-            courier.push(now)  # somebody waits for this, and what follows may take a while
-        courier.deliver(now)
+                transport.recall(uuid, now)
+            transport.push(now)  # somebody waits for this, and what follows may take a while
+        transport.deliver(now)
         if core.take_alarm(now):
             self.maintenance.begin()
         if questions := core.take_questions(now):
-            courier.ask(questions, now)
+            transport.ask(questions, now)
         if core.take_survey(now) or self._uncounted(now):
-            courier.survey(now)
+            transport.survey(now)
         self._more = True
         left = FETCH_BYTES
         for _ in range(LOOKS):
@@ -247,14 +247,14 @@ class Dispatcher(Channel):
                 break
             left = self._fetch(fetches, left, now)
             if sends := core.take_sends(now, self._clock.look(wall_us())):
-                courier.send(sends, now)
+                transport.send(sends, now)
             if left <= 0:
                 break
         for uuid in core.take_recalls():
-            courier.recall(uuid, now)
+            transport.recall(uuid, now)
         for outcomes in core.take_outcomes(now, self.waiters):
             self._writer.put(OutcomeWrite(outcomes, self._written, self._unwritten))
-        courier.push(now)
+        transport.push(now)
 
     def _uncounted(self, now: float) -> bool:
         if not self._counts_workers or now < self._count_at:

@@ -1,8 +1,8 @@
 """How requests travel from the dispatcher to a broker and their replies back.
 
-    LocalCourier    to the broker in this process, without a socket
-    SocketCourier   to a broker of this project elsewhere: any number in flight on one connection
-    ForeignCourier  to any other MDP broker: one in flight per connection, many connections (transport_foreign.py)
+    LocalTransport    to the broker in this process, without a socket
+    SocketTransport   to a broker of this project elsewhere: any number in flight on one connection
+    ForeignTransport  to any other MDP broker: one in flight per connection, many connections (transport_foreign.py)
 
 The first two ask `mmi.workers` about all services at once. The third has only RFC 8's `mmi.service`.
 """
@@ -35,7 +35,7 @@ class Results(Protocol):
         """A worker's error reply: the attempt has failed, whatever parts of a reply came before."""
 
     def refused(self, uuid: bytes, error: ErrorReply, now: float) -> None:
-        """The broker says why there is no reply, or the courier does. No worker can say that."""
+        """The broker says why there is no reply, or the transport does. No worker can say that."""
 
     def timed_out(self, uuid: bytes, now: float) -> None:
         """There was none in time."""
@@ -53,7 +53,7 @@ class Results(Protocol):
         """All services that have workers."""
 
 
-class Courier(Protocol):
+class Transport(Protocol):
     """Carries requests, questions about presence, and what comes back."""
 
     most_ahead: int
@@ -135,12 +135,12 @@ def tell(results: Results, uuid: bytes, came: Frames | ErrorReply, now: float) -
 
 
 def refusal(status: int, text: str) -> ErrorReply:
-    """What a broker or courier says in place of a reply."""
+    """What a broker or transport says in place of a reply."""
     return ErrorReply(status, text, [])
 
 
 class _Correlated:
-    """What the two couriers for our own broker have in common: one session with any number in flight."""
+    """What the two transports for our own broker have in common: one session with any number in flight."""
 
     most_ahead = 256
     surveys = True
@@ -252,7 +252,7 @@ class _Correlated:
         self._results.surveyed(workers, now)
 
 
-class LocalCourier(_Correlated):
+class LocalTransport(_Correlated):
     """To the broker in this process."""
 
     def __init__(self, results: Results) -> None:
@@ -273,7 +273,7 @@ class LocalCourier(_Correlated):
             self.peer.send(output)
 
 
-class SocketCourier(_Correlated):
+class SocketTransport(_Correlated):
     """To a broker of this project elsewhere."""
 
     def __init__(self, results: Results, loop: Loop, endpoint: str, discovery: BrokerDiscovery) -> None:

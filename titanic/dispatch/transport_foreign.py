@@ -1,4 +1,4 @@
-"""The courier for brokers that need not keep envelope stacks: each request has a connection to itself.
+"""The transport for brokers that need not keep envelope stacks: each request has a connection to itself.
 
 The number of connections is limited, and a slow service must not take them all. So a service may use a quarter of
 the connections that the others leave: the first gets a quarter, and n of them at work get 1/(n + 3) each. There is
@@ -23,7 +23,7 @@ from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 
 
-class ForeignCourier:
+class ForeignTransport:
     """To any MDP broker. `room` requests may be in flight for one service: MMI does not tell how many workers
     it has. Four times as many may be in flight in all, but not more than MOST."""
 

@@ -21,8 +21,8 @@ from titanic.commit.writer import Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.discovery import BrokerDiscovery
 from titanic.dispatch.dispatcher import Dispatcher
-from titanic.dispatch.transport import LocalCourier, SocketCourier
-from titanic.dispatch.transport_foreign import ForeignCourier
+from titanic.dispatch.transport import LocalTransport, SocketTransport
+from titanic.dispatch.transport_foreign import ForeignTransport
 from titanic.dispatch.waiters import Waiters
 from titanic.errors import CallerError, TitanicError
 from titanic.protocol import tsp
@@ -266,14 +266,14 @@ class Server:
         if config.gather:
             self._ingest = Ingest(here)
             self.gathers = tuple(self._ingest.bind(endpoint) for endpoint in config.gather)
-        courier = LocalCourier(self._dispatcher.core)
+        transport = LocalTransport(self._dispatcher.core)
         loop = self._dispatcher.loop
 
         def deliver(messages: list[tsp.Frames]) -> None:
-            loop.call(lambda: courier.receive(messages, time.monotonic()))
+            loop.call(lambda: transport.receive(messages, time.monotonic()))
 
-        courier.peer = here.connect_local(deliver)
-        self._dispatcher.use(courier)
+        transport.peer = here.connect_local(deliver)
+        self._dispatcher.use(transport)
         return here.reply
 
     def _attach(self, config: ServerConfig, endpoint: str) -> Callable[[Answers], None]:
@@ -281,7 +281,7 @@ class Server:
         self.endpoints = (endpoint,)
         lanes = {name: min(FEW_LANES, config.lanes) for name in tsp.SERVICES}
         lanes |= dict.fromkeys((tsp.REQUEST, tsp.REPLY, tsp.CLOSE, tsp.SUBMIT, tsp.WAIT), config.lanes)
-        connections = sum(lanes.values()) + min(4 * config.lanes, ForeignCourier.MOST)
+        connections = sum(lanes.values()) + min(4 * config.lanes, ForeignTransport.MOST)
         file_limits.require(2 * connections + OTHER_FILES, f"{config.lanes} lanes")
         self._lanes = Lanes(endpoint, lanes, self._handle, config.worker, self._lost)
         self._discovery = BrokerDiscovery(endpoint, config.worker.versions, self._found)
@@ -333,9 +333,9 @@ class Server:
         # A lane is taken by one who waits: the next one must find one that is free.
         dispatcher.waiters.room = config.lanes - max(1, config.lanes // 8)
         if self._kind.ours:
-            dispatcher.use(SocketCourier(dispatcher.core, dispatcher.loop, endpoint, discovery))
+            dispatcher.use(SocketTransport(dispatcher.core, dispatcher.loop, endpoint, discovery))
         else:
-            courier = ForeignCourier(
+            transport = ForeignTransport(
                 dispatcher.core,
                 dispatcher.loop,
                 endpoint,
@@ -344,4 +344,4 @@ class Server:
                 room=config.lanes,
                 attempt_timeout=config.attempt_timeout,
             )
-            dispatcher.use(courier)
+            dispatcher.use(transport)

@@ -21,7 +21,7 @@ from titanic.store.lmdb import request_record
 from titanic.util.clock import wall_us
 
 
-class Courier:
+class Transport:
     """One that writes down what it is told."""
 
     most_ahead = 0
@@ -52,13 +52,13 @@ def test_what_was_closed_is_not_wanted_any_more_before_a_broker_is_found_dead(
 ) -> None:
     """Delivering finds that out, and then all that is wanted is sent to the next broker."""
     with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
-        dispatcher, courier = Dispatcher(ServerConfig(), store, Writer(store)), Courier()
-        dispatcher.use(courier)
+        dispatcher, transport = Dispatcher(ServerConfig(), store, Writer(store)), Transport()
+        dispatcher.use(transport)
         dispatcher.serve(Waiters(lambda _: None, lambda _: None))
         monkeypatch.setattr(dispatcher.core, "_recalls", [b"closed"])
         dispatcher.flush(0.0)
         dispatcher.loop.stop()
-    assert courier.told == ["recall closed", "deliver"]
+    assert transport.told == ["recall closed", "deliver"]
 
 
 class Rounds:
@@ -67,9 +67,9 @@ class Rounds:
     def __init__(self, store: Store, services: dict[bytes, int], body: bytes) -> None:
         """`services`: how many requests each has. Each has a worker more than that."""
         self.store = store
-        self.courier = Courier()
+        self.transport = Transport()
         self.dispatcher = Dispatcher(ServerConfig(), store, Writer(store))
-        self.dispatcher.use(self.courier)
+        self.dispatcher.use(self.transport)
         self.dispatcher.serve(Waiters(lambda _: None, lambda _: None))
         for service, count in services.items():
             self.submit(service, *[body] * count)
@@ -82,9 +82,9 @@ class Rounds:
 
     def next(self) -> list[bytes]:
         """A round: the services to which something was sent."""
-        self.courier.sent.clear()
+        self.transport.sent.clear()
         self.dispatcher.flush(0.0)
-        return [send.service for send in self.courier.sent]
+        return [send.service for send in self.transport.sent]
 
 
 @pytest.fixture
@@ -107,8 +107,8 @@ def test_what_is_in_flight_is_not_read_again(store: Store, monkeypatch: pytest.M
 
     monkeypatch.setattr(request_record, "decode_rest", note)
     assert rounds.next() == [b"echo"]
-    assert [send.body for send in rounds.courier.sent] == [[b"urgent"]]
-    assert read == [send.uuid for send in rounds.courier.sent]
+    assert [send.body for send in rounds.transport.sent] == [[b"urgent"]]
+    assert read == [send.uuid for send in rounds.transport.sent]
     rounds.dispatcher.loop.stop()
 
 

@@ -15,14 +15,14 @@ from support.waiting import until
 from broker import ANSWER, ClientSession, ErrorReply, Kind, Loop
 from titanic.dispatch.actions import Send
 from titanic.dispatch.discovery import PAUSE, BrokerDiscovery
-from titanic.dispatch.transport import MMI_TIMEOUT, LocalCourier, Parts, SocketCourier
-from titanic.dispatch.transport_foreign import ForeignCourier
+from titanic.dispatch.transport import MMI_TIMEOUT, LocalTransport, Parts, SocketTransport
+from titanic.dispatch.transport_foreign import ForeignTransport
 
 NOW = 100.0
 
 
 class Heard:
-    """Writes down what a courier tells."""
+    """Writes down what a transport tells."""
 
     def __init__(self) -> None:
         self.replies: dict[bytes, list[bytes]] = {}
@@ -61,7 +61,7 @@ class Heard:
 
 
 class Peer:
-    """The broker's end of a LocalCourier."""
+    """The broker's end of a LocalTransport."""
 
     def __init__(self) -> None:
         self.sent: list[list[bytes]] = []
@@ -75,10 +75,10 @@ def heard() -> Heard:
     return Heard()
 
 
-def local(heard: Heard) -> tuple[LocalCourier, Peer]:
-    courier, peer = LocalCourier(heard), Peer()
-    courier.peer = peer  # type: ignore[assignment]
-    return courier, peer
+def local(heard: Heard) -> tuple[LocalTransport, Peer]:
+    transport, peer = LocalTransport(heard), Peer()
+    transport.peer = peer  # type: ignore[assignment]
+    return transport, peer
 
 
 @pytest.mark.parametrize(
@@ -100,41 +100,41 @@ def local(heard: Heard) -> tuple[LocalCourier, Peer]:
     ],
 )
 def test_an_answer_about_presence_that_makes_no_sense_means_absent(heard: Heard, answer: list[bytes]) -> None:
-    courier, peer = local(heard)
-    courier.ask([b"echo"], NOW)
-    courier.push(NOW)
+    transport, peer = local(heard)
+    transport.ask([b"echo"], NOW)
+    transport.push(NOW)
     stack = peer.sent[0][:2]
-    courier.receive([[*stack, b"MDPC02", b"\3", b"mmi.workers", *answer]], NOW)
-    courier.deliver(NOW)
+    transport.receive([[*stack, b"MDPC02", b"\3", b"mmi.workers", *answer]], NOW)
+    transport.deliver(NOW)
     assert heard.presence == {b"echo": 0}
 
 
 def test_one_question_is_enough_for_all(heard: Heard) -> None:
-    courier, peer = local(heard)
-    courier.ask([b"a", b"b"], NOW)
-    courier.ask([b"c"], NOW)
-    courier.push(NOW)
+    transport, peer = local(heard)
+    transport.ask([b"a", b"b"], NOW)
+    transport.ask([b"c"], NOW)
+    transport.push(NOW)
     (question,) = peer.sent
     answer = json.dumps({"a": 2, "c": 3, "d": 4}).encode()
-    courier.receive([[*question[:2], b"MDPC02", b"\3", b"mmi.workers", answer]], NOW)
-    courier.deliver(NOW)
+    transport.receive([[*question[:2], b"MDPC02", b"\3", b"mmi.workers", answer]], NOW)
+    transport.deliver(NOW)
     assert heard.presence == {b"a": 2, b"b": 0, b"c": 3}
     assert heard.survey == {b"a": 2, b"c": 3, b"d": 4}
 
 
 def test_replies_find_their_requests_and_strays_are_dropped(heard: Heard) -> None:
-    courier, peer = local(heard)
-    courier.send([Send(b"1", b"echo", [b"one"]), Send(b"2", b"echo", [b"two"])], NOW)
-    courier.push(NOW)
+    transport, peer = local(heard)
+    transport.send([Send(b"1", b"echo", [b"one"]), Send(b"2", b"echo", [b"two"])], NOW)
+    transport.push(NOW)
     first, second = peer.sent
     stray = [b"x" * 12, b"", b"MDPC02", b"\3", b"echo", b"stray"]
-    courier.receive([[*second[:2], b"MDPC02", b"\3", b"echo", b"TWO"], stray, [b""], []], NOW)
-    courier.receive([[*first[:2], b"MDPC02", b"\2", b"echo", b"O", b"N"]], NOW)
-    courier.receive([[*second[:2], b"MDPC02", b"\3", b"echo", b"again"]], NOW)
-    courier.receive([[*first[:2], b"MDPC02", b"\3", b"echo", b"E"]], NOW)
-    courier.deliver(NOW)
+    transport.receive([[*second[:2], b"MDPC02", b"\3", b"echo", b"TWO"], stray, [b""], []], NOW)
+    transport.receive([[*first[:2], b"MDPC02", b"\2", b"echo", b"O", b"N"]], NOW)
+    transport.receive([[*second[:2], b"MDPC02", b"\3", b"echo", b"again"]], NOW)
+    transport.receive([[*first[:2], b"MDPC02", b"\3", b"echo", b"E"]], NOW)
+    transport.deliver(NOW)
     assert heard.replies == {b"1": [b"O", b"N", b"E"], b"2": [b"TWO"]}
-    assert courier.is_empty
+    assert transport.is_empty
 
 
 def test_parts_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,42 +151,42 @@ def test_parts_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatc
 
 
 def test_parts_count_only_with_the_final_of_their_own_delivery(heard: Heard) -> None:
-    courier, peer = local(heard)
-    courier.send([Send(b"%d" % number, b"echo", [b""]) for number in range(5)], NOW)
-    courier.push(NOW)
+    transport, peer = local(heard)
+    transport.send([Send(b"%d" % number, b"echo", [b""]) for number in range(5)], NOW)
+    transport.push(NOW)
     stacks = [frames[:2] for frames in peer.sent]
     part, final, anew, refused = ([b"MDPC02", code, b"echo"] for code in (b"\2", b"\3", b"\6", b"\7"))
-    courier.receive([[*stack, *part, b"one"] for stack in stacks], NOW)
-    courier.receive([[*stacks[0], *final, b"MDPE01", b"500 oh no", b"detail"]], NOW)
-    courier.receive([[*stacks[1], *refused, b"MDPE01", b"504 nobody came"]], NOW)
-    courier.receive([[*stacks[2], *anew], [*stacks[2], *part, b"ONE"], [*stacks[2], *final, b"TWO"]], NOW)
-    courier.receive([[*stacks[3], *anew], [*stacks[3], *final, b"WHOLE"]], NOW)
-    courier.receive([[*stacks[4], *part, b"MDPE01"], [*stacks[4], *final, b"500 no error"]], NOW)
-    courier.deliver(NOW)
+    transport.receive([[*stack, *part, b"one"] for stack in stacks], NOW)
+    transport.receive([[*stacks[0], *final, b"MDPE01", b"500 oh no", b"detail"]], NOW)
+    transport.receive([[*stacks[1], *refused, b"MDPE01", b"504 nobody came"]], NOW)
+    transport.receive([[*stacks[2], *anew], [*stacks[2], *part, b"ONE"], [*stacks[2], *final, b"TWO"]], NOW)
+    transport.receive([[*stacks[3], *anew], [*stacks[3], *final, b"WHOLE"]], NOW)
+    transport.receive([[*stacks[4], *part, b"MDPE01"], [*stacks[4], *final, b"500 no error"]], NOW)
+    transport.deliver(NOW)
     assert heard.failures == {b"0": ErrorReply(500, "oh no", [b"detail"])}
     assert heard.refusals == {b"1": ErrorReply(504, "nobody came", [])}
     assert heard.replies == {b"2": [b"ONE", b"TWO"], b"3": [b"WHOLE"], b"4": [b"one", b"MDPE01", b"500 no error"]}
-    assert courier.is_empty
+    assert transport.is_empty
 
 
 def test_what_is_sent_again_to_a_new_broker_begins_without_parts(heard: Heard) -> None:
-    courier, peer = local(heard)
-    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
-    courier.push(NOW)
-    courier.receive([[*peer.sent[0][:2], b"MDPC02", b"\2", b"echo", b"from the dead"]], NOW)
-    courier.deliver(NOW)
-    courier.session.lost(NOW)
-    courier.push(NOW)
+    transport, peer = local(heard)
+    transport.send([Send(b"1", b"echo", [b"x"])], NOW)
+    transport.push(NOW)
+    transport.receive([[*peer.sent[0][:2], b"MDPC02", b"\2", b"echo", b"from the dead"]], NOW)
+    transport.deliver(NOW)
+    transport.session.lost(NOW)
+    transport.push(NOW)
     stack = peer.sent[1][:2]
-    courier.receive([[*stack, b"MDPC02", b"\2", b"echo", b"one"], [*stack, b"MDPC02", b"\3", b"echo", b"two"]], NOW)
-    courier.deliver(NOW)
+    transport.receive([[*stack, b"MDPC02", b"\2", b"echo", b"one"], [*stack, b"MDPC02", b"\3", b"echo", b"two"]], NOW)
+    transport.deliver(NOW)
     assert heard.replies == {b"1": [b"one", b"two"]}
 
 
 @pytest.mark.parametrize("version", ["0.2", "0.1"])
 def test_the_same_at_a_foreign_broker(heard: Heard, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     foreign = Foreign(heard, monkeypatch, room=1, version=version)
-    courier = foreign.courier
+    transport = foreign.transport
     final = [b"MDPC02", b"\3", b"echo"] if version == "0.2" else [b"", b"MDPC01", b"echo"]
 
     def part(text: bytes) -> None:
@@ -195,31 +195,31 @@ def test_the_same_at_a_foreign_broker(heard: Heard, monkeypatch: pytest.MonkeyPa
 
     def say(*frames: bytes) -> None:
         connection.session.receive(connection.session.connection, list(frames), NOW)
-        courier.deliver(NOW)
+        transport.deliver(NOW)
 
-    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
+    transport.send([Send(b"1", b"echo", [b"x"])], NOW)
     (connection,) = foreign.made
     part(b"one")
     say(*final, b"MDPE01", b"503 my own word")
     assert heard.failures == {b"1": ErrorReply(503, "my own word", [])}, "such a broker has no errors of its own"
-    courier.send([Send(b"2", b"echo", [b"x"])], NOW)
+    transport.send([Send(b"2", b"echo", [b"x"])], NOW)
     part(b"from the dead")
     foreign.break_connection()
     part(b"one")
     say(*final, b"two")
     assert heard.replies == {b"2": [b"one", b"two"] if version == "0.2" else [b"two"]}
-    assert courier.is_empty
+    assert transport.is_empty
     foreign.loop.stop()
 
 
 class Foreign:
-    """A ForeignCourier whose connections lead nowhere: only what it counts is looked at."""
+    """A ForeignTransport whose connections lead nowhere: only what it counts is looked at."""
 
     def __init__(self, heard: Heard, monkeypatch: pytest.MonkeyPatch, room: int, version: str = "0.2") -> None:
         self.loop = Loop()
         self.made: list[NoConnection] = []
         monkeypatch.setattr("titanic.dispatch.transport_foreign.Connection", self._connect)
-        self.courier = ForeignCourier(
+        self.transport = ForeignTransport(
             heard,
             self.loop,
             "inproc://nowhere",
@@ -240,18 +240,18 @@ class Foreign:
         return connection
 
     def granted(self, service: bytes) -> int:
-        """How many of a service may be in flight: its workers, as the courier tells of them."""
-        self.courier.ask([service], NOW)
-        self.courier.push(NOW)
+        """How many of a service may be in flight: its workers, as the transport tells of them."""
+        self.transport.ask([service], NOW)
+        self.transport.push(NOW)
         self.asking.receive(self.asking.connection, [b"MDPC02", b"\3", b"mmi.service", b"200"], NOW)
-        self.courier.deliver(NOW)
+        self.transport.deliver(NOW)
         return self._heard.presence[service]
 
     def fill(self, service: bytes) -> int:
         """Send as much to a service as it is granted."""
         for _ in range(self.granted(service) - self._sent[service]):
             self._sent[service] += 1
-            self.courier.send([Send(b"%s %d" % (service, self._sent[service]), service, [b""])], NOW)
+            self.transport.send([Send(b"%s %d" % (service, self._sent[service]), service, [b""])], NOW)
         return self._sent[service]
 
     def break_connection(self) -> None:
@@ -276,13 +276,13 @@ def test_the_first_services_do_not_take_all_connections(heard: Heard, monkeypatc
     assert granted[0] == 64
     assert granted == sorted(granted, reverse=True)
     assert min(granted) >= 1
-    assert sum(granted) <= ForeignCourier.MOST
+    assert sum(granted) <= ForeignTransport.MOST
     foreign.loop.stop()
 
 
 def test_what_finds_no_lane_goes_back(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     foreign = Foreign(heard, monkeypatch, room=1)
-    foreign.courier.send([Send(b"%d" % number, b"echo", [b""]) for number in range(6)], NOW)
+    foreign.transport.send([Send(b"%d" % number, b"echo", [b""]) for number in range(6)], NOW)
     full = ErrorReply(503, "no connection is free", [])
     assert heard.refusals == {b"4": full, b"5": full}
     assert foreign.granted(b"other") == 0
@@ -290,92 +290,92 @@ def test_what_finds_no_lane_goes_back(heard: Heard, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_late_reply_to_a_cancelled_request_is_dropped_and_not_taken_for_the_next_ones(heard: Heard) -> None:
-    courier, peer = local(heard)
-    courier.send([Send(b"1", b"echo", [b"first attempt"])], NOW)
-    courier.push(NOW)
+    transport, peer = local(heard)
+    transport.send([Send(b"1", b"echo", [b"first attempt"])], NOW)
+    transport.push(NOW)
     (first,) = peer.sent
-    courier.receive([[*first[:2], b"MDPC02", b"\2", b"echo", b"part of the first"]], NOW)
-    courier.deliver(NOW)
+    transport.receive([[*first[:2], b"MDPC02", b"\2", b"echo", b"part of the first"]], NOW)
+    transport.deliver(NOW)
     heard.overdue = {b"1"}
-    courier.recall(b"1", NOW)
-    courier.push(NOW)
+    transport.recall(b"1", NOW)
+    transport.push(NOW)
     question = peer.sent[-1]
     assert question[2:] == [b"MDPC02", b"\5", b"mmi.cancel", b"echo", first[0]]
-    courier.receive([[*question[:2], b"MDPC02", b"\3", b"mmi.cancel", b"404"]], NOW)
-    courier.deliver(NOW)
-    courier.recall(b"1", NOW)
-    courier.send([Send(b"1", b"echo", [b"second attempt"])], NOW)
-    courier.push(NOW)
+    transport.receive([[*question[:2], b"MDPC02", b"\3", b"mmi.cancel", b"404"]], NOW)
+    transport.deliver(NOW)
+    transport.recall(b"1", NOW)
+    transport.send([Send(b"1", b"echo", [b"second attempt"])], NOW)
+    transport.push(NOW)
     second = peer.sent[-1]
-    courier.receive([[*first[:2], b"MDPC02", b"\2", b"echo", b"later part"]], NOW)
-    courier.deliver(NOW)
+    transport.receive([[*first[:2], b"MDPC02", b"\2", b"echo", b"later part"]], NOW)
+    transport.deliver(NOW)
     assert heard.done == []
-    courier.receive([[*first[:2], b"MDPC02", b"\3", b"echo", b"late"]], NOW)
-    courier.deliver(NOW)
+    transport.receive([[*first[:2], b"MDPC02", b"\3", b"echo", b"late"]], NOW)
+    transport.deliver(NOW)
     assert heard.replies == {}
     assert heard.done == [b"echo"]
-    courier.receive([[*second[:2], b"MDPC02", b"\3", b"echo", b"in time"]], NOW)
-    courier.deliver(NOW)
+    transport.receive([[*second[:2], b"MDPC02", b"\3", b"echo", b"in time"]], NOW)
+    transport.deliver(NOW)
     assert heard.replies == {b"1": [b"in time"]}
-    assert courier.is_empty
+    assert transport.is_empty
 
 
 def test_a_question_to_have_one_back_is_asked_until_it_is_answered(heard: Heard) -> None:
-    courier, peer = local(heard)
-    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
+    transport, peer = local(heard)
+    transport.send([Send(b"1", b"echo", [b"x"])], NOW)
     heard.overdue = {b"1"}
-    courier.recall(b"1", NOW)
-    courier.push(NOW)
+    transport.recall(b"1", NOW)
+    transport.push(NOW)
     for tries in (1, 2, 3):
         assert [frames[4] for frames in peer.sent].count(b"mmi.cancel") == tries
-        courier.session.tick(NOW + tries * 2 * MMI_TIMEOUT)
-        courier.deliver(NOW + tries * 2 * MMI_TIMEOUT)
-        courier.push(NOW + tries * 2 * MMI_TIMEOUT)
+        transport.session.tick(NOW + tries * 2 * MMI_TIMEOUT)
+        transport.deliver(NOW + tries * 2 * MMI_TIMEOUT)
+        transport.push(NOW + tries * 2 * MMI_TIMEOUT)
     first, question = peer.sent[0], peer.sent[-1]
     assert heard.done == [], "nobody has said that a worker has it"
-    courier.receive([[*question[:2], b"MDPC02", b"\3", b"mmi.cancel", b"200"]], NOW)
-    courier.receive([[*first[:2], b"MDPC02", b"\7", b"echo", b"MDPE01", b"499 cancelled by its client"]], NOW)
-    courier.deliver(NOW)
+    transport.receive([[*question[:2], b"MDPC02", b"\3", b"mmi.cancel", b"200"]], NOW)
+    transport.receive([[*first[:2], b"MDPC02", b"\7", b"echo", b"MDPE01", b"499 cancelled by its client"]], NOW)
+    transport.deliver(NOW)
     assert heard.refusals == {b"1": ErrorReply(499, "cancelled by its client", [])}
-    assert courier.is_empty
+    assert transport.is_empty
 
 
 @pytest.mark.parametrize("reply_first", [True, False])
 def test_a_reply_that_crosses_the_question(heard: Heard, reply_first: bool) -> None:
-    courier, peer = local(heard)
-    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
+    transport, peer = local(heard)
+    transport.send([Send(b"1", b"echo", [b"x"])], NOW)
     heard.overdue = {b"1"}
-    courier.recall(b"1", NOW)
-    courier.push(NOW)
+    transport.recall(b"1", NOW)
+    transport.push(NOW)
     first, question = peer.sent
     messages = [
         [*first[:2], b"MDPC02", b"\3", b"echo", b"reply"],
         [*question[:2], b"MDPC02", b"\3", b"mmi.cancel", b"404"],
     ]
-    courier.receive(messages if reply_first else reversed(messages), NOW)
-    courier.deliver(NOW)
+    transport.receive(messages if reply_first else reversed(messages), NOW)
+    transport.deliver(NOW)
     assert heard.replies == ({b"1": [b"reply"]} if reply_first else {})
     assert heard.done == ([] if reply_first else [b"echo"])
-    assert courier.is_empty
+    assert transport.is_empty
 
 
 @pytest.mark.parametrize("asked_before", [True, False])
 def test_what_has_been_answered_is_not_asked_back(heard: Heard, asked_before: bool) -> None:
     """The answer has come in, and nobody has been told yet."""
-    courier, peer = local(heard)
-    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
+    transport, peer = local(heard)
+    transport.send([Send(b"1", b"echo", [b"x"])], NOW)
     messages = []
     if asked_before:
-        courier.recall(b"1", NOW)
-        courier.push(NOW)
+        transport.recall(b"1", NOW)
+        transport.push(NOW)
         messages.append([*peer.sent[1][:2], b"MDPC02", b"\3", b"mmi.cancel", b"MDPE01", b"500 try again"])
-    courier.push(NOW)
-    courier.receive([*messages, [*peer.sent[0][:2], b"MDPC02", b"\3", b"echo", b"reply"]], NOW)
+    transport.push(NOW)
+    transport.receive([*messages, [*peer.sent[0][:2], b"MDPC02", b"\3", b"echo", b"reply"]], NOW)
     if not asked_before:
-        courier.recall(b"1", NOW)
-    courier.deliver(NOW)
+        transport.recall(b"1", NOW)
+    transport.deliver(NOW)
     assert heard.replies == {b"1": [b"reply"]}
-    assert courier.is_empty
+    assert transport.is_empty
 
 
 def test_what_waits_for_its_connection_is_not_with_the_broker(heard: Heard, tmp_path: Path) -> None:
@@ -383,13 +383,13 @@ def test_what_waits_for_its_connection_is_not_with_the_broker(heard: Heard, tmp_
     loop, endpoint = Loop(), f"ipc://{tmp_path}/nowhere"
     discovery = BrokerDiscovery(endpoint, ["0.1"], print)
     discovery.kind = Kind("0.1", ours=False)
-    courier = ForeignCourier(heard, loop, endpoint, discovery, version="0.1", room=8, attempt_timeout=9)
-    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
-    courier.push(NOW)
-    assert courier.in_flight == [b"1"]
-    courier.recall(b"1", NOW)
+    transport = ForeignTransport(heard, loop, endpoint, discovery, version="0.1", room=8, attempt_timeout=9)
+    transport.send([Send(b"1", b"echo", [b"x"])], NOW)
+    transport.push(NOW)
+    assert transport.in_flight == [b"1"]
+    transport.recall(b"1", NOW)
     assert list(heard.refusals) == [b"1"]
-    assert courier.is_empty
+    assert transport.is_empty
     loop.stop()
 
 
@@ -398,21 +398,21 @@ def test_what_is_taken_back_while_there_is_no_broker_is_not_sent_to_the_next_one
     """Asked about it, that one says that it does not wait there, as if a worker had it."""
     loop, endpoint = Loop(), "inproc://nowhere"
     discovery = BrokerDiscovery(endpoint, ["0.2"], print)
-    courier: SocketCourier | ForeignCourier
+    transport: SocketTransport | ForeignTransport
     if ours:
-        courier = SocketCourier(heard, loop, endpoint, discovery)
+        transport = SocketTransport(heard, loop, endpoint, discovery)
     else:
-        courier = ForeignCourier(heard, loop, endpoint, discovery, version="0.1", room=8, attempt_timeout=9)
-    courier.send([Send(b"1", b"echo", [b"x"]), Send(b"2", b"echo", [b"y"])], NOW)
-    courier.push(NOW)
+        transport = ForeignTransport(heard, loop, endpoint, discovery, version="0.1", room=8, attempt_timeout=9)
+    transport.send([Send(b"1", b"echo", [b"x"]), Send(b"2", b"echo", [b"y"])], NOW)
+    transport.push(NOW)
     heard.overdue = {b"1"}
-    courier.recall(b"1", NOW)
-    courier.recall(b"1", NOW)
-    courier.push(NOW)
-    courier.deliver(NOW)
+    transport.recall(b"1", NOW)
+    transport.recall(b"1", NOW)
+    transport.push(NOW)
+    transport.deliver(NOW)
     assert list(heard.refusals) == [b"1"], "it is no attempt"
     assert heard.done == []
-    assert courier.in_flight == [b"2"]
+    assert transport.in_flight == [b"2"]
     loop.stop()
 
 
@@ -447,35 +447,35 @@ def test_what_is_not_wanted_any_more_is_not_sent_to_the_next_broker(
     heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign = Foreign(heard, monkeypatch, room=2)
-    courier = foreign.courier
-    courier.send([Send(b"1", b"echo", [b"x"]), Send(b"2", b"echo", [b"y"])], NOW)
-    courier.recall(b"1", NOW)
+    transport = foreign.transport
+    transport.send([Send(b"1", b"echo", [b"x"]), Send(b"2", b"echo", [b"y"])], NOW)
+    transport.recall(b"1", NOW)
     assert heard.refusals == {}, "the broker that has it keeps it"
     foreign.break_connection()
     assert list(heard.refusals) == [b"1"]
-    assert courier.in_flight == [b"2"]
+    assert transport.in_flight == [b"2"]
     foreign.loop.stop()
 
 
 def test_a_cancelled_lane_is_used_again_on_a_new_connection(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replies carry no number there: on the old connection a late one would pass for the next one's."""
     foreign = Foreign(heard, monkeypatch, room=1)
-    courier = foreign.courier
-    courier.send([Send(b"1", b"echo", [b"x"])], NOW)
+    transport = foreign.transport
+    transport.send([Send(b"1", b"echo", [b"x"])], NOW)
     (connection,) = foreign.made
     before = connection.session.connection
     heard.overdue = {b"1"}
-    courier.recall(b"1", NOW)
-    courier.recall(b"1", NOW)
+    transport.recall(b"1", NOW)
+    transport.recall(b"1", NOW)
     assert heard.done == [b"echo"]
-    assert courier.is_empty
-    courier.send([Send(b"2", b"echo", [b"y"])], NOW)
+    assert transport.is_empty
+    transport.send([Send(b"2", b"echo", [b"y"])], NOW)
     assert foreign.made == [connection]
     assert connection.session.connection != before
     connection.session.receive(before, [b"MDPC02", b"\3", b"echo", b"late"], NOW)
-    courier.deliver(NOW)
+    transport.deliver(NOW)
     assert heard.replies == {}
     connection.session.receive(connection.session.connection, [b"MDPC02", b"\3", b"echo", b"in time"], NOW)
-    courier.deliver(NOW)
+    transport.deliver(NOW)
     assert heard.replies == {b"2": [b"in time"]}
     foreign.loop.stop()

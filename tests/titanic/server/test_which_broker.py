@@ -16,8 +16,8 @@ from support.waiting import until
 
 from broker import Broker
 from titanic import Client, Server
-from titanic.dispatch.transport import SocketCourier
-from titanic.dispatch.transport_foreign import ForeignCourier
+from titanic.dispatch.transport import SocketTransport
+from titanic.dispatch.transport_foreign import ForeignTransport
 
 TOGETHER = 5
 
@@ -34,8 +34,8 @@ def meet(path: Path, lead: float) -> bool:
         for after, start in sorted(starts, key=lambda one: one[0]):
             Event().wait(begin + after - time.monotonic())
             start()
-        until(lambda: server._dispatcher._courier)
-        return isinstance(server._dispatcher._courier, SocketCourier)
+        until(lambda: server._dispatcher._transport)
+        return isinstance(server._dispatcher._transport, SocketTransport)
     finally:
         server.stop()
         broker.stop()
@@ -76,8 +76,8 @@ def test_a_broker_of_another_kind_takes_its_place(tmp_path: Path, caplog: pytest
                 Client(endpoint, timeout=1, retries=60, version="0.2" if ours else "0.1") as client,
             ):
                 uuids += client.submit_many("echo", [b"%d" % (10 * turn + number) for number in range(10)])
-                kind = SocketCourier if ours else ForeignCourier
-                until(lambda: isinstance(server._dispatcher._courier, kind))  # noqa: B023
+                kind = SocketTransport if ours else ForeignTransport
+                until(lambda: isinstance(server._dispatcher._transport, kind))  # noqa: B023
                 warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
                 assert any("is not of this project" in text for text in warnings) is not ours
                 with worker_process(endpoint, "echo", log) as worker:
