@@ -32,7 +32,7 @@ from titanic.cli.serve_options import (
 from titanic.errors import CallerError, TitanicError
 from titanic.server.server import LIVE, Server
 from titanic.server.snapshot import bounded
-from titanic.server.watchdog import Pulse
+from titanic.server.watchdog import Watchdog
 from titanic.util import file_limits
 from titanic.util.text import counted
 from titanic.version import __version__
@@ -149,7 +149,7 @@ class Queue:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._rate = Rate()
-        self.pulse = server.pulse
+        self.watchdog = server.watchdog
         self.stop = server.stop
         self.withdraw = partial(server.stop, begun=False)
 
@@ -198,7 +198,7 @@ class Queue:
     def collect(self) -> Iterable[Metric]:
         from titanic.metrics import families
 
-        return families.queue(self._server.figures())
+        return families.queue(self._server.snapshot())
 
 
 class Switch:
@@ -211,7 +211,7 @@ class Switch:
     def __init__(self, here: Broker) -> None:
         self._broker = here
         self._rate = Rate()
-        self.pulse = Pulse({"broker": here.loop.call})
+        self.watchdog = Watchdog({"broker": here.loop.call})
         self.stop = self.withdraw = here.stop
 
     @property
@@ -242,7 +242,7 @@ class Switch:
         workers = {name.decode(errors="replace"): count for name, count in self._broker.workers().items()}
         yield families.about()
         yield families.workers(bounded(workers))
-        yield families.threads(self.pulse.lags(time.monotonic()))
+        yield families.threads(self.watchdog.lags(time.monotonic()))
         yield from families.broker(self._broker.counters())
 
 

@@ -32,7 +32,7 @@ from titanic.cli.running import Ending, say
 from titanic.errors import CallerError, TitanicError
 from titanic.logs import Trouble
 from titanic.server.presence_log import PresenceLog
-from titanic.server.watchdog import Pulse
+from titanic.server.watchdog import Watchdog
 from titanic.util.sd_notify import Notifier
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ LAST_STEPS = 20.0
 class Subject(Protocol):
     """What is run."""
 
-    pulse: Pulse
+    watchdog: Watchdog
     live: frozenset[str]
     """Parameters of the command that `reload` takes over."""
 
@@ -144,7 +144,7 @@ def _listen(subject: Subject, signals: Signals, address: Address) -> Listener:
     from titanic.metrics.listener import Listener  # not every server pays for it
 
     def unhealthy() -> str:
-        late = subject.pulse.late(time.monotonic(), LATE)
+        late = subject.watchdog.late(time.monotonic(), LATE)
         if late:
             return f"stuck for {LATE:g} s or more: {', '.join(late)}"
         return "" if subject.alive else "it cannot go on: see its log"
@@ -179,7 +179,7 @@ def _run(subject: Subject, signals: Signals, notifier: Notifier) -> None:
             notifier.reloading()
             _reload(subject, click.get_current_context())
             notifier.ready(subject.status())
-        if subject.pulse.look(now):
+        if subject.watchdog.look(now):
             notifier.alive()
             if not ready and subject.ready:
                 ready = True

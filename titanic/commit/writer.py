@@ -31,7 +31,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 class Write(Protocol):
     """A batch of one kind of change."""
 
-    def write(self, transaction: WriteTransaction, now_us: int) -> None:
+    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         """Make the changes. A StoreError raised here drops the whole transaction, with everybody's changes."""
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class Writer:
         self._store = store
         self._thread: BatchThread[Write] = BatchThread("writer", self._commit)
         self.start = self._thread.start
-        self.put = self._thread.put
+        self.enqueue = self._thread.put
         self.call = self._thread.call
         self.stop = self._thread.stop
         self.leaps = Leaps()
@@ -81,7 +81,7 @@ class Writer:
         try:
             with self._store.write() as transaction:
                 for at_work in writes:
-                    at_work.write(transaction, now_us)
+                    at_work.apply(transaction, now_us)
                 at_work = None
         except Exception as error:
             if len(writes) > 1 and (at_work is not None or isinstance(error, StoreFull)):

@@ -18,12 +18,13 @@ from titanic.dispatch.failure_log import FailureLog
 from titanic.dispatch.maintenance import Maintenance
 from titanic.dispatch.outcome_write import OutcomeWrite
 from titanic.dispatch.transport import Transport
-from titanic.dispatch.waiters import Waiters
+from titanic.dispatch.waiters import MOST_WAITERS, Waiters
 from titanic.errors import RecordCorrupt, StoreError
 from titanic.logs import Trouble
 from titanic.protocol.limits import DEFAULT_PRIORITY
-from titanic.protocol.tsp import SERVICES
-from titanic.services.ask import Answers, Ask, Doubt
+from titanic.protocol.tsp import SERVICES, WAIT
+from titanic.services.ask import Answers, Ask, CloseDoubt, SendAnswers
+from titanic.services.reader import Reader, ReadService
 from titanic.store import Status, Store
 from titanic.util.clock import Leaps, wall_us
 
@@ -65,13 +66,23 @@ class _Doubt:
 class Dispatcher(Channel):
     """Runs in a thread of its own, as a channel of its own loop."""
 
-    def __init__(self, config: ServerConfig, store: Store, writer: Writer) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        store: Store,
+        writer: Writer,
+        reader: Reader,
+        send_answers: SendAnswers,
+        most_waiters: int = MOST_WAITERS,
+    ) -> None:
+        """`send_answers`: to those who wait for replies. `most_waiters`: how many may wait before those that have
+        waited for longest are told that the reply is pending."""
         self.core = DispatchCore(config)
         # What is in flight is known here alone, and a fault in the middle of it could lose sight of a request for ever:
         # a server that ends and starts again forgets none.
         self.loop = Loop(strict=True)
-        self.waiters: Waiters
-        """Who wants to know what becomes of requests; set with `serve`."""
+        awaited = ReadService(WAIT, reader.read_awaited, self.replies_read, shared=True)
+        self.waiters = Waiters(send_answers, lambda asks: reader.enqueue(awaited, asks), most_waiters)
         self.failures = FailureLog()
         self.maintenance = Maintenance(config, store, writer, self.core, self.loop.call, self._expired)
         self._clock = Leaps()
@@ -80,13 +91,13 @@ class Dispatcher(Channel):
         self._damage = Trouble(log, "dispatch")
         self._unread = Trouble(log, "read what to dispatch")
         self._counts_workers = config.broker is not None
-        self._serving = False
         self._count_at = 0.0
         self._more = False
         """Whether the last round was not done with looking."""
         self._store = store
         self._writer = writer
-        self._transport: Transport | None = None
+        self.transport: Transport | None = None
+        """What requests travel by; None: no broker is known yet."""
         self._doubts: dict[bytes, list[_Doubt]] = {}
         """Who wants to know when no worker can be given a closed request any more."""
         self._settled = threading.Event()
@@ -94,18 +105,13 @@ class Dispatcher(Channel):
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self.loop.add(self)
 
-    def use(self, transport: Transport) -> None:
+    def connect(self, transport: Transport) -> None:
         """Send with this from now on; nothing is sent before. Call it before `start`, or in the loop's thread."""
-        if self._transport is not None:
-            self._transport.dismiss(time.monotonic())
-        self._transport = transport
+        if self.transport is not None:
+            self.transport.dismiss(time.monotonic())
+        self.transport = transport
         self.core.backlogs.most_ahead = transport.most_ahead
         self.core.backlogs.surveys = transport.surveys
-
-    def serve(self, waiters: Waiters) -> None:
-        """Tell these what happens to requests. Call it before `start`."""
-        self.waiters = waiters
-        self._serving = True
 
     def reconfigure(self, config: ServerConfig) -> None:
         """Go on with other settings. Any thread may say so."""
@@ -131,10 +137,9 @@ class Dispatcher(Channel):
 
     def stop(self) -> None:
         """End the thread. What is in flight will be executed again after the next start."""
-        if self._serving:
-            self.loop.call(self.waiters.dismiss)
-            if self._thread.is_alive():
-                self._dismissed.wait(DISMISS_MOST)
+        self.loop.call(self.waiters.dismiss)
+        if self._thread.is_alive():
+            self._dismissed.wait(DISMISS_MOST)
         self.loop.stop()
         if self._thread.is_alive():
             self._thread.join()
@@ -153,15 +158,15 @@ class Dispatcher(Channel):
         """Something is on disk that is due then."""
         self.loop.call(self.maintenance.hasten_alarm, when_us)
 
-    def closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[Doubt]) -> None:
+    def closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[CloseDoubt]) -> None:
         """These requests are no longer in the store, in which some of them waited for these services."""
         self.loop.call(self._closed, uuids, services, doubts)
 
-    def wait(self, asks: Sequence[Ask]) -> None:
+    def wait_for_replies(self, asks: Sequence[Ask]) -> None:
         """Somebody waits for replies."""
         self.loop.call(lambda: self.waiters.add(asks, time.monotonic()))
 
-    def found(self, answers: Answers) -> None:
+    def replies_read(self, answers: Answers) -> None:
         """What the store says of replies that somebody waits for."""
         self.loop.call(lambda: self.waiters.found(answers))
 
@@ -169,7 +174,7 @@ class Dispatcher(Channel):
         """The requests that are with a worker, or whose outcome is on its way to the disk."""
         return self.core.flights.copy().keys()
 
-    def flying(self) -> dict[bytes, int]:
+    def in_flight(self) -> dict[bytes, int]:
         """How many requests of each service are in flight, of those that have any. Any thread may ask."""
         backlogs = self.core.backlogs.copy()
         return {name: backlog.in_flight for name, backlog in backlogs.items() if backlog.in_flight}
@@ -205,7 +210,7 @@ class Dispatcher(Channel):
         if self._more:
             return 0.0
         times = (
-            self.core.next_deadline() if self._transport is not None else None,
+            self.core.next_deadline() if self.transport is not None else None,
             self.waiters.next_deadline(),
             self.maintenance.readers_at,
         )
@@ -213,7 +218,7 @@ class Dispatcher(Channel):
 
     def flush(self, now: float) -> None:
         """One round: take in results, decide, send."""
-        core, transport = self.core, self._transport
+        core, transport = self.core, self.transport
         if transport is not None:
             self._move(core, transport, now)
         for uuid in core.take_certain():
@@ -221,7 +226,7 @@ class Dispatcher(Channel):
                 doubt.over(uuid)
         if core.stopping and not core.flights:
             self._settled.set()
-        if self._serving and self.waiters.dismissed:
+        if self.waiters.dismissed:
             self._dismissed.set()
 
     # -- inside ----------------------------------------------------------------------------------------------
@@ -253,7 +258,7 @@ class Dispatcher(Channel):
         for uuid in core.take_recalls():
             transport.recall(uuid, now)
         for outcomes in core.take_outcomes(now, self.waiters):
-            self._writer.put(OutcomeWrite(outcomes, self._written, self._unwritten))
+            self._writer.enqueue(OutcomeWrite(outcomes, self._written, self._unwritten))
         transport.push(now)
 
     def _uncounted(self, now: float) -> bool:
@@ -287,7 +292,7 @@ class Dispatcher(Channel):
         self.core.returned(services)
         self.maintenance.look()  # they may have a time to live
 
-    def _closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[Doubt]) -> None:
+    def _closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[CloseDoubt]) -> None:
         self.core.closed(uuids)
         self._withdrawn(services)
         self.waiters.wake(uuids)

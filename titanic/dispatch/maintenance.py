@@ -69,7 +69,7 @@ class Maintenance:
 
     def begin(self) -> None:
         """Do what is due."""
-        self._writer.put(MaintenanceWrite(self, STEP))
+        self._writer.enqueue(MaintenanceWrite(self, STEP))
 
     def tick(self, now: float) -> None:
         """Free what killed readers hold."""
@@ -126,7 +126,7 @@ class MaintenanceWrite:
         self._recapped = 0
         self._unchecked: bytes | None = None
 
-    def write(self, transaction: WriteTransaction, now_us: int) -> None:
+    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         maintenance = self._maintenance
         leaps = maintenance.leaps
         ahead_us = leaps.ahead_us

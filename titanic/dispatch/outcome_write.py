@@ -32,7 +32,7 @@ class OutcomeWrite:
         self._moot: list[Outcome] = []
         self._without_room: list[Outcome] = []
 
-    def write(self, transaction: WriteTransaction, now_us: int) -> None:
+    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         self._moot, self._without_room = [], []
         now = time.monotonic()
         for outcome in self._outcomes:

@@ -10,7 +10,8 @@ The first two ask `mmi.workers` about all services at once. The third has only R
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Hashable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from broker import CLIENT_QUEUE, ClientConfig, ClientSession, ErrorReply, EventKind, LocalPeer, Loop, read_error
@@ -23,6 +24,9 @@ MMI_TIMEOUT = 2.5
 FOR_EVER = 1 << 30
 
 Key = TypeVar("Key", bound=Hashable)
+
+Deliver = Callable[[list[Frames]], None]
+"""Is given messages of the broker, in its thread."""
 
 
 class Results(Protocol):
@@ -255,9 +259,11 @@ class _Correlated:
 class LocalTransport(_Correlated):
     """To the broker in this process."""
 
-    def __init__(self, results: Results) -> None:
+    def __init__(self, results: Results, connect: Callable[[Deliver], LocalPeer], call: Callable[..., None]) -> None:
+        """`connect`: to the broker, as `Broker.connect_local`. `call`: has a function called in the dispatcher's
+        thread."""
         super().__init__(results)
-        self.peer: LocalPeer | None = None
+        self._peer = connect(lambda messages: call(lambda: self.receive(messages, time.monotonic())))
 
     def dismiss(self, now: float) -> None:
         """No other broker will come."""
@@ -268,9 +274,8 @@ class LocalTransport(_Correlated):
             self.session.receive(self.session.connection, frames, now)
 
     def push(self, now: float) -> None:
-        output = [frames for _, frames in self.session.take_output() if frames is not None]
-        if output and self.peer is not None:
-            self.peer.send(output)
+        if output := [frames for _, frames in self.session.take_output() if frames is not None]:
+            self._peer.send(output)
 
 
 class SocketTransport(_Correlated):

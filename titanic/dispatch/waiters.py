@@ -17,7 +17,7 @@ from typing import Any
 from broker import Timers
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Answer, Ask
+from titanic.services.ask import Ask, SendAnswers
 
 MOST_SECONDS = 3600.0
 """How long one may wait; who wants to wait longer is told that it is pending, and asks again."""
@@ -41,12 +41,14 @@ BAD_WAIT = tsp.bad_request("a titanic.wait is a number of seconds and a UUID of 
 class Waiters:
     """Who waits for which reply: a container of UUIDs. All methods are called in the dispatcher's thread."""
 
-    def __init__(self, answer: Answer, look: Callable[[Sequence[Any]], None]) -> None:
-        """`look` has the store looked at for asks; what it finds comes back through `found`."""
-        self._answer = answer
+    def __init__(
+        self, send_answers: SendAnswers, look: Callable[[Sequence[Ask]], None], most: int = MOST_WAITERS
+    ) -> None:
+        """`look` has the store read for asks; what it finds comes back through `found`. `most`: how many may wait at a
+        time before those that have waited for longest are told that the reply is pending."""
+        self._send_answers = send_answers
         self._look = look
-        self.room = MOST_WAITERS
-        """How many may wait at a time before those that have waited for longest are told that it is pending."""
+        self._most = most
         self._dismissing = False
         self._asks: dict[bytes, dict[int, Ask]] = {}
         self._uuids: dict[int, bytes] = {}
@@ -79,7 +81,7 @@ class Waiters:
             self._until[id(ask)] = now + min(seconds, MOST_SECONDS)
             good.append(ask)
         if refused:
-            self._answer(refused)
+            self._send_answers(refused)
         if good:
             self._look(good)
         self._make_room()
@@ -94,7 +96,7 @@ class Waiters:
             elif (until := self._until.pop(id(ask), None)) is not None:
                 self._deadlines.set(id(ask), until)
         if ended:
-            self._answer(ended)
+            self._send_answers(ended)
         self._make_room()
 
     def wake(self, uuids: Iterable[bytes]) -> None:
@@ -104,7 +106,7 @@ class Waiters:
             self._look(asks)
 
     def tick(self, now: float) -> None:
-        """Answer those whose time is over."""
+        """SendAnswers those whose time is over."""
         self._send_away([self._known[key] for key in self._deadlines.due(now)])
 
     def dismiss(self) -> None:
@@ -127,7 +129,7 @@ class Waiters:
 
     def _make_room(self) -> None:
         """Send away those that have waited for longest, but not before the store was looked at for them."""
-        more = len(self._known) - self.room
+        more = len(self._known) - self._most
         if more <= 0:
             return
         self._send_away(list(islice((ask for key, ask in self._known.items() if key not in self._until), more)))
@@ -136,7 +138,7 @@ class Waiters:
         for ask in asks:
             self._forget(ask)
         if asks:
-            self._answer([(ask, [tsp.PENDING]) for ask in asks])
+            self._send_answers([(ask, [tsp.PENDING]) for ask in asks])
 
     def _forget(self, ask: Ask) -> bool:
         uuid = self._uuids.pop(id(ask), None)

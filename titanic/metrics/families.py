@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from titanic.server.snapshot import Figures
+from titanic.server.snapshot import ServerSnapshot
 from titanic.util.histogram import Histogram
 from titanic.version import __version__
 
@@ -26,24 +26,24 @@ REQUESTS = {
 """The counters of requests, by the name that they are counted under."""
 
 
-def queue(figures: Figures) -> Iterator[Metric]:
+def queue(snapshot: ServerSnapshot) -> Iterator[Metric]:
     """A server's families."""
     yield about()
     for name, text in REQUESTS.items():
         metric = "titanic_replies_given" if name == "replies_given" else f"titanic_requests_{name}"
-        yield CounterMetricFamily(metric, text, value=figures.counted[name])
+        yield CounterMetricFamily(metric, text, value=snapshot.counted[name])
     refused = CounterMetricFamily("titanic_requests_refused", "Requests that were not stored.", labels=["reason"])
-    for reason, count in figures.refused.items():
+    for reason, count in snapshot.refused.items():
         refused.add_metric([reason], count)
     yield refused
-    yield from _services(figures)
-    yield from _store(figures)
-    yield _histogram("titanic_commit_seconds", "Time of a commit: changes, write and sync.", figures.commit_seconds)
-    yield _histogram("titanic_commit_changes", "Changes that share a commit.", figures.commit_sizes)
-    yield GaugeMetricFamily("titanic_waiting_clients", "Clients that wait for a reply.", value=figures.waiting_clients)
-    yield threads(figures.lags)
-    if figures.broker is not None:
-        yield from broker(figures.broker)
+    yield from _services(snapshot)
+    yield from _store(snapshot)
+    yield _histogram("titanic_commit_seconds", "Time of a commit: changes, write and sync.", snapshot.commit_seconds)
+    yield _histogram("titanic_commit_changes", "Changes that share a commit.", snapshot.commit_sizes)
+    yield GaugeMetricFamily("titanic_waiting_clients", "Clients that wait for a reply.", value=snapshot.waiting_clients)
+    yield threads(snapshot.lags)
+    if snapshot.broker is not None:
+        yield from broker(snapshot.broker)
 
 
 def about() -> Metric:
@@ -90,8 +90,8 @@ def ready(is_so: bool) -> Metric:
     return GaugeMetricFamily("titanic_ready", text, value=is_so)
 
 
-def _services(figures: Figures) -> Iterable[Metric]:
-    services = figures.services
+def _services(snapshot: ServerSnapshot) -> Iterable[Metric]:
+    services = snapshot.services
     yield _labelled(
         "titanic_requests_waiting",
         "Requests that can be executed now, those with workers included.",
@@ -113,8 +113,8 @@ def _services(figures: Figures) -> Iterable[Metric]:
     yield workers({name: load.workers for name, load in services.items()})
 
 
-def _store(figures: Figures) -> Iterable[Metric]:
-    store = figures.store
+def _store(snapshot: ServerSnapshot) -> Iterable[Metric]:
+    store = snapshot.store
     gauges = {
         "titanic_requests_delayed": ("Requests that wait for their time.", store.delayed),
         "titanic_replies_stored": ("Requests that have ended and are not closed.", store.replies),
@@ -122,9 +122,9 @@ def _store(figures: Figures) -> Iterable[Metric]:
         "titanic_store_used_bytes": ("What is in use of it.", store.used),
         "titanic_store_free_bytes": ("What is not in use of it.", max(0, store.capacity - store.used)),
         "titanic_store_closed": ("Closed requests that are remembered.", store.closed),
-        "titanic_store_full": ("1 while there is no room for a small request.", figures.full),
-        "titanic_disk_full": ("1 while the disk below the store has no room for what is written.", figures.disk_full),
-        "titanic_store_usable": ("1 while the store can be used, 0 after its disk failed.", figures.usable),
+        "titanic_store_full": ("1 while there is no room for a small request.", snapshot.full),
+        "titanic_disk_full": ("1 while the disk below the store has no room for what is written.", snapshot.disk_full),
+        "titanic_store_usable": ("1 while the store can be used, 0 after its disk failed.", snapshot.usable),
     }
     for name, (text, value) in gauges.items():
         yield GaugeMetricFamily(name, text, value=value)

@@ -37,7 +37,7 @@ LAST = 5.0
 """Seconds that what is in hand may take at the end."""
 
 
-class Ingest:
+class GatherEndpoint:
     """The GATHER socket, the thread that reads it, and what is not stored yet."""
 
     def __init__(self, here: Broker) -> None:
@@ -52,7 +52,7 @@ class Ingest:
         self._again_at = 0.0
         self._patience = LAST
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ingest", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="gather", daemon=True)
 
     def bind(self, endpoint: str) -> str:
         """Listen on one more endpoint; the endpoint with its real port comes back."""

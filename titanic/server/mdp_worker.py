@@ -9,17 +9,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import zmq
 
 from broker import Channel, Dealer, Job, Loop, OutOfSockets, WorkerChannel, WorkerConfig, WorkerLog, WorkerSession
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Answers
+from titanic.services.ask import Answers, HandleBatch
 
 log = logging.getLogger(__name__)
-
-Handle = Callable[[bytes, Sequence["LaneAsk"]], None]
 
 
 class LaneAsk:
@@ -63,22 +61,14 @@ class Lane(WorkerChannel):
 
 
 class Lanes(Channel):
-    """All lanes of all services, in one thread. `handle` gets the batches; answers go through `answer`. `lost` is told
-    of asks whose connection is gone: their answers reach nobody."""
+    """All lanes of all services, in one thread."""
 
-    def __init__(
-        self,
-        endpoint: str,
-        services: Mapping[bytes, int],
-        handle: Handle,
-        config: WorkerConfig,
-        lost: Callable[[LaneAsk], None],
-    ) -> None:
+    def __init__(self, endpoint: str, services: Mapping[bytes, int], config: WorkerConfig) -> None:
         """`services`: how many lanes each has."""
-        self.lost = lost
+        self.lost: Callable[[LaneAsk], None]
+        self._handle_batch: HandleBatch
         self._endpoint = endpoint
         self._services = services
-        self._handle = handle
         self._config = config
         self._loop = Loop()
         self._lanes: list[Lane] = []
@@ -88,17 +78,19 @@ class Lanes(Channel):
         self._loop.add(self._log)
         self._thread = threading.Thread(target=self._loop.run, name="lanes", daemon=True)
 
-    def start(self) -> None:
-        """Run, without any lanes yet."""
+    def start(self, handle_batch: HandleBatch, lost: Callable[[LaneAsk], None]) -> None:
+        """Run, without any lanes yet. `handle_batch` gets what comes. `lost` is told of asks whose connection is gone:
+        their answers reach nobody. Both are called in the lanes' thread."""
+        self._handle_batch, self.lost = handle_batch, lost
         self._thread.start()
 
     def register(self) -> None:
         """Register with the broker. Any thread may ask."""
         self._loop.call(self._register)
 
-    def answer(self, answers: Answers) -> None:
+    def send_answers(self, answers: Answers) -> None:
         """Send answers back. Any thread may."""
-        self._loop.call(self._answer, answers)
+        self._loop.call(self._send_answers, answers)
 
     def call(self, function: Callable[[], None]) -> None:
         """Have a function called in the thread. Any thread may ask."""
@@ -139,7 +131,7 @@ class Lanes(Channel):
             self._loop.add(lane)
         self._loop.add(self)  # the last: its flush comes when all lanes have been looked at
 
-    def _answer(self, answers: Answers) -> None:
+    def _send_answers(self, answers: Answers) -> None:
         now = time.monotonic()
         for ask, body in answers:
             ask.lane.session.final(ask.job, body, now)
@@ -158,4 +150,4 @@ class Lanes(Channel):
         """Hand over the batches."""
         batches, self._batches = self._batches, {}
         for service, batch in batches.items():
-            self._handle(service, batch)
+            self._handle_batch(service, batch)

@@ -14,11 +14,11 @@ MOST_SERVICES = 100
 
 OTHERS = "(others)"
 
-Workers = Mapping[bytes, int | None]
+WorkerCounts = Mapping[bytes, int | None]
 """How many workers services have, none if they are not in it; None: it is not known how many."""
 
 
-class Load(NamedTuple):
+class ServiceLoad(NamedTuple):
     """What a service has to do, and who does it. `oldest` is the age in seconds of what waits longest; of the
     others together it is not known."""
 
@@ -29,14 +29,14 @@ class Load(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """A snapshot."""
+class ServerSnapshot:
+    """A snapshot of a server."""
 
     counted: Mapping[str, int]
     """Requests since the start, by what became of them."""
     refused: Mapping[str, int]
     """Refusals, by reason."""
-    services: Mapping[str, Load]
+    services: Mapping[str, ServiceLoad]
     store: Counts
     usable: bool
     """Whether the store can be used: its disk may have failed."""
@@ -53,16 +53,16 @@ class Figures:
     """The integrated broker's counters."""
 
 
-def loads(
-    transaction: ReadTransaction, running: Mapping[bytes, int], workers: Workers | None, now_us: int
-) -> dict[str, Load]:
+def service_loads(
+    transaction: ReadTransaction, running: Mapping[bytes, int], workers: WorkerCounts | None, now_us: int
+) -> dict[str, ServiceLoad]:
     """The load of each service, or of the most loaded, and then of all others together."""
     waiting = transaction.waiting()
     named = gather(waiting, running, workers)
     found = {}
     for name in named:
         oldest = transaction.oldest(name)
-        found[name.decode(errors="replace")] = Load(
+        found[name.decode(errors="replace")] = ServiceLoad(
             waiting.get(name, 0),
             running.get(name, 0),
             None if workers is None else workers.get(name, 0),
@@ -71,7 +71,7 @@ def loads(
     return found | others(named, waiting, running, workers)
 
 
-def gather(waiting: Mapping[bytes, int], running: Mapping[bytes, int], workers: Workers | None) -> list[bytes]:
+def gather(waiting: Mapping[bytes, int], running: Mapping[bytes, int], workers: WorkerCounts | None) -> list[bytes]:
     """The services that get figures of their own."""
     names = waiting.keys() | running.keys() | (workers or {}).keys()
     if len(names) <= MOST_SERVICES:
@@ -83,15 +83,15 @@ def others(
     named: Sequence[bytes],
     waiting: Mapping[bytes, int],
     running: Mapping[bytes, int],
-    workers: Workers | None,
-) -> dict[str, Load]:
+    workers: WorkerCounts | None,
+) -> dict[str, ServiceLoad]:
     """The load of the services that are not named, together; nothing when there are none."""
     apart = set(named)
     rest = [
         None if each is None else sum(count or 0 for name, count in each.items() if name not in apart)
         for each in (waiting, running, workers)
     ]
-    return {OTHERS: Load(rest[0] or 0, rest[1] or 0, rest[2])} if any(rest) else {}
+    return {OTHERS: ServiceLoad(rest[0] or 0, rest[1] or 0, rest[2])} if any(rest) else {}
 
 
 def bounded(counts: Mapping[str, int]) -> dict[str, int]:

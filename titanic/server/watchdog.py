@@ -9,17 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-Ask = Callable[[Callable[[], None]], None]
-"""Have a function called in a thread, soon."""
+Call = Callable[[Callable[[], None]], None]
+"""Has a function called in a thread, soon."""
 
 
-class Pulse:
+class Watchdog:
     """One thread looks; any may ask how it was."""
 
-    def __init__(self, parts: Mapping[str, Ask]) -> None:
-        """`parts`: the threads' names, and how to ask each."""
+    def __init__(self, threads: Mapping[str, Call]) -> None:
+        """`threads`: their names, and how to have a function called in each."""
         self._lags: dict[str, float] = {}
-        self._parts = parts
+        self._threads = threads
         self._missing: set[str] = set()
         self._asked_at: float | None = None
 
@@ -29,9 +29,9 @@ class Pulse:
             return False
         first = self._asked_at is None
         self._asked_at = now
-        self._missing = set(self._parts)
-        for name, ask in self._parts.items():
-            ask(self._answerer(name))
+        self._missing = set(self._threads)
+        for name, call in self._threads.items():
+            call(self._answerer(name))
         return not first
 
     def late(self, now: float, after: float) -> list[str]:

@@ -25,7 +25,7 @@ from titanic.protocol import tsp
 from titanic.protocol.limits import MOST_UUIDS
 from titanic.protocol.tsp import Frames
 from titanic.services import admin_archive
-from titanic.services.ask import Answer, Ask, Watcher
+from titanic.services.ask import Ask, DispatcherInbox, SendAnswers
 from titanic.store import State, WriteTransaction
 from titanic.util import ids
 from titanic.util.quoting import quoted
@@ -37,11 +37,13 @@ DEAD = (State.FAILED, State.EXPIRED)
 class Administer:
     """A batch of asks, as one `Write`."""
 
-    def __init__(self, answer: Answer, watcher: Watcher, asks: Sequence[Ask], most: int = MOST_UUIDS) -> None:
+    def __init__(
+        self, send_answers: SendAnswers, dispatcher: DispatcherInbox, asks: Sequence[Ask], most: int = MOST_UUIDS
+    ) -> None:
         """`most`: how many requests one ask may change."""
         self._most = most
-        self._answer = answer
-        self._watcher = watcher
+        self._send_answers = send_answers
+        self._dispatcher = dispatcher
         self._asks = asks
         self._begin()
 
@@ -52,7 +54,7 @@ class Administer:
         self._doubtful: list[bytes] = []
         self._services: set[bytes] = set()
 
-    def write(self, transaction: WriteTransaction, now_us: int) -> None:
+    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         self._begin()
         for ask in self._asks:
             try:
@@ -71,8 +73,10 @@ class Administer:
     def parts(self) -> list[Administer]:
         """Ask by ask, then fewer requests of each."""
         if len(self._asks) > 1:
-            return [Administer(self._answer, self._watcher, half, self._most) for half in halves(self._asks)]
-        return [Administer(self._answer, self._watcher, self._asks, self._most // 4)] if self._most >= 4 else []
+            return [Administer(self._send_answers, self._dispatcher, half, self._most) for half in halves(self._asks)]
+        return (
+            [Administer(self._send_answers, self._dispatcher, self._asks, self._most // 4)] if self._most >= 4 else []
+        )
 
     def _obey(self, transaction: WriteTransaction, options: dict[str, Any], now_us: int) -> dict[str, Any]:
         following: bytes | None = None
@@ -92,7 +96,7 @@ class Administer:
             )
             uuids, following = [row.uuid for row in page], page.next
             if options["do"] == "purge":
-                running = self._watcher.running()
+                running = self._dispatcher.running()
                 uuids = [uuid for uuid in uuids if uuid not in running]
         act = self._retry if options["do"] == "retry" else self._purge
         done = sum(act(transaction, uuid, now_us) for uuid in uuids)
@@ -117,14 +121,16 @@ class Administer:
 
     def committed(self) -> None:
         if self._returned:
-            self._watcher.returned(self._returned)
+            self._dispatcher.returned(self._returned)
         if self._closed:  # the answer waits as that of a titanic.close does
-            self._watcher.closed(self._closed, self._services, [(self._doubtful, partial(self._answer, self._answers))])
+            self._dispatcher.closed(
+                self._closed, self._services, [(self._doubtful, partial(self._send_answers, self._answers))]
+            )
         else:
-            self._answer(self._answers)
+            self._send_answers(self._answers)
 
     def failed(self, error: StoreError) -> None:
-        self._answer([(ask, tsp.failure(f"not done: {error}")) for ask in self._asks])
+        self._send_answers([(ask, tsp.failure(f"not done: {error}")) for ask in self._asks])
 
 
 def _read(body: Frames) -> dict[str, Any]:

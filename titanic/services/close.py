@@ -19,7 +19,7 @@ from titanic.commit.writer import halves
 from titanic.errors import StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Answer, Ask, Doubt, Watcher
+from titanic.services.ask import Ask, CloseDoubt, DispatcherInbox, SendAnswers
 from titanic.store import WriteTransaction
 
 
@@ -50,9 +50,11 @@ class Close:
     with the last of them.
     """
 
-    def __init__(self, answer: Answer, watcher: Watcher, counts: dict[str, int], asks: Sequence[Ask]) -> None:
-        self._answer = answer
-        self._watcher = watcher
+    def __init__(
+        self, send_answers: SendAnswers, dispatcher: DispatcherInbox, counts: dict[str, int], asks: Sequence[Ask]
+    ) -> None:
+        self._send_answers = send_answers
+        self._dispatcher = dispatcher
         self._counts = counts
         self._asks = asks
         self._items: Sequence[tuple[_Wish, bytes]] | None = None
@@ -65,7 +67,7 @@ class Close:
         self._doubtful: set[int] = set()
         self._refused: dict[int, str] = {}
 
-    def write(self, transaction: WriteTransaction, now_us: int) -> None:
+    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         if self._items is None:
             self._items = self._read()
         self._begin()
@@ -88,7 +90,7 @@ class Close:
     def parts(self) -> list[Close]:
         parts = []
         for half in halves(self._items or []):
-            part = Close(self._answer, self._watcher, self._counts, [])
+            part = Close(self._send_answers, self._dispatcher, self._counts, [])
             part._items = half
             parts.append(part)
         if parts:
@@ -118,7 +120,7 @@ class Close:
         return items
 
     def _tell(self) -> None:
-        """Answer the asks that are dealt with."""
+        """SendAnswers the asks that are dealt with."""
         in_doubt: dict[_Wish, list[bytes]] = {}
         for at, (wish, uuid) in enumerate(self._items or ()):
             if at in self._doubtful:
@@ -129,11 +131,13 @@ class Close:
             if wish.done(1):
                 self._answers.append((wish.ask, wish.answer))
         if self._closed or in_doubt:
-            doubts: list[Doubt] = [(uuids, partial(self._sure, wish, len(uuids))) for wish, uuids in in_doubt.items()]
-            self._watcher.closed(self._closed, self._services, doubts)
+            doubts: list[CloseDoubt] = [
+                (uuids, partial(self._sure, wish, len(uuids))) for wish, uuids in in_doubt.items()
+            ]
+            self._dispatcher.closed(self._closed, self._services, doubts)
         if self._answers:
-            self._answer(self._answers)
+            self._send_answers(self._answers)
 
     def _sure(self, wish: _Wish, count: int) -> None:
         if wish.done(count):
-            self._answer([(wish.ask, wish.answer)])
+            self._send_answers([(wish.ask, wish.answer)])

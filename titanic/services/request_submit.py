@@ -10,7 +10,7 @@ from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 from titanic.services import submission
-from titanic.services.ask import Answer, Ask, Watcher
+from titanic.services.ask import Ask, DispatcherInbox, SendAnswers
 from titanic.services.submission import Submission
 from titanic.store import NewRequest, WriteTransaction
 from titanic.util.clock import Leaps
@@ -27,16 +27,16 @@ class Intake:
 
     def __init__(
         self,
-        answer: Answer,
-        watcher: Watcher,
+        send_answers: SendAnswers,
+        dispatcher: DispatcherInbox,
         limits: Mapping[bytes, ServiceLimits],
         leaps: Leaps,
         most_body: int | None = None,
     ) -> None:
-        self.answer = answer
+        self.send_answers = send_answers
         self.leaps = leaps
         """The wall clock, as the writer's thread sees it."""
-        self.watcher = watcher
+        self.dispatcher = dispatcher
         self.limits = limits
         self.most_body = most_body
         """Bytes of a request's body; None: no limit of ours."""
@@ -76,7 +76,7 @@ class Accept:
         self._repeated = 0
         self._refused: list[str] = []
 
-    def write(self, transaction: WriteTransaction, now_us: int) -> None:
+    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         self._begin()
         if self._intake.refusing:
             for ask in self._asks:
@@ -177,14 +177,14 @@ class Accept:
         intake.counts["refused"] += len(self._refused)
         for reason in self._refused:
             intake.refused[reason] += 1
-        intake.answer(self._answers)
+        intake.send_answers(self._answers)
         if self._arrived:
-            intake.watcher.arrived(self._arrived)
+            intake.dispatcher.arrived(self._arrived)
         if self._due is not None:
-            intake.watcher.due_at(self._due)
+            intake.dispatcher.due_at(self._due)
 
     def failed(self, error: StoreError) -> None:
         self._intake.bytes_written += self._size
         self._intake.counts["refused"] += len(self._asks)
         self._intake.refused["disk"] += len(self._asks)
-        self._intake.answer([(ask, tsp.failure(f"not stored: {error}")) for ask in self._asks])
+        self._intake.send_answers([(ask, tsp.failure(f"not stored: {error}")) for ask in self._asks])

@@ -26,7 +26,7 @@ class Put:
         self.uuid = b""
         self.heard: list[object] = []
 
-    def write(self, transaction: WriteTransaction, now_us: int) -> None:
+    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         (self.uuid,) = transaction.accept_many([NewRequest(b"echo", [bytes(self.size)])], now_us)
         if self.error is not None:
             raise self.error
@@ -62,7 +62,7 @@ def run(store: Store, writes: list[Put]) -> Writer:
     """Commit them as one batch."""
     writer = Writer(store)
     for write in writes:
-        writer.put(write)
+        writer.enqueue(write)
     writer.start()
     writer.stop()
     return writer
@@ -136,7 +136,7 @@ class Pile:
         self.items = items
         self.heard = heard
 
-    def write(self, transaction: WriteTransaction, now_us: int) -> None:
+    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         if len(self.items) > 2:
             raise StoreFull(1, 1)
 
@@ -156,7 +156,7 @@ class Pile:
 def test_what_is_too_much_for_a_full_store_is_done_in_parts(store: Store) -> None:
     heard: list[str] = []
     writer = Writer(store)
-    writer.put(Pile([1, 2, 3, 4, 5], heard))
+    writer.enqueue(Pile([1, 2, 3, 4, 5], heard))
     writer.start()
     writer.stop()
     assert heard == ["committed [1, 2]", "committed [3]", "committed [4, 5]"]

@@ -14,8 +14,8 @@ from titanic.commit.writer import Writer
 from titanic.dispatch.actions import Send
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.maintenance import PAUSE_US, STEP, MaintenanceWrite
-from titanic.dispatch.waiters import Waiters
 from titanic.errors import StoreFailed
+from titanic.services.reader import Reader
 from titanic.store import MIN_CAPACITY, NewRequest, Status, Store
 from titanic.store.lmdb import request_record
 from titanic.util.clock import wall_us
@@ -52,13 +52,16 @@ def test_what_was_closed_is_not_wanted_any_more_before_a_broker_is_found_dead(
 ) -> None:
     """Delivering finds that out, and then all that is wanted is sent to the next broker."""
     with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
-        dispatcher, transport = Dispatcher(ServerConfig(), store, Writer(store)), Transport()
-        dispatcher.use(transport)
-        dispatcher.serve(Waiters(lambda _: None, lambda _: None))
+        dispatcher, transport = make(store), Transport()
+        dispatcher.connect(transport)
         monkeypatch.setattr(dispatcher.core, "_recalls", [b"closed"])
         dispatcher.flush(0.0)
         dispatcher.loop.stop()
     assert transport.told == ["recall closed", "deliver"]
+
+
+def make(store: Store) -> Dispatcher:
+    return Dispatcher(ServerConfig(), store, Writer(store), Reader(store), lambda answers: None)
 
 
 class Rounds:
@@ -68,9 +71,8 @@ class Rounds:
         """`services`: how many requests each has. Each has a worker more than that."""
         self.store = store
         self.transport = Transport()
-        self.dispatcher = Dispatcher(ServerConfig(), store, Writer(store))
-        self.dispatcher.use(self.transport)
-        self.dispatcher.serve(Waiters(lambda _: None, lambda _: None))
+        self.dispatcher = make(store)
+        self.dispatcher.connect(self.transport)
         for service, count in services.items():
             self.submit(service, *[body] * count)
             self.dispatcher.core.present(service, count + 1, 0.0)
@@ -147,7 +149,7 @@ def test_what_is_due_and_cannot_be_done_is_not_insisted_on(store: Store, monkeyp
         """Do what is due; in how many seconds it is looked at again."""
         one = MaintenanceWrite(dispatcher.maintenance, STEP)
         with store.write() as txn:
-            one.write(txn, wall_us())
+            one.apply(txn, wall_us())
         one.tell()
         deadline = dispatcher.core.next_deadline()
         return None if deadline is None else deadline - time.monotonic()

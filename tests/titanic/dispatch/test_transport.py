@@ -76,9 +76,8 @@ def heard() -> Heard:
 
 
 def local(heard: Heard) -> tuple[LocalTransport, Peer]:
-    transport, peer = LocalTransport(heard), Peer()
-    transport.peer = peer  # type: ignore[assignment]
-    return transport, peer
+    peer: Any = Peer()
+    return LocalTransport(heard, lambda deliver: peer, lambda function: function()), peer
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_what_is_no_wait(hall: Hall, body: list[bytes]) -> None:
 
 
 def test_when_there_is_no_more_room_those_are_sent_away_that_have_waited_for_longest(hall: Hall) -> None:
-    hall.waiters.room = 2
+    hall.waiters = Waiters(hall._answer, hall._look, most=2)
     asks = [Ask(uuid=bytes([number]) * 16) for number in range(5)]
     hall.waiters.add(asks[:3], 0)
     assert hall.answers == {}, "the store was not looked at for anyone yet"

@@ -13,29 +13,29 @@ from support.waiting import until
 from broker import Broker
 from titanic.client.client import Client
 from titanic.errors import TimedOut
-from titanic.server.watchdog import Pulse
+from titanic.server.watchdog import Watchdog
 
 
 def test_it_asks_again_when_all_have_answered() -> None:
     answers: dict[str, list[Callable[[], None]]] = {"a": [], "b": []}
-    pulse = Pulse({name: asked.append for name, asked in answers.items()})
-    assert not pulse.look(1.0)
+    watchdog = Watchdog({name: asked.append for name, asked in answers.items()})
+    assert not watchdog.look(1.0)
     answers["a"].pop()()
-    assert not pulse.look(2.0)
-    assert pulse.late(2.5, 1.0) == ["b"]
-    assert pulse.late(2.0, 1.0) == []
+    assert not watchdog.look(2.0)
+    assert watchdog.late(2.5, 1.0) == ["b"]
+    assert watchdog.late(2.0, 1.0) == []
     answers["b"].pop()()
-    assert pulse.look(3.0)
+    assert watchdog.look(3.0)
     assert [len(asked) for asked in answers.values()] == [1, 1]
-    assert set(pulse.lags(3.0)) == {"a", "b"}
-    assert pulse.lags(10.0) == {"a": 7.0, "b": 7.0}
+    assert set(watchdog.lags(3.0)) == {"a", "b"}
+    assert watchdog.lags(10.0) == {"a": 7.0, "b": 7.0}
 
 
 def test_every_thread_of_a_server_answers(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
-        assert not server.pulse.look(0.0)
-        until(lambda: server.pulse.look(0.0))
-        assert set(server.pulse.lags(0.0)) == {"writer", "reader", "dispatcher", "broker"}
+        assert not server.watchdog.look(0.0)
+        until(lambda: server.watchdog.look(0.0))
+        assert set(server.watchdog.lags(0.0)) == {"writer", "reader", "dispatcher", "broker"}
 
 
 def test_a_writer_that_is_stuck_does_not(tmp_path: Path) -> None:
@@ -44,22 +44,22 @@ def test_a_writer_that_is_stuck_does_not(tmp_path: Path) -> None:
         with server.store.write():
             with pytest.raises(TimedOut):
                 client.submit("s", b"x")
-            server.pulse.look(0.0)
-            until(lambda: server.pulse.late(1.0, 0.5) == ["writer"])
-            assert not server.pulse.look(2.0)
-        until(lambda: server.pulse.look(3.0))
+            server.watchdog.look(0.0)
+            until(lambda: server.watchdog.late(1.0, 0.5) == ["writer"])
+            assert not server.watchdog.look(2.0)
+        until(lambda: server.watchdog.look(3.0))
 
 
 def test_a_loop_that_is_stuck_does_not() -> None:
     free = threading.Event()
     with Broker() as broker:
-        pulse = Pulse({"broker": broker.loop.call})
+        watchdog = Watchdog({"broker": broker.loop.call})
         broker.loop.call(_wait, free)
-        pulse.look(0.0)
-        assert pulse.late(1.0, 0.5) == ["broker"]
-        assert not pulse.look(2.0)
+        watchdog.look(0.0)
+        assert watchdog.late(1.0, 0.5) == ["broker"]
+        assert not watchdog.look(2.0)
         free.set()
-        until(lambda: pulse.look(3.0))
+        until(lambda: watchdog.look(3.0))
 
 
 def _wait(event: threading.Event) -> None:

@@ -16,8 +16,9 @@ from titanic.protocol import tsp
 from titanic.protocol.limits import MOST_UUIDS
 from titanic.protocol.tsp import Frames
 from titanic.services import reply
-from titanic.services.ask import Answers, Doubt
-from titanic.services.handler import Services
+from titanic.services.ask import Answers, CloseDoubt
+from titanic.services.handler import ServiceHandler
+from titanic.services.reader import Reader, ReadService
 from titanic.store import MIN_CAPACITY, ReadTransaction, Status, Store, WriteTransaction
 
 
@@ -36,7 +37,8 @@ class Desk:
         self.writer = Writer(store)
         self.answers: dict[Ask, Frames] = {}
         self.told: list[Any] = []
-        self.services = Services(store, self.writer, self, self._answer, **settings)
+        self.reader = Reader(store)
+        self.services = ServiceHandler(store, self.writer, self.reader, self, self._answer, **settings)
 
     def _answer(self, answers: Answers) -> None:
         for ask, body in answers:
@@ -52,10 +54,13 @@ class Desk:
     def due_at(self, when_us: int) -> None:
         self.told.append(when_us)
 
-    def closed(self, uuids: list[bytes], services: set[bytes], doubts: list[Doubt]) -> None:
+    def closed(self, uuids: list[bytes], services: set[bytes], doubts: list[CloseDoubt]) -> None:
         self.told.append(uuids)
         for _, then in doubts:
             then()
+
+    def wait_for_replies(self, asks: Any) -> None:
+        self.told.append(("wait", list(asks)))
 
     def stats(self) -> dict[str, Any]:
         return {"running": 0}
@@ -66,10 +71,10 @@ class Desk:
     def ask(self, name: bytes, *bodies: list[bytes]) -> list[Frames]:
         """All in one batch."""
         asks = [Ask(*body) for body in bodies]
-        self.services.handle(name, asks)
+        self.services.handle_batch(name, asks)
         while not all(ask in self.answers for ask in asks):
             done = Event()
-            self.writer.put(_Flag(done))
+            self.writer.enqueue(_Flag(done))
             assert done.wait(30)
         return [self.answers[ask] for ask in asks]
 
@@ -78,7 +83,7 @@ class _Flag:
     def __init__(self, event: Event) -> None:
         self._event = event
 
-    def write(self, transaction: WriteTransaction, now_us: int) -> None: ...
+    def apply(self, transaction: WriteTransaction, now_us: int) -> None: ...
 
     def __len__(self) -> int:
         return 0
@@ -95,9 +100,9 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
         desk = Desk(store)
         desk.writer.start()
-        desk.services.start()
+        desk.reader.start()
         yield desk
-        desk.services.stop()
+        desk.reader.stop()
         desk.writer.stop()
 
 
@@ -266,16 +271,16 @@ def test_more_than_may_wait_for_the_disk_is_refused_at_once(tmp_path: Path) -> N
     with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
         desk = Desk(store, most_bytes=10_000)
         first, second, third = Ask(b"a", bytes(20_000)), Ask(b"a", b"x"), Ask(b"a", b"x")
-        desk.services.handle(tsp.REQUEST, [first])  # however large: one must be able to get in
-        desk.services.handle(tsp.REQUEST, [second])
+        desk.services.handle_batch(tsp.REQUEST, [first])  # however large: one must be able to get in
+        desk.services.handle_batch(tsp.REQUEST, [second])
         assert first not in desk.answers
         assert desk.answers[second][0].startswith(b"500 busy: ")
         desk.writer.start()
         assert desk.ask(tsp.CLOSE, [b"0" * 32]) == [[b"200"]]
-        desk.services.handle(tsp.REQUEST, [third])
+        desk.services.handle_batch(tsp.REQUEST, [third])
         desk.writer.stop()
         assert desk.answers[first][0] == desk.answers[third][0] == b"200"
-        desk.services.stop()
+        desk.reader.stop()
 
 
 def test_stats_are_there_with_names_that_are_not_text(desk: Desk) -> None:
@@ -286,29 +291,24 @@ def test_stats_are_there_with_names_that_are_not_text(desk: Desk) -> None:
 
 
 def test_who_waits_is_told_once_that_the_store_cannot_be_read(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
+    found: list[Any] = []
     done = Event()
 
-    class Waits:
-        def wait(self, asks: Any) -> None:
-            told.append(("wait", list(asks)))
+    def read(answers: Answers) -> None:
+        found.extend(answers)
+        done.set()
 
-        def found(self, answers: Answers) -> None:
-            told.append(("found", list(answers)))
-            done.set()
-
-    desk.services.use(Waits())
     ask = Ask(b"5", b"0" * 32)
-    desk.services.handle(tsp.WAIT, [ask])
+    desk.services.handle_batch(tsp.WAIT, [ask])
 
     def failing(self: ReadTransaction) -> None:
         raise StoreFailed("the disk failed")
 
     with monkeypatch.context() as patch:
         patch.setattr(ReadTransaction, "__enter__", failing)
-        desk.services.look([ask])
+        desk.reader.enqueue(ReadService(tsp.WAIT, desk.reader.read_awaited, read, shared=True), [ask])
         assert done.wait(30)
-    assert told == [("wait", [ask]), ("found", [(ask, [b"500 not read: the disk failed"])])]
+    assert (desk.told, found) == ([("wait", [ask])], [(ask, [b"500 not read: the disk failed"])])
     assert desk.answers == {}
 
 

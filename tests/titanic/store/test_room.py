@@ -153,9 +153,9 @@ def test_a_server_is_full_as_long_as_there_is_no_room(tmp_path):
             except Refused:
                 break
         assert not client.stats()["accepting"]
-        assert server.figures().full
+        assert server.snapshot().full
         assert list(server.shortages()) == ["store"]
         client.close(*uuids[:2])
         assert client.stats()["accepting"]
-        assert not server.figures().full
+        assert not server.snapshot().full
         assert server.shortages() == {}

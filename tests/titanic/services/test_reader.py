@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from titanic.services import read_turns as turns_module
-from titanic.services.read_turns import PORTION, Turns
+from titanic.services import reader as reader_module
+from titanic.services.reader import PORTION, ReadService, Turns
+
+REPLY = ReadService(b"titanic.reply", lambda transaction, body: [], lambda answers: None)
 
 
 class Asked:
@@ -23,7 +25,7 @@ class Reader:
 
     def round(self, *asks: Asked, size: int = PORTION // 2) -> list[bytes]:
         read = []
-        batches: Sequence[tuple[bytes, Sequence[Asked]]] = [(b"titanic.reply", asks)] if asks else []
+        batches: Sequence[tuple[ReadService, Sequence[Asked]]] = [(REPLY, asks)] if asks else []
         for _, ask in self.turns.next(batches):
             self.turns.spend(ask, size)
             read.append(ask.body[0])
@@ -60,8 +62,8 @@ def test_nothing_is_read_for_who_does_not_read() -> None:
 def test_there_is_an_end_to_what_is_put_off() -> None:
     reader = Reader()
     reader.sated = {"a"}
-    reader.round(*asks("a", turns_module.MOST + 3))
+    reader.round(*asks("a", reader_module.MOST + 3))
     assert [ask.body for _, ask in reader.turns.take_refused()] == [
-        [b"a%d" % (turns_module.MOST + n)] for n in range(3)
+        [b"a%d" % (reader_module.MOST + n)] for n in range(3)
     ]
     assert reader.turns.take_refused() == []

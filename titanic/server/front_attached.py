@@ -1,0 +1,158 @@
+"""The broker runs elsewhere: Titanic is an ordinary worker and client of it.
+
+First it is found out which broker is there, whenever it comes, then whether another queue serves it already. Only then
+are the lanes registered, and requests sent in the way that suits that broker.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from broker import Kind
+from titanic.config import ServerConfig
+from titanic.dispatch.discovery import BrokerDiscovery
+from titanic.dispatch.dispatcher import Dispatcher
+from titanic.dispatch.transport import SocketTransport
+from titanic.dispatch.transport_foreign import ForeignTransport
+from titanic.errors import CallerError, TitanicError
+from titanic.protocol import tsp
+from titanic.server.duplicate_queue import DuplicateQueueCheck
+from titanic.server.mdp_worker import LaneAsk, Lanes
+from titanic.server.watchdog import Call
+from titanic.services.ask import HandleBatch
+from titanic.util import file_limits
+
+log = logging.getLogger(__name__)
+
+OTHER_FILES = 40
+"""File descriptors besides those of the lanes, which take two each."""
+
+FEW_LANES = 4
+"""For services that are rarely asked."""
+
+BUSY_SERVICES = (tsp.REQUEST, tsp.REPLY, tsp.CLOSE, tsp.SUBMIT, tsp.WAIT)
+
+FOREIGN = (
+    "the broker at %s (MDP %s) is not of this project: a request that is closed or expires when it was sent already is"
+    " executed all the same, and one without a reply after attempt_timeout, %g s, is sent to a second worker whatever"
+    " the first one is doing; with 'titanic broker' neither happens"
+)
+"""What is lost: what P2 and P4 promise needs a broker that tells who works on what, and gives back what nobody has."""
+
+
+class AttachedFront:
+    """See `Front`. Methods that begin with an underscore are called in the dispatcher's thread."""
+
+    gathers = ()
+    most_body = None
+
+    def __init__(self, config: ServerConfig, endpoint: str, store: str) -> None:
+        """`store`: where the queue's store is; another queue is told by its own. Raises CallerError when so many lanes
+        need more files than the process may have."""
+        self.endpoints = (endpoint,)
+        # A lane is taken by one who waits: the next one must find one that is free.
+        self.most_waiters = config.lanes - max(1, config.lanes // 8)
+        self.problem: TitanicError | None = None
+        lanes = {name: config.lanes if name in BUSY_SERVICES else min(FEW_LANES, config.lanes) for name in tsp.SERVICES}
+        connections = sum(lanes.values()) + min(4 * config.lanes, ForeignTransport.MOST)
+        file_limits.require(2 * connections + OTHER_FILES, f"{config.lanes} lanes")
+        self._config = config
+        self._store = store
+        self._lanes = Lanes(endpoint, lanes, config.worker)
+        self._discovery = BrokerDiscovery(endpoint, config.worker.versions, self._found)
+        self._dispatcher: Dispatcher
+        self._kind: Kind | None = None
+        """Which broker was met last."""
+        self._registered = False
+        self.send_answers = self._lanes.send_answers
+
+    def start(self, dispatcher: Dispatcher, handle_batch: HandleBatch) -> None:
+        self._dispatcher = dispatcher
+        dispatcher.loop.add(self._discovery)
+        self._discovery.start(time.monotonic())
+
+        def lost(ask: LaneAsk) -> None:
+            dispatcher.loop.call(dispatcher.waiters.forget, ask)
+
+        self._lanes.start(handle_batch, lost)
+
+    def stop_gathering(self, patience: float) -> None:
+        """It gathers nothing."""
+
+    def stop(self) -> None:
+        self._lanes.stop()
+
+    @property
+    def alive(self) -> bool:
+        return self.problem is None and self._lanes.alive
+
+    @property
+    def ready(self) -> bool:
+        return self._lanes.registered > 0
+
+    def sated(self, ask: Any) -> bool:
+        """The broker does not say for whom it asks."""
+        return False
+
+    def workers(self) -> None:
+        """The broker knows."""
+
+    def gathered(self) -> dict[str, int]:
+        return {}
+
+    def counters(self) -> None:
+        """The broker has them."""
+
+    def threads(self) -> dict[str, Call]:
+        return {"lanes": self._lanes.call}
+
+    def _found(self, kind: Kind) -> None:
+        """There is a broker, or another one. Serve it, if no other queue does."""
+        if kind == self._kind:
+            return
+        endpoint, before, self._kind = self.endpoints[0], self._kind, kind
+        if kind.ours:
+            log.info("the broker at %s is one of this project, and speaks MDP %s", endpoint, kind.version)
+        else:
+            log.warning(FOREIGN, endpoint, kind.version, self._config.attempt_timeout)
+        if before is None:
+            check = DuplicateQueueCheck(
+                endpoint, self._discovery, self._store, clear=self._register, taken=self._give_way
+            )
+            self._dispatcher.loop.add(check)
+        elif self._registered:
+            self._connect()
+
+    def _give_way(self, other: str) -> None:
+        """Another queue is there."""
+        self.problem = CallerError(
+            f"another queue serves the broker at {self.endpoints[0]} already",
+            f"its store is {other}",
+            "stop that one first, or use another broker: each would get requests that are meant for the other",
+        )
+
+    def _register(self) -> None:
+        """From now on the broker is ours to serve."""
+        self._registered = True
+        self._lanes.register()
+        self._connect()
+
+    def _connect(self) -> None:
+        """Send requests in the way that suits the broker."""
+        assert self._kind is not None
+        endpoint, dispatcher, config = self.endpoints[0], self._dispatcher, self._config
+        if self._kind.ours:
+            dispatcher.connect(SocketTransport(dispatcher.core, dispatcher.loop, endpoint, self._discovery))
+            return
+        transport = ForeignTransport(
+            dispatcher.core,
+            dispatcher.loop,
+            endpoint,
+            self._discovery,
+            version=self._kind.version,
+            room=config.lanes,
+            attempt_timeout=config.attempt_timeout,
+        )
+        dispatcher.connect(transport)

@@ -1,0 +1,182 @@
+"""The thread that reads the store: each peer gets a portion of replies at a time, and none while it does not read.
+
+Replies can be large and asks for them are tiny. Whoever asks for hundreds at once would fill the memory with them, and
+let the others wait. So what goes beyond a portion is put off, behind everybody else, until the peer has read enough of
+what is on its way to it already.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from titanic.commit.batch_thread import BatchThread
+from titanic.errors import StoreError
+from titanic.protocol import tsp
+from titanic.protocol.tsp import Frames
+from titanic.services import reply
+from titanic.services.ask import Ask, SendAnswers
+from titanic.store import ReadTransaction, Store
+
+log = logging.getLogger(__name__)
+
+PORTION = 16 << 20
+"""Bytes of replies that are read for one peer before the others get their turn."""
+
+MOST = 10_000
+"""Asks of one peer that can be put off; more are refused."""
+
+TOO_MANY = tsp.failure("busy: too many asks of this client wait already; read their answers first")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadService:
+    """A service that only reads, and who gets what was read."""
+
+    name: bytes
+    read: Callable[[ReadTransaction, Frames], Frames]
+    """The answer to an ask with such a body."""
+    send_answers: SendAnswers
+    shared: bool = False
+    """Whether asks whose last frame is the same share an answer: many may wait for one request."""
+
+
+Batch = tuple[ReadService, Sequence[Ask]]
+
+
+class Reader:
+    """Answers what only needs to be read."""
+
+    def __init__(self, store: Store, sated: Callable[[Any], bool] = lambda ask: False) -> None:
+        """`sated`: whether who asked does not read the answers that are on their way to it."""
+        self.replies_given = 0
+        self._store = store
+        self._turns = Turns(sated)
+        self._thread: BatchThread[Batch] = BatchThread("reader", self._answer_batches)
+        self.start = self._thread.start
+        self.call = self._thread.call
+        self.stop = self._thread.stop
+
+    def enqueue(self, service: ReadService, asks: Sequence[Ask]) -> None:
+        """Read the answers to these asks. Any thread may call."""
+        self._thread.put((service, asks))
+
+    def read_reply(self, transaction: ReadTransaction, body: Frames) -> Frames:
+        """titanic.reply."""
+        frames, found = reply.answer(transaction, body)
+        self.replies_given += found
+        return frames
+
+    def read_awaited(self, transaction: ReadTransaction, body: Frames) -> Frames:
+        """titanic.wait, as far as the store knows."""
+        return self.read_reply(transaction, body[1:])
+
+    def _answer_batches(self, batches: list[Batch]) -> bool:
+        turns, portion = self._turns, _Portion()
+        shared: dict[bytes, Frames] = {}
+        asks = turns.next(batches)
+        try:
+            with self._store.read() as transaction:
+                for service, ask in asks:
+                    key = ask.body[-1] if service.shared else b""
+                    frames = shared.get(key) if key else None
+                    if frames is None:
+                        frames = _read_one(transaction, service, ask.body)
+                        if key:
+                            shared[key] = frames
+                    size = sum(map(len, frames))
+                    turns.spend(ask, size)
+                    portion.add(service, ask, frames, size)
+        except StoreError as error:
+            for service, ask in asks:
+                portion.add(service, ask, tsp.failure(f"not read: {error}"), 0)
+        for service, ask in turns.take_refused():
+            portion.add(service, ask, TOO_MANY, 0)
+        portion.send()
+        return len(turns) > 0
+
+
+def _read_one(transaction: ReadTransaction, service: ReadService, body: Frames) -> Frames:
+    try:
+        return service.read(transaction, body)
+    except StoreError as error:  # one damaged record is no reason to fail the others
+        return tsp.failure(f"not read: {error}")
+    except Exception as error:  # an ask that is never answered would block its lane for ever
+        log.exception("a fault of this program: could not answer %s", service.name.decode())
+        return tsp.failure(f"not read: {type(error).__name__}: {error}")
+
+
+class _Portion:
+    """Answers that were read and not sent yet: large ones do not wait for the rest."""
+
+    def __init__(self) -> None:
+        self._answers: dict[ReadService, list[tuple[Any, Frames]]] = {}
+        self._size = 0
+
+    def add(self, service: ReadService, ask: Ask, frames: Frames, size: int) -> None:
+        self._answers.setdefault(service, []).append((ask, frames))
+        self._size += size
+        if self._size > PORTION:
+            self.send()
+
+    def send(self) -> None:
+        for service, answers in self._answers.items():
+            service.send_answers(answers)
+        self._answers = {}
+        self._size = 0
+
+
+class Turns:
+    """Which asks are read for next. `sated` says whether who asked has enough to read for now."""
+
+    def __init__(self, sated: Callable[[Any], bool]) -> None:
+        self._sated = sated
+        self._later: dict[object, deque[tuple[ReadService, Ask]]] = {}
+        self._spent: dict[object, int] = {}
+        self._refused: list[tuple[ReadService, Ask]] = []
+
+    def __len__(self) -> int:
+        """For how many peers something was put off."""
+        return len(self._later)
+
+    def next(self, batches: Sequence[Batch]) -> Iterator[tuple[ReadService, Ask]]:
+        """A round: what was put off before and these, except what is put off now. Say with `spend` what it took."""
+        self._spent = {}
+        later = self._later
+        for peer in list(later):
+            queue = later[peer]
+            while queue and self._has_turn(queue[0][1]):
+                yield queue.popleft()
+            if not queue:
+                del later[peer]
+        for service, batch in batches:
+            for ask in batch:
+                if ask.peer not in later and self._has_turn(ask):
+                    yield service, ask
+                else:
+                    self._put_off(service, ask)
+
+    def spend(self, ask: Ask, size: int) -> None:
+        """So many bytes were read for an ask."""
+        self._spent[ask.peer] += size
+
+    def take_refused(self) -> list[tuple[ReadService, Ask]]:
+        """Asks of peers with too many: they want an answer, but nothing is read for them."""
+        refused, self._refused = self._refused, []
+        return refused
+
+    def _has_turn(self, ask: Ask) -> bool:
+        spent = self._spent.get(ask.peer)
+        if spent is None:
+            spent = self._spent[ask.peer] = PORTION if self._sated(ask) else 0
+        return spent < PORTION
+
+    def _put_off(self, service: ReadService, ask: Ask) -> None:
+        queue = self._later.setdefault(ask.peer, deque())
+        if len(queue) < MOST:
+            queue.append((service, ask))
+        else:
+            self._refused.append((service, ask))
