@@ -7,18 +7,18 @@ from importlib import import_module
 import click
 
 PATTERNS = {
-    "lazy-pirate": "A client that asks again; a server to ask.",
-    "simple-pirate": "A queue for least recently used workers.",
-    "paranoid-pirate": "The same with heartbeats both ways.",
-    "majordomo-async": "A client with many requests in flight.",
-    "idempotent": "A worker that does nothing twice.",
-    "freelance": "Clients that know several servers.",
-    "binary-star": "Two servers, one of them active.",
-    "generaldomo": "Majordomo with sockets that threads share.",
-    "tripping": "Measures round trips.",
-    "scatter-gather": "Messages one way, each to one of many.",
+    "lazy-pirate": ("pirate", "A client that asks again; a server to ask."),
+    "simple-pirate": ("pirate", "A queue for least recently used workers."),
+    "paranoid-pirate": ("pirate", "The same with heartbeats both ways."),
+    "majordomo-async": ("majordomo", "A client with many requests in flight."),
+    "idempotent": ("majordomo", "A worker that executes no request twice."),
+    "freelance": ("freelance", "Clients that know several servers."),
+    "binary-star": ("binary_star", "Two servers, one of them active."),
+    "generaldomo": ("generaldomo", "Majordomo with sockets that threads share."),
+    "tripping": ("tripping", "Measures round trips."),
+    "scatter-gather": ("scatter_gather", "Messages one way, each to one of many."),
 }
-"""Each pattern and its line in the help. Its module in `titanic.cli.patterns`, and its command there, are called so."""
+"""Each pattern's module in `titanic.cli.patterns`, and its line in the help. Its command there is called like it."""
 
 
 class Patterns(click.Group):
@@ -32,22 +32,22 @@ class Patterns(click.Group):
         """Import it."""
         if cmd_name not in PATTERNS:
             return None
-        name = cmd_name.replace("-", "_")
-        command: click.Command = getattr(import_module(f"titanic.cli.patterns.{name}"), name)
+        module = import_module(f"titanic.cli.patterns.{PATTERNS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List them without importing them."""
         with formatter.section("Patterns"):
-            formatter.write_dl(list(PATTERNS.items()))
+            formatter.write_dl([(name, text) for name, (_, text) in PATTERNS.items()])
 
 
 @click.group(cls=Patterns, subcommand_metavar="NAME ROLE [ARGS]...")
 def pattern() -> None:
     """The reliability patterns of the ZeroMQ Guide's chapter 4, other than Majordomo and Titanic.
 
-    They store nothing, and speak with programs in other languages that follow the Guide. Servers and workers run a
-    command for each request, its body on standard input; without a command they answer with the request itself.
+    They store nothing. They speak with programs in other languages that follow the Guide. Servers and workers run a
+    command for each request, with its body on standard input; without a command the reply is the request itself.
 
     \b
     Example:

@@ -7,10 +7,8 @@ import logging
 import click
 
 from broker.patterns import BinaryStar, BinaryStarClient, StarConfig
-from titanic.cli.help import Command
-from titanic.cli.options import option
 from titanic.cli.output import print_body
-from titanic.cli.patterns.roles import body_argument, command_argument, handler, heartbeat_option, jobs_option, run
+from titanic.cli.patterns.roles import handler, role, run
 
 log = logging.getLogger("titanic.binary-star")
 
@@ -21,48 +19,37 @@ OTHER = {"primary": "backup", "backup": "primary"}
 
 @click.group()
 def binary_star() -> None:
-    """Two servers, of which one answers clients. The other takes over when it is gone and a client asks.
+    """Two servers, one of which answers clients. The other takes over when the first is gone and a client asks.
 
-    Fail-over happens by itself. Going back is done by hand: start the primary again, which stays passive; stop the
-    backup, when a short pause does no harm, and the primary takes over; start the backup again.
+    Fail-over is automatic. To go back, start the primary again, which stays passive; stop the backup when a short pause
+    does no harm, and the primary takes over; start the backup again.
     """
 
 
-@binary_star.command(cls=Command)
-@click.argument("role", type=click.Choice(list(OTHER)))
-@command_argument
-@option(
-    "--bind", metavar="ENDPOINT", default=None, help="Where to listen to clients.", show_default="port 5001 or 5002"
+@role(
+    binary_star,
+    bind={"metavar": "ENDPOINT", "help": "Where to listen to clients.", "show_default": "port 5001 or 5002"},
+    bind_state={
+        "metavar": "ENDPOINT",
+        "help": "Where the other server listens to this one.",
+        "show_default": "port 5003 or 5004",
+    },
+    peer={"metavar": "ENDPOINT", "help": "--bind-state of the other server.", "show_default": "port 5004 or 5003"},
 )
-@option(
-    "--bind-state",
-    metavar="ENDPOINT",
-    default=None,
-    help="Where the other server listens to this one.",
-    show_default="port 5003 or 5004",
-)
-@option(
-    "--peer",
-    metavar="ENDPOINT",
-    default=None,
-    help="--bind-state of the other server.",
-    show_default="port 5004 or 5003",
-)
-@heartbeat_option()
-@jobs_option
 def server(
-    role: str,
+    which: str,
     command: tuple[str, ...],
-    bind: str | None,
-    bind_state: str | None,
-    peer: str | None,
+    *,
+    bind: str | None = None,
+    bind_state: str | None = None,
+    peer: str | None = None,
     heartbeat: float,
     jobs: int,
 ) -> None:
     """Run one of the two: `server primary` or `server backup`. Requests are answered with the output of COMMAND.
 
-    Ends with exit code 1 when both turn out to be active, both passive, or both started as the same: then somebody has
-    to look. Before, it tells the other for four heartbeats, which is to end too.
+    Exits with 1 when both are active, both are passive, or both were started as the same one: then somebody has to
+    look. Before that, it tells the other server for four heartbeats, so that this one ends too.
 
     \b
     Example:
@@ -70,24 +57,30 @@ def server(
       titanic pattern binary-star server backup -- tr a-z A-Z &
     """
     star = BinaryStar(
-        primary=role == "primary",
-        bind=bind_state or STATES[role],
-        peer=peer or STATES[OTHER[role]],
+        primary=which == "primary",
+        bind=bind_state or STATES[which],
+        peer=peer or STATES[OTHER[which]],
         config=StarConfig(heartbeat),
         on_active=lambda: log.info("active: clients are answered here"),
         on_passive=lambda: log.info("passive: ready to take over"),
     )
-    endpoint = star.serve(handler(command), bind or CLIENTS[role], jobs=jobs)
-    run(star, f"{role} at {endpoint}, its state at {star.endpoint}")
+    endpoint = star.serve(handler(command), bind or CLIENTS[which], jobs=jobs)
+    run(star, f"{which} at {endpoint}, its state at {star.endpoint}")
 
 
-@binary_star.command(cls=Command)
-@body_argument
-@option("--primary", metavar="ENDPOINT", default=CLIENTS["primary"], help="Where the primary listens to clients.")
-@option("--backup", metavar="ENDPOINT", default=CLIENTS["backup"], help="Where the backup listens to clients.")
-@heartbeat_option()
-@option("--retries", type=click.IntRange(0), metavar="N", default=5, help="How often to ask again.")
-def client(body: tuple[str, ...], primary: str, backup: str, heartbeat: float, retries: int) -> None:
+@role(
+    binary_star,
+    primary={"metavar": "ENDPOINT", "help": "Where the primary listens to clients."},
+    backup={"metavar": "ENDPOINT", "help": "Where the backup listens to clients."},
+)
+def client(
+    body: tuple[str, ...],
+    *,
+    primary: str = CLIENTS["primary"],
+    backup: str = CLIENTS["backup"],
+    heartbeat: float,
+    retries: int = 5,
+) -> None:
     """Ask the primary, then the backup, and so on: each BODY is a frame. Prints the reply; exits with 3 without one.
 
     \b

@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import click
 
 from broker.patterns import Freelance, FreelanceConfig, LazyPirate, NotPublic, Shotgun, freelance_server
-from titanic.cli.help import Command
-from titanic.cli.options import Function, option
 from titanic.cli.output import print_body
-from titanic.cli.patterns.roles import (
-    bind_option,
-    body_argument,
-    command_argument,
-    handler,
-    jobs_option,
-    patience_options,
-    run,
-)
+from titanic.cli.patterns.roles import handler, role, run
 
-
-def model_option(text: str) -> Callable[[Function], Function]:
-    """The same at both ends."""
-    return option("--model", type=click.IntRange(1, 3), metavar="N", default=3, help=text)
+MODEL = {"type": click.IntRange(1, 3), "metavar": "N"}
 
 
 @click.group()
 def freelance() -> None:
-    """Clients that know several servers, no broker between them.
+    """Clients that know several servers, without a broker.
 
     \b
     Model 1  asks one server after another, until one answers
     Model 2  asks all servers at once, and takes the first reply
-    Model 3  pings all servers, and asks one that lives (RFC 10)
+    Model 3  pings all servers, and asks one that answered (RFC 10)
     """
 
 
-@freelance.command(cls=Command)
-@body_argument
-@model_option("How to find a server; the servers must be of the same model.")
-@patience_options(1.0, 3)
-def client(body: tuple[str, ...], endpoint: tuple[str, ...], timeout: float, retries: int, model: int) -> None:
+@role(freelance, model={**MODEL, "help": "How to find a server; the servers must be of the same model."})
+def client(
+    body: tuple[str, ...], endpoint: tuple[str, ...], timeout: float = 1.0, retries: int = 3, model: int = 3
+) -> None:
     """Ask the servers, each given by an --endpoint: each BODY is a frame. Prints the reply; exits with 3 without one.
 
     \b
@@ -58,13 +42,12 @@ def client(body: tuple[str, ...], endpoint: tuple[str, ...], timeout: float, ret
         print_body(asking.call(*body))
 
 
-@freelance.command(cls=Command)
-@command_argument
-@bind_option()
-@option("--public", metavar="ENDPOINT", default="", help="In model 3: what clients connect to, if it is not --bind.")
-@model_option("What its clients speak.")
-@jobs_option
-def server(command: tuple[str, ...], bind: str, public: str, model: int, jobs: int) -> None:
+@role(
+    freelance,
+    public={"metavar": "ENDPOINT", "help": "In model 3: what clients connect to, if it is not --bind."},
+    model={**MODEL, "help": "What its clients speak."},
+)
+def server(command: tuple[str, ...], bind: str, *, public: str = "", model: int = 3, jobs: int) -> None:
     """Answer requests with the output of COMMAND.
 
     \b

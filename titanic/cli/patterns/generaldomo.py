@@ -5,18 +5,8 @@ from __future__ import annotations
 import click
 
 from broker.patterns import Generaldomo, GeneraldomoBroker, GeneraldomoWorker
-from titanic.cli.help import Command
-from titanic.cli.options import option
 from titanic.cli.output import print_body
-from titanic.cli.patterns.roles import (
-    bind_option,
-    body_argument,
-    command_argument,
-    handler,
-    jobs_option,
-    patience_options,
-    run,
-)
+from titanic.cli.patterns.roles import handler, role, run
 from titanic.version import __version__
 
 SERVER = "tcp://127.0.0.1:5556"
@@ -24,16 +14,18 @@ SERVER = "tcp://127.0.0.1:5556"
 
 @click.group()
 def generaldomo() -> None:
-    """Majordomo over CLIENT and SERVER sockets, which threads may share, next to the usual ones.
+    """Majordomo over CLIENT and SERVER sockets, which threads may share, beside the usual sockets.
 
     Needs draft sockets: pip install 'titanic-queue[drafts]'.
     """
 
 
-@generaldomo.command(cls=Command)
-@bind_option(what="Where to listen to the clients and workers of Majordomo.")
-@bind_option("--bind-server", SERVER, "Where to listen to CLIENT sockets.")
-def broker(bind: str, bind_server: str) -> None:
+@role(
+    generaldomo,
+    bind={"help": "Where to listen to the clients and workers of Majordomo."},
+    bind_server={"metavar": "ENDPOINT", "help": "Where to listen to CLIENT sockets."},
+)
+def broker(bind: str, bind_server: str = SERVER) -> None:
     """Run the broker.
 
     \b
@@ -44,11 +36,10 @@ def broker(bind: str, bind_server: str) -> None:
     run(here, f"broker at {here.bind(bind)}, for CLIENT sockets at {here.bind_server(bind_server)}")
 
 
-@generaldomo.command(cls=Command)
-@click.argument("service")
-@body_argument
-@patience_options(5.0, 3, SERVER)
-def client(service: str, body: tuple[str, ...], endpoint: tuple[str, ...], timeout: float, retries: int) -> None:
+@role(generaldomo)
+def client(
+    service: str, body: tuple[str, ...], endpoint: tuple[str, ...] = (SERVER,), timeout: float = 5.0, retries: int = 3
+) -> None:
     """Ask SERVICE: each BODY is a frame. Prints the reply; exits with 3 when nobody answers.
 
     \b
@@ -59,12 +50,11 @@ def client(service: str, body: tuple[str, ...], endpoint: tuple[str, ...], timeo
         print_body(asking.call(service, *body))
 
 
-@generaldomo.command(cls=Command)
-@click.argument("service")
-@command_argument
-@option("--endpoint", metavar="ENDPOINT", default=SERVER, help="Where the broker listens to CLIENT sockets.")
-@jobs_option
-def worker(service: str, command: tuple[str, ...], endpoint: str, jobs: int) -> None:
+@role(
+    generaldomo,
+    endpoint={"type": str, "multiple": False, "help": "Where the broker listens to CLIENT sockets."},
+)
+def worker(service: str, command: tuple[str, ...], *, endpoint: str = SERVER, jobs: int) -> None:
     """Work on SERVICE: run COMMAND for each request.
 
     \b

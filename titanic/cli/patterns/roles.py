@@ -1,21 +1,86 @@
-"""What the roles of all patterns share: how they are told what to do, how they run, how they print a reply."""
+"""The roles of patterns: what they are given, how they run. What several of them take stands here once."""
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import sys
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO, Protocol
 
 import click
 
 from broker import DEFAULT_ENDPOINT
 from titanic import logs
 from titanic.cli.endpoint import PEER
-from titanic.cli.options import Function, option, seconds
+from titanic.cli.help import Command
+from titanic.cli.options import Function, option, read_span
 from titanic.cli.running import Ending, say
 from titanic.cli.work import CommandHandler
 from titanic.protocol.tsp import Frames
+
+Settings = dict[str, Any]
+
+ARGUMENTS: dict[str, Settings] = {
+    "service": {},
+    "which": {"type": click.Choice(["primary", "backup"])},
+    "body": {"nargs": -1, "required": True},
+    "bodies": {"nargs": -1, "metavar": "[BODY]..."},
+    "message": {"nargs": -1},
+    "command": {"nargs": -1, "type": click.UNPROCESSED, "metavar": "[-- COMMAND...]"},
+}
+
+COUNT: Settings = {"type": click.IntRange(1), "metavar": "N"}
+TIME: Settings = {"type": lambda value: read_span(value, least=0.001), "metavar": "TIME"}
+
+OPTIONS: dict[str, Settings] = {
+    "bind": {"metavar": "ENDPOINT", "default": DEFAULT_ENDPOINT, "help": "Where to listen."},
+    "endpoint": {
+        "type": PEER,
+        "multiple": True,
+        "metavar": "ENDPOINT",
+        "default": (DEFAULT_ENDPOINT,),
+        "help": "Where the server is; given repeatedly, each try goes to the next.",
+    },
+    "timeout": {**TIME, "help": "Wait for a reply, at each try."},
+    "retries": {"type": click.IntRange(0), "metavar": "N", "help": "How often to ask again."},
+    "heartbeat": {
+        "type": lambda value: read_span(value, least=0.01),
+        "metavar": "TIME",
+        "default": 1.0,
+        "help": "Between heartbeats; the same at both ends.",
+    },
+    "jobs": {
+        "names": ["--jobs", "-j"],
+        "type": click.IntRange(1, 500),
+        "metavar": "N",
+        "default": 1,
+        "help": "Requests to work on at a time.",
+    },
+    "lines": {"type": click.File("rb"), "metavar": "FILE", "help": "A message for each line; - is standard input."},
+}
+
+
+def role(group: click.Group, **more: Settings) -> Callable[[Function], click.Command]:
+    """Make a function a command of a group, which is called like the last word of the function.
+
+    Its parameters are the command's: those of ARGUMENTS, and options. An option has the settings of OPTIONS, those in
+    `more`, and the default of the parameter, as far as there are any.
+    """
+
+    def make(function: Function) -> click.Command:
+        for name, parameter in reversed([*inspect.signature(function).parameters.items()]):
+            if name in ARGUMENTS:
+                function = click.argument(name, **ARGUMENTS[name])(function)
+                continue
+            settings = {**OPTIONS.get(name, {}), **more.get(name, {})}
+            if parameter.default is not parameter.empty:
+                settings["default"] = parameter.default
+            names = settings.pop("names", [f"--{name.replace('_', '-')}"])
+            function = option(*names, **settings)(function)
+        return group.command(function.__name__.rpartition("_")[2], cls=Command)(function)
+
+    return make
 
 
 class Runs(Protocol):
@@ -28,53 +93,13 @@ class Runs(Protocol):
         """End `run`."""
 
 
-def command_argument(function: Function) -> Function:
-    """COMMAND, behind `--`."""
-    return click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")(function)
-
-
-def body_argument(function: Function) -> Function:
-    """BODY, a frame each."""
-    return click.argument("body", nargs=-1, required=True)(function)
-
-
-jobs_option = option(
-    "--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests to work on at a time."
-)
-
-
-def bind_option(
-    name: str = "--bind", default: str = DEFAULT_ENDPOINT, what: str = "Where to listen."
-) -> Callable[[Function], Function]:
-    """Where a server is to be found."""
-    return option(name, metavar="ENDPOINT", default=default, help=what)
-
-
-def heartbeat_option(default: float = 1.0) -> Callable[[Function], Function]:
-    """The same at both ends."""
-    return seconds("--heartbeat", least=0.01, default=default, help="Between heartbeats; the same at both ends.")
-
-
-def patience_options(timeout: float, retries: int, *defaults: str) -> Callable[[Function], Function]:
-    """`--endpoint`, `--timeout` and `--retries` of clients; `defaults` are endpoints."""
-
-    def add_all(function: Function) -> Function:
-        for add in (
-            option("--retries", type=click.IntRange(0), metavar="N", default=retries, help="How often to ask again."),
-            seconds("--timeout", least=0.001, default=timeout, help="Wait for a reply, at each try."),
-            option(
-                "--endpoint",
-                type=PEER,
-                multiple=True,
-                metavar="ENDPOINT",
-                default=defaults or (DEFAULT_ENDPOINT,),
-                help="Where the server is; given repeatedly, each try goes to the next.",
-            ),
-        ):
-            function = add(function)
-        return function
-
-    return add_all
+def run(role: Runs, text: str) -> None:
+    """Run until the first signal, which lets what is in hand finish; a second one ends the process at once."""
+    logs.begin("info", "auto")
+    ending = Ending(role.stop)
+    say(text, "serving")
+    role.run()
+    sys.exit(ending.code)
 
 
 def handler(command: tuple[str, ...]) -> Callable[[Frames], Any]:
@@ -86,10 +111,9 @@ def handler(command: tuple[str, ...]) -> Callable[[Frames], Any]:
     return CommandHandler(command, None)
 
 
-def run(role: Runs, text: str) -> None:
-    """Run until the first signal, which lets what is in hand finish; a second one ends the process at once."""
-    logs.begin("info", "auto")
-    ending = Ending(role.stop)
-    say(text, "serving")
-    role.run()
-    sys.exit(ending.code)
+def each_message(given: Iterable[str], lines: BinaryIO | None, name: str) -> Iterator[bytes]:
+    """The messages of arguments called `name`, or of `--lines`. Raises UsageError when it is not one of the two."""
+    texts = list(given)
+    if bool(texts) == (lines is not None):
+        raise click.UsageError(f"give {name} or --lines, one of them")
+    return (text.encode() for text in texts) if lines is None else (line.removesuffix(b"\n") for line in lines)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from itertools import chain
 from typing import BinaryIO
 
 import click
 
 from broker import TimedOut
 from broker.patterns import Gather, Scatter, Unsent, pack
-from titanic.cli.endpoint import PEER
-from titanic.cli.help import Command
-from titanic.cli.options import option, seconds
+from titanic.cli.patterns.roles import COUNT, each_message, role
 from titanic.cli.running import Ending, say
 from titanic.protocol import tsp
 
@@ -21,27 +18,28 @@ ENDPOINT = "tcp://127.0.0.1:5557"
 
 @click.group()
 def scatter_gather() -> None:
-    """Messages one way: each goes to one of those who gather, in turn. Nobody answers.
+    """Messages one way: each goes to one of those who gather, in turn. There are no replies.
 
     Needs draft sockets: pip install 'titanic-queue[drafts]'.
     """
 
 
-@scatter_gather.command(cls=Command)
-@click.argument("message", nargs=-1)
-@option("--lines", type=click.File("rb"), metavar="FILE", help="A message for each line; - is standard input.")
-@option(
-    "--endpoint",
-    type=PEER,
-    multiple=True,
-    metavar="ENDPOINT",
-    default=(ENDPOINT,),
-    help="Where to connect to; repeatable.",
+@role(
+    scatter_gather,
+    endpoint={"help": "Where to connect to; may be given repeatedly."},
+    to_service={
+        "names": ["--service", "to_service"],
+        "metavar": "SERVICE",
+        "help": "Make each a request for `titanic serve --gather`.",
+    },
+    timeout={"help": "Wait for somebody who takes a message."},
 )
-@option("--service", metavar="SERVICE", default=None, help="Make each a request for `titanic serve --gather`.")
-@seconds("--timeout", least=0.001, default=5.0, help="Wait for somebody who takes a message.")
 def scatter(
-    message: tuple[str, ...], lines: BinaryIO | None, endpoint: tuple[str, ...], service: str | None, timeout: float
+    message: tuple[str, ...],
+    lines: BinaryIO | None,
+    endpoint: tuple[str, ...] = (ENDPOINT,),
+    to_service: str | None = None,
+    timeout: float = 5.0,
 ) -> None:
     """Send each MESSAGE. Exits with 3 when nobody takes one, with 1 when not all could be sent before the end.
 
@@ -51,16 +49,14 @@ def scatter(
       titanic pattern scatter-gather scatter --lines addresses.txt
       titanic pattern scatter-gather scatter hello --service upper
     """
-    if bool(message) == (lines is not None):
-        raise click.UsageError("give MESSAGE or --lines, one of them")
-    if service is not None and (fault := tsp.request_fault([service.encode(), b""])):
+    texts = each_message(message, lines, "MESSAGE")
+    if to_service is not None and (fault := tsp.request_fault([to_service.encode(), b""])):
         raise click.BadParameter(fault, param_hint="--service")
-    texts = chain((text.encode() for text in message), (line.removesuffix(b"\n") for line in lines or ()))
     with Scatter() as sending:
         for one in endpoint:
             sending.connect(one)
         for text in texts:
-            _send(sending, text if service is None else pack([service.encode(), text]), timeout, endpoint)
+            _send(sending, text if to_service is None else pack([to_service.encode(), text]), timeout, endpoint)
 
 
 def _send(sending: Scatter, text: bytes, timeout: float, endpoint: tuple[str, ...]) -> None:
@@ -84,13 +80,15 @@ def _before(sending: Scatter, timeout: float) -> str:
     return f"only the first {sending.sent} were sent"
 
 
-@scatter_gather.command(cls=Command)
-@option("--bind", multiple=True, metavar="ENDPOINT", default=(ENDPOINT,), help="Where to listen; repeatable.")
-@option("--count", type=click.IntRange(1), metavar="N", default=None, help="End after so many messages.")
-def gather(bind: tuple[str, ...], count: int | None) -> None:
-    """Print messages, a line each, until a signal comes; then what is still coming, until it stops for a moment.
+@role(
+    scatter_gather,
+    bind={"multiple": True, "help": "Where to listen; may be given repeatedly."},
+    count={**COUNT, "help": "End after so many messages."},
+)
+def gather(bind: tuple[str, ...] = (ENDPOINT,), count: int | None = None) -> None:
+    """Print messages, a line each, until a signal; then print what still arrives, until there is a pause.
 
-    Exits with 1 when that has not stopped after five seconds: what is under way then is lost.
+    Exits with 1 when there is no pause within five seconds: messages that are under way then are lost.
 
     \b
     Example:

@@ -1,0 +1,122 @@
+"""`titanic pattern lazy-pirate`, `simple-pirate` and `paranoid-pirate`."""
+
+from __future__ import annotations
+
+import click
+
+from broker import WorkerConfig
+from broker.patterns import (
+    LazyPirate,
+    ParanoidQueue,
+    ParanoidWorker,
+    QueueConfig,
+    Server,
+    SimpleQueue,
+    SimpleWorker,
+)
+from titanic.cli.output import print_body
+from titanic.cli.patterns.roles import handler, role, run
+
+WORKERS = "tcp://127.0.0.1:5556"
+
+QUEUE = {
+    "bind": {"help": "Where to listen to clients."},
+    "bind_workers": {"metavar": "ENDPOINT", "help": "Where to listen to workers."},
+}
+WORKER = {"endpoint": {"type": str, "multiple": False, "help": "Where the queue listens to workers."}}
+
+
+@click.group()
+def lazy_pirate() -> None:
+    """A client that waits, asks again on a new connection, and gives up after some tries; a server to ask.
+
+    The server may be any REP socket, the client any REQ socket.
+    """
+
+
+@role(lazy_pirate)
+def client(body: tuple[str, ...], endpoint: tuple[str, ...], timeout: float = 2.5, retries: int = 3) -> None:
+    """Ask a server: each BODY is a frame. Prints the reply; exits with 3 when nobody answers.
+
+    \b
+    Example:
+      titanic pattern lazy-pirate client hello --timeout 1 --retries 5
+    """
+    with LazyPirate(endpoint, timeout=timeout, retries=retries) as asking:
+        print_body(asking.call(*body))
+
+
+@role(lazy_pirate)
+def server(command: tuple[str, ...], bind: str, jobs: int) -> None:
+    """Answer requests with the output of COMMAND.
+
+    \b
+    Example:
+      titanic pattern lazy-pirate server --jobs 4 -- tr a-z A-Z
+    """
+    here = Server(handler(command), jobs=jobs)
+    run(here, f"server at {here.bind(bind)}")
+
+
+@click.group()
+def simple_pirate() -> None:
+    """A queue that gives each request to the least recently used worker. Nobody sends heartbeats.
+
+    The client is `titanic pattern lazy-pirate client`, or any REQ socket.
+    """
+
+
+@role(simple_pirate, **QUEUE)
+def queue(bind: str, *, bind_workers: str = WORKERS) -> None:
+    """Run the queue.
+
+    \b
+    Example:
+      titanic pattern simple-pirate queue --bind tcp://0.0.0.0:5555 --bind-workers tcp://0.0.0.0:5556
+    """
+    here = SimpleQueue()
+    run(here, f"queue at {here.bind_clients(bind)}, for workers at {here.bind_workers(bind_workers)}")
+
+
+@role(simple_pirate, **WORKER)
+def worker(command: tuple[str, ...], *, endpoint: str = WORKERS, jobs: int) -> None:
+    """Work for a queue: run COMMAND for each request.
+
+    \b
+    Example:
+      titanic pattern simple-pirate worker --jobs 4 -- tr a-z A-Z
+    """
+    run(SimpleWorker(handler(command), endpoint, jobs=jobs), f"connecting to {endpoint}")
+
+
+@click.group()
+def paranoid_pirate() -> None:
+    """A queue that gives each request to the least recently used worker, with heartbeats both ways (RFC 6).
+
+    The queue forgets a worker that is silent. A worker whose queue is silent connects again, after longer and longer
+    pauses, 32 s at most. The client is `titanic pattern lazy-pirate client`, or any REQ socket.
+    """
+
+
+@role(paranoid_pirate, **QUEUE)
+def paranoid_queue(bind: str, *, bind_workers: str = WORKERS, heartbeat: float) -> None:
+    """Run the queue. It may be killed and started again at any time.
+
+    \b
+    Example:
+      titanic pattern paranoid-pirate queue --bind tcp://0.0.0.0:5555 --bind-workers tcp://0.0.0.0:5556
+    """
+    here = ParanoidQueue(QueueConfig(heartbeat_interval=heartbeat))
+    run(here, f"queue at {here.bind_clients(bind)}, for workers at {here.bind_workers(bind_workers)}")
+
+
+@role(paranoid_pirate, **WORKER)
+def paranoid_worker(command: tuple[str, ...], *, endpoint: str = WORKERS, heartbeat: float, jobs: int) -> None:
+    """Work for a queue: run COMMAND for each request.
+
+    \b
+    Example:
+      titanic pattern paranoid-pirate worker --jobs 4 -- tr a-z A-Z
+    """
+    config = WorkerConfig(heartbeat_interval=heartbeat, liveness=3)
+    run(ParanoidWorker(handler(command), endpoint, jobs=jobs, config=config), f"connecting to {endpoint}")
