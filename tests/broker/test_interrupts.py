@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker import Broker, Client, Worker
+from broker import Client, Worker
 
 
 @pytest.fixture(autouse=True)
@@ -19,21 +19,13 @@ def as_python_starts() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.fixture
-def endpoint() -> Iterator[str]:
-    broker = Broker()
-    endpoint = broker.bind("tcp://127.0.0.1:*")
-    with broker:
-        yield endpoint
-
-
 def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def call(endpoint: str, replies: list[list[bytes]]) -> threading.Thread:
+def call(address: str, replies: list[list[bytes]]) -> threading.Thread:
     def ask() -> None:
-        with Client(endpoint, timeout=30) as client:
+        with Client(address, timeout=30) as client:
             replies.append(client.call("echo", "x"))
 
     thread = threading.Thread(target=ask)
@@ -41,24 +33,24 @@ def call(endpoint: str, replies: list[list[bytes]]) -> threading.Thread:
     return thread
 
 
-def test_the_request_in_hand_is_finished_and_run_returns(endpoint: str) -> None:
+def test_the_request_in_hand_is_finished_and_run_returns(address: str) -> None:
     replies: list[list[bytes]] = []
 
     def work(frames: list[bytes]) -> list[bytes]:
         interrupt()
         return frames
 
-    worker = Worker("echo", work, endpoint)
-    client = call(endpoint, replies)
+    worker = Worker("echo", work, address)
+    client = call(address, replies)
     worker.run()
     client.join(30)
     assert replies == [[b"x"]]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    with Client(endpoint, timeout=30) as another:
+    with Client(address, timeout=30) as another:
         assert not another.present("echo"), "it said good-bye"
 
 
-def test_the_second_ends_it_at_once(endpoint: str) -> None:
+def test_the_second_ends_it_at_once(address: str) -> None:
     asked, over = threading.Event(), threading.Event()
 
     def work(frames: list[bytes]) -> list[bytes]:
@@ -66,7 +58,7 @@ def test_the_second_ends_it_at_once(endpoint: str) -> None:
         over.wait(30)
         return frames
 
-    worker = Worker("echo", work, endpoint)
+    worker = Worker("echo", work, address)
 
     def interrupt_twice() -> None:
         asked.wait(30)
@@ -76,19 +68,19 @@ def test_the_second_ends_it_at_once(endpoint: str) -> None:
         interrupt()
 
     replies: list[list[bytes]] = []
-    client = call(endpoint, replies)
+    client = call(address, replies)
     threading.Thread(target=interrupt_twice).start()
     with pytest.raises(KeyboardInterrupt):
         worker.run()
     over.set()
-    with Worker("echo", lambda frames: frames, endpoint):  # what it had goes to another
+    with Worker("echo", lambda frames: frames, address):  # what it had goes to another
         client.join(30)
     assert replies == [[b"x"]]
 
 
-def test_a_handler_of_the_program_is_left_alone(endpoint: str) -> None:
+def test_a_handler_of_the_program_is_left_alone(address: str) -> None:
     numbers: list[int] = []
-    worker = Worker("echo", lambda frames: frames, endpoint)
+    worker = Worker("echo", lambda frames: frames, address)
 
     def stop(number: int, _: object) -> None:
         numbers.append(number)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from support.waiting import until
 
-from broker import Broker, BrokerConfig, Client, RemoteError, UsageError, Worker, WorkerConfig
+from broker import BrokerConfig, Client, RemoteError, UsageError, Worker, WorkerConfig
 from broker.core.mdp import Frames
 from broker.io.sockets import MOST_BODY_FRAMES
 
@@ -15,12 +15,7 @@ MOST = 150_000
 """Bytes of a reply, here: with max_body 100,000 the broker drops messages above 200,000."""
 
 
-@pytest.fixture
-def address() -> Iterator[str]:
-    broker = Broker(BrokerConfig(max_body=100_000))
-    address = broker.bind("tcp://127.0.0.1:*")
-    with broker:
-        yield address
+pytestmark = pytest.mark.settings(max_body=100_000)
 
 
 class Replies:

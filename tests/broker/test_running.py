@@ -44,15 +44,6 @@ def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     }[request.param]
 
 
-@pytest.fixture
-def address() -> Iterator[str]:
-    """A broker at the defaults."""
-    broker = Broker()
-    address = broker.bind("tcp://127.0.0.1:*")
-    with broker:
-        yield address
-
-
 @contextmanager
 def raw_client(address: str) -> Iterator[zmq.Socket[bytes]]:
     """A DEALER, to see the frames themselves."""

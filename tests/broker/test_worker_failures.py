@@ -18,15 +18,6 @@ from broker import Broker, Client, RemoteError, Worker
 from broker.core.mdp import Frames
 from broker.thread_pool import HandlerThreads
 
-
-@pytest.fixture
-def address() -> Iterator[str]:
-    broker = Broker()
-    address = broker.bind("tcp://127.0.0.1:*")
-    with broker:
-        yield address
-
-
 # -- exceptions that fail themselves ---------------------------------------------------------------------------
 
 

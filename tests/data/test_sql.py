@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.ring import ring
-from support.serving import serving
 
 from titanic import Client, Server
 from titanic_data.errors import InvalidOption
@@ -19,12 +18,6 @@ from titanic_data.options import read_options
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ring(tmp_path_factory.mktemp("sql") / "store", 50)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with serving(tmp_path) as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)

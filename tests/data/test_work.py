@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.connect import Remote
-from support.serving import QUICK, serving
+from support.serving import QUICK
 from support.waiting import until
 
 import broker
@@ -27,16 +26,7 @@ from titanic_data.working import SparkWorker, Transform, arrow
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with serving(tmp_path, max_attempts=3) as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.endpoints[0]) as client:
-        yield client
+pytestmark = pytest.mark.settings(max_attempts=3)
 
 
 def working(spark: SparkSession, server: Server, transform: Transform, lanes: int = 64) -> SparkWorker:

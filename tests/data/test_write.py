@@ -20,17 +20,7 @@ from titanic_data.collecting import close, collect
 from titanic_data.options import write_options
 from titanic_data.requests import layout, submit
 
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with serving(tmp_path, max_attempts=2) as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.endpoints[0]) as client:
-        yield client
+pytestmark = pytest.mark.settings(max_attempts=2)
 
 
 def orders(spark: SparkSession, count: int, parts: int = 2) -> DataFrame:

@@ -1,4 +1,7 @@
-"""A Titanic in this process, with settings that suit a test."""
+"""A broker and a Titanic in this process, with settings that suit a test, and who speaks to them.
+
+The fixtures `server` and `address` take settings from `pytest.mark.settings(max_attempts=3)`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from broker import WorkerConfig
-from titanic import Server, ServerConfig
+import pytest
+from support.raw_mdp import RawClient, raw_client
+
+from broker import Broker, BrokerConfig, WorkerConfig
+from titanic import Client, Server, ServerConfig
 from titanic.store.lmdb.tools import check
 
 QUICK = WorkerConfig(heartbeat_interval=0.5, reconnect_first=0.05, reconnect_most=0.2)
@@ -41,3 +47,42 @@ def serving(path: Path, **settings: Any) -> Iterator[Server]:
         with server.store.open(server.store.path, capacity=server.store.capacity) as store:
             problems = check(store)
     assert problems == []
+
+
+@contextmanager
+def brokering(bind: str = "tcp://127.0.0.1:*", **settings: Any) -> Iterator[str]:
+    """A broker that runs; where it is reached."""
+    broker = Broker(BrokerConfig(**settings))
+    endpoint = broker.bind(bind)
+    with broker:
+        yield endpoint
+
+
+def _settings(request: pytest.FixtureRequest) -> dict[str, Any]:
+    mark = request.node.get_closest_marker("settings")
+    return mark.kwargs if mark is not None else {}
+
+
+@pytest.fixture
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where a broker runs."""
+    with brokering(**_settings(request)) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    with serving(tmp_path, **_settings(request)) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.endpoints[0], timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def raw(server: Server) -> Iterator[RawClient]:
+    with raw_client(server.endpoints[0]) as raw:
+        yield raw

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,7 @@ from titanic.errors import StoreFailed
 from titanic.protocol import tsp
 from titanic.store import MIN_CAPACITY, WriteTransaction
 
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with serving(tmp_path, max_attempts=3) as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.endpoints[0]) as client:
-        yield client
+pytestmark = pytest.mark.settings(max_attempts=3)
 
 
 # -- closing --------------------------------------------------------------------------------------------------

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.raw_mdp import RawClient, raw_client, raw_worker
+from support.raw_mdp import RawClient, raw_worker
 from support.serving import QUICK, serving
 from support.waiting import until
 
@@ -21,27 +20,14 @@ from titanic.util import ids
 UNKNOWN = b"0123456789abcdef0123456789abcdef"
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    limits = {
+pytestmark = pytest.mark.settings(
+    max_attempts=3,
+    limits={
         b"few": ServiceLimits(waiting=3),
         b"small": ServiceLimits(bytes=1000),
         b"narrow": ServiceLimits(running=2),
-    }
-    with serving(tmp_path, max_attempts=3, limits=limits) as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.endpoints[0]) as client:
-        yield client
-
-
-@pytest.fixture
-def raw(server: Server) -> Iterator[RawClient]:
-    with raw_client(server.endpoints[0]) as raw:
-        yield raw
+    },
+)
 
 
 # -- the wire -------------------------------------------------------------------------------------------------

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from support.raw_mdp import raw_client, raw_worker
-from support.serving import serving
+from support.serving import brokering, serving
 from support.waiting import until
 
-from broker import Broker, BrokerConfig
+from broker import BrokerConfig
 from titanic import Client, RequestFailed, Server
 
-WIRE = BrokerConfig(heartbeat_interval=0.5, liveness=60)
+WIRE = {"heartbeat_interval": 0.5, "liveness": 60}
 """The workers here send no heartbeats: they must not be taken for dead."""
 
 
@@ -22,24 +22,12 @@ WIRE = BrokerConfig(heartbeat_interval=0.5, liveness=60)
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     settings: dict[str, Any] = {"max_attempts": 2, "presence_most": 0.1}
     if request.param == "integrated":
-        with serving(tmp_path, wire=WIRE, **settings) as server:
+        with serving(tmp_path, wire=BrokerConfig(**WIRE), **settings) as server:
             yield server
         return
     endpoint = f"ipc://{tmp_path}/broker.ipc"
-    with broker_at(endpoint), serving(tmp_path, broker=endpoint, **settings) as server:
+    with brokering(endpoint, **WIRE), serving(tmp_path, broker=endpoint, **settings) as server:
         yield server
-
-
-def broker_at(endpoint: str) -> Broker:
-    broker = Broker(WIRE)
-    broker.bind(endpoint)
-    return broker
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.endpoints[0], timeout=30) as client:
-        yield client
 
 
 def test_an_attempt_past_its_limit_is_tried_with_another_worker_beside_it(server: Server, client: Client) -> None:
@@ -109,7 +97,7 @@ def test_what_is_closed_while_it_runs_goes_to_no_second_worker(server: Server, c
 def test_what_is_not_wanted_any_more_is_not_sent_to_the_next_broker(tmp_path: Path, limit: float | None) -> None:
     endpoint = f"ipc://{tmp_path}/broker.ipc"
     with serving(tmp_path, broker=endpoint, presence_most=0.1), Client(endpoint, timeout=1, retries=60) as client:
-        with broker_at(endpoint):
+        with brokering(endpoint, **WIRE):
             uuid = client.submit("echo", "x", **({} if limit is None else {"limit": limit, "max_attempts": 1}))
             with raw_worker(endpoint, b"echo") as worker:
                 worker.take()
@@ -118,7 +106,7 @@ def test_what_is_not_wanted_any_more_is_not_sent_to_the_next_broker(tmp_path: Pa
                 else:
                     with pytest.raises(RequestFailed, match="no reply within its limit"):
                         client.wait(uuid, 30)
-        with broker_at(endpoint), raw_worker(endpoint, b"echo") as worker:
+        with brokering(endpoint, **WIRE), raw_worker(endpoint, b"echo") as worker:
             client.submit("echo", "next")
             assert worker.take()[1] == [b"next"]
             assert client.stats()["running"] == 1

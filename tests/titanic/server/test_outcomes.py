@@ -11,26 +11,24 @@ from pathlib import Path
 import pytest
 from support.raw_mdp import RawWorker, raw_client, raw_worker
 from support.relay import relay
-from support.serving import QUICK, serving
+from support.serving import QUICK, brokering, serving
 from support.waiting import until
 
-from broker import Broker, BrokerConfig, RemoteError, Worker
+from broker import BrokerConfig, RemoteError, Worker
 from broker.io.router import Router
 from titanic import Client, RequestFailed
 from titanic.store import ReadTransaction
 
-WIRE = BrokerConfig(heartbeat_interval=0.5, request_expiry=0.2)
+WIRE = {"heartbeat_interval": 0.5, "request_expiry": 0.2}
 
 
 @pytest.fixture(params=["integrated", "apart"])
 def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
     with ExitStack() as stack:
         if request.param == "integrated":
-            endpoint = stack.enter_context(serving(tmp_path, wire=WIRE)).endpoints[0]
+            endpoint = stack.enter_context(serving(tmp_path, wire=BrokerConfig(**WIRE))).endpoints[0]
         else:
-            broker = Broker(WIRE)
-            endpoint = broker.bind("tcp://127.0.0.1:*")
-            stack.enter_context(broker)
+            endpoint = stack.enter_context(brokering(**WIRE))
             stack.enter_context(serving(tmp_path, broker=endpoint))
         yield stack.enter_context(Client(endpoint, timeout=30))
 

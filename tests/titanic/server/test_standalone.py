@@ -14,7 +14,7 @@ from threading import Event
 import pytest
 from support.processes import SUPPORT, Process, script, worker_process
 from support.raw_mdp import raw_client, raw_worker
-from support.serving import QUICK, config, serving
+from support.serving import QUICK, brokering, config, serving
 from support.waiting import until
 
 from broker import Broker, BrokerConfig, Worker
@@ -24,9 +24,7 @@ from titanic import Client, RequestFailed, Server, UnknownRequest
 @pytest.fixture
 def endpoint(tmp_path: Path) -> Iterator[str]:
     """Where our broker is."""
-    broker = Broker(BrokerConfig(heartbeat_interval=0.5))
-    endpoint = broker.bind("tcp://127.0.0.1:*")
-    with broker:
+    with brokering(heartbeat_interval=0.5) as endpoint:
         yield endpoint
 
 
@@ -65,10 +63,12 @@ def test_with_our_broker(tmp_path: Path, endpoint: str) -> None:
 @pytest.mark.parametrize("text", ["x", "€"])
 def test_many_are_put_into_messages_that_fit(tmp_path: Path, text: str) -> None:
     """As many as the broker takes, with the options and the service in front."""
-    broker = Broker(BrokerConfig(max_body=1 << 16))
-    endpoint = broker.bind("tcp://127.0.0.1:*")
     bodies = [text * (1024 // len(text.encode()))] * 200
-    with broker, serving(tmp_path, broker=endpoint), Client(endpoint, timeout=30) as client:
+    with (
+        brokering(max_body=1 << 16) as endpoint,
+        serving(tmp_path, broker=endpoint),
+        Client(endpoint, timeout=30) as client,
+    ):
         assert len(client.submit_many("absent", bodies)) == 200
 
 
@@ -296,9 +296,7 @@ def test_nor_one_at_the_broker_of_an_integrated_queue(tmp_path: Path) -> None:
 def test_a_queue_that_was_killed_is_no_rival(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its lanes stay registered until their heartbeats are missed; that is not waited for."""
     caplog.set_level("INFO")
-    broker = Broker(BrokerConfig(heartbeat_interval=1000))
-    at = broker.bind("tcp://127.0.0.1:*")
-    with broker, Client(at, timeout=30) as client:
+    with brokering(heartbeat_interval=1000) as at, Client(at, timeout=30) as client:
         with Process(SUPPORT / "server_process.py", "attach", at, tmp_path / "store", output=tmp_path / "node") as node:
             client.submit("absent", "x")
             node.kill()

@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.raw_mdp import RawClient, raw_client, raw_worker
-from support.serving import QUICK, serving
+from support.serving import QUICK
 from support.waiting import until
 
 from broker import Worker
 from titanic import Server
 
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with serving(tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[RawClient]:
-    with raw_client(server.endpoints[0]) as client:
-        yield client
-
-
 UNKNOWN = b"0123456789abcdef0123456789abcdef"
 
 
-def reply_of(client: RawClient, uuid: bytes) -> list[bytes]:
+def reply_of(raw: RawClient, uuid: bytes) -> list[bytes]:
     """The reply once it is there."""
 
     def look() -> list[bytes] | None:
-        reply = client.ask(b"titanic.reply", uuid)
+        reply = raw.ask(b"titanic.reply", uuid)
         return None if reply[0][:3] == b"300" else reply
 
     reply = until(look)
@@ -42,34 +27,34 @@ def reply_of(client: RawClient, uuid: bytes) -> list[bytes]:
     return reply
 
 
-def test_the_whole_conversation(server: Server, client: RawClient) -> None:
-    reply = client.ask(b"titanic.request", b"echo", b"hello", b"", b"world")
+def test_the_whole_conversation(server: Server, raw: RawClient) -> None:
+    reply = raw.ask(b"titanic.request", b"echo", b"hello", b"", b"world")
     assert reply[0] == b"200"
     assert len(reply) == 2
     uuid = reply[1]
     assert len(uuid) == 32
     assert uuid == uuid.lower()
     assert int(uuid, 16)
-    assert client.ask(b"titanic.reply", uuid) == [b"300"]
+    assert raw.ask(b"titanic.reply", uuid) == [b"300"]
     with raw_worker(server.endpoints[0], b"echo") as worker:
         token, body = worker.take()
         assert body == [b"hello", b"", b"world"]
-        assert client.ask(b"titanic.reply", uuid) == [b"300"]
+        assert raw.ask(b"titanic.reply", uuid) == [b"300"]
         worker.final(token, b"", b"reply", b"")
-        assert reply_of(client, uuid) == [b"200", b"", b"reply", b""]
-        assert reply_of(client, uuid.upper()) == [b"200", b"", b"reply", b""]
+        assert reply_of(raw, uuid) == [b"200", b"", b"reply", b""]
+        assert reply_of(raw, uuid.upper()) == [b"200", b"", b"reply", b""]
         for _ in range(3):
-            assert client.ask(b"titanic.reply", uuid) == [b"200", b"", b"reply", b""]
-        assert client.ask(b"titanic.close", uuid.upper()) == [b"200"]
-        assert client.ask(b"titanic.close", uuid) == [b"200"]
-        assert client.ask(b"titanic.reply", uuid)[0][:4] == b"400 "
+            assert raw.ask(b"titanic.reply", uuid) == [b"200", b"", b"reply", b""]
+        assert raw.ask(b"titanic.close", uuid.upper()) == [b"200"]
+        assert raw.ask(b"titanic.close", uuid) == [b"200"]
+        assert raw.ask(b"titanic.reply", uuid)[0][:4] == b"400 "
 
 
 def test_a_req_socket_of_version_0_1_is_served_as_well(server: Server) -> None:
-    with raw_client(server.endpoints[0]) as client:
-        client.socket.send_multipart([b"", b"MDPC01", b"titanic.request", b"echo", b"x"])
-        assert client.socket.poll(30_000)
-        reply = client.socket.recv_multipart()
+    with raw_client(server.endpoints[0]) as raw:
+        raw.socket.send_multipart([b"", b"MDPC01", b"titanic.request", b"echo", b"x"])
+        assert raw.socket.poll(30_000)
+        reply = raw.socket.recv_multipart()
     assert reply[:4] == [b"", b"MDPC01", b"titanic.request", b"200"]
     assert len(reply) == 5
 
@@ -93,16 +78,16 @@ def test_a_req_socket_of_version_0_1_is_served_as_well(server: Server) -> None:
         [b"0" * 1_000_000],
     ],
 )
-def test_what_is_no_uuid_is_refused(client: RawClient, service: bytes, body: list[bytes]) -> None:
-    reply = client.ask(service, *body)
+def test_what_is_no_uuid_is_refused(raw: RawClient, service: bytes, body: list[bytes]) -> None:
+    reply = raw.ask(service, *body)
     assert len(reply) == 1
     assert reply[0][:4] == b"400 "
 
 
-def test_an_unknown_uuid(client: RawClient) -> None:
-    (status,) = client.ask(b"titanic.reply", UNKNOWN)
+def test_an_unknown_uuid(raw: RawClient) -> None:
+    (status,) = raw.ask(b"titanic.reply", UNKNOWN)
     assert status[:4] == b"400 "
-    assert client.ask(b"titanic.close", UNKNOWN) == [b"200"]
+    assert raw.ask(b"titanic.close", UNKNOWN) == [b"200"]
 
 
 @pytest.mark.parametrize(
@@ -119,45 +104,45 @@ def test_an_unknown_uuid(client: RawClient) -> None:
         [b"titanic.request", b"echo", b"x"],
     ],
 )
-def test_requests_that_are_not_accepted(server: Server, client: RawClient, body: list[bytes]) -> None:
-    reply = client.ask(b"titanic.request", *body)
+def test_requests_that_are_not_accepted(server: Server, raw: RawClient, body: list[bytes]) -> None:
+    reply = raw.ask(b"titanic.request", *body)
     assert len(reply) == 1
     assert reply[0][:4] == b"400 "
     with server.store.read() as transaction:
         assert transaction.counts().requests == 0
 
 
-def test_bad_ones_among_good_ones_spoil_nothing(client: RawClient) -> None:
+def test_bad_ones_among_good_ones_spoil_nothing(raw: RawClient) -> None:
     for number in range(300):
-        client.send(b"titanic.request", *([b"echo", b"%d" % number] if number % 3 else [b"mmi.x", b"y"]))
-    replies = [client.receive() for _ in range(300)]
+        raw.send(b"titanic.request", *([b"echo", b"%d" % number] if number % 3 else [b"mmi.x", b"y"]))
+    replies = [raw.receive() for _ in range(300)]
     assert sum(reply[0] == b"200" for reply in replies) == 200
     assert sum(reply[0].startswith(b"400 ") for reply in replies) == 100
     assert len({reply[1] for reply in replies if reply[0] == b"200"}) == 200
 
 
 @pytest.mark.parametrize("body", [[b""], [b"", b"", b""], [b"\0" * 1000], [bytes([n % 256]) for n in range(1000)]])
-def test_bodies_come_through_unchanged(server: Server, client: RawClient, body: list[bytes]) -> None:
+def test_bodies_come_through_unchanged(server: Server, raw: RawClient, body: list[bytes]) -> None:
     with Worker("echo", lambda frames: frames, server.endpoints[0], config=QUICK):
-        assert reply_of(client, client.submit(b"echo", *body)) == [b"200", *body]
+        assert reply_of(raw, raw.submit(b"echo", *body)) == [b"200", *body]
 
 
-def test_1000_small_ones_and_a_large_one(server: Server, client: RawClient) -> None:
+def test_1000_small_ones_and_a_large_one(server: Server, raw: RawClient) -> None:
     large = bytes(range(256)) * (20 << 12)
     with Worker("echo", lambda frames: frames, server.endpoints[0], jobs=4, config=QUICK):
-        client.send(b"titanic.request", b"echo", large)
+        raw.send(b"titanic.request", b"echo", large)
         for number in range(1000):
-            client.send(b"titanic.request", b"echo", b"%d" % number)
-        answers = [client.receive() for _ in range(1001)]
+            raw.send(b"titanic.request", b"echo", b"%d" % number)
+        answers = [raw.receive() for _ in range(1001)]
         assert {answer[0] for answer in answers} == {b"200"}
-        bodies = {reply_of(client, uuid)[1] for _, uuid in answers}
+        bodies = {reply_of(raw, uuid)[1] for _, uuid in answers}
     assert bodies == {large, *(b"%d" % number for number in range(1000))}
 
 
-def test_frames_that_are_no_mdp_stop_nobody(server: Server, client: RawClient) -> None:
+def test_frames_that_are_no_mdp_stop_nobody(server: Server, raw: RawClient) -> None:
     for frames in ([b""], [b"x"] * 50, [b"MDPC02"], [b"MDPC02", b"\x09", b"titanic.reply"], [b"MDPC02", b"\x01"]):
-        client.socket.send_multipart(frames)
-    assert client.ask(b"titanic.close", UNKNOWN) == [b"200"]
+        raw.socket.send_multipart(frames)
+    assert raw.ask(b"titanic.close", UNKNOWN) == [b"200"]
 
 
 @pytest.mark.parametrize(
@@ -182,21 +167,21 @@ def test_frames_that_are_no_mdp_stop_nobody(server: Server, client: RawClient) -
         b'{"other": 1}',
     ],
 )
-def test_listings_that_cannot_be(client: RawClient, options: bytes) -> None:
-    reply = client.ask(b"titanic.list", options)
+def test_listings_that_cannot_be(raw: RawClient, options: bytes) -> None:
+    reply = raw.ask(b"titanic.list", options)
     assert len(reply) == 1
     assert reply[0][:4] == b"400 "
-    assert client.ask(b"titanic.close", UNKNOWN) == [b"200"]
+    assert raw.ask(b"titanic.close", UNKNOWN) == [b"200"]
 
 
-def test_stats_count_what_happened(server: Server, client: RawClient) -> None:
-    uuid = client.submit(b"absent", b"x")
-    client.ask(b"titanic.request", b"", b"")
-    status, document = client.ask(b"titanic.stats", b"")
+def test_stats_count_what_happened(server: Server, raw: RawClient) -> None:
+    uuid = raw.submit(b"absent", b"x")
+    raw.ask(b"titanic.request", b"", b"")
+    status, document = raw.ask(b"titanic.stats", b"")
     stats = json.loads(document)
     assert status == b"200"
     assert stats["store"]["waiting"] == 1
     assert stats["services"] == {"absent": 1}
     assert (stats["since_start"]["accepted"], stats["since_start"]["refused"]) == (1, 1)
-    client.ask(b"titanic.close", uuid)
-    assert json.loads(client.ask(b"titanic.stats", b"")[1])["since_start"]["closed"] == 1
+    raw.ask(b"titanic.close", uuid)
+    assert json.loads(raw.ask(b"titanic.stats", b"")[1])["since_start"]["closed"] == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,7 @@ from titanic.store import Retention
 UNKNOWN = b"0123456789abcdef0123456789abcdef"
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with serving(tmp_path, max_attempts=3) as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.endpoints[0]) as client:
-        yield client
-
-
-@pytest.fixture
-def raw(server: Server) -> Iterator[RawClient]:
-    with raw_client(server.endpoints[0]) as raw:
-        yield raw
+pytestmark = pytest.mark.settings(max_attempts=3)
 
 
 # -- waiting --------------------------------------------------------------------------------------------------
