@@ -27,6 +27,7 @@ from titanic.client.batching import KEY_PREFIX
 from titanic.client.client import Client
 from titanic.errors import RequestFailed
 from titanic.protocol.answers import RequestInfo
+from titanic.protocol.limits import DEFAULT_PRIORITY
 from titanic.protocol.tsp import Frames
 from titanic.util.text import counted, printable
 
@@ -130,44 +131,47 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
     if as_json:
         print_json(_document(row))
         return
-    lines = [
-        ("uuid", row["uuid"]),
-        ("service", printable(row["service"])),
-        ("state", row["state"]),
-        ("submitted", f"{moment(row['submitted_at'])} ({age(row['submitted_at'])} ago)"),
-        ("body", f"{counted(row['body_frames'], 'frame')}, {size(row['body_bytes'])}"),
-        ("attempts", str(row["attempts"])),
-    ]
-    if row["key"] and not row["key"].startswith(KEY_PREFIX):
-        lines.append(("key", printable(row["key"])))
-    if row["priority"] != 4:
-        lines.append(("priority", str(row["priority"])))
-    lines += [(name.replace("_", " "), duration(seconds)) for name, seconds in row["options"].items()]
-    if row["max_attempts"]:
-        lines.append(("max attempts", str(row["max_attempts"])))
-    if row["not_before"]:
-        lines.append(("not before", moment(row["not_before"]) + _ahead(row["not_before"])))
-    if row["expires_at"]:
-        lines.append(("expires", moment(row["expires_at"]) + _ahead(row["expires_at"])))
-    if row["dispatched_at"]:
-        first = row["attempts"] <= 1
-        waited = f" (waited {_span(row, 'submitted_at', 'dispatched_at')})" if first else ""
-        lines.append(("last sent", moment(row["dispatched_at"]) + waited))
-    if row["due"] and row["due"] != row["not_before"]:
-        lines.append(("tried again", moment(row["due"]) + _ahead(row["due"])))
-    if row["finished_at"]:
-        ran = row["dispatched_at"] and row["state"] != "expired"
-        span = _span(row, "dispatched_at" if ran else "submitted_at", "finished_at")
-        lines.append(("ended", f"{moment(row['finished_at'])} ({'ran' if ran else 'waited'} {span})"))
-    if row["state"] in ("done", "failed"):
-        lines.append(("reply", f"{counted(row['reply_frames'], 'frame')}, {size(row['reply_bytes'])}"))
-    if row["reason"]:
-        lines.append(("reason" if row["state"] == "expired" else "last error", printable(row["reason"].strip())))
-    for name, value in lines:
+    for name, value in _lines(row):
         head, *more = value.splitlines() or [""]
         click.echo(f"{name:<12} {head}")
         for line in more:
             click.echo(f"{'':<12} {line}")
+
+
+def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
+    """What is told of a request: names and values. What is not set, or as usual, is left out."""
+    yield "uuid", row["uuid"]
+    yield "service", printable(row["service"])
+    yield "state", row["state"]
+    yield "submitted", f"{moment(row['submitted_at'])} ({age(row['submitted_at'])} ago)"
+    yield "body", f"{counted(row['body_frames'], 'frame')}, {size(row['body_bytes'])}"
+    yield "attempts", str(row["attempts"])
+    if row["key"] and not row["key"].startswith(KEY_PREFIX):
+        yield "key", printable(row["key"])
+    if row["priority"] != DEFAULT_PRIORITY:
+        yield "priority", str(row["priority"])
+    for name, seconds in row["options"].items():
+        yield name.replace("_", " "), duration(seconds)
+    if row["max_attempts"]:
+        yield "max attempts", str(row["max_attempts"])
+    if row["not_before"]:
+        yield "not before", moment(row["not_before"]) + _ahead(row["not_before"])
+    if row["expires_at"]:
+        yield "expires", moment(row["expires_at"]) + _ahead(row["expires_at"])
+    if row["dispatched_at"]:
+        first = row["attempts"] <= 1
+        waited = f" (waited {_span(row, 'submitted_at', 'dispatched_at')})" if first else ""
+        yield "last sent", moment(row["dispatched_at"]) + waited
+    if row["due"] and row["due"] != row["not_before"]:
+        yield "tried again", moment(row["due"]) + _ahead(row["due"])
+    if row["finished_at"]:
+        ran = row["dispatched_at"] and row["state"] != "expired"
+        span = _span(row, "dispatched_at" if ran else "submitted_at", "finished_at")
+        yield "ended", f"{moment(row['finished_at'])} ({'ran' if ran else 'waited'} {span})"
+    if row["state"] in ("done", "failed"):
+        yield "reply", f"{counted(row['reply_frames'], 'frame')}, {size(row['reply_bytes'])}"
+    if row["reason"]:
+        yield "reason" if row["state"] == "expired" else "last error", printable(row["reason"].strip())
 
 
 def _last_words(client: Client, uuid: str) -> Frames:

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from titanic.cli.access import open_to_look
 from titanic.cli.connect import connect_to_look
-from titanic.cli.options import FOLDER, Function, endpoint, option
+from titanic.cli.options import FOLDER, endpoint, option, together
 from titanic.client.client import Client
 from titanic.config import ServerConfig
 from titanic.protocol.answers import RequestInfo, check, unknown
@@ -48,11 +48,8 @@ offline_option = option(
 )
 
 
-def lookable(function: Function) -> Function:
-    """`--offline` and `--store`, and what a client needs: `look` takes their values."""
-    for add in (endpoint, look_store_option, offline_option):
-        function = add(function)
-    return function
+lookable = together(offline_option, look_store_option, endpoint)
+"""`--offline` and `--store`, and what a client needs: `look` takes their values."""
 
 
 def look(*, offline: bool, store: Path, endpoint: tuple[str, ...], timeout: float, mdp: str) -> Client | Files:

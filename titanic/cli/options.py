@@ -47,6 +47,17 @@ def option(name: str, *aliases: str, **settings: Any) -> Callable[[Function], Fu
     return click.option(name, *aliases, **{"cls": Option, "envvar": variable, "show_default": True, **settings})
 
 
+def together(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
+    """Several options as one decorator, in the order of the help."""
+
+    def decorate(function: Function) -> Function:
+        for add in reversed(options):
+            function = add(function)
+        return function
+
+    return decorate
+
+
 def configured(function: Function) -> Function:
     """Add `--config` to a command."""
     return click.option(
@@ -102,26 +113,19 @@ def endpoint_option(group: str = "") -> Callable[[Function], Function]:
 
 def reaching(timeout: float, patience: str) -> Callable[[Function], Function]:
     """`--endpoint`, `--timeout` and `--mdp`: how to reach a broker. `patience`: what the time-out is for."""
-    versions = click.Choice(["0.2", "0.1", "majortomo"])
-
-    def decorate(function: Function) -> Function:
-        function = _naming_version(function)
-        for add in (
-            configured,
-            option(
-                "--mdp",
-                type=versions,
-                default="0.2",
-                group=CONNECTION,
-                help="Version of the Majordomo Protocol to speak; brokers of other projects may want another.",
-            ),
-            seconds("--timeout", least=0.001, default=timeout, group=CONNECTION, help=patience),
-            endpoint_option(CONNECTION),
-        ):
-            function = add(function)
-        return function
-
-    return decorate
+    return together(
+        endpoint_option(CONNECTION),
+        seconds("--timeout", least=0.001, default=timeout, group=CONNECTION, help=patience),
+        option(
+            "--mdp",
+            type=click.Choice(["0.2", "0.1", "majortomo"]),
+            default="0.2",
+            group=CONNECTION,
+            help="Version of the Majordomo Protocol to speak; brokers of other projects may want another.",
+        ),
+        configured,
+        _naming_version,
+    )
 
 
 def _naming_version(function: Function) -> Function:
@@ -163,21 +167,14 @@ def broker_version(*versions: str, group: str = "") -> Callable[[Function], Func
         type=click.Choice(versions),
         default=None,
         group=group,
-        help="Version of the Majordomo Protocol to speak; default: the broker is asked, in 0.1, which all bear.",
+        help="Version of the Majordomo Protocol to speak; default: the broker is asked, in 0.1, which all understand.",
     )
 
 
 LOGGING = "Log"
 """The group of options that say what is logged, and how."""
 
-log_options = (
-    option(
-        "--log-format",
-        type=click.Choice(logs.FORMATS),
-        default="auto",
-        group=LOGGING,
-        help="Of the log on stderr; auto: to the journal with fields when stderr goes there, else text.",
-    ),
+log_options = together(
     option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
@@ -185,8 +182,15 @@ log_options = (
         group=LOGGING,
         help="How much to log.",
     ),
+    option(
+        "--log-format",
+        type=click.Choice(logs.FORMATS),
+        default="auto",
+        group=LOGGING,
+        help="Format of the log on stderr; auto: fields for the journal when stderr goes there, else text.",
+    ),
 )
-"""Those of commands that run until they are stopped."""
+"""Options of commands that run until they are stopped."""
 
 json_flag = option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import click
@@ -14,7 +15,6 @@ from titanic.cli.endpoint import BOUND, BROKER
 from titanic.cli.listen import Listen
 from titanic.cli.options import (
     FOLDER,
-    Function,
     broker_version,
     configured,
     log_options,
@@ -22,35 +22,34 @@ from titanic.cli.options import (
     read_size,
     seconds,
     size,
+    together,
 )
 from titanic.config import MOST_LANES, Contradiction, ServerConfig, ServiceLimits, contradictions
 from titanic.store import MIN_CAPACITY, Retention
 
 WIRE, SERVER = BrokerConfig(), ServerConfig()
 
+KEPT, TRIED, TRAFFIC, OPERATION = "What is kept", "Attempts", "The broker's traffic", "Operation"
+"""Groups of options in the help."""
 
-KEPT, TRIED, TRAFFIC = "What is kept", "How it is tried", "The broker's traffic"
-OPERATION = "Operation"
+kept = partial(seconds, least=0, group=KEPT)
+tried = partial(seconds, least=0, group=TRIED)
+traffic = partial(option, type=click.IntRange(1), metavar="N", group=TRAFFIC)
 
-
-def running_options(function: Function) -> Function:
-    """Those of both commands. The last of this list stands first in the help, as with decorators."""
-    for add in (
-        configured,
-        option(
-            "--metrics",
-            type=Listen(),
-            metavar="HOST:PORT",
-            default=None,
-            group=OPERATION,
-            help="Where to serve /metrics for Prometheus, /healthz and /readyz; :PORT is at every address, port 0 any"
-            " free one; default: nowhere.",
-        ),
-        *log_options,
-    ):
-        function = add(function)
-    return function
-
+running_options = together(
+    log_options,
+    option(
+        "--metrics",
+        type=Listen(),
+        metavar="HOST:PORT",
+        default=None,
+        group=OPERATION,
+        help="Where to serve /metrics for Prometheus, /healthz and /readyz; :PORT is at every address, port 0 any free"
+        " one; default: nowhere.",
+    ),
+    configured,
+)
+"""Those of both commands."""
 
 bind_option = option(
     "--bind",
@@ -61,47 +60,36 @@ bind_option = option(
     help="Where to listen, * or 0 for any free port; may be given repeatedly.",
 )
 
-
-def wire_options(function: Function) -> Function:
-    """The broker's options. Their parameters have the names of `BrokerConfig`'s fields."""
-    for add in (
-        option(
-            "--max-deliveries",
-            type=click.IntRange(1),
-            metavar="N",
-            default=WIRE.max_deliveries,
-            group=TRAFFIC,
-            help="Workers that may die of one request before it is given up.",
-        ),
-        option(
-            "--max-waiting",
-            "max_waiting_per_service",
-            type=click.IntRange(1),
-            metavar="N",
-            default=WIRE.max_waiting_per_service,
-            group=TRAFFIC,
-            help="Plain MDP requests that may wait for one service in the broker's memory.",
-        ),
-        seconds(
-            "--request-expiry",
-            least=0,
-            default=WIRE.request_expiry,
-            group=TRAFFIC,
-            help="How long a plain MDP request waits for a worker; 0: for ever.",
-        ),
-        seconds(
-            "--heartbeat",
-            "heartbeat_interval",
-            least=0.01,
-            default=WIRE.heartbeat_interval,
-            group=TRAFFIC,
-            help="Between heartbeats. Who is silent for four, of these or of its own if those are longer, is gone.",
-        ),
-        size("--max-body", default="64MiB", group=TRAFFIC, help="Largest body of a request."),
-    ):
-        function = add(function)
-    return function
-
+wire_options = together(
+    size("--max-body", default="64MiB", group=TRAFFIC, help="Largest body of a request."),
+    seconds(
+        "--heartbeat",
+        "heartbeat_interval",
+        least=0.01,
+        default=WIRE.heartbeat_interval,
+        group=TRAFFIC,
+        help="Interval of heartbeats. A peer is gone when it is silent for four of these, or of its own if longer.",
+    ),
+    seconds(
+        "--request-expiry",
+        least=0,
+        default=WIRE.request_expiry,
+        group=TRAFFIC,
+        help="How long a plain MDP request waits for a worker; 0: for ever.",
+    ),
+    traffic(
+        "--max-waiting",
+        "max_waiting_per_service",
+        default=WIRE.max_waiting_per_service,
+        help="Plain MDP requests that may wait for one service in the broker's memory.",
+    ),
+    traffic(
+        "--max-deliveries",
+        default=WIRE.max_deliveries,
+        help="Workers that may die while they have a request; then it is given up.",
+    ),
+)
+"""The broker's options. Their parameters have the names of `BrokerConfig`'s fields."""
 
 KEEPING = ("keep_replies", "keep_dead", "keep_closed")
 """The parameters that make up the retention."""
@@ -132,122 +120,83 @@ def service_limits(
     return limits
 
 
-def queue_options(function: Function) -> Function:
-    """The queue's options. Their parameters have the names of `ServerConfig`'s fields, or are what `server_config`
-    makes a field of. The last of this list stands first in the help, as with decorators."""
-    for add in (
-        option(
-            "--lanes",
-            type=click.IntRange(1, MOST_LANES),
-            metavar="N",
-            default=SERVER.lanes,
-            group=TRAFFIC,
-            help="With --broker: sockets per service.",
-        ),
-        broker_version("0.2", "0.1", group=TRAFFIC),
-        wire_options,
-        seconds(
-            "--attempt-timeout",
-            least=0.1,
-            default=SERVER.attempt_timeout,
-            group=TRIED,
-            help="With a --broker that is not of this project: no reply for this long is a failure.",
-        ),
-        option(
-            "--service-limit",
-            "limits",
-            multiple=True,
-            metavar="NAME:WHAT=N,…",
-            default=(),
-            callback=service_limits,
-            group=TRIED,
-            help="Limits of one service: waiting=N requests, bytes=SIZE of them, running=N at once; may be given"
-            " repeatedly.",
-        ),
-        seconds("--retry-most", least=0, default=SERVER.retry_most, group=TRIED, help="The longest such wait."),
-        seconds(
-            "--retry-first",
-            least=0,
-            default=SERVER.retry_first,
-            group=TRIED,
-            help="Wait after the first failure; it doubles.",
-        ),
-        option(
-            "--max-attempts",
-            type=click.IntRange(1, 65535),
-            metavar="N",
-            default=SERVER.max_attempts,
-            group=TRIED,
-            help="Failures until a request has failed for good.",
-        ),
-        option("--preallocate", is_flag=True, group=KEPT, help="Take the whole capacity from the disk at the start."),
-        option(
-            "--drop-unarchived",
-            is_flag=True,
-            group=KEPT,
-            help="When room is needed, forget closed requests that no archive has copied yet, instead of refusing"
-            " new ones.",
-        ),
-        size(
-            "--closed-body-limit",
-            least=0,
-            default="64KiB",
-            group=KEPT,
-            help="Larger bodies of closed requests are not remembered.",
-        ),
-        seconds(
-            "--keep-closed",
-            least=0,
-            default=0,
-            group=KEPT,
-            help="How long closed requests are remembered; 0: while there is room.",
-        ),
-        seconds(
-            "--keep-dead",
-            least=0,
-            default="30d",
-            group=KEPT,
-            help="How long failed and expired requests are kept; 0: for ever.",
-        ),
-        seconds(
-            "--keep-replies",
-            least=0,
-            default="7d",
-            group=KEPT,
-            help="How long replies that nobody closes are kept; 0: for ever.",
-        ),
-        seconds(
-            "--grace", least=0, default=SERVER.grace, help="On shutdown: how long running requests may still take."
-        ),
-        option(
-            "--gather",
-            type=BOUND,
-            multiple=True,
-            metavar="ENDPOINT",
-            default=(),
-            help="Where to take requests that want no answer, from SCATTER sockets; may be given repeatedly.",
-        ),
-        option(
-            "--broker",
-            type=BROKER,
-            default=None,
-            metavar="ENDPOINT",
-            help="Use the broker that is there instead of an own one.",
-        ),
-        bind_option,
-        size(
-            "--capacity", least=MIN_CAPACITY, default=None, help="What the store may hold; default: as before, or 1GiB."
-        ),
-        option(
-            "--store",
-            type=FOLDER,
-            metavar="DIR",
-            default=SERVER.store,
-            help="Directory of the store.",
-        ),
-    ):
-        function = add(function)
-    return function
+queue_options = together(
+    option("--store", type=FOLDER, metavar="DIR", default=SERVER.store, help="Directory of the store."),
+    size("--capacity", least=MIN_CAPACITY, default=None, help="Size limit of the store; default: as before, or 1GiB."),
+    bind_option,
+    option(
+        "--broker",
+        type=BROKER,
+        default=None,
+        metavar="ENDPOINT",
+        help="Use the broker there instead of an own one.",
+    ),
+    option(
+        "--gather",
+        type=BOUND,
+        multiple=True,
+        metavar="ENDPOINT",
+        default=(),
+        help="Where to take requests that want no answer, from SCATTER sockets; may be given repeatedly.",
+    ),
+    seconds("--grace", least=0, default=SERVER.grace, help="On shutdown: how long running requests may still take."),
+    kept("--keep-replies", default="7d", help="How long replies that nobody closes are kept; 0: for ever."),
+    kept("--keep-dead", default="30d", help="How long failed and expired requests are kept; 0: for ever."),
+    kept("--keep-closed", default=0, help="How long closed requests are remembered; 0: while there is room."),
+    size(
+        "--closed-body-limit",
+        least=0,
+        default="64KiB",
+        group=KEPT,
+        help="Largest body that is remembered with a closed request.",
+    ),
+    option(
+        "--drop-unarchived",
+        is_flag=True,
+        group=KEPT,
+        help="When room is needed, forget closed requests that no archive has yet, instead of refusing new ones.",
+    ),
+    option("--preallocate", is_flag=True, group=KEPT, help="Take the whole capacity from the disk at the start."),
+    option(
+        "--max-attempts",
+        type=click.IntRange(1, 65535),
+        metavar="N",
+        default=SERVER.max_attempts,
+        group=TRIED,
+        help="Failed attempts after which a request has failed for good.",
+    ),
+    tried("--retry-first", default=SERVER.retry_first, help="Back-off after the first failure; doubles with each."),
+    tried("--retry-most", default=SERVER.retry_most, help="The longest back-off."),
+    option(
+        "--service-limit",
+        "limits",
+        multiple=True,
+        metavar="NAME:WHAT=N,…",
+        default=(),
+        callback=service_limits,
+        group=TRIED,
+        help="Limits of a service: waiting=N requests, bytes=SIZE of them, running=N at once; may be given repeatedly.",
+    ),
+    seconds(
+        "--attempt-timeout",
+        least=0.1,
+        default=SERVER.attempt_timeout,
+        group=TRIED,
+        help="With a --broker of another project: an attempt without a reply for this long has failed.",
+    ),
+    wire_options,
+    broker_version("0.2", "0.1", group=TRAFFIC),
+    option(
+        "--lanes",
+        type=click.IntRange(1, MOST_LANES),
+        metavar="N",
+        default=SERVER.lanes,
+        group=TRAFFIC,
+        help="With --broker: worker sockets for each service.",
+    ),
+)
+"""The queue's options. Their parameters have the names of `ServerConfig`'s fields, or are what `server_config` makes a
+field of."""
 
 
 def rule(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradiction]:

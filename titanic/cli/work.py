@@ -134,8 +134,7 @@ def _watch(worker: Worker) -> None:
 @seconds("--heartbeat", least=0.01, default=2.5, help="Between heartbeats, or more often if the broker sends more.")
 @seconds("--limit", least=0.001, default=None, help="End a command that takes longer.")
 @option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests to work on at a time.")
-@log_options[1]
-@log_options[0]
+@log_options
 @configured
 def work(
     service: str,

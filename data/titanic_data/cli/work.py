@@ -22,8 +22,7 @@ from titanic_data.cli.options import command, endpoint_option
 @option("--lanes", type=click.IntRange(1, 500), metavar="N", default=256, help="Requests of a batch, at most.")
 @option("--arrow", is_flag=True, help="FUNCTION takes and returns an Arrow array of bodies, in Spark's tasks.")
 @endpoint_option
-@log_options[1]
-@log_options[0]
+@log_options
 def work(service: str, function: str, endpoint: str, arrow: bool, lanes: int, log_level: str, log_format: str) -> None:
     """Serve SERVICE with Spark: FUNCTION gets a batch of requests as a DataFrame and returns the replies.
 
