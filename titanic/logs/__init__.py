@@ -6,10 +6,7 @@ Fields are `event`, a fixed word for programs to look for, and the `uuid` and `s
 and replies are never logged.
 """
 
-from titanic.logs.begin import FORMATS, begin, line, set_level
-from titanic.logs.fields import event
-from titanic.logs.repeats import COUNTED
-from titanic.logs.trouble import Trouble
-from titanic.logs.windows import LINES, WINDOW, Windows
+from titanic.logs.output import FORMATS, begin, event, line, set_level
+from titanic.logs.throttle import COUNTED, LINES, WINDOW, Throttle, Trouble
 
-__all__ = ["COUNTED", "FORMATS", "LINES", "WINDOW", "Trouble", "Windows", "begin", "event", "line", "set_level"]
+__all__ = ["COUNTED", "FORMATS", "LINES", "WINDOW", "Throttle", "Trouble", "begin", "event", "line", "set_level"]

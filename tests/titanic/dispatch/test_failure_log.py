@@ -12,7 +12,7 @@ from broker import RemoteError, Worker
 from titanic import Client, RequestFailed
 from titanic.dispatch.failure_log import MOST_TEXT, FailureLog
 from titanic.logs import LINES, WINDOW
-from titanic.logs.windows import MOST_KINDS
+from titanic.logs.throttle import MOST_KINDS
 from titanic.store import Status
 
 UUID = bytes(range(16))

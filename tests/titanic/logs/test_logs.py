@@ -18,12 +18,9 @@ from support.cli_titanic import running
 
 from titanic.client.client import Client
 from titanic.errors import InvalidRequest, RequestFailed
-from titanic.logs import COUNTED, LINES, WINDOW, event
-from titanic.logs import repeats as repeats_module
-from titanic.logs.begin import Json
-from titanic.logs.journal import JournalHandler
-from titanic.logs.repeats import Repeats
-from titanic.logs.windows import MOST_KINDS
+from titanic.logs import COUNTED, LINES, WINDOW, event, throttle
+from titanic.logs.output import JournalHandler, Json
+from titanic.logs.throttle import MOST_KINDS, RepeatFilter
 
 ANY = "tcp://127.0.0.1:*"
 
@@ -92,7 +89,7 @@ def test_without_a_journal_stderr_gets_it(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_journal_that_does_not_read_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not after the first line that it has no room for, and how many were lost is told."""
-    monkeypatch.setattr("titanic.logs.journal.PATIENCE", 0.01)
+    monkeypatch.setattr("titanic.logs.output.PATIENCE", 0.01)
     path = str(tmp_path / "journal")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
         journal.bind(path)
@@ -125,7 +122,7 @@ def test_a_log_that_can_go_nowhere_is_no_error_of_who_logs(tmp_path: Path, monke
 
 def test_repeats_are_counted_not_listed() -> None:
     now, told = 0.0, list[logging.LogRecord]()
-    repeats = Repeats(told.append, lambda: now)
+    repeats = RepeatFilter(told.append, lambda: now)
     assert [repeats.filter(record("no %s", number)) for number in range(LINES + 5)] == [True] * LINES + [False] * 5
     assert repeats.filter(record("another"))
     now = WINDOW
@@ -136,7 +133,7 @@ def test_repeats_are_counted_not_listed() -> None:
 
 def test_repeats_of_one_service_hide_no_other() -> None:
     told = list[logging.LogRecord]()
-    repeats = Repeats(told.append, lambda: 0.0)
+    repeats = RepeatFilter(told.append, lambda: 0.0)
     for number in range(100):
         repeats.filter(record("%s failed", number, **event("failed", uuid=b"\1" * 16, service=b"flood")))
     assert repeats.filter(record("%s failed", "x", **event("failed", service=b"mail")))
@@ -152,9 +149,9 @@ def test_repeats_of_one_service_hide_no_other() -> None:
 
 
 def test_repeats_are_told_when_nothing_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeats_module, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(throttle, "LOOK_EVERY", 0.01)
     now, told = 0.0, queue.Queue[logging.LogRecord]()
-    repeats = Repeats(told.put, lambda: now)
+    repeats = RepeatFilter(told.put, lambda: now)
     for number in range(LINES + 3):
         repeats.filter(record("no %s", number))
     now = WINDOW
@@ -167,7 +164,7 @@ def test_repeats_are_told_where_no_thread_is_to_be_had(monkeypatch: pytest.Monke
 
     told: list[logging.LogRecord] = []
     now = [0.0]
-    repeats = Repeats(told.append, lambda: now[0])
+    repeats = RepeatFilter(told.append, lambda: now[0])
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     assert [repeats.filter(record("no")) for _ in range(LINES + 3)] == [True] * LINES + [False] * 3
     now[0] = WINDOW
@@ -176,13 +173,13 @@ def test_repeats_are_told_where_no_thread_is_to_be_had(monkeypatch: pytest.Monke
 
 
 def test_what_has_a_window_of_its_own_goes_out() -> None:
-    repeats = Repeats(lambda _: None, lambda: 0.0)
+    repeats = RepeatFilter(lambda _: None, lambda: 0.0)
     assert all(repeats.filter(record("no", **COUNTED)) for _ in range(100))
 
 
 def test_repeats_of_very_many_kinds_are_counted_together() -> None:
     told = list[logging.LogRecord]()
-    repeats = Repeats(told.append, lambda: 0.0)
+    repeats = RepeatFilter(told.append, lambda: 0.0)
     assert sum(repeats.filter(record(f"message {number}")) for number in range(5000)) == MOST_KINDS + LINES
     repeats.finish()
     assert [one.getMessage() for one in told] == ["message 4999 (the last of 4780 more like this within 60 s)"]

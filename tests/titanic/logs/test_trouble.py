@@ -12,7 +12,7 @@ from support.waiting import until
 
 from broker import Worker
 from titanic import Client, Server
-from titanic.logs.trouble import EVERY, MOST_REASONS, Trouble
+from titanic.logs.throttle import EVERY, MOST_REASONS, Trouble
 
 
 def lines(caplog: pytest.LogCaptureFixture, level: str = "ERROR") -> list[str]:
@@ -40,7 +40,7 @@ def test_each_reason_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> N
     assert lines(caplog) == ["cannot see: dark"]
     for number in range(2 * MOST_REASONS):
         trouble.met(OSError(str(number)))
-    assert len(trouble._said) == MOST_REASONS
+    assert len(trouble.reasons) == MOST_REASONS
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,181 @@
+"""What is said too often: the first lines of a kind go out, then they are counted.
+
+Throttle        counts; for whoever words the lines and the count itself
+Trouble         of somebody who tries again and again: each reason once in five minutes, and that it is over
+RepeatFilter    of all other lines: the first twenty in a minute that are alike, then a count
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
+
+LINES, WINDOW = 20, 60.0
+"""Lines of a kind that go out in so many seconds."""
+
+MOST_KINDS = 200
+"""Kinds that are counted apart. Services are among what makes a kind, and anybody can invent their names: all further
+kinds are counted together."""
+
+EVERY = 300.0
+"""Seconds between two lines about the same trouble."""
+
+MOST_REASONS = 100
+"""Reasons for a trouble that are remembered."""
+
+LOOK_EVERY = 5.0
+"""Seconds between looks whether there is a count to tell, while lines are held back."""
+
+COUNTED = {"counted": True}
+"""What a logging call passes in `extra` that is throttled already: `RepeatFilter` lets all its lines pass."""
+
+Kind = TypeVar("Kind", bound=Hashable)
+
+
+class Throttle(Generic[Kind]):
+    """How often each kind of line has come in its window, which begins with the first. To be used under a lock, or in
+    one thread. Times are seconds of any clock that goes forward."""
+
+    def __init__(
+        self, others: Kind | None = None, *, lines: int = LINES, window: float = WINDOW, most: int = MOST_KINDS
+    ) -> None:
+        """`others`: the kind that stands for all those that are too many; None: the oldest makes room for a new one."""
+        self._others = others
+        self._lines = lines
+        self._window = window
+        self._most = most
+        self._open: dict[Kind, tuple[float, int]] = {}
+        """The end of each window, and how many came in it; in the order of their ends."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def take(self, kind: Kind, now: float) -> tuple[Kind, int]:
+        """The kind that this line counts as, and how many of it have come by now, with this one. Ask `ended` first."""
+        if kind not in self._open and len(self._open) >= self._most:
+            if self._others is not None:
+                kind = self._others
+            else:
+                del self._open[next(iter(self._open))]
+        end, count = self._open.get(kind, (now + self._window, 0))
+        self._open[kind] = (end, count + 1)
+        return kind, count + 1
+
+    def ended(self, now: float) -> Iterator[tuple[Kind, int]]:
+        """The kinds whose windows are over and that had too many lines, and how many too many."""
+        while self._open:
+            kind, (end, count) = next(iter(self._open.items()))
+            if now < end:
+                return
+            del self._open[kind]
+            if count > self._lines:
+                yield kind, count - self._lines
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._open.clear()
+
+
+class Trouble:
+    """What cannot be done for a while: told when that begins, now and then while it lasts, and when it is over. Used in
+    one thread, by somebody who tries again and again. One who never says that it is over tells each reason when it is
+    first met, and then every five minutes."""
+
+    def __init__(self, log: logging.Logger, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """`what` cannot be done: "read what is due"."""
+        self.reasons: Throttle[str] = Throttle(lines=1, window=EVERY, most=MOST_REASONS)
+        self._log = log
+        self._what = what
+        self._clock = clock
+
+    def met(self, error: Exception | str, **extra: Any) -> None:
+        """It failed, for this reason. `extra`: the line's fields."""
+        now, why = self._clock(), str(error)
+        for _ in self.reasons.ended(now):
+            pass  # only the first of each is told, and no count
+        _, count = self.reasons.take(why, now)
+        if count == 1:
+            self._log.error("cannot %s: %s", self._what, why, extra=extra)
+
+    def over(self, **extra: Any) -> None:
+        """It was done. `extra`: the line's fields."""
+        if self.reasons:
+            self._log.info("can %s again", self._what, extra=extra)
+            self.reasons.clear()
+
+
+class _LineKind(NamedTuple):
+    """Lines that are alike: those with the same text, arguments apart, about the same service."""
+
+    logger: str
+    text: str
+    service: str
+
+
+class RepeatFilter(logging.Filter):
+    """A filter for a handler. What it held back is told when its minute is over, whether anything follows or not."""
+
+    def __init__(
+        self, emit: Callable[[logging.LogRecord], object], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`emit` gets the lines that tell how many were left out."""
+        super().__init__()
+        self._emit = emit
+        self._clock = clock
+        self._throttle = Throttle(_LineKind("", "", ""))
+        self._last: dict[_LineKind, logging.LogRecord] = {}
+        """The last line that was held back, of each kind."""
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line goes out."""
+        if "counted" in vars(record):
+            return True
+        now, kind = self._clock(), _LineKind(record.name, str(record.msg), str(vars(record).get("service", "")))
+        self._tell(now)
+        with self._lock:
+            kind, count = self._throttle.take(kind, now)
+            if count <= LINES:
+                return True
+            self._last[kind] = record
+            self._look_soon()
+        return False
+
+    def finish(self) -> None:
+        """Tell what was left out by now: nothing will follow."""
+        self._tell(math.inf)
+
+    def _look_soon(self) -> None:
+        """With the lock: have somebody look as long as there is something to tell."""
+        if self._timer is None:
+            timer = threading.Timer(LOOK_EVERY, self._look)
+            timer.daemon = True
+            with contextlib.suppress(RuntimeError):  # no thread can be had now: the next line tells, or asks again
+                timer.start()
+                self._timer = timer
+
+    def _look(self) -> None:
+        self._tell(self._clock())
+        with self._lock:
+            self._timer = None
+            if self._last:
+                self._look_soon()
+
+    def _tell(self, now: float) -> None:
+        with self._lock:
+            ended = [(self._last.pop(kind), more) for kind, more in self._throttle.ended(now)]
+        for last, more in ended:
+            self._emit(_summary(last, more))
+
+
+def _summary(last: logging.LogRecord, more: int) -> logging.LogRecord:
+    """A line about lines that were left out. It is about no request, but still about their service."""
+    text = f"{last.getMessage()} (the last of {more} more like this within {WINDOW:.0f} s)"
+    kept = {name: value for name, value in vars(last).items() if name not in ("uuid", "exc_info", "exc_text")}
+    return logging.makeLogRecord(kept | {"msg": text, "args": None} | COUNTED)
