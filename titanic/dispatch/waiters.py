@@ -49,7 +49,8 @@ class Waiters:
         self._send_answers = send_answers
         self._look = look
         self._most = most
-        self._dismissing = False
+        self.dismissing = False
+        """Whether everybody is told now what the store says, and then no more."""
         self._asks: dict[bytes, dict[int, Ask]] = {}
         self._uuids: dict[int, bytes] = {}
         self._known: dict[int, Ask] = {}
@@ -90,7 +91,7 @@ class Waiters:
         """What the store says. Those for whom it is pending go on waiting until their time is over."""
         ended = []
         for ask, frames in answers:
-            if frames != [tsp.PENDING] or self._dismissing:
+            if frames != [tsp.PENDING] or self.dismissing:
                 if self._forget(ask):
                     ended.append((ask, frames))
             elif (until := self._until.pop(id(ask), None)) is not None:
@@ -106,18 +107,18 @@ class Waiters:
             self._look(asks)
 
     def tick(self, now: float) -> None:
-        """SendAnswers those whose time is over."""
+        """Answer those whose time is over."""
         self._send_away([self._known[key] for key in self._deadlines.due(now)])
 
     def dismiss(self) -> None:
         """Nothing more will happen: answer all that wait, and who still comes as soon as the store was looked at."""
-        self._dismissing = True
+        self.dismissing = True
         self._send_away([ask for key, ask in self._known.items() if key not in self._until])
 
     @property
     def dismissed(self) -> bool:
         """Whether nobody waits, nor will again."""
-        return self._dismissing and not self._known
+        return self.dismissing and not self._known
 
     def forget(self, ask: Ask) -> None:
         """Nobody waits for the answer to this ask any more, if it is not answered yet."""

@@ -50,28 +50,28 @@ class Server:
             closed_body_limit=config.closed_body_limit,
             drop_unarchived=config.drop_unarchived,
         )
-        self._writer = Writer(self.store)
+        self.writer = Writer(self.store)
         try:
-            self._front = self._make_front(config)
+            self.front = self._make_front(config)
         except BaseException:
             self.store.discard()
             raise
-        self._reader = Reader(self.store, self._front.sated)
-        self._dispatcher = Dispatcher(
-            config, self.store, self._writer, self._reader, self._front.send_answers, self._front.most_waiters
+        self._reader = Reader(self.store, self.front.sated)
+        self.dispatcher = Dispatcher(
+            config, self.store, self.writer, self._reader, self.front.send_answers, self.front.most_waiters
         )
         self._services = ServiceHandler(
             self.store,
-            self._writer,
+            self.writer,
             self._reader,
-            self._dispatcher,
-            self._front.send_answers,
+            self.dispatcher,
+            self.front.send_answers,
             most_bytes=config.wire.max_waiting_bytes,
-            most_body=self._front.most_body,
+            most_body=self.front.most_body,
             limits=config.limits,
         )
-        threads = {"writer": self._writer.call, "reader": self._reader.call, "dispatcher": self._dispatcher.loop.call}
-        self.watchdog = Watchdog(threads | self._front.threads())
+        threads = {"writer": self.writer.call, "reader": self._reader.call, "dispatcher": self.dispatcher.loop.call}
+        self.watchdog = Watchdog(threads | self.front.threads())
 
     def _make_front(self, config: ServerConfig) -> Front:
         return (
@@ -83,13 +83,13 @@ class Server:
     def start(self) -> Server:
         """Serve, in threads of its own. An endpoint that cannot be right raises broker.EndpointError."""
         try:
-            self._front.start(self._dispatcher, self._services.handle_batch)
+            self.front.start(self.dispatcher, self._services.handle_batch)
         except BaseException:
             self._end(begun=False)
             raise
-        self._writer.start()
+        self.writer.start()
         self._reader.start()
-        self._dispatcher.start()
+        self.dispatcher.start()
         return self
 
     def stop(self, *, begun: bool = True) -> None:
@@ -100,33 +100,33 @@ class Server:
         store can't be used any more. Not `begun`: it can't serve after all; then, as with a `problem`, the store goes
         if it was made for this server and nothing is in it.
         """
-        self._front.stop_gathering(LAST if self.store.usable else 0.0)
+        self.front.stop_gathering(LAST if self.store.usable else 0.0)
         self._services.refuse("shutting down: try again in a moment")
-        self._dispatcher.wind_down(self.config.grace)
-        self._dispatcher.stop()
+        self.dispatcher.wind_down(self.config.grace)
+        self.dispatcher.stop()
         self._reader.stop()
-        self._writer.stop()
+        self.writer.stop()
         self._end(begun=begun and self.problem is None)
 
     @property
     def endpoints(self) -> tuple[str, ...]:
         """Where clients reach it, with real ports."""
-        return self._front.endpoints
+        return self.front.endpoints
 
     @property
     def gathers(self) -> tuple[str, ...]:
         """Where requests that want no answer are gathered, with real ports."""
-        return self._front.gathers
+        return self.front.gathers
 
     @property
     def problem(self) -> TitanicError | None:
         """Why it cannot serve, when that is found out after `start`; it is not `alive` then."""
-        return self._front.problem
+        return self.front.problem
 
     @property
     def running(self) -> int:
         """Requests that are with a worker, or whose outcome is on its way to the disk."""
-        return len(self._dispatcher.core.flights)
+        return len(self.dispatcher.core.flights)
 
     @property
     def accepted(self) -> int:
@@ -136,34 +136,34 @@ class Server:
     @property
     def gathered(self) -> dict[str, int]:
         """Messages that came without wanting an answer: "stored", "dropped", and "waiting" for either."""
-        return self._front.gathered()
+        return self.front.gathered()
 
     @property
     def workers(self) -> dict[bytes, int] | None:
         """How many workers each service has; None with a broker elsewhere, which knows."""
-        return self._front.workers()
+        return self.front.workers()
 
     def snapshot(self) -> ServerSnapshot:
         """What was counted and what is there. Any thread may ask; it takes some milliseconds with many services."""
         workers: WorkerCounts | None = self.workers
         if workers is None and self.ready:
-            workers = self._dispatcher.workers()
+            workers = self.dispatcher.workers()
         with self.store.read() as transaction:
-            services = service_loads(transaction, self._dispatcher.in_flight(), workers, wall_us())
+            services = service_loads(transaction, self.dispatcher.in_flight(), workers, wall_us())
             counts, full, disk_full = transaction.counts(), transaction.full(), transaction.disk_full()
         return ServerSnapshot(
-            counted={**self._services.counts, **self._dispatcher.core.counts},
+            counted={**self._services.counts, **self.dispatcher.core.counts},
             refused=self._services.refused,
             services=services,
             store=counts,
             usable=self.store.usable,
             full=full,
             disk_full=disk_full,
-            waiting_clients=len(self._dispatcher.waiters),
-            commit_seconds=self._writer.seconds,
-            commit_sizes=self._writer.sizes,
+            waiting_clients=len(self.dispatcher.waiters),
+            commit_seconds=self.writer.seconds,
+            commit_sizes=self.writer.sizes,
             lags=self.watchdog.lags(time.monotonic()),
-            broker=self._front.counters(),
+            broker=self.front.counters(),
         )
 
     def shortages(self) -> dict[str, str]:
@@ -175,13 +175,13 @@ class Server:
     def reload(self, config: ServerConfig) -> None:
         """Go on with the settings of `config` that are LIVE; the others stay as they were."""
         self.config = replace(self.config, **{name: getattr(config, name) for name in LIVE})
-        self._dispatcher.reconfigure(self.config)
+        self.dispatcher.reconfigure(self.config)
         self._services.limit(self.config.limits)
 
     def _end(self, *, begun: bool) -> None:
         """Close what is open, once the threads that use the store have ended, or never began."""
-        self._dispatcher.stop()
-        self._front.stop()
+        self.dispatcher.stop()
+        self.front.stop()
         if begun:
             self.store.close()
         else:
@@ -190,7 +190,7 @@ class Server:
     @property
     def ready(self) -> bool:
         """Whether clients are served; with a broker elsewhere, not before it knows of us."""
-        return self.alive and self._front.ready
+        return self.alive and self.front.ready
 
     @property
     def alive(self) -> bool:
@@ -199,7 +199,7 @@ class Server:
         A thread that met an error of this program has logged it and ended; a store may have to be opened again after
         its disk failed. Then nothing better can be done than to stop and start again, which loses nothing.
         """
-        return self.store.usable and self._dispatcher.alive and self._front.alive
+        return self.store.usable and self.dispatcher.alive and self.front.alive
 
     def __enter__(self) -> Server:
         return self.start()

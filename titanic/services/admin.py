@@ -58,7 +58,7 @@ class Administer:
         self._begin()
         for ask in self._asks:
             try:
-                options = _read(ask.body)
+                options = read(ask.body)
                 obey = admin_archive.obey if options["do"] == "archive" else self._obey
                 document = obey(transaction, options, now_us)
                 self._answers.append((ask, [tsp.OK, json.dumps(document).encode()]))
@@ -133,7 +133,7 @@ class Administer:
         self._send_answers([(ask, tsp.failure(f"not done: {error}")) for ask in self._asks])
 
 
-def _read(body: Frames) -> dict[str, Any]:
+def read(body: Frames) -> dict[str, Any]:
     try:
         given = json.loads(b"".join(body[:1]))
     except (ValueError, RecursionError) as error:

@@ -120,7 +120,7 @@ class Close:
         return items
 
     def _tell(self) -> None:
-        """SendAnswers the asks that are dealt with."""
+        """Answer the asks that are dealt with."""
         in_doubt: dict[_Wish, list[bytes]] = {}
         for at, (wish, uuid) in enumerate(self._items or ()):
             if at in self._doubtful:

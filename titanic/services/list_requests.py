@@ -28,7 +28,7 @@ KNOWN = {"uuid", "keys", "service", "state", "after", "limit"}
 def answer(transaction: ReadTransaction, body: Frames, running: Callable[[], Collection[bytes]]) -> Frames:
     """The reply to a titanic.list. `running` says which requests are with a worker: the store does not know."""
     try:
-        options = _options(body)
+        options = read_options(body)
     except ValueError as error:
         return tsp.bad_request(str(error))
     now_running = running()
@@ -67,7 +67,7 @@ def _described(transaction: ReadTransaction, uuids: Collection[bytes]) -> list[D
     return [row for uuid in uuids if (row := transaction.describe(uuid)) is not None]
 
 
-def _options(body: Frames) -> dict[str, Any]:
+def read_options(body: Frames) -> dict[str, Any]:
     """Read and check the options; ValueError says what is wrong."""
     try:
         given = json.loads(b"".join(body[:1]) or b"{}")

@@ -137,11 +137,13 @@ class BinaryStarCore(Core):
         self._last_word: State | None = None
         self.malformed = 0
         self._served = False
-        self._seen_at = now
+        self.seen_at = now
+        """When it last looked at the time: a long pause means that it stood still."""
         self._peer_expires_at = now + self.config.expiry
         self._told_at = float("-inf")
         self._tell_at = now
-        self._settle_at = now
+        self.settles_at = now
+        """Until then, what has come in may be old: it has just begun, or stood still."""
         self._latest: Event | None = None
         self._introduced_at = float("inf")
         """When the peer will have heard as what this server was started."""
@@ -179,7 +181,7 @@ class BinaryStarCore(Core):
 
     def next_deadline(self) -> float | None:
         """A quarter of a heartbeat at most: a longer pause is noticed by its length."""
-        return None if self.over else min(self._seen_at + self.config.heartbeat / 4, self._tell_at, self._end_at)
+        return None if self.over else min(self.seen_at + self.config.heartbeat / 4, self._tell_at, self._end_at)
 
     # -- what a shell does with it ---------------------------------------------------------------------------
 
@@ -187,7 +189,7 @@ class BinaryStarCore(Core):
         """A client has asked: whether it is to be answered. This may make the server active."""
         self._look(now)
         self._act_on_latest(now)
-        if self.fault is not None or now < self._settle_at:
+        if self.fault is not None or now < self.settles_at:
             return False
         step = TABLE[self.state, Event.CLIENT_REQUEST]
         if step is Step.REFUSE and self._served:
@@ -211,11 +213,11 @@ class BinaryStarCore(Core):
 
     def _look(self, now: float) -> None:
         """Find out whether we stood still."""
-        pause, self._seen_at = now - self._seen_at, now
+        pause, self.seen_at = now - self.seen_at, now
         if pause <= self.config.heartbeat / 2 or self.fault is not None:
             return
         self._peer_expires_at = now + self.config.expiry
-        self._settle_at = now + self.config.heartbeat / 4
+        self.settles_at = now + self.config.heartbeat / 4
         self._latest = None
         if self.state is State.ACTIVE and now >= self._told_at + self.config.expiry:
             self._served = True
@@ -224,7 +226,7 @@ class BinaryStarCore(Core):
             self._tell(now)
 
     def _act_on_latest(self, now: float) -> None:
-        if self._latest is None or now < self._settle_at or self.fault is not None:
+        if self._latest is None or now < self.settles_at or self.fault is not None:
             return
         if self._latest is Event.PEER_ACTIVE and self.state is self.role and now < self._introduced_at:
             return

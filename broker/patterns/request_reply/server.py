@@ -66,7 +66,8 @@ class Server(Shell[Replier]):
             self._router.socket.routing_id = identity.encode()
         self.endpoints: tuple[str, ...] = ()
         """Where it listens."""
-        self._in_hand = 0
+        self.in_hand = 0
+        """Requests that were read and have no reply yet."""
         self._leaving = False
         self._polled = True
 
@@ -108,7 +109,7 @@ class Server(Shell[Replier]):
                 self._router.send(peer, frames)
             except zmq.ZMQError:  # the client is gone, or does not read
                 continue
-        if self._leaving and not self._in_hand:
+        if self._leaving and not self.in_hand:
             self.loop.stop()
 
     def close(self) -> None:
@@ -120,7 +121,7 @@ class Server(Shell[Replier]):
 
     @property
     def _wants_more(self) -> bool:
-        return self._in_hand < MOST_IN_HAND and not self._leaving
+        return self.in_hand < MOST_IN_HAND and not self._leaving
 
     def _leave(self) -> None:
         self._leaving = True
@@ -128,7 +129,7 @@ class Server(Shell[Replier]):
     def _hand_over(self, now: float) -> None:
         for ask in self.core.take_asks():
             if self._handlers.call(self._handle, ask):
-                self._in_hand += 1
+                self.in_hand += 1
             else:
                 self.core.reply(ask, error_body(500, "the server cannot start a thread; try again later"), now)
 
@@ -147,7 +148,7 @@ class Server(Shell[Replier]):
         self.loop.call(self._reply, reply, ask, body)
 
     def _reply(self, reply: Callable[[Ask, Frames, float], None], ask: Ask, body: Frames) -> None:
-        self._in_hand -= 1
+        self.in_hand -= 1
         self._handlers.done()
         reply(ask, body, time.monotonic())
 

@@ -317,7 +317,7 @@ def test_when_it_is_nearly_full_the_small_ones_of_a_batch_get_in(tmp_path: Path)
 def test_absent_services_for_which_nothing_waits_are_forgotten(tmp_path: Path, how: str) -> None:
     """They were asked for and counted among the absent ones for ever."""
     with serving(tmp_path, presence_most=0.05) as server, Client(server.endpoints[0]) as client:
-        core = server._dispatcher.core
+        core = server.dispatcher.core
         options = {"ttl": 0.2} if how == "expired" else {}
         uuids = [client.submit(f"absent{number % 20}", "x", **options) for number in range(40)]
         kept = client.submit("kept", "x")

@@ -182,7 +182,7 @@ def test_what_runs_is_not_expired(server: Server, client: Client) -> None:
         other = client.submit("other", "y", ttl=0.01)
         token, _ = worker.take()
         with server.store.write() as transaction:
-            running = server._dispatcher.core.flights
+            running = server.dispatcher.core.flights
             later = transaction.describe(bytes.fromhex(uuid)).expires_at + 1  # type: ignore[union-attr]
             assert bytes.fromhex(uuid) not in [one for one, _ in transaction.expire(later, skip=running)]
         with pytest.raises(RequestFailed, match="expired"):
@@ -208,7 +208,7 @@ def test_a_delay_is_waited_for_also_across_a_restart(tmp_path: Path) -> None:
 
 def test_a_delay_is_over_in_time_whatever_else_is_delayed(server: Server, client: Client) -> None:
     with Worker("echo", lambda frames: frames, server.endpoints[0], config=QUICK):
-        until(lambda: server._dispatcher.maintenance.leaps.unchecked is None)  # it has looked for the first time
+        until(lambda: server.dispatcher.maintenance.leaps.unchecked is None)  # it has looked for the first time
         _, uuid, _ = [client.submit("echo", "x", delay=delay) for delay in (1000, 0.2, 1000)]
         assert client.wait(uuid, 10) == [b"x"]  # without a reason to, nobody looks at the clock for half a minute
 

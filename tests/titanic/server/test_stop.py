@@ -240,7 +240,7 @@ def test_whoever_waits_at_the_end_is_told_what_the_store_says(tmp_path: Path, mo
         assert asked.wait(30)
         stopping = threading.Thread(target=server.stop)
         stopping.start()
-        until(lambda: server._dispatcher.waiters._dismissing)
+        until(lambda: server.dispatcher.waiters.dismissing)
         go.set()
         assert raw.receive()[0].startswith(b"400 unknown")
         stopping.join()
@@ -248,5 +248,5 @@ def test_whoever_waits_at_the_end_is_told_what_the_store_says(tmp_path: Path, mo
 
 def test_a_fault_in_what_is_told_to_the_broker_does_not_end_it(tmp_path: Path) -> None:
     with serving(tmp_path) as server, Client(server.endpoints[0]) as client:
-        server._front.send_answers(42)  # type: ignore[arg-type]
+        server.front.send_answers(42)  # type: ignore[arg-type]
         assert client.submit("echo", "x")

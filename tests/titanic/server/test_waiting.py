@@ -236,13 +236,13 @@ def test_what_an_archive_does_not_have_yet_is_not_looked_at_again_and_again(tmp_
             transaction.register_archive()
         client.close(client.submit("absent", "x"))
         turns: list[None] = []
-        keep = server._writer.enqueue
+        keep = server.writer.enqueue
 
         def put(write: Any) -> None:
             turns.append(None)
             keep(write)
 
-        server._dispatcher._writer.enqueue = put  # type: ignore[method-assign]
+        server.writer.enqueue = put  # type: ignore[method-assign]
         with raw_client(server.endpoints[0]) as raw:
             assert raw.ask(b"titanic.wait", b"0.5", client.submit("absent", "y").encode()) == [b"300"]
         assert len(turns) < 10

@@ -34,8 +34,8 @@ def meet(path: Path, lead: float) -> bool:
         for after, start in sorted(starts, key=lambda one: one[0]):
             Event().wait(begin + after - time.monotonic())
             start()
-        until(lambda: server._dispatcher.transport)
-        return isinstance(server._dispatcher.transport, SocketTransport)
+        until(lambda: server.dispatcher.transport)
+        return isinstance(server.dispatcher.transport, SocketTransport)
     finally:
         server.stop()
         broker.stop()
@@ -77,7 +77,7 @@ def test_a_broker_of_another_kind_takes_its_place(tmp_path: Path, caplog: pytest
             ):
                 uuids += client.submit_many("echo", [b"%d" % (10 * turn + number) for number in range(10)])
                 kind = SocketTransport if ours else ForeignTransport
-                until(lambda: isinstance(server._dispatcher.transport, kind))  # noqa: B023
+                until(lambda: isinstance(server.dispatcher.transport, kind))  # noqa: B023
                 warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
                 assert any("is not of this project" in text for text in warnings) is not ours
                 with worker_process(endpoint, "echo", log) as worker:

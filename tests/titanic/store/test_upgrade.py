@@ -94,11 +94,11 @@ DIE = """
 import os, sys
 from titanic.store import Store
 from titanic.store.lmdb import upgrade
-step = upgrade._STEPS[1]
+step = upgrade.STEPS[1]
 def die(env, txn):
     step(env, txn)
     os._exit(9)
-upgrade._STEPS[1] = die
+upgrade.STEPS[1] = die
 Store.open(sys.argv[1])
 """
 
@@ -130,7 +130,7 @@ def test_who_only_reads_cannot_convert(path):
 
 
 def test_there_is_a_step_and_a_packed_store_for_every_earlier_format(tmp_path):
-    assert sorted(upgrade._STEPS) == list(range(1, FORMAT))
+    assert sorted(upgrade.STEPS) == list(range(1, FORMAT))
     for number in range(1, FORMAT):
         path = tmp_path / str(number)
         unpack(path, number)

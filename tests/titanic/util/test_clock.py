@@ -285,7 +285,7 @@ def test_what_came_while_the_clock_was_ahead_for_a_moment_is_not_put_off(tmp_pat
     """Between two looks at what is due: what was accepted has the time of that moment."""
     monkeypatch.setattr(maintenance, "LONGEST_ALARM", 1.0)
     with serving(tmp_path) as server, Client(server.endpoints[0], timeout=30) as client, shouting(server):
-        until(lambda: server._dispatcher.maintenance.leaps.unchecked is None)
+        until(lambda: server.dispatcher.maintenance.leaps.unchecked is None)
         wall.set(AHEAD_30)
         uuid = client.submit("shout", b"x", delay=0.5)
         wall.set(NOW)

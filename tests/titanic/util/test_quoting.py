@@ -24,10 +24,10 @@ def test_what_is_huge_is_shortened(value: object) -> None:
 @pytest.mark.parametrize(
     ("read", "options"),
     [
-        (list_requests._options, {HUGE: 1}),
-        (list_requests._options, {"state": HUGE}),
-        (list_requests._options, {"state": [HUGE] * 100}),
-        (admin._read, {"do": "retry", HUGE: 1}),
+        (list_requests.read_options, {HUGE: 1}),
+        (list_requests.read_options, {"state": HUGE}),
+        (list_requests.read_options, {"state": [HUGE] * 100}),
+        (admin.read, {"do": "retry", HUGE: 1}),
         (lambda body: submission.parse([*body, b"echo", b""], 0), {HUGE: 1}),
     ],
 )

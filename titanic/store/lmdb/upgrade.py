@@ -37,7 +37,7 @@ def upgrade(directory: Path, found: int) -> None:
         env.begin(write=True, buffers=True) as txn,
     ):
         for number in range(found, FORMAT):
-            _STEPS[number](env, txn)
+            STEPS[number](env, txn)
         txn.put(FORMAT_KEY, U32.pack(FORMAT), db=env.open_db(b"meta", txn=txn, create=False))
 
 
@@ -86,7 +86,7 @@ def _add_when_keys_came(env: lmdb.Environment, txn: lmdb.Transaction[memoryview]
         txn.put(key, idempotency_key.modern(row), db=keys)
 
 
-_STEPS: dict[int, Callable[[lmdb.Environment, lmdb.Transaction[memoryview]], None]] = {
+STEPS: dict[int, Callable[[lmdb.Environment, lmdb.Transaction[memoryview]], None]] = {
     1: _add_timers_and_loads,
     2: _add_when_keys_came,
 }

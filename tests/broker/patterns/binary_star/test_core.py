@@ -314,7 +314,7 @@ class Pair:
         other = "BACKUP" if name == "PRIMARY" else "PRIMARY"
         star = self.stars[other]
         if other in self.net.nodes and other not in self.net.stopped and not self.split:
-            assert star.state is not ACTIVE or star._seen_at < self.net.now - 0.5, "two servers answer"
+            assert star.state is not ACTIVE or star.seen_at < self.net.now - 0.5, "two servers answer"
 
     def _heard(self, name: str) -> Callable[[ClientSession], None]:
         thinking = False

@@ -173,12 +173,12 @@ def both_end(first: int) -> bool:
     for star, relay in zip(stars, relays, strict=True):
         star.connect(relay.endpoint)
     doors = [star.serve(shout, ANY) for star in stars]
-    begun = [star.core._settle_at for star in stars]
+    begun = [star.core.settles_at for star in stars]
 
     def soon(condition: Callable[[], bool]) -> bool:
         """Wait for something that comes soon, unless a server has noticed that it stood still."""
         end = time.monotonic() + 20 * BEAT.heartbeat
-        until(lambda: condition() or (time.monotonic() > end and [star.core._settle_at for star in stars] != begun))
+        until(lambda: condition() or (time.monotonic() > end and [star.core.settles_at for star in stars] != begun))
         return condition()
 
     with stars[0], stars[1], ExitStack() as stack:

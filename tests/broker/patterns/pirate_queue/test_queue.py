@@ -162,7 +162,7 @@ def test_a_server_with_too_much_in_hand_leaves_it_in_the_socket(
     for number in range(20):
         dealer.send_multipart([b"", b"%d" % number])
     with server:
-        until(lambda: server._in_hand == 3)
+        until(lambda: server.in_hand == 3)
         go_on.set()
         assert [dealer.recv_multipart()[1] for _ in range(20)] == [b"%d" % number for number in range(20)]
 

@@ -10,7 +10,7 @@ from support.fake_network import Net, Way
 from broker import ClientConfig, ClientSession, EventKind, WorkerSession
 from broker.patterns.lazy_pirate.wire import PLAIN
 from broker.patterns.paranoid_pirate.worker import CONFIG
-from broker.patterns.pirate_queue.core import CLIENT, WORKER, At, PirateQueue
+from broker.patterns.pirate_queue.core import CLIENT, WORKER, At, PirateQueue, WorkerState
 from broker.patterns.pirate_queue.wire import PARANOID, SIMPLE, PirateDialect
 
 
@@ -105,7 +105,7 @@ def test_workers_that_hang_and_go_on(seed: int) -> None:
     story.check()
     queue = story.net.nodes["queue"]
     story.net.run(100)
-    assert len(queue._workers) == 3, "they came back"
+    assert queue.count(WorkerState.READY) == 3, "they came back"
 
 
 def test_a_worker_that_is_dead_is_asked_no_more() -> None:
@@ -115,7 +115,7 @@ def test_a_worker_that_is_dead_is_asked_no_more() -> None:
     story.net.run(20_000, lambda: story.done)
     story.check()
     story.net.run(5)
-    assert len(story.net.nodes["queue"]._workers) == 1
+    assert story.net.nodes["queue"].count(WorkerState.READY) == 1
 
 
 def test_simple_pirates_in_calm_weather() -> None:
