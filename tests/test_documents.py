@@ -1,0 +1,71 @@
+"""What documents name is there: files, folders, sections, and in CONTRIBUTING's table the names in a file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "titanic/README.md",
+    "titanic/PROTOCOL.md",
+    "data/README.md",
+    "deploy/README.md",
+    "tests/benchmarks/README.md",
+]
+OF_USERS = {"titanic.py", "broker.py", "manifest/"}
+"""What readers have themselves."""
+
+PATH = re.compile(r"`((?:\.?\w[\w.-]*/)*(?:[\w-]+\.py|\.?\w[\w.-]*/))`")
+LINK = re.compile(r"\]\(([^)#\s:]*)(#[^)\s]*)?\)")
+
+
+def text_of(document: str) -> str:
+    return (ROOT / document).read_text()
+
+
+def anchors(document: Path) -> set[str]:
+    """What the headings of a page are called in links, as GitHub makes it."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_and_folders_are_there(document: str) -> None:
+    """A path begins at the root, at the document's own folder, at one of that folder's, or in tests/."""
+    here = (ROOT / document).parent
+    missing = {
+        path
+        for path in set(PATH.findall(text_of(document))) - OF_USERS
+        if not any((start / path).exists() for start in (ROOT, here, ROOT / "tests", ROOT / "tests/titanic"))
+        and not any(here.glob(f"*/{path}"))
+        and ("/" in path or not any(here.rglob(path)))
+    }
+    assert missing == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document: str) -> None:
+    for path, anchor in LINK.findall(text_of(document)):
+        if path.startswith(("http", "/")) or (not path and not anchor):
+            continue
+        target = (ROOT / document).parent / path if path else ROOT / document
+        assert target.exists(), path
+        assert not anchor or anchor[1:] in anchors(target), path + anchor
+
+
+def test_what_one_looks_for_is_in_the_file_that_is_named() -> None:
+    table = text_of("CONTRIBUTING.md").partition("| you look for |")[2].partition("\n\n")[0]
+    rows = [row.strip("|").split(" | ") for row in table.splitlines()[2:]]
+    assert len(rows) > 15
+    missing = []
+    for _, files, *names in rows:
+        paths = re.findall(r"`([^`]+)`", files)
+        content = "".join((ROOT / path).read_text() for path in paths)
+        missing += [(name, files) for name in re.findall(r"`([^`]+)`", " ".join(names)) if name not in content]
+    assert missing == []
