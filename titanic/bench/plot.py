@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from titanic.bench.figure import Figure
-from titanic.bench.programme import PROGRAMME
+from titanic.bench.programme import PROGRAMME, Figure
 from titanic.errors import TitanicError
 
 CURVES = [entry.name for entry in PROGRAMME if entry.group == "curves"]

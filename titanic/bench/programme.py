@@ -1,34 +1,56 @@
-"""All figures, by group, and how each is taken."""
+"""Every figure that `titanic bench` can measure, by group, and how each is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import quantiles
 from typing import NamedTuple
 
-from titanic.bench import limits, loads
-from titanic.bench.figure import Figure
+import zmq
+
+from titanic.bench import loads, machine
 from titanic.bench.stage import Stage
 from titanic.errors import TitanicError
+from titanic.util.processes import uninterrupted
 
 Load = Callable[[Stage, int], None]
-Take = Callable[["Conditions", str, str], Iterator[Figure]]
+Take = Callable[["Conditions", str, str], Iterator["Figure"]]
 
 QUICK = ("disk", "store", "wire", "accept", "accept-one", "accept-batch", "life", "life-one", "echo", "echo-one")
 """What is measured when nothing is chosen."""
 
+SOCKETS = 10_000
+"""Sockets of this process, which runs all the clients; a context has 1,023 otherwise."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What was measured: a value in some unit."""
+
+    name: str
+    what: str
+    value: float
+    unit: str = "/s"
+    cpu: dict[str, float] = field(default_factory=dict)
+    """µs of processor time per request, by process; empty where the system does not report it."""
+    detail: dict[str, float] = field(default_factory=dict)
+    """Further figures of the same run, for example percentiles in ms."""
+
 
 class Conditions(NamedTuple):
-    """Under which everything is measured."""
+    """How many requests a figure takes, about, and the folder for the stores."""
 
     requests: int
     folder: Path
 
 
 class Entry(NamedTuple):
-    """A figure of the programme, or a curve of them."""
+    """A figure of the programme, or a curve of figures."""
 
     group: str
     name: str
@@ -37,8 +59,8 @@ class Entry(NamedTuple):
 
 
 def rate(load: Load, *, share: int = 1, workers: int = 0, apart: bool = False, stored: int = 0) -> Take:
-    """So many a second, on a stage of its own. `share`: of the requests, one in so many is enough.
-    `stored`: so many requests wait for a service that is absent."""
+    """A rate per second, with processes of its own. `share`: one in so many of the requests is enough.
+    `stored`: so many requests wait for an absent service."""
 
     def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
         with Stage(conditions.folder, apart=apart) as stage:
@@ -51,7 +73,7 @@ def rate(load: Load, *, share: int = 1, workers: int = 0, apart: bool = False, s
 
 
 def timed(stage: Stage, name: str, what: str, load: Load, count: int) -> Figure:
-    """So many a second, and what each costs every process."""
+    """A rate per second, and the processor time that a request costs each process."""
     load(stage, max(1, count // 10))
     before, start = stage.cpu(), stage.now()
     load(stage, count)
@@ -61,7 +83,7 @@ def timed(stage: Stage, name: str, what: str, load: Load, count: int) -> Figure:
 
 
 def limit(measure: Callable[[Path, int], float], *, share: int = 1) -> Take:
-    """What a part of the machine can do, without Titanic."""
+    """The rate of a part of the machine, without Titanic."""
 
     def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
         yield Figure(name, what, measure(conditions.folder, max(10, conditions.requests // share)))
@@ -70,7 +92,7 @@ def limit(measure: Callable[[Path, int], float], *, share: int = 1) -> Take:
 
 
 def restart(stored: int) -> Take:
-    """Seconds from starting a killed server to its first answer, and the memory that it has then."""
+    """Time from the start of a killed server to its first answer, and its memory before that."""
 
     def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
         with Stage(conditions.folder) as stage:
@@ -85,7 +107,7 @@ def restart(stored: int) -> Take:
 
 
 def latency(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
-    """Percentiles under fixed rates, parts of what it can do at most."""
+    """Percentiles at fixed rates, each a part of the highest rate."""
     with Stage(conditions.folder) as stage:
         most = timed(stage, name, what, loads.accept, conditions.requests).value
         for part in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8):
@@ -100,7 +122,7 @@ def latency(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
 
 
 def bodies(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
-    """Bodies from nothing to 10 MiB, as many as come to some 200 MB."""
+    """Bodies from nothing to 10 MiB, about 200 MB of them."""
     with Stage(conditions.folder) as stage:
         for size in (0, 100, 1000, 10_000, 100_000, 1 << 20, 10 << 20):
             count = max(10, min(conditions.requests, conditions.requests * 10_000 // max(1, size)))
@@ -124,29 +146,24 @@ def stored_curve(conditions: Conditions, name: str, what: str) -> Iterator[Figur
                 yield timed(stage, label, f"{kind}, {stored:,} {what}", load, conditions.requests // 4)
 
 
-def services_curve(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
-    """Whole lives spread over 1 to 1,000 services, each with a worker."""
-    for services in (1, 10, 100, 1000):
-        with Stage(conditions.folder) as stage:
-            stage.work_many(services)
-            load = partial(loads.live_services, services=services)
-            yield timed(stage, f"{name}-{services}", f"life, {services:,} {what}", load, conditions.requests // 4)
+def curve(
+    kind: str,
+    counts: Sequence[int],
+    load: Callable[[int], Load],
+    prepare: Callable[[Stage, int], None] = lambda stage, count: None,
+    *,
+    share: int = 1,
+) -> Take:
+    """A rate for each of some counts (of services, workers, connections), with new processes for each."""
 
+    def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
+        for count in counts:
+            with Stage(conditions.folder) as stage:
+                prepare(stage, count)
+                label = f"{kind}, {count:,} {what}"
+                yield timed(stage, f"{name}-{count}", label, load(count), conditions.requests // share)
 
-def clients_curve(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
-    """Accepting from 1 to 2,000 connections, 1,000 requests in flight in all (one each when there are more)."""
-    for clients in (1, 10, 100, 1000, 2000):
-        with Stage(conditions.folder) as stage:
-            load = partial(loads.accept_by_many, clients=clients)
-            yield timed(stage, f"{name}-{clients}", f"accept, {clients:,} {what}", load, conditions.requests)
-
-
-def workers_curve(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
-    """Whole lives with 1 to 256 workers of a service."""
-    for workers in (1, 4, 16, 64, 256):
-        with Stage(conditions.folder) as stage:
-            stage.work("echo", workers)
-            yield timed(stage, f"{name}-{workers}", f"life, {workers:,} {what}", loads.live, conditions.requests // 4)
+    return take
 
 
 def _tens(first: int, last: int) -> Iterator[int]:
@@ -155,13 +172,18 @@ def _tens(first: int, last: int) -> Iterator[int]:
         first *= 10
 
 
-_E1 = partial(loads.echo, window=1)
+_ECHO_ONE = partial(loads.echo, window=1)
+_SERVICES = curve(
+    "life", (1, 10, 100, 1000), lambda n: partial(loads.live_services, services=n), Stage.work_many, share=4
+)
+_CLIENTS = curve("accept", (1, 10, 100, 1000, 2000), lambda n: partial(loads.accept_by_many, clients=n))
+_WORKERS = curve("life", (1, 4, 16, 64, 256), lambda n: loads.live, lambda stage, n: stage.work("echo", n), share=4)
 
 PROGRAMME = (
-    Entry("limits", "disk", "writes of 4 KiB, each synced, one after another", limit(limits.disk, share=40)),
-    Entry("limits", "store", "requests put into a store, 100 in each synced commit", limit(limits.store)),
-    Entry("limits", "wire", "messages to a ROUTER and back, 100 in flight, plain pyzmq", limit(limits.wire)),
-    Entry("limits", "wire-one", "the same, one in flight", limit(limits.wire_one, share=4)),
+    Entry("limits", "disk", "writes of 4 KiB, each synced, one after another", limit(machine.disk, share=40)),
+    Entry("limits", "store", "requests put into a store, 100 in each synced commit", limit(machine.store)),
+    Entry("limits", "wire", "messages to a ROUTER and back, 100 in flight, plain pyzmq", limit(machine.wire)),
+    Entry("limits", "wire-one", "the same, one in flight", limit(machine.wire_one, share=4)),
     Entry("accepting", "accept", "stored and acknowledged, 1,000 in flight", rate(loads.accept)),
     Entry("accepting", "accept-100", "the same, 100 in flight", rate(partial(loads.accept, window=100))),
     Entry("accepting", "accept-one", "the same, one after another", rate(loads.accept_one, share=10)),
@@ -170,7 +192,7 @@ PROGRAMME = (
     Entry("lives", "life-one", "the same, one after another", rate(loads.live_one, share=40, workers=10)),
     Entry("echoes", "echo", "plain requests, 10 workers, 1,000 in flight", rate(loads.echo, workers=10)),
     Entry("echoes", "echo-1", "the same, 1 worker", rate(loads.echo, workers=1)),
-    Entry("echoes", "echo-one", "the same, 1 worker, one in flight", rate(_E1, share=10, workers=1)),
+    Entry("echoes", "echo-one", "the same, 1 worker, one in flight", rate(_ECHO_ONE, share=10, workers=1)),
     Entry("apart", "apart-accept", "broker and queue apart: as accept", rate(loads.accept, apart=True)),
     Entry("apart", "apart-accept-batch", "as accept-batch", rate(loads.accept_batches, apart=True)),
     Entry("apart", "apart-accept-one", "as accept-one", rate(loads.accept_one, share=10, apart=True)),
@@ -182,17 +204,32 @@ PROGRAMME = (
     Entry("latency", "latency", "acknowledged after", latency),
     Entry("bodies", "body", "stored and acknowledged", bodies),
     Entry("curves", "stored", "wait for an absent service", stored_curve),
-    Entry("curves", "services", "services", services_curve),
-    Entry("curves", "clients", "connections", clients_curve),
-    Entry("curves", "workers", "workers", workers_curve),
+    Entry("curves", "services", "services", _SERVICES),
+    Entry("curves", "clients", "connections", _CLIENTS),
+    Entry("curves", "workers", "workers", _WORKERS),
 )
 
 
 def choose(words: tuple[str, ...]) -> list[Entry]:
-    """The entries with these names or of these groups, in the programme's order; TitanicError for one unknown."""
+    """The entries with these names or of these groups, in the programme's order. Raises TitanicError for others."""
     known = {entry.name for entry in PROGRAMME} | {entry.group for entry in PROGRAMME}
     for word in words:
         if word not in known:
             raise TitanicError(f"no figure is called {word!r}", "", "titanic bench --list shows all")
     wanted = words or QUICK
     return [entry for entry in PROGRAMME if entry.name in wanted or entry.group in wanted]
+
+
+def run(
+    entries: Sequence[Entry], requests: int, folder: Path | None, progress: Callable[[Entry], None]
+) -> Iterator[Figure]:
+    """Measure some entries with about `requests` requests each. Stores go below `folder`; nothing is left there."""
+    zmq.Context.instance().max_sockets = SOCKETS  # before the first socket is opened
+    place = Path(tempfile.mkdtemp(prefix="titanic-", dir=folder))
+    try:
+        for entry in entries:
+            progress(entry)
+            yield from entry.take(Conditions(requests, place), entry.name, entry.what)
+    finally:
+        with uninterrupted():
+            shutil.rmtree(place, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The processes that are measured."""
+"""The processes that are measured: server, broker and workers on a store of their own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import shutil
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from broker import Worker
-from titanic.bench.usage import cpu_seconds, memory_bytes
 from titanic.client.client import Client
 from titanic.errors import TimedOut
 from titanic.util.processes import Children, Process, uninterrupted
@@ -20,13 +20,15 @@ from titanic.util.processes import Children, Process, uninterrupted
 PATIENCE = 60.0
 """Seconds to wait for one answer."""
 
-
 TOGETHER = 250
 """Services whose workers share a process."""
 
+_UTIME, _STIME = 11, 12
+"""Fields of /proc/PID/stat behind the name of the command."""
+
 
 class Stage:
-    """A store of its own with its server, or with a broker and a server, and workers. All ends with the block."""
+    """A store of its own with its server, or with a broker and a server, and workers. All of it ends with the block."""
 
     def __init__(self, folder: Path | None, *, apart: bool = False) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="s", dir=folder))
@@ -53,7 +55,7 @@ class Stage:
         self._end()
 
     def serve(self) -> float:
-        """Start the server; the seconds until its first answer."""
+        """Start the server and return the seconds until its first answer."""
         where = "--broker" if self._apart else "--bind"
         store = str(self.folder / "store")
         start = time.perf_counter()
@@ -74,7 +76,7 @@ class Stage:
         process.wait()
 
     def work(self, service: str, jobs: int) -> None:
-        """Start a process with so many workers that send back what they get; return when it works."""
+        """Start a process with some echo workers; return when they answer."""
         name = f"work {service} {jobs}"
         if name not in self._processes:
             code = "import sys; from titanic.bench import stage; stage.echo(*sys.argv[1:])"
@@ -83,7 +85,7 @@ class Stage:
                 client.call(service, b"are you there")
 
     def work_many(self, services: int) -> None:
-        """Start a worker for each of so many services, some in each process; return when all of them work."""
+        """Start a worker for each of some services, TOGETHER in a process; return when all of them answer."""
         code = "import sys; from titanic.bench import stage; stage.echo_many(*sys.argv[1:])"
         for first in range(0, services, TOGETHER):
             last = min(services, first + TOGETHER)
@@ -98,7 +100,7 @@ class Stage:
         return time.perf_counter()
 
     def cpu(self) -> dict[str, float]:
-        """Seconds of processor time until now, by kind of process, this one among them as `client`."""
+        """Seconds of processor time until now, by kind of process; `client` is this one."""
         pids = [("client", os.getpid()), *((name.split()[0], one.pid) for name, one in self._processes.items())]
         used: dict[str, float] = {}
         for name, pid in pids:
@@ -107,7 +109,7 @@ class Stage:
         return used
 
     def memory(self) -> int | None:
-        """Bytes of memory that the server has of its own."""
+        """Bytes of the server's own memory."""
         return memory_bytes(self._processes["serve"].pid)
 
     def _start(self, name: str, *arguments: str) -> None:
@@ -121,13 +123,30 @@ class Stage:
 
 
 def echo(endpoint: str, service: str, jobs: str) -> None:
-    """What the workers' process runs."""
+    """Run echo workers of one service: the program of a process that `work` starts."""
     Worker(service, lambda body: body, endpoint, jobs=int(jobs)).run()
 
 
 def echo_many(endpoint: str, first: str, last: str) -> None:
-    """The same with a worker for each of many services."""
+    """Run an echo worker for each of some services: the program of a process that `work_many` starts."""
     workers = [Worker(f"many{number}", lambda body: body, endpoint) for number in range(int(first), int(last))]
     for worker in workers:
         worker.start()
     threading.Event().wait()
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """Processor time of a process and its threads; None where the system has no proc(5)."""
+    with suppress(OSError, IndexError, ValueError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[_UTIME]) + int(fields[_STIME])) / os.sysconf("SC_CLK_TCK")
+    return None
+
+
+def memory_bytes(pid: int) -> int | None:
+    """Memory of a process without mapped files: the store's pages belong to the system's cache."""
+    with suppress(OSError, IndexError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    return None

@@ -54,9 +54,8 @@ def bench(
     Example:
       titanic bench limits accept latency --folder /var/lib
     """
-    from titanic.bench import runner  # not before it is wanted: others start faster
-    from titanic.bench.plot import draw, require
-    from titanic.bench.programme import PROGRAMME, Entry, choose
+    from titanic.bench.plot import draw, require  # not before it is wanted: others start faster
+    from titanic.bench.programme import PROGRAMME, Entry, choose, run
 
     if listing:
         print_table(("GROUP", "FIGURE", "WHAT"), [entry[:3] for entry in PROGRAMME])
@@ -73,7 +72,7 @@ def bench(
     def progress(entry: Entry) -> None:
         click.echo(f"measuring {entry.name} …", err=True)
 
-    found = list(runner.run(entries, requests, folder, progress))
+    found = list(run(entries, requests, folder, progress))
     if plot is not None:
         draw(found, plot)
     if as_json:

@@ -1,1 +1,1 @@
-"""Figures for Prometheus, and whether all is well, over HTTP. Imported only where it is asked for."""
+"""Metrics for Prometheus, and health over HTTP. Imported only where they are wanted."""

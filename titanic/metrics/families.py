@@ -1,11 +1,17 @@
-"""The figures as Prometheus wants them. The names are a contract with dashboards and alerts: see deploy/."""
+"""The metric families for Prometheus. Their names are a contract with dashboards and alerts: see deploy/."""
 
 from __future__ import annotations
 
+import os
+import resource
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from titanic.server.snapshot import ServerSnapshot
 from titanic.util.histogram import Histogram
@@ -13,29 +19,31 @@ from titanic.version import __version__
 
 REQUESTS = {
     "accepted": "Requests stored: their clients have a UUID.",
-    "repeated": "Requests that had come before, by their key.",
+    "repeated": "Requests submitted before, by their idempotency key.",
     "dispatched": "Attempts begun: a request was sent to a worker.",
     "succeeded": "Requests that ended with a reply.",
     "failed": "Requests that failed for good.",
-    "expired": "Requests whose time was over.",
-    "retried": "Attempts that failed and are to be repeated.",
-    "returned": "Requests that went back to the queue, because no worker took them after all.",
+    "expired": "Requests that expired.",
+    "retried": "Attempts that failed and are retried.",
+    "returned": "Requests returned to the queue because no worker took them.",
     "closed": "Requests closed by their clients.",
     "replies_given": "Replies handed out.",
 }
 """The counters of requests, by the name that they are counted under."""
 
+_SELF = Path("/proc/self")
+_STARTED = 19
+"""The field of /proc/self/stat behind the name in brackets that has the start, in ticks since the machine booted."""
+
 
 def queue(snapshot: ServerSnapshot) -> Iterator[Metric]:
-    """A server's families."""
+    """The families of a server."""
     yield about()
     for name, text in REQUESTS.items():
         metric = "titanic_replies_given" if name == "replies_given" else f"titanic_requests_{name}"
         yield CounterMetricFamily(metric, text, value=snapshot.counted[name])
-    refused = CounterMetricFamily("titanic_requests_refused", "Requests that were not stored.", labels=["reason"])
-    for reason, count in snapshot.refused.items():
-        refused.add_metric([reason], count)
-    yield refused
+    text = "Requests that were not stored."
+    yield _labelled("titanic_requests_refused", text, "reason", snapshot.refused, CounterMetricFamily)
     yield from _services(snapshot)
     yield from _store(snapshot)
     yield _histogram("titanic_commit_seconds", "Time of a commit: changes, write and sync.", snapshot.commit_seconds)
@@ -47,93 +55,86 @@ def queue(snapshot: ServerSnapshot) -> Iterator[Metric]:
 
 
 def about() -> Metric:
-    """What runs."""
+    """Which version runs."""
     return InfoMetricFamily("titanic", "Titanic.", value={"version": __version__})
 
 
 def threads(lags: Mapping[str, float]) -> Metric:
-    """How quick the threads are."""
-    text = "Time from a question to a thread until its answer: how far it lags behind."
-    family = GaugeMetricFamily("titanic_thread_lag_seconds", text, labels=["thread"])
-    for name, lag in lags.items():
-        family.add_metric([name], lag)
-    return family
+    """How far each thread lags behind."""
+    text = "Time that a thread takes to answer a probe: how far it lags behind."
+    return _labelled("titanic_thread_lag_seconds", text, "thread", lags)
 
 
 def broker(counters: Mapping[str, int]) -> Iterator[Metric]:
-    """A broker's families."""
+    """The families of a broker."""
     gauges = {
         "waiting": ("titanic_broker_waiting", "Requests that wait for a worker in the broker's memory."),
-        "waiting_bytes": ("titanic_broker_waiting_bytes", "Memory that they take."),
+        "waiting_bytes": ("titanic_broker_waiting_bytes", "Memory that these requests take."),
         "workers": ("titanic_broker_workers", "Registered workers."),
-        "workers_busy": ("titanic_broker_workers_busy", "Those of them that have a request."),
-        "peers": ("titanic_broker_peers", "Connections, of clients and workers; a queue at a broker apart has many."),
+        "workers_busy": ("titanic_broker_workers_busy", "Registered workers that have a request."),
+        "peers": (
+            "titanic_broker_peers",
+            "Connections of clients and workers; a queue at a broker of its own has many.",
+        ),
         "services": ("titanic_broker_services", "Services that the broker knows."),
     }
     for name, (metric, text) in gauges.items():
         yield GaugeMetricFamily(metric, text, value=counters[name])
-    events = CounterMetricFamily("titanic_broker_events", "What the broker counts: see mmi.stats.", labels=["event"])
-    for name, count in counters.items():
-        if name not in gauges:
-            events.add_metric([name], count)
-    yield events
+    events = {name: count for name, count in counters.items() if name not in gauges}
+    text = "What the broker counts: see mmi.stats."
+    yield _labelled("titanic_broker_events", text, "event", events, CounterMetricFamily)
 
 
 def workers(count: Mapping[str, int | None]) -> Metric:
-    """Who is there to do it."""
+    """How many workers each service has; None: unknown."""
     return _labelled("titanic_workers", "Registered workers of a service, as far as known.", "service", count)
 
 
 def ready(is_so: bool) -> Metric:
-    """Whether it does its work."""
-    text = "1 while clients are served, as /readyz has it; 0 also where a broker elsewhere does not answer."
+    """Whether clients are served."""
+    text = "1 while clients are served, as /readyz reports; 0 also while a broker elsewhere does not answer."
     return GaugeMetricFamily("titanic_ready", text, value=is_so)
 
 
 def _services(snapshot: ServerSnapshot) -> Iterable[Metric]:
-    services = snapshot.services
-    yield _labelled(
-        "titanic_requests_waiting",
-        "Requests that can be executed now, those with workers included.",
-        "service",
-        {name: load.waiting for name, load in services.items()},
-    )
-    yield _labelled(
-        "titanic_requests_running",
-        "Requests that are with workers, or at the broker waiting for one.",
-        "service",
-        {name: load.running for name, load in services.items()},
-    )
-    yield _labelled(
-        "titanic_requests_oldest_seconds",
-        "Age of the request that waits longest.",
-        "service",
-        {name: load.oldest for name, load in services.items()},
-    )
-    yield workers({name: load.workers for name, load in services.items()})
+    gauges = {
+        "titanic_requests_waiting": ("Requests that can be executed now, those with workers included.", "waiting"),
+        "titanic_requests_running": ("Requests that workers have, or the broker while they wait for one.", "running"),
+        "titanic_requests_oldest_seconds": ("Age of the request that waits longest.", "oldest"),
+    }
+    for name, (text, field) in gauges.items():
+        yield _labelled(name, text, "service", {key: getattr(load, field) for key, load in snapshot.services.items()})
+    yield workers({name: load.workers for name, load in snapshot.services.items()})
 
 
 def _store(snapshot: ServerSnapshot) -> Iterable[Metric]:
     store = snapshot.store
     gauges = {
-        "titanic_requests_delayed": ("Requests that wait for their time.", store.delayed),
+        "titanic_requests_delayed": ("Requests that are delayed.", store.delayed),
         "titanic_replies_stored": ("Requests that have ended and are not closed.", store.replies),
-        "titanic_store_capacity_bytes": ("What the store may grow to.", store.capacity),
-        "titanic_store_used_bytes": ("What is in use of it.", store.used),
-        "titanic_store_free_bytes": ("What is not in use of it.", max(0, store.capacity - store.used)),
-        "titanic_store_closed": ("Closed requests that are remembered.", store.closed),
+        "titanic_store_capacity_bytes": ("Size to which the store may grow.", store.capacity),
+        "titanic_store_used_bytes": ("Bytes of the store in use.", store.used),
+        "titanic_store_free_bytes": ("Bytes of the store not in use.", max(0, store.capacity - store.used)),
+        "titanic_store_closed": ("Closed requests in the ring.", store.closed),
         "titanic_store_full": ("1 while there is no room for a small request.", snapshot.full),
-        "titanic_disk_full": ("1 while the disk below the store has no room for what is written.", snapshot.disk_full),
+        "titanic_disk_full": ("1 while the disk of the store has no room for what is written.", snapshot.disk_full),
         "titanic_store_usable": ("1 while the store can be used, 0 after its disk failed.", snapshot.usable),
     }
     for name, (text, value) in gauges.items():
         yield GaugeMetricFamily(name, text, value=value)
-    text = "Closed requests that were forgotten for want of room before the archive had them."
+    text = "Closed requests that left the ring for want of room before the archive had them."
     yield CounterMetricFamily("titanic_store_lost", text, value=store.lost)
 
 
-def _labelled(name: str, text: str, label: str, values: Mapping[str, float | None]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=[label])
+def _labelled(
+    name: str,
+    text: str,
+    label: str,
+    values: Mapping[str, float | None],
+    kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
+) -> Metric:
+    """A family with one label. A value of None is unknown, and left out."""
+    family = kind(name, text, labels=[label])
     for key, value in values.items():
         if value is not None:
             family.add_metric([key], value)
@@ -145,3 +146,38 @@ def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
     bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
     buckets = list(zip(bounds, histogram.cumulative(), strict=True))
     return HistogramMetricFamily(name, text, buckets=buckets, sum_value=total)
+
+
+class Process(Collector):
+    """This process, under the names of Prometheus' own clients. What the system does not report is left out.
+
+    The collector of prometheus_client reads /proc/stat, which a hardened unit hides (ProcSubset=pid); then it reports
+    nothing at all. This one reads the files of the process itself.
+    """
+
+    def __init__(self) -> None:
+        self._started: float | None = None
+        with suppress(OSError):
+            fields = (_SELF / "stat").read_bytes().rpartition(b")")[2].split()
+            booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+            # Computed once: setting the clock must not look like another start.
+            self._started = booted + int(fields[_STARTED]) / os.sysconf("SC_CLK_TCK")
+
+    def collect(self) -> Iterable[Metric]:
+        """The families with their present values."""
+        if self._started is not None:
+            text = "Start time of the process since unix epoch in seconds."
+            yield GaugeMetricFamily("process_start_time_seconds", text, value=self._started)
+        times = os.times()
+        text = "Total user and system CPU time spent in seconds."
+        yield CounterMetricFamily("process_cpu_seconds", text, value=times.user + times.system)
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = float("inf") if limit == resource.RLIM_INFINITY else limit
+        yield GaugeMetricFamily("process_max_fds", "Maximum number of open file descriptors.", value=most)
+        with suppress(OSError):
+            virtual, resident = map(int, (_SELF / "statm").read_bytes().split()[:2])
+            page, text = resource.getpagesize(), "memory size in bytes."
+            yield GaugeMetricFamily("process_virtual_memory_bytes", f"Virtual {text}", value=virtual * page)
+            yield GaugeMetricFamily("process_resident_memory_bytes", f"Resident {text}", value=resident * page)
+            open_ones = sum(1 for _ in (_SELF / "fd").iterdir())
+            yield GaugeMetricFamily("process_open_fds", "Number of open file descriptors.", value=open_ones)

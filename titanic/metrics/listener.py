@@ -1,8 +1,8 @@
-"""/metrics, /healthz and /readyz, each question in a thread of its own that reads snapshots.
+"""An HTTP listener for /metrics, /healthz and /readyz. Each request has a thread of its own, which reads snapshots.
 
-There is a place for so many; the others wait with the system until one is free. Then who dawdles has to go: connections
-that nobody asks anything by, or whose answer nobody takes, must not keep out those that watch us, nor use up the
-threads that a process may have.
+MOST requests are answered at a time; the others wait in the backlog of the system. While some wait, slow peers are
+disconnected: a connection that sends no request or does not read its answer must neither keep monitoring out nor use
+up the threads of the process.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ from prometheus_client.registry import Collector
 
 from titanic.errors import CallerError, StoreError
 from titanic.metrics import families
-from titanic.metrics.process import Process
 
 log = logging.getLogger(__name__)
 
 MOST = 16
-"""Questions at a time."""
+"""Requests that are answered at a time."""
 
 QUESTION, PATIENCE = 1.0, 10.0
-"""Seconds that a question may take to come in, and after that its answer to be made and taken, while others wait."""
+"""Seconds for a request to come in, and then for its answer to be made and read, while others wait."""
 
 LOOK = 0.1
-"""Seconds between looks who has to go, while others wait."""
+"""Seconds between looks for slow peers, while others wait."""
 
 Collect = Callable[[], Iterable[Metric]]
 Fault = Callable[[], str]
@@ -44,13 +43,13 @@ Fault = Callable[[], str]
 
 
 class Listener:
-    """Answers, in threads, from now on until `stop`."""
+    """Answers HTTP requests in threads, from its creation until `stop`."""
 
     def __init__(self, host: str, port: int, collect: Collect, *, unhealthy: Fault, unready: Fault) -> None:
-        """Raises CallerError when nobody can listen there."""
+        """Raises CallerError when the address cannot be bound."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Figures(collect, unready))
-        registry.register(Process())
+        registry.register(families.Process())
         registry.register(PLATFORM_COLLECTOR)
         registry.register(GC_COLLECTOR)
 
@@ -68,7 +67,7 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer nobody any more."""
+        """Close the socket and end the thread."""
         self._server.ending.set()
         self._server.shutdown()
         self._server.server_close()
@@ -80,7 +79,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     allow_reuse_address = True
-    request_queue_size = 128  # the usual 5 makes a few who ask at once wait for a second, and try again
+    request_queue_size = 128  # with the default of 5, a few peers at once have to wait a second and connect again
     registry: CollectorRegistry
     pages: Mapping[str, Fault]
 
@@ -88,11 +87,11 @@ class _Server(ThreadingHTTPServer):
         self.ending = threading.Event()
         self._places = threading.Semaphore(MOST)
         self._until: dict[socket.socket, float] = {}
-        """When each connection has had its time, if others wait."""
+        """When the time of each connection ends, while others wait."""
         super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Begin with it as soon as there is a place."""
+        """Start its thread as soon as fewer than MOST are busy."""
         while not self._places.acquire(timeout=LOOK):
             if self.ending.is_set():
                 self.shutdown_request(request)
@@ -102,11 +101,11 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def asked(self, request: Any) -> None:
-        """Its question has come in."""
+        """The request of a connection has come in."""
         self._until[request] = time.monotonic() + PATIENCE
 
     def shutdown_request(self, request: Any) -> None:
-        """It is over, or could not begin."""
+        """Close a connection that was answered, or not begun."""
         if self._until.pop(request, None) is not None:
             self._places.release()
         super().shutdown_request(request)
@@ -116,10 +115,10 @@ class _Server(ThreadingHTTPServer):
         for request, until in self._until.copy().items():
             if now > until:
                 with contextlib.suppress(OSError):
-                    request.shutdown(socket.SHUT_RDWR)  # its thread sees that and ends
+                    request.shutdown(socket.SHUT_RDWR)  # this ends its thread
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Who asked did not wait for the answer, most likely: not worth a line."""
+        """Log at debug level only: most likely the peer did not wait for the answer."""
         log.debug("could not answer %s", client_address, exc_info=True)
 
 
@@ -138,7 +137,7 @@ class _Figures(Collector):
 
 
 class _Asked(BaseHTTPRequestHandler):
-    """One question."""
+    """One HTTP request."""
 
     timeout = PATIENCE
     server_version = "titanic"
@@ -146,7 +145,7 @@ class _Asked(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        """Answer it."""
+        """Answer a path."""
         self.server.asked(self.request)
         path = self.path.partition("?")[0]
         if path == "/metrics":
@@ -160,7 +159,7 @@ class _Asked(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", text.encode())
 
     def do_HEAD(self) -> None:
-        """The same without a body, as load balancers ask."""
+        """Answer without a body, for load balancers."""
         self.do_GET()
 
     def _metrics(self) -> None:
@@ -181,5 +180,5 @@ class _Asked(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Not worth a line."""
+        """Log at debug level only."""
         log.debug(format, *args)

@@ -1,4 +1,4 @@
-"""What the parts that Titanic is made of can do here, with nothing around them."""
+"""What disk, store and sockets do on this machine without Titanic: its limits."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def wire(folder: Path, count: int, window: int = 100) -> float:
     children = Children()
     with tempfile.TemporaryDirectory(prefix="w", dir=folder) as place, zmq.Context() as context:
         endpoint = f"ipc://{place}/b"
-        code = "import sys; from titanic.bench import limits; limits.send_back(sys.argv[1])"
+        code = "import sys; from titanic.bench import machine; machine.send_back(sys.argv[1])"
         children.start(Path(place) / "log", "-c", code, endpoint)
         try:
             with context.socket(zmq.DEALER) as dealer:
@@ -78,7 +78,7 @@ def _there_and_back(dealer: zmq.Socket[bytes], count: int, window: int) -> None:
 
 
 def send_back(endpoint: str) -> None:
-    """What the other process runs."""
+    """Answer every message with itself: the program of the process that `wire` starts."""
     router: zmq.Socket[bytes] = zmq.Context().socket(zmq.ROUTER)
     router.bind(endpoint)
     while True:
