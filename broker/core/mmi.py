@@ -19,12 +19,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from broker.config import BrokerConfig
 from broker.core.mdp import Frames, Peer
-
-if TYPE_CHECKING:
-    from broker.core.broker import BrokerCore
+from broker.core.service import Service, WorkerPeer
+from broker.core.waiting import WaitingRequests
 
 _ACTIONS = (b"mmi.service", b"mmi.cancel")
 
@@ -60,7 +60,24 @@ class About:
     endpoints: tuple[str, ...] = ()
 
 
-Document = Callable[["BrokerCore", float], Any]
+class ManagedBroker(Protocol):
+    """The broker that is asked about."""
+
+    config: BrokerConfig
+    about: About
+    started: float
+    services: dict[bytes, Service]
+    workers: dict[Peer, WorkerPeer]
+    peers: int
+    waiting: WaitingRequests
+    stats: dict[str, int]
+    documents: Documents
+
+    def cancel(self, peer: Peer, name: bytes, mark: bytes) -> bool:
+        """Take a request back that no worker has yet; whether that was possible."""
+
+
+Document = Callable[[ManagedBroker, float], Any]
 
 SMALL = 1000
 """Services and workers up to which a document is made anew for each question."""
@@ -76,7 +93,7 @@ class Documents:
     def __init__(self) -> None:
         self._kept: dict[bytes, tuple[float, bytes]] = {}
 
-    def get(self, name: bytes, document: Document, core: BrokerCore, now: float) -> bytes:
+    def get(self, name: bytes, document: Document, core: ManagedBroker, now: float) -> bytes:
         entries = len(core.services) + len(core.workers)
         if entries <= SMALL:
             self._kept.clear()
@@ -88,7 +105,7 @@ class Documents:
         return text
 
 
-def answer(core: BrokerCore, peer: Peer, name: bytes, body: Frames, now: float) -> Frames:
+def answer(core: ManagedBroker, peer: Peer, name: bytes, body: Frames, now: float) -> Frames:
     """The body of the reply to a peer's request for an `mmi.` service."""
     if name == b"mmi.service":
         return [_presence(core, body[0])]
@@ -100,7 +117,7 @@ def answer(core: BrokerCore, peer: Peer, name: bytes, body: Frames, now: float) 
     return [b"501"] if document is None else [core.documents.get(name, document, core, now)]
 
 
-def _presence(core: BrokerCore, name: bytes) -> bytes:
+def _presence(core: ManagedBroker, name: bytes) -> bytes:
     if not name:
         return b"400"
     service = core.services.get(name)
@@ -112,7 +129,7 @@ def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-def _services(core: BrokerCore, now: float) -> list[dict[str, Any]]:
+def _services(core: ManagedBroker, now: float) -> list[dict[str, Any]]:
     return [
         {
             "name": _text(service.name),
@@ -125,16 +142,16 @@ def _services(core: BrokerCore, now: float) -> list[dict[str, Any]]:
     ]
 
 
-def _workers(core: BrokerCore, now: float) -> dict[str, int]:
+def _workers(core: ManagedBroker, now: float) -> dict[str, int]:
     return {_text(service.name): service.workers for service in core.services.values() if service.workers}
 
 
-def counters(core: BrokerCore, workers_busy: int) -> dict[str, int]:
+def counters(core: ManagedBroker, workers_busy: int) -> dict[str, int]:
     """What was counted since the start (`COUNTERS`), and what is there now (`GAUGES`)."""
     return {
         **core.stats,
-        "waiting": core.waiting,
-        "waiting_bytes": core.waiting_bytes,
+        "waiting": core.waiting.count,
+        "waiting_bytes": core.waiting.bytes,
         "workers": len(core.workers),
         "workers_busy": workers_busy,
         "services": len(core.services),
@@ -142,11 +159,11 @@ def counters(core: BrokerCore, workers_busy: int) -> dict[str, int]:
     }
 
 
-def _stats(core: BrokerCore, now: float) -> dict[str, int]:
+def _stats(core: ManagedBroker, now: float) -> dict[str, int]:
     return counters(core, sum(worker.request is not None for worker in core.workers.values()))
 
 
-def _broker(core: BrokerCore, now: float) -> dict[str, Any]:
+def _broker(core: ManagedBroker, now: float) -> dict[str, Any]:
     return {**asdict(core.about), "uptime": round(now - core.started, 3), "limits": asdict(core.config)}
 
 

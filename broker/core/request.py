@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from broker.core.mdp import EMPTY, ERROR, ClientDialect, Frames, Peer, joined, read_error
+from broker.core.mdp import (
+    CLIENT_DIALECTS,
+    EMPTY,
+    ERROR,
+    HEADERS,
+    MAX_STACK,
+    ClientDialect,
+    Frames,
+    Peer,
+    joined,
+    read_error,
+)
 
 _FRAME = 64
 """Bytes of memory that a frame takes besides its content, roughly."""
@@ -114,3 +125,13 @@ def as_workers(body: Frames) -> Frames:
     if body and body[0] == ERROR and len(body) > 1 and body[1][:3] in (b"499", b"503", b"504"):
         return [ERROR, b"500" + body[1][3:], *body[2:]]
     return body
+
+
+def read_request(peer: Peer, head: Frames) -> Request | None:
+    """The request that begins with these frames, without its body; None when they do not begin one."""
+    at = next((at for at, frame in enumerate(head[: MAX_STACK + 1]) if frame in HEADERS), len(head))
+    for dialect in CLIENT_DIALECTS:
+        begin = at + len(dialect.request)
+        if tuple(head[at:begin]) == dialect.request and begin < len(head) and (at or not dialect.delimited):
+            return Request(peer, head[:at], dialect, head[begin], [], 0.0)
+    return None

@@ -6,7 +6,7 @@ from collections import Counter
 
 from broker.core.broker import BrokerCore
 from broker.core.request import Request
-from broker.core.service import FairQueue
+from broker.core.waiting import FairQueue
 
 
 def queued(queue: FairQueue) -> list[Request]:
@@ -29,9 +29,9 @@ def check(core: BrokerCore) -> None:
         held = queued(service.waiting)
         assert len(service.waiting) == len(held)
         waiting += held
-    assert core.waiting == len(waiting)
-    assert core.waiting_bytes == sum(request.size for request in waiting)
-    assert not waiting or not core.config.request_expiry or core._next_sweep is not None
+    assert core.waiting.count == len(waiting)
+    assert core.waiting.bytes == sum(request.size for request in waiting)
+    assert not waiting or not core.config.request_expiry or core.waiting.sweep_at is not None
 
     for peer, worker in core.workers.items():
         assert worker.peer == peer
@@ -45,7 +45,7 @@ def check(core: BrokerCore) -> None:
     assert all(request.mark == mark for mark, request in core._delivered.items())
 
     registered = set(core.workers.values())
-    assert set(core._beats._when) == set(core._silences._when) == registered
+    assert set(core.registry.heartbeats._when) == set(core.registry.silences._when) == registered
 
 
 def check_empty(core: BrokerCore) -> None:
@@ -54,8 +54,8 @@ def check_empty(core: BrokerCore) -> None:
     assert core.services == {}
     assert core.workers == {}
     assert core._delivered == {}
-    assert (core.waiting, core.waiting_bytes) == (0, 0)
-    for timers in (core._beats, core._silences):
+    assert (core.waiting.count, core.waiting.bytes) == (0, 0)
+    for timers in (core.registry.heartbeats, core.registry.silences):
         assert not timers._when
         assert not timers._queued
         assert len(timers._heap) <= 64 + 2

@@ -228,7 +228,7 @@ class Switch:
     def status(self) -> str:
         core = self._broker.core
         rate = self._rate.of(core.stats["requests"])
-        return f"{core.waiting} waiting, {counted(len(core.workers), 'worker')}, {rate:.0f} requests a second"
+        return f"{core.waiting.count} waiting, {counted(len(core.workers), 'worker')}, {rate:.0f} requests a second"
 
     def workers(self) -> dict[bytes, int]:
         return self._broker.workers()

@@ -141,7 +141,7 @@ class TestMajortomo:
         assert broker.core.workers
         broker.later(2)
         assert not broker.core.workers
-        assert broker.core.waiting == 1
+        assert broker.core.waiting.count == 1
 
     def test_busy_after_a_part(self, broker: Transcript) -> None:
         client = self.works(broker)

@@ -9,7 +9,7 @@ import pytest
 
 from broker.core.mdp import CLIENT_V02
 from broker.core.request import Request
-from broker.core.service import FairQueue
+from broker.core.waiting import FairQueue
 
 
 def request(peer: str, body: str, arrived: float = 0.0) -> Request:

@@ -311,7 +311,7 @@ def test_bound_of_memory(message: list[bytes]) -> None:
     assert len(refused) >= 5
     assert all(b"bytes wait in all" in frame for reply in refused for frame in reply if frame.startswith(b"503"))
     broker.later(100)
-    assert broker.core.waiting_bytes == 0
+    assert broker.core.waiting.bytes == 0
 
 
 @pytest.mark.parametrize("served", ["by a worker", "by nobody", "in the broker"])

@@ -233,7 +233,7 @@ def test_replies_to_who_does_not_read_are_dropped_and_others_get_theirs(
         until(lambda: small.core.stats["unroutable"] > 20)
         assert small.outbox.total <= ROOM
         assert client.call("big", "x") == [PART]
-        until(lambda: not small.core.waiting)
+        until(lambda: not small.core.waiting.count)
         while deaf.receive(1000) is not None:
             pass
 

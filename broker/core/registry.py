@@ -1,0 +1,77 @@
+"""The workers that are registered at a broker: heartbeats for them, and silence of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from broker.config import BrokerConfig
+from broker.core.heartbeat import Heartbeat
+from broker.core.mdp import Peer
+from broker.core.service import Service, WorkerPeer
+from broker.core.timers import Timers
+
+
+class WorkerRegistry:
+    """Registered workers. Whoever sends one something moves its entry in `heartbeats`."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._config = config
+        self.workers: dict[Peer, WorkerPeer] = {}
+        self.heartbeats: Timers[WorkerPeer] = Timers()
+        """When each is due to be sent one."""
+        self.silences: Timers[WorkerPeer] = Timers()
+        """When each is gone, unless something comes from it."""
+
+    def add(self, worker: WorkerPeer, service: Service, now: float) -> None:
+        """A worker has registered."""
+        worker.service = service
+        service.workers += 1
+        self.workers[worker.peer] = worker
+        worker.heartbeat = Heartbeat(self._config.heartbeat_interval, self._config.liveness, now)
+
+    def remove(self, worker: WorkerPeer) -> None:
+        """A worker is gone."""
+        del self.workers[worker.peer]
+        self.heartbeats.cancel(worker)
+        self.silences.cancel(worker)
+        worker.service.idle.pop(worker, None)
+        worker.service.workers -= 1
+
+    def heard(self, worker: WorkerPeer, now: float) -> None:
+        """Something came from a worker."""
+        worker.heartbeat.messages += 1
+        self._await(worker, now)
+
+    def beat(self, worker: WorkerPeer, now: float) -> None:
+        """A heartbeat came, or READY: it tells how often the worker sends some."""
+        heartbeat = worker.heartbeat
+        before = heartbeat.interval
+        heartbeat.beat(now)
+        if heartbeat.interval < before and (due := self.heartbeats.get(worker)) is not None:
+            self.heartbeats.set(worker, due - before + heartbeat.interval)
+        self._await(worker, now)
+
+    def due(self, now: float) -> Iterator[WorkerPeer]:
+        """The workers that are to be sent a heartbeat now."""
+        for worker in self.heartbeats.due(now):
+            worker.heartbeat.sent()
+            self.heartbeats.set(worker, now + worker.heartbeat.interval)
+            yield worker
+
+    def silent(self, now: float) -> list[WorkerPeer]:
+        """The workers that are gone. One that is in the middle of a message gets more time."""
+        return [worker for worker in self.silences.due(now) if not self._sends(worker, now)]
+
+    def _await(self, worker: WorkerPeer, now: float) -> None:
+        """Wait for the next message."""
+        silence = worker.heartbeat.patience
+        if worker.request is not None and worker.dialect.silent_when_busy:
+            silence = self._config.silent_worker_timeout
+        self.silences.set(worker, now + silence)
+
+    def _sends(self, worker: WorkerPeer, now: float) -> bool:
+        patience = worker.heartbeat.patience
+        going_on = worker.inflow is not None and worker.inflow.goes_on(now, patience)
+        if going_on:
+            self.silences.set(worker, now + patience)
+        return going_on

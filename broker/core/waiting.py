@@ -1,0 +1,164 @@
+"""Requests that wait for a worker: the queue of one service, and what all of them come to."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import count
+
+from broker.config import BrokerConfig
+from broker.core.mdp import Peer
+from broker.core.request import Request, footprint
+
+Key = tuple[Peer, bytes] | int
+InOrder = OrderedDict[Key, Request]
+
+
+class FairQueue:
+    """Requests in order for each client, clients in turn: who sends a thousand delays nobody who sends one.
+
+    What `push_front` puts back comes before all else. Whatever is asked of it costs the same however many wait:
+    ordered dicts by the mark of the request, and by the client in the order of their turns.
+    """
+
+    __slots__ = ("_front", "_length", "_queues", "_unmarked")
+
+    def __init__(self) -> None:
+        self._front: InOrder = OrderedDict()
+        self._queues: OrderedDict[Peer, InOrder] = OrderedDict()
+        self._length = 0
+        self._unmarked = count()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def push(self, request: Request) -> None:
+        """Put a request behind the others of its client."""
+        queue = self._queues.get(request.peer)
+        if queue is None:
+            queue = self._queues[request.peer] = OrderedDict()
+        queue[self._key(request, queue)] = request
+        self._length += 1
+
+    def push_front(self, request: Request) -> None:
+        """Put a request back, before all others."""
+        key = self._key(request, self._front)
+        self._front[key] = request
+        self._front.move_to_end(key, last=False)
+        self._length += 1
+
+    def pop(self) -> Request:
+        """The next request; KeyError when there is none."""
+        if self._front:
+            _, request = self._front.popitem(last=False)
+        else:
+            peer, queue = self._queues.popitem(last=False)
+            _, request = queue.popitem(last=False)
+            if queue:
+                self._queues[peer] = queue  # behind the others
+        self._length -= 1
+        return request
+
+    def remove(self, peer: Peer, mark: bytes) -> Request | None:
+        """Take out a peer's request by the last address frame that the peer put in front of it."""
+        key = (peer, mark)
+        request = self._front.pop(key, None)
+        if request is None and (queue := self._queues.get(peer)) is not None:
+            request = queue.pop(key, None)
+            if not queue:
+                del self._queues[peer]
+        if request is not None:
+            self._length -= 1
+        return request
+
+    def take_older(self, limit: float) -> Iterator[Request]:
+        """Take out the requests that arrived at `limit` or before."""
+        # Each queue is in the order of arrival, but for the front, where any may be the oldest.
+        for key in [key for key, request in self._front.items() if request.arrived <= limit]:
+            self._length -= 1
+            yield self._front.pop(key)
+        emptied = []
+        for peer, queue in self._queues.items():
+            while queue and next(iter(queue.values())).arrived <= limit:
+                self._length -= 1
+                yield queue.popitem(last=False)[1]
+            if not queue:
+                emptied.append(peer)
+        for peer in emptied:
+            del self._queues[peer]
+
+    def _key(self, request: Request, queue: InOrder) -> Key:
+        """The key of a request: its mark, or, should it have none or one that is taken, a number."""
+        key = request.mark
+        return next(self._unmarked) if key is None or key in queue else key
+
+
+class WaitingRequests:
+    """All that wait, in the queues of all services: how many, how large, and until when."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._config = config
+        self.count = 0
+        self.bytes = 0
+        self.sweep_at: float | None = None
+        """When to look for expired ones: ten times per expiry time. That is coarse, but costs nothing per request."""
+        self._sweep_every = config.request_expiry / 10
+
+    def full(self, queue: FairQueue | None, request: Request) -> str | None:
+        """Why a request may not wait as well, in this queue or a new one; None: it may."""
+        config, here = self._config, len(queue) if queue is not None else 0
+        if here >= config.max_waiting_per_service:
+            return f"{here} requests wait for this service"
+        if self.count >= config.max_waiting:
+            return f"{self.count} requests wait in all"
+        if self.bytes + _size(request) > config.max_waiting_bytes:
+            return f"{self.bytes} bytes wait in all"
+        return None
+
+    def push(self, queue: FairQueue, request: Request, now: float) -> None:
+        """Have a request wait."""
+        queue.push(request)
+        self._add(request, now)
+
+    def push_front(self, queue: FairQueue, request: Request, now: float) -> None:
+        """Have a request wait that a worker had. Its expiry begins anew."""
+        request.arrived = now
+        queue.push_front(request)
+        self._add(request, now)
+
+    def pop(self, queue: FairQueue) -> Request:
+        """The next request; KeyError when there is none."""
+        request = queue.pop()
+        self.count -= 1
+        self.bytes -= request.size
+        return request
+
+    def remove(self, queue: FairQueue, peer: Peer, mark: bytes) -> Request | None:
+        """Take out a peer's request by its mark; None when it does not wait."""
+        request = queue.remove(peer, mark)
+        if request is not None:
+            self.count -= 1
+            self.bytes -= request.size
+        return request
+
+    def take_expired(self, queue: FairQueue, now: float) -> Iterator[Request]:
+        """Take out the requests that have waited for too long. Call `swept` after the last queue."""
+        for request in queue.take_older(now - self._config.request_expiry):
+            self.count -= 1
+            self.bytes -= request.size
+            yield request
+
+    def swept(self, now: float) -> None:
+        """All queues were looked through."""
+        self.sweep_at = now + self._sweep_every if self.count else None
+
+    def _add(self, request: Request, now: float) -> None:
+        request.size = _size(request)
+        self.count += 1
+        self.bytes += request.size
+        if self.sweep_at is None and self._sweep_every > 0:
+            self.sweep_at = now + self._sweep_every
+
+
+def _size(request: Request) -> int:
+    return footprint(request.body) + footprint(request.stack)
