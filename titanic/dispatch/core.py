@@ -33,8 +33,8 @@ from titanic.dispatch.backlogs import OVERTAKE, Backlog, Backlogs
 from titanic.dispatch.failed_attempt import after_failure, without_room
 from titanic.dispatch.flight import Flight
 from titanic.dispatch.outcome_buffer import OutcomeBuffer
+from titanic.protocol.submit_options import Policy, read_policy
 from titanic.protocol.tsp import Frames
-from titanic.services.submission import Policy, read_policy
 from titanic.store import ReadyRow, Status, priority_in
 
 NEVER_TAKEN = (400, 413)

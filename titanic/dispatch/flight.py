@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from titanic.dispatch.backlogs import HIGHEST, Backlog
-from titanic.services.submission import Policy
+from titanic.protocol.submit_options import Policy
 
 
 class Flight:

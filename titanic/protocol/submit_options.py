@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from datetime import timedelta
-from typing import Any, TypedDict
+from functools import lru_cache
+from typing import Any, NamedTuple, TypedDict
 
 from titanic.errors import CallerError, InvalidRequest
 from titanic.util.quoting import quoted
@@ -54,3 +55,21 @@ def _plain(name: str, value: Any) -> Any:
         return value
     kind = "text" if name in ("key", "keys", "service", "state") else "a number or, if it is a time, a timedelta"
     raise InvalidRequest(f"{name} is {quoted(value)}; it must be {kind}")
+
+
+class Policy(NamedTuple):
+    """What a request's record says of its attempts; 0: the server's default. Times are seconds."""
+
+    limit: float = 0.0
+    retry_first: float = 0.0
+    retry_most: float = 0.0
+
+
+@lru_cache(maxsize=1024)
+def read_policy(options: bytes) -> Policy:
+    """The policy that a record's options hold; the default when there are none, or none that make sense."""
+    try:
+        document = json.loads(options or b"{}")
+        return Policy(**{name: float(document[name]) for name in Policy._fields if name in document})
+    except (ValueError, TypeError, AttributeError):
+        return Policy()

@@ -4,11 +4,11 @@
     titanic.request  service body…    200 uuid
     titanic.reply    uuid             200 body…   300 (pending)   400 (unknown)   500 state detail… (for good)
     titanic.close    uuid             200 (also when it was unknown)
-                     uuids            of several at once, one a line    (services/replying.py, services/closing.py)
-    titanic.submit   options service body…   200 uuids    (services/submission.py)
-    titanic.wait     seconds uuid     as titanic.reply, as soon as there is one    (services/waiting.py)
+                     uuids            of several at once, one a line    (services/reply.py, services/close.py)
+    titanic.submit   options service body…   200 uuids    (services/request_submit.py)
+    titanic.wait     seconds uuid     as titanic.reply, as soon as there is one    (dispatch/waiters.py)
     titanic.admin    JSON options     200 JSON    (services/admin.py)
-    titanic.list     JSON options     200 JSON    (services/listing.py)
+    titanic.list     JSON options     200 JSON    (services/list_requests.py)
     titanic.stats    anything         200 JSON
 
 A status frame is three digits, a space and free text for people, on which nothing depends (RFC 9). 400: the request is

@@ -3,13 +3,25 @@
     request body    JSON: {"do": "retry" or "purge", and which: uuids, or service, state, older_than, after}
     reply body      200 JSON: {"done": how many, "next": what to pass as `after` for the rest, null at the end}
 
-    request body    JSON: {"do": "archive"}, see admin_archive.py
+    request body    JSON: {"do": "archive"}, see below
     reply body      200 JSON: {"registered", "archived_upto", "first", "last", "lost"}
 
 `uuids` is a list of at most 1,000. Without it, those are meant that are in `state` (retry: failed, expired or both;
 purge: any state, it must be given), of `service` and ended more than `older_than` seconds ago (submitted, when they
 have not ended), if given. What a worker has is left to it, unless it is named by its UUID. One message looks at a
 bounded number of requests; ask again with `after` while `next` is not null.
+
+What an archive of closed requests tells titanic.admin: that it is there, and what it has.
+
+{"do": "archive"}                          nothing; the answer says how far it is
+{"do": "archive", "register": true}        from now on, keep what is closed until it is acknowledged
+{"do": "archive", "register": false}       no more
+{"do": "archive", "upto": 500, "uuid": …}  everything up to number 500 is archived, which is this request
+
+"store": …                   it is about this store, and an error where the server has another one
+"archive": …, "name": …      whose archive it is: an id, and for people where it is. Nobody else may speak for it then
+
+All ids are 32 hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -24,17 +36,17 @@ from titanic.errors import InvalidArchive, StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.limits import MOST_UUIDS
 from titanic.protocol.tsp import Frames
-from titanic.services import admin_archive
 from titanic.services.ask import Ask, DispatcherInbox, SendAnswers
-from titanic.store import State, WriteTransaction
+from titanic.store import Archivist, State, WriteTransaction
 from titanic.util import ids
 from titanic.util.quoting import quoted
 
 KNOWN = {"do", "uuids", "service", "state", "older_than", "after"}
+ARCHIVE_KNOWN = {"do", "register", "upto", "uuid", "store", "archive", "name"}
 DEAD = (State.FAILED, State.EXPIRED)
 
 
-class Administer:
+class AdminWrite:
     """A batch of asks, as one `Write`."""
 
     def __init__(
@@ -58,8 +70,8 @@ class Administer:
         self._begin()
         for ask in self._asks:
             try:
-                options = read(ask.body)
-                obey = admin_archive.obey if options["do"] == "archive" else self._obey
+                options = read_options(ask.body)
+                obey = _archive if options["do"] == "archive" else self._obey
                 document = obey(transaction, options, now_us)
                 self._answers.append((ask, [tsp.OK, json.dumps(document).encode()]))
             except (ValueError, InvalidArchive) as error:
@@ -70,12 +82,12 @@ class Administer:
     def __len__(self) -> int:
         return len(self._asks)
 
-    def parts(self) -> list[Administer]:
+    def parts(self) -> list[AdminWrite]:
         """Ask by ask, then fewer requests of each."""
         if len(self._asks) > 1:
-            return [Administer(self._send_answers, self._dispatcher, half, self._most) for half in halves(self._asks)]
+            return [AdminWrite(self._send_answers, self._dispatcher, half, self._most) for half in halves(self._asks)]
         return (
-            [Administer(self._send_answers, self._dispatcher, self._asks, self._most // 4)] if self._most >= 4 else []
+            [AdminWrite(self._send_answers, self._dispatcher, self._asks, self._most // 4)] if self._most >= 4 else []
         )
 
     def _obey(self, transaction: WriteTransaction, options: dict[str, Any], now_us: int) -> dict[str, Any]:
@@ -133,7 +145,7 @@ class Administer:
         self._send_answers([(ask, tsp.failure(f"not done: {error}")) for ask in self._asks])
 
 
-def read(body: Frames) -> dict[str, Any]:
+def read_options(body: Frames) -> dict[str, Any]:
     try:
         given = json.loads(b"".join(body[:1]))
     except (ValueError, RecursionError) as error:
@@ -141,7 +153,7 @@ def read(body: Frames) -> dict[str, Any]:
     if not isinstance(given, dict) or given.get("do") not in ("retry", "purge", "archive"):
         raise ValueError('options must be a JSON object with "do": "retry", "purge" or "archive"')
     if given["do"] == "archive":
-        return admin_archive.read(given)
+        return read_archive_options(given)
     if unknown := given.keys() - KNOWN:
         raise ValueError(f"unknown option {quoted(sorted(unknown)[0])}; there are {', '.join(sorted(KNOWN))}")
     options: dict[str, Any] = {"do": given["do"], "uuids": None, "after": None, "service": None}
@@ -178,3 +190,55 @@ def _uuids(given: Any) -> list[bytes]:
     if None in uuids:
         raise ValueError("a UUID must be 32 hexadecimal digits")
     return [uuid for uuid in uuids if uuid is not None]
+
+
+def read_archive_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Check the options; ValueError says what is wrong."""
+    if unknown := given.keys() - ARCHIVE_KNOWN:
+        raise ValueError(f"unknown option {quoted(sorted(unknown)[0])}; there are {', '.join(sorted(ARCHIVE_KNOWN))}")
+    options = {"do": "archive", "register": given.get("register"), "upto": given.get("upto"), "uuid": None}
+    if options["register"] is not None and not isinstance(options["register"], bool):
+        raise ValueError("register must be true or false")
+    upto = options["upto"]
+    if upto is not None:
+        if type(upto) is not int or upto < 0:
+            raise ValueError("upto must be a number, 0 or more")
+        options["uuid"] = _id(given, "uuid", "that of the request with the number upto, ")
+    options["store"] = _id(given, "store") if given.get("store") is not None else None
+    options["archivist"] = None
+    if given.get("archive") is not None:
+        name = given.get("name", "")
+        if not isinstance(name, str):
+            raise ValueError("name must be text")
+        options["archivist"] = Archivist(_id(given, "archive"), name)
+    return options
+
+
+def _id(given: dict[str, Any], name: str, whose: str = "") -> bytes:
+    found = ids.parse(str(given.get(name)).encode(errors="replace"))
+    if found is None:
+        raise ValueError(f"{name} must be {whose}32 hexadecimal digits")
+    return found
+
+
+def _archive(transaction: WriteTransaction, options: dict[str, Any], now_us: int) -> dict[str, Any]:
+    """Do it. Raises InvalidArchive."""
+    identity = transaction.identity()
+    if options["store"] is not None and options["store"] != identity:
+        fact = f"its id is {identity.hex() if identity else 'not there yet'}, meant is {options['store'].hex()}"
+        raise InvalidArchive("this server has another store", fact, "ask the server that has the store")
+    archivist = options["archivist"]
+    if options["register"] is not None:
+        if options["register"]:
+            transaction.register_archive(archivist)
+        else:
+            transaction.unregister_archive()
+    if options["upto"] is not None:
+        transaction.acknowledge_archive(options["upto"], options["uuid"], archivist)
+    known = transaction.archivist()
+    return {
+        **transaction.archive()._asdict(),
+        "store": identity and identity.hex(),
+        "archive": known and known.id.hex(),
+        "name": known and known.name,
+    }

@@ -43,7 +43,7 @@ class _Wish:
 _counting = threading.Lock()
 
 
-class Close:
+class CloseWrite:
     """A batch of asks, as one `Write`. `counts` is where the closed ones are counted.
 
     In a full store a transaction must not change too much, so the UUIDs of an ask can end in several: it is answered
@@ -87,10 +87,10 @@ class Close:
     def __len__(self) -> int:
         return len(self._items or ())
 
-    def parts(self) -> list[Close]:
+    def parts(self) -> list[CloseWrite]:
         parts = []
         for half in halves(self._items or []):
-            part = Close(self._send_answers, self._dispatcher, self._counts, [])
+            part = CloseWrite(self._send_answers, self._dispatcher, self._counts, [])
             part._items = half
             parts.append(part)
         if parts:

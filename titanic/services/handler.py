@@ -18,11 +18,11 @@ from titanic.config import ServiceLimits
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 from titanic.services import list_requests
-from titanic.services.admin import Administer
+from titanic.services.admin import AdminWrite
 from titanic.services.ask import Ask, DispatcherInbox, SendAnswers
-from titanic.services.close import Close
+from titanic.services.close import CloseWrite
 from titanic.services.reader import Reader, ReadService
-from titanic.services.request_submit import PARSERS, Accept, Intake
+from titanic.services.request_submit import PARSERS, AcceptWrite, Intake
 from titanic.store import ReadTransaction, Store
 
 
@@ -97,11 +97,11 @@ class ServiceHandler:
                 self._send_answers([(ask, tsp.failure(text)) for ask in batch])
                 return
             self._bytes_taken += size
-            self._writer.enqueue(Accept(self._intake, PARSERS[name], batch, size))
+            self._writer.enqueue(AcceptWrite(self._intake, PARSERS[name], batch, size))
         elif name == tsp.CLOSE:
-            self._writer.enqueue(Close(self._send_answers, self._dispatcher, self._closes, batch))
+            self._writer.enqueue(CloseWrite(self._send_answers, self._dispatcher, self._closes, batch))
         elif name == tsp.ADMIN:
-            self._writer.enqueue(Administer(self._send_answers, self._dispatcher, batch))
+            self._writer.enqueue(AdminWrite(self._send_answers, self._dispatcher, batch))
         elif name == tsp.WAIT:
             self._dispatcher.wait_for_replies(batch)
         else:

@@ -16,8 +16,8 @@ from typing import Any
 
 from titanic.protocol import tsp
 from titanic.protocol.limits import MOST_UUIDS
+from titanic.protocol.submit_options import read_policy
 from titanic.protocol.tsp import Frames
-from titanic.services.submission import read_policy
 from titanic.store import Description, ReadTransaction, State
 from titanic.util import ids
 from titanic.util.quoting import quoted

@@ -1,23 +1,56 @@
-"""Taking requests in: the change of the store that titanic.request and titanic.submit make."""
+"""titanic.request and titanic.submit: requests are taken in.
+
+    titanic.request    request body    service body…
+                       reply body      200 uuid
+
+    titanic.submit     request body    options service body…
+                       reply body      200 uuids      one UUID a line, in the order of the requests
+
+The options are a JSON object, `{}` for none:
+
+    key           text, 1 to 255 bytes: the same key gets the same UUID, and is executed once; with `many`, one key for
+                  the message, of 100 requests at most: the same one gets the same UUIDs
+    keys          a list of such, one for each request, with `many`
+    key_for       seconds for which a key counts, also when its request is closed before; default a day
+    ttl           seconds after which a request that no worker has begun is expired
+    delay         seconds before which it is not executed
+    priority      0 to 9, default 4; higher ones go first, within one the oldest goes first
+    max_attempts  failures until it has failed for good; default the server's
+    limit         seconds that an attempt may take; longer is a failure
+    retry_first   seconds to wait after the first failure, doubling with each; default the server's
+    retry_most    the longest such wait; default the server's
+    many          true: each body frame is a request of its own
+    forget        a list of up to 100 keys that count no longer: nobody will submit with them again
+
+A message is accepted as a whole or not at all.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from titanic.config import ServiceLimits
 from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
+from titanic.protocol.limits import (
+    DEFAULT_PRIORITY,
+    KEY_FOR,
+    MAX_KEY,
+    MAX_PRIORITY,
+    MOST_SECONDS,
+    MOST_TOGETHER,
+)
+from titanic.protocol.submit_options import Policy
 from titanic.protocol.tsp import Frames
-from titanic.services import submission
 from titanic.services.ask import Ask, DispatcherInbox, SendAnswers
-from titanic.services.submission import Submission
 from titanic.store import NewRequest, WriteTransaction
 from titanic.util.clock import Leaps
+from titanic.util.quoting import quoted
 
-Parse = Callable[[Frames, int], Submission]
-"""What an ask's body asks to be stored; ValueError says what is wrong with it."""
-
+Parse = Callable[[Frames, int], "NewRequests"]
+"""The requests in the body of an ask; ValueError says what is wrong with it."""
 
 REASONS = ("invalid", "store_full", "service_full", "busy", "stopping", "disk")
 
@@ -48,17 +81,7 @@ class Intake:
         """The refusals, by reason. Of each reason one thread counts."""
 
 
-def parse_request(body: Frames, now_us: int) -> Submission:
-    """A titanic.request: one request, no options."""
-    if fault := tsp.request_fault(body):
-        raise ValueError(fault)
-    return Submission([NewRequest(body[0], body[1:])])
-
-
-PARSERS: dict[bytes, Parse] = {tsp.REQUEST: parse_request, tsp.SUBMIT: submission.parse}
-
-
-class Accept:
+class AcceptWrite:
     """A batch of asks for one of the services in `PARSERS`, as one `Write`."""
 
     def __init__(self, intake: Intake, parse: Parse, asks: Sequence[Ask], size: int) -> None:
@@ -165,7 +188,7 @@ class Accept:
     def __len__(self) -> int:
         return len(self._asks)
 
-    def parts(self) -> Sequence[Accept]:
+    def parts(self) -> Sequence[AcceptWrite]:
         """None: a request that finds no room is refused one by one, in `write`."""
         return []
 
@@ -188,3 +211,119 @@ class Accept:
         self._intake.counts["refused"] += len(self._asks)
         self._intake.refused["disk"] += len(self._asks)
         self._intake.send_answers([(ask, tsp.failure(f"not stored: {error}")) for ask in self._asks])
+
+
+class NewRequests(list[NewRequest]):
+    """The requests of a message. `forget`: keys that count no longer."""
+
+    forget: Sequence[bytes] = ()
+
+
+def parse_request(body: Frames, now_us: int) -> NewRequests:
+    """The request in the body of a titanic.request. ValueError says what is wrong."""
+    if fault := tsp.request_fault(body):
+        raise ValueError(fault)
+    return NewRequests([NewRequest(body[0], body[1:])])
+
+
+def parse_submit(body: Frames, now_us: int) -> NewRequests:
+    """The requests in the body of a titanic.submit. ValueError says what is wrong."""
+    if len(body) < 3:
+        raise ValueError("a titanic.submit is options, a service name and at least one body frame")
+    options = _read(body[0])
+    if fault := tsp.request_fault(body[1:]):
+        raise ValueError(fault)
+    bodies = [[frame] for frame in body[2:]] if options.get("many") else [body[2:]]
+    keys = _keys(options, len(bodies))
+    policy = {name: options[name] for name in Policy._fields if name in options}
+    service = body[1]
+    shared = (
+        options.get("priority", DEFAULT_PRIORITY),
+        _moment(options.get("delay"), now_us),
+        _moment(options.get("ttl"), now_us),
+        options.get("max_attempts", 0),
+        json.dumps(policy).encode() if policy else b"",
+    )
+    key_until = _moment(options.get("key_for", KEY_FOR), now_us) if any(keys) else 0
+    requests = NewRequests(
+        NewRequest(service, frames, *shared, key, key_until) for frames, key in zip(bodies, keys, strict=True)
+    )
+    if "forget" in options:
+        requests.forget = [key.encode() for key in options["forget"]]
+    if "key" in options and len(bodies) > 1:
+        requests[0] = requests[0]._replace(together=len(bodies))
+    return requests
+
+
+def _moment(seconds: float | None, now_us: int) -> int:
+    return 0 if not seconds else now_us + max(1, int(seconds * 1e6))
+
+
+def _keys(options: dict[str, Any], count: int) -> list[bytes]:
+    if "keys" in options:
+        if "key" in options or len(options["keys"]) != count:
+            raise ValueError(f"keys must be a list of {count} keys, one for each request")
+        return [key.encode() for key in options["keys"]]
+    if count > MOST_TOGETHER and "key" in options:
+        raise ValueError(f"one key can stand for {MOST_TOGETHER} requests: give keys, one for each")
+    return [options.get("key", "").encode(), *[b""] * (count - 1)]
+
+
+def _read(frame: bytes) -> dict[str, Any]:
+    try:
+        options = json.loads(frame)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"options are not JSON: {error}") from None
+    if not isinstance(options, dict):
+        raise ValueError("options are not a JSON object")
+    for name, value in options.items():
+        if name not in _CHECKS:
+            raise ValueError(f"unknown option {quoted(name)}; there are {', '.join(_CHECKS)}")
+        what, fits = _CHECKS[name]
+        if not fits(value):
+            raise ValueError(f"{name} must be {what}")
+    return options
+
+
+def _is_key(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        return 1 <= len(value.encode()) <= MAX_KEY
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_seconds(value: Any) -> bool:
+    return _is_number(value) and 0 < value <= MOST_SECONDS  # neither NaN nor infinity is
+
+
+def _is_whole(least: int, most: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+_SECONDS = ("a number of seconds above 0, and ten years at most", _is_seconds)
+_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "key": ("text of 1 to 255 bytes", _is_key),
+    "keys": ("a list of texts of 1 to 255 bytes", lambda v: isinstance(v, list) and all(map(_is_key, v))),
+    "key_for": _SECONDS,
+    "ttl": _SECONDS,
+    "delay": ("a number of seconds from 0, and ten years at most", lambda v: _is_number(v) and 0 <= v <= MOST_SECONDS),
+    "priority": (f"a whole number from 0 to {MAX_PRIORITY}", _is_whole(0, MAX_PRIORITY)),
+    "max_attempts": ("a whole number from 1 to 65535", _is_whole(1, 65535)),
+    "limit": _SECONDS,
+    "retry_first": _SECONDS,
+    "retry_most": _SECONDS,
+    "many": ("true or false", lambda v: isinstance(v, bool)),
+    "forget": (
+        f"a list of at most {MOST_TOGETHER} texts of 1 to 255 bytes",
+        lambda v: isinstance(v, list) and len(v) <= MOST_TOGETHER and all(map(_is_key, v)),
+    ),
+}
+
+
+PARSERS: dict[bytes, Parse] = {tsp.REQUEST: parse_request, tsp.SUBMIT: parse_submit}

@@ -14,7 +14,7 @@ from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic import Client, InvalidRequest, RequestFailed, Server, UnknownRequest
-from titanic.services import admin_archive
+from titanic.services.admin import read_archive_options
 from titanic.store import Retention
 
 UNKNOWN = b"0123456789abcdef0123456789abcdef"
@@ -223,7 +223,7 @@ def test_what_an_archive_finds(tmp_path: Path) -> None:
 )
 def test_what_an_archive_may_not_say(options: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
-        admin_archive.read({"do": "archive", **options})
+        read_archive_options({"do": "archive", **options})
 
 
 # -- an archive that is behind --------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from titanic.services import admin, list_requests, submission
+from titanic.services import admin, list_requests, request_submit
 from titanic.util.quoting import quoted
 
 HUGE = "x" * 1_000_000
@@ -27,8 +27,8 @@ def test_what_is_huge_is_shortened(value: object) -> None:
         (list_requests.read_options, {HUGE: 1}),
         (list_requests.read_options, {"state": HUGE}),
         (list_requests.read_options, {"state": [HUGE] * 100}),
-        (admin.read, {"do": "retry", HUGE: 1}),
-        (lambda body: submission.parse([*body, b"echo", b""], 0), {HUGE: 1}),
+        (admin.read_options, {"do": "retry", HUGE: 1}),
+        (lambda body: request_submit.parse_submit([*body, b"echo", b""], 0), {HUGE: 1}),
     ],
 )
 def test_answers_do_not_echo_huge_options(read: object, options: object) -> None:

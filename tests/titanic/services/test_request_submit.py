@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from titanic.protocol.limits import MOST_SECONDS
-from titanic.services.submission import Policy, Submission, parse, read_policy
+from titanic.protocol.submit_options import Policy, read_policy
+from titanic.services.request_submit import NewRequests, parse_submit
 from titanic.store import NewRequest
 
 NOW = 1_700_000_000_000_000
 SECOND = 1_000_000
 
 
-def submitted(*bodies: bytes, **options: Any) -> Submission:
-    return parse([json.dumps(options).encode(), b"echo", *(bodies or (b"x",))], NOW)
+def submitted(*bodies: bytes, **options: Any) -> NewRequests:
+    return parse_submit([json.dumps(options).encode(), b"echo", *(bodies or (b"x",))], NOW)
 
 
 def test_without_options_it_is_a_titanic_request() -> None:
@@ -145,7 +146,7 @@ def test_one_key_for_many() -> None:
 )
 def test_what_is_no_json_object(frame: bytes) -> None:
     with pytest.raises(ValueError, match="options are not"):
-        parse([frame, b"echo", b"x"], NOW)
+        parse_submit([frame, b"echo", b"x"], NOW)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_what_is_no_json_object(frame: bytes) -> None:
 )
 def test_frames_that_cannot_be(body: list[bytes]) -> None:
     with pytest.raises(ValueError, match=r"titanic|service"):
-        parse(body, NOW)
+        parse_submit(body, NOW)
 
 
 @pytest.mark.parametrize("options", [b"", b"{}", b"[]", b"[", b"\xff", b'{"limit": "x"}', b'{"limit": []}', b"7"])
