@@ -6,12 +6,12 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.processes import line, script
+from support.shortages import no_more_threads
 from support.waiting import until
 
 from broker import Broker, Client, RemoteError, Worker
@@ -89,16 +89,6 @@ def test_a_log_that_fails_is_no_reason_to_keep_the_reply(address: str, monkeypat
 
 
 # -- threads ---------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def no_more_threads() -> Iterator[None]:
-    """None can be started: no address space has room for such a stack."""
-    before = threading.stack_size(1 << 50)
-    try:
-        yield
-    finally:
-        threading.stack_size(before)
 
 
 def test_a_thread_survives_what_it_calls() -> None:

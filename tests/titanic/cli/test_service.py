@@ -6,13 +6,13 @@ import os
 import re
 import shutil
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.cli_titanic import here, running, serving
 from support.service_manager import Manager
+from support.shortages import no_more_threads
 from support.waiting import until
 
 from titanic.cli.service import Stop
@@ -92,16 +92,12 @@ def test_the_watchdog_of_a_worker(tmp_path: Path, manager: Manager) -> None:
             manager.hears("WATCHDOG")
 
 
-def no_thread(self: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
-
-
-def test_the_end_needs_no_thread_that_is_not_there_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_needs_no_thread_that_is_not_there_yet() -> None:
     ended = []
     stop = Stop(lambda: ended.append("now"))
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
-    assert ended == []
-    stop.now()
+    with no_more_threads():
+        assert ended == []
+        stop.now()
     assert ended == ["now"]
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.shortages import broken_disk
 
 from titanic.commit.writer import Writer, halves
 from titanic.errors import RecordCorrupt, StoreError, StoreFailed, StoreFull
@@ -91,24 +90,12 @@ def test_one_that_fails_costs_the_others_nothing(store: Store, error: Exception)
     assert stored(store) == 5
 
 
-def test_a_disk_that_fails_is_told_to_all_at_once_and_nothing_is_kept(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tries = 0
-    leave = WriteTransaction.__exit__
-
-    def failing(self: WriteTransaction, *args: Any) -> None:
-        nonlocal tries
-        tries += 1
-        self.raw.abort()
-        raise StoreFailed("the store failed", os.strerror(errno.EIO))
-
-    monkeypatch.setattr(WriteTransaction, "__exit__", failing)
+def test_a_disk_that_fails_is_told_to_all_at_once_and_nothing_is_kept(store: Store) -> None:
     writes = [Put(store) for _ in range(50)]
-    run(store, writes)
-    assert tries == 1
+    with broken_disk() as tried:
+        run(store, writes)
+    assert len(tried) == 1
     assert all(isinstance(write.heard[0], StoreFailed) and len(write.heard) == 1 for write in writes)
-    monkeypatch.setattr(WriteTransaction, "__exit__", leave)
     assert stored(store) == 0
     run(store, [Put(store)])
     assert stored(store) == 1

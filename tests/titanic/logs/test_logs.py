@@ -10,11 +10,11 @@ import re
 import signal
 import socket
 import struct
-import threading
 from pathlib import Path
 
 import pytest
 from support.cli_titanic import running
+from support.shortages import no_more_threads
 
 from titanic.client.client import Client
 from titanic.errors import InvalidRequest, RequestFailed
@@ -158,17 +158,14 @@ def test_repeats_are_told_when_nothing_follows(monkeypatch: pytest.MonkeyPatch) 
     assert told.get(timeout=30).getMessage() == "no 22 (the last of 3 more like this within 60 s)"
 
 
-def test_repeats_are_told_where_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_thread(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
+def test_repeats_are_told_where_no_thread_is_to_be_had() -> None:
     told: list[logging.LogRecord] = []
     now = [0.0]
     repeats = RepeatFilter(told.append, lambda: now[0])
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
-    assert [repeats.filter(record("no")) for _ in range(LINES + 3)] == [True] * LINES + [False] * 3
-    now[0] = WINDOW
-    assert repeats.filter(record("other"))
+    with no_more_threads():
+        assert [repeats.filter(record("no")) for _ in range(LINES + 3)] == [True] * LINES + [False] * 3
+        now[0] = WINDOW
+        assert repeats.filter(record("other"))
     assert [one.getMessage() for one in told] == [f"no (the last of 3 more like this within {WINDOW:.0f} s)"]
 
 

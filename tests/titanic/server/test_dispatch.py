@@ -5,19 +5,18 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.processes import worker_process
 from support.raw_mdp import raw_client, raw_worker
 from support.serving import QUICK, serving
+from support.shortages import broken_disk
 from support.waiting import until
 
 from broker import Pipeline, RemoteError, Worker
 from titanic import Client, Refused, RequestFailed, Server, UnknownRequest
-from titanic.errors import StoreFailed
 from titanic.protocol import tsp
-from titanic.store import MIN_CAPACITY, WriteTransaction
+from titanic.store import MIN_CAPACITY
 
 pytestmark = pytest.mark.settings(max_attempts=3)
 
@@ -252,23 +251,13 @@ def test_many_clients_at_once(server: Server) -> None:
 # -- a disk that fails ----------------------------------------------------------------------------------------
 
 
-def test_a_disk_that_fails_for_a_while_costs_no_reply_and_no_second_execution(
-    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failed = threading.Event()
+def test_a_disk_that_fails_for_a_while_costs_no_reply_and_no_second_execution(server: Server, client: Client) -> None:
     uuid = client.submit("echo", "x")
-
-    def failing(self: WriteTransaction, *args: Any) -> None:
-        self.raw.abort()
-        failed.set()
-        raise StoreFailed("the disk failed")
-
     with raw_worker(server.endpoints[0], b"echo") as worker:
         token, _ = worker.take()
-        with monkeypatch.context() as patch:
-            patch.setattr(WriteTransaction, "__exit__", failing)
+        with broken_disk() as tried:
             worker.final(token, b"the only one")
-            assert failed.wait(30)
+            until(lambda: tried)
             assert client.reply(uuid) is None
             assert client.show(uuid)["state"] == "running"
             with pytest.raises(Refused, match="not stored: the disk failed"):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.cli_titanic import here, running
 from support.serving import serving
+from support.shortages import no_draft_sockets
 from support.waiting import until
 from support.zmtp import message, zmtp
 
@@ -117,12 +118,10 @@ def test_what_is_lost_at_the_end_is_said(
     assert "2 gathered messages could not be stored before the end; they are lost" in caplog.text
 
 
-def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(CallerError, match="gather is for the integrated broker"):
         ServerConfig(broker="tcp://127.0.0.1:9", gather=(ANY,))
-    monkeypatch.setattr("broker.io.draft_sockets.find_spec", lambda name: None)
-    monkeypatch.setattr("zmq.DRAFT_API", False)
-    with pytest.raises(MissingDrafts, match="pip install"):
+    with no_draft_sockets(), pytest.raises(MissingDrafts, match="pip install"):
         Server(ServerConfig(store=tmp_path / "store", bind=(ANY,), gather=(ANY,)))
 
 

@@ -9,6 +9,7 @@ from threading import Event
 from typing import Any
 
 import pytest
+from support.shortages import broken_disk
 
 from titanic.commit.writer import Writer
 from titanic.errors import StoreFailed, StoreFull
@@ -116,17 +117,9 @@ def test_the_dispatcher_is_told_what_arrived_and_what_was_closed(desk: Desk) -> 
     assert desk.told == [{b"a": 4, b"b": 4}, [bytes.fromhex(first.decode()), bytes.fromhex(third.decode())]]
 
 
-def test_a_commit_that_fails_is_a_500_for_all_of_it_and_nothing_is_stored(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_that_fails_is_a_500_for_all_of_it_and_nothing_is_stored(desk: Desk) -> None:
     (kept,) = accept(desk, b"a")
-    with monkeypatch.context() as patch:
-
-        def failing(self: WriteTransaction, *args: Any) -> None:
-            self.raw.abort()
-            raise StoreFailed("the disk failed")
-
-        patch.setattr(WriteTransaction, "__exit__", failing)
+    with broken_disk():
         answers = desk.ask(tsp.REQUEST, [b"a", b"x"], [b"a", b"y"])
         assert answers == [[b"500 not stored: the disk failed"]] * 2
         assert desk.ask(tsp.CLOSE, [kept]) == [[b"500 not closed: the disk failed"]]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from support.shortages import no_draft_sockets
 from support.strict_domo import StrictDomo
 from support.waiting import again, until
 from support.zmtp import message, zmtp
@@ -477,11 +478,9 @@ def test_nobody_answers(domo: Domo) -> None:
 # -- what has them -------------------------------------------------------------------------------------------
 
 
-def test_without_draft_sockets_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.io.draft_sockets.find_spec", lambda name: None)
-    monkeypatch.setattr("zmq.DRAFT_API", False)
+def test_without_draft_sockets_it_is_said_what_to_install() -> None:
     broker = GeneraldomoBroker()
-    with pytest.raises(MissingDrafts, match=r"pip install 'titanic-queue\[drafts\]'"):
+    with no_draft_sockets(), pytest.raises(MissingDrafts, match=r"pip install 'titanic-queue\[drafts\]'"):
         broker.bind_server(ANY)
     broker.stop()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.cli_titanic import here
+from support.shortages import no_draft_sockets
 
 from broker.patterns import KINDS, trip
 
@@ -17,11 +18,10 @@ def test_every_kind(kind: str) -> None:
     assert found.asynchronous is None or found.asynchronous > 0
 
 
-def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command() -> None:
     done = here("pattern", "tripping", "--kind", "dealer", "--kind", "req", "--synchronous", "5", "--asynchronous", "5")
     assert [line.split()[0] for line in done.out.decode().splitlines()] == ["CALLS/S", "dealer", "req"]
-    monkeypatch.setattr("broker.io.draft_sockets.find_spec", lambda name: None)
-    monkeypatch.setattr("zmq.DRAFT_API", False)
-    without = here("pattern", "tripping", "--kind", "client")
+    with no_draft_sockets():
+        without = here("pattern", "tripping", "--kind", "client")
     assert without.code == 0
     assert "without client: " in without.err

@@ -1,0 +1,47 @@
+"""What a program may lack for a while: threads, draft sockets, a disk that works."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from titanic.errors import StoreFailed
+from titanic.store import WriteTransaction
+
+
+@contextmanager
+def no_more_threads() -> Iterator[None]:
+    """None can be started: no address space has room for such a stack."""
+    before = threading.stack_size(1 << 50)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+@contextmanager
+def no_draft_sockets() -> Iterator[None]:
+    """Nothing is installed that has them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("broker.io.draft_sockets.find_spec", lambda name: None)
+        patch.setattr("zmq.DRAFT_API", False)
+        yield
+
+
+@contextmanager
+def broken_disk() -> Iterator[list[WriteTransaction]]:
+    """No transaction is committed; those that were tried."""
+    tried: list[WriteTransaction] = []
+
+    def fail(self: WriteTransaction, *_: Any) -> None:
+        self.raw.abort()
+        tried.append(self)
+        raise StoreFailed("the disk failed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WriteTransaction, "__exit__", fail)
+        yield tried
