@@ -93,7 +93,8 @@ class Broker(Shell[BrokerCore]):
         )
         self._handlers: dict[bytes, BatchHandler] = {}
         self._locals: list[LocalPeer] = []
-        self._names = NamedConnections()
+        self.names = NamedConnections()
+        """Connections of peers that have given themselves a name."""
         self._ended: list[int] = []
         """Connections that have ended in this round: what was said on them is read first."""
         self._peers = ConnectionCount(self._router.socket, self._connected, self._disconnected)
@@ -165,7 +166,7 @@ class Broker(Shell[BrokerCore]):
         self.core.peers = peers
 
     def _named(self, peer: bytes, frame: Any) -> None:
-        if (connection := self._names.new(peer, frame)) is None:
+        if (connection := self.names.new(peer, frame)) is None:
             return
         now = time.monotonic()
         while self._peers.drain(now):
@@ -173,14 +174,14 @@ class Broker(Shell[BrokerCore]):
         if connection in self._ended:
             self._ended.remove(connection)
             self._miss(connection, now)
-        if self._names.opened(peer, connection):
+        if self.names.opened(peer, connection):
             self.core.lost(peer, now)
 
     def _disconnected(self, connection: int) -> None:
         self._ended.append(connection)
 
     def _miss(self, connection: int, now: float) -> None:
-        if (peer := self._names.closed(connection)) is not None:
+        if (peer := self.names.closed(connection)) is not None:
             self.core.lost(peer, now)
 
     def _shut_down(self) -> None:

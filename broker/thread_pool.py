@@ -25,7 +25,8 @@ class HandlerThreads:
     def __init__(self, most: int) -> None:
         self._most = most
         self._threads: set[int] = set()
-        self._started = 0
+        self.started = 0
+        """Threads that there are."""
         self._busy = 0
         self._short = False
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
@@ -35,9 +36,9 @@ class HandlerThreads:
 
         False when there is no thread and none can be started: then it is not called. If there is one, it waits for it.
         """
-        if self._busy >= self._started < self._most:
+        if self._busy >= self.started < self._most:
             self._start()
-        if not self._started:
+        if not self.started:
             return False
         self._calls.put((function, args))
         self._busy += 1
@@ -49,7 +50,7 @@ class HandlerThreads:
 
     def end(self) -> None:
         """End the threads once they have nothing more to do; doesn't wait for that."""
-        for _ in range(self._started):
+        for _ in range(self.started):
             self._calls.put(None)
 
     def __contains__(self, thread: int) -> bool:
@@ -58,13 +59,13 @@ class HandlerThreads:
 
     def _start(self) -> None:
         try:
-            threading.Thread(target=self._run, name=f"handler {self._started + 1}", daemon=True).start()
+            threading.Thread(target=self._run, name=f"handler {self.started + 1}", daemon=True).start()
         except (RuntimeError, MemoryError) as error:  # the system gives no more; it is tried again at the next call
             if not self._short:
-                log.warning("cannot start thread %d for a handler: %s", self._started + 1, error)
+                log.warning("cannot start thread %d for a handler: %s", self.started + 1, error)
             self._short = True
         else:
-            self._started += 1
+            self.started += 1
             self._short = False
 
     def _run(self) -> None:

@@ -151,7 +151,12 @@ class Worker:
     @property
     def registered(self) -> int:
         """How many of the workers are connected and have heard from the broker, just now; 0 when it has ended."""
-        return 0 if self._ended else sum(channel.session.registered for channel in self._channels)
+        return 0 if self._ended else sum(session.registered for session in self.sessions)
+
+    @property
+    def sessions(self) -> list[WorkerSession]:
+        """Its sessions with the broker, one for each job."""
+        return [channel.session for channel in self._channels]
 
     def _any_registered(self) -> bool:
         return any(channel.session.registered for channel in self._channels)
@@ -189,7 +194,7 @@ class Worker:
 
     def _finished(self) -> None:
         """Called by a channel that has said good-bye: after the last one the loop ends."""
-        if all(channel.session.stopped for channel in self._channels):
+        if all(session.stopped for session in self.sessions):
             self._loop.stop()
 
     def _hand_over(self, channel: _Registration, job: Job) -> None:

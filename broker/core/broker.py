@@ -66,7 +66,7 @@ class BrokerCore(Core):
         self.waiting = WaitingRequests(self.config)
         self.stats: dict[str, int] = dict.fromkeys(mmi.COUNTERS, 0)
         self.documents = mmi.Documents()
-        self._delivered: dict[tuple[Peer, bytes], Request] = {}
+        self.delivered: dict[tuple[Peer, bytes], Request] = {}
         """Requests that workers have, by their marks."""
         self._integrated: list[Service] = []
         self._heard, self._heartbeats = self.registry.heard, self.registry.heartbeats
@@ -224,7 +224,7 @@ class BrokerCore(Core):
         service = self.services.get(name)
         request = self.waiting.remove(service.waiting, peer, mark) if service is not None else None
         if service is None or request is None:
-            if (delivered := self._delivered.get((peer, mark))) is not None and delivered.service == name:
+            if (delivered := self.delivered.get((peer, mark))) is not None and delivered.service == name:
                 delivered.wanted = False
             return False
         self._answer_cancelled(request)
@@ -339,7 +339,7 @@ class BrokerCore(Core):
     def _deliver(self, worker: WorkerPeer, request: Request, now: float) -> None:
         worker.request = request
         if (mark := request.mark) is not None:
-            self._delivered[mark] = request
+            self.delivered[mark] = request
         request.token = b"%016x" % next(self._tokens)
         request.deliveries += 1
         self._send_worker(worker, Command.REQUEST, (request.token, b"", *request.body), now)
@@ -349,8 +349,8 @@ class BrokerCore(Core):
     def _take_from(self, worker: WorkerPeer) -> Request | None:
         """The request that a worker has is not its any more."""
         request, worker.request = worker.request, None
-        if request is not None and (mark := request.mark) is not None and self._delivered.get(mark) is request:
-            del self._delivered[mark]
+        if request is not None and (mark := request.mark) is not None and self.delivered.get(mark) is request:
+            del self.delivered[mark]
         return request
 
     def _send_worker(self, worker: WorkerPeer, command: Command, rest: tuple[bytes, ...], now: float) -> None:

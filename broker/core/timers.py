@@ -27,6 +27,14 @@ class Timers(Generic[Key]):
     def __len__(self) -> int:
         return len(self._when)
 
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._when)
+
+    @property
+    def entries(self) -> int:
+        """What is in memory: cancelled deadlines stay there until there are many of them."""
+        return len(self._heap)
+
     def __contains__(self, key: Key) -> bool:
         return key in self._when
 

@@ -92,7 +92,7 @@ class WorkerSession(Core):
         """Whether `leave` is complete: good-bye was said and nothing is in hand."""
         self.refused = False
         """Whether the last thing that happened was that the broker sent us away when we had said READY."""
-        self._heartbeat = self._new_heartbeat(now)
+        self.heartbeat = self._new_heartbeat(now)
         self.inflow: Inflow | None = None
         """What the transport knows of the connection."""
         self._recognition = Recognition(versions)
@@ -129,8 +129,8 @@ class WorkerSession(Core):
                 self._change_version()
                 self._reconnect([], now)
             return
-        self._heartbeat.messages += 1
-        self._silent_at = now + self._heartbeat.patience
+        self.heartbeat.messages += 1
+        self._silent_at = now + self.heartbeat.patience
         command, rest = parsed
         self.refused = command is Command.DISCONNECT and not self._heard_any
         self._heard_any = True
@@ -144,13 +144,13 @@ class WorkerSession(Core):
             if self._wake_at is not None and now >= self._wake_at and not self._job_running:
                 self._connect(now)
         elif now >= self._silent_at and self._waits_for_word:
-            patience = self._heartbeat.patience
+            patience = self.heartbeat.patience
             if self.state is SessionState.IDLE and self.inflow is not None and self.inflow.goes_on(now, patience):
                 self._silent_at = now + patience  # a large request is on its way
             else:
                 self._meet_silence(now)
         elif now >= self._send_by and self._speaks:
-            self._heartbeat.sent()
+            self.heartbeat.sent()
             self._send(Command.HEARTBEAT, (), now)
 
     def next_deadline(self) -> float | None:
@@ -192,7 +192,7 @@ class WorkerSession(Core):
             return
         self._job_running = False
         if self.state is SessionState.BUSY:
-            self._silent_at = now + self._heartbeat.patience
+            self._silent_at = now + self.heartbeat.patience
             # An error is told by how a body begins: behind parts it would be taken for one more of them.
             body = joined(self._partials, body) if read_error(body) is None else body
             self._send(Command.FINAL, (*self._envelope, *body), now)
@@ -209,7 +209,7 @@ class WorkerSession(Core):
         if there is not self._linked:
             self._linked = there
             asking = there and self.state is SessionState.ASKING
-            self._silent_at = now + (ANSWER if asking else self._heartbeat.patience)
+            self._silent_at = now + (ANSWER if asking else self.heartbeat.patience)
 
     def lost(self, now: float) -> None:
         """The transport knows that the connection is gone."""
@@ -246,13 +246,13 @@ class WorkerSession(Core):
         self.state = SessionState.ASKING
         self._recognition = Recognition(self.config.versions)
         self._output += [(self.connection, frames) for frames in self._recognition.ask()]
-        self._silent_at = now + (ANSWER if self._linked else self._heartbeat.patience)
+        self._silent_at = now + (ANSWER if self._linked else self.heartbeat.patience)
 
     def _register(self, dialect: WorkerDialect, now: float) -> None:
         self.dialect = dialect
         self.state = SessionState.IDLE
-        self._heartbeat = self._new_heartbeat(now)
-        self._silent_at = now + self._heartbeat.patience
+        self.heartbeat = self._new_heartbeat(now)
+        self._silent_at = now + self.heartbeat.patience
         self._send(Command.READY, (self.service,), now)
 
     def _meet_silence(self, now: float) -> None:
@@ -299,10 +299,10 @@ class WorkerSession(Core):
 
     def _keep(self, rest: Frames, now: float) -> None:
         """A heartbeat: it tells how often the broker sends some."""
-        before = self._heartbeat.interval
-        self._heartbeat.beat(now)
-        self._silent_at = now + self._heartbeat.patience
-        self._send_by -= max(0.0, before - self._heartbeat.interval)
+        before = self.heartbeat.interval
+        self.heartbeat.beat(now)
+        self._silent_at = now + self.heartbeat.patience
+        self._send_by -= max(0.0, before - self.heartbeat.interval)
 
     def _say_goodbye(self, now: float) -> None:
         if self.state in REGISTERED and self.dialect.has(Command.DISCONNECT):
@@ -313,7 +313,7 @@ class WorkerSession(Core):
 
     def _send(self, command: Command, rest: tuple[bytes, ...], now: float) -> None:
         self._output.append((self.connection, self.dialect.encode(command, rest)))
-        self._send_by = now + self._heartbeat.interval
+        self._send_by = now + self.heartbeat.interval
 
 
 TRANSITIONS: dict[tuple[SessionState, Command], Callable[[WorkerSession, Frames, float], None]] = {

@@ -27,10 +27,10 @@ def broker() -> Iterator[Broker]:
     broker.bind("tcp://127.0.0.1:*")
     with broker, Worker("echo", lambda frames: frames, address(broker)) as worker:
         until(lambda: worker.registered)
-        connection = worker._channels[0].session.connection
+        connection = worker.sessions[0].connection
         yield broker
         all_is_well(broker)
-        assert worker._channels[0].session.connection == connection, "the worker had to connect again"
+        assert worker.sessions[0].connection == connection, "the worker had to connect again"
     check_empty(broker.core)
 
 

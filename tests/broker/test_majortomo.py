@@ -88,7 +88,7 @@ def test_our_worker_with_their_broker(tmp_path: Path) -> None:
         assert ours.call("shout", b"a") == [b"part", b"A"]
         assert ours.call("shout", b"nothing") == [b"part"]
         until(lambda: worker.registered)
-        assert worker._channels[0].session.connection == 1, "it never had to come back"
+        assert worker.sessions[0].connection == 1, "it never had to come back"
         worker.stop()
         with pytest.raises(TimedOut):
             ours.call("shout", b"a", timeout=0.05, retries=0)

@@ -53,7 +53,7 @@ def test_a_job_that_takes_longer_than_four_heartbeats(tmp_path: Path) -> None:
         assert line(broker)
         with Worker("work", work, endpoint, config=quick) as worker:
             until(lambda: worker.registered)
-            until(lambda: worker._channels[0].session._heartbeat.patience < 0.5)
+            until(lambda: worker.sessions[0].heartbeat.patience < 0.5)
             assert client.call("work", b"x") == [b"x"]
     assert len(begun) == 1
 
@@ -66,7 +66,7 @@ def test_the_worker_finds_out_its_version(endpoint: str) -> None:
         until(lambda: client.present("echo"))
         assert client.call("echo", b"hello", b"world") == [b"hello", b"world"]
         until(lambda: worker.registered)
-        assert worker._channels[0].session.dialect.name == "0.1"
+        assert worker.sessions[0].dialect.name == "0.1"
         assert client.call("mmi.other", b"x") == [b"501"]
 
 

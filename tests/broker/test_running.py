@@ -279,9 +279,10 @@ def test_a_handler_may_choose_its_error(address: str, caplog: pytest.LogCaptureF
 
 
 def test_more_frames_than_a_message_takes_are_refused_at_once() -> None:
-    for client in (Client("tcp://127.0.0.1:9"), Pipeline("tcp://127.0.0.1:9")):
-        with client, pytest.raises(UsageError, match="the request has 99901 frames; at most 99900 can be sent"):
-            client._start("echo", [b""] * 99_901, None, None)
+    with Client("tcp://127.0.0.1:9") as client, Pipeline("tcp://127.0.0.1:9") as pipeline:
+        for send in (client.call, pipeline.send):
+            with pytest.raises(UsageError, match="the request has 99901 frames; at most 99900 can be sent"):
+                send("echo", *[b""] * 99_901)
 
 
 # -- time ----------------------------------------------------------------------------------------------------

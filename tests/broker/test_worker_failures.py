@@ -127,7 +127,7 @@ def test_a_call_waits_for_a_thread_that_is_there_when_no_other_can_be_started() 
     handlers.done()
     assert handlers.call(work, 3)
     assert handlers.call(work, 4), "it is tried again"
-    until(lambda: handlers._started == 3)
+    until(lambda: handlers.started == 3)
     gate.release(2)
     until(lambda: sorted(ran) == [1, 2, 3, 4])
     handlers.end()

@@ -41,11 +41,11 @@ def check(core: BrokerCore) -> None:
     in_hand = [worker.request for worker in core.workers.values() if worker.request]
     assert len({id(request) for request in [*in_hand, *waiting]}) == len(in_hand) + len(waiting)
 
-    assert {id(request) for request in core._delivered.values()} <= {id(request) for request in in_hand}
-    assert all(request.mark == mark for mark, request in core._delivered.items())
+    assert {id(request) for request in core.delivered.values()} <= {id(request) for request in in_hand}
+    assert all(request.mark == mark for mark, request in core.delivered.items())
 
     registered = set(core.workers.values())
-    assert set(core.registry.heartbeats._when) == set(core.registry.silences._when) == registered
+    assert set(core.registry.heartbeats) == set(core.registry.silences) == registered
 
 
 def check_empty(core: BrokerCore) -> None:
@@ -53,10 +53,10 @@ def check_empty(core: BrokerCore) -> None:
     check(core)
     assert core.services == {}
     assert core.workers == {}
-    assert core._delivered == {}
+    assert core.delivered == {}
     assert (core.waiting.count, core.waiting.bytes) == (0, 0)
     for timers in (core.registry.heartbeats, core.registry.silences):
-        assert not timers._when
+        assert len(timers) == 0
         assert not timers._queued
-        assert len(timers._heap) <= 64 + 2
+        assert timers.entries <= 64 + 2
     assert core.take_output() == []

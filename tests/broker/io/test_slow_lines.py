@@ -31,11 +31,11 @@ def broker() -> Iterator[Broker]:
 def impatient(broker: Broker, worker: Worker) -> bool:
     """Whether both sides have heard how short the other's intervals are."""
     here = list(broker.core.workers.values())
-    there = [channel.session for channel in worker._channels]
+    there = worker.sessions
     return (
         bool(here)
         and all(one.heartbeat.patience < 0.7 for one in here)
-        and all(one._heartbeat.patience < 0.7 for one in there)
+        and all(one.heartbeat.patience < 0.7 for one in there)
     )
 
 
@@ -56,7 +56,7 @@ def test_who_is_sending_is_alive(broker: Broker, large: str) -> None:
         until(lambda: impatient(broker, worker))
         assert client.call("work", LARGE if large == "request" else b"x") == [LARGE if large == "reply" else b"x"]
         assert len(done) == 1
-        assert worker._channels[0].session.connection == 1
+        assert worker.sessions[0].connection == 1
         assert (broker.core.stats["workers_expired"], broker.core.stats["redelivered"]) == (0, 0)
 
 
