@@ -1,14 +1,15 @@
 """The reliability patterns of the ZeroMQ Guide's chapter 4, on the wire that the Guide's programs and the RFCs speak.
 
-    LazyPirate, Server              a client that asks again; what it asks             lazy_pirate.py, server.py
-    SimpleQueue, SimpleWorker       least recently used worker                         simple_pirate.py
-    ParanoidQueue, ParanoidWorker   the same with heartbeats (RFC 6)                   paranoid_pirate.py
-    BinaryStar, BinaryStarClient    two servers, one of them active                    binary_star.py
-    Idempotent, Stamps              a handler that does nothing twice                  idempotent.py
-    Freelance, Shotgun              clients that know several servers (RFC 10)         freelance.py
-    Generaldomo*                    Majordomo over CLIENT and SERVER sockets           generaldomo.py
-    trip                            round trips, measured                              tripping.py
-    Scatter, Gather                 single frames one way (RFC 49)                     scatter_gather.py
+    LazyPirate                      a client that asks again                     lazy_pirate/
+    Server                          what it asks                                 request_reply/
+    SimpleQueue, SimpleWorker       least recently used worker                   pirate_queue/
+    ParanoidQueue, ParanoidWorker   the same with heartbeats (RFC 6)             pirate_queue/
+    BinaryStar, BinaryStarClient    two servers, one of them active              binary_star/
+    Idempotent, Stamps              a handler that does nothing twice            idempotent/
+    Freelance, Shotgun              clients that know several servers (RFC 10)   freelance/
+    Generaldomo*                    Majordomo over CLIENT and SERVER sockets     generaldomo/
+    trip                            round trips, measured                        tripping/
+    Scatter, Gather                 single frames one way (RFC 49)               scatter_gather/
 
 Generaldomo and scatter-gather need draft sockets (`broker.io.draft_sockets`).
 Majordomo, the broker with services, is `broker` itself. README.md says when to use which.
@@ -22,15 +23,14 @@ from broker.patterns.freelance.core import FreelanceConfig
 from broker.patterns.freelance.server import NotPublic, freelance_server
 from broker.patterns.generaldomo.broker import Generaldomo, GeneraldomoBroker, GeneraldomoWorker
 from broker.patterns.generaldomo.wire import pack, unpack
-from broker.patterns.idempotent.core import Replies, Stamp, Store
-from broker.patterns.idempotent.service import Idempotent, Stamps
+from broker.patterns.idempotent.core import Replies, ReplyStore, Stamp
+from broker.patterns.idempotent.handler import Idempotent, Stamps
 from broker.patterns.lazy_pirate.client import LazyPirate
-from broker.patterns.paranoid_pirate.worker import ParanoidQueue, ParanoidWorker
 from broker.patterns.pirate_queue.core import QueueConfig
-from broker.patterns.pirate_queue.queue import Queue
+from broker.patterns.pirate_queue.queue import ParanoidQueue, PirateQueue, SimpleQueue
+from broker.patterns.pirate_queue.worker import ParanoidWorker, SimpleWorker
 from broker.patterns.request_reply.server import Server
 from broker.patterns.scatter_gather.endpoints import Gather, Scatter, Unread, Unsent
-from broker.patterns.simple_pirate.worker import SimpleQueue, SimpleWorker
 from broker.patterns.tripping.measurement import KINDS, Trips, trip
 
 __all__ = [
@@ -49,9 +49,10 @@ __all__ = [
     "NotPublic",
     "ParanoidQueue",
     "ParanoidWorker",
-    "Queue",
+    "PirateQueue",
     "QueueConfig",
     "Replies",
+    "ReplyStore",
     "Scatter",
     "Server",
     "Shotgun",
@@ -61,7 +62,6 @@ __all__ = [
     "Stamp",
     "Stamps",
     "StarConfig",
-    "Store",
     "Trips",
     "Unread",
     "Unsent",

@@ -40,7 +40,7 @@ from broker.config import check
 from broker.core.mdp import Core, Frames, Peer
 
 
-class State(Enum):
+class StarState(Enum):
     """Where a server stands; the value is what it tells its peer."""
 
     PRIMARY = b"1"
@@ -49,17 +49,17 @@ class State(Enum):
     PASSIVE = b"4"
 
 
-class Event(Enum):
+class StarEvent(Enum):
     """What may happen."""
 
-    PEER_PRIMARY = State.PRIMARY
-    PEER_BACKUP = State.BACKUP
-    PEER_ACTIVE = State.ACTIVE
-    PEER_PASSIVE = State.PASSIVE
+    PEER_PRIMARY = StarState.PRIMARY
+    PEER_BACKUP = StarState.BACKUP
+    PEER_ACTIVE = StarState.ACTIVE
+    PEER_PASSIVE = StarState.PASSIVE
     CLIENT_REQUEST = None
 
 
-class Step(Enum):
+class StarStep(Enum):
     """What is done about it."""
 
     ACTIVE = "active"
@@ -70,28 +70,28 @@ class Step(Enum):
     FATAL = "fatal"
 
 
-TABLE: dict[tuple[State, Event], Step] = {
-    (State.PRIMARY, Event.PEER_PRIMARY): Step.FATAL,
-    (State.PRIMARY, Event.PEER_BACKUP): Step.ACTIVE,
-    (State.PRIMARY, Event.PEER_ACTIVE): Step.PASSIVE,
-    (State.PRIMARY, Event.CLIENT_REQUEST): Step.VOTE,
-    (State.BACKUP, Event.PEER_BACKUP): Step.FATAL,
-    (State.BACKUP, Event.PEER_ACTIVE): Step.PASSIVE,
-    (State.BACKUP, Event.CLIENT_REQUEST): Step.REFUSE,
-    (State.ACTIVE, Event.PEER_ACTIVE): Step.FATAL,
-    (State.ACTIVE, Event.CLIENT_REQUEST): Step.ANSWER,
-    (State.PASSIVE, Event.PEER_PRIMARY): Step.ACTIVE,
-    (State.PASSIVE, Event.PEER_BACKUP): Step.ACTIVE,
-    (State.PASSIVE, Event.PEER_PASSIVE): Step.FATAL,
-    (State.PASSIVE, Event.CLIENT_REQUEST): Step.VOTE,
+TRANSITIONS: dict[tuple[StarState, StarEvent], StarStep] = {
+    (StarState.PRIMARY, StarEvent.PEER_PRIMARY): StarStep.FATAL,
+    (StarState.PRIMARY, StarEvent.PEER_BACKUP): StarStep.ACTIVE,
+    (StarState.PRIMARY, StarEvent.PEER_ACTIVE): StarStep.PASSIVE,
+    (StarState.PRIMARY, StarEvent.CLIENT_REQUEST): StarStep.VOTE,
+    (StarState.BACKUP, StarEvent.PEER_BACKUP): StarStep.FATAL,
+    (StarState.BACKUP, StarEvent.PEER_ACTIVE): StarStep.PASSIVE,
+    (StarState.BACKUP, StarEvent.CLIENT_REQUEST): StarStep.REFUSE,
+    (StarState.ACTIVE, StarEvent.PEER_ACTIVE): StarStep.FATAL,
+    (StarState.ACTIVE, StarEvent.CLIENT_REQUEST): StarStep.ANSWER,
+    (StarState.PASSIVE, StarEvent.PEER_PRIMARY): StarStep.ACTIVE,
+    (StarState.PASSIVE, StarEvent.PEER_BACKUP): StarStep.ACTIVE,
+    (StarState.PASSIVE, StarEvent.PEER_PASSIVE): StarStep.FATAL,
+    (StarState.PASSIVE, StarEvent.CLIENT_REQUEST): StarStep.VOTE,
 }
 """What has no entry changes nothing."""
 
 FAULTS = {
-    State.ACTIVE: "both servers are active: each has lost sight of the other and answered clients; see that the other "
-    "one has ended too, compare what they did, then start both again",
-    State.PASSIVE: "both servers are passive: nobody answers clients; see that the other one has ended too, then start "
-    "both again",
+    StarState.ACTIVE: "both servers are active: each has lost sight of the other and answered clients; see that the "
+    "other one has ended too, compare what they did, then start both again",
+    StarState.PASSIVE: "both servers are passive: nobody answers clients; see that the other one has ended too, then "
+    "start both again",
 }
 
 TWINS = "both servers were started as {}: start one as the primary and the other as the backup"
@@ -122,10 +122,10 @@ class StarConfig:
 class BinaryStarCore(Core):
     """One of the two servers. Its only peer is None."""
 
-    def __init__(self, role: State, config: StarConfig | None = None, *, now: float) -> None:
+    def __init__(self, role: StarState, config: StarConfig | None = None, *, now: float) -> None:
         """`role`: PRIMARY or BACKUP."""
         super().__init__()
-        check(role in (State.PRIMARY, State.BACKUP), f"role is {role.name}; it must be PRIMARY or BACKUP")
+        check(role in (StarState.PRIMARY, StarState.BACKUP), f"role is {role.name}; it must be PRIMARY or BACKUP")
         self.config = config or StarConfig()
         self.role = role
         self.state = role
@@ -134,7 +134,7 @@ class BinaryStarCore(Core):
         self.over = False
         """Whether the peer has been told of the fault, and the server is to end."""
         self._end_at = float("inf")
-        self._last_word: State | None = None
+        self._last_word: StarState | None = None
         self.malformed = 0
         self._served = False
         self.seen_at = now
@@ -144,7 +144,7 @@ class BinaryStarCore(Core):
         self._tell_at = now
         self.settles_at = now
         """Until then, what has come in may be old: it has just begun, or stood still."""
-        self._latest: Event | None = None
+        self._latest: StarEvent | None = None
         self._introduced_at = float("inf")
         """When the peer will have heard as what this server was started."""
         self._changes: list[bool] = []
@@ -158,7 +158,7 @@ class BinaryStarCore(Core):
         self._look(now)
         try:
             (frame,) = frames
-            event = Event(State(frame))
+            event = StarEvent(StarState(frame))
         except ValueError:
             self.malformed += 1
             return
@@ -191,12 +191,12 @@ class BinaryStarCore(Core):
         self._act_on_latest(now)
         if self.fault is not None or now < self.settles_at:
             return False
-        step = TABLE[self.state, Event.CLIENT_REQUEST]
-        if step is Step.REFUSE and self._served:
-            step = Step.VOTE
-        if step is Step.VOTE and now >= self._peer_expires_at and now >= self._told_at + self._quiet:
-            self._become(State.ACTIVE, now)
-        return self.state is State.ACTIVE
+        step = TRANSITIONS[self.state, StarEvent.CLIENT_REQUEST]
+        if step is StarStep.REFUSE and self._served:
+            step = StarStep.VOTE
+        if step is StarStep.VOTE and now >= self._peer_expires_at and now >= self._told_at + self._quiet:
+            self._become(StarState.ACTIVE, now)
+        return self.state is StarState.ACTIVE
 
     def take_changes(self) -> list[bool]:
         """True for each time that the server became active, False for each time that it ceased to be, or to wait; the
@@ -209,7 +209,7 @@ class BinaryStarCore(Core):
     @property
     def _quiet(self) -> float:
         """Seconds since its last word that a backup which has been active has to wait before it votes."""
-        return self.config.heartbeat / 4 if self.state is State.BACKUP else 0.0
+        return self.config.heartbeat / 4 if self.state is StarState.BACKUP else 0.0
 
     def _look(self, now: float) -> None:
         """Find out whether we stood still."""
@@ -219,7 +219,7 @@ class BinaryStarCore(Core):
         self._peer_expires_at = now + self.config.expiry
         self.settles_at = now + self.config.heartbeat / 4
         self._latest = None
-        if self.state is State.ACTIVE and now >= self._told_at + self.config.expiry:
+        if self.state is StarState.ACTIVE and now >= self._told_at + self.config.expiry:
             self._served = True
             self._become(self.role, now)
         else:
@@ -228,28 +228,28 @@ class BinaryStarCore(Core):
     def _act_on_latest(self, now: float) -> None:
         if self._latest is None or now < self.settles_at or self.fault is not None:
             return
-        if self._latest is Event.PEER_ACTIVE and self.state is self.role and now < self._introduced_at:
+        if self._latest is StarEvent.PEER_ACTIVE and self.state is self.role and now < self._introduced_at:
             return
         event, self._latest = self._latest, None
-        step = TABLE.get((self.state, event))
+        step = TRANSITIONS.get((self.state, event))
         if event.value is self.role:
-            if self.state is State.ACTIVE:
+            if self.state is StarState.ACTIVE:
                 self._output.append((None, [self.role.value]))
             else:
                 self._fail(TWINS.format(self.role.name.lower()), self.role, now)
-        elif step is Step.FATAL:
+        elif step is StarStep.FATAL:
             self._fail(FAULTS[self.state], self.state, now)
         elif step is not None:
-            self._become(State[step.name], now)
+            self._become(StarState[step.name], now)
 
-    def _fail(self, fault: str, word: State, now: float) -> None:
+    def _fail(self, fault: str, word: StarState, now: float) -> None:
         self.fault, self._last_word = fault, word
         self._end_at = now + LAST_WORDS * self.config.heartbeat
         self._tell(now)
 
-    def _become(self, state: State, now: float) -> None:
-        active = state is State.ACTIVE
-        if active is not self._told_active and (active or self._told_active or state is State.PASSIVE):
+    def _become(self, state: StarState, now: float) -> None:
+        active = state is StarState.ACTIVE
+        if active is not self._told_active and (active or self._told_active or state is StarState.PASSIVE):
             self._told_active = active
             self._changes.append(active)
         self.state = state
@@ -259,7 +259,7 @@ class BinaryStarCore(Core):
         self._tell_at = now + self.config.heartbeat / (1 if self.fault is None else 4)
         if now >= self._end_at:
             return
-        if self.state is State.BACKUP and self._served and now >= self._peer_expires_at:
+        if self.state is StarState.BACKUP and self._served and now >= self._peer_expires_at:
             return
         self._output.append((None, [(self._last_word or self.state).value]))
         self._told_at = now

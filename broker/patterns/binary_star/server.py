@@ -15,7 +15,7 @@ import zmq
 from broker.errors import BrokerError
 from broker.io import sockets
 from broker.io.shell import Shell
-from broker.patterns.binary_star.core import BinaryStarCore, StarConfig, State
+from broker.patterns.binary_star.core import BinaryStarCore, StarConfig, StarState
 from broker.patterns.lazy_pirate.client import LazyPirate
 from broker.patterns.request_reply.server import Server
 from broker.worker import Handler
@@ -51,7 +51,7 @@ class BinaryStar(Shell[BinaryStarCore]):
         on_passive: Callback = lambda: None,
     ) -> None:
         """`bind`: where the other server listens to this one; `peer`: the same of the other (or `connect` later)."""
-        role = State.PRIMARY if primary else State.BACKUP
+        role = StarState.PRIMARY if primary else StarState.BACKUP
         # Before any server: first the peer is heard, then the clients.
         super().__init__(BinaryStarCore(role, config, now=time.monotonic()))
         self._callbacks = {True: on_active, False: on_passive}
@@ -97,7 +97,7 @@ class BinaryStar(Shell[BinaryStarCore]):
     @property
     def active(self) -> bool:
         """Whether this server is the one that answers, just now."""
-        return self.core.state is State.ACTIVE and self.core.fault is None
+        return self.core.state is StarState.ACTIVE and self.core.fault is None
 
     def run(self) -> None:
         """Serve until `stop`. Raises SplitBrain."""

@@ -17,8 +17,7 @@ from broker.core.client import Event
 from broker.core.mdp import Frames
 from broker.errors import EndpointError, UsageError
 from broker.io import sockets
-from broker.patterns.freelance import core
-from broker.patterns.freelance.core import FreelanceConfig
+from broker.patterns.freelance.core import FreelanceAgent, FreelanceConfig, FreelanceSession, ShotgunCore
 from broker.patterns.request_reply.shared_client import SharedClient
 
 STALE = 10
@@ -33,7 +32,7 @@ class Shotgun:
     """
 
     def __init__(self, endpoints: str | Iterable[str], config: FreelanceConfig | None = None) -> None:
-        self.core = core.Shotgun(endpoints, config)
+        self.core = ShotgunCore(endpoints, config)
         self._sockets: dict[str, sockets.Socket] = {}
         try:
             for name in self.core.servers.names:
@@ -88,7 +87,7 @@ class Shotgun:
             return
 
 
-class Freelance(SharedClient[core.Agent]):
+class Freelance(SharedClient[FreelanceAgent]):
     """Model 3: asks a server that lives, and the next one when it dies. Any number of threads may share it.
 
         with Freelance(["tcp://10.0.0.1:5555", "tcp://10.0.0.2:5555"]) as client:
@@ -101,7 +100,7 @@ class Freelance(SharedClient[core.Agent]):
     _thread_name = "freelance"
 
     def __init__(self, endpoints: str | Iterable[str], config: FreelanceConfig | None = None) -> None:
-        super().__init__(core.Agent(endpoints, config, now=time.monotonic()))
+        super().__init__(FreelanceAgent(endpoints, config, now=time.monotonic()))
         context: zmq.Context[sockets.Socket] = zmq.Context.instance()
         socket = self._socket = context.socket(zmq.ROUTER)
         socket.linger = 0
@@ -159,5 +158,5 @@ class Freelance(SharedClient[core.Agent]):
         self._give_up()
 
 
-def _silence(core: core.FreelanceSession) -> str:
+def _silence(core: FreelanceSession) -> str:
     return f"no answer from {core.servers}; is a server there?"

@@ -35,8 +35,7 @@ from broker.core.client import Event, EventKind
 from broker.core.endpoints import Health, Servers
 from broker.core.mdp import Core, Frames, Peer
 from broker.core.timers import Backoff, Timers
-from broker.patterns.lazy_pirate.wire import open_envelope
-from broker.patterns.request_reply.core import PING, PONG
+from broker.patterns.request_reply.core import PING, PONG, open_envelope
 
 _CONTROL = struct.Struct(">Q")
 
@@ -63,7 +62,7 @@ class FreelanceConfig:
         check(self.retries >= 0, f"retries is {self.retries}; it must be 0 or more")
 
 
-class _Pending:
+class _Unanswered:
     """A request without an answer."""
 
     __slots__ = ("body", "retries", "server", "timeout")
@@ -86,7 +85,7 @@ class FreelanceSession(Core, ABC):
         self.unmatched = 0
         """Replies that nobody waits for, any more or at all."""
         self._next_ticket = 1
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, _Unanswered] = {}
         self._deadlines: Timers[int] = Timers()
         self._events: list[Event] = []
 
@@ -98,7 +97,9 @@ class FreelanceSession(Core, ABC):
         """Ask; the ticket that the event will carry comes back."""
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         timeout = self.config.timeout if timeout is None else timeout
-        pending = self._pending[ticket] = _Pending(body, timeout, self.config.retries if retries is None else retries)
+        pending = self._pending[ticket] = _Unanswered(
+            body, timeout, self.config.retries if retries is None else retries
+        )
         self._deadlines.set(ticket, now + timeout)
         self._ask(ticket, pending)
         return ticket
@@ -130,7 +131,7 @@ class FreelanceSession(Core, ABC):
         return self._deadlines.next()
 
     @abstractmethod
-    def _ask(self, ticket: int, pending: _Pending) -> None:
+    def _ask(self, ticket: int, pending: _Unanswered) -> None:
         """Send a request, for the first time or again."""
 
     def _answer(self, ticket: int, body: Frames) -> None:
@@ -141,7 +142,7 @@ class FreelanceSession(Core, ABC):
             self._events.append(Event(ticket, EventKind.FINAL, body))
 
 
-class Shotgun(FreelanceSession):
+class ShotgunCore(FreelanceSession):
     """Model 2: each request goes to all servers."""
 
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
@@ -150,11 +151,11 @@ class Shotgun(FreelanceSession):
         number = opened[1][0] if opened else b""
         self._answer(int(number) if number.isdigit() and len(number) < 20 else 0, opened[1][1:] if opened else [])
 
-    def _ask(self, ticket: int, pending: _Pending) -> None:
+    def _ask(self, ticket: int, pending: _Unanswered) -> None:
         self._output += [(name, [b"", b"%d" % ticket, *pending.body]) for name in self.servers.names]
 
 
-class Agent(FreelanceSession):
+class FreelanceAgent(FreelanceSession):
     """Model 3: each request goes to one server that lives."""
 
     def __init__(
@@ -218,7 +219,7 @@ class Agent(FreelanceSession):
             if pending.server == name:
                 self._ask(ticket, pending)
 
-    def _ask(self, ticket: int, pending: _Pending) -> None:
+    def _ask(self, ticket: int, pending: _Unanswered) -> None:
         pending.server = self.servers.live(avoid=pending.server)
         if pending.server is None:
             self._waiting[ticket] = None

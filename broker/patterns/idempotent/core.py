@@ -46,7 +46,7 @@ class Superseded(RemoteError):
         super().__init__(409, "the same request was asked again; the reply goes to who asked last")
 
 
-class Store(Protocol):
+class ReplyStore(Protocol):
     """Where replies are kept. Several workers that share one execute a request once, unless they have it at the same
     moment."""
 

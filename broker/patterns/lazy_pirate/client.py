@@ -11,7 +11,7 @@ from broker.client import Body, Conversation, reply_body
 from broker.config import DEFAULT_ENDPOINT, ClientConfig
 from broker.core.client import ClientSession
 from broker.core.mdp import Frames
-from broker.patterns.lazy_pirate.wire import PLAIN
+from broker.patterns.request_reply.core import PLAIN
 
 
 class LazyPirate(Conversation):

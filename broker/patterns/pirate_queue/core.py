@@ -24,8 +24,8 @@ from typing import NamedTuple
 from broker.config import check, check_heartbeats
 from broker.core.mdp import Command, Core, Frames, Peer
 from broker.core.timers import Timers
-from broker.patterns.lazy_pirate.wire import open_envelope
 from broker.patterns.pirate_queue.wire import HEARTBEAT, PARANOID, PirateDialect
+from broker.patterns.request_reply.core import open_envelope
 
 CLIENT, WORKER = "client", "worker"
 """The sides."""
@@ -60,7 +60,7 @@ class QueueConfig:
         check(self.max_workers > 0, f"max_workers is {self.max_workers}; it must be 1 or more")
 
 
-class WorkerState(Enum):
+class PirateState(Enum):
     """Where a worker stands; one that has no state is unknown."""
 
     READY = "ready"
@@ -72,7 +72,7 @@ class _Waiting(NamedTuple):
     frames: Frames
 
 
-class PirateQueue(Core):
+class PirateQueueCore(Core):
     """Clients on one side, workers of one kind on the other."""
 
     def __init__(
@@ -85,7 +85,7 @@ class PirateQueue(Core):
         """Messages that were no request, no reply and no signal."""
         self.dropped = 0
         """Requests and replies that nobody got: no room, too late, or the other side is gone."""
-        self._workers: dict[bytes, WorkerState] = {}
+        self._workers: dict[bytes, PirateState] = {}
         self._ready: dict[bytes, None] = {}
         """In the order of their last use; a dictionary, as members leave from its middle too."""
         self._silence: Timers[bytes] = Timers()
@@ -96,10 +96,10 @@ class PirateQueue(Core):
         """Requests that wait for a worker."""
         return len(self._waiting)
 
-    def count(self, state: WorkerState) -> int:
+    def count(self, state: PirateState) -> int:
         """Workers in a state."""
         ready = len(self._ready)
-        return ready if state is WorkerState.READY else len(self._workers) - ready
+        return ready if state is PirateState.READY else len(self._workers) - ready
 
     # -- the contract of a core ------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class PirateQueue(Core):
             identity = next(iter(self._ready))
             del self._ready[identity]
             if self.dialect.heartbeats:
-                self._workers[identity] = WorkerState.BUSY
+                self._workers[identity] = PirateState.BUSY
             else:
                 del self._workers[identity]  # should it die now, nobody would ever tell us
             self._output.append((At(WORKER, identity), [*self.dialect.prefix, *self._waiting.popleft().frames]))
@@ -177,7 +177,7 @@ class PirateQueue(Core):
     def _welcome(self, identity: bytes) -> None:
         if identity not in self._workers and self.dialect.heartbeats:
             self._output.append((At(WORKER, identity), [HEARTBEAT]))  # so that it knows at once that we are here
-        self._workers[identity] = WorkerState.READY
+        self._workers[identity] = PirateState.READY
         self._ready[identity] = None
 
     def _keep(self, identity: bytes) -> None:
@@ -189,17 +189,17 @@ class PirateQueue(Core):
         self._silence.cancel(identity)
 
 
-_welcome, _keep = PirateQueue._welcome, PirateQueue._keep
+_welcome, _keep = PirateQueueCore._welcome, PirateQueueCore._keep
 
-TRANSITIONS: dict[tuple[WorkerState | None, Command], Callable[[PirateQueue, bytes], None]] = {
+TRANSITIONS: dict[tuple[PirateState | None, Command], Callable[[PirateQueueCore, bytes], None]] = {
     (None, Command.READY): _welcome,
     (None, Command.HEARTBEAT): _welcome,
     (None, Command.FINAL): _welcome,
-    (WorkerState.READY, Command.READY): _keep,
-    (WorkerState.READY, Command.HEARTBEAT): _keep,
-    (WorkerState.READY, Command.FINAL): _keep,
-    (WorkerState.BUSY, Command.READY): _welcome,
-    (WorkerState.BUSY, Command.HEARTBEAT): _keep,
-    (WorkerState.BUSY, Command.FINAL): _welcome,
+    (PirateState.READY, Command.READY): _keep,
+    (PirateState.READY, Command.HEARTBEAT): _keep,
+    (PirateState.READY, Command.FINAL): _keep,
+    (PirateState.BUSY, Command.READY): _welcome,
+    (PirateState.BUSY, Command.HEARTBEAT): _keep,
+    (PirateState.BUSY, Command.FINAL): _welcome,
 }
 """What becomes of a worker that says something. A reply is forwarded in every state."""

@@ -10,11 +10,11 @@ from broker.core.mdp import Output
 from broker.io.router import Router
 from broker.io.shell import Shell
 from broker.io.sockets import DRAIN_LIMIT
-from broker.patterns.pirate_queue.core import CLIENT, WORKER, At, PirateQueue, QueueConfig
-from broker.patterns.pirate_queue.wire import PirateDialect
+from broker.patterns.pirate_queue.core import CLIENT, WORKER, At, PirateQueueCore, QueueConfig
+from broker.patterns.pirate_queue.wire import PARANOID, SIMPLE, PirateDialect
 
 
-class Queue(Shell[PirateQueue]):
+class PirateQueue(Shell[PirateQueueCore]):
     """`bind_clients`, `bind_workers`, then `run` (or `start`) until `stop`. What waits then is lost, and
     its clients ask again."""
 
@@ -24,7 +24,7 @@ class Queue(Shell[PirateQueue]):
     """Of the workers."""
 
     def __init__(self, config: QueueConfig | None = None) -> None:
-        super().__init__(PirateQueue(config, dialect=self.dialect, now=time.monotonic()))
+        super().__init__(PirateQueueCore(config, dialect=self.dialect, now=time.monotonic()))
         # Workers first: what they say makes room.
         self._sides = {side: Router(zmq.Context.instance()) for side in (WORKER, CLIENT)}
 
@@ -73,3 +73,15 @@ class Queue(Shell[PirateQueue]):
                 self._sides[peer.side].send(peer.identity, frames)
             except zmq.ZMQError:
                 self.core.undeliverable(peer, frames, now)
+
+
+class SimpleQueue(PirateQueue):
+    """The queue of Simple Pirate. Its clients are Lazy Pirates."""
+
+    dialect = SIMPLE
+
+
+class ParanoidQueue(PirateQueue):
+    """The queue of Paranoid Pirate. Its clients are Lazy Pirates."""
+
+    dialect = PARANOID

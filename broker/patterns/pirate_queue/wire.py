@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker.core.mdp import Command, Frames, WorkerDialect
-from broker.patterns.lazy_pirate.wire import open_envelope
+from broker.patterns.request_reply.core import open_envelope
 
 READY, HEARTBEAT = b"\1", b"\2"
 

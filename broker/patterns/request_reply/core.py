@@ -1,4 +1,6 @@
-"""A server's side of request and reply without sockets: open the envelope, hand out the body, close it again.
+"""Request and reply as REQ and REP sockets speak them, without sockets, and the two other ways of servers here.
+
+`''` is an empty frame and `[…]` an address stack, which a REP socket or a server keeps and puts back.
 
     way         request                 reply                   spoken by
     ----------  ----------------------  ----------------------  ------------------------------------------
@@ -22,13 +24,37 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from broker.core.mdp import Core, Frames, Peer
-from broker.patterns.lazy_pirate.wire import open_envelope
+from broker.core.mdp import MAX_STACK, Core, Frames, Peer, ReplyMessage
 
 PING, PONG = b"PING", b"PONG"
 
 Opened = tuple[Frames, Frames]
 """An envelope, which goes in front of the reply, and a body."""
+
+
+class PlainDialect:
+    """A client's side, for `broker.core.client.ClientSession`: requests without a service, one reply each."""
+
+    def encode_request(self, stack: Frames, service: bytes, body: Frames) -> Frames:
+        """Frames of a request; there is no place for a service."""
+        return [*(stack or [b""]), *body]
+
+    def parse_reply(self, frames: Frames) -> ReplyMessage | None:
+        """Read a reply; None when it has no envelope or no body."""
+        opened = open_envelope(frames)
+        return None if opened is None else ReplyMessage(opened[0], True, None, opened[1])
+
+
+def open_envelope(frames: Frames) -> Opened | None:
+    """The address stack with its `''`, and the body; None when either is missing or the stack is too high."""
+    try:
+        at = frames.index(b"", 0, MAX_STACK + 1) + 1
+    except ValueError:
+        return None
+    return (frames[:at], frames[at:]) if len(frames) > at else None
+
+
+PLAIN = PlainDialect()
 
 
 def open_numbered(frames: Frames) -> Opened | None:

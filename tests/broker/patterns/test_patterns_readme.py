@@ -26,8 +26,8 @@ def test_every_setting_is_in_the_tables() -> None:
         assert [name for name in config.__dataclass_fields__ if f"`{name}`" not in TEXT] == []
 
 
-@pytest.mark.parametrize("state", [None, *queue.WorkerState])
-def test_the_table_of_the_pirate_queue(state: queue.WorkerState | None) -> None:
+@pytest.mark.parametrize("state", [None, *queue.PirateState])
+def test_the_table_of_the_pirate_queue(state: queue.PirateState | None) -> None:
     name = state.value if state else "unknown"
     row = re.search(rf"^ +{name} +(.*)$", TEXT, re.MULTILINE)
     assert row is not None
@@ -37,9 +37,9 @@ def test_the_table_of_the_pirate_queue(state: queue.WorkerState | None) -> None:
     assert [act.rpartition(" ")[2] for act in acts] == real
 
 
-@pytest.mark.parametrize("state", star.State)
-def test_the_table_of_binary_star(state: star.State) -> None:
+@pytest.mark.parametrize("state", star.StarState)
+def test_the_table_of_binary_star(state: star.StarState) -> None:
     row = re.search(rf"^ +{state.name.lower()} +{state.value.decode()} +(.*)$", TEXT, re.MULTILINE)
     assert row is not None
-    steps = [star.TABLE.get((state, event)) for event in star.Event]
+    steps = [star.TRANSITIONS.get((state, event)) for event in star.StarEvent]
     assert row[1].split() == [step.value if step else "–" for step in steps]

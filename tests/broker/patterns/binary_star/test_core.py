@@ -10,17 +10,16 @@ from support.fake_network import Net, Way
 
 from broker import ClientConfig, ClientSession, EventKind, UsageError
 from broker.patterns import StarConfig
-from broker.patterns.binary_star.core import TABLE, TWINS, BinaryStarCore, Event, State, Step
-from broker.patterns.lazy_pirate.wire import PLAIN
-from broker.patterns.request_reply.core import Replier
+from broker.patterns.binary_star.core import TRANSITIONS, TWINS, BinaryStarCore, StarEvent, StarState, StarStep
+from broker.patterns.request_reply.core import PLAIN, Replier
 
-PRIMARY, BACKUP, ACTIVE, PASSIVE = State
+PRIMARY, BACKUP, ACTIVE, PASSIVE = StarState
 
 
 class Star:
     """One server, what its peer and its clients say, and a clock."""
 
-    def __init__(self, role: State) -> None:
+    def __init__(self, role: StarState) -> None:
         self.now = 100.0
         self.core = BinaryStarCore(role, now=self.now)
         self.later(0)
@@ -46,7 +45,7 @@ class Star:
         return self.core.vote(self.now)
 
 
-def in_state(state: State, role: State = PRIMARY) -> Star:
+def in_state(state: StarState, role: StarState = PRIMARY) -> Star:
     star = Star(BACKUP if state is BACKUP else role)
     if state is ACTIVE:
         star.told(b"2")
@@ -63,22 +62,22 @@ def in_state(state: State, role: State = PRIMARY) -> Star:
 # -- the table -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("event", [event for event in Event if event is not Event.CLIENT_REQUEST])
-@pytest.mark.parametrize("state", State)
-def test_every_entry(state: State, event: Event) -> None:
-    star = in_state(state, BACKUP if (state, event) == (PASSIVE, Event.PEER_PRIMARY) else PRIMARY)
+@pytest.mark.parametrize("event", [event for event in StarEvent if event is not StarEvent.CLIENT_REQUEST])
+@pytest.mark.parametrize("state", StarState)
+def test_every_entry(state: StarState, event: StarEvent) -> None:
+    star = in_state(state, BACKUP if (state, event) == (PASSIVE, StarEvent.PEER_PRIMARY) else PRIMARY)
     star.told(event.value.value)
-    if state in (PRIMARY, BACKUP) and event is Event.PEER_ACTIVE:
+    if state in (PRIMARY, BACKUP) and event is StarEvent.PEER_ACTIVE:
         star.later(1.2)
         assert star.core.state is state, "the peer is to hear first what this one was started as"
         assert set(star.said()) == {state.value}
         star.later(0.3)
-    step = TABLE.get((state, event))
-    assert (star.core.fault is not None) == (step is Step.FATAL)
-    if step in (Step.ACTIVE, Step.PASSIVE):
+    step = TRANSITIONS.get((state, event))
+    assert (star.core.fault is not None) == (step is StarStep.FATAL)
+    if step in (StarStep.ACTIVE, StarStep.PASSIVE):
         assert star.core.state.name == step.name
         assert star.said()[-1] == star.core.state.value, "the peer is told at once"
-        assert star.core.take_changes() == [step is Step.ACTIVE]
+        assert star.core.take_changes() == [step is StarStep.ACTIVE]
     else:
         assert star.core.state is state
         assert star.core.take_changes() == []
@@ -88,7 +87,7 @@ def test_every_entry(state: State, event: Event) -> None:
     ("state", "while_peer_lives", "after_it_expired"),
     [(PRIMARY, False, True), (BACKUP, False, False), (ACTIVE, True, True), (PASSIVE, False, True)],
 )
-def test_clients(state: State, while_peer_lives: bool, after_it_expired: bool) -> None:
+def test_clients(state: StarState, while_peer_lives: bool, after_it_expired: bool) -> None:
     star = in_state(state)
     assert star.votes() == while_peer_lives
     star.later(1.9)
@@ -132,7 +131,7 @@ def test_after_a_fatal_error_nobody_is_answered() -> None:
 
 
 @pytest.mark.parametrize(("state", "word"), [(ACTIVE, b"3"), (PASSIVE, b"4"), (PASSIVE, b"1"), (BACKUP, b"2")])
-def test_a_server_that_ends_tells_its_peer_for_four_heartbeats(state: State, word: bytes) -> None:
+def test_a_server_that_ends_tells_its_peer_for_four_heartbeats(state: StarState, word: bytes) -> None:
     """What makes the peer end too: the same word, or what both were started as."""
     star = in_state(state)
     star.told(word)
@@ -157,7 +156,7 @@ def test_a_server_that_ends_and_stood_still_says_nothing_old() -> None:
 
 
 @pytest.mark.parametrize(("role", "word"), [(PRIMARY, b"1"), (BACKUP, b"2")])
-def test_two_of_the_same_end(role: State, word: bytes) -> None:
+def test_two_of_the_same_end(role: StarState, word: bytes) -> None:
     for before in ([], [b"3"]):  # at the start; passive, as the other was found active
         star = Star(role)
         for said in (*before, word):
@@ -175,7 +174,7 @@ def test_an_active_one_goes_on_and_tells_the_other() -> None:
 
 @pytest.mark.parametrize("role", [PRIMARY, BACKUP])
 @pytest.mark.parametrize("first", ["a", "b"])
-def test_of_two_of_the_same_on_the_wire_none_goes_on_unnoticed(role: State, first: str) -> None:
+def test_of_two_of_the_same_on_the_wire_none_goes_on_unnoticed(role: StarState, first: str) -> None:
     for seed in range(20):
         net = Net(lambda node, _: Way("b" if node == "a" else "a", None, "ab"), seed, delay=0.1)
         net.start(first, BinaryStarCore(role, now=net.now))
@@ -260,7 +259,7 @@ class Pair:
         self.answers = 0
         self.split = False
         """Whether both answer, and may."""
-        for role in State:
+        for role in StarState:
             if role in (PRIMARY, BACKUP):
                 self.start(role.name)
         for number in range(clients):
@@ -270,7 +269,7 @@ class Pair:
 
     def start(self, name: str) -> None:
         """A server: its two cores are two nodes that live, stop and die together."""
-        star = BinaryStarCore(State[name], now=self.net.now)
+        star = BinaryStarCore(StarState[name], now=self.net.now)
         self.stars[name] = star
         self.net.start(name, star)
         self.net.start(f"{name} door", Replier(admit=star.vote), self._serve(name))

@@ -15,7 +15,7 @@ from support.waiting import until
 from broker import EndpointError
 from broker.core.mdp import Frames
 from broker.patterns import BinaryStar, BinaryStarClient, SplitBrain, StarConfig
-from broker.patterns.binary_star.core import State
+from broker.patterns.binary_star.core import StarState
 
 BEAT = StarConfig(heartbeat=0.1)
 ANY = "tcp://127.0.0.1:*"
@@ -184,7 +184,7 @@ def both_end(first: int) -> bool:
     with stars[0], stars[1], ExitStack() as stack:
         for relay in relays:
             stack.callback(relay.close)
-        if not soon(lambda: stars[0].active and stars[1].core.state is State.PASSIVE):
+        if not soon(lambda: stars[0].active and stars[1].core.state is StarState.PASSIVE):
             return False
         for relay in relays:
             relay.down()

@@ -12,7 +12,7 @@ from broker import EventKind, UsageError
 from broker.core.endpoints import Health
 from broker.core.mdp import Frames
 from broker.patterns import FreelanceConfig
-from broker.patterns.freelance.core import Agent, Shotgun
+from broker.patterns.freelance.core import FreelanceAgent, ShotgunCore
 from broker.patterns.request_reply.core import Replier
 
 A, B, C = "tcp://a:1", "tcp://b:1", "tcp://c:1"
@@ -24,7 +24,7 @@ class Client:
 
     def __init__(self, *names: str) -> None:
         self.now = 100.0
-        self.agent = Agent(names or (A, B), now=self.now)
+        self.agent = FreelanceAgent(names or (A, B), now=self.now)
         self.agent.tick(self.now)
         self.said([(name, PING) for name in self.agent.servers.names])
 
@@ -171,14 +171,14 @@ def test_what_cannot_be(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="must be"):
         FreelanceConfig(**settings)
     with pytest.raises(UsageError, match="at least one endpoint"):
-        Agent([])
+        FreelanceAgent([])
 
 
 # -- model 2 -------------------------------------------------------------------------------------------------
 
 
 def test_all_are_asked_and_the_first_reply_counts() -> None:
-    core = Shotgun([A, B, C])
+    core = ShotgunCore([A, B, C])
     first, second = (core.request([b"x", body], 0.0) for body in (b"1", b"2"))
     expected = [[b"", b"%d" % ticket, b"x", b"%d" % ticket] for ticket in (first, second)]
     assert core.take_output() == [(name, frames) for frames in expected for name in (A, B, C)]
@@ -198,7 +198,9 @@ def test_all_are_asked_and_the_first_reply_counts() -> None:
 class Village:
     """Three servers, some clients, and who was told what."""
 
-    def __init__(self, seed: int, make: Callable[[float], Agent | Shotgun], way: str, **weather: float) -> None:
+    def __init__(
+        self, seed: int, make: Callable[[float], FreelanceAgent | ShotgunCore], way: str, **weather: float
+    ) -> None:
         self.net = Net(self._route, seed, **weather)
         self.way = way
         self.asked: dict[tuple[str, int], bytes] = {}
@@ -224,8 +226,8 @@ class Village:
         for ask in replier.take_asks():
             replier.reply(ask, [b"re " + ask.body[0]], self.net.now)
 
-    def _heard(self, name: str) -> Callable[[Agent | Shotgun], None]:
-        def after(core: Agent | Shotgun) -> None:
+    def _heard(self, name: str) -> Callable[[FreelanceAgent | ShotgunCore], None]:
+        def after(core: FreelanceAgent | ShotgunCore) -> None:
             for event in core.take_events():
                 if event.kind is EventKind.FINAL:
                     assert event.body == [b"re " + self.asked.pop((name, event.ticket))]
@@ -253,12 +255,12 @@ class Village:
             self.net.chance.choice((self.net.stop, self.net.kill))(name)
 
 
-def agent(now: float) -> Agent:
-    return Agent([A, B, C], FreelanceConfig(timeout=3, retries=1000), now=now)
+def agent(now: float) -> FreelanceAgent:
+    return FreelanceAgent([A, B, C], FreelanceConfig(timeout=3, retries=1000), now=now)
 
 
-def shotgun(_: float) -> Shotgun:
-    return Shotgun([A, B, C], FreelanceConfig(timeout=3, retries=1000))
+def shotgun(_: float) -> ShotgunCore:
+    return ShotgunCore([A, B, C], FreelanceConfig(timeout=3, retries=1000))
 
 
 MODELS = [(shotgun, "numbered"), (agent, "flp")]
@@ -267,7 +269,7 @@ MODELS = [(shotgun, "numbered"), (agent, "flp")]
 @pytest.mark.parametrize(("make", "way"), MODELS, ids=["2", "3"])
 @pytest.mark.parametrize("seed", range(30))
 def test_every_request_is_answered_whatever_happens(
-    seed: int, make: Callable[[float], Agent | Shotgun], way: str
+    seed: int, make: Callable[[float], FreelanceAgent | ShotgunCore], way: str
 ) -> None:
     village = Village(seed, make, way, drop=0.002, duplicate=0.05, delay=0.2)
     when = 0.0

@@ -8,7 +8,7 @@ import pytest
 
 from broker import UsageError
 from broker.patterns import QueueConfig
-from broker.patterns.pirate_queue.core import CLIENT, TRANSITIONS, WORKER, At, PirateQueue, WorkerState
+from broker.patterns.pirate_queue.core import CLIENT, TRANSITIONS, WORKER, At, PirateQueueCore, PirateState
 from broker.patterns.pirate_queue.wire import PARANOID, SIMPLE, PirateDialect
 
 
@@ -17,7 +17,7 @@ class Talk:
 
     def __init__(self, dialect: PirateDialect = PARANOID, **config: Any) -> None:
         self.now = 100.0
-        self.queue = PirateQueue(QueueConfig(**config), dialect=dialect, now=self.now)
+        self.queue = PirateQueueCore(QueueConfig(**config), dialect=dialect, now=self.now)
 
     def client(self, name: bytes, *frames: bytes) -> None:
         self.queue.receive(At(CLIENT, name), list(frames), self.now)
@@ -67,7 +67,7 @@ def test_simple() -> None:
     talk.said(to_worker(b"W", b"", b"C", b"", b"hello"))
     talk.worker(b"W", b"", b"C", b"", b"HELLO")
     talk.said(to_client(b"C", b"", b"HELLO"))
-    assert talk.queue.count(WorkerState.READY) == 1
+    assert talk.queue.count(PirateState.READY) == 1
     assert talk.queue.next_deadline() is None, "nobody is waited for"
 
 
@@ -117,9 +117,9 @@ def test_a_silent_worker_is_forgotten(talk: Talk) -> None:
     for _ in range(10):
         talk.later(2.9)
         talk.worker(b"W", b"\2")
-    assert talk.queue.count(WorkerState.READY) == 1
+    assert talk.queue.count(PirateState.READY) == 1
     talk.later(3.1)
-    assert talk.queue.count(WorkerState.READY) == 0
+    assert talk.queue.count(PirateState.READY) == 0
     talk.queue.take_output()
     talk.client(b"C", b"", b"x")
     talk.said()
@@ -128,16 +128,16 @@ def test_a_silent_worker_is_forgotten(talk: Talk) -> None:
 @pytest.mark.parametrize("word", [[b"\1"], [b"\2"], [b"C", b"", b"late"]], ids=["ready", "heartbeat", "reply"])
 def test_a_new_queue_takes_old_workers_by_any_word(talk: Talk, word: list[bytes]) -> None:
     talk.worker(b"W", *word)
-    assert talk.queue.count(WorkerState.READY) == 1
+    assert talk.queue.count(PirateState.READY) == 1
 
 
 def test_a_heartbeat_of_a_busy_worker_does_not_free_it(talk: Talk) -> None:
     talk.worker(b"W", b"\1")
     talk.client(b"C", b"", b"x")
     talk.worker(b"W", b"\2")
-    assert (talk.queue.count(WorkerState.READY), talk.queue.count(WorkerState.BUSY)) == (0, 1)
+    assert (talk.queue.count(PirateState.READY), talk.queue.count(PirateState.BUSY)) == (0, 1)
     talk.worker(b"W", b"\1")
-    assert talk.queue.count(WorkerState.READY) == 1, "it has begun a new conversation"
+    assert talk.queue.count(PirateState.READY) == 1, "it has begun a new conversation"
 
 
 def test_a_request_nobody_takes_is_dropped(talk: Talk) -> None:
@@ -157,7 +157,7 @@ def test_only_so_many_wait_and_work() -> None:
     assert (len(talk.queue), talk.queue.dropped) == (2, 1)
     for name in (b"1", b"2", b"3"):
         talk.worker(name, b"\1")
-    assert sum(talk.queue.count(state) for state in WorkerState) == 2
+    assert sum(talk.queue.count(state) for state in PirateState) == 2
 
 
 def test_what_a_gone_worker_did_not_get_goes_to_the_next() -> None:
@@ -179,7 +179,7 @@ def test_what_a_gone_worker_did_not_get_goes_to_the_next() -> None:
 def test_a_gone_worker_that_should_get_a_heartbeat(talk: Talk) -> None:
     talk.worker(b"W", b"\1")
     talk.queue.undeliverable(At(WORKER, b"W"), [b"\2"], talk.now)
-    assert (talk.queue.count(WorkerState.READY), len(talk.queue)) == (0, 0)
+    assert (talk.queue.count(PirateState.READY), len(talk.queue)) == (0, 0)
 
 
 WRONG = [[], [b""], [b"\3"], [b"x"], [b"", b"\2"], [b"C", b"x"], [b"C", b""], [b"", b"", b"x"], [b"a"] * 20]
@@ -192,7 +192,7 @@ def test_wrong_frames_from_a_worker_change_nothing(dialect: PirateDialect, frame
     talk.worker(b"W", *frames)
     talk.said()
     assert talk.queue.malformed == 1
-    assert sum(talk.queue.count(state) for state in WorkerState) == 0
+    assert sum(talk.queue.count(state) for state in PirateState) == 0
 
 
 @pytest.mark.parametrize("frames", [[], [b""], [b"x"], [b"x", b"y"], [b"a"] * 17 + [b"", b"x"]], ids=repr)
@@ -210,7 +210,7 @@ def test_a_jump_of_the_clock(talk: Talk) -> None:
     talk.client(b"C", b"", b"y")
     talk.now += 1e6
     talk.queue.tick(talk.now)
-    assert sum(talk.queue.count(state) for state in WorkerState) == 0
+    assert sum(talk.queue.count(state) for state in PirateState) == 0
     assert len(talk.queue) == 0
     talk.worker(b"W", b"C", b"", b"X")
     talk.client(b"D", b"", b"z")
@@ -219,7 +219,7 @@ def test_a_jump_of_the_clock(talk: Talk) -> None:
 
 def test_the_table_has_an_entry_for_all_that_a_worker_may_say() -> None:
     said = set(PARANOID.commands.values())
-    assert set(TRANSITIONS) == {(state, command) for state in (None, *WorkerState) for command in said}
+    assert set(TRANSITIONS) == {(state, command) for state in (None, *PirateState) for command in said}
 
 
 @pytest.mark.parametrize(

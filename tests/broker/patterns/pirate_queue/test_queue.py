@@ -17,13 +17,13 @@ from broker.patterns import (
     LazyPirate,
     ParanoidQueue,
     ParanoidWorker,
-    Queue,
+    PirateQueue,
     QueueConfig,
     Server,
     SimpleQueue,
     SimpleWorker,
 )
-from broker.patterns.pirate_queue.core import WorkerState
+from broker.patterns.pirate_queue.core import PirateState
 
 QUICK = WorkerConfig(heartbeat_interval=0.05, liveness=20, reconnect_first=0.02, reconnect_most=0.1)
 
@@ -199,7 +199,7 @@ def test_what_cannot_be() -> None:
 # -- queues --------------------------------------------------------------------------------------------------
 
 
-KINDS: dict[str, tuple[type[Queue], type[Worker]]] = {
+KINDS: dict[str, tuple[type[PirateQueue], type[Worker]]] = {
     "simple": (SimpleQueue, SimpleWorker),
     "paranoid": (ParanoidQueue, ParanoidWorker),
 }
@@ -295,8 +295,8 @@ def test_a_gone_workers_request_goes_to_the_next(socket: Socket) -> None:
     with queue:
         gone = socket(zmq.REQ, back)
         gone.send(b"\1")
-        until(lambda: queue.core.count(WorkerState.READY) == 1)
+        until(lambda: queue.core.count(PirateState.READY) == 1)
         gone.close()
         with SimpleWorker(shout, back), LazyPirate(front, timeout=30, retries=0) as client:
-            until(lambda: queue.core.count(WorkerState.READY) == 2)
+            until(lambda: queue.core.count(PirateState.READY) == 2)
             assert client.call("x") == [b"X"]

@@ -8,10 +8,10 @@ import pytest
 from support.fake_network import Net, Way
 
 from broker import ClientConfig, ClientSession, EventKind, WorkerSession
-from broker.patterns.lazy_pirate.wire import PLAIN
-from broker.patterns.paranoid_pirate.worker import CONFIG
-from broker.patterns.pirate_queue.core import CLIENT, WORKER, At, PirateQueue, WorkerState
+from broker.patterns import ParanoidWorker
+from broker.patterns.pirate_queue.core import CLIENT, WORKER, At, PirateQueueCore, PirateState
 from broker.patterns.pirate_queue.wire import PARANOID, SIMPLE, PirateDialect
+from broker.patterns.request_reply.core import PLAIN
 
 
 def route(name: str, peer: Any) -> Way | None:
@@ -35,13 +35,13 @@ class Story:
         self.asked = {f"client{number}": 0 for number in range(clients)}
         self.start_queue()
         for number in range(workers):
-            session = WorkerSession(b"x", CONFIG, now=self.net.now, dialect=dialect)
+            session = WorkerSession(b"x", ParanoidWorker._default, now=self.net.now, dialect=dialect)
             self.net.start(f"worker{number}", session, self._work)
         for name in self.asked:
             self.net.start(name, ClientSession(ClientConfig(5.0, 100), dialect=PLAIN), self._heard(name))
 
     def start_queue(self) -> None:
-        self.net.start("queue", PirateQueue(dialect=self.dialect, now=self.net.now))
+        self.net.start("queue", PirateQueueCore(dialect=self.dialect, now=self.net.now))
 
     def _work(self, session: WorkerSession) -> None:
         for job in session.take_jobs():
@@ -105,7 +105,7 @@ def test_workers_that_hang_and_go_on(seed: int) -> None:
     story.check()
     queue = story.net.nodes["queue"]
     story.net.run(100)
-    assert queue.count(WorkerState.READY) == 3, "they came back"
+    assert queue.count(PirateState.READY) == 3, "they came back"
 
 
 def test_a_worker_that_is_dead_is_asked_no_more() -> None:
@@ -115,7 +115,7 @@ def test_a_worker_that_is_dead_is_asked_no_more() -> None:
     story.net.run(20_000, lambda: story.done)
     story.check()
     story.net.run(5)
-    assert story.net.nodes["queue"].count(WorkerState.READY) == 1
+    assert story.net.nodes["queue"].count(PirateState.READY) == 1
 
 
 def test_simple_pirates_in_calm_weather() -> None:

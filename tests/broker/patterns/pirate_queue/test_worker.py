@@ -8,14 +8,14 @@ import pytest
 
 from broker import Job, WorkerConfig, WorkerSession
 from broker.core.worker import SessionState
-from broker.patterns.paranoid_pirate.worker import CONFIG
+from broker.patterns import ParanoidWorker
 from broker.patterns.pirate_queue.wire import PARANOID, SIMPLE, PirateDialect
 
 
 class Work:
     """A session, the frames on its connections, and a clock."""
 
-    def __init__(self, dialect: PirateDialect = PARANOID, config: WorkerConfig = CONFIG) -> None:
+    def __init__(self, dialect: PirateDialect = PARANOID, config: WorkerConfig = ParanoidWorker._default) -> None:
         self.now = 100.0
         self.session = WorkerSession(b"x", config, now=self.now, dialect=dialect)
         self.session.tick(self.now)

@@ -13,7 +13,7 @@ from typing import Any
 from broker.client import Body, body_frames
 from broker.core.mdp import Frames
 from broker.errors import RemoteError
-from broker.patterns.idempotent.core import Replies, Stamp, Store, Superseded, open_stamp
+from broker.patterns.idempotent.core import Replies, ReplyStore, Stamp, Superseded, open_stamp
 from broker.replies import as_frames
 from broker.thread_pool import HandlerThreads
 from broker.worker import Handler, Reply
@@ -70,7 +70,7 @@ class Idempotent:
     have to leave, or they would take all jobs of a worker whose handler hangs.
     """
 
-    def __init__(self, handler: Handler, store: Store | None = None, *, patience: float = PATIENCE) -> None:
+    def __init__(self, handler: Handler, store: ReplyStore | None = None, *, patience: float = PATIENCE) -> None:
         """`store`: where replies are kept; by default in memory, bounded. `patience`: seconds for which one who has
         asked still waits after somebody else has asked for the same; then it gets the status 409 (from a Server: unless
         it may itself have asked again)."""

@@ -1,1 +1,0 @@
-"""Paranoid pirate."""
