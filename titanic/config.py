@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from broker import DEFAULT_ENDPOINT, BrokerConfig, WorkerConfig
-from titanic.errors import CallerError
+from titanic.errors import CallerError, Contradiction
 from titanic.store import MIN_CAPACITY, Retention
 
 MOST_LANES = 150
@@ -79,7 +79,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         for wrong in contradictions(values | {"max_body": self.wire.max_body}):
-            raise CallerError(wrong.what, wrong.fact, wrong.advice)
+            raise wrong
         for name, (least, most) in _LIMITS.items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
@@ -87,17 +87,8 @@ class ServerConfig:
                 raise CallerError(f"{name} is {value}", f"it must be {limit}")
 
 
-class Contradiction(NamedTuple):
-    """Settings that are each right, and together not."""
-
-    settings: tuple[str, ...]
-    what: str
-    fact: str
-    advice: str
-
-
 def contradictions(values: Mapping[str, Any]) -> Iterator[Contradiction]:
-    """Those among a server's settings, by name."""
+    """The contradictions among a server's settings, by name."""
     if values["broker"] is None and not values["bind"]:
         yield Contradiction(("bind",), "bind is empty", "nobody could connect", "name at least one endpoint")
     if values["broker"] is not None and values["gather"]:

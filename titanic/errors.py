@@ -5,6 +5,7 @@
     │   ├── InvalidRequest      a service name, priority or size that can't be stored
     │   ├── InvalidArchive      an acknowledgement of what was never closed, or of no archive
     │   ├── CapacityTooSmall    a store of that size would be of no use
+    │   ├── Contradiction       settings that are each right, and together not
     │   └── UnknownRequest      no request has this UUID: closed, or never accepted
     ├── StoreError              the disk, the directory or the file behind the store
     │   ├── StoreUnwritable     the directory can't be created or written
@@ -53,6 +54,14 @@ class InvalidArchive(CallerError):
 
 class CapacityTooSmall(CallerError):
     """The capacity leaves no room to work in."""
+
+
+class Contradiction(CallerError):
+    """Settings, by name, that are each right, and together not."""
+
+    def __init__(self, settings: tuple[str, ...], what: str, fact: str, advice: str) -> None:
+        super().__init__(what, fact, advice)
+        self.settings = settings
 
 
 class UnknownRequest(CallerError):

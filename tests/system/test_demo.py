@@ -83,10 +83,10 @@ def test_a_wrong_reply_fails_it(files: Path, temporary: Path, lie: str) -> None:
 
 
 FORGETFUL = """
-import titanic.cli.demonstration
-really = titanic.cli.demonstration._submit
-forged = {"0" * 31 + "1": titanic.cli.demonstration.Sample(__import__("pathlib").Path("forged"), b"")}
-titanic.cli.demonstration._submit = lambda client, samples: forged | really(client, samples)
+import titanic.cli.demo
+really = titanic.cli.demo._submit
+forged = {"0" * 31 + "1": titanic.cli.demo.Sample(__import__("pathlib").Path("forged"), b"")}
+titanic.cli.demo._submit = lambda client, samples: forged | really(client, samples)
 from titanic.cli import main
 main()
 """

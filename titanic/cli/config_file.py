@@ -11,27 +11,28 @@ option, keys in a table `[COMMAND]` for that command alone:
     retry-first = 0.5
 
 Every key of the file must be known, also those for other commands: a misspelt one would be a setting that is not set.
+`tomllib` does not tell the line of a key, but a file that is cut off after a statement is still TOML, and one that is
+cut off anywhere else is not: that is how lines are found.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
-from titanic.cli import file_values
-from titanic.cli.toml_lines import Keys, line_of_error, lines_of
+from titanic.cli.endpoint import Endpoint
+from titanic.errors import Contradiction
+from titanic.util.text import quoted
 
-if TYPE_CHECKING:
-    from titanic.config import Contradiction
-
-    Rule = Callable[[Mapping[str, Any], Set[str]], Iterable[Contradiction]]
-    """Tells what contradicts itself among a command's values, by parameter; some stand in the command's own table."""
+Rule = Callable[[Mapping[str, Any], Set[str]], Iterable[Contradiction]]
+"""Tells what contradicts itself among a command's values, by parameter; some stand in the command's own table."""
 
 
 class Options(dict[str, click.Option]):
@@ -132,7 +133,7 @@ class Document:
     def _take(self, found: dict[str, Found], option: click.Option, keys: Keys, value: Any, name: str) -> None:
         if len(keys) == 1 and isinstance(value, list) and len(value) == 1 and not option.multiple:
             value = value[0]  # other commands may take several, and it is for them, too
-        meant, fault = file_values.convert(option, value)
+        meant, fault = convert(option, value)
         if not fault:
             values = [value] if option.multiple and not isinstance(value, list) else value
             found[option.name or ""] = Found(option, values, Place(self.path, self._lines[keys]), keys, meant)
@@ -149,7 +150,7 @@ class Document:
         own = {name for name, one in found.items() if len(one.keys) == 2}
         for wrong in rule(values, own):
             where = max((found[name] for name in wrong.settings if name in found), key=lambda one: one.place.line)
-            text = "; ".join((wrong.what, wrong.fact, wrong.advice)).replace("_", "-")
+            text = str(wrong).replace("_", "-")
             self._complain(where.keys, f"{_shown(where.keys)}: {text}")
 
     def _check_keys(self) -> None:
@@ -223,3 +224,114 @@ def options_of(command: click.Command) -> Options:
 
 def _shown(keys: Keys) -> str:
     return keys[0] if len(keys) == 1 else f"[{keys[0]}] {keys[1]}"
+
+
+def convert(option: click.Option, value: Any) -> tuple[Any, str]:
+    """What the option makes of a value, and what is wrong with it, to be put behind the key's name. Empty: nothing."""
+    values = value if isinstance(value, list) and option.multiple else [value]
+    if not all(_fits(option, one) for one in values):
+        return None, f" cannot be {quoted(value)}; it must be {_kind(option)}"
+    if not values and option.default:
+        return None, f" names nothing; it must be {_kind(option)}"
+    if any(isinstance(one, str) and "\0" in one for one in values):
+        return None, f" cannot be {quoted(value)}: no text may have a NUL in it"
+    if isinstance(option.type, click.File):
+        return value, ""  # to look closer would be to open it
+    if isinstance(option.type, Endpoint):
+        given = values if option.multiple else value
+        return given, next((f": {fault}" for one in values if (fault := option.type.fault(one))), "")
+    context = click.Context(click.Command(""))
+    try:
+        given = option.type_cast_value(context, values if option.multiple else value)
+        if option.callback is not None:
+            given = option.callback(context, option, given)
+    except click.BadParameter as error:
+        return None, f": {error.message}"
+    return given, ""
+
+
+def _fits(option: click.Option, value: Any) -> bool:
+    """Whether a TOML value is of a kind that the option can make something of; its type looks closer."""
+    if option.is_flag:
+        return isinstance(value, bool)
+    if _is_text(option):
+        return isinstance(value, str)
+    if isinstance(option.type, click.types.IntParamType):
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, (int, float, str)) and not isinstance(value, bool)
+
+
+def _is_text(option: click.Option) -> bool:
+    return isinstance(option.type, (click.types.StringParamType, click.Choice, click.Path, click.File, Endpoint))
+
+
+def _kind(option: click.Option) -> str:
+    if option.is_flag:
+        return "true or false"
+    if _is_text(option):
+        return "a text in quotes" + (", or a list of them" if option.multiple else "")
+    if isinstance(option.type, click.types.IntParamType):
+        return "a whole number"
+    return "a size like 500, 64MiB or 1.5GB" if option.metavar == "SIZE" else "a number"
+
+
+Keys = tuple[str, ...]
+
+
+def lines_of(text: str) -> dict[Keys, int]:
+    """The line, from 1, of every key and table of a document that can be read: ("serve", "bind") → 12."""
+    lines = text.split("\n")
+    found: dict[Keys, int] = {}
+    begin = 0
+    for number, line in enumerate(lines, 1):
+        if not begin and re.match(r"\s*(#|$)", line):
+            continue
+        begin = begin or number
+        try:
+            document = tomllib.loads("\n".join(lines[:number]))
+        except tomllib.TOMLDecodeError:
+            continue  # in the middle of a list or a long text
+        for keys in _keys(document):
+            found.setdefault(keys, begin)
+        begin = 0
+    return found
+
+
+def line_of_error(text: str, error: tomllib.TOMLDecodeError) -> int:
+    """The line at which a document ceased to be TOML."""
+    match = re.search(r"at line (\d+)", str(error))
+    return int(match[1]) if match else text.rstrip("\n").count("\n") + 1
+
+
+def _keys(table: dict[str, Any], above: Keys = ()) -> Iterator[Keys]:
+    for key, value in table.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from _keys(value, (*above, key))
+
+
+PREFIX = "TITANIC_"
+NOT_OPTIONS = {"TITANIC_CONFIG"}
+"""Variables that are no option's."""
+
+
+def strangers(context: click.Context) -> list[str]:
+    """A line about each variable that no option has: misspelt, most likely."""
+    unknown = _ours() - _variables(context.command)
+    if not unknown:
+        return []  # without importing every command
+    known = {str(one.envvar) for options in commands_of(context).values() for one in options.values()}
+    texts = []
+    for variable in sorted(unknown - known):
+        near = difflib.get_close_matches(variable.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known], 1)
+        advice = f"did you mean {PREFIX}{near[0]}?" if near else "no option has it"
+        texts.append(f"{variable} in the environment is not used; {advice}")
+    return texts
+
+
+def _ours() -> set[str]:
+    return {variable for variable in os.environ if variable.startswith(PREFIX)} - NOT_OPTIONS
+
+
+def _variables(command: click.Command) -> set[str]:
+    return {str(option.envvar) for option in options_of(command).values()}

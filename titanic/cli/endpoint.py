@@ -1,11 +1,11 @@
-"""The type of endpoints on the command line and in files."""
+"""The types of endpoints and addresses on the command line and in files."""
 
 from __future__ import annotations
 
 import os
 import re
 import socket
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -61,3 +61,28 @@ BROKER = Endpoint(listens=False)
 """One to connect to, for a server: it does not mind when the name is not known yet."""
 PEER = PeerEndpoint(listens=False)
 """One to ask."""
+
+
+class Address(NamedTuple):
+    """Where to listen. The host may be empty: everywhere."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Listen(click.ParamType[Address]):
+    """HOST:PORT, [::1]:PORT, or :PORT for every address of the machine, as other exporters have it."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:
+        """Read it."""
+        if isinstance(value, Address):
+            return value
+        match = re.fullmatch(r"(?:\[([^\]]*)\]|([^:/ ]*)):(\d{1,5})", str(value))
+        if match is None or int(match[3]) > 65535:
+            self.fail(f"{value!r} is not an address; write it like 127.0.0.1:9469", param, ctx)
+        return Address(match[1] or match[2] or "", int(match[3]))

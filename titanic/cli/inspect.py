@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from titanic.cli.help import command
-from titanic.cli.offline import Files, look, lookable
 from titanic.cli.options import json_flag, option
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.output import (
@@ -23,6 +22,7 @@ from titanic.cli.output import (
     size,
     until,
 )
+from titanic.cli.store_files import Files, look, lookable
 from titanic.client.batching import KEY_PREFIX
 from titanic.client.client import Client
 from titanic.errors import RequestFailed

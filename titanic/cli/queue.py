@@ -19,13 +19,13 @@ from titanic.cli.output import (
     EXIT_FAILED,
     EXIT_PENDING,
     EXIT_UNKNOWN,
+    Bar,
     json_frames,
     print_body,
     print_json,
     say,
     until,
 )
-from titanic.cli.progress import Bar
 from titanic.client.calls import BrokerLimits
 from titanic.client.client import Client
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -36,9 +36,6 @@ from titanic.server.watchdog import Watchdog
 from titanic.util import file_limits
 from titanic.util.text import counted
 from titanic.version import __version__
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
 
 M_MMAP_THRESHOLD = -3
 
@@ -195,7 +192,7 @@ class Queue:
     def shortages(self) -> dict[str, str]:
         return self._server.shortages()
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[Any]:
         from titanic.metrics import families
 
         return families.queue(self._server.snapshot())
@@ -236,7 +233,7 @@ class Switch:
     def shortages(self) -> dict[str, str]:
         return {}
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[Any]:
         from titanic.metrics import families
 
         workers = {name.decode(errors="replace"): count for name, count in self._broker.workers().items()}

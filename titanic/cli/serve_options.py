@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from broker import DEFAULT_ENDPOINT, BrokerConfig, WorkerConfig
-from titanic.cli.endpoint import BOUND, BROKER
-from titanic.cli.listen import Listen
+from titanic.cli.endpoint import BOUND, BROKER, Listen
 from titanic.cli.options import (
     FOLDER,
     broker_version,
@@ -24,7 +23,8 @@ from titanic.cli.options import (
     size,
     together,
 )
-from titanic.config import MOST_LANES, Contradiction, ServerConfig, ServiceLimits, contradictions
+from titanic.config import MOST_LANES, ServerConfig, ServiceLimits, contradictions
+from titanic.errors import Contradiction
 from titanic.store import MIN_CAPACITY, Retention
 
 WIRE, SERVER = BrokerConfig(), ServerConfig()

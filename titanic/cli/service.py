@@ -19,14 +19,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import click
 
 from titanic import logs
-from titanic.cli.environment import strangers
+from titanic.cli.config_file import strangers
+from titanic.cli.endpoint import Address
 from titanic.cli.help import parse_again
-from titanic.cli.listen import Address
 from titanic.cli.output import EXIT_FAILED
 from titanic.cli.running import Ending, say
 from titanic.errors import CallerError, TitanicError
@@ -34,11 +34,6 @@ from titanic.logs import Trouble
 from titanic.server.presence_log import PresenceLog
 from titanic.server.watchdog import Watchdog
 from titanic.util.sd_notify import Notifier
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
-
-    from titanic.metrics.listener import Listener
 
 log = logging.getLogger("titanic")
 
@@ -93,8 +88,8 @@ class Subject(Protocol):
     def shortages(self) -> Mapping[str, str]:
         """What is short, so that requests are refused."""
 
-    def collect(self) -> Iterable[Metric]:
-        """Its figures, for Prometheus."""
+    def collect(self) -> Iterable[Any]:
+        """Its metrics, as Prometheus has them."""
 
     def reload(self, settings: dict[str, object]) -> None:
         """Take over the parameters that can change while it runs."""
@@ -130,17 +125,18 @@ def run(subject: Subject, signals: Signals, metrics: Address | None) -> None:
     """Run it until its end, then exit unless that was asked for. `metrics`: where to serve its figures."""
     ending = Stop(subject.stop)
     try:
-        listener = None if metrics is None else _listen(subject, signals, metrics)
+        stop_listening = None if metrics is None else _listen(subject, signals, metrics)
     except TitanicError:
         subject.withdraw()
         raise
     _run(subject, signals, Notifier())
     ending.now()
-    if listener is not None:
-        listener.stop()
+    if stop_listening is not None:
+        stop_listening()
 
 
-def _listen(subject: Subject, signals: Signals, address: Address) -> Listener:
+def _listen(subject: Subject, signals: Signals, address: Address) -> Callable[[], None]:
+    """Serve the figures; what ends that."""
     from titanic.metrics.listener import Listener  # not every server pays for it
 
     def unhealthy() -> str:
@@ -158,7 +154,7 @@ def _listen(subject: Subject, signals: Signals, address: Address) -> Listener:
 
     listener = Listener(*address, subject.collect, unhealthy=unhealthy, unready=unready)
     say(f"metrics at http://{Address(address.host, listener.port)}/metrics", "metrics")
-    return listener
+    return listener.stop
 
 
 def _run(subject: Subject, signals: Signals, notifier: Notifier) -> None:

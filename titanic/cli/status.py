@@ -13,9 +13,9 @@ import click
 import broker
 from titanic.cli.connect import connect_to_look
 from titanic.cli.help import Command, command
-from titanic.cli.offline import Files, look, lookable
 from titanic.cli.options import json_flag, option, reaching, seconds
 from titanic.cli.output import duration, print_json, print_table, say, size
+from titanic.cli.store_files import Files, look, lookable
 from titanic.client.client import Client
 from titanic.errors import RequestError, TimedOut, TitanicError
 from titanic.util.text import counted, printable

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypedDict
 
 from titanic.errors import CallerError, InvalidRequest
-from titanic.util.quoting import quoted
+from titanic.util.text import quoted
 
 Span = float | timedelta
 """A time span: seconds, or a timedelta."""

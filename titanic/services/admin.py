@@ -39,7 +39,7 @@ from titanic.protocol.tsp import Frames
 from titanic.services.ask import Ask, DispatcherInbox, SendAnswers
 from titanic.store import Archivist, State, WriteTransaction
 from titanic.util import ids
-from titanic.util.quoting import quoted
+from titanic.util.text import quoted
 
 KNOWN = {"do", "uuids", "service", "state", "older_than", "after"}
 ARCHIVE_KNOWN = {"do", "register", "upto", "uuid", "store", "archive", "name"}

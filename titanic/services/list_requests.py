@@ -20,7 +20,7 @@ from titanic.protocol.submit_options import read_policy
 from titanic.protocol.tsp import Frames
 from titanic.store import Description, ReadTransaction, State
 from titanic.util import ids
-from titanic.util.quoting import quoted
+from titanic.util.text import quoted
 
 KNOWN = {"uuid", "keys", "service", "state", "after", "limit"}
 

@@ -47,7 +47,7 @@ from titanic.protocol.tsp import Frames
 from titanic.services.ask import Ask, DispatcherInbox, SendAnswers
 from titanic.store import NewRequest, WriteTransaction
 from titanic.util.clock import Leaps
-from titanic.util.quoting import quoted
+from titanic.util.text import quoted
 
 Parse = Callable[[Frames, int], "NewRequests"]
 """The requests in the body of an ask; ValueError says what is wrong with it."""

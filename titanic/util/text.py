@@ -1,6 +1,8 @@
-"""Text that came from somebody else, made fit to be shown."""
+"""Text that came from somebody else, made fit to be shown; counts and values in messages."""
 
 from __future__ import annotations
+
+from reprlib import Repr
 
 
 def printable(text: str) -> str:
@@ -17,3 +19,12 @@ def one_line(text: str, most: int) -> str:
 def counted(count: int, noun: str) -> str:
     """A number of things: 1 frame, 2 frames."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+_repr = Repr()
+_repr.maxstring = _repr.maxother = _repr.maxlong = 100
+
+
+def quoted(value: object) -> str:
+    """A value as in a program, shortened in the middle."""
+    return _repr.repr(value)

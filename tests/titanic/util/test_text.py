@@ -7,7 +7,7 @@ import json
 import pytest
 
 from titanic.services import admin, list_requests, request_submit
-from titanic.util.quoting import quoted
+from titanic.util.text import quoted
 
 HUGE = "x" * 1_000_000
 

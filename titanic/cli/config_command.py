@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import click
 from click.core import ParameterSource, augment_usage_errors
 
-from titanic.cli.config_file import Document, Found, commands_of
-from titanic.cli.environment import strangers
+from titanic.cli.config_file import Document, Found, commands_of, strangers
 from titanic.cli.help import Option, command
 from titanic.cli.options import json_flag
 from titanic.cli.output import EXIT_FAILED, print_json, print_table, say

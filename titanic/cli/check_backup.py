@@ -7,12 +7,10 @@ from pathlib import Path
 
 import click
 
-from titanic.cli.access import expect_readable, expect_store, may_write, open_to_look
 from titanic.cli.help import command
-from titanic.cli.offline import store_option
 from titanic.cli.options import configured, json_flag, option
-from titanic.cli.output import EXIT_FAILED, print_json, say, size
-from titanic.cli.progress import Bar
+from titanic.cli.output import EXIT_FAILED, Bar, print_json, say, size
+from titanic.cli.store_files import expect_readable, expect_store, may_write, open_to_look, store_option
 from titanic.errors import StoreCorrupt, StoreLocked
 from titanic.store import Store
 from titanic.store.lmdb.tools import Checked, Problem, Progress, Salvaged, check_apart, salvage
