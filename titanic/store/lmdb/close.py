@@ -117,12 +117,11 @@ def _part(tx: Writing, uuid: bytes, record: bytes, count: int, at: int, size: in
 
 
 def _remember(tx: Writing, closed: ClosedRecord) -> list[Ref]:
-    """Put a closed into the ring, or what there is room for. Returns the blobs that it has taken over."""
+    """Put a request into the ring, or what there is room for. Returns the blobs that it has taken over."""
     room = tx.environment.room
     blobs: list[tuple[Ref, bytes]] = []
-    for _ in range(2):  # the larger of two inline bodies makes way, then the other
-        if closed_record.size(closed) <= INLINE:
-            break
+    size = closed_record.size(closed)
+    while size > INLINE and len(blobs) < 2:  # the larger of two inline bodies makes way, then the other
         in_request = _inline_size(closed.request) >= _inline_size(closed.reply)
         part = closed.request if in_request else closed.reply
         body = bytes(part.data)
@@ -130,13 +129,15 @@ def _remember(tx: Writing, closed: ClosedRecord) -> list[Ref]:
         blobs.append((ref, body))
         part = part._replace(where=Where.BLOB, data=ref.pack())
         closed = closed._replace(request=part) if in_request else closed._replace(reply=part)
-    needed = cost(TIME_SIZE, closed_record.size(closed)) + sum(ref.pages * PAGE for ref, _ in blobs)
+        size = closed_record.size(closed)
+    row = cost(TIME_SIZE, size)
+    needed = row + sum(ref.pages * PAGE for ref, _ in blobs)
     dropped = 0
     while not fits(tx, needed, room.reply):
         if dropped >= _MOST_DROPPED or not (n := drop_oldest(tx, 4)):
             closed = closed._replace(request=_without_frames(closed.request), reply=_without_frames(closed.reply))
             blobs = []
-            needed = cost(TIME_SIZE, closed_record.size(closed))
+            row = needed = cost(TIME_SIZE, closed_record.size(closed))
             break
         dropped += n
     if not fits(tx, needed, room.least):
@@ -149,7 +150,7 @@ def _remember(tx: Writing, closed: ClosedRecord) -> list[Ref]:
     tx.raw.put(closed_key(sequence), closed_record.encode(sequence, closed), db=tx.db.closed, append=True)
     for ref, body in blobs:
         tx.put_blob(ref, body)
-    tx.added += cost(TIME_SIZE, closed_record.size(closed))
+    tx.added += row
     return closed.refs
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from titanic.errors import RecordCorrupt
 from titanic.store.lmdb import closed_record
+from titanic.store.lmdb.record import verify
 from titanic.store.lmdb.schema import closed_key, sequence_of
 from titanic.store.lmdb.transaction import Reading
 from titanic.store.records import ClosedRequest
@@ -37,7 +38,8 @@ def closed(tx: Reading, after_seq: int, limit: int, max_bytes: int) -> list[Clos
             size += len(record) + sum(ref.size for ref in header.refs)
             if entries and size > max_bytes:
                 break
-            entries.append(closed_record.decode(sequence, record, tx.fetch))
+            verify(closed_key(sequence), record, closed_record.DATABASE)
+            entries.append(closed_record.decode_rest(sequence, header, tx.fetch))
         except RecordCorrupt:
             if entries:
                 break

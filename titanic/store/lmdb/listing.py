@@ -105,41 +105,28 @@ def _ids(tx: Reading, database: lmdb._Database, prefix: bytes, after: bytes | No
 
 def _describe(tx: Reading, uuid: bytes, record: memoryview) -> Description:
     header = request_record.decode_header(uuid, record)
-    count = header.frame_count
-    first = Description(
+    reply = tx.raw.get(uuid, db=tx.db.replies)
+    end = None if reply is None else outcome_record.decode_header(uuid, reply)
+    past = tx.past(uuid) if end is None else None
+    tried = end or past
+    return Description(
         uuid=uuid,
-        state=State.WAITING,
+        state=State(end.status) if end else State.DELAYED if past and past.due else State.WAITING,
         service=header.service,
         priority=header.priority,
         submitted_at=header.submitted_at,
         not_before=header.not_before,
-        expires_at=header.expires_at,
+        expires_at=expiry(header.expires_at, past),
         max_attempts=header.max_attempts,
         options=header.options,
-        body_frames=count,
-        body_bytes=header.body_size - 4 * count,
+        body_frames=header.frame_count,
+        body_bytes=header.body_size - 4 * header.frame_count,
+        attempts=tried.attempts if tried else 0,
+        due=past.due if past else 0,
+        dispatched_at=tried.dispatched_at if tried else 0,
+        finished_at=end.finished_at if end else 0,
+        reason=tried.reason if tried else "",
+        reply_frames=end.frame_count if end else 0,
+        reply_bytes=end.frames_size - 4 * end.frame_count if end else 0,
         key=header.key,
     )
-    reply = tx.raw.get(uuid, db=tx.db.replies)
-    if reply is not None:
-        end = outcome_record.decode_header(uuid, reply)
-        return first._replace(
-            state=State(end.status),
-            attempts=end.attempts,
-            dispatched_at=end.dispatched_at,
-            finished_at=end.finished_at,
-            reason=end.reason,
-            reply_frames=end.frame_count,
-            reply_bytes=end.frames_size - 4 * end.frame_count,
-        )
-    past = tx.past(uuid)
-    if past is not None:
-        return first._replace(
-            state=State.DELAYED if past.due else State.WAITING,
-            expires_at=expiry(first.expires_at, past),
-            attempts=past.attempts,
-            due=past.due,
-            dispatched_at=past.dispatched_at,
-            reason=past.reason,
-        )
-    return first

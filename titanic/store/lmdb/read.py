@@ -107,15 +107,15 @@ def next_ready(
             size += header.size
             if rows and size > max_bytes:
                 break
-            found = request_record.decode_rest(uuid, record, header, tx.fetch)
+            body = request_record.decode_body(uuid, record, header, tx.fetch)
             past = tx.past(uuid)
         except RecordCorrupt:
             if rows:
                 break
             raise
-        expires_at = expiry(found.expires_at, past)
+        expires_at = expiry(header.expires_at, past)
         attempts = past.attempts if past else 0
-        rows.append(ReadyRow(key, uuid, attempts, found.body, found.max_attempts, expires_at, found.options))
+        rows.append(ReadyRow(key, uuid, attempts, body, header.max_attempts, expires_at, header.options))
     return rows
 
 

@@ -172,22 +172,11 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> RequestHeader:
 def decode(uuid: bytes, record: memoryview, fetch: FetchBlob = refuse_blob) -> StoredRequest:
     """The whole request. Raises RecordCorrupt when a checksum is wrong."""
     verify(uuid, record, DATABASE)
-    return decode_rest(uuid, record, decode_header(uuid, record), fetch)
-
-
-def decode_rest(uuid: bytes, record: memoryview, header: RequestHeader, fetch: FetchBlob) -> StoredRequest:
-    """The whole request, when the header was decoded and the checksum verified before."""
-    try:
-        if header.ref is None:
-            body = split_frames(record, header.body_at, header.frame_count)
-        else:
-            body = split_frames(fetch(header.ref), 0, header.frame_count)
-    except ValueError as error:
-        raise RecordCorrupt(uuid, DATABASE, str(error)) from error
+    header = decode_header(uuid, record)
     return StoredRequest(
         uuid=uuid,
         service=header.service,
-        body=body,
+        body=decode_body(uuid, record, header, fetch),
         priority=header.priority,
         submitted_at=header.submitted_at,
         not_before=header.not_before,
@@ -196,6 +185,16 @@ def decode_rest(uuid: bytes, record: memoryview, header: RequestHeader, fetch: F
         options=header.options,
         key=header.key,
     )
+
+
+def decode_body(uuid: bytes, record: memoryview, header: RequestHeader, fetch: FetchBlob) -> list[bytes]:
+    """The body, when the header was decoded and the checksum verified before. Raises RecordCorrupt."""
+    try:
+        if header.ref is None:
+            return split_frames(record, header.body_at, header.frame_count)
+        return split_frames(fetch(header.ref), 0, header.frame_count)
+    except ValueError as error:
+        raise RecordCorrupt(uuid, DATABASE, str(error)) from error
 
 
 assert _REST.size == _HEADER.size - BODY

@@ -99,7 +99,7 @@ def _requests(walk: Walk) -> None:
                 load[1] += 1
                 load[2] += header.size
             verify(uuid, record, request_record.DATABASE)
-            request_record.decode_rest(uuid, record, header, walk.tx.fetch)
+            request_record.decode_body(uuid, record, header, walk.tx.fetch)
         except RecordCorrupt as error:
             remedy = Remedy(Verb.FAIL, "requests", uuid, b"the request was damaged")
             walk.report("requests", uuid, str(error), remedy)
