@@ -169,6 +169,27 @@ def test_only_the_stores_engine_knows_lmdb() -> None:
     assert all(source.startswith("titanic/store/lmdb/") for source in known)
 
 
+def test_only_the_stores_own_tools_know_its_engine() -> None:
+    """Everybody else knows the interface of `titanic.store`, and what it opens."""
+    engine = "titanic.store.lmdb"
+    known = {
+        source
+        for package in ("titanic", *PIPELINE)
+        for source in sources(package)
+        if any(module.startswith(engine) for one in imports(source) for module in modules_of(*one))
+    }
+    assert {one for one in known if not one.startswith("titanic/store/")} == {"titanic/cli/check_backup.py"}
+    assert {one for one in known if not one.startswith("titanic/store/lmdb/")} - {"titanic/cli/check_backup.py"} == {
+        "titanic/store/__init__.py"
+    }
+
+
+def test_the_stores_interface_loads_no_engine() -> None:
+    program = "import sys, titanic.store; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert not [module for module in done.stdout.split() if "lmdb" in module]
+
+
 def test_only_the_command_line_knows_click() -> None:
     shells = ("titanic/cli/", "data/titanic_data/cli/")
     assert all(source.startswith(shells) for source in importers("broker", "titanic", *PIPELINE, of="click"))

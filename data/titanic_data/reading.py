@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from titanic.errors import NotAStore
-from titanic.store import Store
+from titanic.store import Store, open_read_only
 from titanic_data.errors import DataLoss
 from titanic_data.rows import closed_batch, waiting_batch
 
@@ -40,7 +40,7 @@ def store_at(path: str | Path) -> Store:
         return store
     if known is not None and store is not None and known[0] == identity[0]:
         store.close()  # it was replaced, by a restored one for example
-    store = Store.open_read_only(name)
+    store = open_read_only(name)
     _stores[name] = identity, store
     return store
 

@@ -12,7 +12,7 @@ import pytest
 from support.archiving import Crash, content, crash_at, in_ring, rows, run
 from support.ring import fill, ring, wait_for_room
 
-from titanic.store import Store
+from titanic.store import open_store
 from titanic_data.archive import (
     Archive,
     Entry,
@@ -49,7 +49,7 @@ def test_all_that_was_closed(store: Path, tmp_path: Path) -> None:
 def test_what_was_closed_since(store: Path, tmp_path: Path) -> None:
     run(store, tmp_path / "archive")
     forget(store)
-    with Store.open(store) as opened:
+    with open_store(store) as opened:
         fill(opened, 5, at=300)
     assert run(store, tmp_path / "archive").rows == 5
     assert len(rows(tmp_path / "archive")) == 305
@@ -64,7 +64,7 @@ def test_the_ring_goes_on_when_it_is_archived(tmp_path: Path) -> None:
     store = ring(tmp_path / "store", 300, capacity=16 << 20)
     run(store, tmp_path / "archive")
     forget(store)
-    with Store.open(store) as opened:
+    with open_store(store) as opened:
         wait_for_room(opened, 300)
     summary = run(store, tmp_path / "archive")
     assert summary.rows > 0
@@ -189,7 +189,7 @@ def test_fewer_files_of_several_versions(store: Path, tmp_path: Path) -> None:
         want = {key: value for key, value in row.items() if key != "date"} | (lost if number <= 100 else {})
         assert found[number] == want | {"region": "north" if number > 200 else None}
     forget(store)
-    with Store.open(store) as opened_store:
+    with open_store(store) as opened_store:
         fill(opened_store, 50, at=300, step_us=1_200_000_000)
     run(store, archive)
     assert len(compact(Archive.open(archive))) == 1

@@ -11,7 +11,7 @@ from support.archiving import Crash, crash_at, in_ring, rows, run
 from support.cli_data import titanic_data
 from support.ring import fill, ring, wait_for_room
 
-from titanic.store import Store
+from titanic.store import open_store
 from titanic_data.archive import Archive, Engine, Entry, PyArrowEngine, Queue, SparkEngine, verify
 from titanic_data.errors import ArchiveGap
 from titanic_data.reading import closed_range, forget
@@ -33,14 +33,14 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 def let_go(store: Path, upto: int) -> tuple[int, int]:
     """Let the ring move on, as a server with --drop-unarchived does; its first and last number then."""
     forget(store)
-    with Store.open(store, drop_unarchived=True) as opened:
+    with open_store(store, drop_unarchived=True) as opened:
         wait_for_room(opened, upto)
     return closed_range(store)
 
 
 def close_more(store: Path, count: int, at: int = 300) -> None:
     forget(store)
-    with Store.open(store) as opened:
+    with open_store(store) as opened:
         fill(opened, count, at=at)
 
 
@@ -59,7 +59,7 @@ def test_a_gap(tmp_path: Path) -> None:
     store = ring(tmp_path / "store", 300, capacity=16 << 20)
     run(store, tmp_path / "archive")
     Queue(store).unregister()
-    with Store.open(store) as opened:
+    with open_store(store) as opened:
         wait_for_room(opened, 310)
         with opened.read() as txn:
             first, last = txn.closed_range()
@@ -74,7 +74,7 @@ def test_a_gap(tmp_path: Path) -> None:
 
 def test_a_new_archive_of_an_old_ring(tmp_path: Path) -> None:
     store = ring(tmp_path / "store", 300, capacity=16 << 20)
-    with Store.open(store) as opened:
+    with open_store(store) as opened:
         wait_for_room(opened, 100)
         with opened.read() as txn:
             first, last = txn.closed_range()

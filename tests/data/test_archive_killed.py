@@ -22,7 +22,7 @@ from support.ring import ring
 from support.waiting import until
 
 from titanic import Client, Refused
-from titanic.store import Store
+from titanic.store import open_read_only
 from titanic_data.archive import Archive, Queue, SparkEngine, archive_frame, verify
 from titanic_data.archive.archiver import POINTS
 from titanic_data.archive.engines import read_files
@@ -93,7 +93,7 @@ def start(folder: Path, endpoint: str, engine: str, point: str, count: int) -> s
 
 def let_go_of(folder: Path) -> tuple[int, int]:
     """The last number that the ring has let go of, and the last that the manifest has."""
-    with Store.open_read_only(folder / "store") as store, store.read() as txn:
+    with open_read_only(folder / "store") as store, store.read() as txn:
         first = txn.closed_range()[0]
     archive = folder / "archive" / "archive.json"
     return first - 1, Archive.open(archive.parent).head if archive.exists() else 0

@@ -13,7 +13,7 @@ from support.archiving import Crash, content, crash_at, in_ring, rows, run
 from support.cli_data import titanic_data
 from support.ring import fill, ring, wait_for_room
 
-from titanic.store import Store
+from titanic.store import open_store
 from titanic_data.archive import Archive, Queue, compact, rebuild_manifest, vacuum, verify
 from titanic_data.errors import ArchiveError, ArchiveGap
 from titanic_data.reading import closed_range, forget
@@ -93,7 +93,7 @@ def test_the_only_copy_of_old_requests_stays(tmp_path: Path) -> None:
     run(store, archive)
     good = rows(archive)
     forget(store)
-    with Store.open(store) as opened:
+    with open_store(store) as opened:
         wait_for_room(opened, 250)
     all_of_it(archive)
     before = content(archive)
@@ -109,7 +109,7 @@ def test_the_only_copy_of_old_requests_stays(tmp_path: Path) -> None:
 def test_an_archive_behind_what_its_store_was_told(store: Path, archive: Path, tmp_path: Path) -> None:
     shutil.copytree(archive, tmp_path / "backup")
     forget(store)
-    with Store.open(store) as opened:
+    with open_store(store) as opened:
         fill(opened, 50, at=300)
     run(store, archive)
     shutil.rmtree(archive)
@@ -141,7 +141,7 @@ def test_an_archive_that_was_unregistered_has_a_gap_and_is_not_behind(tmp_path: 
     store, archive = ring(tmp_path / "store", 300, capacity=16 << 20), tmp_path / "archive"
     run(store, archive)
     Queue(store).unregister()
-    with Store.open(store) as opened:
+    with open_store(store) as opened:
         wait_for_room(opened, 310)
     for _ in range(2):  # the first try has registered it again: the store now counts from where its ring begins
         with pytest.raises(ArchiveGap, match="archive gap: closed requests 301 to "):
@@ -152,7 +152,7 @@ def test_an_archive_that_was_unregistered_has_a_gap_and_is_not_behind(tmp_path: 
 @pytest.mark.parametrize("point", ["locked", "intended"])
 def test_a_first_run_that_was_killed_is_no_damage(tmp_path: Path, point: str) -> None:
     store, archive = ring(tmp_path / "store", 300, capacity=16 << 20), tmp_path / "archive"
-    with Store.open(store) as opened:
+    with open_store(store) as opened:
         wait_for_room(opened, 100)
     with pytest.raises(Crash):
         run(store, archive, reached=crash_at(point))
@@ -164,12 +164,12 @@ def test_what_a_crash_has_left_before_a_gap_is_no_damage(tmp_path: Path) -> None
     store, archive = ring(tmp_path / "store", 300, capacity=16 << 20), tmp_path / "archive"
     run(store, archive)
     forget(store)
-    with Store.open(store) as opened:
+    with open_store(store) as opened:
         fill(opened, 90, at=300)
     with pytest.raises(Crash):
         run(store, archive, reached=crash_at("renamed"))
     forget(store)
-    with Store.open(store, drop_unarchived=True) as opened:
+    with open_store(store, drop_unarchived=True) as opened:
         wait_for_room(opened, 330)
     for point in ("recovered", "intended"):  # the gap is noted; the files of 301 to 390 go beyond it
         with pytest.raises(Crash):
@@ -242,7 +242,7 @@ def test_rebuilding_keeps_what_was_noted(archive: Path) -> None:
 
 def test_rebuilding_goes_on_from_what_a_crash_has_left(store: Path, archive: Path) -> None:
     forget(store)
-    with Store.open(store) as opened:
+    with open_store(store) as opened:
         fill(opened, 90, at=300, step_us=1_200_000_000)
     with pytest.raises(Crash):
         run(store, archive, reached=crash_at("renaming"))

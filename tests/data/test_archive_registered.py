@@ -12,7 +12,7 @@ from support.cli_titanic import serving
 from support.ring import fill, ring
 
 from titanic import Client
-from titanic.store import Store
+from titanic.store import open_store
 from titanic.store.lmdb.tools import backup
 from titanic_data.archive import Archive, Archiver, PyArrowEngine, Queue, verify
 from titanic_data.errors import ArchiveError
@@ -30,7 +30,7 @@ def run(store: Path, archive: Path) -> int:
 
 def close_more(store: Path, count: int) -> None:
     forget(store)
-    with Store.open(store) as opened:
+    with open_store(store) as opened:
         fill(opened, count, at=1000)
 
 
@@ -175,7 +175,7 @@ def test_a_server_gives_an_old_store_its_identity(tmp_path: Path) -> None:
 
 def test_a_backup_is_the_same_store(store: Path, tmp_path: Path) -> None:
     forget(store)
-    with Store.open(store) as opened:
+    with open_store(store) as opened:
         backup(opened, tmp_path / "backup")
     run(store, tmp_path / "archive")
     assert run(tmp_path / "backup", tmp_path / "archive") == 0
@@ -188,10 +188,10 @@ def test_a_backup_is_the_same_store(store: Path, tmp_path: Path) -> None:
 def test_the_archive_of_another_store_whose_ring_tells_nothing(store: Path, tmp_path: Path) -> None:
     run(store, tmp_path / "archive")
     other = ring(tmp_path / "other", 100)
-    with Store.open(other) as opened, opened.write() as txn:
+    with open_store(other) as opened, opened.write() as txn:
         for number in range(1, 101):
             txn.raw.delete(number.to_bytes(8), db=txn.db.closed)
-    with Store.open(other) as opened:
+    with open_store(other) as opened:
         fill(opened, 5, at=1000)
     with pytest.raises(ArchiveError, match="is the archive of another store; that one's id is "):
         run(other, tmp_path / "archive")

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from support.ring import BEGIN, ring, wait_for_room
 
 from pyspark_titanic.batch import ClosedReader
-from titanic.store import ClosedRequest, NewRequest, Status, Store
+from titanic.store import ClosedRequest, NewRequest, Status, open_read_only, open_store
 from titanic_data.errors import DataLoss
 from titanic_data.options import read_options
 from titanic_data.reading import forget
@@ -31,7 +31,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def entries(store: Path) -> list[ClosedRequest]:
     """The ring, one by one."""
-    with Store.open_read_only(store) as opened, opened.read() as txn:
+    with open_read_only(store) as opened, opened.read() as txn:
         return txn.closed(0, COUNT, 1 << 40)
 
 
@@ -123,13 +123,13 @@ def test_conditions_choose_the_range(spark: SparkSession, store: Path, condition
 
 
 def test_an_empty_store(spark: SparkSession, tmp_path: Path) -> None:
-    Store.open(tmp_path / "store").close()
+    open_store(tmp_path / "store").close()
     assert load(spark, tmp_path / "store").count() == 0
     assert load(spark, tmp_path / "store", table="waiting").count() == 0
 
 
 def test_what_waits(spark: SparkSession, tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store") as store:
+    with open_store(tmp_path / "store") as store:
         with store.write() as txn:
             requests = [NewRequest(b"later", [b"%d" % n], key=b"k%d" % n, key_until=BEGIN * 2) for n in range(250)]
             requests.append(NewRequest(b"delayed", [b"a", b"b"], not_before=BEGIN * 2, expires_at=BEGIN * 3))
@@ -170,7 +170,7 @@ def test_a_ring_that_let_go_meanwhile(spark: SparkSession, tmp_path: Path, caplo
     parts = [ClosedReader(read_options({"path": str(path), "failOnDataLoss": word}), ["seq"]) for word in words]
     planned = [reader.partitions() for reader in parts]
     forget(path)
-    with Store.open(path, capacity=16 << 20) as store:
+    with open_store(path, capacity=16 << 20) as store:
         wait_for_room(store, 50)
         with store.read() as txn:
             first, _ = txn.closed_range()

@@ -15,7 +15,7 @@ from support.serving import serving
 
 from pyspark_titanic.stream import ClosedStream
 from titanic import Client
-from titanic.store import Store
+from titanic.store import open_store
 from titanic_data.errors import OtherStore
 from titanic_data.options import read_options
 from titanic_data.reading import forget, identity
@@ -52,7 +52,7 @@ def test_all_there_is_and_what_comes_later(spark: SparkSession, tmp_path: Path) 
     store = ring(tmp_path / "store", 500)
     assert drain(stream(spark, store), tmp_path) == [200, 200, 100]
     assert numbers(spark, tmp_path) == list(range(1, 501))
-    with Store.open(store) as opened:
+    with open_store(store) as opened:
         fill(opened, 50, at=500)
     assert drain(stream(spark, store), tmp_path) == [50]
     assert drain(stream(spark, store), tmp_path) == []
@@ -68,7 +68,7 @@ def test_where_it_begins(spark: SparkSession, tmp_path: Path) -> None:
 def test_a_ring_that_did_not_wait(spark: SparkSession, tmp_path: Path) -> None:
     store = ring(tmp_path / "store", 100, capacity=16 << 20)
     assert drain(stream(spark, store), tmp_path) == [100]
-    with Store.open(store, capacity=16 << 20) as opened:
+    with open_store(store, capacity=16 << 20) as opened:
         wait_for_room(opened, 150)
         with opened.read() as txn:
             first, last = txn.closed_range()
@@ -88,7 +88,7 @@ def test_what_a_stream_skips_is_logged(tmp_path: Path, caplog: pytest.LogCapture
         assert reader.latestOffset(ahead, ReadAllAvailable()) == ahead
     assert caplog.messages == [f"nothing is read from 121 on: the last number of the store {store} is 100"]
     forget(store)
-    with Store.open(store, capacity=16 << 20) as opened:
+    with open_store(store, capacity=16 << 20) as opened:
         wait_for_room(opened, 50)
     end = reader.latestOffset(begin, ReadAllAvailable())
     first = reader.partitions(begin, end)[0].value[0]

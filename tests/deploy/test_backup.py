@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from titanic.store import Store
+from titanic.store import open_store
 from titanic.store.lmdb.tools import check
 
 SCRIPT = Path(__file__).parents[2] / "deploy/titanic-backup"
@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).parents[2] / "deploy/titanic-backup"
 @pytest.fixture
 def command(tmp_path: Path) -> Sequence[str]:
     """A backup of a store."""
-    Store.open(tmp_path / "store", capacity=16 << 20).close()
+    open_store(tmp_path / "store", capacity=16 << 20).close()
     config = tmp_path / "titanic.toml"
     config.write_text(f"store = '{tmp_path}/store'\n")
     titanic = tmp_path / "titanic"
@@ -42,7 +42,7 @@ def test_those_of_one_second_do_not_meet(tmp_path: Path, command: Sequence[str])
     assert len(copies) == 3
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d", one.name) for one in copies)
     for one in copies:
-        with Store.open(one, capacity=16 << 20) as store:
+        with open_store(one, capacity=16 << 20) as store:
             assert check(store) == []
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from titanic.errors import StoreFull
-from titanic.store import NewRequest, Status, Store
+from titanic.store import NewRequest, Status, Store, open_store
 
 DAY = 24 * 3600 * 1_000_000
 BEGIN = 1_700_000_000_000_000
@@ -57,7 +57,7 @@ def fill(store: Store, count: int, *, at: int = 0, step_us: int = 60_000_000) ->
 
 def ring(path: Path, count: int, *, capacity: int = 256 << 20, step_us: int = 60_000_000) -> Path:
     """A store in which so many requests were closed."""
-    with Store.open(path, capacity=capacity) as store:
+    with open_store(path, capacity=capacity) as store:
         fill(store, count, step_us=step_us)
     return path
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from titanic.errors import StoreFailed
-from titanic.store import WriteTransaction
+from titanic.store.lmdb.store import LmdbWriteTransaction
 
 
 @contextmanager
@@ -33,15 +33,15 @@ def no_draft_sockets() -> Iterator[None]:
 
 
 @contextmanager
-def broken_disk() -> Iterator[list[WriteTransaction]]:
+def broken_disk() -> Iterator[list[LmdbWriteTransaction]]:
     """No transaction is committed; those that were tried."""
-    tried: list[WriteTransaction] = []
+    tried: list[LmdbWriteTransaction] = []
 
-    def fail(self: WriteTransaction, *_: Any) -> None:
+    def fail(self: LmdbWriteTransaction, *_: Any) -> None:
         self.raw.abort()
         tried.append(self)
         raise StoreFailed("the disk failed")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WriteTransaction, "__exit__", fail)
+        patch.setattr(LmdbWriteTransaction, "__exit__", fail)
         yield tried

@@ -6,10 +6,10 @@ import fcntl
 import os
 from pathlib import Path
 
-from titanic.store import Store
+from titanic.store.lmdb.store import LmdbStore
 
 
-def break_meta_page(store: Store) -> None:
+def break_meta_page(store: LmdbStore) -> None:
     """From now on no commit of this process ends well: LMDB writes that page through a descriptor of its own, which is
     replaced by one that cannot write."""
     data = store.path / "data.mdb"

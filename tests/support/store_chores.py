@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 
 from titanic.errors import TitanicError
-from titanic.store import Store
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import repair, restore
 
 CANNOT = 3
@@ -23,7 +23,7 @@ def main(chore: str, path: str, *more: str) -> None:
         if chore == "restore":
             restore(more[0], path)
             return
-        with Store.open(path, capacity=int(more[0]) if more else None) as store:
+        with LmdbStore.open(path, capacity=int(more[0]) if more else None) as store:
             if chore == "repair":
                 repair(store)
     except TitanicError as error:

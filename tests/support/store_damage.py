@@ -7,8 +7,9 @@ from pathlib import Path
 
 import lmdb
 
-from titanic.store import NewRequest, Status, Store
+from titanic.store import NewRequest, Status
 from titanic.store.lmdb.schema import Databases
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 
 NOW = 1_795_258_520_106_479
@@ -21,7 +22,7 @@ def make(path: Path) -> list[bytes]:
     The waiting one has an idempotency key and expires, the finished one has a large reply. Three others were closed
     before: one of them had a large body.
     """
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         with store.write() as txn:
             past = txn.accept_many([NewRequest(b"echo", [bytes(size)]) for size in (10, 10_000, 20)], NOW)
             for uuid in past:

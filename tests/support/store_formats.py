@@ -8,7 +8,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from titanic.store import Outcome, Store
+from titanic.store import Outcome
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 
 STORES = Path(__file__).parents[1] / "titanic" / "store" / "formats"
@@ -27,7 +28,7 @@ def digest(frames: list[bytes]) -> str:
     return sha256(b"\0".join(frames)).hexdigest()
 
 
-def expect_all(store: Store, expected: dict[str, Any]) -> None:
+def expect_all(store: LmdbStore, expected: dict[str, Any]) -> None:
     """It is sound, and has all of it."""
     assert check(store) == []
     with store.read() as txn:

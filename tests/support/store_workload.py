@@ -22,8 +22,9 @@ from typing import Any
 from support.faults import Lost
 
 from titanic.errors import StoreError
-from titanic.store import NewRequest, Outcome, Retention, Status, Store
+from titanic.store import NewRequest, Outcome, Retention, Status
 from titanic.store.lmdb.page_check import faults
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 
 CAPACITY = 16 << 20
@@ -55,7 +56,7 @@ class Ledger:
 class Workload:
     """Does random things to a store and keeps a ledger of them."""
 
-    def __init__(self, store: Store, ledger: Ledger, seed: int) -> None:
+    def __init__(self, store: LmdbStore, ledger: Ledger, seed: int) -> None:
         self.store = store
         self.ledger = ledger
         self.rng = random.Random(seed)
@@ -226,7 +227,7 @@ def verify(path: Path, lines: list[dict[str, Any]]) -> int:
                 known[uuid].pop("finish", None)
     in_doubt = set(doubt.get("uuids", ())) if doubt else set()
 
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         problems = check(store)
         assert problems == [], problems
         happened = set()
@@ -282,7 +283,7 @@ def read_ledger(path: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     path, ledger, seed, steps = sys.argv[1:]
-    with Store.open(path, capacity=CAPACITY) as store:
+    with LmdbStore.open(path, capacity=CAPACITY) as store:
         Workload(store, Ledger(Path(ledger)), int(seed)).run(int(steps))
 
 

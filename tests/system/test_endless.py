@@ -17,7 +17,7 @@ from support.waiting import until
 
 from broker import Worker
 from titanic import Client, Refused
-from titanic.store import MIN_CAPACITY, Store
+from titanic.store import MIN_CAPACITY, open_store
 from titanic.store.lmdb.tools import check
 
 CAPACITY = 64 << 20 if LONG else MIN_CAPACITY
@@ -97,7 +97,7 @@ def test_it_is_used_for_ever(tmp_path: Path) -> None:
             f"{sum(life.bytes for life in lives) / CAPACITY:.0f} turns, {closed} requests, {file_size(tmp_path)} bytes"
         )
         assert process.terminate() == 0
-    with Store.open(tmp_path / "store") as store:
+    with open_store(tmp_path / "store") as store:
         assert check(store) == []
 
 
@@ -127,5 +127,5 @@ def test_nobody_closes(tmp_path: Path) -> None:
         assert client.reply(uuids[-1]) == [body[:100]], "the others are as they were"
         assert file_size(tmp_path) <= CAPACITY
         assert process.terminate() == 0
-    with Store.open(tmp_path / "store") as store:
+    with open_store(tmp_path / "store") as store:
         assert check(store) == []

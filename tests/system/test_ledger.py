@@ -26,7 +26,7 @@ from support.torture import SEED, figures, tally
 from support.waiting import until
 
 from titanic import Client, Refused, TimedOut
-from titanic.store import Store
+from titanic.store import open_store
 
 CLIENTS = 8
 WORKERS = 3
@@ -197,7 +197,7 @@ class Episode:
 
     def _ring(self) -> None:
         """Each request that was closed is remembered once, as long as there was room."""
-        with Store.open(self.cast.store) as store, store.read() as transaction:
+        with open_store(self.cast.store) as store, store.read() as transaction:
             first, last = transaction.closed_range()
             uuids = [closed.uuid.hex() for closed in transaction.closed(first - 1, last, 1 << 30)]
         assert len(uuids) == len({*uuids})

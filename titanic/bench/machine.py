@@ -9,7 +9,7 @@ from pathlib import Path
 
 import zmq
 
-from titanic.store import NewRequest, Store
+from titanic.store import NewRequest, open_store
 from titanic.util.processes import Children
 
 GROUP = 100
@@ -32,7 +32,7 @@ def disk(folder: Path, count: int) -> float:
 
 def store(folder: Path, count: int) -> float:
     """Requests put into a store in this process, GROUP of them in each synced commit, per second."""
-    with tempfile.TemporaryDirectory(dir=folder) as place, Store.open(Path(place) / "store", capacity=8 << 30) as store:
+    with tempfile.TemporaryDirectory(dir=folder) as place, open_store(Path(place) / "store", capacity=8 << 30) as store:
         requests = [NewRequest(b"absent", _BODY)] * GROUP
         start = time.perf_counter()
         for _ in range(max(1, count // GROUP)):

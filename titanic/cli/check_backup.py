@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -10,9 +11,9 @@ import click
 from titanic.cli.help import command
 from titanic.cli.options import configured, json_flag, option
 from titanic.cli.output import EXIT_FAILED, Bar, print_json, say, size
-from titanic.cli.store_files import expect_readable, expect_store, may_write, open_to_look, store_option
+from titanic.cli.store_files import expect_readable, expect_store, may_write, store_option
 from titanic.errors import StoreCorrupt, StoreLocked
-from titanic.store import Store
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import Checked, Problem, Progress, Salvaged, check_apart, salvage
 from titanic.store.lmdb.tools import backup as copy_store
 from titanic.store.lmdb.tools import check as check_store
@@ -129,7 +130,7 @@ def _check(path: Path, bar: Bar) -> Checked:
         expect_readable(path)
         return check_apart(path, _checking(bar))
     try:
-        with Store.open(path, to_repair=True, verified=True) as store:
+        with LmdbStore.open(path, to_repair=True, verified=True) as store:
             return Checked(check_store(store, _checking(bar)), *_counts(store))
     except StoreLocked:
         return check_apart(path, _checking(bar))
@@ -139,28 +140,27 @@ def _repair(path: Path, bar: Bar) -> tuple[Salvaged | None, Checked, int]:
     """What was saved, if that was necessary, what was found, and how many problems are left."""
     saved = None
     try:
-        with Store.open(path, to_repair=True, verified=True) as store:
+        with LmdbStore.open(path, to_repair=True, verified=True) as store:
             problems = repair_store(store, tell=_checking(bar))
             return saved, Checked(problems, *_counts(store)), len(check_store(store, _checking(bar)))
     except StoreCorrupt as damage:
         saved = salvage(path)
         found = [Problem("data.mdb", damage.fact, "save what can be read in a new file"), *saved.problems]
-    with Store.open(path, to_repair=True, verified=True) as store:
+    with LmdbStore.open(path, to_repair=True, verified=True) as store:
         problems = found + repair_store(store, tell=_checking(bar))
         return saved, Checked(problems, *_counts(store)), len(check_store(store, _checking(bar)))
 
 
-def _counts(store: Store) -> tuple[int, int]:
+def _counts(store: LmdbStore) -> tuple[int, int]:
     with store.read() as transaction:
         counts = transaction.counts()
     return counts.requests, counts.replies
 
 
-def _open(path: Path) -> Store:
+def _open(path: Path) -> LmdbStore:
     """Open the store for writing when nobody else has it, as for a check."""
-    if not may_write(path):
-        return open_to_look(path)
-    try:
-        return Store.open(path, verified=True)
-    except StoreLocked:
-        return open_to_look(path)
+    if may_write(path):
+        with suppress(StoreLocked):
+            return LmdbStore.open(path, verified=True)
+    expect_readable(path)
+    return LmdbStore.open_read_only(path)

@@ -19,7 +19,7 @@ from titanic.errors import StoreUnwritable
 from titanic.protocol.answers import RequestInfo, check, unknown
 from titanic.protocol.tsp import Frames
 from titanic.services import list_requests
-from titanic.store import Outcome, Store
+from titanic.store import Outcome, Store, open_read_only
 
 OFFLINE = "Without a server"
 
@@ -120,7 +120,7 @@ def expect_store(path: Path) -> None:
 def open_to_look(path: Path) -> Store:
     """The store, for reading."""
     expect_readable(path)
-    return Store.open_read_only(path)
+    return open_read_only(path)
 
 
 def expect_readable(path: Path) -> None:

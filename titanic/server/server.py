@@ -25,7 +25,7 @@ from titanic.server.snapshot import ServerSnapshot, WorkerCounts, service_loads
 from titanic.server.watchdog import Watchdog
 from titanic.services.handler import ServiceHandler
 from titanic.services.reader import Reader
-from titanic.store import Store
+from titanic.store import open_store
 from titanic.util.clock import wall_us
 
 LIVE = ("retention", "limits", "max_attempts", "retry_first", "retry_most", "grace")
@@ -43,7 +43,7 @@ class Server:
     def __init__(self, config: ServerConfig) -> None:
         """Open the store and bind the endpoints: raises StoreError or broker.EndpointError."""
         self.config = config
-        self.store = Store.open(
+        self.store = open_store(
             config.store,
             capacity=config.capacity,
             preallocate=config.preallocate,

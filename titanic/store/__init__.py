@@ -1,6 +1,10 @@
-"""The store of Titanic: requests and replies that outlive the process. Start reading at store.py."""
+"""The store of Titanic: requests and replies that outlive the process. Start reading at interface.py."""
 
-from titanic.store.lmdb.store import ReadTransaction, Store, WriteTransaction
+from __future__ import annotations
+
+import os
+
+from titanic.store.interface import ReadTransaction, Store, WriteTransaction
 from titanic.store.records import (
     CLOSED_LAYOUT,
     DAY,
@@ -59,5 +63,51 @@ __all__ = [
     "StoredRequest",
     "Trimmed",
     "WriteTransaction",
+    "open_read_only",
+    "open_store",
     "priority_in",
 ]
+
+
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    capacity: int | None = None,
+    preallocate: bool = False,
+    keep_closed: bool = True,
+    closed_body_limit: int = 64 << 10,
+    drop_unarchived: bool = False,
+) -> Store:
+    """Open the store in the directory `path`, and create both if they aren't there.
+
+    `capacity` is what the store never exceeds on the disk, in bytes; None: as it was, or DEFAULT_CAPACITY. A higher one
+    than before simply works. With a lower one than it has, the store keeps its size, and nothing is accepted until what
+    is in it fits. `preallocate` takes the whole capacity from the disk at once.
+
+    `keep_closed`: whether closed requests are remembered; without, closing leaves no trace and gives out no number.
+    `closed_body_limit`: the largest request and the largest reply, in bytes, that is remembered with its frames.
+    `drop_unarchived`: what is to be done when closed requests that an archive does not have yet take the room of new
+    requests: drop them and count the loss, or refuse the requests.
+
+    Raises CapacityTooSmall, StoreUnwritable, NotAStore, StoreLocked, StoreTooNew or StoreCorrupt.
+    """
+    from titanic.store.lmdb.store import LmdbStore  # only who opens a store waits for the engine's import
+
+    return LmdbStore.open(
+        path,
+        capacity=capacity,
+        preallocate=preallocate,
+        keep_closed=keep_closed,
+        closed_body_limit=closed_body_limit,
+        drop_unarchived=drop_unarchived,
+    )
+
+
+def open_read_only(path: str | os.PathLike[str]) -> Store:
+    """Open a store for reading, also while another process has it open (but not this one).
+
+    Raises NotAStore, StoreUnwritable, StoreCorrupt, StoreTooNew or StoreTooOld.
+    """
+    from titanic.store.lmdb.store import LmdbStore
+
+    return LmdbStore.open_read_only(path)

@@ -9,7 +9,7 @@ from typing import Any
 from broker import DEFAULT_ENDPOINT
 from titanic import Client, InvalidRequest
 from titanic.errors import StoreLocked
-from titanic.store import ArchiveState, Archivist, Store, WriteTransaction
+from titanic.store import ArchiveState, Archivist, WriteTransaction, open_store
 from titanic_data.errors import ArchiveError
 from titanic_data.reading import forget, identity, store_at
 
@@ -85,7 +85,7 @@ class Queue:
         identity = self.identity()
         forget(self.store)  # a process may have a store open only once
         try:
-            with Store.open(self.store) as store, store.write() as transaction:
+            with open_store(self.store) as store, store.write() as transaction:
                 change(transaction)
         except StoreLocked:
             with Client(self.endpoint) as client:

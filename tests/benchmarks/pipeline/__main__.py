@@ -23,7 +23,7 @@ from support.cli_titanic import serving
 from broker import Pipeline
 from titanic import Client
 from titanic.protocol import tsp
-from titanic.store import Store
+from titanic.store import open_read_only
 from titanic_data.archive import Archive, Archiver, Engine, PyArrowEngine, Queue, SparkEngine, archive_frame
 from titanic_data.reading import forget, read_closed
 from titanic_data.session import session
@@ -120,7 +120,7 @@ def processor_seconds() -> float:
 
 def cursor(ring: Path) -> int:
     """Touch each record of the ring, and make nothing of it."""
-    with Store.open_read_only(ring) as store, store.read() as txn:
+    with open_read_only(ring) as store, store.read() as txn:
         return sum(len(record) for record in txn.raw.cursor(txn.db.closed).iternext(keys=False))
 
 

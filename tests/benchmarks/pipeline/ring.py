@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from titanic.store import NewRequest, Status, Store
+from titanic.store import NewRequest, Status, open_store
 
 BEGIN = 1_780_000_000_000_000
 PORTION = 2000
@@ -12,7 +12,7 @@ PORTION = 2000
 
 def filled(path: Path, count: int) -> Path:
     """A store in which so many requests were closed, of 130 bytes with their replies."""
-    with Store.open(path, capacity=max(64 << 20, count * 1000)) as store:
+    with open_store(path, capacity=max(64 << 20, count * 1000)) as store:
         for begin in range(0, count, PORTION):
             numbers = range(begin, min(begin + PORTION, count))
             with store.write() as txn:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.cli_titanic import CLEAN, PATIENCE, Ended
 
-from titanic.store import NewRequest, Store
+from titanic.store import NewRequest, open_store
 
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2
 _libc = ctypes.CDLL(None)
@@ -21,7 +21,7 @@ _libc = ctypes.CDLL(None)
 def store(tmp_path: Path) -> Iterator[Path]:
     """A store with a request."""
     path = tmp_path / "store"
-    with Store.open(path) as store, store.write() as transaction:
+    with open_store(path) as store, store.write() as transaction:
         transaction.accept_many([NewRequest(b"s", [b"x"])], 1)
     yield path
     path.chmod(0o755)

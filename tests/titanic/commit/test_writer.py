@@ -11,7 +11,8 @@ from support.shortages import broken_disk
 
 from titanic.commit.writer import Writer, halves
 from titanic.errors import RecordCorrupt, StoreError, StoreFailed, StoreFull
-from titanic.store import MIN_CAPACITY, NewRequest, Store, WriteTransaction
+from titanic.store import MIN_CAPACITY, NewRequest, Store, open_store
+from titanic.store.lmdb.store import LmdbWriteTransaction
 from titanic.store.lmdb.tools import check
 
 
@@ -25,7 +26,7 @@ class Put:
         self.uuid = b""
         self.heard: list[object] = []
 
-    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
+    def apply(self, transaction: LmdbWriteTransaction, now_us: int) -> None:
         (self.uuid,) = transaction.accept_many([NewRequest(b"echo", [bytes(self.size)])], now_us)
         if self.error is not None:
             raise self.error
@@ -47,7 +48,7 @@ class Put:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
+    with open_store(tmp_path / "store", capacity=MIN_CAPACITY) as store:
         yield store
         assert check(store) == []
 
@@ -103,13 +104,13 @@ def test_a_disk_that_fails_is_told_to_all_at_once_and_nothing_is_kept(store: Sto
 
 def test_the_sync_is_before_the_answer(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    leave = WriteTransaction.__exit__
+    leave = LmdbWriteTransaction.__exit__
 
-    def watched(self: WriteTransaction, *args: Any) -> None:
+    def watched(self: LmdbWriteTransaction, *args: Any) -> None:
         leave(self, *args)
         events.append("on disk")
 
-    monkeypatch.setattr(WriteTransaction, "__exit__", watched)
+    monkeypatch.setattr(LmdbWriteTransaction, "__exit__", watched)
     write = Put(store)
     monkeypatch.setattr(write, "committed", lambda: events.append("told"))
     run(store, [write])
@@ -123,7 +124,7 @@ class Pile:
         self.items = items
         self.heard = heard
 
-    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
+    def apply(self, transaction: LmdbWriteTransaction, now_us: int) -> None:
         if len(self.items) > 2:
             raise StoreFull(1, 1)
 

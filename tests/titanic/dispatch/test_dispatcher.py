@@ -16,7 +16,7 @@ from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.maintenance import PAUSE_US, STEP, MaintenanceWrite
 from titanic.errors import StoreFailed
 from titanic.services.reader import Reader
-from titanic.store import MIN_CAPACITY, NewRequest, Status, Store
+from titanic.store import MIN_CAPACITY, NewRequest, Status, Store, open_store
 from titanic.store.lmdb import request_record
 from titanic.util.clock import wall_us
 
@@ -51,7 +51,7 @@ def test_what_was_closed_is_not_wanted_any_more_before_a_broker_is_found_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Delivering finds that out, and then all that is wanted is sent to the next broker."""
-    with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
+    with open_store(tmp_path / "store", capacity=MIN_CAPACITY) as store:
         dispatcher, transport = make(store), Transport()
         dispatcher.connect(transport)
         monkeypatch.setattr(dispatcher.core, "_recalls", [b"closed"])
@@ -91,7 +91,7 @@ class Rounds:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
+    with open_store(tmp_path / "store", capacity=MIN_CAPACITY) as store:
         yield store
 
 
@@ -101,13 +101,13 @@ def test_what_is_in_flight_is_not_read_again(store: Store, monkeypatch: pytest.M
     assert rounds.next() == [b"echo"] * 40
     rounds.submit(b"echo", b"urgent", priority=9)
     read: list[bytes] = []
-    decode = request_record.decode_rest
+    decode = request_record.decode_body
 
     def note(uuid: bytes, *args: Any) -> Any:
         read.append(uuid)
         return decode(uuid, *args)
 
-    monkeypatch.setattr(request_record, "decode_rest", note)
+    monkeypatch.setattr(request_record, "decode_body", note)
     assert rounds.next() == [b"echo"]
     assert [send.body for send in rounds.transport.sent] == [[b"urgent"]]
     assert read == [send.uuid for send in rounds.transport.sent]

@@ -17,7 +17,7 @@ from support.waiting import until
 from broker import BrokerConfig, RemoteError, Worker
 from broker.io.router import Router
 from titanic import Client, RequestFailed
-from titanic.store import ReadTransaction
+from titanic.store.lmdb.store import LmdbReadTransaction
 
 WIRE = {"heartbeat_interval": 0.5, "request_expiry": 0.2}
 
@@ -136,9 +136,9 @@ class Look:
         self.looks = threading.Event()
         self.go = threading.Event()
         self.sent: list[str] = []
-        read, send = ReadTransaction.next_ready, Router.send
+        read, send = LmdbReadTransaction.next_ready, Router.send
 
-        def next_ready(transaction: ReadTransaction, service: bytes, *args: object, **kwargs: object) -> object:
+        def next_ready(transaction: LmdbReadTransaction, service: bytes, *args: object, **kwargs: object) -> object:
             rows = read(transaction, service, *args, **kwargs)  # type: ignore[arg-type]
             if service == b"stops":
                 self.looks.set()
@@ -152,7 +152,7 @@ class Look:
                 self.sent.append("closed")
             send(router, peer, frames)
 
-        monkeypatch.setattr(ReadTransaction, "next_ready", next_ready)
+        monkeypatch.setattr(LmdbReadTransaction, "next_ready", next_ready)
         monkeypatch.setattr(Router, "send", note)
 
 

@@ -17,7 +17,7 @@ from titanic import Client, Refused, RequestFailed, Server, ServerConfig
 from titanic.dispatch import dispatcher
 from titanic.errors import CallerError, StoreLocked
 from titanic.services import reply
-from titanic.store import ReadTransaction, Store
+from titanic.store import ReadTransaction, open_read_only, open_store
 
 
 def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_what_was_acknowledged_in_the_middle_of_the_traffic_is_there(tmp_path: P
 def test_one_that_never_started_can_be_stopped(tmp_path: Path) -> None:
     Server(config(tmp_path)).stop()
     Server(config(tmp_path, broker="tcp://127.0.0.1:1")).stop()
-    Store.open(tmp_path / "store").close()
+    open_store(tmp_path / "store").close()
 
 
 def test_an_endpoint_that_is_taken_leaves_nothing_open(tmp_path: Path) -> None:
@@ -175,21 +175,21 @@ def test_an_endpoint_that_is_taken_leaves_nothing_open(tmp_path: Path) -> None:
         with pytest.raises(EndpointError):
             Server(config(tmp_path, bind=(taken,)))
         assert list(tmp_path.iterdir()) == [], "nor a store that nobody has used"
-        Store.open(tmp_path / "store").close()
+        open_store(tmp_path / "store").close()
         with pytest.raises(EndpointError):
             Server(config(tmp_path, bind=(taken,)))
-        Store.open_read_only(tmp_path / "store").close()
+        open_read_only(tmp_path / "store").close()
     finally:
         broker.stop()
     with serving(tmp_path), pytest.raises(StoreLocked):
         Server(config(tmp_path))
-    Store.open_read_only(tmp_path / "store").close()
+    open_read_only(tmp_path / "store").close()
 
 
 def test_an_endpoint_of_a_broker_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(EndpointError, match="nonsense"):
         Server(config(tmp_path, broker="nonsense")).start()
-    Store.open(tmp_path / "store").close()
+    open_store(tmp_path / "store").close()
 
 
 @pytest.mark.parametrize(

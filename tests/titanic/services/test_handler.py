@@ -20,7 +20,8 @@ from titanic.services import reply
 from titanic.services.ask import Answers, CloseDoubt
 from titanic.services.handler import ServiceHandler
 from titanic.services.reader import Reader, ReadService
-from titanic.store import MIN_CAPACITY, ReadTransaction, Status, Store, WriteTransaction
+from titanic.store import MIN_CAPACITY, Status, Store, open_store
+from titanic.store.lmdb.store import LmdbReadTransaction, LmdbWriteTransaction
 
 
 class Ask:
@@ -84,7 +85,7 @@ class _Flag:
     def __init__(self, event: Event) -> None:
         self._event = event
 
-    def apply(self, transaction: WriteTransaction, now_us: int) -> None: ...
+    def apply(self, transaction: LmdbWriteTransaction, now_us: int) -> None: ...
 
     def __len__(self) -> int:
         return 0
@@ -98,7 +99,7 @@ class _Flag:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
-    with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
+    with open_store(tmp_path / "store", capacity=MIN_CAPACITY) as store:
         desk = Desk(store)
         desk.writer.start()
         desk.reader.start()
@@ -213,14 +214,14 @@ def test_closing_several_in_parts_is_answered_once(desk: Desk, monkeypatch: pyte
     """In a full store a transaction must not change too much, and nobody knows before what is too much."""
     uuids = accept(desk, *[b"a"] * 9)
     closed = 0
-    close, leave = WriteTransaction.close, WriteTransaction.__exit__
+    close, leave = LmdbWriteTransaction.close, LmdbWriteTransaction.__exit__
 
-    def counting(self: WriteTransaction, uuid: bytes, now_us: int | None = None) -> Any:
+    def counting(self: LmdbWriteTransaction, uuid: bytes, now_us: int | None = None) -> Any:
         nonlocal closed
         closed += 1
         return close(self, uuid, now_us)
 
-    def limited(self: WriteTransaction, *args: Any) -> None:
+    def limited(self: LmdbWriteTransaction, *args: Any) -> None:
         nonlocal closed
         if closed > 2:
             closed = 0
@@ -230,8 +231,8 @@ def test_closing_several_in_parts_is_answered_once(desk: Desk, monkeypatch: pyte
         leave(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(WriteTransaction, "close", counting)
-        patch.setattr(WriteTransaction, "__exit__", limited)
+        patch.setattr(LmdbWriteTransaction, "close", counting)
+        patch.setattr(LmdbWriteTransaction, "__exit__", limited)
         assert desk.ask(tsp.CLOSE, [b"\n".join(uuids[:8])], [b"bad"], [uuids[8]]) == [[b"200"], tsp.BAD_UUID, [b"200"]]
     assert desk.ask(tsp.REPLY, [b"\n".join(uuids)]) == [[b"200", b"\n".join([b"400 0"] * 9)]]
 
@@ -239,10 +240,10 @@ def test_closing_several_in_parts_is_answered_once(desk: Desk, monkeypatch: pyte
 def test_a_fault_of_the_program_is_answered_too(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def faulty(self: ReadTransaction, uuid: bytes) -> None:
+    def faulty(self: LmdbReadTransaction, uuid: bytes) -> None:
         raise KeyError("oops")
 
-    monkeypatch.setattr(ReadTransaction, "reply", faulty)
+    monkeypatch.setattr(LmdbReadTransaction, "reply", faulty)
     answers = desk.ask(tsp.REPLY, [b"0" * 32], [b"bad"])
     assert answers[0] == [b"500 not read: KeyError: 'oops'"]
     assert answers[1][0].startswith(b"400 ")
@@ -261,7 +262,7 @@ def test_an_end_without_a_reply_says_how(desk: Desk, status: Status) -> None:
 
 
 def test_more_than_may_wait_for_the_disk_is_refused_at_once(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
+    with open_store(tmp_path / "store", capacity=MIN_CAPACITY) as store:
         desk = Desk(store, most_bytes=10_000)
         first, second, third = Ask(b"a", bytes(20_000)), Ask(b"a", b"x"), Ask(b"a", b"x")
         desk.services.handle_batch(tsp.REQUEST, [first])  # however large: one must be able to get in
@@ -294,11 +295,11 @@ def test_who_waits_is_told_once_that_the_store_cannot_be_read(desk: Desk, monkey
     ask = Ask(b"5", b"0" * 32)
     desk.services.handle_batch(tsp.WAIT, [ask])
 
-    def failing(self: ReadTransaction) -> None:
+    def failing(self: LmdbReadTransaction) -> None:
         raise StoreFailed("the disk failed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ReadTransaction, "__enter__", failing)
+        patch.setattr(LmdbReadTransaction, "__enter__", failing)
         desk.reader.enqueue(ReadService(tsp.WAIT, desk.reader.read_awaited, read, shared=True), [ask])
         assert done.wait(30)
     assert (desk.told, found) == ([("wait", [ask])], [(ask, [b"500 not read: the disk failed"])])
@@ -307,15 +308,15 @@ def test_who_waits_is_told_once_that_the_store_cannot_be_read(desk: Desk, monkey
 
 def test_one_that_cannot_be_closed_keeps_no_other_from_it(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     stuck, free = accept(desk, b"a", b"a")
-    close = WriteTransaction.close
+    close = LmdbWriteTransaction.close
 
-    def full(self: WriteTransaction, uuid: bytes, now_us: int | None = None) -> Any:
+    def full(self: LmdbWriteTransaction, uuid: bytes, now_us: int | None = None) -> Any:
         if uuid.hex().encode() == stuck:
             raise StoreFull(1, 1)
         return close(self, uuid, now_us)
 
     with monkeypatch.context() as patch:
-        patch.setattr(WriteTransaction, "close", full)
+        patch.setattr(LmdbWriteTransaction, "close", full)
         refused, closed = desk.ask(tsp.CLOSE, [stuck], [free])
         assert refused[0].startswith(b"500 not closed: the store is full")
         assert closed == [b"200"]

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from titanic.services import list_requests
-from titanic.store import MIN_CAPACITY, NewRequest, Status, Store
+from titanic.store import MIN_CAPACITY, NewRequest, Status, Store, open_store
 
 NOW = 1_700_000_000_000_000
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store", capacity=MIN_CAPACITY) as store:
+    with open_store(tmp_path / "store", capacity=MIN_CAPACITY) as store:
         yield store
 
 

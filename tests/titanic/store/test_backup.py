@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreReadOnly, StoreUnwritable
-from titanic.store import NewRequest, Status, Store
+from titanic.store import NewRequest, Status
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import backup, check, restore
 
 NOW = 1_795_258_520_106_479
@@ -15,7 +16,7 @@ NOW = 1_795_258_520_106_479
 
 @pytest.fixture
 def store(tmp_path):
-    with Store.open(tmp_path / "store", capacity=64 << 20) as store:
+    with LmdbStore.open(tmp_path / "store", capacity=64 << 20) as store:
         with store.write() as txn:
             uuids = txn.accept_many([NewRequest(b"echo", [bytes(n * 100)]) for n in range(200)], NOW)
             txn.finish(uuids[0], Status.DONE, [bytes(9000)], attempts=1, dispatched_at=NOW, finished_at=NOW)
@@ -48,7 +49,7 @@ def test_a_backup_is_a_store_with_all_that_was_there(store, tmp_path):
     before = contents(store)
     with store.write() as txn:
         txn.accept_many([NewRequest(b"echo", [b"later"])], NOW)
-    with Store.open(tmp_path / "copy") as copy:
+    with LmdbStore.open(tmp_path / "copy") as copy:
         assert copy.capacity == store.capacity
         assert contents(copy) == before
         assert check(copy) == []
@@ -102,7 +103,7 @@ def test_a_backup_that_cannot_be_written_leaves_nothing(store, tmp_path):
 def test_a_restored_store_is_as_it_was(store, tmp_path):
     backup(store, tmp_path / "copy")
     restore(tmp_path / "copy", tmp_path / "again")
-    with Store.open(tmp_path / "again") as again:
+    with LmdbStore.open(tmp_path / "again") as again:
         assert contents(again) == contents(store)
         assert check(again) == []
         with again.write() as txn:
@@ -115,7 +116,7 @@ def test_restoring_replaces_no_store_and_trusts_none(store, tmp_path):
         restore(tmp_path / "copy", store.path)
     with pytest.raises(NotAStore, match=r"has no data\.mdb"):
         restore(tmp_path / "nowhere", tmp_path / "again")
-    with Store.open(tmp_path / "copy") as copy, copy.write() as txn:
+    with LmdbStore.open(tmp_path / "copy") as copy, copy.write() as txn:
         txn.raw.put(b"nobody", b"", db=txn.db.replies)
     with pytest.raises(StoreCorrupt, match="isn't sound"):
         restore(tmp_path / "copy", tmp_path / "again")
@@ -127,9 +128,9 @@ def test_restoring_replaces_no_store_and_trusts_none(store, tmp_path):
 
 READ = """
 import sys
-from titanic.store import Store
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import backup, check
-with Store.open_read_only(sys.argv[1]) as store:
+with LmdbStore.open_read_only(sys.argv[1]) as store:
     print("open", flush=True)
     input()
     assert check(store) == []
@@ -157,25 +158,25 @@ def test_another_process_reads_checks_and_backs_up_while_the_server_works(store,
         print(file=reader.stdin, flush=True)
         assert reader.stdout.readline() == f"202 {64 << 20}\n"
     assert reader.returncode == 0
-    with Store.open(tmp_path / "copy") as copy, copy.read() as txn:
+    with LmdbStore.open(tmp_path / "copy") as copy, copy.read() as txn:
         assert txn.counts().requests == 202
 
 
 def test_who_only_reads_cannot_write(tmp_path):
-    with Store.open(tmp_path) as store, store.write() as txn:
+    with LmdbStore.open(tmp_path) as store, store.write() as txn:
         txn.accept_many([NewRequest(b"echo", [])], NOW)
-    with Store.open_read_only(tmp_path) as store:
+    with LmdbStore.open_read_only(tmp_path) as store:
         assert store.read_only
         with pytest.raises(StoreReadOnly, match="opened for reading"):
             store.write()
         assert check(store) == []
-    Store.open(tmp_path).close()
+    LmdbStore.open(tmp_path).close()
 
 
 def test_only_a_store_is_read(tmp_path):
     with pytest.raises(NotAStore):
-        Store.open_read_only(tmp_path / "nowhere")
+        LmdbStore.open_read_only(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
     with pytest.raises(NotAStore):
-        Store.open_read_only(tmp_path)
+        LmdbStore.open_read_only(tmp_path)
     assert names(tmp_path) == []

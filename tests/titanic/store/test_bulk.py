@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from titanic.errors import InvalidArchive, RecordCorrupt
-from titanic.store import CLOSED_LAYOUT, NewRequest, Status, Store
+from titanic.store import CLOSED_LAYOUT, NewRequest, Status
+from titanic.store.lmdb.store import LmdbStore
 
 BODIES: list[list[bytes]] = [[b"one"], [], [b"a", b"", b"ccc"], [b"x" * 5000], [b"y" * 70_000], [b""]]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path) -> LmdbStore:
     """Closed requests of all kinds, twice, with numbers 1 to 12."""
-    store = Store.open(tmp_path / "store")
+    store = LmdbStore.open(tmp_path / "store")
     for turn in range(2):
         for number, body in enumerate(BODIES):
             with store.write() as txn:
@@ -29,7 +30,7 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
-def test_records_in_one_piece(store: Store) -> None:
+def test_records_in_one_piece(store: LmdbStore) -> None:
     dtype = np.dtype(
         [(name, "V16" if code == "16s" else f"<u{np.dtype(code).itemsize}") for name, code in CLOSED_LAYOUT]
     )
@@ -49,7 +50,7 @@ def test_records_in_one_piece(store: Store) -> None:
     assert sorted(bulk.apart) == [2, 3, 4, 8, 9, 10]
 
 
-def test_a_part(store: Store) -> None:
+def test_a_part(store: LmdbStore) -> None:
     with store.read() as txn:
         assert len(txn.closed_bulk(3, 5).starts) == 3
         assert len(txn.closed_bulk(1, 12, max_bytes=1).starts) == 1
@@ -61,7 +62,7 @@ def test_a_part(store: Store) -> None:
         assert txn.cut_closed(3, 12, 2 * 10_000 + 100) == 4
 
 
-def test_damage_is_named(store: Store) -> None:
+def test_damage_is_named(store: LmdbStore) -> None:
     environment = store.environment
     with environment.env.begin(write=True, db=environment.databases.closed) as txn:
         key = (7).to_bytes(8, "big")
@@ -76,7 +77,7 @@ def test_damage_is_named(store: Store) -> None:
 
 
 def test_requests_that_have_not_ended(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store") as store:
+    with LmdbStore.open(tmp_path / "store") as store:
         with store.write() as txn:
             uuids = txn.accept_many([NewRequest(b"s", [b"%d" % n]) for n in range(10)], 1000)
             txn.finish(uuids[3], Status.DONE, [], attempts=1, dispatched_at=2000, finished_at=3000)
@@ -91,7 +92,7 @@ def test_requests_that_have_not_ended(tmp_path: Path) -> None:
             assert txn.holder(b"none") is txn.holder(b"") is None
 
 
-def test_an_acknowledgement_for_another_store(store: Store) -> None:
+def test_an_acknowledgement_for_another_store(store: LmdbStore) -> None:
     with store.write() as txn:
         (entry,) = txn.closed(4, 1, 1 << 20)
         txn.register_archive()

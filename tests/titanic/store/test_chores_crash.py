@@ -18,8 +18,9 @@ from support.store_formats import expect_all, unpack
 from support.store_strace import INJECTED, KILLED, RECORDING, power_cut, read_record, trace
 from support.torture import LONG, SEED, part, tally
 
-from titanic.store import NewRequest, State, Status, Store
+from titanic.store import NewRequest, State, Status
 from titanic.store.lmdb.schema import Databases
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import backup, check, repair, restore
 
 NOW = 1_795_258_520_106_479
@@ -37,7 +38,7 @@ pytestmark = [
 
 def fill(path, now=NOW, ahead=1):
     """A store with requests in every place; their ids. What has a time has it a few times `ahead` µs after `now`."""
-    with Store.open(path, capacity=CAPACITY) as store, store.write() as txn:
+    with LmdbStore.open(path, capacity=CAPACITY) as store, store.write() as txn:
         uuids = txn.accept_many(
             [NewRequest(b"s", [bytes(n * 300)], expires_at=now + 9 * ahead) for n in range(60)], now
         )
@@ -50,7 +51,7 @@ def fill(path, now=NOW, ahead=1):
 
 def expect(path, uuids):
     """All that `fill` put there is there."""
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         assert check(store) == []
         with store.read() as txn:
             assert all(txn.request(uuid).body == [bytes(n * 300)] for n, uuid in enumerate(uuids))
@@ -74,7 +75,7 @@ class Creating:
 
 def nameless(path):
     """Whether a store of an earlier version has no id yet."""
-    with Store.open_read_only(path) as store, store.read() as txn:
+    with LmdbStore.open_read_only(path) as store, store.read() as txn:
         return txn.identity() is None
 
 
@@ -85,7 +86,7 @@ class Upgrading:
         self.expected = unpack(path, 1)
 
     def expect(self, path):
-        with Store.open(path) as store:
+        with LmdbStore.open(path) as store:
             expect_all(store, self.expected)
         tally["acknowledged requests checked"] += len(self.expected["requests"])
 
@@ -113,11 +114,11 @@ class Repairing:
                 for name in ("ready", "later", "timers"):
                     txn.drop(databases[name], delete=False)
                 txn.delete(b"ns", db=databases["meta"])
-        with Store.open(path) as store:
+        with LmdbStore.open(path) as store:
             assert len(check(store)) > 60
 
     def expect(self, path):
-        with Store.open(path) as store:
+        with LmdbStore.open(path) as store:
             repair(store, NOW)
         expect(path, self.uuids)
 
@@ -127,7 +128,7 @@ class Restoring:
         copy = path.with_name(f"{path.name}-copy")
         self.arguments = ("restore", copy)
         self.uuids = fill(path)
-        with Store.open(path) as store:
+        with LmdbStore.open(path) as store:
             backup(store, copy)
         shutil.rmtree(path)
 

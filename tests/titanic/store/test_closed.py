@@ -5,8 +5,9 @@ from contextlib import suppress
 import pytest
 
 from titanic.errors import InvalidArchive, RecordCorrupt, StoreFull
-from titanic.store import NewRequest, Retention, State, Status, Store
+from titanic.store import NewRequest, Retention, State, Status
 from titanic.store.lmdb.free_space import recount
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 
 NOW = 1_795_258_520_106_479
@@ -15,7 +16,7 @@ CAPACITY = 16 << 20
 
 @pytest.fixture
 def store(tmp_path):
-    with Store.open(tmp_path / "store", capacity=CAPACITY) as store:
+    with LmdbStore.open(tmp_path / "store", capacity=CAPACITY) as store:
         yield store
         assert check(store) == []
 
@@ -120,11 +121,11 @@ def test_closed_before_its_end_is_cancelled(store):
 
 
 def test_numbers_follow_the_order_of_closing_without_gaps_across_restarts(tmp_path):
-    with Store.open(tmp_path) as store:
+    with LmdbStore.open(tmp_path) as store:
         uuids = accept(store, *[NewRequest(b"echo", [])] * 5)
         close(store, uuids[3], uuids[0])
         drop(store, lambda txn: txn.close(uuids[1], NOW))
-    with Store.open(tmp_path) as store:
+    with LmdbStore.open(tmp_path) as store:
         close(store, uuids[4], uuids[0], uuids[2])
         assert [(life.sequence, life.uuid) for life in closed(store)] == [
             (1, uuids[3]),
@@ -156,7 +157,7 @@ def test_bodies_up_to_a_limit_are_remembered_wherever_they_stand(store, request_
 
 
 def test_larger_bodies_are_left_out_and_their_size_is_kept(tmp_path):
-    with Store.open(tmp_path, closed_body_limit=1000) as store:
+    with LmdbStore.open(tmp_path, closed_body_limit=1000) as store:
         small, large = accept(store, NewRequest(b"echo", [bytes(999), b"x"]), NewRequest(b"echo", [bytes(999), b"xx"]))
         for uuid, size in ((small, 5000), (large, 1000)):
             finish(store, uuid, frames=[bytes(size)])
@@ -174,13 +175,13 @@ def test_larger_bodies_are_left_out_and_their_size_is_kept(tmp_path):
 
 
 def test_a_store_that_keeps_nothing_gives_out_no_numbers(tmp_path):
-    with Store.open(tmp_path) as store:
+    with LmdbStore.open(tmp_path) as store:
         close(store, *accept(store, NewRequest(b"echo", [])))
-    with Store.open(tmp_path, keep_closed=False) as store:
+    with LmdbStore.open(tmp_path, keep_closed=False) as store:
         close(store, *accept(store, NewRequest(b"echo", [bytes(5000)])))
         assert sequence_range(store) == (1, 1)
         assert check(store) == []
-    with Store.open(tmp_path) as store:
+    with LmdbStore.open(tmp_path) as store:
         close(store, *accept(store, NewRequest(b"echo", [])))
         assert sequence_range(store) == (1, 2)
 
@@ -248,7 +249,7 @@ def test_an_archive_is_not_overtaken(store):
 
 
 def test_what_an_archive_missed_is_counted_when_that_is_the_setting(tmp_path):
-    with Store.open(tmp_path, capacity=CAPACITY, drop_unarchived=True) as store:
+    with LmdbStore.open(tmp_path, capacity=CAPACITY, drop_unarchived=True) as store:
         with store.write() as txn:
             txn.register_archive()
         pass_through(store, 6000, size=4000)

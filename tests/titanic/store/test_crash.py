@@ -13,7 +13,7 @@ from support.store_strace import INJECTED, KILLED, Acknowledged, Sync, Write, ca
 from support.store_workload import CAPACITY, verify
 from support.torture import LONG, SEED, part, tally
 
-from titanic.store import Store
+from titanic.store.lmdb.store import LmdbStore
 
 STEPS = 40
 
@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture
 def path(tmp_path):
-    Store.open(tmp_path / "store", capacity=CAPACITY).close()
+    LmdbStore.open(tmp_path / "store", capacity=CAPACITY).close()
     return tmp_path / "store"
 
 

@@ -4,9 +4,10 @@ import pytest
 from support.store_damage import BODY, NOW, edit, make
 
 from titanic.errors import RecordCorrupt
-from titanic.store import NewRequest, Outcome, Retention, State, Status, Store
+from titanic.store import NewRequest, Outcome, Retention, State, Status
 from titanic.store.lmdb.request_record import decode_header
 from titanic.store.lmdb.schema import closed_key
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check, repair
 
 
@@ -53,7 +54,7 @@ def drain(store):
 def test_a_flipped_bit_in_a_body_is_named(path):
     waiting, *_ = make(path)
     flip_in_file(path, BODY + b"\1\0\0\x000", offset=20)
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         with store.read() as txn, pytest.raises(RecordCorrupt, match=waiting.hex()) as raised:
             txn.request(waiting)
         assert (raised.value.uuid, raised.value.database) == (waiting, "requests")
@@ -66,7 +67,7 @@ def test_a_flipped_bit_in_a_body_is_named(path):
 def test_a_flipped_bit_in_a_reply_is_no_wrong_reply(path):
     *_, done = make(path)
     flip_in_file(path, b"the reply", offset=3)
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         with store.read() as txn, pytest.raises(RecordCorrupt, match=rf"{done.hex()} in 'replies'"):
             txn.reply(done)
         assert [problem.where for problem in check(store)] == [f"replies {done.hex()}"]
@@ -76,7 +77,7 @@ def test_a_flipped_bit_in_a_reply_is_no_wrong_reply(path):
 def test_a_flipped_bit_in_a_retry_is_named(path):
     _, delayed, _ = make(path)
     flip_in_file(path, b"it broke")
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         with store.read() as txn, pytest.raises(RecordCorrupt, match=rf"{delayed.hex()} in 'retries'"):
             txn.reply(delayed)
         assert f"retries {delayed.hex()}" in [problem.where for problem in check(store)]
@@ -88,7 +89,7 @@ def test_what_is_wholly_damaged_can_be_closed(path, database):
     uuids = make(path)
     for uuid in uuids if database == "requests" else uuids[{"replies": 2, "retries": 1}[database] :][:1]:
         damage(path, database, uuid)
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         assert check(store) != []
         drain(store)
 
@@ -99,7 +100,7 @@ def test_what_is_damaged_can_be_ended_so_that_nobody_meets_it_again(path, index)
     damage(path, "requests", uuid)
     if index == 1:
         damage(path, "retries", uuid)
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         with store.write() as txn:
             waiting, size = txn.load(b"echo")
             assert txn.finish(uuid, Status.FAILED, [], attempts=1, dispatched_at=0, finished_at=1, reason="damaged")
@@ -112,7 +113,7 @@ def test_what_is_damaged_can_be_ended_so_that_nobody_meets_it_again(path, index)
 def test_a_damaged_delay_still_ends(path):
     _, delayed, _ = make(path)
     damage(path, "retries", delayed)
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         with store.write() as txn:
             assert txn.promote(NOW + 1) == [(b"echo", 1)]
         with store.read() as txn:
@@ -124,7 +125,7 @@ def test_a_damaged_closed_request_does_not_stay_longer_than_others(path):
     make(path)
     damage(path, "closed", closed_key(1))
     policy = Retention(0, 0, closed_retention=10)
-    with Store.open(path) as store, store.write() as txn:
+    with LmdbStore.open(path) as store, store.write() as txn:
         assert txn.closed_range() == (1, 3)
         assert txn.next_due(policy) == 10, "when it was closed can't be read: long ago"
         assert txn.trim(NOW, policy).closed == 1
@@ -132,10 +133,10 @@ def test_a_damaged_closed_request_does_not_stay_longer_than_others(path):
 
 
 def test_the_rows_before_a_damaged_one_are_served(path):
-    with Store.open(path) as store, store.write() as txn:
+    with LmdbStore.open(path) as store, store.write() as txn:
         uuids = txn.accept_many([NewRequest(b"echo", [b"%d" % n]) for n in range(3)], NOW)
     damage(path, "requests", uuids[1])
-    with Store.open(path) as store, store.read() as txn:
+    with LmdbStore.open(path) as store, store.read() as txn:
         rows = txn.next_ready(b"echo", None, 10, 1 << 20)
         assert [row.uuid for row in rows] == uuids[:1]
         with pytest.raises(RecordCorrupt) as raised:
@@ -374,7 +375,7 @@ DAMAGES = [
 def test_check_sees(path, change, found):
     uuids = make(path)
     edit(path, lambda txn, db: change(txn, db, uuids))
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         problems = check(store)
     assert any(found in problem.what for problem in problems), problems
 
@@ -383,7 +384,7 @@ def test_check_sees(path, change, found):
 def test_repair_puts_right_and_loses_nobody(path, change):
     uuids = make(path)
     edit(path, lambda txn, db: change(txn, db, uuids))
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         found = check(store)
         assert any(problem.repair for problem in found)
         repaired = repair(store, NOW + 5)
@@ -403,7 +404,7 @@ def repaired(path, change):
     """A store that was damaged and repaired, and its requests."""
     uuids = make(path)
     edit(path, lambda txn, db: change(txn, db, uuids))
-    store = Store.open(path)
+    store = LmdbStore.open(path)
     repair(store, NOW + 5)
     return store, uuids
 
@@ -447,7 +448,7 @@ def test_what_is_missing_in_the_ring_says_so(path):
 
 def test_repairing_a_sound_store_changes_nothing(path):
     make(path)
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         assert repair(store, NOW) == []
         with store.read() as txn:
             assert txn.raw.stat(txn.db.aside)["entries"] == 0

@@ -14,7 +14,8 @@ from support.torture import LONG, tally
 
 from titanic import Client, Refused
 from titanic.errors import StoreFailed, StoreUnwritable
-from titanic.store import NewRequest, Store
+from titanic.store import NewRequest
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import backup, check, restore
 
 NOW = 1_795_258_520_106_479
@@ -63,7 +64,7 @@ def names(path):
 def test_a_disk_that_fills_up_is_named_and_loses_nothing(disk):
     disk.fill()
     disk.make_room(4 << 20)
-    with Store.open(disk.path / "store", capacity=CAPACITY) as store:
+    with LmdbStore.open(disk.path / "store", capacity=CAPACITY) as store:
         uuids, said = fill(store)
         assert said.startswith(f"the disk of the store in {store.path} is full; {FULL}; ")
         assert len(uuids) > 100
@@ -74,7 +75,7 @@ def test_a_disk_that_fills_up_is_named_and_loses_nothing(disk):
         disk.make_room(1 << 20)
         uuids += accept(store)
         expect(store, uuids)
-    with Store.open(disk.path / "store") as store:
+    with LmdbStore.open(disk.path / "store") as store:
         expect(store, uuids)
         with store.write() as txn:
             for uuid in uuids:
@@ -100,7 +101,7 @@ def test_a_server_says_so_and_goes_on_when_there_is_room(disk):
         assert client.stats()["store"]["requests"] == len(uuids)
         disk.make_room()
         uuids.append(client.submit("absent", BODY))
-    with Store.open(disk.path / "store") as store:
+    with LmdbStore.open(disk.path / "store") as store:
         expect(store, [bytes.fromhex(uuid) for uuid in uuids])
 
 
@@ -110,7 +111,7 @@ def short(store):
 
 
 def test_a_full_disk_is_seen_without_a_write_and_so_is_its_end(disk):
-    with Store.open(disk.path / "store", capacity=CAPACITY) as store:
+    with LmdbStore.open(disk.path / "store", capacity=CAPACITY) as store:
         assert not short(store)
         disk.fill()
         assert short(store)
@@ -121,7 +122,7 @@ def test_a_full_disk_is_seen_without_a_write_and_so_is_its_end(disk):
 def test_what_the_disk_refused_is_over_when_it_has_more_room_or_takes_something(disk):
     disk.fill()
     disk.make_room(4 << 20)
-    with Store.open(disk.path / "store", capacity=CAPACITY) as store:
+    with LmdbStore.open(disk.path / "store", capacity=CAPACITY) as store:
         uuids, _ = fill(store)
         assert short(store)
         disk.make_room(2 << 20)
@@ -138,7 +139,7 @@ def test_what_the_disk_refused_is_over_when_it_has_more_room_or_takes_something(
 def test_what_is_free_in_the_file_needs_no_disk(disk):
     disk.fill()
     disk.make_room(4 << 20)
-    with Store.open(disk.path / "store", capacity=CAPACITY, keep_closed=False) as store:
+    with LmdbStore.open(disk.path / "store", capacity=CAPACITY, keep_closed=False) as store:
         uuids = accept(store, 120)
         for uuid in uuids[:100]:
             with store.write() as txn:
@@ -180,22 +181,22 @@ def test_a_store_cannot_be_made_on_a_full_disk_and_nothing_is_left_of_it(disk):
     path = disk.path / "store"
     for _ in range(2):
         with pytest.raises(StoreUnwritable, match=FULL):
-            Store.open(path)
+            LmdbStore.open(path)
         assert not path.exists() or set(names(path)) <= {"titanic.lock"}
     ended = titanic("serve", "--store", path, "--bind", "tcp://127.0.0.1:*")
     assert ended.code == 1
     assert FULL in ended.err
     disk.make_room()
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         expect(store, accept(store))
 
 
 def test_a_store_on_a_full_disk_can_be_opened_and_read(disk):
     path = disk.path / "store"
-    with Store.open(path, capacity=CAPACITY) as store:
+    with LmdbStore.open(path, capacity=CAPACITY) as store:
         uuids = accept(store)
     disk.fill()
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         expect(store, uuids)
     ended = titanic("check", "--store", path)
     assert (ended.code, ended.out) == (0, f"{path}: 10 requests, 0 replies: no problems\n".encode())
@@ -205,7 +206,7 @@ def test_a_store_on_a_full_disk_can_be_opened_and_read(disk):
 def test_a_restored_store_on_a_full_disk_is_an_error_that_says_so(disk, command):
     """LMDB maps its lock file, sparse as it made it: the first touch would end the process with SIGBUS."""
     path = disk.path / "store"
-    with Store.open(path, capacity=CAPACITY) as store:
+    with LmdbStore.open(path, capacity=CAPACITY) as store:
         uuids = accept(store)
     for name in ("lock.mdb", "titanic.lock"):
         (path / name).unlink()
@@ -213,35 +214,35 @@ def test_a_restored_store_on_a_full_disk_is_an_error_that_says_so(disk, command)
     ended = titanic(*command, path)
     assert (ended.code, FULL in ended.err) == (1, True), ended
     disk.make_room()
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         expect(store, uuids)
 
 
 def test_who_only_reads_is_told_as_well(disk):
     path = disk.path / "store"
-    with Store.open(path, capacity=CAPACITY) as store:
+    with LmdbStore.open(path, capacity=CAPACITY) as store:
         uuids = accept(store)
     (path / "lock.mdb").unlink()
     disk.fill()
     with pytest.raises(StoreUnwritable, match=FULL):
-        Store.open_read_only(path)
+        LmdbStore.open_read_only(path)
     disk.make_room()
-    with Store.open_read_only(path) as store:
+    with LmdbStore.open_read_only(path) as store:
         expect(store, uuids)
 
 
 def test_preallocating_more_than_there_is_says_so(disk):
     path = disk.path / "store"
-    with Store.open(path, capacity=CAPACITY) as store:
+    with LmdbStore.open(path, capacity=CAPACITY) as store:
         uuids = accept(store)
     with pytest.raises(StoreUnwritable, match=FULL):
-        Store.open(path, preallocate=True)
-    with Store.open(path) as store:
+        LmdbStore.open(path, preallocate=True)
+    with LmdbStore.open(path) as store:
         expect(store, uuids)
 
 
 def test_a_backup_to_a_full_disk_leaves_nothing_there(disk, tmp_path):
-    with Store.open(tmp_path / "store", capacity=CAPACITY) as store:
+    with LmdbStore.open(tmp_path / "store", capacity=CAPACITY) as store:
         uuids = accept(store, 100)
         disk.fill()
         disk.make_room(1 << 20)
@@ -252,12 +253,12 @@ def test_a_backup_to_a_full_disk_leaves_nothing_there(disk, tmp_path):
         disk.make_room()
         backup(store, disk.path / "copy")
         expect(store, uuids)
-    with Store.open_read_only(disk.path / "copy") as copy:
+    with LmdbStore.open_read_only(disk.path / "copy") as copy:
         expect(copy, uuids)
 
 
 def test_restoring_to_a_full_disk_leaves_nothing_there(disk, tmp_path):
-    with Store.open(tmp_path / "store", capacity=CAPACITY) as store:
+    with LmdbStore.open(tmp_path / "store", capacity=CAPACITY) as store:
         uuids = accept(store, 100)
         backup(store, tmp_path / "copy")
     disk.fill()
@@ -269,14 +270,14 @@ def test_restoring_to_a_full_disk_leaves_nothing_there(disk, tmp_path):
         assert ".store.partial" not in names(disk.path)
     disk.make_room()
     restore(tmp_path / "copy", disk.path / "store")
-    with Store.open(disk.path / "store") as store:
+    with LmdbStore.open(disk.path / "store") as store:
         expect(store, uuids)
 
 
 def test_a_store_without_an_id_on_a_full_disk_is_opened_without(disk, tmp_path):
     """Earlier versions gave none. It gets one when there is room."""
     path, old = disk.path / "store", tmp_path / "old"
-    with Store.open(old, capacity=CAPACITY) as store:
+    with LmdbStore.open(old, capacity=CAPACITY) as store:
         uuids = accept(store)
     edit(old, lambda txn, db: txn.delete(b"identity", db=db["meta"]))
     path.mkdir()
@@ -287,7 +288,7 @@ def test_a_store_without_an_id_on_a_full_disk_is_opened_without(disk, tmp_path):
     for is_full in (True, False):
         if not is_full:
             disk.make_room()
-        with Store.open(path) as store:
+        with LmdbStore.open(path) as store:
             expect(store, uuids)
             with store.read() as txn:
                 assert (txn.identity() is None) is is_full
@@ -302,9 +303,9 @@ def test_a_store_of_an_earlier_format_on_a_full_disk_stays_as_it_is(disk, tmp_pa
     disk.fill()
     disk.make_room(12 << 10)  # for the locks
     with pytest.raises(StoreUnwritable, match=FULL):
-        Store.open(path)
+        LmdbStore.open(path)
     shutil.copytree(path, tmp_path / "again")
     disk.make_room()
     for where in (path, tmp_path / "again"):
-        with Store.open(where) as store:
+        with LmdbStore.open(where) as store:
             expect_all(store, expected)

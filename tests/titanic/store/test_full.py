@@ -9,8 +9,9 @@ import pytest
 from support.torture import SEED, tally
 
 from titanic.errors import CapacityTooSmall, StoreFailed, StoreFull
-from titanic.store import MIN_CAPACITY, NewRequest, State, Status, Store
+from titanic.store import MIN_CAPACITY, NewRequest, State, Status
 from titanic.store.lmdb.free_space import can_make_way
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 
 NOW = 1_795_258_520_106_479
@@ -20,7 +21,7 @@ LIMIT = 12 << 20  # from which nothing is accepted
 
 @pytest.fixture
 def store(tmp_path):
-    with Store.open(tmp_path / "store", capacity=CAPACITY) as store:
+    with LmdbStore.open(tmp_path / "store", capacity=CAPACITY) as store:
         yield store
         assert check(store) == []
         assert file_size(store) <= CAPACITY
@@ -177,21 +178,21 @@ def test_accepting_resumes_when_there_is_room_again(store):
 
 
 def test_a_store_is_full_across_a_restart(tmp_path):
-    with Store.open(tmp_path, capacity=CAPACITY) as store:
+    with LmdbStore.open(tmp_path, capacity=CAPACITY) as store:
         fill(store)
-    with Store.open(tmp_path) as store:
+    with LmdbStore.open(tmp_path) as store:
         assert store.capacity == CAPACITY
         assert fill(store) == []
         assert check(store) == []
-    with Store.open(tmp_path, capacity=2 * CAPACITY) as store:
+    with LmdbStore.open(tmp_path, capacity=2 * CAPACITY) as store:
         assert fill(store) != []
 
 
 def test_a_store_above_a_lowered_capacity_keeps_its_size_and_can_be_emptied(tmp_path):
-    with Store.open(tmp_path, capacity=4 * CAPACITY) as store:
+    with LmdbStore.open(tmp_path, capacity=4 * CAPACITY) as store:
         uuids = fill(store)
         before = file_size(store)
-    with Store.open(tmp_path, capacity=CAPACITY) as store:
+    with LmdbStore.open(tmp_path, capacity=CAPACITY) as store:
         assert fill(store) == []
         assert finish(store, uuids[0], [b"small"])
         with pytest.raises(StoreFull):
@@ -206,19 +207,19 @@ def test_a_store_above_a_lowered_capacity_keeps_its_size_and_can_be_emptied(tmp_
 
 def test_a_capacity_that_leaves_no_room_is_refused(tmp_path):
     with pytest.raises(CapacityTooSmall, match="it is 16777215 bytes; choose at least 16 MiB"):
-        Store.open(tmp_path / "new", capacity=MIN_CAPACITY - 1)
+        LmdbStore.open(tmp_path / "new", capacity=MIN_CAPACITY - 1)
     assert not (tmp_path / "new").exists()
-    Store.open(tmp_path, capacity=MIN_CAPACITY).close()
+    LmdbStore.open(tmp_path, capacity=MIN_CAPACITY).close()
 
 
 def test_preallocating_takes_the_room_from_the_disk(tmp_path):
-    with Store.open(tmp_path, capacity=CAPACITY, preallocate=True) as store:
+    with LmdbStore.open(tmp_path, capacity=CAPACITY, preallocate=True) as store:
         found = (tmp_path / "data.mdb").stat()
         assert found.st_size == CAPACITY
         assert found.st_blocks * 512 >= CAPACITY
         uuids = fill(store)
         assert check(store) == []
-    with Store.open(tmp_path, capacity=CAPACITY, preallocate=True) as store:
+    with LmdbStore.open(tmp_path, capacity=CAPACITY, preallocate=True) as store:
         close(store, *uuids)
         assert check(store) == []
         assert file_size(store) == CAPACITY
@@ -266,7 +267,7 @@ def turn_over(path, capacity, *, turns, keep_closed, seed):
     rng = random.Random(seed)
     content = rng.randbytes(1 << 20)
     live, ended, passed, refused, steps = [], set(), 0, 0, 0
-    with Store.open(path, capacity=capacity, keep_closed=keep_closed) as store:
+    with LmdbStore.open(path, capacity=capacity, keep_closed=keep_closed) as store:
         while passed < turns * capacity:
             steps += 1
             act = rng.random()
@@ -307,7 +308,7 @@ def turn_over(path, capacity, *, turns, keep_closed, seed):
 
 def test_the_file_stays_at_its_size_however_much_passes_through(tmp_path):
     sizes = []
-    with Store.open(tmp_path, capacity=CAPACITY, keep_closed=False) as store:
+    with LmdbStore.open(tmp_path, capacity=CAPACITY, keep_closed=False) as store:
         for _ in range(12):
             for _ in range(10):
                 uuids = accept(store, *[NewRequest(b"echo", [bytes(200)])] * 100)
@@ -329,7 +330,7 @@ def test_one_old_request_pins_only_its_own_space(store):
 
 
 def test_a_large_body_that_was_closed_is_freed_bit_by_bit(tmp_path):
-    with Store.open(tmp_path, capacity=CAPACITY, keep_closed=False) as store:
+    with LmdbStore.open(tmp_path, capacity=CAPACITY, keep_closed=False) as store:
         uuids = accept(store, *[NewRequest(b"echo", [bytes(4 << 20)])] * 2)
         close(store, *uuids)
         left = counts(store).used
@@ -346,7 +347,7 @@ def test_a_large_body_that_was_closed_is_freed_bit_by_bit(tmp_path):
 
 
 def test_a_request_finds_room_while_large_bodies_are_being_freed(tmp_path):
-    with Store.open(tmp_path, capacity=CAPACITY, keep_closed=False) as store:
+    with LmdbStore.open(tmp_path, capacity=CAPACITY, keep_closed=False) as store:
         for _ in range(5):
             uuids = accept(store, *[NewRequest(b"echo", [bytes(5 << 20)])] * 2)
             close(store, *uuids)
@@ -390,10 +391,11 @@ def test_a_map_that_is_full_all_the_same_drops_the_transaction_and_no_more(store
 FILE_LIMIT = """
 import resource, signal, sys
 from titanic.errors import StoreFailed
-from titanic.store import NewRequest, Store
+from titanic.store import NewRequest
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-store = Store.open(sys.argv[1])
+store = LmdbStore.open(sys.argv[1])
 with store.write() as txn:
     txn.accept_many([NewRequest(b"echo", [bytes(100)])], 1)
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
@@ -415,7 +417,7 @@ def test_a_disk_that_fails_loses_nothing_and_is_forgiven(tmp_path):
     assert run.returncode == 0, run.stderr
     assert "failed" in run.stdout
     assert "nothing was kept of the transaction" in run.stdout
-    with Store.open(tmp_path) as store:
+    with LmdbStore.open(tmp_path) as store:
         assert check(store) == []
         with store.read() as txn:
             assert [row.submitted_at for row in txn.list(limit=5000)] == [1] + [3] * 1000

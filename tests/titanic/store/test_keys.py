@@ -4,7 +4,8 @@ import pytest
 
 from titanic.errors import InvalidRequest, StoreFull
 from titanic.protocol.limits import MOST_TOGETHER
-from titanic.store import NewRequest, Status, Store
+from titanic.store import NewRequest, Status
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 
 NOW = 1_795_258_520_106_479
@@ -13,7 +14,7 @@ LATER = NOW + 1000
 
 @pytest.fixture
 def store(tmp_path):
-    with Store.open(tmp_path / "store", capacity=16 << 20) as store:
+    with LmdbStore.open(tmp_path / "store", capacity=16 << 20) as store:
         yield store
         assert check(store) == []
 
@@ -137,9 +138,9 @@ def test_a_key_is_forgotten_before_its_time(store):
 
 
 def test_across_a_restart(tmp_path):
-    with Store.open(tmp_path) as store:
+    with LmdbStore.open(tmp_path) as store:
         (one,) = accept(store, keyed(b"k"))
-    with Store.open(tmp_path) as store:
+    with LmdbStore.open(tmp_path) as store:
         assert accept(store, keyed(b"k")) == [(one.uuid, False)]
         assert check(store) == []
 

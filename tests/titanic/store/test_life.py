@@ -5,7 +5,8 @@ import threading
 import pytest
 
 from titanic.errors import InvalidRequest, StoreFailed
-from titanic.store import NewRequest, Outcome, Pending, State, Status, Store
+from titanic.store import NewRequest, Outcome, Pending, State, Status
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 from titanic.util.ids import IdMaker
 
@@ -15,7 +16,7 @@ SECOND = 1_000_000
 
 @pytest.fixture
 def store(tmp_path):
-    with Store.open(tmp_path / "store") as store:
+    with LmdbStore.open(tmp_path / "store") as store:
         yield store
         assert check(store) == []
 
@@ -301,10 +302,10 @@ def test_next_due_is_none_when_nothing_is_delayed(store):
 
 
 def test_all_is_there_after_a_restart(tmp_path):
-    with Store.open(tmp_path) as store:
+    with LmdbStore.open(tmp_path) as store:
         uuids = {wanted: in_state(store, wanted) for wanted in STORED}
         rows, totals = queue(store), counts(store)
-    with Store.open(tmp_path) as store:
+    with LmdbStore.open(tmp_path) as store:
         assert {wanted: state(store, uuid) for wanted, uuid in uuids.items()} == {wanted: wanted for wanted in STORED}
         assert queue(store) == rows
         assert counts(store) == totals == (6, 1, 1, 4)
@@ -312,10 +313,10 @@ def test_all_is_there_after_a_restart(tmp_path):
 
 
 def test_ids_ascend_after_a_restart_with_the_clock_behind(tmp_path):
-    with Store.open(tmp_path) as store:
+    with LmdbStore.open(tmp_path) as store:
         before = accept(store, NewRequest(b"echo", []))
         before += accept(store, NewRequest(b"echo", []), now=NOW - SECOND)
-    with Store.open(tmp_path) as store:
+    with LmdbStore.open(tmp_path) as store:
         after = accept(store, *[NewRequest(b"echo", [])] * 3, now=NOW - 3600 * SECOND)
         assert [row.uuid for row in queue(store)] == before + after
         assert check(store) == []

@@ -12,7 +12,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from support.torture import LONG, SEED, tally
 
 from titanic.errors import StoreFull
-from titanic.store import NewRequest, Outcome, Pending, Retention, State, Status, Store
+from titanic.store import NewRequest, Outcome, Pending, Retention, State, Status
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 
 START = 1_795_258_520_106_479
@@ -75,7 +76,7 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.path = Path(tempfile.mkdtemp(prefix="titanic-model-"))
-        self.store = Store.open(self.path, capacity=CAPACITY)
+        self.store = LmdbStore.open(self.path, capacity=CAPACITY)
         self.model = {}
         self.keys = {}
         self.closed = []  # all that were ever closed: (uuid, status, unclaimed, closed_at, size of the request)
@@ -314,7 +315,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def restart(self):
         self.store.close()
-        self.store = Store.open(self.path)
+        self.store = LmdbStore.open(self.path)
 
     @precondition(lambda self: self.model)
     @rule(uuid=uuids, requests=st.lists(REQUESTS, max_size=2))

@@ -9,7 +9,8 @@ import pytest
 from support.store_damage import NOW, edit, make
 
 from titanic.errors import StoreCorrupt, StoreError
-from titanic.store import NewRequest, Retention, Status, Store
+from titanic.store import NewRequest, Retention, Status
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check, repair
 
 UNLIKELY = 10**12
@@ -87,7 +88,7 @@ WRITING: list[Callable[..., object]] = [
 """All that a server does to a store."""
 
 
-def use(store: Store, uuids: list[bytes]) -> list[StoreError]:
+def use(store: LmdbStore, uuids: list[bytes]) -> list[StoreError]:
     """Do all of it, and return what went wrong."""
     errors = []
     for steps, begin in ((READING, store.read), (WRITING, store.write)):
@@ -105,13 +106,13 @@ def test_an_odd_row_is_found_and_repaired(path: Path, name: str) -> None:
     change, found = ODD[name]
     uuids = make(path)
     edit(path, change)
-    with Store.open_read_only(path) as store:
+    with LmdbStore.open_read_only(path) as store:
         assert any(found in problem.what and problem.repair for problem in check(store)), check(store)
-    with Store.open(path, to_repair=True) as store:
+    with LmdbStore.open(path, to_repair=True) as store:
         repaired = repair(store, NOW + 5)
         assert any(found in problem.what for problem in repaired)
         assert check(store) == []
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         with store.read() as txn:
             assert None not in [txn.state(uuid) for uuid in uuids]
         assert use(store, uuids) == []
@@ -122,7 +123,7 @@ def test_an_odd_row_is_found_and_repaired(path: Path, name: str) -> None:
 def test_an_odd_row_is_damage_and_no_fault_of_the_program(path: Path, name: str) -> None:
     uuids = make(path)
     edit(path, ODD[name][0])
-    with Store.open(path, to_repair=True) as store:
+    with LmdbStore.open(path, to_repair=True) as store:
         for error in use(store, uuids):
             assert "report" not in str(error)
         repair(store, NOW + 5)
@@ -136,9 +137,9 @@ def test_the_error_names_the_row_and_says_what_to_do(path: Path) -> None:
     edit(path, ODD["sequence"][0])
     errors = []
     with pytest.raises(StoreCorrupt) as raised:
-        Store.open(path)
+        LmdbStore.open(path)
     errors.append(str(raised.value))
-    with Store.open(path, to_repair=True) as store, pytest.raises(StoreCorrupt) as raised, store.write() as txn:
+    with LmdbStore.open(path, to_repair=True) as store, pytest.raises(StoreCorrupt) as raised, store.write() as txn:
         txn.close(uuids[0])
     errors.append(str(raised.value))
     advice = "stop the server and repair the store: titanic check --repair"
@@ -159,12 +160,12 @@ def test_a_store_of_which_the_format_is_damaged_is_a_store_all_the_same(
 ) -> None:
     uuids = make(path)
     edit(path, change)
-    for open_ in (Store.open, Store.open_read_only):
+    for open_ in (LmdbStore.open, LmdbStore.open_read_only):
         with pytest.raises(StoreCorrupt, match=f"{fact}; .* titanic check --repair"):
             open_(path)
-    with Store.open(path, to_repair=True) as store:
+    with LmdbStore.open(path, to_repair=True) as store:
         assert [problem.what for problem in repair(store, NOW)] == [fact.replace(" in 'meta'", "")]
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         assert check(store) == []
         assert use(store, uuids) == []
 
@@ -174,7 +175,7 @@ def test_a_store_of_which_the_format_is_damaged_is_a_store_all_the_same(
 
 def ring(path: Path) -> tuple[int, int, list[str], int]:
     """First and last number, the entries' errors, and what the archive has, after a repair."""
-    with Store.open(path, to_repair=True) as store:
+    with LmdbStore.open(path, to_repair=True) as store:
         found = check(store)
         assert found
         assert set(found) <= set(repair(store, NOW + 5))
@@ -214,7 +215,7 @@ def test_what_an_archive_had_that_left_doesnt_count(path: Path) -> None:
 def test_numbers_that_archive_and_sequence_agree_on_are_left_to_people(path: Path) -> None:
     make(path)
     edit(path, put_and(archive(1, UNLIKELY), sequence(UNLIKELY)))
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         repair(store, NOW)
         assert check(store) == [("closed", f"4 … {UNLIKELY} are missing", "")]
 
@@ -244,7 +245,7 @@ def test_an_empty_ring_has_no_numbers_that_nobody_comes_to(path: Path, change: C
     edit(path, lambda txn, db: [txn.delete(number.to_bytes(8), db=db["closed"]) for number in (1, 2, 3)])
     edit(path, put_and(archive(1, 3), change, put("closed", b"\xff" * 8, b"x")))
     assert ring(path) == (4, 3, [], 3)
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         assert use(store, uuids) == []
 
 
@@ -262,7 +263,7 @@ def test_an_entry_under_a_number_never_given_out_is_set_aside(path: Path, number
     errors[number - 1] = "its record was missing"
     first = 2 if number == 1 else 1  # nobody can tell that there was one before
     assert ring(path) == (first, 3, errors[first - 1 :], 0)
-    with Store.open(path) as store, store.read() as txn:
+    with LmdbStore.open(path) as store, store.read() as txn:
         assert txn.raw.stat(txn.db.aside)["entries"] == 1
 
 
@@ -272,7 +273,7 @@ def test_an_entry_far_before_the_others_is_set_aside(path: Path) -> None:
     start = 1 << 40
     edit(path, lambda txn, db: [txn.delete(number.to_bytes(8), db=db["closed"]) for number in (1, 2, 3)])
     edit(path, sequence(start))
-    with Store.open(path) as store, store.write() as txn:
+    with LmdbStore.open(path) as store, store.write() as txn:
         for uuid in txn.accept_many([NewRequest(b"echo", [b"x"])] * 3, NOW):
             assert txn.close(uuid, NOW)
 
@@ -288,5 +289,5 @@ def test_an_archive_row_that_says_nothing_keeps_all_that_is_there(path: Path, ro
     make(path)
     edit(path, put("meta", b"archive", row))
     assert ring(path) == (1, 3, [""] * 3, upto)
-    with Store.open(path) as store, store.read() as txn:
+    with LmdbStore.open(path) as store, store.read() as txn:
         assert txn.archive().registered

@@ -9,8 +9,9 @@ import lmdb
 import pytest
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreLocked, StoreTooNew, StoreUnwritable
-from titanic.store import NewRequest, Store
+from titanic.store import NewRequest
 from titanic.store.lmdb.schema import FORMAT
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import backup, check, restore
 from titanic.util.ids import SIZE
 
@@ -19,7 +20,7 @@ NOW = 1_795_258_520_106_479
 
 def make(path, n=1, size=10):
     """A store with `n` requests, closed again."""
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         with store.write() as txn:
             uuids = txn.accept_many([NewRequest(b"echo", [bytes(size)])] * n, NOW)
         assert check(store) == []
@@ -39,7 +40,7 @@ def set_format(path, number):
 
 def test_directories_are_created_and_nobody_else_may_read_them(tmp_path):
     path = tmp_path / "a" / "b"
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         assert store.path == path
         assert check(store) == []
     assert path.stat().st_mode & 0o777 == 0o750
@@ -57,10 +58,10 @@ def test_a_store_has_an_id_that_stays_and_that_its_copies_have(tmp_path):
     ids = []
     for path in (tmp_path / "one", tmp_path / "one", tmp_path / "copy", tmp_path / "other"):
         if path.name == "copy":
-            with Store.open(tmp_path / "one") as store:
+            with LmdbStore.open(tmp_path / "one") as store:
                 backup(store, tmp_path / "backup")
             restore(tmp_path / "backup", path)
-        with Store.open(path) as store, store.read() as txn:
+        with LmdbStore.open(path) as store, store.read() as txn:
             ids.append(txn.identity())
     assert ids[0] == ids[1] == ids[2] != ids[3]
     assert {len(one) for one in ids} == {SIZE}
@@ -74,7 +75,7 @@ def test_what_an_interrupted_creation_left_is_no_obstacle(tmp_path):
 
 
 def test_a_store_is_closed_once(tmp_path):
-    store = Store.open(tmp_path)
+    store = LmdbStore.open(tmp_path)
     store.close()
     store.close()
     make(tmp_path)
@@ -83,25 +84,25 @@ def test_a_store_is_closed_once(tmp_path):
 def test_a_path_through_a_file_cannot_be_created(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreUnwritable, match="file/store"):
-        Store.open(tmp_path / "file" / "store")
+        LmdbStore.open(tmp_path / "file" / "store")
 
 
 def test_a_file_system_that_takes_no_files_is_unwritable():
     with pytest.raises(StoreUnwritable, match="/proc/self"):
-        Store.open("/proc/self/titanic-store")
+        LmdbStore.open("/proc/self/titanic-store")
 
 
 def test_a_file_is_not_a_store(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(NotAStore, match="no directory"):
-        Store.open(tmp_path / "file")
+        LmdbStore.open(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_directory_with_other_things_is_not_a_store(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(NotAStore, match="thesis"):
-        Store.open(tmp_path)
+        LmdbStore.open(tmp_path)
     assert names(tmp_path) == ["thesis.tex"]
 
 
@@ -113,7 +114,7 @@ def test_somebody_elses_lmdb_is_not_a_store_and_stays_as_it_was(tmp_path, databa
             txn.put(b"key", b"value")
     before = (tmp_path / "data.mdb").read_bytes()
     with pytest.raises(NotAStore, match="something else"):
-        Store.open(tmp_path)
+        LmdbStore.open(tmp_path)
     assert (tmp_path / "data.mdb").read_bytes() == before
     assert names(tmp_path) == ["data.mdb", "lock.mdb"]
 
@@ -123,10 +124,10 @@ def test_a_later_format_is_left_alone(tmp_path):
     set_format(tmp_path, FORMAT + 1)
     before = (tmp_path / "data.mdb").read_bytes()
     with pytest.raises(StoreTooNew, match=f"format is {FORMAT + 1}, known are formats up to {FORMAT}"):
-        Store.open(tmp_path)
+        LmdbStore.open(tmp_path)
     assert (tmp_path / "data.mdb").read_bytes() == before
     set_format(tmp_path, 2)
-    Store.open(tmp_path).close()
+    LmdbStore.open(tmp_path).close()
 
 
 def keep(store):
@@ -142,26 +143,26 @@ def keep(store):
     ids=["untouched", "used"],
 )
 def test_a_new_store_is_discarded_unless_something_was_in_it(tmp_path, act, stays):
-    store = Store.open(tmp_path / "a" / "store")
+    store = LmdbStore.open(tmp_path / "a" / "store")
     act(store)
     store.discard()
     store.discard()
     assert (tmp_path / "a").exists() == stays
     if stays:
-        with Store.open_read_only(tmp_path / "a" / "store") as store, store.read() as txn:
+        with LmdbStore.open_read_only(tmp_path / "a" / "store") as store, store.read() as txn:
             assert txn.closed_range() == (1, 1)
 
 
 def test_only_what_the_opening_made_is_discarded(tmp_path):
-    Store.open(tmp_path).discard()
+    LmdbStore.open(tmp_path).discard()
     assert names(tmp_path) == []
-    Store.open(tmp_path).close()
-    Store.open(tmp_path).discard()
+    LmdbStore.open(tmp_path).close()
+    LmdbStore.open(tmp_path).discard()
     assert names(tmp_path) == ["data.mdb", "lock.mdb", "titanic.lock"]
 
 
 def test_a_store_with_an_archive_is_not_discarded(tmp_path):
-    store = Store.open(tmp_path)
+    store = LmdbStore.open(tmp_path)
     with store.write() as txn:
         txn.register_archive()
     store.discard()
@@ -170,10 +171,10 @@ def test_a_store_with_an_archive_is_not_discarded(tmp_path):
 
 NO_ROOM = """
 import resource, signal, sys
-from titanic.store import Store
+from titanic.store.lmdb.store import LmdbStore
 resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, 4 << 20))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-Store.open(sys.argv[1], capacity=64 << 20, preallocate=True)
+LmdbStore.open(sys.argv[1], capacity=64 << 20, preallocate=True)
 """
 
 
@@ -187,7 +188,7 @@ def test_a_new_store_that_finds_no_room_leaves_nothing(tmp_path):
 
 def test_a_lock_is_that_of_the_file_that_is_there(tmp_path, monkeypatch):
     """Who opened the file just before it was removed must not get a lock that nobody else will ask for."""
-    first = Store.open(tmp_path)
+    first = LmdbStore.open(tmp_path)
     flock = fcntl.flock
 
     def discard_before(descriptor, operation):
@@ -196,16 +197,16 @@ def test_a_lock_is_that_of_the_file_that_is_there(tmp_path, monkeypatch):
         flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", discard_before)
-    with Store.open(tmp_path):
+    with LmdbStore.open(tmp_path):
         assert names(tmp_path) == ["data.mdb", "lock.mdb", "titanic.lock"]
         with pytest.raises(StoreLocked):
-            Store.open(tmp_path)
+            LmdbStore.open(tmp_path)
 
 
 HOLD = """
 import sys
-from titanic.store import Store
-store = Store.open(sys.argv[1])
+from titanic.store.lmdb.store import LmdbStore
+store = LmdbStore.open(sys.argv[1])
 print("open", flush=True)
 input()
 """
@@ -218,16 +219,16 @@ def test_a_store_that_is_open_elsewhere_says_where(tmp_path):
     with holder:
         assert holder.stdout.readline() == "open\n"
         with pytest.raises(StoreLocked, match=rf"pid {holder.pid} since \d{{4}}-") as raised:
-            Store.open(tmp_path)
+            LmdbStore.open(tmp_path)
         assert raised.value.pid == holder.pid
         holder.kill()
     make(tmp_path)  # a lock dies with its holder
 
 
 def test_a_store_is_opened_once_in_a_process(tmp_path):
-    with Store.open(tmp_path):
+    with LmdbStore.open(tmp_path):
         with pytest.raises(StoreLocked) as raised:
-            Store.open(tmp_path)
+            LmdbStore.open(tmp_path)
         assert raised.value.pid == os.getpid()
 
 
@@ -236,7 +237,7 @@ def test_a_failed_opening_gives_the_lock_back(tmp_path):
     set_format(tmp_path, 9)
     for _ in range(2):
         with pytest.raises(StoreTooNew):
-            Store.open(tmp_path)
+            LmdbStore.open(tmp_path)
 
 
 @pytest.mark.parametrize("size", [0, 100, 4096, 8191, 8192, 3 * 4096, 10 * 4096, -4096, -1])
@@ -246,12 +247,12 @@ def test_a_truncated_file_is_damaged(tmp_path, size):
     whole = data.stat().st_size
     os.truncate(data, size if size >= 0 else whole + size)
     with pytest.raises(StoreCorrupt, match=r"data\.mdb is damaged"):
-        Store.open(tmp_path)
+        LmdbStore.open(tmp_path)
 
 
 def test_a_file_may_end_early_if_the_missing_pages_are_free(tmp_path):
     uuids = make(tmp_path, n=100, size=9000)
-    with Store.open(tmp_path) as store:
+    with LmdbStore.open(tmp_path) as store:
         for uuid in uuids:
             with store.write() as txn:
                 txn.close(uuid)
@@ -260,7 +261,7 @@ def test_a_file_may_end_early_if_the_missing_pages_are_free(tmp_path):
         pages = env.info()["last_pgno"] + 1
     os.truncate(data, data.stat().st_size - 4096)
     assert data.stat().st_size < pages * 4096
-    with Store.open(tmp_path) as store:
+    with LmdbStore.open(tmp_path) as store:
         assert check(store) == []
         with store.read() as txn:
             assert txn.counts().requests == 0
@@ -272,20 +273,20 @@ def test_a_data_file_of_something_else_is_damaged(tmp_path, content):
     make(tmp_path)
     (tmp_path / "data.mdb").write_bytes(content)
     with pytest.raises(StoreCorrupt):
-        Store.open(tmp_path)
+        LmdbStore.open(tmp_path)
 
 
 def test_the_capacity_can_be_another_one_each_time(tmp_path):
     make(tmp_path)
     for capacity in (1 << 26, 1 << 34, 1 << 24, (1 << 24) + 4096):
-        with Store.open(tmp_path, capacity=capacity) as store:
+        with LmdbStore.open(tmp_path, capacity=capacity) as store:
             assert store.capacity == capacity
             with store.read() as txn:
                 assert txn.counts().capacity == capacity
             assert check(store) == []
         with lmdb.open(str(tmp_path), max_dbs=16) as env, env.begin(db=env.open_db(b"meta")) as txn:
             assert int.from_bytes(txn.get(b"capacity"), "little") == capacity
-        with Store.open(tmp_path) as store:
+        with LmdbStore.open(tmp_path) as store:
             assert store.capacity == capacity
 
 
@@ -298,7 +299,7 @@ os._exit(9)
 
 
 def test_killed_readers_are_cleared_away(tmp_path):
-    with Store.open(tmp_path) as store:
+    with LmdbStore.open(tmp_path) as store:
         assert subprocess.run([sys.executable, "-c", DIE_READING, tmp_path], check=False).returncode == 9
         assert store.reader_check() == 1
         assert store.reader_check() == 0

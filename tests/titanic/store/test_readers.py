@@ -12,7 +12,7 @@ from support.waiting import until
 
 from titanic import Client
 from titanic.dispatch import maintenance
-from titanic.store import Store
+from titanic.store.lmdb.store import LmdbStore
 
 CAPACITY = 16 << 20
 PLACES = 126
@@ -66,13 +66,13 @@ def test_a_server_forgets_readers_that_were_killed(tmp_path, readers, monkeypatc
 
 def test_whoever_finds_no_place_takes_those_of_the_killed(tmp_path, readers):
     """Nobody has looked for a while."""
-    with Store.open(tmp_path / "store") as store:
+    with LmdbStore.open(tmp_path / "store") as store:
         while places(store) < PLACES - 1:
             readers.die()
         with store.read() as one, store.read() as another:
             assert one.counts() == another.counts()
         assert places(store) < EACH
-    with Store.open(tmp_path / "store") as store:
+    with LmdbStore.open(tmp_path / "store") as store:
         for _ in range(3):
             readers.die()
         titanic("check", "--store", store.path)

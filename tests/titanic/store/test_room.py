@@ -5,7 +5,8 @@ from support.serving import serving
 
 from titanic import Client, Refused
 from titanic.errors import StoreFull
-from titanic.store import NewRequest, Status, Store
+from titanic.store import NewRequest, Status
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 
 NOW = 1_795_258_520_106_479
@@ -14,7 +15,7 @@ CAPACITY = 16 << 20
 
 @pytest.fixture
 def store(tmp_path):
-    with Store.open(tmp_path / "store", capacity=CAPACITY, closed_body_limit=1 << 20) as store:
+    with LmdbStore.open(tmp_path / "store", capacity=CAPACITY, closed_body_limit=1 << 20) as store:
         yield store
         assert check(store) == []
 
@@ -97,7 +98,7 @@ def test_closed_requests_that_may_make_way_are_room(store):
 
 
 def test_bodies_that_are_being_freed_are_room(tmp_path):
-    with Store.open(tmp_path / "store", capacity=CAPACITY, keep_closed=False) as store:
+    with LmdbStore.open(tmp_path / "store", capacity=CAPACITY, keep_closed=False) as store:
         uuids = accept(store, 5 << 20, 5 << 20)
         uuids += fill(store)
         assert full(store)

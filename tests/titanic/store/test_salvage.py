@@ -12,9 +12,10 @@ from support.cli_titanic import here, titanic
 from support.store_damage import NOW, edit
 
 from titanic.errors import StoreCorrupt, StoreError, StoreLocked
-from titanic.store import NewRequest, Status, Store
+from titanic.store import NewRequest, Status
 from titanic.store.lmdb.page_check import faults
 from titanic.store.lmdb.schema import PAGE
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check, check_apart, repair, salvage
 
 COUNT = 140
@@ -25,7 +26,7 @@ KINDS = ("zero", "random", "head", "other")
 def sound(tmp_path_factory) -> tuple[Path, list[bytes]]:
     """A store with a few pages of everything, some of them below branches, and its requests."""
     path = tmp_path_factory.mktemp("sound") / "store"
-    with Store.open(path, capacity=16 << 20) as store:
+    with LmdbStore.open(path, capacity=16 << 20) as store:
         with store.write() as txn:
             for uuid in txn.accept_many([NewRequest(b"echo", [bytes(size)]) for size in range(400, 440)], NOW):
                 assert txn.close(uuid, NOW + 1)
@@ -99,10 +100,10 @@ def branches(path: Path) -> list[int]:
 def mend(path: Path, uuids: list[bytes]) -> tuple[int, int]:
     """Salvage and repair; nobody is lost. Returns how many requests and replies were kept as they were."""
     salvage(path)
-    with Store.open(path, to_repair=True, verified=True) as store:
+    with LmdbStore.open(path, to_repair=True, verified=True) as store:
         repair(store, NOW + 5)
         assert check(store) == []
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         with store.read() as txn:
             states = [txn.state(uuid) for uuid in uuids]
             assert None not in states
@@ -125,11 +126,11 @@ def test_whatever_page_is_damaged_nobody_is_lost(sound, tmp_path, kind):
         spoil(path, number, kind)
         if faults(path / "data.mdb"):
             with pytest.raises(StoreCorrupt, match=r"first: .*; restore a backup, or save what can be read: titanic"):
-                Store.open(path, verified=True)
+                LmdbStore.open(path, verified=True)
             mend(path, uuids)
             mended += 1
         else:  # it was free, or what changed is covered by checksums
-            with Store.open(path, to_repair=True) as store:
+            with LmdbStore.open(path, to_repair=True) as store:
                 repair(store, NOW + 5)
                 assert check(store) == []
         shutil.rmtree(path)
@@ -192,7 +193,7 @@ def test_without_the_main_tree_it_is_the_transaction_before(damaged):
     spoil(path, int.from_bytes(last[128:136], "little"), "zero")
     saved = salvage(path)
     assert saved.problems[0][:2] == ("the last transaction", "it can't be read, only the one before it")
-    with Store.open(path, to_repair=True, verified=True) as store:
+    with LmdbStore.open(path, to_repair=True, verified=True) as store:
         repair(store, NOW)
         assert check(store) == []
         with store.read() as txn:
@@ -211,7 +212,7 @@ def test_where_nothing_can_be_read_all_stays_as_it_was(damaged):
 
 def test_a_store_in_use_is_not_salvaged(damaged):
     path, _ = damaged
-    with Store.open(path), pytest.raises(StoreLocked):
+    with LmdbStore.open(path), pytest.raises(StoreLocked):
         salvage(path)
 
 
@@ -241,7 +242,7 @@ def test_check_says_it_and_repair_saves(damaged):
     (kept,) = path.glob("damaged-*.mdb")
     assert mended.err == f"titanic: {kept} is the file as it was\n"
     assert here("check", "--store", path).code == 0
-    with Store.open(path) as store, store.read() as txn:
+    with LmdbStore.open(path) as store, store.read() as txn:
         assert all(txn.state(uuid) for uuid in uuids)
 
 
@@ -249,7 +250,7 @@ def test_a_check_beside_a_server_survives_what_ends_lmdb(damaged):
     path, _ = damaged
     for number in live(path, b"key 70"):
         spoil(path, number, "zero")
-    with Store.open(path):  # that somebody has it open is all that a server does here
+    with LmdbStore.open(path):  # that somebody has it open is all that a server does here
         with pytest.raises(StoreCorrupt) as raised:
             check_apart(path)
         done = titanic("check", "--store", path)
@@ -264,7 +265,7 @@ def test_a_check_beside_a_server_survives_what_ends_lmdb(damaged):
 def test_a_check_beside_a_server_finds_what_any_check_finds(damaged):
     path, uuids = damaged
     edit(path, lambda txn, db: txn.delete(uuids[0], db=db["replies"]))
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         found = check_apart(path)
         assert found.problems == check(store)
         assert (found.requests, found.replies) == (len(uuids), COUNT // 3 - 1)
@@ -282,7 +283,7 @@ def test_a_walk_ends_where_lmdb_can_not_go_on(damaged):
         with (path / "data.mdb").open("r+b") as file:
             file.seek(number * PAGE)
             file.write(page)
-    with Store.open(path, to_repair=True) as store:
+    with LmdbStore.open(path, to_repair=True) as store:
         (problem,) = check(store)
         assert problem.where == "requests"
         assert "MDB_PAGE_NOTFOUND" in problem.what

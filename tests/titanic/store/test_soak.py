@@ -6,8 +6,9 @@ import time
 import pytest
 from support.torture import SEED, figures, tally
 
-from titanic.store import NewRequest, Store
+from titanic.store import NewRequest
 from titanic.store.lmdb.page_check import faults
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 
 NOW = 1_795_258_520_106_479
@@ -26,7 +27,7 @@ def test_fifty_turns_in_random_order(tmp_path):
     content = rng.randbytes(9000)
     live, passed, sizes = [], 0, []
     calm, trimming = [], []  # seconds that accepting took before the ring was full, and since
-    with Store.open(tmp_path / "store", capacity=CAPACITY) as store:
+    with LmdbStore.open(tmp_path / "store", capacity=CAPACITY) as store:
         data = store.path / "data.mdb"
         while passed < TURNS * CAPACITY:
             batch = [NewRequest(b"s%d" % rng.randrange(3), [content[: rng.randrange(9000)]]) for _ in range(BATCH)]

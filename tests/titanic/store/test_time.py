@@ -2,7 +2,8 @@
 
 import pytest
 
-from titanic.store import DAY, NewRequest, Retention, State, Status, Store
+from titanic.store import DAY, NewRequest, Retention, State, Status
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 
 NOW = 1_795_258_520_106_479
@@ -11,7 +12,7 @@ POLICY = Retention(reply_retention=100, dead_retention=300)
 
 @pytest.fixture
 def store(tmp_path):
-    with Store.open(tmp_path / "store") as store:
+    with LmdbStore.open(tmp_path / "store") as store:
         yield store
         assert check(store) == []
 

@@ -9,9 +9,10 @@ import pytest
 from support.store_formats import digest, expect_all, unpack
 
 from titanic.errors import StoreTooOld
-from titanic.store import NewRequest, State, Store
+from titanic.store import NewRequest, State
 from titanic.store.lmdb import upgrade
 from titanic.store.lmdb.schema import FORMAT
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 
 NOW = 1_795_258_520_106_479
@@ -26,16 +27,16 @@ def path(tmp_path):
 def test_all_is_there_afterwards(path):
     expected = unpack(path, 1)
     assert {row["state"] for row in expected["requests"]} > {None, "WAITING", "DELAYED", "DONE", "FAILED", "EXPIRED"}
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         assert store.capacity == 64 << 20
         expect_all(store, expected)
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         expect_all(store, expected)
 
 
 def test_the_converted_store_goes_on_working(path):
     expected = unpack(path, 1)
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         rows = [row for row in expected["requests"] if row["state"]]
         mortal = [row for row in rows if row["expires_at"]]
         assert len(mortal) == 2
@@ -63,14 +64,14 @@ def test_records_of_the_old_format_are_left_as_they_were(path):
     unpack(path, 1)
     with lmdb.open(str(path), max_dbs=16) as env, env.begin(db=env.open_db(b"requests")) as txn:
         before = list(txn.cursor())
-    Store.open(path).close()
+    LmdbStore.open(path).close()
     with lmdb.open(str(path), max_dbs=16) as env, env.begin(db=env.open_db(b"requests")) as txn:
         assert list(txn.cursor()) == before
 
 
 def test_keys_of_format_2_count_as_before(path):
     expected = unpack(path, 2)
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         expect_all(store, expected)
         for key, uuids in expected["keys"].items():
             requests = [NewRequest(b"echo", []) for _ in uuids]
@@ -92,14 +93,14 @@ def test_keys_of_format_2_count_as_before(path):
 
 DIE = """
 import os, sys
-from titanic.store import Store
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb import upgrade
 step = upgrade.STEPS[1]
 def die(env, txn):
     step(env, txn)
     os._exit(9)
 upgrade.STEPS[1] = die
-Store.open(sys.argv[1])
+LmdbStore.open(sys.argv[1])
 """
 
 
@@ -112,13 +113,13 @@ def test_a_crash_leaves_the_old_store(path):
             assert txn.get(b"used")
         with pytest.raises(lmdb.NotFoundError):
             env.open_db(b"timers", create=False)
-    with Store.open(path) as store:
+    with LmdbStore.open(path) as store:
         expect_all(store, expected)
 
 
 def test_a_store_above_its_capacity_is_converted_and_can_be_emptied(path):
     unpack(path, 1)
-    with Store.open(path, capacity=16 << 20) as store, store.write() as txn:
+    with LmdbStore.open(path, capacity=16 << 20) as store, store.write() as txn:
         for row in txn.list(limit=1000):
             assert txn.close(row.uuid, NOW)
 
@@ -126,7 +127,7 @@ def test_a_store_above_its_capacity_is_converted_and_can_be_emptied(path):
 def test_who_only_reads_cannot_convert(path):
     unpack(path, 1)
     with pytest.raises(StoreTooOld, match="its format is 1, read is format 3; open it once for writing"):
-        Store.open_read_only(path)
+        LmdbStore.open_read_only(path)
 
 
 def test_there_is_a_step_and_a_packed_store_for_every_earlier_format(tmp_path):
@@ -134,7 +135,7 @@ def test_there_is_a_step_and_a_packed_store_for_every_earlier_format(tmp_path):
     for number in range(1, FORMAT):
         path = tmp_path / str(number)
         unpack(path, number)
-        with Store.open(path) as store:
+        with LmdbStore.open(path) as store:
             assert check(store) == []
             with store.read() as txn:
                 assert txn.list(state=State.WAITING)

@@ -16,7 +16,7 @@ from support.waiting import until
 from broker import RemoteError, Worker
 from titanic import Client, RequestFailed
 from titanic.dispatch import maintenance
-from titanic.store import NewRequest, Status, Store
+from titanic.store import NewRequest, Status, open_store
 from titanic.store.lmdb.tools import check
 from titanic.util import clock
 from titanic.util.clock import AHEAD, BELIEVED_AFTER, LATEST_US, Leaps
@@ -106,7 +106,7 @@ def test_a_clock_that_was_set_ahead_and_back_is_doubted_for_the_rest(back, ahead
 
 @pytest.fixture
 def store(tmp_path):
-    with Store.open(tmp_path / "store") as store:
+    with open_store(tmp_path / "store") as store:
         yield store
         assert check(store) == []
 
@@ -355,5 +355,5 @@ def test_a_real_server_lives_in_another_time_and_comes_back(tmp_path, start):
             uuids.append(client.submit("shout", b"x"))
             assert uuids == sorted(uuids)
             assert {uuid: client.wait(uuid, 30) for uuid in uuids} == {uuid: [b"X"] for uuid in uuids}
-    with Store.open(tmp_path / "store") as store:
+    with open_store(tmp_path / "store") as store:
         assert check(store) == []

@@ -59,21 +59,12 @@ class _Plan(NamedTuple):
 
 
 def accept_many(tx: Writing, requests: Sequence[NewRequest], now_us: int) -> list[bytes]:
-    """Store the requests and return their ids, in order. `now_us` is the wall clock in µs since the epoch.
-
-    All are stored, or none: raises StoreFull when there is no room for all (its `fitting` says for how many),
-    InvalidRequest when one cannot be stored. The transaction remains good in both cases.
-
-    A request whose key is taken is not stored again, it gets the id of the first. So do those that share a key.
-    """
+    """Store the requests and return their ids, in order. `now_us` is the wall clock in µs since the epoch."""
     return _accept(tx, requests, now_us)[0]
 
 
 def accept(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[Accepted]:
-    """Accept requests as `accept_many` does, and tell which of them are new. Keys count `ahead_us` longer.
-
-    `ahead_us`: by how much the clock may be ahead.
-    """
+    """Accept requests as `accept_many` does, and tell which of them are new. Keys count `ahead_us` longer."""
     uuids, taken = _accept(tx, requests, now_us, ahead_us)
     return [Accepted(uuid, n not in taken) for n, uuid in enumerate(uuids)]
 

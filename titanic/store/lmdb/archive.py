@@ -32,14 +32,7 @@ def known_archivist(tx: Reading) -> Archivist | None:
 
 
 def register_archive(tx: Writing, archivist: Archivist | None = None) -> ArchiveState:
-    """From now on keep all closed requests until they are acknowledged. Registering again changes nothing.
-
-    Only one archive can be registered: another `archivist` raises InvalidArchive until it is unregistered. What was
-    registered without one becomes that of the first who comes.
-
-    An archive that comes back after it was unregistered finds `archived_upto` as it left it, unless entries
-    behind it have gone meanwhile: then it begins with the first that is there. So does another archive.
-    """
+    """From now on keep all closed requests until they are acknowledged. Registering again changes nothing."""
     registered, upto = tx.archived()
     if registered:
         _expect_archivist(tx, archivist)
@@ -65,12 +58,7 @@ def unregister_archive(tx: Writing) -> ArchiveState:
 def acknowledge_archive(
     tx: Writing, upto: int, uuid: bytes | None = None, archivist: Archivist | None = None
 ) -> ArchiveState:
-    """The archive has everything up to number `upto`, and safely. A number below an earlier one changes nothing.
-
-    `uuid` is the id of the request that has this number in the archive: a store where another one has it isn't the
-    one that was archived. Raises InvalidArchive then, when no archive or another one is registered, or the number
-    was never given out.
-    """
+    """The archive has everything up to number `upto`, and safely. A number below an earlier one changes nothing."""
     registered, before = tx.archived()
     last = tx.last_sequence()
     if not registered:

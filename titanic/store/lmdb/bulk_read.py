@@ -36,11 +36,7 @@ _AT_ONCE = 1000
 
 
 def closed_bulk(tx: Reading, first: int, last: int, max_bytes: int = 16 << 20) -> ClosedBulk:
-    """The closed requests number `first` to `last`, or those of them that come to `max_bytes`; one however large.
-
-    Empty when `first` is not in the ring (any more): see `closed_range`. Raises RecordCorrupt when a record is
-    damaged, or missing although it is newer than the first.
-    """
+    """The closed requests number `first` to `last`, or those of them that come to `max_bytes`; one however large."""
     parts: list[bytes] = []
     starts: list[int] = []
     apart: dict[int, ClosedRequest] = {}
@@ -74,10 +70,7 @@ def closed_bulk(tx: Reading, first: int, last: int, max_bytes: int = 16 << 20) -
 
 
 def cut_closed(tx: Reading, first: int, last: int, max_bytes: int) -> int:
-    """The last number, at most `last`, so that the frames from number `first` on come to `max_bytes`; one at least.
-
-    For those who must know a range before they read it.
-    """
+    """The last number, at most `last`, so that the frames from number `first` on come to `max_bytes`; one at least."""
     cursor = tx.raw.cursor(tx.db.closed)
     size, number = 0, first - 1
     if cursor.set_key(closed_key(first)):
@@ -101,11 +94,7 @@ def request_ids(tx: Reading, every: int) -> list[bytes]:
 def unended(
     tx: Reading, begin: bytes, end: bytes | None, limit: int, max_bytes: int = 16 << 20
 ) -> tuple[list[tuple[Description, list[bytes]]], bytes | None]:
-    """The requests with ids from `begin` up to `end` (not included; None: all) that wait or are delayed, with their
-    bodies, and where to go on; None at the end. Looks at `limit` requests at most.
-
-    Raises RecordCorrupt.
-    """
+    """The requests of a range that wait or are delayed, with their bodies, and where to go on."""
     found: list[tuple[Description, list[bytes]]] = []
     cursor = tx.raw.cursor(tx.db.requests)
     size = looked_at = 0

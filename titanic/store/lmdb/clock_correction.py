@@ -24,11 +24,7 @@ _THEN = {_DELAY: EXPIRY, EXPIRY: KEY, KEY: b""}
 
 
 def recap(tx: Writing, now_us: int, after: bytes = b"", limit: int = 1000) -> tuple[int, bytes | None]:
-    """Let what was given a time in the future last for its own length, counted from now.
-
-    Looks at `limit` delays, times to live and keys, from the place `after` on. Returns how many were changed, and
-    the place to go on from; None at the end.
-    """
+    """Let what was given a time in the future last for its own length, counted from now."""
     changed, place = 0, after or _DELAY
     while place and limit > 0:
         kind = place[:1]

@@ -24,12 +24,7 @@ _NEVER_TRIED = Retry(0, 0)
 
 
 def close(tx: Writing, uuid: bytes, now_us: int | None = None) -> Closed | None:
-    """Delete the request and all that belongs to it, whatever its state and even if it is damaged.
-
-    Its life goes into `closed`, where `now_us` (wall clock, µs since the epoch; None: ask the clock) is when that
-    happened. Returns None when the request is unknown. Raises StoreFull, with the transaction still good, only
-    when an archive is registered, has fallen far behind, and may not miss anything.
-    """
+    """Delete the request and all that belongs to it, whatever its state and even if it is damaged."""
     return close_request(tx, uuid, wall_us() if now_us is None else now_us)
 
 

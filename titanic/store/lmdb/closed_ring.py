@@ -19,11 +19,7 @@ from titanic.store.records import ClosedRequest
 
 
 def closed(tx: Reading, after_seq: int, limit: int, max_bytes: int) -> list[ClosedRequest]:
-    """The entries whose numbers are above `after_seq`, in order.
-
-    Ends at `limit` entries or when their frames come to `max_bytes`; one is returned however large it is. A
-    damaged one ends the list before it, and raises RecordCorrupt when it comes first.
-    """
+    """The entries whose numbers are above `after_seq`, in order."""
     entries: list[ClosedRequest] = []
     cursor = tx.raw.cursor(tx.db.closed)
     if not cursor.set_range(closed_key(after_seq + 1)):

@@ -76,11 +76,7 @@ def finish(
     finished_at: int,
     reason: str = "",
 ) -> bool:
-    """Store how the request ended. False, and nothing is changed, when it is unknown or has ended before.
-
-    Raises StoreFull, with the transaction still good, when there is no room for these frames: an end without
-    frames always finds room, though perhaps for the beginning of its reason only.
-    """
+    """Store how the request ended. False, and nothing is changed, when it is unknown or has ended before."""
     place = find(tx, uuid)
     if place is None or (place.state, ENDING[status]) not in TRANSITIONS:
         return False
@@ -89,10 +85,7 @@ def finish(
 
 
 def postpone(tx: Writing, uuid: bytes, *, due: int, attempts: int, dispatched_at: int, reason: str) -> bool:
-    """Take a request that failed out of the queue until `due`, in µs since the epoch.
-
-    False, and nothing is changed, when it is unknown, has ended or is delayed already.
-    """
+    """Take a request that failed out of the queue until `due`, in µs since the epoch."""
     place = find(tx, uuid)
     if place is None or (place.state, Event.POSTPONE) not in TRANSITIONS:
         return False
@@ -113,10 +106,7 @@ def postpone(tx: Writing, uuid: bytes, *, due: int, attempts: int, dispatched_at
 
 
 def promote(tx: Writing, now_us: int, limit: int = 1000) -> list[tuple[bytes, int]]:
-    """Put back into the queue what is due, the longest due first, at most `limit` requests.
-
-    Returns the services concerned and how many requests of each.
-    """
+    """Put back into the queue what is due, the longest due first, at most `limit` requests."""
     due: list[tuple[bytes, bytes]] = []
     for view, value in tx.raw.cursor(tx.db.later).iternext():
         if len(due) >= limit or due_of(view) > now_us:
@@ -136,10 +126,7 @@ def promote(tx: Writing, now_us: int, limit: int = 1000) -> list[tuple[bytes, in
 def expire(
     tx: Writing, now_us: int, limit: int = 1000, skip: Collection[bytes] = (), ahead_us: int = 0
 ) -> list[tuple[bytes, bytes]]:
-    """End requests whose time is over, at most `limit`, but not those in `skip`: they are running.
-
-    `ahead_us`: by how much the clock may be ahead; what is over by less is left. Returns their ids and services.
-    """
+    """End requests whose time is over, at most `limit`, but not those in `skip`: they are running."""
     due: list[tuple[bytes, bytes]] = []
     cursor = tx.raw.cursor(tx.db.timers)
     if cursor.set_range(EXPIRY):
@@ -164,11 +151,7 @@ def expire(
 
 
 def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
-    """Let a request that failed or expired wait again, as if it had never been tried. False when it is not such.
-
-    One whose time is over has no end of its time any more. One that was never tried waits for what is left of its
-    delay. What is left of either is never more than the whole: the clock may have been set back.
-    """
+    """Let a request that failed or expired wait again, as if it had never been tried. False when it is not such."""
     record, reply = tx.raw.get(uuid, db=tx.db.requests), tx.raw.get(uuid, db=tx.db.replies)
     if record is None or reply is None:
         return False

@@ -47,15 +47,7 @@ def select(
     after: bytes | None = None,
     limit: int = 100,
 ) -> Page:
-    """Up to `limit` requests in the order of their ids (oldest first), of these states and this service if given.
-
-    `older_than` (µs since the epoch) leaves out those that ended at that time or later or, if they have not ended,
-    were submitted then. Begins behind the request `after`. Looks at LOOKED_AT requests at most; `next` of what it
-    returns is where to go on.
-
-    No more is looked at than has to be: who wants ended requests walks over the replies, who wants delayed ones
-    over the retries, and what waits for a service is found in its queue.
-    """
+    """Up to `limit` requests in the order of their ids (oldest first), of these states and this service if given."""
     page = Page()
     looked_at = 0
     last = after
@@ -78,7 +70,11 @@ def select(
 def _candidates(
     tx: Reading, states: Collection[State] | None, service: bytes | None, after: bytes | None
 ) -> Iterator[bytes]:
-    """Ids above `after`, in order, all of those that can be in these states among them."""
+    """Ids above `after`, in order, all of those that can be in these states among them.
+
+    No more is looked at than has to be: who wants ended requests walks over the replies, who wants delayed ones over
+    the retries, and what waits for a service is found in its queue.
+    """
     wanted = set(State if states is None else states)
     if wanted <= ENDED:
         return _ids(tx, tx.db.replies, b"", after)

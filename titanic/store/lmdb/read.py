@@ -66,8 +66,7 @@ def request(tx: Reading, uuid: bytes) -> StoredRequest | None:
 
 
 def holder(tx: Reading, key: bytes) -> bytes | None:
-    """The id of the request that was submitted with this idempotency key, also when it is closed; None when the key
-    is unknown or forgotten."""
+    """The id of the request that was submitted with this idempotency key, also when it is closed."""
     row = tx.raw.get(key, db=tx.db.keys) if 0 < len(key) <= MAX_KEY else None
     holder = None if row is None else idempotency_key.decode(row)
     return None if holder is None else holder.uuid
@@ -76,12 +75,7 @@ def holder(tx: Reading, key: bytes) -> bytes | None:
 def next_ready(
     tx: Reading, service: bytes, after: bytes | None, limit: int, max_bytes: int, skip: Container[bytes] = ()
 ) -> list[ReadyRow]:
-    """What the service is to do next: oldest first within a priority, higher priorities before.
-
-    Begins behind the row whose key is `after`, or at the front. Ends at `limit` rows or when their records
-    come to `max_bytes`; one row is returned however large it is. Requests in `skip` are passed over, and not
-    read. A damaged record ends the list before it, and raises RecordCorrupt when it comes first.
-    """
+    """What the service is to do next: oldest first within a priority, higher priorities before."""
     rows: list[ReadyRow] = []
     txn, requests = tx.raw, tx.db.requests
     prefix = service + b"\0"
@@ -122,11 +116,7 @@ def next_ready(
 def next_due(
     tx: Reading, policy: Retention | None = None, skip: Collection[bytes] = (), ahead_us: int = 0
 ) -> int | None:
-    """When there is something to do next, in µs since the epoch; None when nothing waits for its time.
-
-    That is promoting and expiring; requests in `skip` don't expire. With a `policy` it is trimming as well.
-    `ahead_us`: by how much the clock may be ahead; all but promoting waits so much longer.
-    """
+    """When there is something to do next, in µs since the epoch; None when nothing waits for its time."""
     times = _first_time(tx, EXPIRY, skip)
     if policy is not None:
         if policy.reply_retention:

@@ -16,11 +16,7 @@ from titanic.store.records import Retention, Trimmed
 
 
 def trim(tx: Writing, now_us: int, policy: Retention | None = None, limit: int = 1000, ahead_us: int = 0) -> Trimmed:
-    """Close replies and dead requests that nobody closed in time, drop old closed ones, forget old keys.
-
-    At most `limit` of all together. `ahead_us`: by how much the clock may be ahead; what is too old by less stays.
-    While an archive has fallen so far behind that nothing can be closed, nothing is.
-    """
+    """Close replies and dead requests that nobody closed in time, drop old closed ones, forget old keys."""
     policy = policy or Retention()
     left = limit
     sure_us = now_us - ahead_us

@@ -62,8 +62,8 @@ _ROUNDS = 256
 """Commits, at most, with which a write transaction makes room before it begins."""
 
 
-class ReadTransaction(Reading):
-    """The store as it was when it was entered. Any method may raise RecordCorrupt.
+class LmdbReadTransaction(Reading):
+    """The store as it was when it was entered (titanic/store/interface.py).
 
     It pins every page that it could still look at, so that freed pages cannot be used while it is open. Keep it short,
     and do not wait for anything inside.
@@ -96,8 +96,8 @@ class ReadTransaction(Reading):
     unended = bulk_read.unended
 
 
-class WriteTransaction(ReadTransaction, Writing):
-    """All of the changes made in it, synced to the disk when the `with` block ends, or none of them.
+class LmdbWriteTransaction(LmdbReadTransaction, Writing):
+    """All of the changes made in it, synced to the disk when the `with` block ends, or none (interface.py).
 
     There is one at a time: LMDB lets the next writer in when this one is done. `prepared`: it does not begin with what
     the last one left to do, which relies on rows that may be damaged.
@@ -159,7 +159,7 @@ class WriteTransaction(ReadTransaction, Writing):
             raise
 
 
-class Store:
+class LmdbStore:
     """An open store. Threads may share it; a transaction belongs to the thread that began it.
 
     `path` is its directory, `capacity` is in bytes. `batch` is how many requests one transaction can change (but not
@@ -192,22 +192,11 @@ class Store:
         drop_unarchived: bool = False,
         to_repair: bool = False,
         verified: bool = False,
-    ) -> Store:
-        """Open the store in the directory `path`, and create both if they aren't there.
-
-        `capacity` is what the data file never exceeds, in bytes; None: as it was, or 1 GiB. A higher one than before
-        simply works. With a lower one than the file has, the file keeps its size, and nothing is accepted until what
-        is in it fits. `preallocate` takes the whole capacity from the disk at once.
-
-        `keep_closed`: whether closed requests are remembered in `closed`; without, closing leaves no trace and gives
-        out no number. `closed_body_limit`: the largest request and the largest reply, in bytes, that is remembered
-        with its frames. `drop_unarchived`: what is to be done when entries that an archive hasn't got yet take the
-        room of new requests: drop them and count the loss, or refuse the requests.
+    ) -> LmdbStore:
+        """Open the store in a directory, as `titanic.store.open_store` does.
 
         `verified`: look through all pages before LMDB does, which some damage makes end the process (page_check.py).
         `to_repair`: open it also when counters or the number of its format are damaged; repair() writes them anew.
-
-        Raises CapacityTooSmall, StoreUnwritable, NotAStore, StoreLocked, StoreTooNew or StoreCorrupt.
         """
         directory = Path(path)
         settings = Settings(keep_closed, closed_body_limit, drop_unarchived)
@@ -232,11 +221,8 @@ class Store:
             raise
 
     @classmethod
-    def open_read_only(cls, path: str | os.PathLike[str]) -> Store:
-        """Open a store for reading, also while another process has it open (but not this one).
-
-        Raises NotAStore, StoreUnwritable, StoreCorrupt, StoreTooNew or StoreTooOld.
-        """
+    def open_read_only(cls, path: str | os.PathLike[str]) -> LmdbStore:
+        """Open a store for reading, as `titanic.store.open_read_only` does."""
         directory = Path(path)
         return cls(directory, opening.open_read_only(directory), None)
 
@@ -270,19 +256,15 @@ class Store:
     ) -> None:
         self.close()
 
-    def write(self) -> WriteTransaction:
-        """`with store.write() as txn:` waits for the writer before it, then commits and syncs on leaving.
-
-        An exception drops all of its changes. Leaving raises StoreFailed, StoreFull or StoreCorrupt when LMDB can't
-        go on; nothing was changed then. Raises StoreReadOnly at once.
-        """
+    def write(self) -> LmdbWriteTransaction:
+        """The one transaction that can change the store. Raises StoreReadOnly at once."""
         if self.read_only:
             raise StoreReadOnly(f"the store in {self.path} can't be changed", "it was opened for reading", "open it")
-        return WriteTransaction(self.environment)
+        return LmdbWriteTransaction(self.environment)
 
-    def read(self) -> ReadTransaction:
-        """`with store.read() as txn:` sees the store as it is now, and doesn't wait for writers. Keep it short."""
-        return ReadTransaction(self.environment)
+    def read(self) -> LmdbReadTransaction:
+        """A transaction that sees the store as it is now."""
+        return LmdbReadTransaction(self.environment)
 
     @property
     def usable(self) -> bool:

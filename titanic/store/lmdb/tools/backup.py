@@ -19,14 +19,14 @@ from titanic.store.lmdb.lmdb_errors import disk_full, is_of_the_system, translat
 from titanic.store.lmdb.opening import DATA, sync_directory
 from titanic.store.lmdb.page_check import expect_sound
 from titanic.store.lmdb.schema import PAGE
-from titanic.store.lmdb.store import Store
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools.check import check
 from titanic.store.lmdb.tools.findings import Progress
 
 _EVERY = 0.1
 
 
-def backup(store: Store, dest: str | os.PathLike[str], progress: Progress | None = None) -> None:
+def backup(store: LmdbStore, dest: str | os.PathLike[str], progress: Progress | None = None) -> None:
     """Copy an open store into the new directory `dest`. `progress` hears how far the copy is, and then the check of it.
 
     Raises NotAStore when `dest` is there, StoreUnwritable, or StoreCorrupt when the copy isn't sound: then there is no
@@ -60,7 +60,7 @@ def restore(source: str | os.PathLike[str], dest: str | os.PathLike[str], progre
     _refuse_existing(target)
     if (Path(source) / DATA).exists():
         expect_sound(Path(source) / DATA)
-    with Store.open_read_only(source) as store:
+    with LmdbStore.open_read_only(source) as store:
         _expect_sound(store, progress)
         backup(store, target, progress)
 
@@ -72,7 +72,7 @@ def _refuse_existing(target: Path) -> None:
         raise NotAStore(f"{target} is in the way", "it is there and not empty", "choose another directory")
 
 
-def _copy(store: Store, directory: Path, progress: Progress | None) -> None:
+def _copy(store: LmdbStore, directory: Path, progress: Progress | None) -> None:
     env = store.environment.env
     failure: list[BaseException] = []
 
@@ -109,12 +109,12 @@ def _verify(directory: Path, progress: Progress | None) -> None:
     if progress is not None:
         progress("checking", 0, 0)
     expect_sound(directory / DATA)
-    with Store.open_read_only(directory) as copy:
+    with LmdbStore.open_read_only(directory) as copy:
         _expect_sound(copy, progress)
     (directory / "lock.mdb").unlink(missing_ok=True)
 
 
-def _expect_sound(store: Store, progress: Progress | None) -> None:
+def _expect_sound(store: LmdbStore, progress: Progress | None) -> None:
     def tell(name: str, done: int, total: int) -> None:
         if progress is not None:
             progress("checking", done, total)

@@ -29,7 +29,7 @@ from titanic.store.lmdb.schema import (
     timer_of,
     uuid_of,
 )
-from titanic.store.lmdb.store import Store
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools.check_counts import check_blobs, check_meta
 from titanic.store.lmdb.tools.check_ring import check_closed
 from titanic.store.lmdb.tools.findings import Problem, Progress, Remedy, Verb, Walk
@@ -40,7 +40,7 @@ COUNTED = ("requests", "replies", "retries", "ready", "later", "keys", "timers",
 """Databases whose rows make up the work of a check."""
 
 
-def check(store: Store, tell: Progress | None = None) -> list[Problem]:
+def check(store: LmdbStore, tell: Progress | None = None) -> list[Problem]:
     """Find all that is wrong in the store; an empty list means that it is sound. `tell` hears where it is: the name of
     the database.
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from titanic.errors import StoreCorrupt, StoreError
 from titanic.store.lmdb.page_check import SALVAGE
-from titanic.store.lmdb.store import Store
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools.check import check
 from titanic.store.lmdb.tools.findings import Problem, Progress
 
@@ -62,7 +62,7 @@ def check_apart(path: Path, tell: Progress | None = None) -> Checked:
 def main(path: Path) -> None:
     """What the other process does."""
     try:
-        with Store.open_read_only(path) as store:
+        with LmdbStore.open_read_only(path) as store:
             problems = check(store, lambda *progress: print(*progress, flush=True))
             with store.read() as transaction:
                 counts = transaction.counts()

@@ -20,7 +20,7 @@ from titanic.store.lmdb.closed_record import NO_FRAMES, ClosedRecord, Part, Wher
 from titanic.store.lmdb.lifecycle import search
 from titanic.store.lmdb.page_check import SALVAGE
 from titanic.store.lmdb.schema import priority_of, sequence_of, service_of
-from titanic.store.lmdb.store import Store, WriteTransaction
+from titanic.store.lmdb.store import LmdbStore, LmdbWriteTransaction
 from titanic.store.lmdb.tools.check import look_through
 from titanic.store.lmdb.tools.findings import Problem, Progress, Remedy, Verb, Walk
 from titanic.store.lmdb.transaction import Writing
@@ -36,14 +36,14 @@ _PASSES = 6
 _VERSION_AND_VARIANT = (0x70, 0x80)
 
 
-def repair(store: Store, now_us: int | None = None, tell: Progress | None = None) -> list[Problem]:
+def repair(store: LmdbStore, now_us: int | None = None, tell: Progress | None = None) -> list[Problem]:
     """Put right what can be, and return the problems that were found. A check tells what is left.
 
     `now_us` (wall clock, µs since the epoch; None: ask the clock) is when requests fail that are damaged. `tell` is as
     for check(). Raises StoreCorrupt, and changes nothing, when LMDB can't read all of it: then salvage() comes first.
     """
     found: list[Problem] = []
-    with WriteTransaction(store.environment, prepared=True) as tx:
+    with LmdbWriteTransaction(store.environment, prepared=True) as tx:
         mender = _Mender(tx, wall_us() if now_us is None else now_us)
         for _ in range(_PASSES):  # one remedy can bring the next problem to light
             walk = Walk(tx)

@@ -1,0 +1,348 @@
+"""What a store promises, in the words of the states (states.py). `lmdb/` is the engine that keeps these promises.
+
+*Atomicity.* A write transaction is there as a whole when its `with` block has ended without an error, and it is on the
+disk then; otherwise nothing of it is. A process or a machine that dies leaves one or the other. There is one writer at
+a time: the next one waits. Readers wait for nobody and see one moment, that of their beginning.
+
+*Order.* Ids ascend in the order of accepting. A service's queue is ordered by priority, the highest first, then by id.
+Closed requests are numbered without gaps in the order of their closing.
+
+*Time* is an argument, in µs since the epoch (0: none). A wall clock may have been ahead: `ahead_us` says by how much,
+and what depends on time being over then waits so much longer.
+
+*Damage.* What is damaged is never handed out: RecordCorrupt names the record, StoreCorrupt what is wrong with the rest.
+Where a list is asked for, it ends before a damaged record, which is raised when it comes first. A request that is
+damaged can be closed all the same.
+
+*Full stores.* The store keeps to its capacity. When it is full, `accept` raises StoreFull, and so does `finish` for a
+reply that finds no room. The transaction remains good in both cases. Everything else goes on: a request can always end
+without a reply, be postponed, expire, be retried and be closed, because room for its end is set aside when it is
+accepted. Closed requests that may be dropped make way for new requests. Only a transaction that changes more than
+`Store.batch` requests can be refused as a whole, when it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from titanic.store.records import (
+    Accepted,
+    ArchiveState,
+    Archivist,
+    Closed,
+    ClosedBulk,
+    ClosedRequest,
+    Counts,
+    Description,
+    NewRequest,
+    Outcome,
+    Page,
+    Pending,
+    ReadyRow,
+    Retention,
+    ServiceLoad,
+    StoredRequest,
+    Trimmed,
+)
+from titanic.store.states import State, Status
+
+
+class Store(Protocol):
+    """An open store. Threads may share it; a transaction belongs to the thread that began it.
+
+    `path` is its directory, `capacity` is in bytes. `batch` is how many requests one transaction can change (but not
+    accept) however full the store is, and however far apart they are in it.
+    """
+
+    path: Path
+    capacity: int
+    batch: int
+
+    def read(self) -> ReadTransaction:
+        """`with store.read() as transaction:` sees the store as it is now. Keep it short: what is deleted meanwhile
+        keeps its room."""
+
+    def write(self) -> WriteTransaction:
+        """`with store.write() as transaction:` waits for the writer before it, then commits and syncs on leaving.
+
+        An exception drops all of its changes. Leaving raises StoreFailed, StoreFull or StoreCorrupt when the engine
+        cannot go on; nothing was changed then. Raises StoreReadOnly at once.
+        """
+
+    @property
+    def usable(self) -> bool:
+        """Whether transactions can begin. If not, the store must be opened again; nothing is lost by that."""
+
+    def reader_check(self) -> int:
+        """Free what readers hold that were killed, and return how many there were. It takes microseconds."""
+
+    def close(self) -> None:
+        """Close the store; its transactions must have ended. Closing again does nothing."""
+
+    def discard(self) -> None:
+        """Close the store. If this opening has made it, and nothing was ever kept in it, it goes."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class ReadTransaction(Protocol):
+    """The store at one moment. Any method may raise RecordCorrupt or StoreCorrupt."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    # -- one request -----------------------------------------------------------------------------------------
+
+    def state(self, uuid: bytes) -> State | None:
+        """Where the request is; None when it is unknown. Never RUNNING: the store does not know who runs."""
+
+    def request(self, uuid: bytes) -> StoredRequest | None:
+        """The request as it was accepted; None when it is unknown."""
+
+    def reply(self, uuid: bytes) -> Outcome | Pending | None:
+        """How the request ended, that it has not ended yet, or None when it is unknown."""
+
+    def describe(self, uuid: bytes) -> Description | None:
+        """All about the request but its frames, which are not checked; None when it is unknown."""
+
+    def holder(self, key: bytes) -> bytes | None:
+        """The id of the request that was submitted with this idempotency key, also when it is closed; None when the
+        key is unknown or forgotten."""
+
+    # -- queues ----------------------------------------------------------------------------------------------
+
+    def next_ready(
+        self, service: bytes, after: bytes | None, limit: int, max_bytes: int, skip: Container[bytes] = ()
+    ) -> list[ReadyRow]:
+        """What the service is to do next: oldest first within a priority, higher priorities before.
+
+        Begins behind the row whose key is `after`, or at the front. Ends at `limit` rows or when their records come to
+        `max_bytes`; one row is returned however large it is. Requests in `skip` are passed over, and not read.
+        """
+
+    def next_due(self, policy: Retention | None = None, skip: Collection[bytes] = (), ahead_us: int = 0) -> int | None:
+        """When there is something to do next; None when nothing waits for its time.
+
+        That is promoting and expiring; requests in `skip` do not expire. With a `policy` it is trimming as well.
+        Promoting does not wait for `ahead_us`.
+        """
+
+    def waiting(self) -> dict[bytes, int]:
+        """How many requests each service has in the queue, without counting. Services without any are absent."""
+
+    def oldest(self, service: bytes) -> int | None:
+        """When the oldest request in the service's queue was submitted; None when the queue is empty."""
+
+    # -- listing and counts ----------------------------------------------------------------------------------
+
+    def select(
+        self,
+        states: Collection[State] | None = None,
+        *,
+        service: bytes | None = None,
+        older_than: int | None = None,
+        after: bytes | None = None,
+        limit: int = 100,
+    ) -> Page:
+        """Up to `limit` requests in the order of their ids (oldest first), of these states and this service if given.
+
+        `older_than` leaves out those that ended at that time or later or, if they have not ended, were submitted then.
+        Begins behind the request `after`. Looks at a bounded number of requests; `next` of what it returns is where to
+        go on.
+        """
+
+    def load(self, service: bytes) -> ServiceLoad:
+        """What the service has to do, without counting."""
+
+    def counts(self) -> Counts:
+        """Totals, without counting."""
+
+    def full(self) -> bool:
+        """Whether there is no room for a small request, also when everything makes way that may."""
+
+    def disk_full(self) -> bool:
+        """Whether the disk has no room for what the store is to write next. It is asked now, and ends by itself."""
+
+    def identity(self) -> bytes | None:
+        """Which store this is: 16 bytes that copies have, too. None: only earlier versions have opened it yet."""
+
+    # -- closed requests -------------------------------------------------------------------------------------
+
+    def closed(self, after_seq: int, limit: int, max_bytes: int) -> list[ClosedRequest]:
+        """The closed requests whose numbers are above `after_seq`, in order.
+
+        Ends at `limit` of them or when their frames come to `max_bytes`; one is returned however large it is.
+        """
+
+    def closed_range(self) -> tuple[int, int]:
+        """The first and the last number that can be read; the first is one above the last when there are none."""
+
+    def archive(self) -> ArchiveState:
+        """Whether an archive is registered, what it has, and what there is."""
+
+    def archivist(self) -> Archivist | None:
+        """Whose archive it is, or was last; None when nobody has said so."""
+
+    # -- reading in bulk -------------------------------------------------------------------------------------
+
+    def closed_bulk(self, first: int, last: int, max_bytes: int = 16 << 20) -> ClosedBulk:
+        """The closed requests number `first` to `last`, or those of them that come to `max_bytes`; one however large.
+
+        Empty when `first` cannot be read (any more): see `closed_range`. Raises RecordCorrupt when a record is damaged,
+        or missing although it is newer than the first.
+        """
+
+    def cut_closed(self, first: int, last: int, max_bytes: int) -> int:
+        """The last number, at most `last`, so that the frames from number `first` on come to `max_bytes`; one at least.
+
+        For those who must know a range before they read it.
+        """
+
+    def request_ids(self, every: int) -> list[bytes]:
+        """The id of every stored request that begins a part of `every` of them, oldest first."""
+
+    def unended(
+        self, begin: bytes, end: bytes | None, limit: int, max_bytes: int = 16 << 20
+    ) -> tuple[list[tuple[Description, list[bytes]]], bytes | None]:
+        """The requests with ids from `begin` up to `end` (not included; None: all) that wait or are delayed, with their
+        bodies, and where to go on; None at the end. Looks at `limit` requests at most."""
+
+    def list(
+        self,
+        *,
+        service: bytes | None = None,
+        state: State | None = None,
+        after: bytes | None = None,
+        limit: int = 100,
+    ) -> Page:
+        """`select` of one state, or of all."""
+
+
+class WriteTransaction(ReadTransaction, Protocol):
+    """Changes of the store: all of them are kept when the `with` block ends, or none. It reads what it has changed."""
+
+    # -- accept ----------------------------------------------------------------------------------------------
+
+    def accept(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[Accepted]:
+        """Store the requests: they are WAITING, or DELAYED until their `not_before`. Returns their ids, in order.
+
+        All are stored, or none: raises StoreFull when there is no room for all (its `fitting` says for how many of
+        them), InvalidRequest when one cannot be stored. The transaction remains good in both cases.
+
+        A request whose key is taken is not stored again, it gets the id of the first and is not `new`. So do those that
+        share a key.
+        """
+
+    def accept_many(self, requests: Sequence[NewRequest], now_us: int) -> list[bytes]:
+        """`accept`, for those who need nothing but the ids."""
+
+    def fresh(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[NewRequest]:
+        """Those that `accept` would store: their key is not taken."""
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Forget these idempotency keys before their time; unknown ones are fine."""
+
+    # -- from state to state ---------------------------------------------------------------------------------
+
+    def finish(
+        self,
+        uuid: bytes,
+        status: Status,
+        frames: Sequence[bytes],
+        *,
+        attempts: int,
+        dispatched_at: int,
+        finished_at: int,
+        reason: str = "",
+    ) -> bool:
+        """Store how the request ended. False, and nothing is changed, when it is unknown or has ended before.
+
+        Raises StoreFull, with the transaction still good, when there is no room for these frames. Without frames there
+        always is, though perhaps for the beginning of the reason only.
+        """
+
+    def postpone(self, uuid: bytes, *, due: int, attempts: int, dispatched_at: int, reason: str) -> bool:
+        """Take a request that failed out of the queue until `due`.
+
+        False, and nothing is changed, when it is unknown, has ended or is delayed already.
+        """
+
+    def promote(self, now_us: int, limit: int = 1000) -> list[tuple[bytes, int]]:
+        """Put back into the queue what is due, the longest due first, at most `limit` requests.
+
+        Returns the services concerned and how many requests of each.
+        """
+
+    def expire(
+        self, now_us: int, limit: int = 1000, skip: Collection[bytes] = (), ahead_us: int = 0
+    ) -> list[tuple[bytes, bytes]]:
+        """End requests whose time is over, at most `limit`, but not those in `skip`: they are running.
+
+        Returns their ids and services.
+        """
+
+    def retry(self, uuid: bytes, now_us: int) -> bool:
+        """Let a request that failed or expired wait again, as if it had never been tried. False when it has not.
+
+        One whose time is over has no end of its time any more. One that was never tried waits for what is left of its
+        delay. What is left of either is never more than the whole: the clock may have been set back.
+        """
+
+    def close(self, uuid: bytes, now_us: int | None = None) -> Closed | None:
+        """Delete the request and all that belongs to it, whatever its state and even if it is damaged.
+
+        Its life is kept among the closed requests; `now_us` (None: ask the clock) is when it was closed. Returns None
+        when the request is unknown. Raises StoreFull, with the transaction still good, only when an archive is
+        registered, has fallen far behind, and may not miss anything.
+        """
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def trim(self, now_us: int, policy: Retention | None = None, limit: int = 1000, ahead_us: int = 0) -> Trimmed:
+        """Close replies and dead requests that nobody closed in time, drop old closed ones, forget old keys.
+
+        At most `limit` of all together. While an archive has fallen so far behind that nothing can be closed, nothing
+        is closed.
+        """
+
+    def recap(self, now_us: int, after: bytes = b"", limit: int = 1000) -> tuple[int, bytes | None]:
+        """Let what was given a time by a clock that was ahead last for its own length, counted from now.
+
+        Looks at `limit` delays, times to live and keys, from the place `after` on. Returns how many were changed, and
+        the place to go on from; None at the end.
+        """
+
+    # -- the archive -----------------------------------------------------------------------------------------
+
+    def register_archive(self, archivist: Archivist | None = None) -> ArchiveState:
+        """From now on keep all closed requests until they are acknowledged. Registering again changes nothing.
+
+        Only one archive can be registered: another `archivist` raises InvalidArchive until it is unregistered. What was
+        registered without one becomes that of the first who comes.
+
+        An archive that comes back after it was unregistered finds `archived_upto` as it left it, unless closed requests
+        behind it have gone meanwhile: then it begins with the first that is there. So does another archive.
+        """
+
+    def unregister_archive(self) -> ArchiveState:
+        """Closed requests need not be kept for the archive any more, whoever's it is."""
+
+    def acknowledge_archive(
+        self, upto: int, uuid: bytes | None = None, archivist: Archivist | None = None
+    ) -> ArchiveState:
+        """The archive has everything up to number `upto`, and safely. A number below an earlier one changes nothing.
+
+        `uuid` is the id of the request that has this number in the archive: a store where another one has it is not the
+        one that was archived. Raises InvalidArchive then, when no archive or another one is registered, or the number
+        was never given out.
+        """
