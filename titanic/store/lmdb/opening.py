@@ -91,7 +91,7 @@ def open_environment(
 ) -> Environment:
     """Open the store in a directory that is prepared and locked, creating it if it isn't there.
 
-    Without a `capacity` it is what it was, or DEFAULT_CAPACITY. `to_repair`: see `Store.open`. Raises
+    Without a `capacity` it is what it was, or DEFAULT_CAPACITY. `to_repair`: see `LmdbStore.open`. Raises
     CapacityTooSmall, StoreUnwritable, StoreCorrupt, NotAStore or StoreTooNew.
     """
     if capacity is not None:
