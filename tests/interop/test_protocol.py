@@ -15,6 +15,9 @@ import zmq
 from support.cli_titanic import PATIENCE, Running, running, serving
 from support.waiting import until
 
+from broker import Client
+from titanic.protocol import tsp
+
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "titanic/PROTOCOL.md"
 MESSAGE = re.compile(r"^    ([CW][<>]) (.*(?:\n      .*)*)", re.MULTILINE)
@@ -62,6 +65,19 @@ def test_the_worked_example(tmp_path: Path) -> None:
                     assert re.fullmatch(rb"[0-9a-f]{32}", frame)
                     real.setdefault(shown, frame)
                 assert frame == real.get(shown, shown)
+
+
+def test_every_service_and_option_is_there(tmp_path: Path) -> None:
+    """The server names all options when it is given one that there is not."""
+    page = PAGE.read_text()
+    assert [name for name in tsp.SERVICES if f"| `{name.decode()}` |" not in page] == []
+    asks = {tsp.SUBMIT: (b'{"x": 1}', b"s", b""), tsp.LIST: (b'{"x": 1}',), tsp.ADMIN: (b'{"do": "retry", "x": 1}',)}
+    with serving(tmp_path) as (_, endpoint), Client(endpoint) as client:
+        for service, body in asks.items():
+            (refusal,) = client.call(service, *body)
+            options = refusal.decode().partition("; there are ")[2].split(", ")
+            assert len(options) > 4
+            assert [name for name in options if not re.search(rf'[`"{{ ]{name}[`",}}]', page)] == []
 
 
 Build = Callable[[str], Path]
