@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,15 @@ def test_links_lead_somewhere(document: str) -> None:
         target = (ROOT / document).parent / path if path else ROOT / document
         assert target.exists(), path
         assert not anchor or anchor[1:] in anchors(target), path + anchor
+
+
+def test_every_dependency_has_its_reason() -> None:
+    project = tomllib.loads(text_of("pyproject.toml"))["project"]
+    wanted = chain(project["dependencies"], *project["optional-dependencies"].values())
+    needed = {re.split(r"[\[>=;<]", one)[0] for one in wanted} - {"titanic-queue"}
+    table = text_of("CONTRIBUTING.md").partition("| package | why |")[2].partition("\n\n")[0]
+    packages = [row.split("|")[1].rpartition(":*")[2] for row in table.splitlines()[2:]]
+    assert {name.strip() for names in packages for name in names.split(",")} == needed
 
 
 def test_what_one_looks_for_is_in_the_file_that_is_named() -> None:
