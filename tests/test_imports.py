@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -235,3 +236,19 @@ def test_type_checkers_find_the_names_that_are_there(package: ModuleType) -> Non
     assert {name for _, name in stub} == set(package.__all__)
     for module, name in stub:
         assert getattr(package, name or "") is getattr(import_module(module), name or ""), name
+
+
+def test_nothing_is_imported_for_its_types_alone() -> None:
+    """It would hide a cycle."""
+    for package in ("broker", "titanic"):
+        assert not [source for source in sources(package) if "TYPE_CHECKING" in (ROOT / source).read_text()]
+
+
+def test_imports_have_no_cycle() -> None:
+    """Those that stand in functions count, too."""
+    found = [source for package in ("broker", "titanic") for source in sources(package)]
+    modules = {source.removesuffix(".py").removesuffix("/__init__").replace("/", "."): source for source in found}
+    order = TopologicalSorter(
+        {module: {one for name in imports(source) for one in modules_of(*name)} for module, source in modules.items()}
+    )
+    assert {*order.static_order()} >= {*modules}  # raises CycleError

@@ -6,6 +6,7 @@ import time
 
 import broker
 from broker import unreachable
+from titanic.cli.endpoint import Reach
 from titanic.cli.output import say
 from titanic.client.client import Client
 from titanic.errors import TimedOut
@@ -20,25 +21,23 @@ AGAIN = 0.1
 """Seconds between two tries to connect."""
 
 
-def connect(endpoint: tuple[str, ...], timeout: float, mdp: str, *, wait: float | None = None) -> Client:
+def connect(reach: Reach, *, wait: float | None = None) -> Client:
     """A client, which is going to wait for so many seconds (by default TRIES times the time-out)."""
-    tell(endpoint, TRIES * timeout if wait is None else wait)
-    return Client(endpoint, timeout=timeout, version=mdp)
+    tell(reach.endpoint, TRIES * reach.timeout if wait is None else wait)
+    return Client(reach.endpoint, timeout=reach.timeout, version=reach.mdp)
 
 
-def connect_to_look(
-    endpoint: tuple[str, ...], timeout: float, mdp: str, advice: str = "", *, tries: int = TRIES
-) -> Client:
+def connect_to_look(reach: Reach, advice: str = "", *, tries: int = TRIES) -> Client:
     """A client that changes nothing. Raises TimedOut when nobody can be connected to for a second."""
-    seconds = min(LOOK, tries * timeout)
+    seconds = min(LOOK, tries * reach.timeout)
     until = time.monotonic() + seconds
-    while reason := unreachable(endpoint):
+    while reason := unreachable(reach.endpoint):
         if time.monotonic() >= until:
             raise TimedOut(
                 reason, f"tried for {seconds:g} s", f"is a server running, and is this its endpoint?{advice}"
             )
         time.sleep(AGAIN)
-    return Client(endpoint, timeout=timeout, retries=tries - 1, version=mdp)
+    return Client(reach.endpoint, timeout=reach.timeout, retries=tries - 1, version=reach.mdp)
 
 
 def tell(endpoint: tuple[str, ...], seconds: float) -> None:
@@ -47,12 +46,12 @@ def tell(endpoint: tuple[str, ...], seconds: float) -> None:
         say(f"{reason}; waiting up to {seconds:g} s for a server there")
 
 
-def name_version(error: Exception, endpoint: tuple[str, ...], mdp: str) -> None:
+def name_version(error: Exception, reach: Reach) -> None:
     """After a time-out: raises TimedOut that names the version to speak when the broker there knows only 0.1."""
-    for where in endpoint if mdp != "0.1" else ():
+    for where in reach.endpoint if reach.mdp != "0.1" else ():
         if not unreachable([where]) and _knows_only_old(where):
             fact = f"the broker at {where} answers in 0.1, and is not of this project"
-            raise TimedOut(f"no answer in MDP {mdp}", fact, "try --mdp 0.1") from error
+            raise TimedOut(f"no answer in MDP {reach.mdp}", fact, "try --mdp 0.1") from error
 
 
 def _knows_only_old(endpoint: str) -> bool:

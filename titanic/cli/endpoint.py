@@ -86,3 +86,11 @@ class Listen(click.ParamType[Address]):
         if match is None or int(match[3]) > 65535:
             self.fail(f"{value!r} is not an address; write it like 127.0.0.1:9469", param, ctx)
         return Address(match[1] or match[2] or "", int(match[3]))
+
+
+class Reach(NamedTuple):
+    """How to reach a broker: endpoints, seconds to wait for an answer, version of MDP."""
+
+    endpoint: tuple[str, ...]
+    timeout: float
+    mdp: str

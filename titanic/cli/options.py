@@ -15,7 +15,7 @@ import broker
 from broker import DEFAULT_ENDPOINT
 from titanic import logs
 from titanic.cli import config_file
-from titanic.cli.endpoint import PEER
+from titanic.cli.endpoint import PEER, Reach
 from titanic.cli.help import Option
 from titanic.errors import TimedOut
 from titanic.util import ids
@@ -112,7 +112,7 @@ def endpoint_option(group: str = "") -> Callable[[Function], Function]:
 
 
 def reaching(timeout: float, patience: str) -> Callable[[Function], Function]:
-    """`--endpoint`, `--timeout` and `--mdp`: how to reach a broker. `patience`: what the time-out is for."""
+    """`--endpoint`, `--timeout` and `--mdp`, which a command gets as `reach`. `patience`: what the time-out is for."""
     return together(
         endpoint_option(CONNECTION),
         seconds("--timeout", least=0.001, default=timeout, group=CONNECTION, help=patience),
@@ -124,21 +124,22 @@ def reaching(timeout: float, patience: str) -> Callable[[Function], Function]:
             help="Version of the Majordomo Protocol to speak; brokers of other projects may want another.",
         ),
         configured,
-        _naming_version,
+        _reaching,
     )
 
 
-def _naming_version(function: Function) -> Function:
-    """Have a time-out say so when another version of MDP would do."""
+def _reaching(function: Function) -> Function:
+    """Give the three options to a command as its `reach`; have a time-out say so when another version would do."""
 
     @functools.wraps(function)
     def asking(*args: Any, **settings: Any) -> Any:
+        reach = Reach(*(settings.pop(name) for name in Reach._fields))
         try:
-            return function(*args, **settings)
+            return function(*args, reach=reach, **settings)
         except (TimedOut, broker.TimedOut) as error:
             from titanic.cli.connect import name_version  # brings all that a client needs
 
-            name_version(error, settings["endpoint"], settings["mdp"])
+            name_version(error, reach)
             raise
 
     return cast("Function", asking)

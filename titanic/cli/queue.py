@@ -12,6 +12,7 @@ import click
 
 import broker
 from titanic.cli.connect import TRIES, connect, tell
+from titanic.cli.endpoint import Reach
 from titanic.cli.help import command
 from titanic.cli.options import endpoint, json_flag, option, seconds
 from titanic.cli.options import uuid as uuid_type
@@ -95,9 +96,7 @@ def submit(
     lines: BinaryIO | None,
     wait: float | None,
     as_json: bool,
-    endpoint: tuple[str, ...],
-    timeout: float,
-    mdp: str,
+    reach: Reach,
     **chosen: Any,
 ) -> None:
     """Store a request for SERVICE and print its UUID. Each BODY is a frame.
@@ -127,7 +126,7 @@ def submit(
     if lines is not None and chosen["key"] is not None:
         raise click.UsageError("--key stands for one request, --lines submits many")
     options: Any = {name: value for name, value in chosen.items() if value is not None}
-    with connect(endpoint, timeout, mdp) as client:
+    with connect(reach) as client:
         if lines is not None:
             _submit_lines(client, service, lines, as_json, options)
             return
@@ -204,7 +203,7 @@ def _stdin() -> tuple[bytes]:
 @json_flag
 @seconds("--wait", least=0, default=None, help="Wait so long for the reply, at most.")
 @endpoint
-def reply(uuid: str, wait: float | None, as_json: bool, endpoint: tuple[str, ...], timeout: float, mdp: str) -> None:
+def reply(uuid: str, wait: float | None, as_json: bool, reach: Reach) -> None:
     """Print the reply to the request with this UUID, byte for byte. It stays until the request is closed.
 
     Exits with 3 while it is pending, 4 when the UUID is unknown, 1 when the request failed for good; what its
@@ -217,7 +216,7 @@ def reply(uuid: str, wait: float | None, as_json: bool, endpoint: tuple[str, ...
     Example:
       titanic reply 01a1fdd40f82747ea223cfe554e7afbc --wait 60
     """
-    with connect(endpoint, timeout, mdp, wait=wait or None) as client:
+    with connect(reach, wait=wait or None) as client:
         _print_outcome(client, uuid, wait, as_json)
 
 
@@ -264,7 +263,7 @@ def _why_pending(row: RequestInfo) -> str:
 @click.argument("uuid", type=uuid_type, metavar="UUID...", nargs=-1, required=True)
 @json_flag
 @endpoint
-def close(uuid: tuple[str, ...], as_json: bool, endpoint: tuple[str, ...], timeout: float, mdp: str) -> None:
+def close(uuid: tuple[str, ...], as_json: bool, reach: Reach) -> None:
     """Delete requests and their replies. What is not dispatched yet is cancelled. Unknown UUIDs are fine.
 
     --json prints {uuids}: those that are closed now.
@@ -273,7 +272,7 @@ def close(uuid: tuple[str, ...], as_json: bool, endpoint: tuple[str, ...], timeo
     Example:
       titanic close 01a1fdd40f82747ea223cfe554e7afbc
     """
-    with connect(endpoint, timeout, mdp) as client:
+    with connect(reach) as client:
         client.close(*uuid)
     if as_json:
         print_json({"uuids": uuid})
@@ -290,9 +289,7 @@ def call(
     body: tuple[bytes, ...],
     from_stdin: bool,
     as_json: bool,
-    endpoint: tuple[str, ...],
-    timeout: float,
-    mdp: str,
+    reach: Reach,
 ) -> None:
     """Send a plain MDP request to SERVICE and print the reply. Nothing is stored.
 
@@ -308,8 +305,8 @@ def call(
     """
     if body and from_stdin:
         raise click.UsageError("BODY and --stdin exclude each other")
-    tell(endpoint, TRIES * timeout)
-    with broker.Client(endpoint, timeout=timeout, retries=TRIES - 1, version=mdp) as client:
+    tell(reach.endpoint, TRIES * reach.timeout)
+    with broker.Client(reach.endpoint, timeout=reach.timeout, retries=TRIES - 1, version=reach.mdp) as client:
         frames = _stdin() if from_stdin else body or (b"",)
         BrokerLimits(client).check(frames)
         try:
@@ -320,12 +317,12 @@ def call(
             say(error, error.detail)
             sys.exit(EXIT_FAILED)
         except broker.TimedOut as error:
-            if not error.reason and _answers(endpoint, mdp):
+            if not error.reason and _answers(reach):
                 advice = "does the service have a worker?"
                 raise TimedOut(f"no answer from {service}", "the broker is there", advice) from None
             raise
     unknown = service.startswith("mmi.") and result == [b"501"]
-    problem = f"501 the broker at {' or '.join(endpoint)} has no {service}" if unknown else None
+    problem = f"501 the broker at {' or '.join(reach.endpoint)} has no {service}" if unknown else None
     if as_json:
         print_json({"body": json_frames(result), "error": problem})
     elif problem is None:
@@ -335,9 +332,9 @@ def call(
         sys.exit(EXIT_FAILED)
 
 
-def _answers(endpoint: tuple[str, ...], mdp: str) -> bool:
+def _answers(reach: Reach) -> bool:
     """Whether a broker is there at all."""
-    with broker.Client(endpoint, timeout=1.0, retries=0, version=mdp) as client:
+    with broker.Client(reach.endpoint, timeout=1.0, retries=0, version=reach.mdp) as client:
         try:
             client.present("mmi.service")
         except broker.BrokerError:

@@ -8,6 +8,7 @@ from functools import partial
 import click
 
 from titanic.cli.connect import connect
+from titanic.cli.endpoint import Reach
 from titanic.cli.help import command
 from titanic.cli.inspect import STATES
 from titanic.cli.options import endpoint, json_flag, option, seconds
@@ -35,9 +36,7 @@ def retry(
     service: str | None,
     older_than: float | None,
     as_json: bool,
-    endpoint: tuple[str, ...],
-    timeout: float,
-    mdp: str,
+    reach: Reach,
 ) -> None:
     """Let requests that failed or expired wait again, as if they had never been tried. Prints how many there were.
 
@@ -56,7 +55,7 @@ def retry(
     chosen = everything or service is not None or older_than is not None
     if bool(uuid) == chosen:
         raise click.UsageError("name UUIDs, or --service, --older-than or --all")
-    with connect(endpoint, timeout, mdp) as client:
+    with connect(reach) as client:
         if chosen:
             with Bar("to be tried again") as bar:
                 tell = partial(bar.tell, "to be tried again")
@@ -98,9 +97,7 @@ def purge(
     service: str | None,
     older_than: float | None,
     as_json: bool,
-    endpoint: tuple[str, ...],
-    timeout: float,
-    mdp: str,
+    reach: Reach,
 ) -> None:
     """Close all requests in a state: they and their replies are gone. Prints how many there were.
 
@@ -115,7 +112,7 @@ def purge(
     """
     if not everything and service is None and older_than is None:
         raise click.UsageError("name --service or --older-than, or --all: what is purged is gone")
-    with connect(endpoint, timeout, mdp) as client, Bar("closed") as bar:
+    with connect(reach) as client, Bar("closed") as bar:
         done = client.purge(state, service=service, older_than=older_than, tell=partial(bar.tell, "closed"))
     if as_json:
         print_json({"closed": done})

@@ -7,7 +7,6 @@ import ctypes
 import os
 import time
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +137,7 @@ class Rate:
         return max(0, count - before) / max(now - then, 0.001)
 
 
-class Queue:
+class Queue(service.Subject):
     """A `Server`, as it is run."""
 
     live = frozenset({*LIVE, *KEEPING} - {"retention"})
@@ -147,8 +146,6 @@ class Queue:
         self._server = server
         self._rate = Rate()
         self.watchdog = server.watchdog
-        self.stop = server.stop
-        self.withdraw = partial(server.stop, begun=False)
 
     def wait_for_broker(self, signals: service.Signals) -> None:
         """Wait a moment for what a broker has to say: if another queue is there, nothing else is worth a word."""
@@ -175,8 +172,14 @@ class Queue:
     def ready(self) -> bool:
         return self._server.ready
 
-    def reload(self, settings: dict[str, Any]) -> None:
+    def reload(self, settings: dict[str, object]) -> None:
         self._server.reload(server_config(settings))
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def withdraw(self) -> None:
+        self._server.stop(begun=False)
 
     def status(self) -> str:
         with self._server.store.read() as transaction:
@@ -198,18 +201,13 @@ class Queue:
         return families.queue(self._server.snapshot())
 
 
-class Switch:
+class Switch(service.Subject):
     """A `Broker`, as it is run."""
-
-    live: frozenset[str] = frozenset()
-    problem = None
-    grace = 0.0
 
     def __init__(self, here: Broker) -> None:
         self._broker = here
         self._rate = Rate()
         self.watchdog = Watchdog({"broker": here.loop.call})
-        self.stop = self.withdraw = here.stop
 
     @property
     def alive(self) -> bool:
@@ -219,8 +217,8 @@ class Switch:
     def ready(self) -> bool:
         return self._broker.alive
 
-    def reload(self, settings: dict[str, Any]) -> None:
-        """All that a broker has is fixed."""
+    def stop(self) -> None:
+        self._broker.stop()
 
     def status(self) -> str:
         core = self._broker.core
@@ -229,9 +227,6 @@ class Switch:
 
     def workers(self) -> dict[bytes, int]:
         return self._broker.workers()
-
-    def shortages(self) -> dict[str, str]:
-        return {}
 
     def collect(self) -> Iterable[Any]:
         from titanic.metrics import families

@@ -60,16 +60,18 @@ class Subject(Protocol):
     """What is run."""
 
     watchdog: Watchdog
-    live: frozenset[str]
+    live: frozenset[str] = frozenset()
     """Parameters of the command that `reload` takes over."""
 
     @property
     def problem(self) -> TitanicError | None:
         """Why it cannot go on, if that is to be said."""
+        return None
 
     @property
     def grace(self) -> float:
         """Seconds that running requests are given at the end."""
+        return 0.0
 
     @property
     def alive(self) -> bool:
@@ -87,18 +89,21 @@ class Subject(Protocol):
 
     def shortages(self) -> Mapping[str, str]:
         """What is short, so that requests are refused."""
+        return {}
 
     def collect(self) -> Iterable[Any]:
         """Its metrics, as Prometheus has them."""
 
     def reload(self, settings: dict[str, object]) -> None:
-        """Take over the parameters that can change while it runs."""
+        """Take over the parameters in `live`."""
+        return
 
     def stop(self) -> None:
         """End it."""
 
     def withdraw(self) -> None:
         """End it, because it can't be run after all."""
+        self.stop()
 
 
 class Signals:

@@ -12,6 +12,7 @@ import click
 
 import broker
 from titanic.cli.connect import connect_to_look
+from titanic.cli.endpoint import Reach
 from titanic.cli.help import Command, command
 from titanic.cli.options import json_flag, option, reaching, seconds
 from titanic.cli.output import duration, print_json, print_table, say, size
@@ -186,9 +187,7 @@ class Probe(Command):
 )
 @seconds("--max-age", least=0, default=None, help="One that waits longer is too old.")
 @reaching(2.0, "Wait for an answer, once; one that takes more than half of it is slow.")
-def health(
-    as_json: bool, max_waiting: int | None, max_age: float | None, endpoint: tuple[str, ...], timeout: float, mdp: str
-) -> None:
+def health(as_json: bool, max_waiting: int | None, max_age: float | None, reach: Reach) -> None:
     """Whether all is well: the queue answers, it takes requests, and what waits is within the limits given.
 
     Prints one line, within two seconds, and exits as Nagios and others want it: 0 all is well, 1 a warning (it is slow,
@@ -205,9 +204,9 @@ def health(
     """
     found = Found()
     try:
-        with connect_to_look(endpoint, timeout, mdp, tries=1) as client:
+        with connect_to_look(reach, tries=1) as client:
             found = _look(client)
-        code, problems = judge(found, timeout, max_waiting, max_age)
+        code, problems = judge(found, reach.timeout, max_waiting, max_age)
     except (TitanicError, broker.BrokerError) as error:
         dead = isinstance(error, (RequestError, broker.TimedOut, broker.RemoteError))
         code, problems = CRITICAL if dead else UNKNOWN, [str(error)]

@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from titanic.cli.connect import connect_to_look
+from titanic.cli.endpoint import Reach
 from titanic.cli.options import FOLDER, endpoint, option, together
 from titanic.client.client import Client
 from titanic.config import ServerConfig
@@ -53,12 +54,12 @@ lookable = together(offline_option, look_store_option, endpoint)
 """`--offline` and `--store`, and what a client needs: `look` takes their values."""
 
 
-def look(*, offline: bool, store: Path, endpoint: tuple[str, ...], timeout: float, mdp: str) -> Client | Files:
+def look(*, offline: bool, store: Path, reach: Reach) -> Client | Files:
     """Whom to ask."""
     source = click.get_current_context().get_parameter_source("store")
     if offline or source is ParameterSource.COMMANDLINE:
         return Files(store)
-    return connect_to_look(endpoint, timeout, mdp, " --store DIR looks at the files of one that is not")
+    return connect_to_look(reach, " --store DIR looks at the files of one that is not")
 
 
 class Files:
