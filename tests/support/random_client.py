@@ -280,16 +280,13 @@ class RandomClient(threading.Thread):
 
     # -- ending --------------------------------------------------------------------------------------------------
 
-    def _closing(self, lives: list[Life], ask: Callable[[], None]) -> None:
-        began = time.monotonic()
-        told = float("inf")
-        try:
-            ask()
-            told = time.monotonic()
-        finally:
+    def _closing(self, lives: list[Life], ask: Callable[[], object]) -> None:
+        def note(began: float, told: float) -> None:
             for life in lives:
                 life.closes.append((began, told))
             self.count["closed"] += len(lives)
+
+        self._noting(ask, note)
 
     def _close(self) -> None:
         life = self._pick()
@@ -300,7 +297,7 @@ class RandomClient(threading.Thread):
         lives = [life for life in (self._pick() for _ in range(8)) if life.uuid]
         self._closing(lives, lambda: self._client.close_many([life.uuid for life in lives]))
 
-    def _noting(self, ask: Callable[[], int], note: Callable[[float, float], None]) -> None:
+    def _noting(self, ask: Callable[[], object], note: Callable[[float, float], None]) -> None:
         began = time.monotonic()
         told = float("inf")
         try:

@@ -1,6 +1,6 @@
 """A broker and a Titanic in this process, with settings that suit a test, and who speaks to them.
 
-The fixtures `server` and `address` take settings from `pytest.mark.settings(max_attempts=3)`.
+The fixtures take settings from `pytest.mark.settings(max_attempts=3)`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def brokering(bind: str = "tcp://127.0.0.1:*", **settings: Any) -> Iterator[str]
         yield endpoint
 
 
-def _settings(request: pytest.FixtureRequest) -> dict[str, Any]:
+def settings_of(request: pytest.FixtureRequest) -> dict[str, Any]:
     mark = request.node.get_closest_marker("settings")
     return mark.kwargs if mark is not None else {}
 
@@ -66,13 +66,13 @@ def _settings(request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.fixture
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
     """Where a broker runs."""
-    with brokering(**_settings(request)) as endpoint:
+    with brokering(**settings_of(request)) as endpoint:
         yield endpoint
 
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    with serving(tmp_path, **_settings(request)) as server:
+    with serving(tmp_path, **settings_of(request)) as server:
         yield server
 
 

@@ -30,16 +30,7 @@ from titanic.store import MIN_CAPACITY
 UNKNOWN = "0123456789abcdef0123456789abcdef"
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with serving(tmp_path, max_attempts=1) as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.endpoints[0]) as client:
-        yield client
+pytestmark = pytest.mark.settings(max_attempts=1)
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +9,8 @@ from support.shortages import broken_disk
 
 from titanic.commit.writer import Writer, halves
 from titanic.errors import RecordCorrupt, StoreError, StoreFailed, StoreFull
-from titanic.store import MIN_CAPACITY, NewRequest, Store, open_store
+from titanic.store import MIN_CAPACITY, NewRequest, Store
 from titanic.store.lmdb.store import LmdbWriteTransaction
-from titanic.store.lmdb.tools import check
 
 
 class Put:
@@ -46,11 +43,7 @@ class Put:
         self.heard.append(error)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(tmp_path / "store", capacity=MIN_CAPACITY) as store:
-        yield store
-        assert check(store) == []
+pytestmark = pytest.mark.settings(capacity=MIN_CAPACITY)
 
 
 def stored(store: Store) -> int:

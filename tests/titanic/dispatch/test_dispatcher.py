@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +89,7 @@ class Rounds:
         return [send.service for send in self.transport.sent]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(tmp_path / "store", capacity=MIN_CAPACITY) as store:
-        yield store
+pytestmark = pytest.mark.settings(capacity=MIN_CAPACITY)
 
 
 def test_what_is_in_flight_is_not_read_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

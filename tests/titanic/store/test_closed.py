@@ -3,6 +3,7 @@
 from contextlib import suppress
 
 import pytest
+from support.dropping import drop
 
 from titanic.errors import InvalidArchive, RecordCorrupt, StoreFull
 from titanic.store import NewRequest, Retention, State, Status
@@ -14,11 +15,7 @@ NOW = 1_795_258_520_106_479
 CAPACITY = 16 << 20
 
 
-@pytest.fixture
-def store(tmp_path):
-    with LmdbStore.open(tmp_path / "store", capacity=CAPACITY) as store:
-        yield store
-        assert check(store) == []
+pytestmark = pytest.mark.settings(capacity=CAPACITY)
 
 
 def accept(store, *requests):
@@ -34,20 +31,6 @@ def finish(store, uuid, status=Status.DONE, frames=(b"reply",), reason=""):
 def close(store, *uuids, now=NOW + 3):
     with store.write() as txn:
         return [txn.close(uuid, now) for uuid in uuids]
-
-
-def drop(store, act):
-    """Do something in a transaction that is dropped."""
-
-    class Dropped(Exception):
-        pass
-
-    try:
-        with store.write() as txn:
-            act(txn)
-            raise Dropped
-    except Dropped:
-        pass
 
 
 def closed(store, after=0, limit=1000, max_bytes=1 << 30):

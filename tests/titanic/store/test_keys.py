@@ -1,6 +1,7 @@
 """Idempotency keys: one request per key."""
 
 import pytest
+from support.dropping import drop
 
 from titanic.errors import InvalidRequest, StoreFull
 from titanic.protocol.limits import MOST_TOGETHER
@@ -12,11 +13,7 @@ NOW = 1_795_258_520_106_479
 LATER = NOW + 1000
 
 
-@pytest.fixture
-def store(tmp_path):
-    with LmdbStore.open(tmp_path / "store", capacity=16 << 20) as store:
-        yield store
-        assert check(store) == []
+pytestmark = pytest.mark.settings(capacity=16 << 20)
 
 
 def keyed(key, body=b"body", until=LATER, service=b"echo"):
@@ -26,20 +23,6 @@ def keyed(key, body=b"body", until=LATER, service=b"echo"):
 def accept(store, *requests, now=NOW):
     with store.write() as txn:
         return txn.accept(requests, now)
-
-
-def drop(store, act):
-    """Do something in a transaction that is dropped."""
-
-    class Dropped(Exception):
-        pass
-
-    try:
-        with store.write() as txn:
-            act(txn)
-            raise Dropped
-    except Dropped:
-        pass
 
 
 def request(store, uuid):

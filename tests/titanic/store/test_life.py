@@ -14,13 +14,6 @@ NOW = 1_795_258_520_106_479
 SECOND = 1_000_000
 
 
-@pytest.fixture
-def store(tmp_path):
-    with LmdbStore.open(tmp_path / "store") as store:
-        yield store
-        assert check(store) == []
-
-
 def accept(store, *requests, now=NOW):
     with store.write() as txn:
         return txn.accept_many(requests, now)

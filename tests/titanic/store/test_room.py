@@ -7,17 +7,12 @@ from titanic import Client, Refused
 from titanic.errors import StoreFull
 from titanic.store import NewRequest, Status
 from titanic.store.lmdb.store import LmdbStore
-from titanic.store.lmdb.tools import check
 
 NOW = 1_795_258_520_106_479
 CAPACITY = 16 << 20
 
 
-@pytest.fixture
-def store(tmp_path):
-    with LmdbStore.open(tmp_path / "store", capacity=CAPACITY, closed_body_limit=1 << 20) as store:
-        yield store
-        assert check(store) == []
+pytestmark = pytest.mark.settings(capacity=CAPACITY, closed_body_limit=1 << 20)
 
 
 def accept(store, *sizes):

@@ -3,18 +3,10 @@
 import pytest
 
 from titanic.store import DAY, NewRequest, Retention, State, Status
-from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 
 NOW = 1_795_258_520_106_479
 POLICY = Retention(reply_retention=100, dead_retention=300)
-
-
-@pytest.fixture
-def store(tmp_path):
-    with LmdbStore.open(tmp_path / "store") as store:
-        yield store
-        assert check(store) == []
 
 
 def accept(store, *requests):

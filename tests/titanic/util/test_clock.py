@@ -104,13 +104,6 @@ def test_a_clock_that_was_set_ahead_and_back_is_doubted_for_the_rest(back, ahead
     assert leaps.look(times.wall) == times.wall - ahead * SECOND
 
 
-@pytest.fixture
-def store(tmp_path):
-    with open_store(tmp_path / "store") as store:
-        yield store
-        assert check(store) == []
-
-
 def due(store):
     with store.read() as txn:
         return {row.uuid: row.due for row in txn.list(limit=1000)}
