@@ -16,7 +16,7 @@ from typing import Any
 
 from broker import ErrorReply
 from titanic import ServerConfig
-from titanic.dispatch.actions import Fetch, Finish, Outcome, Postpone
+from titanic.dispatch.actions import AttemptOutcome, Fetch, Finish, Postpone
 from titanic.dispatch.core import DispatchCore
 from titanic.protocol.limits import DEFAULT_PRIORITY
 from titanic.store import ReadyRow
@@ -53,7 +53,7 @@ class Play:
         """Those that somebody waits for; None: outcomes are not gathered."""
         self.batches: list[int] = []
         """How many outcomes each write had."""
-        self.unwritten: list[list[Outcome]] = []
+        self.unwritten: list[list[AttemptOutcome]] = []
         self.max_attempts = 0
         self.options = b""
         self.priorities: dict[bytes, int] = {}
@@ -244,7 +244,7 @@ class Play:
             self.options,
         )
 
-    def _keep(self, outcomes: list[Outcome]) -> None:
+    def _keep(self, outcomes: list[AttemptOutcome]) -> None:
         for outcome in outcomes:
             service = next((name for name, queue in self.queue.items() if outcome.uuid in queue), None)
             if service is not None:

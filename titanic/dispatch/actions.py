@@ -48,4 +48,4 @@ class Postpone(NamedTuple):
     started: float
 
 
-Outcome = Finish | Postpone
+AttemptOutcome = Finish | Postpone

@@ -28,7 +28,7 @@ from collections.abc import Container, Iterable, Sequence
 
 from broker import ErrorReply, Timers
 from titanic.config import ServerConfig
-from titanic.dispatch.actions import Fetch, Finish, Outcome, Send
+from titanic.dispatch.actions import AttemptOutcome, Fetch, Finish, Send
 from titanic.dispatch.backlogs import OVERTAKE, Backlog, Backlogs
 from titanic.dispatch.failed_attempt import after_failure, without_room
 from titanic.dispatch.flight import Flight
@@ -181,14 +181,14 @@ class DispatchCore:
         backlog.lingering -= 1
         self.backlogs.place(backlog)
 
-    def settled(self, uuids: Iterable[bytes], moot: Iterable[Outcome] = ()) -> None:
+    def settled(self, uuids: Iterable[bytes], moot: Iterable[AttemptOutcome] = ()) -> None:
         """The outcomes of these requests are on disk. `moot`: outcomes that changed nothing there, because the
         requests were closed or had ended already; they do not count."""
         for outcome in moot:
             self.counts[_COUNTED_AS[outcome.status] if isinstance(outcome, Finish) else "retried"] -= 1
         self.outcomes.written([flight for uuid in uuids if (flight := self._forget(uuid)) is not None])
 
-    def unsettled(self, outcomes: Sequence[Outcome], now: float, *, full: bool = False) -> None:
+    def unsettled(self, outcomes: Sequence[AttemptOutcome], now: float, *, full: bool = False) -> None:
         """The outcomes could not be written: try again after a while.
 
         `full`: there is no room for their frames. After some tries they are written without: a reply that never fits
@@ -273,7 +273,7 @@ class DispatchCore:
         certain, self._certain = self._certain, []
         return certain
 
-    def take_outcomes(self, now: float, wanted: Container[bytes] | None = None) -> list[list[Outcome]]:
+    def take_outcomes(self, now: float, wanted: Container[bytes] | None = None) -> list[list[AttemptOutcome]]:
         """Outcomes to be written, each list at once.
 
         `wanted`: the requests that somebody waits for. Other outcomes may be gathered for a moment while more

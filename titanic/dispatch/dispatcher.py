@@ -12,11 +12,11 @@ from typing import Any
 from broker import Channel, Loop
 from titanic.commit.writer import Writer
 from titanic.config import ServerConfig
-from titanic.dispatch.actions import Fetch, Finish, Outcome
+from titanic.dispatch.actions import AttemptOutcome, Fetch, Finish
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.failure_log import FailureLog
 from titanic.dispatch.maintenance import Maintenance
-from titanic.dispatch.outcome_write import OutcomeWrite
+from titanic.dispatch.outcome_write import OutcomeWrite, Written
 from titanic.dispatch.transport import Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters
 from titanic.errors import RecordCorrupt, StoreError
@@ -235,13 +235,13 @@ class Dispatcher(Channel):
         # First: what is not wanted any more must be known as such when a broker is found to have died.
         if recalls := core.take_recalls():
             for uuid in recalls:
-                transport.recall(uuid, now)
+                transport.recall_request(uuid, now)
             transport.push(now)  # somebody waits for this, and what follows may take a while
-        transport.deliver(now)
+        transport.deliver_results(now)
         if core.take_alarm(now):
             self.maintenance.begin()
         if questions := core.take_questions(now):
-            transport.ask(questions, now)
+            transport.ask_presence(questions, now)
         if core.take_survey(now) or self._uncounted(now):
             transport.survey(now)
         self._more = True
@@ -252,11 +252,11 @@ class Dispatcher(Channel):
                 break
             left = self._fetch(fetches, left, now)
             if sends := core.take_sends(now, self._clock.look(wall_us())):
-                transport.send(sends, now)
+                transport.send_requests(sends, now)
             if left <= 0:
                 break
         for uuid in core.take_recalls():
-            transport.recall(uuid, now)
+            transport.recall_request(uuid, now)
         for outcomes in core.take_outcomes(now, self.waiters):
             self._writer.enqueue(OutcomeWrite(outcomes, self._written, self._unwritten))
         transport.push(now)
@@ -317,27 +317,27 @@ class Dispatcher(Channel):
             except StoreError as error:
                 self._unread.met(error)
 
-    def _written(self, done: Sequence[Outcome], moot: Sequence[Outcome], without_room: Sequence[Outcome]) -> None:
+    def _written(self, written: Written) -> None:
         """Called in the writer's thread."""
-        self.loop.call(self._settle, done, moot, without_room)
+        self.loop.call(self._settle, written)
 
-    def _unwritten(self, outcomes: Sequence[Outcome]) -> None:
+    def _unwritten(self, outcomes: Sequence[AttemptOutcome]) -> None:
         """Called in the writer's thread."""
         self.loop.call(self.core.unsettled, outcomes, time.monotonic())
 
-    def _settle(self, done: Sequence[Outcome], moot: Sequence[Outcome], without_room: Sequence[Outcome]) -> None:
+    def _settle(self, written: Written) -> None:
         core = self.core
-        nothing = {outcome.uuid for outcome in moot}
-        for outcome in done:
+        moot = {outcome.uuid for outcome in written.moot}
+        for outcome in written.done:
             flight = core.flights.get(outcome.uuid)
-            if flight is None or flight.closed or outcome.uuid in nothing:
+            if flight is None or flight.closed or outcome.uuid in moot:
                 continue
             if isinstance(outcome, Finish) and outcome.status is not Status.DONE:
                 self.failures.tell(outcome.uuid, flight.backlog.name, outcome.status, outcome.reason)
-        uuids = [outcome.uuid for outcome in done]
-        core.settled(uuids, moot)
-        if without_room:
-            core.unsettled(without_room, time.monotonic(), full=True)
+        uuids = [outcome.uuid for outcome in written.done]
+        core.settled(uuids, written.moot)
+        if written.without_room:
+            core.unsettled(written.without_room, time.monotonic(), full=True)
         self.waiters.wake(uuids)
         # Only now: those that were put off are not in flight any more, and their time to live counts again.
         self.maintenance.look()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from titanic.config import ServerConfig
-from titanic.dispatch.actions import Finish, Outcome, Postpone
+from titanic.dispatch.actions import AttemptOutcome, Finish, Postpone
 from titanic.dispatch.flight import Flight
 from titanic.protocol.tsp import Frames
 from titanic.store import Status
@@ -23,7 +23,7 @@ def back_off(flight: Flight, config: ServerConfig) -> float:
 
 def after_failure(
     uuid: bytes, flight: Flight, reason: str, detail: Frames, config: ServerConfig, dice: random.Random
-) -> tuple[Outcome, int]:
+) -> tuple[AttemptOutcome, int]:
     """What becomes of a request whose attempt has failed, and the bytes of its frames or text. `detail` is what the
     worker said besides the `reason`."""
     if flight.attempts >= flight.max_attempts:
@@ -34,7 +34,7 @@ def after_failure(
     return Postpone(uuid, delay, flight.attempts, text, flight.started), len(text)
 
 
-def without_room(outcome: Outcome, flight: Flight) -> Outcome:
+def without_room(outcome: AttemptOutcome, flight: Flight) -> AttemptOutcome:
     """What is to be written instead of an outcome for whose frames the store has no room: the same for a while, then
     that the request has failed for that reason."""
     flight.refused += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from titanic.dispatch.actions import Outcome
+from titanic.dispatch.actions import AttemptOutcome
 from titanic.dispatch.flight import Flight
 
 REWRITE_FIRST = 1.0
@@ -40,9 +40,9 @@ class OutcomeBuffer:
         """Outcomes of requests that have expired."""
         self.flights = 0
         """How many requests have an outcome here or on its way to the disk."""
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[AttemptOutcome] = []
         self._gather_until: float | None = None
-        self._rewrites: list[Outcome] = []
+        self._rewrites: list[AttemptOutcome] = []
         self._rewrite_at: float | None = None
         self._pause = 0.0
 
@@ -56,7 +56,7 @@ class OutcomeBuffer:
         """Whether so many outcomes are expiries that no more are to be looked for."""
         return self.expiring >= EXPIRING_MOST
 
-    def add(self, flight: Flight, outcome: Outcome, size: int) -> None:
+    def add(self, flight: Flight, outcome: AttemptOutcome, size: int) -> None:
         """Take the outcome of a request; `size` is the bytes of its frames or text."""
         flight.settling = True
         self.flights += 1
@@ -81,7 +81,7 @@ class OutcomeBuffer:
         self._discount(flight)
         return True
 
-    def again(self, outcomes: Iterable[Outcome], now: float) -> None:
+    def again(self, outcomes: Iterable[AttemptOutcome], now: float) -> None:
         """Write these again after a pause, which doubles each time."""
         self._rewrites += outcomes
         if self._rewrite_at is None:
@@ -92,7 +92,7 @@ class OutcomeBuffer:
         """Whether one of these is to be written next."""
         return any(outcome.uuid in uuids for outcome in self._outcomes)
 
-    def take(self, now: float, hurry: bool) -> list[list[Outcome]]:
+    def take(self, now: float, hurry: bool) -> list[list[AttemptOutcome]]:
         """Outcomes to be written, each list at once; without `hurry`, only when enough has gathered. Outcomes that
         failed once are written one by one: perhaps only one of them cannot be written."""
         batches = []

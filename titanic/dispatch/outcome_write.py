@@ -5,32 +5,43 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from titanic.commit.writer import Write, halves
-from titanic.dispatch.actions import Finish, Outcome
+from titanic.dispatch.actions import AttemptOutcome, Finish
 from titanic.errors import StoreError, StoreFull
 from titanic.logs import event
 from titanic.store import WriteTransaction
 
 log = logging.getLogger(__name__)
 
-Written = Callable[[Sequence[Outcome], Sequence[Outcome], Sequence[Outcome]], None]
-"""Is told what became of outcomes: those that are on disk; those that changed nothing there, because the requests were
-closed or had ended already; those for which there was no room."""
 
-Unwritten = Callable[[Sequence[Outcome]], None]
-"""Is told of outcomes that are not on disk, because it failed."""
+class Written(NamedTuple):
+    """What became of outcomes that were written."""
+
+    done: Sequence[AttemptOutcome]
+    """They are on disk."""
+    moot: Sequence[AttemptOutcome]
+    """Those of them that changed nothing there: the requests were closed, or had ended already."""
+    without_room: Sequence[AttemptOutcome]
+    """The store had no room for them."""
 
 
 class OutcomeWrite:
     """A batch of outcomes, as one `Write`. `written` and `unwritten` are called in the writer's thread."""
 
-    def __init__(self, outcomes: Sequence[Outcome], written: Written, unwritten: Unwritten) -> None:
+    def __init__(
+        self,
+        outcomes: Sequence[AttemptOutcome],
+        written: Callable[[Written], None],
+        unwritten: Callable[[Sequence[AttemptOutcome]], None],
+    ) -> None:
+        """`unwritten`: is told when the disk did not take them."""
         self._outcomes = outcomes
         self._written = written
         self._unwritten = unwritten
-        self._moot: list[Outcome] = []
-        self._without_room: list[Outcome] = []
+        self._moot: list[AttemptOutcome] = []
+        self._without_room: list[AttemptOutcome] = []
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         self._moot, self._without_room = [], []
@@ -54,13 +65,13 @@ class OutcomeWrite:
     def committed(self) -> None:
         without_room = {outcome.uuid for outcome in self._without_room}
         outcomes = [outcome for outcome in self._outcomes if outcome.uuid not in without_room]
-        self._written(outcomes, self._moot, self._without_room)
+        self._written(Written(outcomes, self._moot, self._without_room))
 
     def failed(self, error: StoreError) -> None:
         self._unwritten(self._outcomes)
 
 
-def _write(transaction: WriteTransaction, outcome: Outcome, now_us: int, dispatched_at: int) -> bool:
+def _write(transaction: WriteTransaction, outcome: AttemptOutcome, now_us: int, dispatched_at: int) -> bool:
     """False when there was nothing to be changed: the request was closed, or has ended already."""
     if isinstance(outcome, Finish):
         return transaction.finish(

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from broker import CLIENT_QUEUE, ClientConfig, ClientSession, ErrorReply, EventKind, LocalPeer, Loop, read_error
 from titanic.dispatch.actions import Send
 from titanic.dispatch.connection import Connection
+from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.discovery import BrokerDiscovery
 from titanic.protocol.tsp import Frames
 
@@ -24,37 +25,6 @@ MMI_TIMEOUT = 2.5
 FOR_EVER = 1 << 30
 
 Key = TypeVar("Key", bound=Hashable)
-
-Deliver = Callable[[list[Frames]], None]
-"""Is given messages of the broker, in its thread."""
-
-
-class Results(Protocol):
-    """Who is told what came of it: the dispatcher's core."""
-
-    def replied(self, uuid: bytes, body: Frames, now: float) -> None:
-        """The whole reply to a request, of one worker."""
-
-    def failed(self, uuid: bytes, error: ErrorReply, now: float) -> None:
-        """A worker's error reply: the attempt has failed, whatever parts of a reply came before."""
-
-    def refused(self, uuid: bytes, error: ErrorReply, now: float) -> None:
-        """The broker says why there is no reply, or the transport does. No worker can say that."""
-
-    def timed_out(self, uuid: bytes, now: float) -> None:
-        """There was none in time."""
-
-    def present(self, name: bytes, workers: int, now: float) -> None:
-        """How many workers a service has."""
-
-    def kept(self, uuid: bytes) -> bool:
-        """A request could not be taken back. Whether its reply is not wanted any more."""
-
-    def left(self, name: bytes) -> None:
-        """The reply that was not wanted came, from a worker of this service, or never will."""
-
-    def surveyed(self, workers: Mapping[bytes, int], now: float) -> None:
-        """All services that have workers."""
 
 
 class Transport(Protocol):
@@ -66,13 +36,13 @@ class Transport(Protocol):
     surveys: bool
     """Whether it can ask for all services at once."""
 
-    def send(self, sends: Sequence[Send], now: float) -> None:
+    def send_requests(self, sends: Sequence[Send], now: float) -> None:
         """Send requests."""
 
-    def recall(self, uuid: bytes, now: float) -> None:
+    def recall_request(self, uuid: bytes, now: float) -> None:
         """Take a request back from the broker, if it can do that and no worker has it yet. Its reply comes then."""
 
-    def ask(self, names: Sequence[bytes], now: float) -> None:
+    def ask_presence(self, names: Sequence[bytes], now: float) -> None:
         """Ask for the presence of services."""
 
     def survey(self, now: float) -> None:
@@ -81,14 +51,14 @@ class Transport(Protocol):
     def push(self, now: float) -> None:
         """Let go out what was sent and asked."""
 
-    def deliver(self, now: float) -> None:
+    def deliver_results(self, now: float) -> None:
         """Tell what has come."""
 
     def dismiss(self, now: float) -> None:
         """End: another kind of broker has come. All that is in flight goes back, and all questions are answered."""
 
 
-class Parts(Generic[Key]):
+class PartialReplies(Generic[Key]):
     """PARTIALs of replies, until the FINAL of the same worker comes. Without that they count for nothing."""
 
     MOST = 256 << 20
@@ -130,12 +100,12 @@ class Parts(Generic[Key]):
         return frames + body
 
 
-def tell(results: Results, uuid: bytes, came: Frames | ErrorReply, now: float) -> None:
+def deliver_reply(core: DispatchCore, uuid: bytes, came: Frames | ErrorReply, now: float) -> None:
     """Tell of what a worker has said."""
     if isinstance(came, ErrorReply):
-        results.failed(uuid, came, now)
+        core.failed(uuid, came, now)
     else:
-        results.replied(uuid, came, now)
+        core.replied(uuid, came, now)
 
 
 def refusal(status: int, text: str) -> ErrorReply:
@@ -143,20 +113,20 @@ def refusal(status: int, text: str) -> ErrorReply:
     return ErrorReply(status, text, [])
 
 
-class _Correlated:
+class _OwnBrokerTransport:
     """What the two transports for our own broker have in common: one session with any number in flight."""
 
     most_ahead = 256
     surveys = True
 
-    def __init__(self, results: Results) -> None:
+    def __init__(self, core: DispatchCore) -> None:
         self.session = ClientSession(ClientConfig(timeout=None), correlated=True, dialect=CLIENT_QUEUE)
-        self._results = results
+        self._core = core
         self._sends: dict[int, Send] = {}
         """What is in flight, by ticket."""
         self._tickets: dict[bytes, int] = {}
         """Their tickets, by UUID."""
-        self._parts: Parts[int] = Parts()
+        self._parts: PartialReplies[int] = PartialReplies()
         self._names: set[bytes] = set()
         self._question = 0
         self._recalls: dict[int, int] = {}
@@ -176,17 +146,17 @@ class _Correlated:
         """Whether nothing is kept of any request."""
         return not (self._sends or self._tickets or self._parts or self._recalls or self._recalled or self._abandoned)
 
-    def send(self, sends: Sequence[Send], now: float) -> None:
+    def send_requests(self, sends: Sequence[Send], now: float) -> None:
         for send in sends:
             ticket = self._tickets[send.uuid] = self.session.request(send.service, send.body, now)
             self._sends[ticket] = send
 
-    def recall(self, uuid: bytes, now: float) -> None:
+    def recall_request(self, uuid: bytes, now: float) -> None:
         if ticket := self._tickets.get(uuid):
             self._recall(ticket, now)
             self._recalled.add(ticket)
 
-    def ask(self, names: Sequence[bytes], now: float) -> None:
+    def ask_presence(self, names: Sequence[bytes], now: float) -> None:
         self._names.update(names)
         self.survey(now)
 
@@ -194,13 +164,13 @@ class _Correlated:
         if not self._question:
             self._question = self.session.request(b"mmi.workers", [b""], now, timeout=MMI_TIMEOUT, retries=FOR_EVER)
 
-    def deliver(self, now: float) -> None:
+    def deliver_results(self, now: float) -> None:
         for ticket, kind, body in self.session.take_events():
             if ticket in self._recalls:
                 self._recall_answered(self._recalls.pop(ticket), body, now)
             elif ticket in self._abandoned:
                 if kind in (EventKind.FINAL, EventKind.REFUSED):
-                    self._results.left(self._abandoned.pop(ticket))
+                    self._core.left(self._abandoned.pop(ticket))
             elif ticket == self._question:
                 self._question = 0
                 self._tell_presence(body, now)
@@ -212,7 +182,7 @@ class _Correlated:
                 error = read_error(body) or refusal(500, "the broker refused it and did not say why")
                 self._refuse(ticket, error, now)
             else:
-                tell(self._results, self._take(ticket).uuid, self._parts.complete(ticket, body), now)
+                deliver_reply(self._core, self._take(ticket).uuid, self._parts.complete(ticket, body), now)
 
     def _recall(self, ticket: int, now: float) -> None:
         if not self.session.is_pending(ticket):
@@ -228,7 +198,7 @@ class _Correlated:
             return
         if body != [b"404"]:
             self._recall(ticket, now)
-        elif self._results.kept(send.uuid):
+        elif self._core.kept(send.uuid):
             self._abandoned[ticket] = send.service
             self._parts.drop(ticket)
             self._take(ticket)
@@ -236,7 +206,7 @@ class _Correlated:
     def _refuse(self, ticket: int, error: ErrorReply, now: float) -> None:
         """There is no reply, and who has in hand what is in between says why."""
         self._parts.drop(ticket)
-        self._results.refused(self._take(ticket).uuid, error, now)
+        self._core.refused(self._take(ticket).uuid, error, now)
 
     def _take(self, ticket: int) -> Send:
         """Not in flight any more."""
@@ -252,17 +222,22 @@ class _Correlated:
             workers = {}
         names, self._names = self._names, set()
         for name in names:
-            self._results.present(name, workers.get(name, 0), now)
-        self._results.surveyed(workers, now)
+            self._core.present(name, workers.get(name, 0), now)
+        self._core.surveyed(workers, now)
 
 
-class LocalTransport(_Correlated):
+class LocalTransport(_OwnBrokerTransport):
     """To the broker in this process."""
 
-    def __init__(self, results: Results, connect: Callable[[Deliver], LocalPeer], call: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        core: DispatchCore,
+        connect: Callable[[Callable[[list[Frames]], None]], LocalPeer],
+        call: Callable[..., None],
+    ) -> None:
         """`connect`: to the broker, as `Broker.connect_local`. `call`: has a function called in the dispatcher's
         thread."""
-        super().__init__(results)
+        super().__init__(core)
         self._peer = connect(lambda messages: call(lambda: self.receive(messages, time.monotonic())))
 
     def dismiss(self, now: float) -> None:
@@ -278,27 +253,27 @@ class LocalTransport(_Correlated):
             self._peer.send(output)
 
 
-class SocketTransport(_Correlated):
+class SocketTransport(_OwnBrokerTransport):
     """To a broker of this project elsewhere."""
 
-    def __init__(self, results: Results, loop: Loop, endpoint: str, discovery: BrokerDiscovery) -> None:
-        super().__init__(results)
+    def __init__(self, core: DispatchCore, loop: Loop, endpoint: str, discovery: BrokerDiscovery) -> None:
+        super().__init__(core)
         self._loop = loop
         self._connection = Connection(self.session, endpoint, discovery, watch=True, lost=self._lost)
         loop.add(self._connection)
 
     def dismiss(self, now: float) -> None:
-        self.deliver(now)
+        self.deliver_results(now)
         self._give_back(set(self._sends), now)
         self._loop.remove(self._connection)
         if self._question:
             self._question = 0
             self._tell_presence([], now)
 
-    def recall(self, uuid: bytes, now: float) -> None:
+    def recall_request(self, uuid: bytes, now: float) -> None:
         ticket = self._tickets.get(uuid)
         if ticket is None or not self._connection.away:
-            super().recall(uuid, now)
+            super().recall_request(uuid, now)
         elif self.session.is_pending(ticket):
             # Nobody has it. The next broker would not know it by the name that it is asked by now.
             self.session.cancel(ticket)
@@ -307,7 +282,7 @@ class SocketTransport(_Correlated):
     def _lost(self, now: float) -> None:
         """The broker has died: it will not answer. What is not wanted must not be sent to the next one, and what has an
         end of its time not without a look at the clock."""
-        self.deliver(now)
+        self.deliver_results(now)
         self._give_back(self._recalled | {ticket for ticket, send in self._sends.items() if send.mortal}, now)
 
     def _give_back(self, back: Collection[int], now: float) -> None:
@@ -317,13 +292,13 @@ class SocketTransport(_Correlated):
         for ticket in back:
             self._refuse(ticket, refusal(503, "the broker has died"), now)
         for service in self._abandoned.values():
-            self._results.left(service)
+            self._core.left(service)
         self._recalled.clear()
         self._abandoned.clear()
 
-    def deliver(self, now: float) -> None:
+    def deliver_results(self, now: float) -> None:
         self._connection.tick(now)  # the loop does it after this, and what is given up then would be seen too late
-        super().deliver(now)
+        super().deliver_results(now)
 
     def push(self, now: float) -> None:
         self._connection.flush(now)

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from broker import ClientConfig, ClientSession, EventKind, Loop
 from titanic.dispatch.actions import Send
 from titanic.dispatch.connection import Connection
+from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.discovery import BrokerDiscovery
-from titanic.dispatch.transport import MMI_TIMEOUT, Parts, Results, refusal, tell
+from titanic.dispatch.transport import MMI_TIMEOUT, PartialReplies, deliver_reply, refusal
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 
@@ -34,7 +35,7 @@ class ForeignTransport:
 
     def __init__(
         self,
-        results: Results,
+        core: DispatchCore,
         loop: Loop,
         endpoint: str,
         discovery: BrokerDiscovery,
@@ -43,7 +44,7 @@ class ForeignTransport:
         room: int,
         attempt_timeout: float,
     ) -> None:
-        self._results = results
+        self._core = core
         self._loop = loop
         self._endpoint = endpoint
         self._discovery = discovery
@@ -57,7 +58,7 @@ class ForeignTransport:
         self._in_flight: Counter[bytes] = Counter()
         self._recalled: set[bytes] = set()
         """UUIDs of what is in flight and not wanted any more."""
-        self._parts: Parts[Connection] = Parts()
+        self._parts: PartialReplies[Connection] = PartialReplies()
         asking = ClientSession(ClientConfig(timeout=MMI_TIMEOUT, retries=0, version=version))
         self._asking = Connection(asking, endpoint, discovery, watch=True, lost=self._lost)
         self._names: deque[bytes] = deque()
@@ -74,27 +75,27 @@ class ForeignTransport:
         """Whether nothing is kept of any request."""
         return not (self._busy or self._in_flight or self._parts or self._recalled)
 
-    def send(self, sends: Sequence[Send], now: float) -> None:
+    def send_requests(self, sends: Sequence[Send], now: float) -> None:
         for send in sends:
             connection = self._take_connection()
             if connection is None:
                 # Others have taken what this service was promised: it goes back, and is told less next time.
-                self._results.refused(send.uuid, refusal(503, "no connection is free"), now)
+                self._core.refused(send.uuid, refusal(503, "no connection is free"), now)
             else:
                 self._busy[connection] = send
                 self._in_flight[send.service] += 1
                 self._tickets[connection] = connection.session.request(send.service, send.body, now)
 
-    def recall(self, uuid: bytes, now: float) -> None:
+    def recall_request(self, uuid: bytes, now: float) -> None:
         """Brokers that are not of this project cannot do that, nor tell whether a worker has it."""
         connection = next((connection for connection, send in self._busy.items() if send.uuid == uuid), None)
         if connection is None:
             return
         if connection.waits:
             self._give_back(connection, now)  # nobody has it, and the next broker is not to get it
-        elif self._results.kept(uuid):
+        elif self._core.kept(uuid):
             self._cancel(connection)
-            self._results.left(self._leave(connection).service)
+            self._core.left(self._leave(connection).service)
         else:
             self._recalled.add(uuid)
 
@@ -102,7 +103,7 @@ class ForeignTransport:
         connection.session.cancel(self._tickets[connection])
         self._parts.drop(connection)
 
-    def ask(self, names: Sequence[bytes], now: float) -> None:
+    def ask_presence(self, names: Sequence[bytes], now: float) -> None:
         self._names.extend(names)
 
     def survey(self, now: float) -> None:
@@ -119,9 +120,9 @@ class ForeignTransport:
             self._asking.session.request(b"mmi.service", [self._asked], now)
             self._asking.flush(now)
 
-    def deliver(self, now: float) -> None:
+    def deliver_results(self, now: float) -> None:
         for _, _, body in self._events(self._asking, now):
-            self._results.present(self._asked, self._share(self._asked) if body == [b"200"] else 0, now)
+            self._core.present(self._asked, self._share(self._asked) if body == [b"200"] else 0, now)
         for connection in list(self._busy):
             for _, kind, body in self._events(connection, now):
                 if kind is EventKind.PARTIAL:
@@ -141,10 +142,10 @@ class ForeignTransport:
         connection.flush(now)  # one that gave up is closed
         if gave_up:
             self._parts.drop(connection)
-            self._results.timed_out(send.uuid, now)
+            self._core.timed_out(send.uuid, now)
         else:
             # An error is a worker's: only brokers of this project have errors of their own.
-            tell(self._results, send.uuid, self._parts.complete(connection, body), now)
+            deliver_reply(self._core, send.uuid, self._parts.complete(connection, body), now)
 
     def _leave(self, connection: Connection) -> Send:
         """The connection is free again."""
@@ -161,14 +162,14 @@ class ForeignTransport:
         return min(self._room, max(left // 4, min(left, 1)))
 
     def dismiss(self, now: float) -> None:
-        self.deliver(now)
+        self.deliver_results(now)
         for connection in list(self._busy):
             self._give_back(connection, now)
         for connection in (*self._made, self._asking):
             self._loop.remove(connection)
         asked = [self._asked] if len(self._asking.session) else []
         for name in (*asked, *self._names):
-            self._results.present(name, 0, now)
+            self._core.present(name, 0, now)
         self._names.clear()
 
     def _lost(self, now: float) -> None:
@@ -189,7 +190,7 @@ class ForeignTransport:
 
     def _give_back(self, connection: Connection, now: float) -> None:
         self._cancel(connection)
-        self._results.refused(self._leave(connection).uuid, refusal(503, "the broker has died"), now)
+        self._core.refused(self._leave(connection).uuid, refusal(503, "the broker has died"), now)
 
     def _take_connection(self) -> Connection | None:
         if self._free:

@@ -10,7 +10,7 @@ at the beginning, and again when something happened to the request.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -52,11 +52,13 @@ class Waiters:
         self.dismissing = False
         """Whether everybody is told now what the store says, and then no more."""
         self._asks: dict[bytes, dict[int, Ask]] = {}
-        self._uuids: dict[int, bytes] = {}
-        self._known: dict[int, Ask] = {}
+        """Those for each request, by their ids."""
+        self._known: dict[int, tuple[Ask, bytes]] = {}
+        """All of them, and the request of each."""
         self._until: dict[int, float] = {}
-        """When the time is over of those for whom the store was not looked at yet: they get an answer from there."""
+        """When those have waited for long enough for whom the store was not read yet: they get an answer from there."""
         self._deadlines: Timers[int] = Timers()
+        """The same of the others."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -77,8 +79,7 @@ class Waiters:
                 continue
             seconds, uuid = parsed
             self._asks.setdefault(uuid, {})[id(ask)] = ask
-            self._uuids[id(ask)] = uuid
-            self._known[id(ask)] = ask
+            self._known[id(ask)] = (ask, uuid)
             self._until[id(ask)] = now + min(seconds, MOST_SECONDS)
             good.append(ask)
         if refused:
@@ -108,12 +109,12 @@ class Waiters:
 
     def tick(self, now: float) -> None:
         """Answer those whose time is over."""
-        self._send_away([self._known[key] for key in self._deadlines.due(now)])
+        self._send_away([self._known[key][0] for key in self._deadlines.due(now)])
 
     def dismiss(self) -> None:
         """Nothing more will happen: answer all that wait, and who still comes as soon as the store was looked at."""
         self.dismissing = True
-        self._send_away([ask for key, ask in self._known.items() if key not in self._until])
+        self._send_away(list(self._looked_up()))
 
     @property
     def dismissed(self) -> bool:
@@ -131,9 +132,12 @@ class Waiters:
     def _make_room(self) -> None:
         """Send away those that have waited for longest, but not before the store was looked at for them."""
         more = len(self._known) - self._most
-        if more <= 0:
-            return
-        self._send_away(list(islice((ask for key, ask in self._known.items() if key not in self._until), more)))
+        if more > 0:
+            self._send_away(list(islice(self._looked_up(), more)))
+
+    def _looked_up(self) -> Iterator[Ask]:
+        """Those for whom the store was read, who have waited for longest first."""
+        return (ask for key, (ask, _) in self._known.items() if key not in self._until)
 
     def _send_away(self, asks: Sequence[Ask]) -> None:
         for ask in asks:
@@ -142,14 +146,13 @@ class Waiters:
             self._send_answers([(ask, [tsp.PENDING]) for ask in asks])
 
     def _forget(self, ask: Ask) -> bool:
-        uuid = self._uuids.pop(id(ask), None)
-        if uuid is None:
+        known = self._known.pop(id(ask), None)
+        if known is None:
             return False
-        del self._known[id(ask)]
         self._until.pop(id(ask), None)
         self._deadlines.cancel(id(ask))
-        asks = self._asks[uuid]
+        asks = self._asks[known[1]]
         del asks[id(ask)]
         if not asks:
-            del self._asks[uuid]
+            del self._asks[known[1]]
         return True

@@ -34,28 +34,28 @@ LOOK_EVERY = 5.0
 COUNTED = {"counted": True}
 """What a logging call passes in `extra` that is throttled already: `RepeatFilter` lets all its lines pass."""
 
-Kind = TypeVar("Kind", bound=Hashable)
+LineKind = TypeVar("LineKind", bound=Hashable)
 
 
-class Throttle(Generic[Kind]):
+class Throttle(Generic[LineKind]):
     """How often each kind of line has come in its window, which begins with the first. To be used under a lock, or in
     one thread. Times are seconds of any clock that goes forward."""
 
     def __init__(
-        self, others: Kind | None = None, *, lines: int = LINES, window: float = WINDOW, most: int = MOST_KINDS
+        self, others: LineKind | None = None, *, lines: int = LINES, window: float = WINDOW, most: int = MOST_KINDS
     ) -> None:
         """`others`: the kind that stands for all those that are too many; None: the oldest makes room for a new one."""
         self._others = others
         self._lines = lines
         self._window = window
         self._most = most
-        self._open: dict[Kind, tuple[float, int]] = {}
+        self._open: dict[LineKind, tuple[float, int]] = {}
         """The end of each window, and how many came in it; in the order of their ends."""
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def take(self, kind: Kind, now: float) -> tuple[Kind, int]:
+    def take(self, kind: LineKind, now: float) -> tuple[LineKind, int]:
         """The kind that this line counts as, and how many of it have come by now, with this one. Ask `ended` first."""
         if kind not in self._open and len(self._open) >= self._most:
             if self._others is not None:
@@ -66,7 +66,7 @@ class Throttle(Generic[Kind]):
         self._open[kind] = (end, count + 1)
         return kind, count + 1
 
-    def ended(self, now: float) -> Iterator[tuple[Kind, int]]:
+    def ended(self, now: float) -> Iterator[tuple[LineKind, int]]:
         """The kinds whose windows are over and that had too many lines, and how many too many."""
         while self._open:
             kind, (end, count) = next(iter(self._open.items()))
@@ -109,7 +109,7 @@ class Trouble:
             self.reasons.clear()
 
 
-class _LineKind(NamedTuple):
+class _RepeatKind(NamedTuple):
     """Lines that are alike: those with the same text, arguments apart, about the same service."""
 
     logger: str
@@ -127,8 +127,8 @@ class RepeatFilter(logging.Filter):
         super().__init__()
         self._emit = emit
         self._clock = clock
-        self._throttle = Throttle(_LineKind("", "", ""))
-        self._last: dict[_LineKind, logging.LogRecord] = {}
+        self._throttle = Throttle(_RepeatKind("", "", ""))
+        self._last: dict[_RepeatKind, logging.LogRecord] = {}
         """The last line that was held back, of each kind."""
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
@@ -137,7 +137,7 @@ class RepeatFilter(logging.Filter):
         """Whether the line goes out."""
         if "counted" in vars(record):
             return True
-        now, kind = self._clock(), _LineKind(record.name, str(record.msg), str(vars(record).get("service", "")))
+        now, kind = self._clock(), _RepeatKind(record.name, str(record.msg), str(vars(record).get("service", "")))
         self._tell(now)
         with self._lock:
             kind, count = self._throttle.take(kind, now)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 from broker import Kind
 from titanic.config import ServerConfig
@@ -16,11 +15,12 @@ from titanic.dispatch.discovery import BrokerDiscovery
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.transport import SocketTransport
 from titanic.dispatch.transport_foreign import ForeignTransport
-from titanic.errors import CallerError, TitanicError
+from titanic.errors import CallerError
 from titanic.protocol import tsp
 from titanic.server.duplicate_queue import DuplicateQueueCheck
+from titanic.server.front import Front
 from titanic.server.mdp_worker import LaneAsk, Lanes
-from titanic.server.watchdog import Call
+from titanic.server.watchdog import CallInThread
 from titanic.services.ask import HandleBatch
 from titanic.util import file_limits
 
@@ -42,11 +42,8 @@ FOREIGN = (
 """What is lost: what P2 and P4 promise needs a broker that tells who works on what, and gives back what nobody has."""
 
 
-class AttachedFront:
+class AttachedFront(Front):
     """See `Front`. Methods that begin with an underscore are called in the dispatcher's thread."""
-
-    gathers = ()
-    most_body = None
 
     def __init__(self, config: ServerConfig, endpoint: str, store: str) -> None:
         """`store`: where the queue's store is; another queue is told by its own. Raises CallerError when so many lanes
@@ -54,7 +51,6 @@ class AttachedFront:
         self.endpoints = (endpoint,)
         # A lane is taken by one who waits: the next one must find one that is free.
         self.most_waiters = config.lanes - max(1, config.lanes // 8)
-        self.problem: TitanicError | None = None
         lanes = {name: config.lanes if name in BUSY_SERVICES else min(FEW_LANES, config.lanes) for name in tsp.SERVICES}
         connections = sum(lanes.values()) + min(4 * config.lanes, ForeignTransport.MOST)
         file_limits.require(2 * connections + OTHER_FILES, f"{config.lanes} lanes")
@@ -67,6 +63,7 @@ class AttachedFront:
         """Which broker was met last."""
         self._registered = False
         self.send_answers = self._lanes.send_answers
+        self.sated = lambda ask: False  # the broker does not say for whom it asks
 
     def start(self, dispatcher: Dispatcher, handle_batch: HandleBatch) -> None:
         self._dispatcher = dispatcher
@@ -77,9 +74,6 @@ class AttachedFront:
             dispatcher.loop.call(dispatcher.waiters.forget, ask)
 
         self._lanes.start(handle_batch, lost)
-
-    def stop_gathering(self, patience: float) -> None:
-        """It gathers nothing."""
 
     def stop(self) -> None:
         self._lanes.stop()
@@ -92,20 +86,7 @@ class AttachedFront:
     def ready(self) -> bool:
         return self._lanes.registered > 0
 
-    def sated(self, ask: Any) -> bool:
-        """The broker does not say for whom it asks."""
-        return False
-
-    def workers(self) -> None:
-        """The broker knows."""
-
-    def gathered(self) -> dict[str, int]:
-        return {}
-
-    def counters(self) -> None:
-        """The broker has them."""
-
-    def threads(self) -> dict[str, Call]:
+    def threads(self) -> dict[str, CallInThread]:
         return {"lanes": self._lanes.call}
 
     def _found(self, kind: Kind) -> None:

@@ -9,30 +9,24 @@ from broker import Broker
 from titanic.config import ServerConfig
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.transport import LocalTransport
-from titanic.dispatch.waiters import MOST_WAITERS
 from titanic.protocol import tsp
+from titanic.server.front import Front
 from titanic.server.gather import GatherEndpoint
-from titanic.server.watchdog import Call
+from titanic.server.watchdog import CallInThread
 from titanic.services.ask import HandleBatch
 from titanic.version import __version__
 
 
-class IntegratedFront:
+class IntegratedFront(Front):
     """See `Front`."""
-
-    problem = None
-    most_waiters = MOST_WAITERS
 
     def __init__(self, config: ServerConfig) -> None:
         """Bind the endpoints: raises broker.EndpointError, or broker.patterns.MissingDrafts."""
-        self.endpoints: tuple[str, ...] = ()
-        self.gathers: tuple[str, ...] = ()
         self.most_body = config.wire.max_body
         self._broker = Broker(config.wire, version=__version__)
         self._gather: GatherEndpoint | None = None
         self.send_answers = self._broker.reply
         self.sated = self._broker.sated
-        self.workers = self._broker.workers
         try:
             self.endpoints = tuple(self._broker.bind(endpoint) for endpoint in config.bind)
             if config.gather:
@@ -64,9 +58,8 @@ class IntegratedFront:
     def alive(self) -> bool:
         return self._broker.alive and (self._gather is None or self._gather.alive)
 
-    @property
-    def ready(self) -> bool:
-        return True
+    def workers(self) -> dict[bytes, int]:
+        return self._broker.workers()
 
     def gathered(self) -> dict[str, int]:
         return {} if self._gather is None else {**self._gather.counts, "waiting": self._gather.waiting}
@@ -74,5 +67,5 @@ class IntegratedFront:
     def counters(self) -> Mapping[str, int]:
         return self._broker.counters()
 
-    def threads(self) -> dict[str, Call]:
+    def threads(self) -> dict[str, CallInThread]:
         return {"broker": self._broker.loop.call}

@@ -21,7 +21,7 @@ from titanic.server.front import Front
 from titanic.server.front_attached import AttachedFront
 from titanic.server.front_integrated import IntegratedFront
 from titanic.server.gather import LAST
-from titanic.server.snapshot import ServerSnapshot, WorkerCounts, service_loads
+from titanic.server.snapshot import ServerSnapshot, WorkerCounts, service_snapshots
 from titanic.server.watchdog import Watchdog
 from titanic.services.handler import ServiceHandler
 from titanic.services.reader import Reader
@@ -149,7 +149,7 @@ class Server:
         if workers is None and self.ready:
             workers = self.dispatcher.workers()
         with self.store.read() as transaction:
-            services = service_loads(transaction, self.dispatcher.in_flight(), workers, wall_us())
+            services = service_snapshots(transaction, self.dispatcher.in_flight(), workers, wall_us())
             counts, full, disk_full = transaction.counts(), transaction.full(), transaction.disk_full()
         return ServerSnapshot(
             counted={**self._services.counts, **self.dispatcher.core.counts},

@@ -18,7 +18,7 @@ WorkerCounts = Mapping[bytes, int | None]
 """How many workers services have, none if they are not in it; None: it is not known how many."""
 
 
-class ServiceLoad(NamedTuple):
+class ServiceSnapshot(NamedTuple):
     """What a service has to do, and who does it. `oldest` is the age in seconds of what waits longest; of the
     others together it is not known."""
 
@@ -36,7 +36,7 @@ class ServerSnapshot:
     """Requests since the start, by what became of them."""
     refused: Mapping[str, int]
     """Refusals, by reason."""
-    services: Mapping[str, ServiceLoad]
+    services: Mapping[str, ServiceSnapshot]
     store: Counts
     usable: bool
     """Whether the store can be used: its disk may have failed."""
@@ -53,16 +53,16 @@ class ServerSnapshot:
     """The integrated broker's counters."""
 
 
-def service_loads(
+def service_snapshots(
     transaction: ReadTransaction, running: Mapping[bytes, int], workers: WorkerCounts | None, now_us: int
-) -> dict[str, ServiceLoad]:
+) -> dict[str, ServiceSnapshot]:
     """The load of each service, or of the most loaded, and then of all others together."""
     waiting = transaction.waiting()
     named = gather(waiting, running, workers)
     found = {}
     for name in named:
         oldest = transaction.oldest(name)
-        found[name.decode(errors="replace")] = ServiceLoad(
+        found[name.decode(errors="replace")] = ServiceSnapshot(
             waiting.get(name, 0),
             running.get(name, 0),
             None if workers is None else workers.get(name, 0),
@@ -84,14 +84,14 @@ def others(
     waiting: Mapping[bytes, int],
     running: Mapping[bytes, int],
     workers: WorkerCounts | None,
-) -> dict[str, ServiceLoad]:
+) -> dict[str, ServiceSnapshot]:
     """The load of the services that are not named, together; nothing when there are none."""
     apart = set(named)
     rest = [
         None if each is None else sum(count or 0 for name, count in each.items() if name not in apart)
         for each in (waiting, running, workers)
     ]
-    return {OTHERS: ServiceLoad(rest[0] or 0, rest[1] or 0, rest[2])} if any(rest) else {}
+    return {OTHERS: ServiceSnapshot(rest[0] or 0, rest[1] or 0, rest[2])} if any(rest) else {}
 
 
 def bounded(counts: Mapping[str, int]) -> dict[str, int]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-Call = Callable[[Callable[[], None]], None]
+CallInThread = Callable[[Callable[[], None]], None]
 """Has a function called in a thread, soon."""
 
 
 class Watchdog:
     """One thread looks; any may ask how it was."""
 
-    def __init__(self, threads: Mapping[str, Call]) -> None:
+    def __init__(self, threads: Mapping[str, CallInThread]) -> None:
         """`threads`: their names, and how to have a function called in each."""
         self._lags: dict[str, float] = {}
         self._threads = threads

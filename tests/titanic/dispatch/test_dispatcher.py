@@ -31,19 +31,19 @@ class Transport:
         self.told: list[str] = []
         self.sent: list[Send] = []
 
-    def send(self, sends: Sequence[Send], now: float) -> None:
+    def send_requests(self, sends: Sequence[Send], now: float) -> None:
         self.sent += sends
 
-    def recall(self, uuid: bytes, now: float) -> None:
+    def recall_request(self, uuid: bytes, now: float) -> None:
         self.told.append(f"recall {uuid.decode()}")
 
-    def ask(self, names: Sequence[bytes], now: float) -> None: ...
+    def ask_presence(self, names: Sequence[bytes], now: float) -> None: ...
 
     def survey(self, now: float) -> None: ...
 
     def push(self, now: float) -> None: ...
 
-    def deliver(self, now: float) -> None:
+    def deliver_results(self, now: float) -> None:
         self.told.append("deliver")
 
 

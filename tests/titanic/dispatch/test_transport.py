@@ -15,7 +15,7 @@ from support.waiting import until
 from broker import ANSWER, ClientSession, ErrorReply, Kind, Loop
 from titanic.dispatch.actions import Send
 from titanic.dispatch.discovery import PAUSE, BrokerDiscovery
-from titanic.dispatch.transport import MMI_TIMEOUT, LocalTransport, Parts, SocketTransport
+from titanic.dispatch.transport import MMI_TIMEOUT, LocalTransport, PartialReplies, SocketTransport
 from titanic.dispatch.transport_foreign import ForeignTransport
 
 NOW = 100.0
@@ -100,30 +100,30 @@ def local(heard: Heard) -> tuple[LocalTransport, Peer]:
 )
 def test_an_answer_about_presence_that_makes_no_sense_means_absent(heard: Heard, answer: list[bytes]) -> None:
     transport, peer = local(heard)
-    transport.ask([b"echo"], NOW)
+    transport.ask_presence([b"echo"], NOW)
     transport.push(NOW)
     stack = peer.sent[0][:2]
     transport.receive([[*stack, b"MDPC02", b"\3", b"mmi.workers", *answer]], NOW)
-    transport.deliver(NOW)
+    transport.deliver_results(NOW)
     assert heard.presence == {b"echo": 0}
 
 
 def test_one_question_is_enough_for_all(heard: Heard) -> None:
     transport, peer = local(heard)
-    transport.ask([b"a", b"b"], NOW)
-    transport.ask([b"c"], NOW)
+    transport.ask_presence([b"a", b"b"], NOW)
+    transport.ask_presence([b"c"], NOW)
     transport.push(NOW)
     (question,) = peer.sent
     answer = json.dumps({"a": 2, "c": 3, "d": 4}).encode()
     transport.receive([[*question[:2], b"MDPC02", b"\3", b"mmi.workers", answer]], NOW)
-    transport.deliver(NOW)
+    transport.deliver_results(NOW)
     assert heard.presence == {b"a": 2, b"b": 0, b"c": 3}
     assert heard.survey == {b"a": 2, b"c": 3, b"d": 4}
 
 
 def test_replies_find_their_requests_and_strays_are_dropped(heard: Heard) -> None:
     transport, peer = local(heard)
-    transport.send([Send(b"1", b"echo", [b"one"]), Send(b"2", b"echo", [b"two"])], NOW)
+    transport.send_requests([Send(b"1", b"echo", [b"one"]), Send(b"2", b"echo", [b"two"])], NOW)
     transport.push(NOW)
     first, second = peer.sent
     stray = [b"x" * 12, b"", b"MDPC02", b"\3", b"echo", b"stray"]
@@ -131,14 +131,14 @@ def test_replies_find_their_requests_and_strays_are_dropped(heard: Heard) -> Non
     transport.receive([[*first[:2], b"MDPC02", b"\2", b"echo", b"O", b"N"]], NOW)
     transport.receive([[*second[:2], b"MDPC02", b"\3", b"echo", b"again"]], NOW)
     transport.receive([[*first[:2], b"MDPC02", b"\3", b"echo", b"E"]], NOW)
-    transport.deliver(NOW)
+    transport.deliver_results(NOW)
     assert heard.replies == {b"1": [b"O", b"N", b"E"], b"2": [b"TWO"]}
     assert transport.is_empty
 
 
 def test_parts_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Parts, "MOST", 1000)
-    parts: Parts[int] = Parts()
+    monkeypatch.setattr(PartialReplies, "MOST", 1000)
+    parts: PartialReplies[int] = PartialReplies()
     for _ in range(100):
         parts.add(1, [bytes(100)])
         parts.add(2, [b""])
@@ -151,7 +151,7 @@ def test_parts_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatc
 
 def test_parts_count_only_with_the_final_of_their_own_delivery(heard: Heard) -> None:
     transport, peer = local(heard)
-    transport.send([Send(b"%d" % number, b"echo", [b""]) for number in range(5)], NOW)
+    transport.send_requests([Send(b"%d" % number, b"echo", [b""]) for number in range(5)], NOW)
     transport.push(NOW)
     stacks = [frames[:2] for frames in peer.sent]
     part, final, anew, refused = ([b"MDPC02", code, b"echo"] for code in (b"\2", b"\3", b"\6", b"\7"))
@@ -161,7 +161,7 @@ def test_parts_count_only_with_the_final_of_their_own_delivery(heard: Heard) -> 
     transport.receive([[*stacks[2], *anew], [*stacks[2], *part, b"ONE"], [*stacks[2], *final, b"TWO"]], NOW)
     transport.receive([[*stacks[3], *anew], [*stacks[3], *final, b"WHOLE"]], NOW)
     transport.receive([[*stacks[4], *part, b"MDPE01"], [*stacks[4], *final, b"500 no error"]], NOW)
-    transport.deliver(NOW)
+    transport.deliver_results(NOW)
     assert heard.failures == {b"0": ErrorReply(500, "oh no", [b"detail"])}
     assert heard.refusals == {b"1": ErrorReply(504, "nobody came", [])}
     assert heard.replies == {b"2": [b"ONE", b"TWO"], b"3": [b"WHOLE"], b"4": [b"one", b"MDPE01", b"500 no error"]}
@@ -170,15 +170,15 @@ def test_parts_count_only_with_the_final_of_their_own_delivery(heard: Heard) -> 
 
 def test_what_is_sent_again_to_a_new_broker_begins_without_parts(heard: Heard) -> None:
     transport, peer = local(heard)
-    transport.send([Send(b"1", b"echo", [b"x"])], NOW)
+    transport.send_requests([Send(b"1", b"echo", [b"x"])], NOW)
     transport.push(NOW)
     transport.receive([[*peer.sent[0][:2], b"MDPC02", b"\2", b"echo", b"from the dead"]], NOW)
-    transport.deliver(NOW)
+    transport.deliver_results(NOW)
     transport.session.lost(NOW)
     transport.push(NOW)
     stack = peer.sent[1][:2]
     transport.receive([[*stack, b"MDPC02", b"\2", b"echo", b"one"], [*stack, b"MDPC02", b"\3", b"echo", b"two"]], NOW)
-    transport.deliver(NOW)
+    transport.deliver_results(NOW)
     assert heard.replies == {b"1": [b"one", b"two"]}
 
 
@@ -194,14 +194,14 @@ def test_the_same_at_a_foreign_broker(heard: Heard, monkeypatch: pytest.MonkeyPa
 
     def say(*frames: bytes) -> None:
         connection.session.receive(connection.session.connection, list(frames), NOW)
-        transport.deliver(NOW)
+        transport.deliver_results(NOW)
 
-    transport.send([Send(b"1", b"echo", [b"x"])], NOW)
+    transport.send_requests([Send(b"1", b"echo", [b"x"])], NOW)
     (connection,) = foreign.made
     part(b"one")
     say(*final, b"MDPE01", b"503 my own word")
     assert heard.failures == {b"1": ErrorReply(503, "my own word", [])}, "such a broker has no errors of its own"
-    transport.send([Send(b"2", b"echo", [b"x"])], NOW)
+    transport.send_requests([Send(b"2", b"echo", [b"x"])], NOW)
     part(b"from the dead")
     foreign.break_connection()
     part(b"one")
@@ -240,17 +240,17 @@ class Foreign:
 
     def granted(self, service: bytes) -> int:
         """How many of a service may be in flight: its workers, as the transport tells of them."""
-        self.transport.ask([service], NOW)
+        self.transport.ask_presence([service], NOW)
         self.transport.push(NOW)
         self.asking.receive(self.asking.connection, [b"MDPC02", b"\3", b"mmi.service", b"200"], NOW)
-        self.transport.deliver(NOW)
+        self.transport.deliver_results(NOW)
         return self._heard.presence[service]
 
     def fill(self, service: bytes) -> int:
         """Send as much to a service as it is granted."""
         for _ in range(self.granted(service) - self._sent[service]):
             self._sent[service] += 1
-            self.transport.send([Send(b"%s %d" % (service, self._sent[service]), service, [b""])], NOW)
+            self.transport.send_requests([Send(b"%s %d" % (service, self._sent[service]), service, [b""])], NOW)
         return self._sent[service]
 
     def break_connection(self) -> None:
@@ -281,7 +281,7 @@ def test_the_first_services_do_not_take_all_connections(heard: Heard, monkeypatc
 
 def test_what_finds_no_lane_goes_back(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     foreign = Foreign(heard, monkeypatch, room=1)
-    foreign.transport.send([Send(b"%d" % number, b"echo", [b""]) for number in range(6)], NOW)
+    foreign.transport.send_requests([Send(b"%d" % number, b"echo", [b""]) for number in range(6)], NOW)
     full = ErrorReply(503, "no connection is free", [])
     assert heard.refusals == {b"4": full, b"5": full}
     assert foreign.granted(b"other") == 0
@@ -290,51 +290,51 @@ def test_what_finds_no_lane_goes_back(heard: Heard, monkeypatch: pytest.MonkeyPa
 
 def test_a_late_reply_to_a_cancelled_request_is_dropped_and_not_taken_for_the_next_ones(heard: Heard) -> None:
     transport, peer = local(heard)
-    transport.send([Send(b"1", b"echo", [b"first attempt"])], NOW)
+    transport.send_requests([Send(b"1", b"echo", [b"first attempt"])], NOW)
     transport.push(NOW)
     (first,) = peer.sent
     transport.receive([[*first[:2], b"MDPC02", b"\2", b"echo", b"part of the first"]], NOW)
-    transport.deliver(NOW)
+    transport.deliver_results(NOW)
     heard.overdue = {b"1"}
-    transport.recall(b"1", NOW)
+    transport.recall_request(b"1", NOW)
     transport.push(NOW)
     question = peer.sent[-1]
     assert question[2:] == [b"MDPC02", b"\5", b"mmi.cancel", b"echo", first[0]]
     transport.receive([[*question[:2], b"MDPC02", b"\3", b"mmi.cancel", b"404"]], NOW)
-    transport.deliver(NOW)
-    transport.recall(b"1", NOW)
-    transport.send([Send(b"1", b"echo", [b"second attempt"])], NOW)
+    transport.deliver_results(NOW)
+    transport.recall_request(b"1", NOW)
+    transport.send_requests([Send(b"1", b"echo", [b"second attempt"])], NOW)
     transport.push(NOW)
     second = peer.sent[-1]
     transport.receive([[*first[:2], b"MDPC02", b"\2", b"echo", b"later part"]], NOW)
-    transport.deliver(NOW)
+    transport.deliver_results(NOW)
     assert heard.done == []
     transport.receive([[*first[:2], b"MDPC02", b"\3", b"echo", b"late"]], NOW)
-    transport.deliver(NOW)
+    transport.deliver_results(NOW)
     assert heard.replies == {}
     assert heard.done == [b"echo"]
     transport.receive([[*second[:2], b"MDPC02", b"\3", b"echo", b"in time"]], NOW)
-    transport.deliver(NOW)
+    transport.deliver_results(NOW)
     assert heard.replies == {b"1": [b"in time"]}
     assert transport.is_empty
 
 
 def test_a_question_to_have_one_back_is_asked_until_it_is_answered(heard: Heard) -> None:
     transport, peer = local(heard)
-    transport.send([Send(b"1", b"echo", [b"x"])], NOW)
+    transport.send_requests([Send(b"1", b"echo", [b"x"])], NOW)
     heard.overdue = {b"1"}
-    transport.recall(b"1", NOW)
+    transport.recall_request(b"1", NOW)
     transport.push(NOW)
     for tries in (1, 2, 3):
         assert [frames[4] for frames in peer.sent].count(b"mmi.cancel") == tries
         transport.session.tick(NOW + tries * 2 * MMI_TIMEOUT)
-        transport.deliver(NOW + tries * 2 * MMI_TIMEOUT)
+        transport.deliver_results(NOW + tries * 2 * MMI_TIMEOUT)
         transport.push(NOW + tries * 2 * MMI_TIMEOUT)
     first, question = peer.sent[0], peer.sent[-1]
     assert heard.done == [], "nobody has said that a worker has it"
     transport.receive([[*question[:2], b"MDPC02", b"\3", b"mmi.cancel", b"200"]], NOW)
     transport.receive([[*first[:2], b"MDPC02", b"\7", b"echo", b"MDPE01", b"499 cancelled by its client"]], NOW)
-    transport.deliver(NOW)
+    transport.deliver_results(NOW)
     assert heard.refusals == {b"1": ErrorReply(499, "cancelled by its client", [])}
     assert transport.is_empty
 
@@ -342,9 +342,9 @@ def test_a_question_to_have_one_back_is_asked_until_it_is_answered(heard: Heard)
 @pytest.mark.parametrize("reply_first", [True, False])
 def test_a_reply_that_crosses_the_question(heard: Heard, reply_first: bool) -> None:
     transport, peer = local(heard)
-    transport.send([Send(b"1", b"echo", [b"x"])], NOW)
+    transport.send_requests([Send(b"1", b"echo", [b"x"])], NOW)
     heard.overdue = {b"1"}
-    transport.recall(b"1", NOW)
+    transport.recall_request(b"1", NOW)
     transport.push(NOW)
     first, question = peer.sent
     messages = [
@@ -352,7 +352,7 @@ def test_a_reply_that_crosses_the_question(heard: Heard, reply_first: bool) -> N
         [*question[:2], b"MDPC02", b"\3", b"mmi.cancel", b"404"],
     ]
     transport.receive(messages if reply_first else reversed(messages), NOW)
-    transport.deliver(NOW)
+    transport.deliver_results(NOW)
     assert heard.replies == ({b"1": [b"reply"]} if reply_first else {})
     assert heard.done == ([] if reply_first else [b"echo"])
     assert transport.is_empty
@@ -362,17 +362,17 @@ def test_a_reply_that_crosses_the_question(heard: Heard, reply_first: bool) -> N
 def test_what_has_been_answered_is_not_asked_back(heard: Heard, asked_before: bool) -> None:
     """The answer has come in, and nobody has been told yet."""
     transport, peer = local(heard)
-    transport.send([Send(b"1", b"echo", [b"x"])], NOW)
+    transport.send_requests([Send(b"1", b"echo", [b"x"])], NOW)
     messages = []
     if asked_before:
-        transport.recall(b"1", NOW)
+        transport.recall_request(b"1", NOW)
         transport.push(NOW)
         messages.append([*peer.sent[1][:2], b"MDPC02", b"\3", b"mmi.cancel", b"MDPE01", b"500 try again"])
     transport.push(NOW)
     transport.receive([*messages, [*peer.sent[0][:2], b"MDPC02", b"\3", b"echo", b"reply"]], NOW)
     if not asked_before:
-        transport.recall(b"1", NOW)
-    transport.deliver(NOW)
+        transport.recall_request(b"1", NOW)
+    transport.deliver_results(NOW)
     assert heard.replies == {b"1": [b"reply"]}
     assert transport.is_empty
 
@@ -383,10 +383,10 @@ def test_what_waits_for_its_connection_is_not_with_the_broker(heard: Heard, tmp_
     discovery = BrokerDiscovery(endpoint, ["0.1"], print)
     discovery.kind = Kind("0.1", ours=False)
     transport = ForeignTransport(heard, loop, endpoint, discovery, version="0.1", room=8, attempt_timeout=9)
-    transport.send([Send(b"1", b"echo", [b"x"])], NOW)
+    transport.send_requests([Send(b"1", b"echo", [b"x"])], NOW)
     transport.push(NOW)
     assert transport.in_flight == [b"1"]
-    transport.recall(b"1", NOW)
+    transport.recall_request(b"1", NOW)
     assert list(heard.refusals) == [b"1"]
     assert transport.is_empty
     loop.stop()
@@ -402,13 +402,13 @@ def test_what_is_taken_back_while_there_is_no_broker_is_not_sent_to_the_next_one
         transport = SocketTransport(heard, loop, endpoint, discovery)
     else:
         transport = ForeignTransport(heard, loop, endpoint, discovery, version="0.1", room=8, attempt_timeout=9)
-    transport.send([Send(b"1", b"echo", [b"x"]), Send(b"2", b"echo", [b"y"])], NOW)
+    transport.send_requests([Send(b"1", b"echo", [b"x"]), Send(b"2", b"echo", [b"y"])], NOW)
     transport.push(NOW)
     heard.overdue = {b"1"}
-    transport.recall(b"1", NOW)
-    transport.recall(b"1", NOW)
+    transport.recall_request(b"1", NOW)
+    transport.recall_request(b"1", NOW)
     transport.push(NOW)
-    transport.deliver(NOW)
+    transport.deliver_results(NOW)
     assert list(heard.refusals) == [b"1"], "it is no attempt"
     assert heard.done == []
     assert transport.in_flight == [b"2"]
@@ -447,8 +447,8 @@ def test_what_is_not_wanted_any_more_is_not_sent_to_the_next_broker(
 ) -> None:
     foreign = Foreign(heard, monkeypatch, room=2)
     transport = foreign.transport
-    transport.send([Send(b"1", b"echo", [b"x"]), Send(b"2", b"echo", [b"y"])], NOW)
-    transport.recall(b"1", NOW)
+    transport.send_requests([Send(b"1", b"echo", [b"x"]), Send(b"2", b"echo", [b"y"])], NOW)
+    transport.recall_request(b"1", NOW)
     assert heard.refusals == {}, "the broker that has it keeps it"
     foreign.break_connection()
     assert list(heard.refusals) == [b"1"]
@@ -460,21 +460,21 @@ def test_a_cancelled_lane_is_used_again_on_a_new_connection(heard: Heard, monkey
     """Replies carry no number there: on the old connection a late one would pass for the next one's."""
     foreign = Foreign(heard, monkeypatch, room=1)
     transport = foreign.transport
-    transport.send([Send(b"1", b"echo", [b"x"])], NOW)
+    transport.send_requests([Send(b"1", b"echo", [b"x"])], NOW)
     (connection,) = foreign.made
     before = connection.session.connection
     heard.overdue = {b"1"}
-    transport.recall(b"1", NOW)
-    transport.recall(b"1", NOW)
+    transport.recall_request(b"1", NOW)
+    transport.recall_request(b"1", NOW)
     assert heard.done == [b"echo"]
     assert transport.is_empty
-    transport.send([Send(b"2", b"echo", [b"y"])], NOW)
+    transport.send_requests([Send(b"2", b"echo", [b"y"])], NOW)
     assert foreign.made == [connection]
     assert connection.session.connection != before
     connection.session.receive(before, [b"MDPC02", b"\3", b"echo", b"late"], NOW)
-    transport.deliver(NOW)
+    transport.deliver_results(NOW)
     assert heard.replies == {}
     connection.session.receive(connection.session.connection, [b"MDPC02", b"\3", b"echo", b"in time"], NOW)
-    transport.deliver(NOW)
+    transport.deliver_results(NOW)
     assert heard.replies == {b"2": [b"in time"]}
     foreign.loop.stop()

@@ -28,7 +28,7 @@ from titanic.client.client import Client
 from titanic.errors import Refused
 from titanic.metrics import listener as listener_module
 from titanic.metrics.listener import MOST, Listener
-from titanic.server.snapshot import MOST_SERVICES, OTHERS, ServiceLoad, bounded, gather, others
+from titanic.server.snapshot import MOST_SERVICES, OTHERS, ServiceSnapshot, bounded, gather, others
 from titanic.util.histogram import Histogram
 
 ANY = "tcp://127.0.0.1:*"
@@ -225,7 +225,7 @@ def test_services_are_bounded(tmp_path: Path) -> None:
     assert len(named) == MOST_SERVICES
     assert named[0] == b"4999"
     rest = sum(range(1, 5000)) - sum(waiting[name] for name in named)
-    assert others(named, waiting, {b"run": 7}, {b"w": 1}) == {OTHERS: ServiceLoad(rest, 7, 1)}
+    assert others(named, waiting, {b"run": 7}, {b"w": 1}) == {OTHERS: ServiceSnapshot(rest, 7, 1)}
     assert others([b"a"], {b"a": 1}, {}, None) == {}
     assert bounded({str(number): 1 for number in range(150)})[OTHERS] == 50
     with serving(tmp_path) as server, Client(server.endpoints[0]) as client:
