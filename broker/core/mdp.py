@@ -24,6 +24,8 @@ Worker side
     HEARTBEAT  both     '' MDPW01 04                   MDPW02 05                        '' MDPW02 05
     DISCONNECT both     '' MDPW01 05                   MDPW02 06                        '' MDPW02 06
 
+titanic/PROTOCOL.md tells the same, and when what is said, to those who write clients and workers in other languages.
+
 The dialect is found in each message by itself: the header frame tells the version, the command 02 from a
 client (illegal in RFC 18) tells majortomo's client, 05 a queue, a `''` before MDPW02 tells majortomo's worker.
 

@@ -10,6 +10,8 @@
                                      the client's address frame in front of the request
     mmi.<other>                    → 501
 
+The frames around them are in titanic/PROTOCOL.md.
+
 All but the first are more than the RFC asks for. With more than 1,000 services and workers the JSON may be as old as
 10 µs for each.
 """

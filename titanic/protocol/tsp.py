@@ -11,6 +11,8 @@
     titanic.list     JSON options     200 JSON    (services/list_requests.py)
     titanic.stats    anything         200 JSON
 
+titanic/PROTOCOL.md has all frames, options and answers on one page, for clients in any language.
+
 A status frame is three digits, a space and free text for people, on which nothing depends (RFC 9). 400: the request is
 at fault; 500: Titanic is, try again later. Of a request that has ended without a reply it is a 500, too, RFC 9 has no
 other; that it is for good, and no reason to try again, is told by a second frame: the request's state.
