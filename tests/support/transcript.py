@@ -1,4 +1,4 @@
-"""A broker's core and the peers around it, who say and hear raw frames: tests read as a transcript.
+"""Cores, and the peers around them who say and hear raw frames: tests read as transcripts. A broker's:
 
     broker.said("worker", b"MDPW02", b"\\1", b"echo")       a peer sends a message
     broker.told("worker", b"MDPW02", b"\\5")                the next message for that peer is this one
@@ -18,12 +18,82 @@ from support.check import check
 
 from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore
+from broker.core.mdp import Core
+from broker.core.worker import Job
 
 CLIENT: Any = ANY
 """Stands for the client frame of a worker's REQUEST, which is the broker's business."""
 
 
-class Transcript:
+class Clocked:
+    """A core, and a clock that only moves when it is told to."""
+
+    now = 100.0
+    core: Core
+    meets_deadlines = True
+    """Whether none may lie in the past. A worker's session says so that something is due at once."""
+
+    def later(self, seconds: float) -> None:
+        """Move the clock as a loop would: from one deadline to the next."""
+        end = self.now + seconds
+        while (deadline := self.core.next_deadline()) is not None and deadline <= end:
+            assert deadline >= self.now - 1e-6 or not self.meets_deadlines, "a deadline was not met"
+            self.now = max(self.now, deadline)
+            self.core.tick(self.now)
+            self.collect()
+        self.now = end
+
+    def jump(self, seconds: float) -> None:
+        """Move the clock as if the process had stood still: one tick at the end."""
+        self.now += seconds
+        self.core.tick(self.now)
+        self.collect()
+
+    def collect(self) -> None:
+        """Called after each tick."""
+
+
+class SessionTranscript(Clocked):
+    """A session with a broker, and the frames on its connections."""
+
+    def __init__(self, session: Any) -> None:
+        self.core = self.session = session
+        self.session.tick(self.now)
+        self.output: list[tuple[Any, list[bytes] | None]] = []
+
+    def told(self, *frames: bytes, connection: int | None = None) -> None:
+        self.session.receive(self.session.connection if connection is None else connection, list(frames), self.now)
+
+    def next(self) -> tuple[Any, list[bytes] | None]:
+        self.output += self.session.take_output()
+        assert self.output, "nothing was said"
+        return self.output.pop(0)
+
+    def said(self, *frames: bytes) -> None:
+        assert self.next() == (self.session.connection, list(frames))
+
+    def said_nothing(self) -> None:
+        self.output += self.session.take_output()
+        assert self.output == []
+
+    def closed(self, connection: int) -> None:
+        assert self.next() == (connection, None)
+
+
+class WorkerTranscript(SessionTranscript):
+    """A worker's session, and the work that it is given."""
+
+    meets_deadlines = False
+
+    def job(self) -> Job:
+        (job,) = self.session.take_jobs()
+        return job
+
+    def final(self, job: Job, *body: bytes) -> None:
+        self.session.final(job.number, list(body), self.now)
+
+
+class Transcript(Clocked):
     """One broker, any number of peers, and a clock that only moves when it is told to."""
 
     def __init__(self, **config: Any) -> None:
@@ -51,22 +121,6 @@ class Transcript:
         messages = list(self._inboxes[peer])
         self._inboxes[peer].clear()
         return messages
-
-    def later(self, seconds: float) -> None:
-        """Move the clock as a loop would: from one deadline to the next."""
-        end = self.now + seconds
-        while (deadline := self.core.next_deadline()) is not None and deadline <= end:
-            assert deadline >= self.now - 1e-6, "a deadline was not met"
-            self.now = max(self.now, deadline)
-            self.core.tick(self.now)
-            self.collect()
-        self.now = end
-
-    def jump(self, seconds: float) -> None:
-        """Move the clock as if the process had stood still: one tick at the end."""
-        self.now += seconds
-        self.core.tick(self.now)
-        self.collect()
 
     def lost(self, peer: str) -> None:
         self.core.lost(peer, self.now)

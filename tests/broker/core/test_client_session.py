@@ -5,59 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.transcript import SessionTranscript
 
 from broker.config import ClientConfig
 from broker.core.client import ClientSession, Event, EventKind
 
 
-class Asking:
-    """A session, the frames on its connections, and a clock."""
+class Asking(SessionTranscript):
+    """A client's session."""
 
     def __init__(self, *, correlated: bool = False, **config: Any) -> None:
-        self.now = 100.0
-        self.session = ClientSession(ClientConfig(**config), correlated=correlated)
-        self._output: list[tuple[Any, list[bytes] | None]] = []
+        super().__init__(ClientSession(ClientConfig(**config), correlated=correlated))
 
     def asks(self, *body: bytes, **how: Any) -> int:
         return self.session.request(b"echo", list(body), self.now, **how)
 
-    def said(self, *frames: bytes) -> None:
-        assert self.next() == (self.session.connection, list(frames))
-
-    def closed(self, connection: int) -> None:
-        assert self.next() == (connection, None)
-
-    def next(self) -> tuple[Any, list[bytes] | None]:
-        self._output += self.session.take_output()
-        assert self._output, "the client said nothing"
-        return self._output.pop(0)
-
     def sent(self, *, connection: int) -> dict[bytes, bytes]:
         """The requests of a correlated session that went out just now: correlation frame by body."""
-        self._output += self.session.take_output()
+        self.output += self.session.take_output()
         requests = {}
-        for number, frames in self._output:
+        for number, frames in self.output:
             assert number == connection
             assert frames is not None
             assert frames[1:5] == [b"", b"MDPC02", b"\1", b"echo"]
             requests[frames[5]] = frames[0]
-        self._output.clear()
+        self.output.clear()
         return requests
-
-    def said_nothing(self) -> None:
-        self._output += self.session.take_output()
-        assert self._output == []
-
-    def told(self, *frames: bytes, connection: int | None = None) -> None:
-        self.session.receive(self.session.connection if connection is None else connection, list(frames), self.now)
-
-    def later(self, seconds: float) -> None:
-        end = self.now + seconds
-        while (deadline := self.session.next_deadline()) is not None and deadline <= end:
-            assert deadline >= self.now - 1e-6
-            self.now = max(self.now, deadline)
-            self.session.tick(self.now)
-        self.now = end
 
     def learned(self, *news: tuple[int, EventKind, list[bytes]]) -> None:
         assert self.session.take_events() == [Event(*one) for one in news]

@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from support.transcript import WorkerTranscript
 
 from broker.config import WorkerConfig
 from broker.core.worker import Job, SessionState, WorkerSession
 
 
-class Work:
-    """A session, the frames on its connections, and a clock."""
+class Work(WorkerTranscript):
+    """A worker's session."""
 
     def __init__(self, *versions: str) -> None:
-        self.now = 100.0
-        self.session = WorkerSession(b"echo", WorkerConfig(versions=versions or ("0.2",)), now=self.now)
-        self.session.tick(self.now)
-        self._output: list[tuple[Any, list[bytes] | None]] = []
-
-    def told(self, *frames: bytes, connection: int | None = None) -> None:
-        self.session.receive(self.session.connection if connection is None else connection, list(frames), self.now)
-
-    def said(self, *frames: bytes) -> None:
-        self._collect()
-        assert self._output, "the worker said nothing"
-        assert self._output.pop(0) == (self.session.connection, list(frames))
-
-    def closed(self, connection: int) -> None:
-        self._collect()
-        assert self._output.pop(0) == (connection, None)
-
-    def said_nothing(self) -> None:
-        self._collect()
-        assert self._output == []
-
-    def later(self, seconds: float) -> None:
-        end = self.now + seconds
-        while (deadline := self.session.next_deadline()) is not None and deadline <= end:
-            self.now = max(self.now, deadline)
-            self.session.tick(self.now)
-        self.now = end
-
-    def job(self) -> Job:
-        (job,) = self.session.take_jobs()
-        return job
-
-    def final(self, job: Job, *body: bytes) -> None:
-        self.session.final(job.number, list(body), self.now)
+        super().__init__(WorkerSession(b"echo", WorkerConfig(versions=versions or ("0.2",)), now=self.now))
 
     def registers(self) -> None:
         self.said(b"MDPW02", b"\1", b"echo")
@@ -57,9 +23,6 @@ class Work:
     def works(self) -> Job:
         self.told(b"MDPW02", b"\2", b"client", b"", b"q")
         return self.job()
-
-    def _collect(self) -> None:
-        self._output += self.session.take_output()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.fake_network import Net, Way
+from support.transcript import Clocked
 
 from broker import ClientConfig, ClientSession, EventKind, UsageError
 from broker.patterns import StarConfig
@@ -16,24 +17,19 @@ from broker.patterns.request_reply.core import PLAIN, Replier
 PRIMARY, BACKUP, ACTIVE, PASSIVE = StarState
 
 
-class Star:
+class Star(Clocked):
     """One server, what its peer and its clients say, and a clock."""
 
     def __init__(self, role: StarState) -> None:
-        self.now = 100.0
-        self.core = BinaryStarCore(role, now=self.now)
+        self.core: BinaryStarCore = BinaryStarCore(role, now=self.now)
         self.later(0)
 
     def told(self, *frames: bytes) -> None:
         self.core.receive(None, list(frames), self.now)
 
     def later(self, seconds: float) -> None:
-        end = self.now + seconds
         self.core.tick(self.now)
-        while (deadline := self.core.next_deadline()) is not None and deadline <= end:
-            self.now = max(self.now, deadline)
-            self.core.tick(self.now)
-        self.now = end
+        super().later(seconds)
 
     def paused(self, seconds: float) -> None:
         self.now += seconds

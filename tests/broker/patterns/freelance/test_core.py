@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.fake_network import Net, Way
+from support.transcript import Clocked
 
 from broker import EventKind, UsageError
 from broker.core.endpoints import Health
@@ -19,12 +20,11 @@ A, B, C = "tcp://a:1", "tcp://b:1", "tcp://c:1"
 PING, PONG = [b"PING"], [b"PONG"]
 
 
-class Client:
+class Client(Clocked):
     """An agent, its servers, and a clock."""
 
     def __init__(self, *names: str) -> None:
-        self.now = 100.0
-        self.agent = FreelanceAgent(names or (A, B), now=self.now)
+        self.core = self.agent = FreelanceAgent(names or (A, B), now=self.now)
         self.agent.tick(self.now)
         self.said([(name, PING) for name in self.agent.servers.names])
 
@@ -33,13 +33,6 @@ class Client:
 
     def told(self, name: str, *frames: bytes) -> None:
         self.agent.receive(name, list(frames), self.now)
-
-    def later(self, seconds: float) -> None:
-        end = self.now + seconds
-        while (deadline := self.agent.next_deadline()) is not None and deadline <= end:
-            self.now = max(self.now, deadline)
-            self.agent.tick(self.now)
-        self.now = end
 
     def ask(self, body: bytes = b"x", **settings: Any) -> int:
         return self.agent.request([body], self.now, **settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.transcript import Clocked
 
 from broker import UsageError
 from broker.patterns import QueueConfig
@@ -12,12 +13,11 @@ from broker.patterns.pirate_queue.core import CLIENT, TRANSITIONS, WORKER, At, P
 from broker.patterns.pirate_queue.wire import PARANOID, SIMPLE, PirateDialect
 
 
-class Talk:
+class Talk(Clocked):
     """A queue, its peers by name, and a clock."""
 
     def __init__(self, dialect: PirateDialect = PARANOID, **config: Any) -> None:
-        self.now = 100.0
-        self.queue = PirateQueueCore(QueueConfig(**config), dialect=dialect, now=self.now)
+        self.core = self.queue = PirateQueueCore(QueueConfig(**config), dialect=dialect, now=self.now)
 
     def client(self, name: bytes, *frames: bytes) -> None:
         self.queue.receive(At(CLIENT, name), list(frames), self.now)
@@ -27,13 +27,6 @@ class Talk:
 
     def said(self, *expected: tuple[At, list[bytes]]) -> None:
         assert self.queue.take_output() == list(expected)
-
-    def later(self, seconds: float) -> None:
-        end = self.now + seconds
-        while (deadline := self.queue.next_deadline()) is not None and deadline <= end:
-            self.now = max(self.now, deadline)
-            self.queue.tick(self.now)
-        self.now = end
 
 
 @pytest.fixture

@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from support.transcript import WorkerTranscript
 
-from broker import Job, WorkerConfig, WorkerSession
+from broker import WorkerConfig, WorkerSession
 from broker.core.worker import SessionState
 from broker.patterns import ParanoidWorker
 from broker.patterns.pirate_queue.wire import PARANOID, SIMPLE, PirateDialect
 
 
-class Work:
-    """A session, the frames on its connections, and a clock."""
+class Work(WorkerTranscript):
+    """A worker's session."""
 
     def __init__(self, dialect: PirateDialect = PARANOID, config: WorkerConfig = ParanoidWorker._default) -> None:
-        self.now = 100.0
-        self.session = WorkerSession(b"x", config, now=self.now, dialect=dialect)
-        self.session.tick(self.now)
-        self._output: list[tuple[Any, list[bytes] | None]] = []
+        super().__init__(WorkerSession(b"x", config, now=self.now, dialect=dialect))
 
-    def told(self, *frames: bytes) -> None:
-        self.session.receive(self.session.connection, list(frames), self.now)
-
-    def said(self, *expected: list[bytes] | None) -> None:
-        assert [frames for _, frames in self.session.take_output()] == list(expected)
-
-    def later(self, seconds: float) -> None:
-        end = self.now + seconds
-        while (deadline := self.session.next_deadline()) is not None and deadline <= end:
-            self.now = max(self.now, deadline)
-            self.session.tick(self.now)
-        self.now = end
-
-    def job(self) -> Job:
-        (job,) = self.session.take_jobs()
-        return job
-
-    def final(self, job: Job, *body: bytes) -> None:
-        self.session.final(job.number, list(body), self.now)
+    def said(self, *messages: list[bytes] | None) -> None:
+        assert [frames for _, frames in self.session.take_output()] == list(messages)
 
 
 def test_paranoid() -> None:
