@@ -30,7 +30,8 @@ from broker.patterns.pirate_queue.core import QueueConfig
 from broker.patterns.pirate_queue.queue import ParanoidQueue, PirateQueue, SimpleQueue
 from broker.patterns.pirate_queue.worker import ParanoidWorker, SimpleWorker
 from broker.patterns.request_reply.server import Server
-from broker.patterns.scatter_gather.endpoints import Gather, Scatter, Unread, Unsent
+from broker.patterns.scatter_gather.gather import Gather, Unread
+from broker.patterns.scatter_gather.scatter import Scatter, Unsent
 from broker.patterns.tripping.measurement import KINDS, Trips, trip
 
 __all__ = [

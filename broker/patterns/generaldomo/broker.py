@@ -20,9 +20,9 @@ from broker.core.mdp import Frames, service_fault
 from broker.core.worker import WorkerSession
 from broker.errors import UsageError
 from broker.io.dealer import Dealer
-from broker.patterns.generaldomo.connection import PackedDealer
-from broker.patterns.generaldomo.server_socket import Door
-from broker.patterns.generaldomo.wire import DomoSession
+from broker.patterns.generaldomo.client_socket import ClientDealer
+from broker.patterns.generaldomo.core import DomoSession
+from broker.patterns.generaldomo.server_socket import ServerSocket
 from broker.patterns.request_reply.shared_client import SharedClient
 from broker.server import Broker
 from broker.worker import Worker
@@ -39,21 +39,21 @@ class GeneraldomoBroker(Broker):
 
     def __init__(self, config: BrokerConfig | None = None, *, version: str = "") -> None:
         super().__init__(config, version=version)
-        self._doors: list[Door] = []
+        self._servers: list[ServerSocket] = []
 
     def bind_server(self, endpoint: str) -> str:
         """Listen to CLIENT sockets, before the broker runs; the endpoint with its real port comes back."""
-        door = Door(self)
-        bound = door.open(endpoint)
-        self._doors.append(door)
+        server = ServerSocket(self)
+        bound = server.open(endpoint)
+        self._servers.append(server)
         self.core.about = replace(self.core.about, endpoints=(*self.core.about.endpoints, bound))
         return bound
 
     def close(self) -> None:
         """Close the sockets."""
         super().close()
-        for door in self._doors:
-            door.close()
+        for server in self._servers:
+            server.close()
 
 
 class GeneraldomoWorker(Worker):
@@ -61,7 +61,7 @@ class GeneraldomoWorker(Worker):
 
     def _connection(self, channel: Any, endpoints: Sequence[str], *, watch: bool) -> Dealer:
         """Called by a channel, for the sockets that it speaks through."""
-        return PackedDealer(endpoints, lambda: self._loop.call(self._arrived, channel))
+        return ClientDealer(endpoints, lambda: self._loop.call(self._arrived, channel))
 
     def _new_session(self, config: WorkerConfig | None) -> WorkerSession:
         return super()._new_session(replace(config or WorkerConfig(), versions=("0.1",)))
@@ -92,7 +92,7 @@ class Generaldomo(SharedClient[DomoSession]):
         one is on its way on each of up to 16 connections."""
         super().__init__(DomoSession(ClientConfig(timeout, retries, "0.1")))
         self._servers = Servers(endpoint)
-        self._dealers: dict[int, PackedDealer] = {}
+        self._dealers: dict[int, ClientDealer] = {}
         self._room = threading.BoundedSemaphore(window)
 
     def call(self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None) -> Frames:
@@ -122,10 +122,10 @@ class Generaldomo(SharedClient[DomoSession]):
     def flush(self, now: float) -> None:
         """Send, and tell who asked."""
         for peer, frames in self.core.take_output():
-            lane, number = cast("tuple[int, int]", peer)
-            if lane not in self._dealers:
-                self._dealers[lane] = self._make_dealer(lane)
-            self._dealers[lane].send([(number, frames)])
+            connection, number = cast("tuple[int, int]", peer)
+            if connection not in self._dealers:
+                self._dealers[connection] = self._make_dealer(connection)
+            self._dealers[connection].send([(number, frames)])
         self._tell(self.core.take_events())
 
     def close(self) -> None:
@@ -134,10 +134,10 @@ class Generaldomo(SharedClient[DomoSession]):
             dealer.close(linger=0)  # nobody waits for an answer to what is still here
         self._give_up()
 
-    def _make_dealer(self, lane: int) -> PackedDealer:
-        return PackedDealer(self._servers.names, lambda: self.loop.call(self._arrived, lane))
+    def _make_dealer(self, connection: int) -> ClientDealer:
+        return ClientDealer(self._servers.names, lambda: self.loop.call(self._arrived, connection))
 
-    def _arrived(self, lane: int) -> None:
-        dealer = self._dealers[lane]
+    def _arrived(self, connection: int) -> None:
+        dealer = self._dealers[connection]
         while (frames := dealer.receive()) is not None:
-            self.core.receive((lane, dealer.number), frames, time.monotonic())
+            self.core.receive((connection, dealer.number), frames, time.monotonic())

@@ -28,21 +28,21 @@ _PAUSE = 0.001
 
 
 @dataclass(frozen=True)
-class DoorPeer(LocalPeer):
+class ServerPeer(LocalPeer):
     """Who is at the other end of a SERVER socket, for the broker."""
 
-    door: Door
+    socket: ServerSocket
     routing_id: int
 
     def put(self, frames: Frames) -> None:
         """Send a message."""
-        self.door.send(self, frames)
+        self.socket.send(self, frames)
 
     def flush(self) -> None:
         """All has been sent."""
 
 
-class Door:
+class ServerSocket:
     """The socket, and the thread that reads it."""
 
     def __init__(self, broker: Broker) -> None:
@@ -74,7 +74,7 @@ class Door:
         self._thread.start()
         return bound
 
-    def send(self, peer: DoorPeer, frames: Frames) -> None:
+    def send(self, peer: ServerPeer, frames: Frames) -> None:
         """Called in the broker's thread."""
         try:
             size = footprint(frames)
@@ -86,7 +86,7 @@ class Door:
             self._broker.core.stats["unroutable"] += 1
             self._broker.core.lost(peer, time.monotonic(), frames)
 
-    def _send_large(self, peer: DoorPeer, frames: Frames, size: int) -> None:
+    def _send_large(self, peer: ServerPeer, frames: Frames, size: int) -> None:
         outbox = self._broker.outbox
         if not outbox.admits(peer, size):
             raise Unreachable("enough is queued already")
@@ -118,5 +118,5 @@ class Door:
     def _arrived(self, batch: list[tuple[bytes, int]], size: int) -> None:
         now = time.monotonic()
         for data, routing_id in batch:
-            self._broker.core.receive(DoorPeer(self, routing_id), unpack_mdp(data) or [], now)
+            self._broker.core.receive(ServerPeer(self, routing_id), unpack_mdp(data) or [], now)
         self._dealt_with += size

@@ -24,7 +24,8 @@ from broker.core.mdp import Frames
 from broker.core.request import Request
 from broker.io.draft_sockets import DraftSocket, MissingDrafts, Unreachable, choose
 from broker.patterns import Generaldomo, GeneraldomoBroker, GeneraldomoWorker, pack, unpack
-from broker.patterns.generaldomo.wire import DomoSession, pack_mdp, unpack_mdp
+from broker.patterns.generaldomo.core import DomoSession
+from broker.patterns.generaldomo.wire import pack_mdp, unpack_mdp
 
 ANY = "tcp://127.0.0.1:*"
 NOBODY = "tcp://127.0.0.1:9"
@@ -421,7 +422,7 @@ def test_with_our_broker_requests_share_a_connection(domo: Domo) -> None:
         until(lambda: client.core.ours)
         futures = [client.send("echo", b"%d" % number) for number in range(100)]
         assert [future.result(60).body for future in futures] == [[b"%d" % number] for number in range(100)]
-        until(lambda: [lane for lane, dealer in client._dealers.items() if dealer.socket is not None] == [0])
+        until(lambda: [number for number, dealer in client._dealers.items() if dealer.socket is not None] == [0])
 
 
 def test_nobody_answers_and_nobody_waits_in_line() -> None:

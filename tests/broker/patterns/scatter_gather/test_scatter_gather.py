@@ -14,8 +14,8 @@ from support.zmtp import message, zmtp
 from broker import EndpointError, TimedOut, UsageError
 from broker.io.draft_sockets import choose
 from broker.patterns import Gather, Scatter, Unread, Unsent
-from broker.patterns.scatter_gather import endpoints as ends
-from broker.patterns.scatter_gather.endpoints import QUEUE
+from broker.patterns.scatter_gather import gather as gathering
+from broker.patterns.scatter_gather.shared_socket import QUEUE
 
 ANY = "tcp://127.0.0.1:*"
 
@@ -161,7 +161,7 @@ def test_who_is_stopped_gives_back_all_that_was_sent(tmp_path: Path) -> None:
 
 
 def test_who_is_stopped_in_a_stream_without_an_end_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ends, "LAST", 0.3)
+    monkeypatch.setattr(gathering, "LAST", 0.3)
     with Gather() as gather:
         stream = Stream(gather.bind(f"ipc://{tmp_path}/gather"), 1 << 60)
         assert gather.receive(30) == b"0"

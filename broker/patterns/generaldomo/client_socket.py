@@ -1,4 +1,4 @@
-"""The connections of a session over CLIENT sockets: each message is one packed frame."""
+"""The connections of a session over CLIENT sockets: all frames of a message are packed into one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from broker.patterns.generaldomo.wire import pack_mdp, unpack_mdp
 Deliver = Callable[[int, bytes], None]
 
 
-class _Line:
+class _Connection:
     """One connection: its socket, and the thread that reads it."""
 
     def __init__(self, number: int, endpoint: str, deliver: Deliver) -> None:
@@ -51,7 +51,7 @@ class _Line:
         self._socket.close(self._linger)
 
 
-class PackedDealer(Dealer):
+class ClientDealer(Dealer):
     """As `Dealer`, but a thread reads each connection, and `wake` is called for each message there is to `receive`."""
 
     def __init__(self, endpoint: str | Sequence[str], wake: Callable[[], None]) -> None:
@@ -74,22 +74,22 @@ class PackedDealer(Dealer):
 
     def close(self, linger: int = LINGER) -> None:
         """Close the present connection."""
-        line: Any = self.socket
+        connection: Any = self.socket
         self.socket = None
-        if line is not None:
-            line.close(linger)
+        if connection is not None:
+            connection.close(linger)
 
     def _transmit(self, frames: Frames) -> None:
-        line: Any = self.socket
+        connection: Any = self.socket
         try:
-            line.send(pack_mdp(frames))
+            connection.send(pack_mdp(frames))
         except Unreachable as error:
             raise zmq.Again from error
 
     def _open(self, number: Any) -> None:
         endpoint = self._choose()
-        line: Any = _Line(number, endpoint, self._arrived)
-        self.number, self.socket = number, line
+        connection: Any = _Connection(number, endpoint, self._arrived)
+        self.number, self.socket = number, connection
 
     def _arrived(self, number: int, data: bytes) -> None:
         """Called by the thread that reads."""

@@ -1,0 +1,165 @@
+"""A client of Generaldomo without sockets: many requests in flight, whatever broker is at the other end."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple, cast
+
+from broker.config import ClientConfig
+from broker.core.client import VERSIONS, ClientSession, Event, EventKind
+from broker.core.mdp import Core, Frames, Output, Peer
+
+QUESTION_TIMEOUT = 2.5
+"""Seconds without an answer after which `mmi.broker` is asked again, for clients that wait for ever."""
+
+_MARKED, _QUESTIONS = 0, 1
+"""The connections of requests with marks, and of the question who the broker is."""
+
+
+class _Waiting(NamedTuple):
+    """A request that waits for a connection, and what was asked for it."""
+
+    ticket: int
+    service: bytes
+    body: Frames
+    since: float
+    timeout: float | None
+    retries: int
+
+
+class DomoSession(Core):
+    """A client's side: many requests in flight with a broker of this project, one on each connection with any other.
+
+    Ours keeps the address frames in front of a request, and so a mark that tells replies apart. Others read the frames
+    strictly: there a request needs a connection to itself, and what finds none free waits. Which one it is, is asked of
+    `mmi.broker`, that only ours knows, beside the first requests:
+
+        the broker is     a request comes               the answer to mmi.broker    a request is given up
+        ----------------  ----------------------------  --------------------------  ---------------------
+        unknown           ask; as with another          JSON: ours; else another    –
+        ours              send it with a mark           –                           unknown
+        another           send it, or have it wait      –                           unknown
+
+    A peer is a connection, and how often that was made: a new number asks for a new socket. When nobody answers,
+    requests that wait are given up with the others: as soon as they have waited for as long as all their tries would
+    take, and nothing came from the broker.
+    """
+
+    MOST = 16
+    """Connections, with a broker that is not ours."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        super().__init__()
+        self.ours: bool | None = None
+        """Whether the broker is of this project; None: unknown."""
+        self._config = config
+        self._sessions = {_MARKED: self._session(correlated=True), _QUESTIONS: self._session(correlated=False)}
+        self._free: list[int] = []
+        self._waiting: deque[_Waiting] = deque()
+        self._tickets: dict[tuple[int, int], int] = {}
+        self._made = 0
+        self._heard_at = float("-inf")
+        self._events: list[Event] = []
+
+    # -- the contract of a core ------------------------------------------------------------------------------
+
+    def receive(self, peer: Peer, frames: Frames, now: float) -> None:
+        """Take a message that came on a connection."""
+        connection, number = cast("tuple[int, int]", peer)
+        self._heard_at = now
+        self._sessions[connection].receive(number, frames, now)
+        self._settle(connection, now)
+
+    def tick(self, now: float) -> None:
+        """Send again what had no answer in time, or give it up."""
+        for connection, session in list(self._sessions.items()):  # one may make another
+            session.tick(now)
+            self._settle(connection, now)
+
+    def next_deadline(self) -> float | None:
+        """When the next request is due to be sent again."""
+        times = (session.next_deadline() for session in self._sessions.values())
+        return min((time for time in times if time is not None), default=None)
+
+    def take_output(self) -> list[Output]:
+        """Messages for connections; a new number asks for a new socket."""
+        return [
+            ((connection, number), frames)
+            for connection, session in self._sessions.items()
+            for number, frames in session.take_output()
+        ]
+
+    # -- what a shell does with it ---------------------------------------------------------------------------
+
+    def request(
+        self, service: bytes, body: Frames, now: float, *, timeout: float | None = None, retries: int | None = None
+    ) -> int:
+        """Send a request as soon as that is possible; the ticket that its event will carry comes back. `timeout` and
+        `retries` stand in for the configuration's."""
+        self._made += 1
+        patience = self._config.timeout if timeout is None else timeout
+        tries = self._config.retries if retries is None else retries
+        self._waiting.append(_Waiting(self._made, service, body, now, patience, tries))
+        self._send(now)
+        return self._made
+
+    def take_events(self) -> list[Event]:
+        """What has become of requests since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _session(self, *, correlated: bool) -> ClientSession:
+        return ClientSession(self._config, correlated=correlated, dialect=VERSIONS["0.1"])
+
+    def _send(self, now: float) -> None:
+        question = self._sessions[_QUESTIONS]
+        if self.ours is None and self._waiting and not len(question):
+            question.request(b"mmi.broker", [b""], now, timeout=self._config.timeout or QUESTION_TIMEOUT, retries=0)
+        while self._waiting and (connection := _MARKED if self.ours else self._free_connection()) is not None:
+            ask = self._waiting.popleft()
+            ticket = self._sessions[connection].request(
+                ask.service, ask.body, now, timeout=ask.timeout, retries=ask.retries
+            )
+            self._tickets[connection, ticket] = ask.ticket
+
+    def _free_connection(self) -> int | None:
+        if self._free:
+            return self._free.pop()
+        connection = len(self._sessions)
+        if connection >= self.MOST + 2:
+            return None
+        self._sessions[connection] = self._session(correlated=False)
+        return connection
+
+    def _settle(self, connection: int, now: float) -> None:
+        """Tell what became of a connection's requests, and send what that makes room for."""
+        events = self._sessions[connection].take_events()
+        if not events:
+            return
+        for inner, kind, body in events:
+            if connection == _QUESTIONS:
+                if kind is EventKind.FINAL:
+                    self.ours = body[:1] != [] and body[0].startswith(b"{")
+                continue
+            self._events.append(Event(self._tickets.pop((connection, inner)), kind, body))
+            if connection != _MARKED:
+                self._free.append(connection)
+            if kind is EventKind.GAVE_UP:
+                self.ours = None
+                self._give_up(now)
+        self._send(now)
+        if self.ours and connection != _MARKED:  # the others have no more to do
+            for idle in {connection, *self._free}:
+                self._sessions[idle].lost(now)
+
+    def _give_up(self, now: float) -> None:
+        """Nobody waits for a connection when nobody is there."""
+        waiting, self._waiting = self._waiting, deque()
+        for ask in waiting:
+            end = float("inf") if ask.timeout is None else ask.since + ask.timeout * (1 + ask.retries)
+            if now >= end and self._heard_at < ask.since:
+                self._events.append(Event(ask.ticket, EventKind.GAVE_UP, []))
+            else:
+                self._waiting.append(ask)
