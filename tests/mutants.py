@@ -39,8 +39,8 @@ SECONDS = 900
 TESTS = {
     "titanic/store/**/*.py": "titanic/store/test_(?!.*(crash|disk|soak|readers))",
     "titanic/util/ids.py": "titanic/util/test_ids",
-    "titanic/dispatch/*.py": "titanic/(dispatch/|server/test_(standalone|dispatch|jobs|limit|stop))",
-    "broker/core/*.py": "broker/((core|io)/test_(?!connection_count)|test_(integrated|reply|workers))",
+    "titanic/dispatch/*.py": "titanic/(dispatch/|server/test_(standalone|dispatch|jobs|attempt_limit|stop))",
+    "broker/core/*.py": "broker/((core|io)/test_(?!connection_count)|test_reply)",
 }
 """What is changed, and the tests that are to notice: quick ones of the same part."""
 

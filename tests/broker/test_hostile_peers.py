@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import zmq
-from support.check import check, check_empty
+from support.broker_invariants import check, check_empty
 from support.waiting import until
 
 from broker import Broker, BrokerConfig, Client, Pipeline, RemoteError, Worker

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
 
-from support.check import check
+from support.broker_invariants import check
 
 from broker.core.broker import BrokerCore
 from broker.core.client import ClientSession, Event

@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from typing import Any
 from unittest.mock import ANY
 
-from support.check import check
+from support.broker_invariants import check
 
 from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore

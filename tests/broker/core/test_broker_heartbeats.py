@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.check import check_empty
+from support.broker_invariants import check_empty
 from support.transcript import CLIENT, Transcript
 
 BEAT = [b"MDPW02", b"\5"]

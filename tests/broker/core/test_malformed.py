@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
-from support.check import check, check_empty
+from support.broker_invariants import check, check_empty
 
 from broker.config import BrokerConfig, ClientConfig
 from broker.core.broker import BrokerCore

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from support.check import check
+from support.broker_invariants import check
 from support.transcript import Transcript
 
 from broker.core import mmi

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from support.check import check
+from support.broker_invariants import check
 from support.waiting import until
 
 from broker import Broker, Client, Pipeline, Worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from support.check import check_empty
+from support.broker_invariants import check_empty
 from support.fake_network import MdpNet
 
 from broker.config import BrokerConfig, ClientConfig, WorkerConfig
