@@ -8,6 +8,7 @@ second, any other broker for each.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from broker import Timers
 from titanic.config import ServerConfig
@@ -32,62 +33,42 @@ COUNTED = 0.05
 """Seconds, at least, over which the speed of a service is measured."""
 
 
+@dataclass(slots=True, eq=False)
 class Backlog:
     """A service with requests that wait or are in flight."""
 
-    __slots__ = (
-        "ahead",
-        "ask_at",
-        "asked",
-        "counted_from",
-        "cursor",
-        "finished",
-        "in_flight",
-        "known",
-        "late",
-        "least_urgent",
-        "lingering",
-        "name",
-        "pause",
-        "room",
-        "trouble",
-        "urgent",
-        "waiting",
-    )
-
-    def __init__(self, name: bytes) -> None:
-        self.name = name
-        self.waiting = True
-        """Whether the store may hold requests beyond `cursor`."""
-        self.cursor: bytes | None = None
-        """The place in the store's queue of the last request that was fetched; None: fetch from the front."""
-        self.in_flight = 0
-        """Requests that were sent and not answered, or whose answer the disk does not take at the moment."""
-        self.known = 0
-        """Those, and the requests whose outcome is on its way to the disk."""
-        self.lingering = 0
-        """Workers that still work on an attempt that was given up because it passed its limit."""
-        self.room: int | None = None
-        """How many may be in flight: as many as there are workers, 0 without any; None: not known yet."""
-        self.ahead = 0
-        """How many more may be sent, to wait at the broker for the next free worker."""
-        self.late = 0
-        """How many more are fetched than it has room for, because so many had expired the last time."""
-        self.least_urgent = HIGHEST
-        """The lowest priority among the requests sent since nothing was in flight."""
-        self.urgent = 0
-        """The highest priority of the requests that arrived while others were ahead; 0 once it was looked at."""
-        self.finished = 0
-        """Attempts that ended since `counted_from`."""
-        self.counted_from = 0.0
-        self.asked = False
-        """Whether a question about its presence is on its way."""
-        self.ask_at = 0.0
-        """Its presence is not asked for before this time."""
-        self.pause = 0.0
-        """The present wait for that, in seconds; it doubles with each one in a row."""
-        self.trouble = 0.0
-        """The present wait after something went wrong, in seconds; 0 once a worker has answered again."""
+    name: bytes
+    waiting: bool = True
+    """Whether the store may hold requests beyond `cursor`."""
+    cursor: bytes | None = None
+    """The place in the store's queue of the last request that was fetched; None: fetch from the front."""
+    in_flight: int = 0
+    """Requests that were sent and not answered, or whose answer the disk does not take at the moment."""
+    known: int = 0
+    """Those, and the requests whose outcome is on its way to the disk."""
+    lingering: int = 0
+    """Workers that still work on an attempt that was given up because it passed its limit."""
+    room: int | None = None
+    """How many may be in flight: as many as there are workers, 0 without any; None: not known yet."""
+    ahead: int = 0
+    """How many more may be sent, to wait at the broker for the next free worker."""
+    late: int = 0
+    """How many more are fetched than it has room for, because so many had expired the last time."""
+    least_urgent: int = HIGHEST
+    """The lowest priority among the requests sent since nothing was in flight."""
+    urgent: int = 0
+    """The highest priority of the requests that arrived while others were ahead; 0 once it was looked at."""
+    finished: int = 0
+    """Attempts that ended since `counted_from`."""
+    counted_from: float = 0.0
+    asked: bool = False
+    """Whether a question about its presence is on its way."""
+    ask_at: float = 0.0
+    """Its presence is not asked for before this time."""
+    pause: float = 0.0
+    """The present wait for that, in seconds; it doubles with each one in a row."""
+    trouble: float = 0.0
+    """The present wait after something went wrong, in seconds; 0 once a worker has answered again."""
 
     @property
     def free(self) -> int:
