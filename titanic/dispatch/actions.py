@@ -17,13 +17,13 @@ class Fetch(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send a request to its service: answer with `replied`. `mortal`: its time to live has an end, so it is not to be
-    sent again without a look at the clock."""
+    """Send a request to its service: answer with `replied`. `has_ttl`: it may expire, so it is not sent again without a
+    look at the clock."""
 
     uuid: bytes
     service: bytes
     body: Frames
-    mortal: bool = False
+    has_ttl: bool = False
 
 
 class Finish(NamedTuple):

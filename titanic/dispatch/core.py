@@ -181,10 +181,10 @@ class DispatchCore:
         backlog.lingering -= 1
         self.backlogs.place(backlog)
 
-    def settled(self, uuids: Iterable[bytes], moot: Iterable[AttemptOutcome] = ()) -> None:
-        """The outcomes of these requests are on disk. `moot`: outcomes that changed nothing there, because the
+    def settled(self, uuids: Iterable[bytes], unchanged: Iterable[AttemptOutcome] = ()) -> None:
+        """The outcomes of these requests are on disk. `unchanged`: outcomes that changed nothing there, because the
         requests were closed or had ended already; they do not count."""
-        for outcome in moot:
+        for outcome in unchanged:
             self.counts[_COUNTED_AS[outcome.status] if isinstance(outcome, Finish) else "retried"] -= 1
         self.outcomes.written([flight for uuid in uuids if (flight := self._forget(uuid)) is not None])
 

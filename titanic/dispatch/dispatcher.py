@@ -1,4 +1,8 @@
-"""The dispatcher's thread: moves requests between the store, its core and a transport."""
+"""The dispatcher's thread moves requests: store → core → transport → broker, and outcomes: transport → core → writer.
+
+The services tell it what was committed (`DispatcherInbox`). Clients that wait for replies wait in its loop, which
+learns first when a request has ended.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -31,31 +36,29 @@ from titanic.util.clock import Leaps, wall_us
 log = logging.getLogger(__name__)
 
 FETCH_BYTES = 16 << 20
-"""Bodies that a round brings from the store, all services together, and at most one body more: what else is going on
-waits no longer than it takes to read these."""
+"""Bytes of bodies that a round reads from the store for all services together, plus at most one body: everything else
+waits meanwhile."""
 
 LOOKS = 20
-"""Looks into the store for more and more requests, until results get their turn."""
+"""Reads of the store in one round, until results get their turn."""
 
 DISMISS_MOST = 2.0
-"""Seconds for which the end waits for the store to be looked at for those who came last to wait for a reply."""
+"""Seconds that `stop` gives the reader to look for the replies of clients that came last to wait."""
 
 COUNT_EVERY = 5.0
-"""Seconds between questions who has workers, at a broker elsewhere: services that have enough are not asked for
-otherwise, and somebody may look at the figures."""
+"""Seconds between surveys of the workers at a broker elsewhere. They are for `workers` alone: services that have enough
+workers are not asked for otherwise."""
 
 GRACE_LOOK = 0.5
-"""Seconds between looks whether waiting at the end is of any use."""
+"""Seconds between looks whether it still makes sense to wait for what is in flight."""
 
 
+@dataclass(slots=True)
 class _Doubt:
-    """Closed requests that a worker may yet be given, and whom to tell when none can."""
+    """Closed requests that a worker may still get, and what to call when none can."""
 
-    __slots__ = ("left", "then")
-
-    def __init__(self, left: set[bytes], then: Callable[[], None]) -> None:
-        self.left = left
-        self.then = then
+    left: set[bytes]
+    then: Callable[[], None]
 
     def over(self, uuid: bytes) -> None:
         self.left.discard(uuid)
@@ -75,11 +78,10 @@ class Dispatcher(Channel):
         send_answers: SendAnswers,
         most_waiters: int = MOST_WAITERS,
     ) -> None:
-        """`send_answers`: to those who wait for replies. `most_waiters`: how many may wait before those that have
-        waited for longest are told that the reply is pending."""
+        """`send_answers`: to clients that wait for replies. `most_waiters`: see `Waiters`."""
         self.core = DispatchCore(config)
-        # What is in flight is known here alone, and a fault in the middle of it could lose sight of a request for ever:
-        # a server that ends and starts again forgets none.
+        # What is in flight is known here alone, and an error halfway could lose a request for ever. So the loop ends at
+        # the first error: a server that starts again forgets none.
         self.loop = Loop(strict=True)
         awaited = ReadService(WAIT, reader.read_awaited, self.replies_read, shared=True)
         self.waiters = Waiters(send_answers, lambda asks: reader.enqueue(awaited, asks), most_waiters)
@@ -93,20 +95,20 @@ class Dispatcher(Channel):
         self._counts_workers = config.broker is not None
         self._count_at = 0.0
         self._more = False
-        """Whether the last round was not done with looking."""
+        """Whether the last round left requests unread in the store."""
         self._store = store
         self._writer = writer
         self.transport: Transport | None = None
         """What requests travel by; None: no broker is known yet."""
         self._doubts: dict[bytes, list[_Doubt]] = {}
-        """Who wants to know when no worker can be given a closed request any more."""
+        """Closes that wait until no worker can get the request."""
         self._settled = threading.Event()
         self._dismissed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self.loop.add(self)
 
     def connect(self, transport: Transport) -> None:
-        """Send with this from now on; nothing is sent before. Call it before `start`, or in the loop's thread."""
+        """Send requests with this from now on. Call it before `start`, or in the loop's thread."""
         if self.transport is not None:
             self.transport.dismiss(time.monotonic())
         self.transport = transport
@@ -114,7 +116,7 @@ class Dispatcher(Channel):
         self.core.backlogs.surveys = transport.surveys
 
     def reconfigure(self, config: ServerConfig) -> None:
-        """Go on with other settings. Any thread may say so."""
+        """Go on with other settings. Any thread may call it."""
         self.loop.call(self._reconfigure, config)
 
     def start(self) -> None:
@@ -122,8 +124,8 @@ class Dispatcher(Channel):
         self._thread.start()
 
     def wind_down(self, grace: float) -> None:
-        """Send nothing new, and give what is in flight `grace` seconds to come back and to reach the disk; none when it
-        can't reach the disk any more."""
+        """Send nothing new, and give what is in flight `grace` seconds to come back and reach the disk. A store that
+        cannot be used any more is not waited for."""
         self.loop.call(self._set_stopping)
         until = time.monotonic() + grace
         while self._thread.is_alive() and self._store.usable and (left := until - time.monotonic()) > 0:
@@ -136,7 +138,7 @@ class Dispatcher(Channel):
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """End the thread. What is in flight will be executed again after the next start."""
+        """End the thread. What is in flight is executed again after the next start."""
         self.loop.call(self.waiters.dismiss)
         if self._thread.is_alive():
             self._dismissed.wait(DISMISS_MOST)
@@ -144,38 +146,32 @@ class Dispatcher(Channel):
         if self._thread.is_alive():
             self._thread.join()
 
-    # -- what the services tell (any thread) -----------------------------------------------------------------
+    # -- what the services tell: see DispatcherInbox (any thread) ---------------------------------------------
 
     def arrived(self, services: Mapping[bytes, int]) -> None:
-        """New requests for these services are on disk, with these priorities at most."""
         self.loop.call(lambda: self.core.arrived(services, time.monotonic()))
 
     def returned(self, services: Collection[bytes]) -> None:
-        """Old requests for these services are in the queue again."""
         self.loop.call(self._returned, services)
 
     def due_at(self, when_us: int) -> None:
-        """Something is on disk that is due then."""
         self.loop.call(self.maintenance.hasten_alarm, when_us)
 
     def closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[CloseDoubt]) -> None:
-        """These requests are no longer in the store, in which some of them waited for these services."""
         self.loop.call(self._closed, uuids, services, doubts)
 
     def wait_for_replies(self, asks: Sequence[Ask]) -> None:
-        """Somebody waits for replies."""
         self.loop.call(lambda: self.waiters.add(asks, time.monotonic()))
 
     def replies_read(self, answers: Answers) -> None:
-        """What the store says of replies that somebody waits for."""
+        """What the reader found of replies that clients wait for."""
         self.loop.call(lambda: self.waiters.found(answers))
 
     def running(self) -> Collection[bytes]:
-        """The requests that are with a worker, or whose outcome is on its way to the disk."""
         return self.core.flights.copy().keys()
 
     def in_flight(self) -> dict[bytes, int]:
-        """How many requests of each service are in flight, of those that have any. Any thread may ask."""
+        """How many requests of each service are in flight, where there are any. Any thread may ask."""
         backlogs = self.core.backlogs.copy()
         return {name: backlog.in_flight for name, backlog in backlogs.items() if backlog.in_flight}
 
@@ -189,7 +185,6 @@ class Dispatcher(Channel):
         return {name: 0 if backlog.room == 0 else None for name, backlog in backlogs.items()}
 
     def stats(self) -> dict[str, Any]:
-        """Figures for titanic.stats."""
         return {
             "running": len(self.core.flights),
             "waiting_clients": len(self.waiters),
@@ -199,14 +194,14 @@ class Dispatcher(Channel):
     # -- the channel -----------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Attempts and clients whose time is over, readers that are no more."""
+        """Look at what is due: attempts, clients that wait, lines of the log, killed readers."""
         self.core.tick(now)
         self.waiters.tick(now)
         self.failures.tick(now)
         self.maintenance.tick(now)
 
     def next_deadline(self) -> float | None:
-        """The core's, or that of a client who waits; soon, because of the readers."""
+        """At once, when requests were left unread; else when something is due."""
         if self._more:
             return 0.0
         times = (
@@ -232,7 +227,7 @@ class Dispatcher(Channel):
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _move(self, core: DispatchCore, transport: Transport, now: float) -> None:
-        # First: what is not wanted any more must be known as such when a broker is found to have died.
+        # First: when the transport finds the broker dead, it must know what is not wanted any more.
         if recalls := core.take_recalls():
             for uuid in recalls:
                 transport.recall_request(uuid, now)
@@ -277,7 +272,7 @@ class Dispatcher(Channel):
             log.exception("the dispatcher met an unexpected error")
         finally:
             self.failures.finish()
-            self._settled.set()  # nothing more will be
+            self._settled.set()  # nothing more will come
             self._dismissed.set()
 
     def _reconfigure(self, config: ServerConfig) -> None:
@@ -299,7 +294,7 @@ class Dispatcher(Channel):
         if uuids:
             self.maintenance.look()  # they are remembered for a time, and large ones are removed bit by bit
         for about, then in doubts:
-            # What is not in flight now never will be: the store is read for it in this thread, and has it no more.
+            # What is not in flight now never will be: this thread reads the store, which has it no more.
             doubt = _Doubt({uuid for uuid in about if self.core.in_doubt(uuid)}, then)
             for uuid in doubt.left:
                 self._doubts.setdefault(uuid, []).append(doubt)
@@ -307,8 +302,8 @@ class Dispatcher(Channel):
                 then()
 
     def _withdrawn(self, services: Collection[bytes]) -> None:
-        """Requests of these services have left the queue without having been sent. One that is absent is not looked at
-        before it comes: if nothing is left for it, it is forgotten here."""
+        """Requests of these services have left the queue without having been sent. An absent service with nothing left
+        is forgotten here: it is not looked at before it comes."""
         backlogs = self.core.backlogs
         if absent := [name for name in services if name in backlogs and not backlogs[name].hungry]:
             try:
@@ -327,19 +322,19 @@ class Dispatcher(Channel):
 
     def _settle(self, written: Written) -> None:
         core = self.core
-        moot = {outcome.uuid for outcome in written.moot}
+        unchanged = {outcome.uuid for outcome in written.unchanged}
         for outcome in written.done:
             flight = core.flights.get(outcome.uuid)
-            if flight is None or flight.closed or outcome.uuid in moot:
+            if flight is None or flight.closed or outcome.uuid in unchanged:
                 continue
             if isinstance(outcome, Finish) and outcome.status is not Status.DONE:
                 self.failures.tell(outcome.uuid, flight.backlog.name, outcome.status, outcome.reason)
         uuids = [outcome.uuid for outcome in written.done]
-        core.settled(uuids, written.moot)
+        core.settled(uuids, written.unchanged)
         if written.without_room:
             core.unsettled(written.without_room, time.monotonic(), full=True)
         self.waiters.wake(uuids)
-        # Only now: those that were put off are not in flight any more, and their time to live counts again.
+        # Only now: requests that were put off are not in flight any more, and their time to live counts again.
         self.maintenance.look()
 
     def _expired(self, expired: Sequence[tuple[bytes, bytes]]) -> None:
@@ -349,7 +344,7 @@ class Dispatcher(Channel):
             self.failures.tell(uuid, service, Status.EXPIRED, "not done in time")
 
     def _fetch(self, fetches: Sequence[Fetch], left: int, now: float) -> int:
-        """One look into the store for bodies of so many bytes; what is left of them."""
+        """Read the store once, bodies of `left` bytes at most; how many are left then."""
         sure_us = self._clock.look(wall_us())
         try:
             with self._store.read() as transaction:

@@ -21,7 +21,7 @@ class Written(NamedTuple):
 
     done: Sequence[AttemptOutcome]
     """They are on disk."""
-    moot: Sequence[AttemptOutcome]
+    unchanged: Sequence[AttemptOutcome]
     """Those of them that changed nothing there: the requests were closed, or had ended already."""
     without_room: Sequence[AttemptOutcome]
     """The store had no room for them."""
@@ -40,17 +40,17 @@ class OutcomeWrite:
         self._outcomes = outcomes
         self._written = written
         self._unwritten = unwritten
-        self._moot: list[AttemptOutcome] = []
+        self._unchanged: list[AttemptOutcome] = []
         self._without_room: list[AttemptOutcome] = []
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
-        self._moot, self._without_room = [], []
+        self._unchanged, self._without_room = [], []
         now = time.monotonic()
         for outcome in self._outcomes:
             try:
                 dispatched_at = max(0, now_us - int((now - outcome.started) * 1e6))
                 if not _write(transaction, outcome, now_us, dispatched_at):
-                    self._moot.append(outcome)
+                    self._unchanged.append(outcome)
             except StoreFull as error:  # the others may fit
                 extra = event("no-room-for-reply", uuid=outcome.uuid)
                 log.error("no room for the reply to %s: %s", outcome.uuid.hex(), error, extra=extra)
@@ -65,7 +65,7 @@ class OutcomeWrite:
     def committed(self) -> None:
         without_room = {outcome.uuid for outcome in self._without_room}
         outcomes = [outcome for outcome in self._outcomes if outcome.uuid not in without_room]
-        self._written(Written(outcomes, self._moot, self._without_room))
+        self._written(Written(outcomes, self._unchanged, self._without_room))
 
     def failed(self, error: StoreError) -> None:
         self._unwritten(self._outcomes)

@@ -1,4 +1,4 @@
-"""How requests travel from the dispatcher to a broker and their replies back.
+"""How requests travel from the dispatcher to a broker, and their replies back.
 
     LocalTransport    to the broker in this process, without a socket
     SocketTransport   to a broker of this project elsewhere: any number in flight on one connection
@@ -28,41 +28,42 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Transport(Protocol):
-    """Carries requests, questions about presence, and what comes back."""
+    """Carries requests and questions to a broker, and tells the core what comes back. `now` is monotonic seconds."""
 
     most_ahead: int
-    """Requests of a service that may wait at the broker for its workers."""
+    """Requests of a service that may wait at the broker for a free worker."""
 
     surveys: bool
-    """Whether it can ask for all services at once."""
+    """Whether it can ask for the workers of all services at once."""
 
     def send_requests(self, sends: Sequence[Send], now: float) -> None:
         """Send requests."""
 
     def recall_request(self, uuid: bytes, now: float) -> None:
-        """Take a request back from the broker, if it can do that and no worker has it yet. Its reply comes then."""
+        """Take a request back from the broker if it can do that and no worker has it yet. The request is refused
+        then."""
 
     def ask_presence(self, names: Sequence[bytes], now: float) -> None:
-        """Ask for the presence of services."""
+        """Ask whether services have workers."""
 
     def survey(self, now: float) -> None:
-        """Ask for all services that have workers."""
+        """Ask for the workers of all services."""
 
     def push(self, now: float) -> None:
-        """Let go out what was sent and asked."""
+        """Let out what was sent and asked."""
 
     def deliver_results(self, now: float) -> None:
-        """Tell what has come."""
+        """Tell the core what has come."""
 
     def dismiss(self, now: float) -> None:
-        """End: another kind of broker has come. All that is in flight goes back, and all questions are answered."""
+        """End, because another broker has come: refuse what is in flight and answer all questions."""
 
 
 class PartialReplies(Generic[Key]):
-    """PARTIALs of replies, until the FINAL of the same worker comes. Without that they count for nothing."""
+    """PARTIALs of replies, kept until the FINAL of the same worker comes. Without that they count for nothing."""
 
     MOST = 256 << 20
-    """Bytes of one reply that are kept; a worker that goes on for ever must not fill the memory."""
+    """Bytes of one reply that are kept: a worker that never ends must not fill the memory."""
 
     def __init__(self) -> None:
         self._frames: dict[Key, Frames] = {}
@@ -86,12 +87,12 @@ class PartialReplies(Generic[Key]):
             frames.clear()
 
     def drop(self, key: Key) -> None:
-        """There is no FINAL to come for these."""
+        """No FINAL will come for these parts."""
         self._frames.pop(key, None)
         self._sizes.pop(key, None)
 
     def complete(self, key: Key, body: Frames) -> Frames | ErrorReply:
-        """The FINAL came: the whole reply, or the error that it is, or that it was too large."""
+        """The FINAL came: the whole reply, or the error reply that it is, or an error that it was too large."""
         frames, size = self._frames.pop(key, []), self._sizes.pop(key, 0)
         if (error := read_error(body)) is not None:
             return error
@@ -101,7 +102,7 @@ class PartialReplies(Generic[Key]):
 
 
 def deliver_reply(core: DispatchCore, uuid: bytes, came: Frames | ErrorReply, now: float) -> None:
-    """Tell of what a worker has said."""
+    """Tell the core what a worker has said."""
     if isinstance(came, ErrorReply):
         core.failed(uuid, came, now)
     else:
@@ -109,12 +110,12 @@ def deliver_reply(core: DispatchCore, uuid: bytes, came: Frames | ErrorReply, no
 
 
 def refusal(status: int, text: str) -> ErrorReply:
-    """What a broker or transport says in place of a reply."""
+    """What a broker or a transport says instead of a reply."""
     return ErrorReply(status, text, [])
 
 
 class _OwnBrokerTransport:
-    """What the two transports for our own broker have in common: one session with any number in flight."""
+    """To a broker of this project: one session with any number of requests in flight."""
 
     most_ahead = 256
     surveys = True
@@ -130,11 +131,11 @@ class _OwnBrokerTransport:
         self._names: set[bytes] = set()
         self._question = 0
         self._recalls: dict[int, int] = {}
-        """Tickets of questions to have something back, and the tickets of what is to come back."""
+        """Tickets of questions to have a request back, and the ticket of that request."""
         self._recalled: set[int] = set()
-        """What was asked back, and is still in flight."""
+        """Tickets of what was asked back and is still in flight."""
         self._abandoned: dict[int, bytes] = {}
-        """Services of what is in flight and not wanted any more, by ticket."""
+        """Services of what is with a worker and not wanted any more, by ticket."""
 
     @property
     def in_flight(self) -> list[bytes]:
@@ -192,7 +193,8 @@ class _OwnBrokerTransport:
         self._recalls[question] = ticket
 
     def _recall_answered(self, ticket: int, body: Frames, now: float) -> None:
-        """A worker has it, it was given back (which its own answer says), or nobody has said anything."""
+        """404: a worker has it. 200: it is given back, and refused by a message of its own. Anything else: ask
+        again."""
         send = self._sends.get(ticket)
         if send is None or body == [b"200"]:
             return
@@ -204,12 +206,12 @@ class _OwnBrokerTransport:
             self._take(ticket)
 
     def _refuse(self, ticket: int, error: ErrorReply, now: float) -> None:
-        """There is no reply, and who has in hand what is in between says why."""
+        """There is no reply; the broker or this transport says why."""
         self._parts.drop(ticket)
         self._core.refused(self._take(ticket).uuid, error, now)
 
     def _take(self, ticket: int) -> Send:
-        """Not in flight any more."""
+        """It is not in flight any more."""
         send = self._sends.pop(ticket)
         self._recalled.discard(ticket)
         del self._tickets[send.uuid]
@@ -218,7 +220,7 @@ class _OwnBrokerTransport:
     def _tell_presence(self, body: Frames, now: float) -> None:
         try:
             workers = {name.encode(): int(count) for name, count in json.loads(body[0]).items()}
-        except (ValueError, TypeError, AttributeError, IndexError):  # no such answer: as if none were there
+        except (ValueError, TypeError, AttributeError, IndexError):  # no such answer counts as no workers
             workers = {}
         names, self._names = self._names, set()
         for name in names:
@@ -241,10 +243,10 @@ class LocalTransport(_OwnBrokerTransport):
         self._peer = connect(lambda messages: call(lambda: self.receive(messages, time.monotonic())))
 
     def dismiss(self, now: float) -> None:
-        """No other broker will come."""
+        """Not called: no other broker will come."""
 
     def receive(self, messages: Sequence[Frames], now: float) -> None:
-        """Messages from the broker; to be called in the dispatcher's thread."""
+        """Take messages from the broker; called in the dispatcher's thread."""
         for frames in messages:
             self.session.receive(self.session.connection, frames, now)
 
@@ -275,18 +277,18 @@ class SocketTransport(_OwnBrokerTransport):
         if ticket is None or not self._connection.away:
             super().recall_request(uuid, now)
         elif self.session.is_pending(ticket):
-            # Nobody has it. The next broker would not know it by the name that it is asked by now.
+            # No broker has it, and the next one would not know it by the name that a recall uses.
             self.session.cancel(ticket)
             self._refuse(ticket, refusal(499, "there is no broker"), now)
 
     def _lost(self, now: float) -> None:
-        """The broker has died: it will not answer. What is not wanted must not be sent to the next one, and what has an
-        end of its time not without a look at the clock."""
+        """The broker has died and will not answer. What is not wanted must not be sent to the next one, and what may
+        expire not without a look at the clock."""
         self.deliver_results(now)
-        self._give_back(self._recalled | {ticket for ticket, send in self._sends.items() if send.mortal}, now)
+        self._give_back(self._recalled | {ticket for ticket, send in self._sends.items() if send.has_ttl}, now)
 
     def _give_back(self, back: Collection[int], now: float) -> None:
-        """Have none of these done by this broker or the next, nor what is not wanted any more."""
+        """Withdraw these from this broker and the next, and what is not wanted any more."""
         for ticket in {*self._abandoned, *back}:
             self.session.cancel(ticket)
         for ticket in back:
@@ -297,7 +299,7 @@ class SocketTransport(_OwnBrokerTransport):
         self._abandoned.clear()
 
     def deliver_results(self, now: float) -> None:
-        self._connection.tick(now)  # the loop does it after this, and what is given up then would be seen too late
+        self._connection.tick(now)  # the loop does it later in the round: too late for what is given up now
         super().deliver_results(now)
 
     def push(self, now: float) -> None:

@@ -1,12 +1,13 @@
-"""The transport for brokers that need not keep envelope stacks: each request has a connection to itself.
+"""The transport for MDP brokers of others, which need not keep envelope stacks: each request has a connection to
+itself.
 
-The number of connections is limited, and a slow service must not take them all. So a service may use a quarter of
-the connections that the others leave: the first gets a quarter, and n of them at work get 1/(n + 3) each. There is
-always something left for the next one.
+The number of connections is limited, and a slow service must not take them all. So a service may use a quarter of those
+that the others leave: the first gets a quarter, and n busy services get 1/(n + 3) each. Something is always left for
+the next one.
 
-One more connection carries the questions. It also watches for all the others: they go to the same broker, so
-when this one breaks, the broker has died, and what is on them is sent again. Watching every one by
-itself would take four file descriptors for each instead of two.
+One more connection carries the questions, and watches for all the others: they lead to the same broker, so when this
+one breaks, the broker has died, and their requests are sent again. A watched connection takes four file descriptors,
+the others take two.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from titanic.protocol.tsp import Frames
 
 
 class ForeignTransport:
-    """To any MDP broker. `room` requests may be in flight for one service: MMI does not tell how many workers
-    it has. Four times as many may be in flight in all, but not more than MOST."""
+    """To any MDP broker. `room` requests of one service may be in flight: MMI does not tell how many workers it has.
+    Four times as many may be in flight in all, but not more than MOST."""
 
     MOST = 256
     surveys = False
@@ -57,7 +58,7 @@ class ForeignTransport:
         self._tickets: dict[Connection, int] = {}
         self._in_flight: Counter[bytes] = Counter()
         self._recalled: set[bytes] = set()
-        """UUIDs of what is in flight and not wanted any more."""
+        """UUIDs of requests in flight that are not wanted any more."""
         self._parts: PartialReplies[Connection] = PartialReplies()
         asking = ClientSession(ClientConfig(timeout=MMI_TIMEOUT, retries=0, version=version))
         self._asking = Connection(asking, endpoint, discovery, watch=True, lost=self._lost)
@@ -79,7 +80,7 @@ class ForeignTransport:
         for send in sends:
             connection = self._take_connection()
             if connection is None:
-                # Others have taken what this service was promised: it goes back, and is told less next time.
+                # Others took the connections that this service was promised: next time it is promised fewer.
                 self._core.refused(send.uuid, refusal(503, "no connection is free"), now)
             else:
                 self._busy[connection] = send
@@ -87,7 +88,7 @@ class ForeignTransport:
                 self._tickets[connection] = connection.session.request(send.service, send.body, now)
 
     def recall_request(self, uuid: bytes, now: float) -> None:
-        """Brokers that are not of this project cannot do that, nor tell whether a worker has it."""
+        """Such a broker cannot give a request back, nor tell whether a worker has it."""
         connection = next((connection for connection, send in self._busy.items() if send.uuid == uuid), None)
         if connection is None:
             return
@@ -114,7 +115,7 @@ class ForeignTransport:
             connection.flush(now)
         self._asking.flush(now)
         if not self._names and self._busy and not self._asking.open:
-            self._names.append(tsp.REQUEST)  # only so that the connection is there, to watch
+            self._names.append(tsp.REQUEST)  # a question only so that there is a connection to watch
         if self._names and not len(self._asking.session):
             self._asked = self._names.popleft()
             self._asking.session.request(b"mmi.service", [self._asked], now)
@@ -132,7 +133,7 @@ class ForeignTransport:
 
     @staticmethod
     def _events(connection: Connection, now: float) -> Sequence[tuple[int, EventKind, Frames]]:
-        # The loop ticks connections that were made later than the dispatcher after it: what they give up in that round
+        # The loop ticks connections that were made after the dispatcher later in the round: what they give up there
         # would not be seen before something else happens.
         connection.tick(now)
         return connection.session.take_events()
@@ -144,11 +145,11 @@ class ForeignTransport:
             self._parts.drop(connection)
             self._core.timed_out(send.uuid, now)
         else:
-            # An error is a worker's: only brokers of this project have errors of their own.
+            # An error comes from a worker: only brokers of this project have errors of their own.
             deliver_reply(self._core, send.uuid, self._parts.complete(connection, body), now)
 
     def _leave(self, connection: Connection) -> Send:
-        """The connection is free again."""
+        """Free the connection of a request."""
         send = self._busy.pop(connection)
         self._in_flight[send.service] -= 1
         if not self._in_flight[send.service]:
@@ -185,7 +186,7 @@ class ForeignTransport:
         if send.uuid in self._recalled:
             self._give_back(connection, now)
         else:
-            self._cancel(connection)  # with what had come of its reply: the next one begins at the beginning
+            self._cancel(connection)  # drops the parts of its reply: the next one begins at the beginning
             self._tickets[connection] = connection.session.request(send.service, send.body, now)
 
     def _give_back(self, connection: Connection, now: float) -> None:
