@@ -32,7 +32,7 @@ from titanic.errors import TitanicError
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     default=None,
     metavar="FILE",
-    help="Draw what is measured of `latency` and `curves` (both, if nothing is chosen). Needs the extra `bench`.",
+    help="Draw the figures of `latency` and `curves` (both, if nothing is chosen). Needs the extra `bench`.",
 )
 @configured
 def bench(
@@ -46,7 +46,7 @@ def bench(
 ) -> None:
     """Measure this machine and Titanic on it: accepting, whole lives, plain echoes.
 
-    Without arguments, the most telling figures, in less than a minute. FIGURE and GROUP choose others.
+    Without arguments it measures the most important figures, in less than a minute. FIGURE and GROUP choose others.
 
     CPU is the processor time of a request in each process. --json prints a list of objects.
 

@@ -1,4 +1,4 @@
-"""`titanic check`, `backup` and `restore`: what works on the store's files, with or without a server."""
+"""`titanic check`, `backup` and `restore`: commands on the store's files, with or without a server."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from titanic.util.text import counted
 
 @command()
 @json_flag
-@option("--repair", is_flag=True, help="Put right what can be; no server may have the store open.")
+@option("--repair", is_flag=True, help="Repair what can be repaired; no server may have the store open.")
 @store_option
 @configured
 def check(store: Path, repair: bool, as_json: bool) -> None:
-    """Check a store: every record, every reference, every count. A server may go on using it meanwhile.
+    """Check a store: every record, every reference, every count. A server may use the store meanwhile.
 
-    Prints what is wrong, where, and what --repair would do about it. Exits with 1 when anything is wrong, with
-    --repair when anything is left.
+    Prints each problem, where it is, and what --repair would do about it. Exits with 1 when there is a problem, with
+    --repair when a problem is left.
 
-    When pages of the file are damaged, --repair saves all that can be read in a new one. It needs room for that; the
-    damaged file stays beside it.
+    When pages of the file are damaged, --repair copies all that can be read into a new file. It needs room for that;
+    the damaged file stays beside the new one.
 
     --json prints {requests, replies, problems: [{where, what, repair}], left}.
 
@@ -74,9 +74,10 @@ def check(store: Path, repair: bool, as_json: bool) -> None:
 @store_option
 @configured
 def backup(dest: Path, store: Path, as_json: bool) -> None:
-    """Copy the store into the new directory DEST, also while a server uses it: as it is at one moment, compacted.
+    """Copy the store into the new directory DEST, also while a server uses it. The copy is the store at one moment,
+    compacted.
 
-    The copy is synced and checked before it gets its name: what has the name is good.
+    The copy is synced and checked before it gets its name: a directory with that name is a good backup.
 
     --json prints {path, bytes}.
 
@@ -96,7 +97,7 @@ def backup(dest: Path, store: Path, as_json: bool) -> None:
 @store_option
 @configured
 def restore(source: Path, store: Path, as_json: bool) -> None:
-    """Make a store from the backup SOURCE. There must be none yet; the backup stays as it is.
+    """Make a store from the backup SOURCE. There must be no store yet; the backup stays as it is.
 
     --json prints {path, bytes}.
 

@@ -1,4 +1,4 @@
-"""`titanic config show` and `check`: what is set, where it was set, and whether a file is right."""
+"""`titanic config show` and `check`: settings, where they come from, and whether a file is right."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _file_option = click.option(
 
 
 class Effective(NamedTuple):
-    """A value that counts, and what says so."""
+    """A value that counts, and where it comes from."""
 
     name: str
     value: Any
@@ -39,7 +39,7 @@ class Effective(NamedTuple):
 
 @click.group("config")
 def config() -> None:
-    """What is set and where it was set; whether a file is right.
+    """Show settings and where they come from; check a file.
 
     \b
     Example:
@@ -54,9 +54,9 @@ def config() -> None:
 @click.argument("name", metavar="[COMMAND]", default="serve")
 @click.argument("arguments", metavar="[OPTIONS-OF-COMMAND]...", nargs=-1, type=click.UNPROCESSED)
 def show(name: str, arguments: tuple[str, ...], path: str | None, as_json: bool) -> None:
-    """Print the values that COMMAND (serve, if none is named) would run with, and where each comes from.
+    """Print the values that COMMAND (default: serve) would run with, and where each comes from.
 
-    A file gives way to TITANIC_ variables of the environment, and these to options.
+    TITANIC_ variables of the environment override a file, and options override both.
 
     --json prints {option: {value, source}}.
 

@@ -1,4 +1,4 @@
-"""Clients for commands: that nobody is there is said at once, and not when the time is over."""
+"""Clients for commands. When no server is there, they say so at once, and not only after the time-out."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ TRIES = 3
 """How often a command asks."""
 
 LOOK = 1.0
-"""Seconds that a command which changes nothing waits for a server: one that is started again needs as long."""
+"""Seconds that a command which changes nothing waits for a server: a restart takes as long."""
 
 AGAIN = 0.1
 """Seconds between two tries to connect."""
 
 
 def connect(reach: Reach, *, wait: float | None = None) -> Client:
-    """A client, which is going to wait for so many seconds (by default TRIES times the time-out)."""
+    """A client that waits for `wait` seconds, by default TRIES times the time-out."""
     tell(reach.endpoint, TRIES * reach.timeout if wait is None else wait)
     return Client(reach.endpoint, timeout=reach.timeout, version=reach.mdp)
 
@@ -41,7 +41,7 @@ def connect_to_look(reach: Reach, advice: str = "", *, tries: int = TRIES) -> Cl
 
 
 def tell(endpoint: tuple[str, ...], seconds: float) -> None:
-    """Say that nobody is there now, and how long one is waited for."""
+    """Say that no server is there, and how long the command waits for one."""
     if reason := unreachable(endpoint):
         say(f"{reason}; waiting up to {seconds:g} s for a server there")
 

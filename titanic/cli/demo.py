@@ -243,9 +243,9 @@ def _expected(sample: Sample) -> Frames:
 def demo(folder: Path) -> None:
     """Show what Titanic is for, in under a minute.
 
-    Submits a request per file below FOLDER (default: here) to a service that has no worker, kills the server,
-    starts it again, starts workers, kills one of them, and checks every reply. Exits with 0 only when all are
-    right. Everything runs on this machine, in a temporary folder.
+    Submits one request for each file below FOLDER (default: the present one) to a service that has no worker, kills the
+    server, starts it again, starts workers, kills one of them, and checks every reply. Exits with 0 only when all
+    replies are right. Everything runs on this machine, in a temporary folder.
 
     \b
     Example:

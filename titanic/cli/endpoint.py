@@ -13,16 +13,16 @@ from titanic.cli.output import say
 
 
 class Endpoint(click.ParamType[str]):
-    """Taken as it is: binding and connecting know best. A file is checked more closely, before anything is started."""
+    """Taken as it is: binding and connecting find out. A file is checked more closely, before anything starts."""
 
     name = "endpoint"
 
     def __init__(self, *, listens: bool) -> None:
-        """`listens`: for one to listen at: `*` stands for every address there, and `*` or 0 for any port."""
+        """`listens`: an endpoint to listen at, where `*` stands for every address, and `*` or 0 for any port."""
         self._listens = listens
 
     def fault(self, value: str) -> str:
-        """What is wrong with an endpoint; empty: nothing that can be seen from here."""
+        """What is wrong with an endpoint; empty: nothing that can be seen here."""
         if re.fullmatch(r"(ipc|inproc)://.+", value):
             return ""
         match = re.fullmatch(r"(?:tcp://)?([^:/ ]+|\[[^\]]+\]):(\d+|\*)", value)
@@ -39,7 +39,7 @@ class Endpoint(click.ParamType[str]):
 
 
 class PeerEndpoint(Endpoint):
-    """One to ask. ZeroMQ would look for a name that nobody knows until the time is over."""
+    """An endpoint to ask. ZeroMQ would look up an unknown name until the time is over."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The endpoint as it is."""
@@ -56,11 +56,11 @@ class PeerEndpoint(Endpoint):
 
 
 BOUND = Endpoint(listens=True)
-"""One to listen at."""
+"""An endpoint to listen at."""
 BROKER = Endpoint(listens=False)
-"""One to connect to, for a server: it does not mind when the name is not known yet."""
+"""An endpoint to connect to, for a server: the name need not be known yet."""
 PEER = PeerEndpoint(listens=False)
-"""One to ask."""
+"""An endpoint to ask."""
 
 
 class Address(NamedTuple):

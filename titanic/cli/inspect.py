@@ -32,7 +32,7 @@ from titanic.protocol.tsp import Frames
 from titanic.util.text import counted, printable
 
 PAGE = 1000
-"""Requests that are asked for at a time."""
+"""Requests on one page of the listing."""
 
 STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
 
@@ -45,7 +45,7 @@ STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
     type=click.IntRange(1),
     metavar="N",
     default=50,
-    help="How many at most.",
+    help="Print at most this many.",
 )
 @option("--state", type=click.Choice(STATES), default=None, help="Only requests in this state.")
 @option("--service", metavar="SERVICE", default=None, help="Only requests for this service.")
@@ -100,18 +100,18 @@ def _row(row: RequestInfo) -> tuple[str, ...]:
 @json_flag
 @lookable
 def show(uuid: str, as_json: bool, **where: Any) -> None:
-    """All that is known of one request, its bodies aside.
+    """Show all that is known of one request, except its body and reply.
 
-    --json prints one object; what it does not have, or leaves to the server's defaults, is null. Times are microseconds
-    since 1970.
+    --json prints one object; what is not set, or left to the server's defaults, is null. Times are microseconds since
+    1970.
 
     \b
     uuid, service
     state                    waiting, delayed, running, done, failed, expired
     key, priority, max_attempts, expires_at, not_before
                              what it was submitted with
-    options                  {limit, retry_first, retry_most} as far as given,
-                             in seconds
+    options                  {limit, retry_first, retry_most} as far as
+                             given, in seconds
     submitted_at, finished_at
     body_frames, body_bytes, reply_frames, reply_bytes
     attempts, dispatched_at  how often it was tried, and when last
@@ -139,7 +139,7 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
 
 
 def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
-    """What is told of a request: names and values. What is not set, or as usual, is left out."""
+    """What is shown of a request: names and values. What is not set, or has its default, is left out."""
     yield "uuid", row["uuid"]
     yield "service", printable(row["service"])
     yield "state", row["state"]
@@ -180,11 +180,11 @@ def _last_words(client: Client, uuid: str) -> Frames:
         client.reply(uuid)
     except RequestFailed as error:
         return error.detail
-    return []  # it was tried again meanwhile
+    return []  # it was requeued meanwhile
 
 
 def _document(row: RequestInfo) -> dict[str, Any]:
-    """A request for programs: nothing made up by the client, and null for what it has not."""
+    """A request for programs: without a generated key, and with null for what is not set."""
     absent = ("not_before", "expires_at", "max_attempts", "due", "dispatched_at", "finished_at", "reason", "key")
     document: dict[str, Any] = {**row}
     document |= {name: document[name] or None for name in absent}
@@ -192,7 +192,7 @@ def _document(row: RequestInfo) -> dict[str, Any]:
 
 
 def _ahead(microseconds: int) -> str:
-    """How soon a time will be, if it is not past."""
+    """How soon a time in the future comes."""
     return f" (in {until(microseconds)})" if microseconds > time.time() * 1e6 else ""
 
 

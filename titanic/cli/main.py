@@ -30,21 +30,21 @@ COMMANDS = {
     "submit": ("queue", "Store a request and print its UUID."),
     "reply": ("queue", "Print the reply to a request."),
     "close": ("queue", "Delete requests and their replies."),
-    "call": ("queue", "Send a plain request, nothing stored."),
+    "call": ("queue", "Send a plain request; nothing is stored."),
     "work": ("work", "Serve a service with any command."),
-    "status": ("status", "What is stored, who waits, who works."),
-    "health": ("status", "Whether all is well, for scripts."),
+    "status": ("status", "Show what is stored, what waits, who works."),
+    "health": ("status", "Tell whether the queue is healthy, for scripts."),
     "ls": ("inspect", "List stored requests."),
-    "show": ("inspect", "All about one request."),
-    "retry": ("retry_purge", "Give requests that failed another life."),
+    "show": ("inspect", "Show all about one request."),
+    "retry": ("retry_purge", "Requeue requests that failed or expired."),
     "purge": ("retry_purge", "Close all requests in a state."),
-    "check": ("check_backup", "Check a store, and repair it."),
-    "backup": ("check_backup", "Copy a store, also while it is used."),
+    "check": ("check_backup", "Check a store, or repair it."),
+    "backup": ("check_backup", "Copy a store, also while a server uses it."),
     "restore": ("check_backup", "Make a store from a backup."),
     "pattern": ("pattern", "Run another of the Guide's reliability patterns."),
-    "config": ("config_command", "What is set, and where; check a file."),
+    "config": ("config_command", "Show settings and where they come from; check a file."),
     "bench": ("bench", "Measure the speed of this machine."),
-    "demo": ("demo", "See what it is for, in under a minute."),
+    "demo": ("demo", "See what Titanic is for, in under a minute."),
 }
 """Each command's module, and its line in the help. The function is called like the command."""
 
@@ -214,8 +214,8 @@ def main() -> None:
 
     Every option can also be given as an environment variable, TITANIC_ and its name in capitals, and in a TOML
     file named by --config or TITANIC_CONFIG: keys at its top for all commands, tables like [serve] for one.
-    Times are seconds or have a unit, as in 90s, 5m, 1.5h, 30d; so have sizes, as in 64MiB, 1.5GB.
-    `titanic config show` tells what counts and where it was said.
+    Times are seconds or have a unit: 90s, 5m, 1.5h, 30d. Sizes are bytes or have a unit: 64MiB, 1.5GB.
+    `titanic config show` prints which values count and where they come from.
 
     \b
     Completion in this shell (zsh_source and fish_source do the same for theirs):
@@ -223,9 +223,9 @@ def main() -> None:
 
     \b
     Exit codes:
-      0  fine                               3  timed out, or still pending
+      0  success                            3  timed out, or still pending
       1  refused or failed                  4  unknown UUID
       2  wrong usage                 130, 143  ended by Ctrl-C or SIGTERM
                                           141  nobody reads the output, as in | head
-    `titanic health` has those of Nagios: 0 well, 1 warning, 2 critical, 3 unknown.
+    `titanic health` has those of Nagios: 0 healthy, 1 warning, 2 critical, 3 unknown.
     """

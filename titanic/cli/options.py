@@ -23,7 +23,7 @@ from titanic.util import ids
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 MOST_SECONDS = 1e8
-"""Three years: what is longer overflows a clock somewhere."""
+"""Three years: longer spans overflow a clock somewhere."""
 
 CONNECTION = "Connection"
 """The group of options that say how to reach a broker."""
@@ -107,7 +107,7 @@ def endpoint_option(group: str = "") -> Callable[[Function], Function]:
         metavar="ENDPOINT",
         default=(DEFAULT_ENDPOINT,),
         group=group,
-        help="Where the broker is; given repeatedly, the next one is used when one fails.",
+        help="Where the broker is; of several, the next one is used when one fails.",
     )
 
 
@@ -149,7 +149,7 @@ endpoint = reaching(5.0, "Wait for an answer, at each of 3 tries.")
 
 
 class Folder(click.Path):
-    """A directory, which need not be there. No name at all would be the present one."""
+    """A directory, which need not exist. An empty name is refused: it would mean the present directory."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path."""
@@ -158,11 +158,11 @@ class Folder(click.Path):
         return super().convert(value, param, ctx)
 
 
-FOLDER = Folder(path_type=Path, readable=False)  # whether it may be read is found out where it is
+FOLDER = Folder(path_type=Path, readable=False)  # opening it tells whether it may be read
 
 
 def broker_version(*versions: str, group: str = "") -> Callable[[Function], Function]:
-    """`--mdp` of a command that registers workers; None: what the broker speaks is found out."""
+    """`--mdp` of a command that registers workers; None: the broker is asked which version it speaks."""
     return option(
         "--mdp",
         type=click.Choice(versions),

@@ -22,7 +22,7 @@ EXIT_FAILED, EXIT_USAGE, EXIT_PENDING, EXIT_UNKNOWN, EXIT_INTERRUPTED, EXIT_UNRE
 
 
 def say(message: object, detail: Sequence[bytes] = (), program: str = "") -> None:
-    """A line for people on stderr, and below it what a worker had to say."""
+    """A line for people on stderr, and below it what a worker said."""
     context = click.get_current_context(silent=True)
     name = program or getattr(context and context.find_root().command, "program", "titanic")
     click.echo(f"{name}: {printable(str(message)).removeprefix('titanic: ')}", err=True)
@@ -79,7 +79,7 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: 
 def print_long_table(
     titles: Sequence[str], parts: Iterable[Sequence[Sequence[str]]], *, right: Sequence[str] = ()
 ) -> None:
-    """The same, printed part by part as the parts come: in a later one, a column may be wider."""
+    """A table that is printed part by part: in a later part, a column may be wider."""
     widths = [len(title) for title in titles]
 
     def line(row: Sequence[str]) -> str:
@@ -136,7 +136,7 @@ def moment(microseconds: int) -> str:
 
 
 class Bar:
-    """A bar that is seen in its block, if stderr is a terminal."""
+    """A progress bar for a `with` block, shown if stderr is a terminal."""
 
     def __init__(self, what: str, *, beside_output: bool = False) -> None:
         """`what` is being done. `beside_output`: results are printed meanwhile, which on a terminal say enough."""

@@ -36,13 +36,13 @@ from titanic.util.text import counted
 
 PART = 1000
 PART_BYTES = 8 << 20
-"""Lines, and bytes, that are submitted in one message; then their UUIDs are printed."""
+"""Lines, and bytes, in one message; when it is answered, their UUIDs are printed."""
 
 CHOICES = "When and how often"
 """The group of options that a request is stored with."""
 
 body_argument = click.argument("body", nargs=-1, type=os.fsencode)
-stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="The body is what comes on standard input.")
+stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="Read the body from standard input.")
 
 
 @command()
@@ -55,13 +55,17 @@ stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="The body is wha
     metavar="FILE",
     help="One request per line of FILE (- for stdin); the options count for each.",
 )
-@seconds("--wait", least=0, default=None, help="Wait so long for the reply, at most, and print it.")
+@seconds("--wait", least=0, default=None, help="Wait at most this long for the reply, and print it.")
 @json_flag
 @option(
-    "--key", metavar="KEY", default=None, group=CHOICES, help="The same key gets the same UUID, and is executed once."
+    "--key",
+    metavar="KEY",
+    default=None,
+    group=CHOICES,
+    help="Idempotency key: the same one gets the same UUID, and is executed once.",
 )
 @seconds("--key-for", least=0.001, default=None, group=CHOICES, help="How long the key counts; default a day.")
-@seconds("--delay", least=0, default=None, group=CHOICES, help="Execute it not before this time has passed.")
+@seconds("--delay", least=0, default=None, group=CHOICES, help="Do not execute it before this time has passed.")
 @seconds("--ttl", least=0.001, default=None, group=CHOICES, help="Expire it when no worker has begun within this time.")
 @option(
     "--priority",
@@ -69,7 +73,7 @@ stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="The body is wha
     metavar="N",
     default=None,
     group=CHOICES,
-    help="0 to 9, default 4; 9 goes first.",
+    help="0 to 9, default 4; 9 starts first.",
 )
 @option(
     "--max-attempts",
@@ -78,7 +82,7 @@ stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="The body is wha
     metavar="N",
     default=None,
     group=CHOICES,
-    help="Failures until it has failed for good.",
+    help="Failed attempts after which it has failed for good.",
 )
 @seconds(
     "--limit",
@@ -86,7 +90,7 @@ stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="The body is wha
     default=None,
     envvar="TITANIC_SUBMIT_LIMIT",  # TITANIC_LIMIT is that of `titanic work`
     group=CHOICES,
-    help="What an attempt may take; longer is a failure.",
+    help="Maximum run time of one attempt.",
 )
 @endpoint
 def submit(
@@ -101,15 +105,16 @@ def submit(
 ) -> None:
     """Store a request for SERVICE and print its UUID. Each BODY is a frame.
 
-    When the UUID is printed, the request is on disk: it will be executed, whatever dies. With --wait the UUID goes to
-    standard error and the reply, alone, to standard output; exit codes are those of `titanic reply` then. When no
-    answer comes, the request is sent again, and stored once all the same. Times are seconds, or have a unit: 250ms,
-    90s, 5m, 1.5h, 30d.
+    When the UUID is printed, the request is on disk and will be executed, whatever crashes. With --wait the UUID goes
+    to standard error and the reply to standard output; the exit codes are those of `titanic reply`. When no answer
+    comes, the request is sent again, and still stored only once. Times are seconds, or have a unit: 250ms, 90s, 5m,
+    1.5h, 30d.
 
-    Each line of --lines is the body of a request, without its end; an empty line is a request with an empty body.
+    Each line of --lines is the body of a request, without its line end; an empty line is a request with an empty body.
 
-    The same --key gets the same UUID again, also with another body or for another service: what was given then counts.
-    Keys are those of the whole store, so begin them with the name of your program, as in 'shop: order 7'.
+    A key makes a request idempotent: submitted again with the same --key, it gets the UUID of the first one. Body and
+    service are not compared. Keys share one namespace across the store: begin yours with the name of your program, as
+    in 'shop: order 7'.
 
     --json prints {uuid}, with --lines {uuids}, with --wait what `titanic reply --json` prints.
 
@@ -142,14 +147,14 @@ def submit(
 
 
 def _note_absence(client: Client, service: str) -> None:
-    """Tell somebody who looks on that nobody is there to do it, which may be a misspelt name."""
+    """Tell a user at a terminal that the service has no worker: its name may be misspelt."""
     with contextlib.suppress(TitanicError, broker.BrokerError):
         if client.call("mmi.service", service) == [b"404"]:
             say(f"no worker for {service!r} yet; it waits")
 
 
 def _submit_lines(client: Client, service: str, lines: BinaryIO, as_json: bool, options: Any) -> None:
-    """What was accepted is printed also when the next part is refused: without its UUID it would be lost."""
+    """Submit each line. What was accepted is printed also when the next part is refused: its UUID would be lost."""
     uuids: list[str] = []
     total = _size(lines)
     done = 0
@@ -171,7 +176,7 @@ def _submit_lines(client: Client, service: str, lines: BinaryIO, as_json: bool, 
 
 
 def _parts(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """The lines in lists that make a message of a reasonable size each."""
+    """The lines in lists, each of a reasonable size for a message."""
     part: list[bytes] = []
     size = 0
     for line in lines:
@@ -201,13 +206,13 @@ def _stdin() -> tuple[bytes]:
 @command()
 @click.argument("uuid", type=uuid_type, metavar="UUID")
 @json_flag
-@seconds("--wait", least=0, default=None, help="Wait so long for the reply, at most.")
+@seconds("--wait", least=0, default=None, help="Wait at most this long for the reply.")
 @endpoint
 def reply(uuid: str, wait: float | None, as_json: bool, reach: Reach) -> None:
     """Print the reply to the request with this UUID, byte for byte. It stays until the request is closed.
 
-    Exits with 3 while it is pending, 4 when the UUID is unknown, 1 when the request failed for good; what its
-    worker said then is on standard error.
+    Exits with 3 while the request is pending, with 4 when the UUID is unknown, with 1 when the request failed for good;
+    what its worker said about the failure is printed to standard error.
 
     --json prints {uuid, state, body, error}. state: done, pending, failed or unknown; body: the frames of the reply
     or of the failure, each as text, or as {base64} where it is not UTF-8.
@@ -221,7 +226,7 @@ def reply(uuid: str, wait: float | None, as_json: bool, reach: Reach) -> None:
 
 
 def _print_outcome(client: Client, uuid: str, wait: float | None, as_json: bool) -> None:
-    """Print what became of a request; exit unless it was done."""
+    """Print the outcome of a request; exit unless it is a reply."""
     frames: Frames = []
     problem: TitanicError | None = None
     state, code = "done", 0
@@ -248,7 +253,7 @@ def _print_outcome(client: Client, uuid: str, wait: float | None, as_json: bool)
 
 
 def _why_pending(row: RequestInfo) -> str:
-    """How far a request without a reply has come."""
+    """Why a request has no reply yet."""
     if row["state"] == "running":
         return "a worker has it now"
     if row["attempts"]:
@@ -264,9 +269,9 @@ def _why_pending(row: RequestInfo) -> str:
 @json_flag
 @endpoint
 def close(uuid: tuple[str, ...], as_json: bool, reach: Reach) -> None:
-    """Delete requests and their replies. What is not dispatched yet is cancelled. Unknown UUIDs are fine.
+    """Delete requests and their replies. What is not dispatched yet is cancelled. Unknown UUIDs are no error.
 
-    --json prints {uuids}: those that are closed now.
+    --json prints {uuids}: the requests that are closed now.
 
     \b
     Example:
@@ -293,8 +298,8 @@ def call(
 ) -> None:
     """Send a plain MDP request to SERVICE and print the reply. Nothing is stored.
 
-    `titanic call mmi.services` and the other mmi. services tell what the broker knows. When there is no answer in
-    time, the request is sent again, twice: give --timeout to what takes longer.
+    `titanic call mmi.services` and the other mmi. services tell what the broker knows. Without an answer in time the
+    request is sent again, up to twice: raise --timeout for a service that takes longer.
 
     --json prints {body, error}, as `titanic reply` does.
 

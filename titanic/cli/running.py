@@ -1,4 +1,4 @@
-"""How commands that run until they are stopped say that they run, and stop."""
+"""How commands that run until a signal say that they run, and stop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import click
 from titanic import logs
 
 LAST_WORDS = 1.0
-"""Seconds that a command has to say good-bye when it is to end at once."""
+"""Seconds that a command has for its last messages when it must end at once."""
 
 
 def say(text: str, event: str) -> None:
@@ -26,10 +26,10 @@ class Ending:
     """The end of a command, which signals ask for. `code` is its exit code."""
 
     def __init__(self, stop: Callable[[], None], at_once: Callable[[], None] | None = None) -> None:
-        """From now on the first SIGTERM or SIGINT is told and calls `stop`, the second calls `at_once`.
+        """From now on the first SIGTERM or SIGINT is reported and calls `stop`, the second calls `at_once`.
 
-        `at_once` makes the command return. If it has not after LAST_WORDS seconds, at a third signal, or without an
-        `at_once`, it is ended wherever it is.
+        `at_once` makes the command return. The process exits when the command has not returned after LAST_WORDS
+        seconds, at a third signal, or at the second one without an `at_once`.
         """
         self.code = 0
         self._stop = stop

@@ -39,7 +39,7 @@ from titanic.version import __version__
 M_MMAP_THRESHOLD = -3
 
 FIRST_ANSWER = 1.0
-"""Seconds that a broker elsewhere has until we say that we are looking for it."""
+"""Seconds that a broker elsewhere has until the command says that it connects."""
 
 
 @command(rule=rule)
@@ -48,11 +48,11 @@ FIRST_ANSWER = 1.0
 def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: Any) -> None:
     """Run Titanic: the persistent queue, with its broker in the same process.
 
-    With --broker it uses the broker that is there, and ends when another queue serves that one already.
+    With --broker it uses the broker at that endpoint, and ends when another queue already serves that broker.
 
-    Stops on SIGTERM or SIGINT: refuses new requests, finishes what is in hand, exits with 0. A second signal
-    ends it at once; nothing is lost then either. On SIGHUP it reads its configuration again; what can't change
-    while it serves is said.
+    Stops on SIGTERM or SIGINT: refuses new requests, finishes what is running, exits with 0. A second signal
+    ends it at once; nothing is lost then either. On SIGHUP it reads its configuration again; settings that need a
+    restart are reported.
 
     \b
     Example:
@@ -106,7 +106,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
 @wire_options
 @running_options
 def broker_command(bind: tuple[str, ...], log_level: str, log_format: str, **settings: Any) -> None:
-    """Run a Majordomo broker alone: MDP 0.1 and 0.2, nothing stored.
+    """Run a Majordomo broker alone: MDP 0.1 and 0.2; nothing is stored.
 
     `titanic serve --broker ENDPOINT` adds the persistent queue to it, from another process.
 
@@ -125,20 +125,20 @@ def broker_command(bind: tuple[str, ...], log_level: str, log_format: str, **set
 
 
 class Rate:
-    """How fast a counter goes."""
+    """How fast a counter grows."""
 
     def __init__(self) -> None:
         self._last = (time.monotonic(), 0)
 
     def of(self, count: int) -> float:
-        """Per second, since the last time."""
+        """Per second, since the last call."""
         now, (then, before) = time.monotonic(), self._last
         self._last = (now, count)
         return max(0, count - before) / max(now - then, 0.001)
 
 
 class Queue(service.Subject):
-    """A `Server`, as it is run."""
+    """A `Server`, as `service.run` runs it."""
 
     live = frozenset({*LIVE, *KEEPING} - {"retention"})
 
@@ -148,7 +148,7 @@ class Queue(service.Subject):
         self.watchdog = server.watchdog
 
     def wait_for_broker(self, signals: service.Signals) -> None:
-        """Wait a moment for what a broker has to say: if another queue is there, nothing else is worth a word."""
+        """Wait a moment for the broker's answer: when another queue serves it, only that is reported."""
         until = time.monotonic() + FIRST_ANSWER
         while self.alive and not self.ready and time.monotonic() < until and not signals.end.wait(service.STARTING):
             pass
@@ -202,7 +202,7 @@ class Queue(service.Subject):
 
 
 class Switch(service.Subject):
-    """A `Broker`, as it is run."""
+    """A `Broker`, as `service.run` runs it."""
 
     def __init__(self, here: Broker) -> None:
         self._broker = here
@@ -239,7 +239,7 @@ class Switch(service.Subject):
 
 
 def _prepare() -> None:
-    """Ask the system for what somebody needs who has many peers."""
+    """Prepare the process for many peers."""
     file_limits.raise_limit()
     # Left to itself, glibc keeps freed memory of large messages in pieces that fit nothing: several times as much as
     # is in use. Memory that it maps for each goes back at once. Other C libraries have no such function.

@@ -1,11 +1,11 @@
-"""How a server runs: until its end is asked for or it cannot go on, telling the service manager how it is.
+"""How a server runs: until a signal ends it or it cannot go on, reporting to the service manager.
 
     SIGTERM, SIGINT     stop; a second one ends it at once
     SIGHUP              read the configuration again
     NOTIFY_SOCKET       READY when clients are served, STATUS, RELOADING, STOPPING
     WATCHDOG_USEC       WATCHDOG as long as every thread that does the work answers
 
-The main thread does nothing else, so it is there when the others are stuck.
+The main thread does nothing else, so it still answers when the others are stuck.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from titanic.util.sd_notify import Notifier
 log = logging.getLogger("titanic")
 
 NOTICE = 0.5
-"""Seconds after which a signal is noticed, at the latest."""
+"""Seconds until a signal is noticed, at most."""
 
 STARTING = 0.02
-"""Seconds between looks whether it serves already."""
+"""Seconds between checks whether it serves."""
 
 STATUS_EVERY = 5.0
 """Seconds between STATUS lines."""
 
 PRESENCE_EVERY = 2.0
-"""Seconds between looks who has workers."""
+"""Seconds between checks which services have workers."""
 
 LATE = 10.0
-"""Seconds that a thread may owe an answer until it is called stuck."""
+"""Seconds without an answer after which a thread counts as stuck."""
 
 LAST_STEPS = 20.0
-"""Seconds that stopping may take besides the time that running requests are given."""
+"""Seconds that stopping may take besides the grace for running requests."""
 
 
 class Subject(Protocol):
@@ -107,7 +107,7 @@ class Subject(Protocol):
 
 
 class Signals:
-    """What was asked for. To be made before anything is started."""
+    """What signals asked for. Make it before anything starts."""
 
     def __init__(self) -> None:
         self.end = threading.Event()
@@ -119,7 +119,7 @@ class Signals:
 
 
 def begin(level: str, format: str) -> Signals:
-    """Let the log begin, and look out for signals."""
+    """Start the log, and listen to signals."""
     logs.begin(level, format)
     for text in strangers(click.get_current_context()):
         log.warning(text, extra=logs.event("stranger"))
@@ -127,7 +127,7 @@ def begin(level: str, format: str) -> Signals:
 
 
 def run(subject: Subject, signals: Signals, metrics: Address | None) -> None:
-    """Run it until its end, then exit unless that was asked for. `metrics`: where to serve its figures."""
+    """Run it until its end; exit with an error unless a signal ended it. `metrics`: where to serve its metrics."""
     ending = Stop(subject.stop)
     try:
         stop_listening = None if metrics is None else _listen(subject, signals, metrics)
@@ -141,7 +141,7 @@ def run(subject: Subject, signals: Signals, metrics: Address | None) -> None:
 
 
 def _listen(subject: Subject, signals: Signals, address: Address) -> Callable[[], None]:
-    """Serve the figures; what ends that."""
+    """Serve the metrics; returns what stops that."""
     from titanic.metrics.listener import Listener  # not every server pays for it
 
     def unhealthy() -> str:
@@ -214,7 +214,7 @@ class ShortageLog:
 
 
 class Stop:
-    """A thread that ends something. It is made beforehand: when the end has come, there may be none to be had."""
+    """A thread that stops something. It starts beforehand: at the end the system may have no thread left."""
 
     def __init__(self, stop: Callable[[], None]) -> None:
         self._stop = stop
@@ -223,9 +223,9 @@ class Stop:
         threading.Thread(target=self._run, name="stop", daemon=True).start()
 
     def now(self) -> None:
-        """End it, and wait until that is done; what it raises is raised here."""
+        """Stop it, and wait until that is done; what it raises is raised here."""
         self._begun.set()
-        # A signal that comes just before a thread begins to wait is only seen when that ends: this one looks up often.
+        # A signal that comes just before a thread begins to wait is seen only when the wait ends: so waits are short.
         while not wait([self._over], NOTICE).done:
             pass
         self._over.result()
@@ -241,7 +241,7 @@ class Stop:
 
 
 def _reload(subject: Subject, context: click.Context) -> None:
-    """Read the configuration again. With a fault in it everything stays as it is."""
+    """Read the configuration again. When it has a fault, nothing changes."""
     try:
         settings = parse_again(context)
         changed = {name for name, value in settings.items() if value != context.params[name]}
@@ -260,10 +260,10 @@ def _reload(subject: Subject, context: click.Context) -> None:
         context.params[name] = settings[name]
     log.info("reloaded: %s", ", ".join(taken) or "nothing has changed", extra=logs.event("reloaded"))
     if waiting:
-        log.warning("to be changed by a restart: %s", ", ".join(waiting), extra=logs.event("restart-needed"))
+        log.warning("a restart is needed for: %s", ", ".join(waiting), extra=logs.event("restart-needed"))
 
 
 def _named(context: click.Context, parameters: set[str]) -> list[str]:
-    """Options by the names that people know."""
+    """The options' names on the command line."""
     options = [one for one in context.command.params if isinstance(one, click.Option) and one.name in parameters]
     return [max(one.opts, key=len).lstrip("-") for one in options]

@@ -1,4 +1,4 @@
-"""`titanic status` and `health`: how the whole of it is."""
+"""`titanic status` and `health`: what the queue holds and does, and whether it is healthy."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ RATES = ("accepted", "dispatched", "succeeded", "failed", "closed")
     default=None,
     is_flag=False,
     flag_value=2.0,
-    help="Go on and show it anew every so often (2 s, when not said), with rates, until Ctrl-C.",
+    help="Repeat at this interval (2 s when none is given), with rates, until Ctrl-C.",
 )
 @lookable
 def status(as_json: bool, watch: float | None, **where: Any) -> None:
-    """What is stored, what waits for whom, how many workers are there.
+    """Show what is stored, what waits for each service, how many workers there are.
 
-    --json prints one object, with --watch one on each line; with --offline store, services and workers only.
+    --json prints one object, with --watch one on each line; with --offline only store, services and workers.
 
     \b
     store            {path, requests, waiting, delayed, replies, used,
-                     capacity, closed, lost}: requests = waiting (those that
-                     run too) + delayed + replies (all that ended); used and
-                     capacity are bytes; closed ones that are remembered, and
-                     lost ones, which were forgotten before an archive had
-                     them
+                     capacity, closed, lost}: requests = waiting (running
+                     ones included) + delayed + replies (all that ended);
+                     used and capacity are bytes; closed counts the closed
+                     requests that are remembered, lost those that were
+                     forgotten before an archive had them
     accepting        whether there is room for a small request
-    disk_full        whether the disk below the store has none left for it
+    disk_full        whether the disk below the store is full
     services         {name: requests that wait}
-    workers          {name: count}; null when nobody tells
+    workers          {name: count}; null when the broker does not tell
     running          requests that workers have now
     waiting_clients  clients that wait for a reply
     since_start      {accepted, refused, repeated (the key was known),
@@ -160,7 +160,7 @@ def _workers(client: Client) -> dict[str, int] | None:
 OK, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
 """The exit codes of `health`, as Nagios and its kin read them."""
 
-WORDS = ("well", "warning", "critical", "unknown")
+WORDS = ("healthy", "warning", "critical", "unknown")
 
 
 class Probe(Command):
@@ -183,19 +183,19 @@ class Probe(Command):
     type=click.IntRange(0),
     metavar="N",
     default=None,
-    help="More requests that wait are too many.",
+    help="Warn when more requests wait.",
 )
-@seconds("--max-age", least=0, default=None, help="One that waits longer is too old.")
-@reaching(2.0, "Wait for an answer, once; one that takes more than half of it is slow.")
+@seconds("--max-age", least=0, default=None, help="Warn when a request has waited longer.")
+@reaching(2.0, "Wait for an answer, once; more than half of this is slow.")
 def health(as_json: bool, max_waiting: int | None, max_age: float | None, reach: Reach) -> None:
-    """Whether all is well: the queue answers, it takes requests, and what waits is within the limits given.
+    """Tell whether the queue is healthy: it answers, it accepts requests, and what waits is within the limits given.
 
-    Prints one line, within two seconds, and exits as Nagios and others want it: 0 all is well, 1 a warning (it is slow,
-    or more waits than the limits say), 2 critical (nobody answers, the store or its disk is full), 3 unknown (wrong
+    Prints one line, within two seconds, and exits as Nagios and others expect: 0 healthy, 1 warning (it is slow, or
+    more waits than the limits allow), 2 critical (nobody answers, the store or its disk is full), 3 unknown (wrong
     usage).
 
-    --json prints {status: "well", "warning", "critical" or "unknown", problems: [text], waiting, oldest}; oldest is the
-    age in seconds of the request that waits longest, or null.
+    --json prints {status: "healthy", "warning", "critical" or "unknown", problems: [text], waiting, oldest}; oldest is
+    the age in seconds of the request that has waited longest, or null.
 
     \b
     Example:
@@ -221,7 +221,7 @@ def health(as_json: bool, max_waiting: int | None, max_age: float | None, reach:
 
 
 class Found(NamedTuple):
-    """What a server says of itself, and how many seconds it took to say so; None: it says nothing."""
+    """What a server says of itself, and how many seconds its answer took; None: there is no answer."""
 
     document: Mapping[str, Any] = {}
     took: float = 0.0
@@ -241,7 +241,7 @@ def _look(client: Client) -> Found:
 
 
 def judge(found: Found, timeout: float, max_waiting: int | None, max_age: float | None) -> tuple[int, list[str]]:
-    """The exit code, and what is wrong."""
+    """The exit code, and the problems."""
     waiting, oldest = found.waiting or 0, found.oldest
     full, warnings = [], []
     if found.document["disk_full"]:
@@ -253,5 +253,5 @@ def judge(found: Found, timeout: float, max_waiting: int | None, max_age: float 
     if max_waiting is not None and waiting > max_waiting:
         warnings.append(f"{waiting} requests wait, more than {max_waiting}")
     if max_age is not None and oldest is not None and oldest > max_age:
-        warnings.append(f"one waits for {duration(oldest)}, longer than {duration(max_age)}")
+        warnings.append(f"the oldest request has waited {duration(oldest)}, longer than {duration(max_age)}")
     return CRITICAL if full else WARNING if warnings else OK, full + warnings

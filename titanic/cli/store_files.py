@@ -46,7 +46,7 @@ offline_option = option(
     "--offline",
     is_flag=True,
     group=OFFLINE,
-    help="Look at the store's files, with or without a server. What runs is shown as waiting.",
+    help="Read the store's files, with or without a server. Running requests are shown as waiting.",
 )
 
 
@@ -55,15 +55,15 @@ lookable = together(offline_option, look_store_option, endpoint)
 
 
 def look(*, offline: bool, store: Path, reach: Reach) -> Client | Files:
-    """Whom to ask."""
+    """The source to ask: a server, or the files."""
     source = click.get_current_context().get_parameter_source("store")
     if offline or source is ParameterSource.COMMANDLINE:
         return Files(store)
-    return connect_to_look(reach, " --store DIR looks at the files of one that is not")
+    return connect_to_look(reach, " --store DIR reads the files of one that is not running")
 
 
 class Files:
-    """Answers like a `titanic.Client`, as far as the files tell."""
+    """Answers like a `titanic.Client`, from the files alone."""
 
     def __init__(self, path: Path) -> None:
         self._store = open_to_look(path)

@@ -1,4 +1,4 @@
-"""`titanic work`: any command as the worker of a service."""
+"""`titanic work`: any command as a worker of a service."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STDERR_KEPT = 4096
 """Bytes of a failed command's stderr that go into the error reply: its end, where the message is."""
 
 BEATS = 4
-"""Signs of life in the time that the watchdog gives."""
+"""Signs of life within the watchdog's time."""
 
 LAST_WORDS = 1.0
 """Seconds that the pipes of a killed command may stay open: something it started may have left its group."""
@@ -41,8 +41,8 @@ _libc = ctypes.CDLL(None)
 
 
 def _die_with_parent() -> None:
-    """Runs in the new process. A worker that is killed cannot end its command, and another worker will soon be
-    given the same request: they would both be at it."""
+    """Runs in the new process. A worker that is killed cannot end its command, and another worker soon gets the same
+    request: both would work on it."""
     with contextlib.suppress(AttributeError):  # not Linux
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -73,7 +73,7 @@ class CommandHandler:
         return output
 
     def kill_all(self) -> None:
-        """End all commands that run, with all that they started; no other is started any more."""
+        """End all running commands with all that they started; no other command is started."""
         with self._lock:
             self._over = True
             for process in list(self._running):
@@ -95,7 +95,7 @@ class CommandHandler:
             return process
 
     def _end(self, process: subprocess.Popen[bytes]) -> bytes:
-        """Kill a command; what it had written to stderr."""
+        """Kill a command; returns what it wrote to stderr."""
         self._kill(process)
         try:
             return process.communicate(timeout=LAST_WORDS)[1]
@@ -115,8 +115,8 @@ class CommandHandler:
 
 
 def _watch(worker: Worker) -> None:
-    """Let the service manager see that the worker's loop goes round, if it wants to. Commands may take as long as they
-    like: they run beside it."""
+    """Tell the service manager that the worker's loop runs, if it wants to know. Commands may take any time: they run
+    in threads of their own."""
     notifier = Notifier()
     for name in VARIABLES:
         os.environ.pop(name, None)
@@ -131,8 +131,8 @@ def _watch(worker: Worker) -> None:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @endpoint_option()
 @broker_version("0.2", "0.1", "majortomo")
-@seconds("--heartbeat", least=0.01, default=2.5, help="Between heartbeats, or more often if the broker sends more.")
-@seconds("--limit", least=0.001, default=None, help="End a command that takes longer.")
+@seconds("--heartbeat", least=0.01, default=2.5, help="Interval of heartbeats; shorter if that of the broker is.")
+@seconds("--limit", least=0.001, default=None, help="Maximum run time of a command; it is killed when it takes longer.")
 @option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests to work on at a time.")
 @log_options
 @configured
@@ -149,12 +149,12 @@ def work(
 ) -> None:
     """Serve SERVICE with a command: COMMAND is run for each request.
 
-    The request's body, its frames joined, is its standard input; its standard output becomes the reply. When it
-    exits with anything but 0, is killed or takes longer than --limit, the attempt has failed: the end of its
+    The request's body, its frames joined, is the command's standard input; its standard output becomes the reply. When
+    the command does not exit with 0, is killed or takes longer than --limit, the attempt has failed: the end of its
     standard error is kept with the request, which is tried again later.
 
-    Stops on SIGTERM or SIGINT when the commands in hand are done. A second signal ends them and itself at once; what
-    they were working on is given to another worker.
+    Stops on SIGTERM or SIGINT when the running commands are done. A second signal ends them and the worker at once;
+    their requests are given to another worker.
 
     \b
     Example:

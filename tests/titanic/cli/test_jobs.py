@@ -60,10 +60,10 @@ def test_options_count_for_each_line(at: tuple[str, str]) -> None:
 
 def test_retry(at: tuple[str, str]) -> None:
     uuid = here("submit", "fail", "x", "--wait", "20", *at).err.split()[0]
-    assert here("retry", uuid, *at) == (0, b"1 to be tried again\n", "")
+    assert here("retry", uuid, *at) == (0, b"1 request requeued\n", "")
     until(lambda: show(uuid, at)["state"] == "failed")
     assert show(uuid, at)["attempts"] == 2
-    assert here("retry", "--all", "--service", "fail", *at).out == b"1 to be tried again\n"
+    assert here("retry", "--all", "--service", "fail", *at).out == b"1 request requeued\n"
     until(lambda: show(uuid, at)["state"] == "failed")
     assert here("retry", "--service", "fail", "--json", *at).json == {"retried": 1}
     assert here("retry", *at).code == 2
@@ -74,11 +74,11 @@ def test_retry(at: tuple[str, str]) -> None:
 def test_why_nothing_is_tried_again(at: tuple[str, str]) -> None:
     waiting, unknown = here("submit", "absent", "x", *at).line, "0" * 32
     done = here("retry", unknown, *at)
-    assert (done.code, done.out) == (4, b"0 to be tried again\n")
+    assert (done.code, done.out) == (4, b"0 requests requeued\n")
     assert f"unknown UUID {unknown}; it was closed, deleted after its time, or never accepted" in done.err
     done = here("retry", unknown, waiting, *at)
-    assert (done.code, done.out) == (1, b"0 to be tried again\n")
-    assert f"{waiting} is waiting; only what failed or expired is tried again" in done.err
+    assert (done.code, done.out) == (1, b"0 requests requeued\n")
+    assert f"{waiting} is waiting; only failed and expired requests are requeued" in done.err
 
 
 def test_close_tells_programs_what_is_closed(at: tuple[str, str]) -> None:

@@ -157,7 +157,7 @@ def test_a_uuid_may_have_dashes(at: tuple[str, str]) -> None:
     assert here("reply", dashed, *at).out == b"x"
     assert here("reply", dashed, "--json", *at).json["uuid"] == uuid
     assert here("show", dashed, *at).out.startswith(f"uuid         {uuid}\n".encode())
-    assert here("retry", dashed, *at).out == b"0 to be tried again\n"
+    assert here("retry", dashed, *at).out == b"0 requests requeued\n"
     assert here("close", dashed, *at).code == 0
     assert here("reply", dashed, *at).code == 4
 

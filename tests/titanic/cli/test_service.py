@@ -133,7 +133,7 @@ def test_settings_change_while_it_serves(tmp_path: Path) -> None:
         )
         server.send(signal.SIGHUP)
         server.says("INFO titanic: reloaded: keep-dead, log-level, retry-first, service-limit\n")
-        server.says("WARNING titanic: to be changed by a restart: capacity, lanes\n")
+        server.says("WARNING titanic: a restart is needed for: capacity, lanes\n")
         assert here("submit", "s", "x", "--endpoint", endpoint).code == 0
         refused = here("submit", "s", "x", "--endpoint", endpoint)
         assert (refused.code, "its limit is 1" in refused.err) == (1, True)

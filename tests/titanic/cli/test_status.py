@@ -79,16 +79,16 @@ def at_leisure(endpoint: str) -> tuple[str, ...]:
 def test_health(tmp_path: Path) -> None:
     with serving(tmp_path) as (_, endpoint):
         at = at_leisure(endpoint)
-        assert here("health", *at) == (0, b"well: 0 waiting, 0 running\n", "")
+        assert here("health", *at) == (0, b"healthy: 0 waiting, 0 running\n", "")
         for _ in range(2):
             here("submit", "s", "x", *at)
-        assert re.fullmatch(rb"well: 2 waiting, the oldest for \w+, 0 running\n", here("health", *at).out)
+        assert re.fullmatch(rb"healthy: 2 waiting, the oldest for \w+, 0 running\n", here("health", *at).out)
         assert here("health", "--max-waiting", "2", "--max-age", "1000", *at).code == 0
         bad = here("health", "--max-waiting", "1", "--max-age", "0", *at)
         assert bad.code == 1
-        assert re.fullmatch(rb"warning: 2 requests wait, more than 1; one waits for \w+, longer than 0ms\n", bad.out), (
-            bad.out
-        )
+        assert re.fullmatch(
+            rb"warning: 2 requests wait, more than 1; the oldest request has waited \w+, longer than 0ms\n", bad.out
+        ), bad.out
         document = here("health", "--json", "--max-waiting", "1", *at).json
         assert document.pop("oldest") > 0
         assert document == {"status": "warning", "problems": ["2 requests wait, more than 1"], "waiting": 2}

@@ -11,7 +11,7 @@ from broker.patterns import Idempotent, Replies, Stamps
 from titanic.cli.output import print_body
 from titanic.cli.patterns.roles import COUNT, TIME, each_message, handler, role, run
 
-BROKER = {"endpoint": {"help": "Where the broker is; given repeatedly, the next one is used when one fails."}}
+BROKER = {"endpoint": {"help": "Where the broker is; of several, the next one is used when one fails."}}
 
 
 @click.group()
