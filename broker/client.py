@@ -86,12 +86,6 @@ class Conversation:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, service: Body, body: Iterable[Body], timeout: float | None, retries: int | None) -> int:
-        name = _bytes(service)
-        if fault := service_fault(name):
-            raise UsageError(fault)
-        return self._ask(name, body, timeout, retries)
-
     def _ask(self, service: bytes, body: Iterable[Body], timeout: float | None, retries: int | None) -> int:
         frames = body_frames(body)
         with self._turn:
@@ -141,14 +135,11 @@ class Conversation:
         return until is None or now < until
 
 
-class Client(Conversation):
-    """One request at a time, with any MDP broker.
+class _MdpClient(Conversation):
+    """With a broker: requests are for services."""
 
-        with Client("tcp://127.0.0.1:5555") as client:
-            frames = client.call("echo", b"hello")
-
-    `timeout` is what a try may take, in seconds (None: for ever); `retries` how often it is tried again.
-    """
+    _correlated = False
+    """Whether many requests may be in flight."""
 
     def __init__(
         self,
@@ -158,7 +149,24 @@ class Client(Conversation):
         retries: int = 3,
         version: str = "0.2",
     ) -> None:
-        super().__init__(endpoint, ClientSession(ClientConfig(timeout, retries, version)))
+        """`timeout`: of a try, in seconds (None: for ever). `retries`: how often to try again."""
+        super().__init__(endpoint, ClientSession(ClientConfig(timeout, retries, version), correlated=self._correlated))
+        self._events: deque[Event] = deque()
+        """What has come and was not told yet (only of a Pipeline)."""
+
+    def _start(self, service: Body, body: Iterable[Body], timeout: float | None, retries: int | None) -> int:
+        name = _bytes(service)
+        if fault := service_fault(name):
+            raise UsageError(fault)
+        return self._ask(name, body, timeout, retries)
+
+
+class Client(_MdpClient):
+    """One request at a time, with any MDP broker.
+
+    with Client("tcp://127.0.0.1:5555") as client:
+        frames = client.call("echo", b"hello")
+    """
 
     def call(self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None) -> Frames:
         """The whole reply: the frames of all its parts. Raises TimedOut or RemoteError."""
@@ -202,7 +210,7 @@ class Reply(NamedTuple):
     """Why there is no reply; `final` is true then."""
 
 
-class Pipeline(Conversation):
+class Pipeline(_MdpClient):
     """Many requests in flight on one connection; replies come in whatever order they are ready.
 
     Needs a broker that keeps envelope stacks, as RFC 7 and 18 want (this one does; the Guide's do not).
@@ -212,16 +220,7 @@ class Pipeline(Conversation):
                 ...
     """
 
-    def __init__(
-        self,
-        endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
-        *,
-        timeout: float | None = 2.5,
-        retries: int = 3,
-        version: str = "0.2",
-    ) -> None:
-        super().__init__(endpoint, ClientSession(ClientConfig(timeout, retries, version), correlated=True))
-        self._events: deque[Event] = deque()
+    _correlated = True
 
     def __len__(self) -> int:
         """Requests in flight."""

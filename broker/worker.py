@@ -183,25 +183,6 @@ class Worker:
         for channel in self._channels:
             channel.give_up(time.monotonic())
 
-    def _touch(self, channel: _Registration) -> None:
-        """Called by a channel to which something was done."""
-        self._loop.touch(channel)
-
-    def _handled(self, channel: _Registration) -> None:
-        """Called by a channel whose request has its reply."""
-        self._handlers.done()
-        self._loop.touch(channel)
-
-    def _finished(self) -> None:
-        """Called by a channel that has said good-bye: after the last one the loop ends."""
-        if all(session.stopped for session in self.sessions):
-            self._loop.stop()
-
-    def _hand_over(self, channel: _Registration, job: Job) -> None:
-        """Called by a channel: have a request handled in a thread."""
-        if not self._handlers.call(self._handle, channel, job):
-            channel.refuse(job, error_body(500, "the worker cannot start a thread; try again later"))
-
     def _handle(self, channel: _Registration, job: Job) -> None:
         """Runs in a handler thread. There is always a reply: without one the worker would never be free again."""
         try:
@@ -215,9 +196,8 @@ class Worker:
         self._loop.call(channel.final, job, body)
 
     def _complain(self, say: Callable[..., None], text: str, *facts: object) -> None:
-        with suppress(
-            BaseException
-        ):  # no memory, a fault in somebody's log handler: the reply is to go out all the same
+        # No memory, a fault in somebody's log handler: the reply is to go out all the same.
+        with suppress(BaseException):
             say(text, self.service.decode(), *facts)
 
     def _answer(self, channel: _Registration, job: Job) -> Frames:
@@ -253,16 +233,12 @@ class _Registration(WorkerChannel):
 
     def partial(self, job: Job, body: Frames) -> None:
         self.session.partial(job.number, body, time.monotonic())
-        self._worker._touch(self)
+        self._worker._loop.touch(self)
 
     def final(self, job: Job, body: Frames) -> None:
         self.session.final(job.number, body, time.monotonic())
-        self._worker._handled(self)
-
-    def refuse(self, job: Job, body: Frames) -> None:
-        """Answer a request that no thread was given."""
-        self.session.final(job.number, body, time.monotonic())
-        self._worker._touch(self)
+        self._worker._handlers.done()
+        self._worker._loop.touch(self)
 
     @property
     def joins_parts(self) -> bool:
@@ -272,7 +248,7 @@ class _Registration(WorkerChannel):
     def leave(self, now: float) -> None:
         """Finish what is in hand, and say good-bye."""
         self.session.leave(now)
-        self._worker._touch(self)
+        self._worker._loop.touch(self)
 
     def give_up(self, now: float) -> None:
         """Say good-bye, also with a request in hand."""
@@ -284,7 +260,11 @@ class _Registration(WorkerChannel):
             session.lost(now)
 
     def _begin(self, job: Job) -> None:
-        self._worker._hand_over(self, job)
+        worker = self._worker
+        if not worker._handlers.call(worker._handle, self, job):
+            body = error_body(500, "the worker cannot start a thread; try again later")
+            self.session.final(job.number, body, time.monotonic())
+            worker._loop.touch(self)
 
     def _starved(self, error: OutOfSockets, now: float) -> None:
         super()._starved(error, now)  # it comes back after a while, as after any other loss
@@ -294,7 +274,8 @@ class _Registration(WorkerChannel):
         self._worker._log.refused(now)
 
     def _stopped(self) -> None:
-        self._worker._finished()
+        if all(session.stopped for session in self._worker.sessions):
+            self._worker._loop.stop()
 
 
 class _Beat(Channel):

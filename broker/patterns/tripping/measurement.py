@@ -11,6 +11,7 @@ Who answers is a process of its own; for `majordomo` the worker and the broker a
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -59,18 +60,27 @@ def trip(kind: str, synchronous: int, asynchronous: int) -> Trips:
 Speeds = tuple[float, float | None]
 
 
-def _rate(calls: int, begun: float) -> float:
-    return calls / (time.perf_counter() - begun)
+def _measure(send: Callable[[], object], receive: Callable[[], int], synchronous: int, asynchronous: int) -> Speeds:
+    """Wait for each reply, then keep WINDOW requests in flight. `receive` waits for replies and counts them."""
+    send()
+    receive()
+    begun = time.perf_counter()
+    for _ in range(synchronous):
+        send()
+        receive()
+    speed = synchronous / (time.perf_counter() - begun)
+    return speed, _measure_window(send, receive, asynchronous) if asynchronous else None
 
 
-def _windowed(calls: int, send: Callable[[], object], receive: Callable[[], int]) -> None:
-    """Keep WINDOW requests in flight; `receive` waits for replies and counts them."""
+def _measure_window(send: Callable[[], object], receive: Callable[[], int], calls: int) -> float:
     sent = done = 0
+    begun = time.perf_counter()
     while done < calls:
         for _ in range(min(calls - sent, WINDOW - (sent - done))):
             send()
             sent += 1
         done += receive()
+    return calls / (time.perf_counter() - begun)
 
 
 def _ask_socket(kind: int, endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
@@ -95,26 +105,7 @@ def _ask_socket(kind: int, endpoint: str, synchronous: int, asynchronous: int) -
         def send() -> None:
             sockets.send(socket, frames)
 
-        send()
-        receive()
-        begun = time.perf_counter()
-        for _ in range(synchronous):
-            send()
-            receive()
-        speed = _rate(synchronous, begun)
-        if kind == zmq.REQ:
-            return speed, None
-        begun = time.perf_counter()
-        _windowed(asynchronous, send, receive)
-        return speed, _rate(asynchronous, begun)
-
-
-def _ask_req(endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
-    return _ask_socket(zmq.REQ, endpoint, synchronous, asynchronous)
-
-
-def _ask_dealer(endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
-    return _ask_socket(zmq.DEALER, endpoint, synchronous, asynchronous)
+        return _measure(send, receive, synchronous, 0 if kind == zmq.REQ else asynchronous)
 
 
 def _ask_client(endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
@@ -131,30 +122,17 @@ def _ask_client(endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
                 raise TimeoutError("a reply did not come")
         return 1
 
-    send()
-    receive()
-    begun = time.perf_counter()
-    for _ in range(synchronous):
-        send()
-        receive()
-    speed = _rate(synchronous, begun)
-    begun = time.perf_counter()
-    _windowed(asynchronous, send, receive)
+    speeds = _measure(send, receive, synchronous, asynchronous)
     socket.close(0)
-    return speed, _rate(asynchronous, begun)
+    return speeds
 
 
 def _ask_majordomo(endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
     with Client(endpoint, timeout=PATIENCE / 1000) as client:
-        client.call("echo", BODY)
-        begun = time.perf_counter()
-        for _ in range(synchronous):
-            client.call("echo", BODY)
-        speed = _rate(synchronous, begun)
+        speed, _ = _measure(lambda: client.call("echo", BODY), lambda: 1, synchronous, 0)
     with Pipeline(endpoint, timeout=PATIENCE / 1000) as pipeline:
-        begun = time.perf_counter()
-        _windowed(asynchronous, lambda: pipeline.send("echo", BODY), lambda: len(pipeline.events()))
-        return speed, _rate(asynchronous, begun)
+        send = functools.partial(pipeline.send, "echo", BODY)
+        return speed, _measure_window(send, lambda: len(pipeline.events()), asynchronous)
 
 
 # -- who answers ---------------------------------------------------------------------------------------------
@@ -208,8 +186,8 @@ def _worker(endpoint: str, told: Connection) -> None:
 
 
 KINDS: dict[str, tuple[Callable[[str, int, int], Speeds], Sequence[Answerer]]] = {
-    "req": (_ask_req, [_echo_router]),
-    "dealer": (_ask_dealer, [_echo_router]),
+    "req": (functools.partial(_ask_socket, zmq.REQ), [_echo_router]),
+    "dealer": (functools.partial(_ask_socket, zmq.DEALER), [_echo_router]),
     "client": (_ask_client, [_echo_server]),
     "majordomo": (_ask_majordomo, [_broker, _worker]),
 }
