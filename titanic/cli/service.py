@@ -29,9 +29,9 @@ from titanic.cli.endpoint import Address
 from titanic.cli.help import parse_again
 from titanic.cli.output import EXIT_FAILED
 from titanic.cli.running import Ending, say
+from titanic.dispatch.service_log import PresenceLog
 from titanic.errors import CallerError, TitanicError
 from titanic.logs import Trouble
-from titanic.server.presence_log import PresenceLog
 from titanic.server.watchdog import Watchdog
 from titanic.util.sd_notify import Notifier
 

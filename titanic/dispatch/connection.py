@@ -7,12 +7,11 @@ from collections.abc import Callable
 import zmq
 
 from broker import ClientSession, Dealer, OutOfSockets, SessionChannel
-from titanic.dispatch.discovery import BrokerDiscovery
-from titanic.dispatch.socket_shortage import Shortage, first
+from titanic.dispatch.discovery import BrokerDiscovery, Shortage, first
 
 
 class Connection(SessionChannel[ClientSession]):
-    """A session on its own socket. It speaks only while it is known which broker is there."""
+    """A session on a socket of its own. It speaks only while it is known which broker is there."""
 
     def __init__(
         self,
@@ -23,13 +22,13 @@ class Connection(SessionChannel[ClientSession]):
         watch: bool = False,
         lost: Callable[[float], None] | None = None,
     ) -> None:
-        """When the connection breaks, all that is unanswered is sent again on a new one: the broker has died or lost
-        us, and will not answer what it was sent. `lost` is told before. `watch`: notice also the shortest break."""
+        """When the connection breaks, everything unanswered is sent again on a new one: the broker has died or lost us,
+        and will not answer what it was sent. `lost` is told before. `watch`: notice also the shortest break."""
         super().__init__(session, Dealer(zmq.Context.instance(), endpoint, watch=watch, hold=True))
         self._discovery = discovery
         self._tell_lost = lost
         self._silenced = False
-        """Whether something was not sent because it was not known to whom."""
+        """Whether something was held back because it was not known which broker is there."""
         self._shortage = Shortage()
 
     @property
@@ -39,16 +38,16 @@ class Connection(SessionChannel[ClientSession]):
 
     @property
     def away(self) -> bool:
-        """Whether no broker has anything of what is unanswered: it goes out when it is known to whom."""
+        """Whether no broker has what is unanswered: it is sent when it is known which broker is there."""
         return self._silenced
 
     @property
     def waits(self) -> bool:
-        """Whether nothing was sent on the present connection, because it is not made yet."""
+        """Whether nothing was sent on the present connection because it is not made yet."""
         return self._dealer.waits
 
     def lose(self) -> None:
-        """Close the connection; what is unanswered is sent again when it is known to whom."""
+        """Close the connection; what is unanswered is sent again when it is known which broker is there."""
         self._dealer.close(linger=0)
         self._silenced = True
 
@@ -70,7 +69,7 @@ class Connection(SessionChannel[ClientSession]):
             self._shortage.over()
         except OutOfSockets as error:
             self._shortage.met(error, now)
-            self._silenced = True  # what could not go out goes out when there is one
+            self._silenced = True  # all of it is sent again when there is a socket
 
     def _lost(self, now: float) -> None:
         self._discovery.doubt(now)

@@ -1,24 +1,62 @@
-"""Which broker is at an endpoint: asked until one answers, and asked again when its connection breaks."""
+"""Which broker is at an endpoint: asked until one answers, and again when its connection breaks."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import zmq
 
 from broker import ANSWER, Channel, Dealer, Kind, OutOfSockets, Recognition
-from titanic.dispatch.socket_shortage import Shortage
+from titanic.logs import Trouble
+
+log = logging.getLogger(__name__)
 
 PAUSE = 0.1
 """Seconds from the loss of a connection to the next question."""
 
+SHORTAGE_PAUSE = 0.5
+"""Seconds until a socket is tried again that could not be had."""
+
+
+class Shortage:
+    """For one socket that wants to be opened when the process may have no more sockets or files: it does without for a
+    while, then tries again. The broker is no less there than before, and other connections go on. `trouble` tells of
+    all sockets together."""
+
+    trouble = Trouble(log, "reach the broker")
+
+    def __init__(self) -> None:
+        self.ends: float | None = None
+        """When to try again; None: there is a socket, or none is wanted."""
+
+    def lasts(self, now: float) -> bool:
+        """Whether it is too soon to try again."""
+        return self.ends is not None and now < self.ends
+
+    def met(self, error: OutOfSockets, now: float) -> None:
+        """No socket could be had."""
+        self.trouble.met(error)
+        self.ends = now + SHORTAGE_PAUSE
+
+    def over(self) -> None:
+        """There is a socket, or none is wanted."""
+        if self.ends is not None:
+            self.ends = None
+            self.trouble.over()
+
+
+def first(*times: float | None) -> float | None:
+    """The first of these deadlines."""
+    return min((time for time in times if time is not None), default=None)
+
 
 class BrokerDiscovery(Channel):
-    """Finds out which broker is at an endpoint, whenever it comes, and again when its connection breaks: another one
-    may have taken its place. It has a connection of its own."""
+    """Asks on a connection of its own. When any connection to the broker breaks, another broker may have taken its
+    place."""
 
     def __init__(self, endpoint: str, versions: Sequence[str], found: Callable[[Kind], None]) -> None:
-        """`versions`: of MDP, that may be spoken. `found` is told each time."""
+        """`versions`: those of MDP that may be spoken. `found` is told each time."""
         self.kind: Kind | None = None
         """Which broker it is; None: not known yet, or not any more."""
         self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=True, hold=True)
@@ -31,7 +69,8 @@ class BrokerDiscovery(Channel):
         self._shortage = Shortage()
 
     def start(self, now: float) -> None:
-        """Ask for the first time. An endpoint that cannot be right raises broker.EndpointError here, not there."""
+        """Ask for the first time. An endpoint that cannot be right raises broker.EndpointError here, not in the
+        loop."""
         self.flush(now)
 
     def doubt(self, now: float) -> None:
@@ -58,7 +97,7 @@ class BrokerDiscovery(Channel):
         return self._ask_at if self._shortage.ends is None else self._shortage.ends
 
     def flush(self, now: float) -> None:
-        """Look at the time, too: what is due needs no `tick`."""
+        """Does what is due, too: it needs no `tick`."""
         if self.kind is not None or self._shortage.lasts(now):
             return
         try:

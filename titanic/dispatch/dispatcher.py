@@ -19,9 +19,9 @@ from titanic.commit.writer import Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.actions import AttemptOutcome, Fetch, Finish
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.failure_log import FailureLog
 from titanic.dispatch.maintenance import Maintenance
 from titanic.dispatch.outcome_write import OutcomeWrite, Written
+from titanic.dispatch.service_log import FailureLog
 from titanic.dispatch.transport import Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters
 from titanic.errors import RecordCorrupt, StoreError

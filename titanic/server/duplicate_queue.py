@@ -1,10 +1,11 @@
 """Whether another queue serves a broker already.
 
-Two of them would share the requests for `titanic.request` and the others: a reply would be looked for in the wrong
-store. Names alone tell nothing: those of a queue that was killed stay registered until its heartbeats are missed, and
-it must be possible to start it again at once. So it is asked for an answer.
+Two queues would share the requests for `titanic.request` and the other services: a reply would be looked for in the
+wrong store. Registered names prove nothing: those of a queue that was killed stay registered until its heartbeats are
+missed, and it must be possible to start it again at once. So the queue that is registered is asked for an answer.
 
-Two that start together find nobody, and both register. So each looks a few times more then, and one of them gives way.
+Two queues that start together find nobody, and both register. So each looks a few times more, and one of them gives
+way.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from collections.abc import Callable
 import zmq
 
 from broker import ClientConfig, ClientSession, Dealer, EventKind, OutOfSockets, SessionChannel
-from titanic.dispatch.discovery import BrokerDiscovery
-from titanic.dispatch.socket_shortage import Shortage, first
+from titanic.dispatch.discovery import BrokerDiscovery, Shortage, first
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 
 log = logging.getLogger(__name__)
 
 PATIENCE, RETRIES = 1.0, 1
-"""Seconds that a queue has for its answer, at each of two tries."""
+"""Seconds that a queue has for its answer, in each of two tries."""
 
 
 LOOKS, PAUSE = 10, (0.3, 1.0)
-"""How often it looks again after it has registered, and the seconds between: two in step would see only themselves."""
+"""How often it looks again after it has registered, and the seconds between, at random: two queues in step would see
+only themselves."""
 
 
 class DuplicateQueueCheck(SessionChannel[ClientSession]):
-    """Looks, then calls `clear`, or `taken` with the store of the queue that answered; the latter perhaps also within
-    some seconds after `clear`."""
+    """Looks, then calls `clear`, or `taken` with the store of the queue that answered. `taken` may also be called some
+    seconds after `clear`."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
         clear: Callable[[], None],
         taken: Callable[[str], None],
     ) -> None:
-        """`store`: where our own is."""
+        """`store`: where our own store is."""
         super().__init__(ClientSession(), Dealer(zmq.Context.instance(), endpoint, hold=True))
         self._endpoint = endpoint
         self._store = store
@@ -56,7 +57,7 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
         self._done = False
         self._registered = False
         self._looks = 0
-        """How often it has looked since."""
+        """How often it has looked since it registered."""
         self._again_at: float | None = None
         """When it looks again."""
         self._shortage = Shortage()
@@ -80,23 +81,23 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
         try:
             self._dealer.send(self.session.take_output())
             self._shortage.over()
-        except OutOfSockets as error:  # that nobody was asked is no answer
+        except OutOfSockets as error:  # nobody was asked
             self._shortage.met(error, now)
             self._asked = None
         if self._done:
             self._dealer.close()
 
     def _lost(self, now: float) -> None:
-        """The discovery sees it, too, and all is asked again once it knows who is there."""
+        """The discovery sees it, too; all questions are asked again once it knows which broker is there."""
 
     def _ask(self, service: bytes, body: bytes, now: float) -> None:
         self._asked = service
         self.session.request(service, [body], now)
 
     def _learn(self, answer: Frames | None, now: float) -> None:
-        """What was asked has this answer, or none."""
+        """The question has this answer, or none."""
         if self._asked == b"mmi.service":
-            if answer is None:  # the broker has gone, and may come back with others
+            if answer is None:  # the broker has gone; another queue may be registered when it is back
                 self._asked = None
             elif answer[:1] == [b"200"]:
                 self._ask(tsp.STATS, b"{}", now)
@@ -104,7 +105,7 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
                 self._go_on(now)
         elif answer is not None and answer[:1] == [tsp.OK]:
             other = _store(answer)
-            if self._registered and other >= self._store:  # ourselves; or one that sees us, too, and gives way
+            if self._registered and other >= self._store:  # ourselves, or one that sees us, too, and gives way
                 self._go_on(now)
             else:
                 self._done = True
@@ -115,7 +116,7 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
             self._go_on(now)
 
     def _go_on(self, now: float) -> None:
-        """Nobody is met for whom to give way."""
+        """No queue answers to which this one has to give way."""
         self._asked = None
         if not self._registered:
             self._registered = True
@@ -127,7 +128,7 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
 
 
 def _store(answer: Frames) -> str:
-    """Where the other one has its store, according to its titanic.stats."""
+    """The path of the other queue's store, from its titanic.stats."""
     try:
         return str(json.loads(answer[1])["store"]["path"])
     except (IndexError, KeyError, TypeError, ValueError):

@@ -1,10 +1,10 @@
-"""Requests without an answer: a GATHER endpoint (RFC 49) that takes packed messages and has each stored.
+"""Requests that want no answer: a GATHER endpoint (RFC 49) takes packed messages and has each one stored.
 
     message    service body…    the frames of a titanic.request, packed into one as CZMQ's zmsg_encode does
 
-Who sends learns nothing but that the message was taken over; so what can be stored is stored. While the store is full,
-or takes no more for a service, messages are kept here and tried again. When there are many of those nothing more is
-taken in, and in the end those who send have to wait. What never can be stored is dropped, counted and logged.
+Senders learn only that a message was taken over, so whatever can be stored is stored. While the store is full, or a
+service has reached its limits, messages are kept here and tried again. When many are kept, nothing more is taken in,
+and in the end senders have to wait. A message that can never be stored is dropped, counted and logged.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from titanic.protocol.tsp import Frames
 log = logging.getLogger(__name__)
 
 MOST_IN_HAND = 2000
-"""Messages that were taken and are not stored yet."""
+"""Messages that were taken and are not stored yet, at most."""
 
 PAUSE = 0.5
-"""Seconds before a message is tried again that was refused."""
+"""Seconds until a refused message is tried again."""
 
 LOOK = 0.05
-"""Seconds after which the thread looks for something else to do."""
+"""Seconds that the thread waits for one thing before it looks for others."""
 
 QUIET = 4
-"""Looks at the end that found nothing, after which nothing more is expected."""
+"""Rounds without a message at the end, after which nothing more is expected."""
 
 LAST = 5.0
-"""Seconds that what is in hand may take at the end."""
+"""Seconds at the end for storing what was taken."""
 
 
 class GatherEndpoint:
-    """The GATHER socket, the thread that reads it, and what is not stored yet."""
+    """The GATHER socket, the thread that reads it, and the messages that are not stored yet."""
 
     def __init__(self, here: Broker) -> None:
         """Raises broker.patterns.MissingDrafts."""
@@ -59,7 +59,7 @@ class GatherEndpoint:
         return self._gather.bind(endpoint)
 
     def start(self) -> None:
-        """Take in, in a thread."""
+        """Start the thread."""
         self._thread.start()
 
     @property
@@ -73,7 +73,7 @@ class GatherEndpoint:
         return len(self._in_hand) + len(self._refused)
 
     def stop(self, patience: float = LAST) -> None:
-        """Store what has come, if that does not take more than `patience` seconds. The broker still has to run."""
+        """Store what has come, within `patience` seconds. The broker still has to run."""
         self._patience = patience
         self._end.set()
         if self._thread.is_alive():
@@ -90,7 +90,7 @@ class GatherEndpoint:
             log.warning("%d gathered messages could not be stored before the end; they are lost", left)
 
     def _round(self) -> bool:
-        """Whether something came."""
+        """Take, store and hear once; whether a message came."""
         came = False
         if self.waiting < MOST_IN_HAND:
             came = self._take()
@@ -152,7 +152,7 @@ class GatherEndpoint:
 
 
 def _status(body: Frames) -> tsp.Status | None:
-    """What an answer says, Titanic's or an error of the broker's; None when it is neither."""
+    """What an answer says, be it Titanic's or an error of the broker's; None when it is neither."""
     if (error := read_error(body)) is not None:
         return tsp.Status(error.status, error.text)
     return tsp.read_status(body[0]) if body else None

@@ -1,7 +1,7 @@
-"""Titanic as an ordinary MDP worker of some broker: its services behind worker sockets.
+"""Titanic as an ordinary MDP worker of a broker elsewhere: its services behind worker sockets.
 
-MDP gives a worker one request at a time, so each service registers many: its lanes. All that is ready on all
-lanes at the end of a round is one batch.
+MDP gives a worker one request at a time, so each service registers many worker sockets: its lanes. All requests that
+are ready on all lanes at the end of a round are one batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LaneAsk:
     __slots__ = ("body", "job", "lane")
 
     peer = None
-    """The broker, for all of them: it does not say for whom it asks."""
+    """The same for all: the broker does not say for whom it asks."""
 
     def __init__(self, lane: Lane, job: Job) -> None:
         self.lane = lane
@@ -53,7 +53,7 @@ class Lane(WorkerChannel):
         self._lanes.starved(error, now)
 
     def _stranded(self, now: float) -> None:
-        """Who asked will ask again. An ask can wait for an hour, and the lane is not to be away for so long."""
+        """Give up the ask: the client asks again, and an ask can wait for an hour, too long for a lane to be away."""
         if self._ask is not None:
             ask, self._ask = self._ask, None
             self.session.final(ask.job, [], now)
@@ -79,7 +79,7 @@ class Lanes(Channel):
         self._thread = threading.Thread(target=self._loop.run, name="lanes", daemon=True)
 
     def start(self, handle_batch: HandleBatch, lost: Callable[[LaneAsk], None]) -> None:
-        """Run, without any lanes yet. `handle_batch` gets what comes. `lost` is told of asks whose connection is gone:
+        """Run, without any lanes yet. `handle_batch` gets the asks. `lost` is told of asks whose connection is gone:
         their answers reach nobody. Both are called in the lanes' thread."""
         self._handle_batch, self.lost = handle_batch, lost
         self._thread.start()

@@ -1,4 +1,4 @@
-"""What a server has counted and what it sees now, collected when somebody asks. Nothing is counted twice for it."""
+"""What a server has counted and what is there now, collected when somebody asks."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from titanic.store import Counts, ReadTransaction
 from titanic.util.histogram import Histogram
 
 MOST_SERVICES = 100
-"""Services that have figures of their own; of more, those with the most waiting. A name comes from anybody."""
+"""Services with figures of their own: those with the most waiting. Anybody can invent names of services."""
 
 OTHERS = "(others)"
 
 WorkerCounts = Mapping[bytes, int | None]
-"""How many workers services have, none if they are not in it; None: it is not known how many."""
+"""How many workers services have; one that is not in it has none. None: some, it is not known how many."""
 
 
 class ServiceSnapshot(NamedTuple):
-    """What a service has to do, and who does it. `oldest` is the age in seconds of what waits longest; of the
-    others together it is not known."""
+    """What a service has to do, and who does it. `oldest`: the age in seconds of the request that waits longest; 0 for
+    OTHERS."""
 
     waiting: int
     running: int
@@ -41,14 +41,14 @@ class ServerSnapshot:
     usable: bool
     """Whether the store can be used: its disk may have failed."""
     full: bool
-    """Whether it has no room for a small request."""
+    """Whether the store has no room for a small request."""
     disk_full: bool
-    """Whether the disk has no room for what is to be written."""
+    """Whether the disk has no room for what is written."""
     waiting_clients: int
     commit_seconds: Histogram
     commit_sizes: Histogram
     lags: Mapping[str, float]
-    """What each thread last took to answer, in seconds."""
+    """Seconds that each thread last took to answer (`Watchdog`)."""
     broker: Mapping[str, int] | None
     """The integrated broker's counters."""
 
@@ -56,7 +56,7 @@ class ServerSnapshot:
 def service_snapshots(
     transaction: ReadTransaction, running: Mapping[bytes, int], workers: WorkerCounts | None, now_us: int
 ) -> dict[str, ServiceSnapshot]:
-    """The load of each service, or of the most loaded, and then of all others together."""
+    """The snapshot of each service with figures of its own, and one of all others together."""
     waiting = transaction.waiting()
     named = gather(waiting, running, workers)
     found = {}
@@ -72,7 +72,7 @@ def service_snapshots(
 
 
 def gather(waiting: Mapping[bytes, int], running: Mapping[bytes, int], workers: WorkerCounts | None) -> list[bytes]:
-    """The services that get figures of their own."""
+    """The services with figures of their own."""
     names = waiting.keys() | running.keys() | (workers or {}).keys()
     if len(names) <= MOST_SERVICES:
         return sorted(names)
@@ -85,7 +85,7 @@ def others(
     running: Mapping[bytes, int],
     workers: WorkerCounts | None,
 ) -> dict[str, ServiceSnapshot]:
-    """The load of the services that are not named, together; nothing when there are none."""
+    """The snapshot of all services that are not `named`, together; empty when there are none."""
     apart = set(named)
     rest = [
         None if each is None else sum(count or 0 for name, count in each.items() if name not in apart)

@@ -1,7 +1,7 @@
 """Whether the threads that do the work get on with it.
 
-Each is asked for a sign of life through the queue where its work comes in: one that is stuck, in a call to the disk or
-for a fault of this program, does not answer. That costs a function call for each look, and nothing between them.
+Each thread is asked for a sign of life through the queue where its work comes in. A thread that is stuck, in a call to
+the disk or for an error of this program, does not answer. A look costs one function call, and nothing between looks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ CallInThread = Callable[[Callable[[], None]], None]
 
 
 class Watchdog:
-    """One thread looks; any may ask how it was."""
+    """One thread looks; any thread may ask for the result."""
 
     def __init__(self, threads: Mapping[str, CallInThread]) -> None:
         """`threads`: their names, and how to have a function called in each."""
@@ -24,7 +24,7 @@ class Watchdog:
         self._asked_at: float | None = None
 
     def look(self, now: float) -> bool:
-        """Whether all have answered since the last look that said so. Those who have are asked again."""
+        """Whether all threads have answered since the last look that asked them; if so, they are asked again."""
         if self._missing:
             return False
         first = self._asked_at is None
@@ -35,12 +35,12 @@ class Watchdog:
         return not first
 
     def late(self, now: float, after: float) -> list[str]:
-        """Who has owed an answer for `after` seconds."""
+        """The threads that have owed an answer for `after` seconds."""
         asked_at = self._asked_at
         return sorted(self._missing) if asked_at is not None and now > asked_at + after else []
 
     def lags(self, now: float) -> dict[str, float]:
-        """Seconds that each part last took to answer; of one that owes an answer, the seconds since it was asked."""
+        """Seconds that each thread last took to answer; for one that owes an answer, the seconds since it was asked."""
         missing = self._missing.copy()
         owed = dict.fromkeys(missing, now - self._asked_at) if self._asked_at is not None else {}
         return {name: max(lag, owed.get(name, 0.0)) for name, lag in self._lags.copy().items()} | {

@@ -9,7 +9,7 @@ import pytest
 from support.cli_titanic import running
 
 from broker import Worker
-from titanic.server.presence_log import PresenceLog
+from titanic.dispatch.service_log import PresenceLog
 
 
 def test_first_and_last(caplog: pytest.LogCaptureFixture) -> None:
@@ -32,5 +32,5 @@ def test_servers_tell(tmp_path: Path, command: str) -> None:
     with running(tmp_path / "log", command, "--bind", f"ipc://{tmp_path}/socket", *store) as server:
         server.says("(serving|broker) at")
         with Worker("mail", lambda frames: frames, f"ipc://{tmp_path}/socket"):
-            server.says("INFO titanic.server.presence_log: mail has a worker\n")
-        server.says("WARNING titanic.server.presence_log: mail has no worker any more\n")
+            server.says("INFO titanic.dispatch.service_log: mail has a worker\n")
+        server.says("WARNING titanic.dispatch.service_log: mail has no worker any more\n")

@@ -1,11 +1,11 @@
-"""Requests that failed for good, in the server's log: a line each; in a flood of a service some and a count."""
+"""What the server's log says of services: requests that failed for good, and workers that come and go."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from titanic.logs import COUNTED, LINES, WINDOW, Throttle, event
 from titanic.store import Status
@@ -14,14 +14,15 @@ from titanic.util.text import one_line
 log = logging.getLogger(__name__)
 
 MOST_TEXT = 300
-"""Characters of a reason: a worker may say anything."""
+"""Characters of a reason or a name: a worker may say anything."""
 
 OTHERS = b""
 """No service has this name."""
 
 
 class FailureLog:
-    """Used in one thread."""
+    """A line for each request that failed for good; when many of a service fail, the first ones and a count. Used in
+    one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -37,13 +38,12 @@ class FailureLog:
                 text = "more requests%s fail: counted for %.0f s, not listed; see titanic ls --state failed"
                 log.warning(text, _of(kind), WINDOW, extra=_about(kind))
             return
-        name = one_line(service.decode(errors="replace"), MOST_TEXT)
         word, text = status.name.lower(), one_line(reason, MOST_TEXT)
         fields = event(word, uuid=uuid, service=service)
-        log.warning("%s for %s %s: %s", uuid.hex(), name, word, text, extra=fields | COUNTED)
+        log.warning("%s for %s %s: %s", uuid.hex(), _shown(service), word, text, extra=fields | COUNTED)
 
     def tick(self, now: float) -> None:
-        """Tell how many were left out, when their time is over. To be called now and then: nothing may follow."""
+        """Tell how many were left out, when their minute is over. To be called now and then: nothing may follow."""
         for kind, more in self._throttle.ended(now):
             text = "%d more requests%s failed or expired within %.0f s; see titanic ls --state failed"
             log.warning(text, more, _of(kind), WINDOW, extra=_about(kind))
@@ -54,8 +54,28 @@ class FailureLog:
 
 
 def _of(kind: bytes) -> str:
-    return " of further services" if kind == OTHERS else f" for {one_line(kind.decode(errors='replace'), MOST_TEXT)}"
+    return " of further services" if kind == OTHERS else f" for {_shown(kind)}"
 
 
 def _about(kind: bytes) -> dict[str, object]:
     return event("failed", service=kind) | COUNTED
+
+
+class PresenceLog:
+    """A line when a service has its first worker, and when the last one has gone. Used in one thread, which looks now
+    and then: a worker that came and went between two looks is not noticed."""
+
+    def __init__(self) -> None:
+        self._present: set[bytes] = set()
+
+    def look(self, workers: Mapping[bytes, int]) -> None:
+        """These services have workers now, and so many."""
+        for name in sorted(self._present - workers.keys()):
+            log.warning("%s has no worker any more", _shown(name), extra=event("no-worker", service=name))
+        for name in sorted(workers.keys() - self._present):
+            log.info("%s has a worker", _shown(name), extra=event("worker", service=name))
+        self._present = set(workers)
+
+
+def _shown(service: bytes) -> str:
+    return one_line(service.decode(errors="replace"), MOST_TEXT)

@@ -10,7 +10,7 @@ from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic import Client, RequestFailed
-from titanic.dispatch.failure_log import MOST_TEXT, FailureLog
+from titanic.dispatch.service_log import MOST_TEXT, FailureLog
 from titanic.logs import LINES, WINDOW
 from titanic.logs.throttle import MOST_KINDS
 from titanic.store import Status
@@ -19,7 +19,7 @@ UUID = bytes(range(16))
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    said = [record.getMessage() for record in caplog.records if record.name == "titanic.dispatch.failure_log"]
+    said = [record.getMessage() for record in caplog.records if record.name == "titanic.dispatch.service_log"]
     caplog.clear()
     return said
 
