@@ -17,14 +17,14 @@ MOST_LANES = 150
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """What one service may take; 0: no limit."""
+    """Limits of one service; 0: no limit."""
 
     waiting: int = 0
-    """Requests that have not ended; more are refused."""
+    """Requests that have not ended; further ones are refused."""
     bytes: int = 0
-    """Bytes of their bodies; more are refused."""
+    """Bytes of their bodies; further requests are refused."""
     running: int = 0
-    """Requests with workers at the same time, however many workers there are."""
+    """Requests that run at the same time, however many workers there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,14 @@ class ServerConfig:
     store: Path = Path("titanic-data")
     """Directory of the store."""
     capacity: int | None = None
-    """What the store's file may grow to; new requests are refused when it is full. None: as before, or 1 GiB."""
+    """Size limit of the store's file; new requests are refused when it is full. None: as before, or 1 GiB."""
     preallocate: bool = False
-    """Whether the whole capacity is taken from the disk at the start."""
+    """Whether to take the whole capacity from the disk at the start."""
     closed_body_limit: int = 64 << 10
-    """Closed requests are remembered until their room is needed: with a request and a reply of up to this size."""
+    """Closed requests are remembered until their room is needed, without bodies that are larger than this."""
     drop_unarchived: bool = False
-    """What to do when room is needed for which closed requests would have to be forgotten that an archive does not
-    have yet: forget them and count the loss, or refuse new requests."""
+    """When room is needed: whether to forget closed requests that an archive does not have yet, and to count the loss;
+    otherwise new requests are refused."""
     retention: Retention = field(default_factory=Retention)
     """How long replies that nobody closes, dead requests and closed ones are kept."""
     limits: Mapping[bytes, ServiceLimits] = field(default_factory=dict)
@@ -49,28 +49,28 @@ class ServerConfig:
     bind: tuple[str, ...] = (DEFAULT_ENDPOINT,)
     """Endpoints of the integrated broker."""
     gather: tuple[str, ...] = ()
-    """Endpoints of a GATHER socket, for requests that want no answer; with the integrated broker only."""
+    """Endpoints of a GATHER socket, for requests without an answer; with the integrated broker only."""
     broker: str | None = None
-    """Endpoint of a broker of its own; None: the broker runs in this process."""
+    """Endpoint of a broker in another process; None: the broker runs in this process."""
     lanes: int = 64
-    """With a broker of its own: worker sockets for each of Titanic's services, and the most requests in flight
-    for one service with a broker that does not tell how many workers there are. MDP allows one request at a
-    time on each. 64 make up to 1,500 file descriptors."""
+    """With a broker in another process: worker sockets for each of Titanic's services, and the most requests in flight
+    for one service when the broker does not tell how many workers there are. MDP allows one request at a time on
+    each. 64 make up to 1,500 file descriptors."""
     max_attempts: int = 10
-    """A request that failed this many times has failed for good."""
+    """Failed attempts after which a request has failed for good."""
     retry_first: float = 1.0
-    """Wait after the first failure; each further one waits twice as long, give or take a tenth."""
+    """Back-off after the first failure, in seconds; doubles with each failure, give or take a tenth."""
     retry_most: float = 300.0
-    """The longest such wait."""
+    """The longest back-off."""
     attempt_timeout: float = 600.0
-    """With a broker not of this project: without a reply for this long, the attempt has failed. (This project's
-    broker tells when a worker died, so a request may take as long as its worker is alive.)"""
+    """With a broker of another project: an attempt without a reply for this long has failed. (This project's broker
+    tells when a worker died, so a request may run as long as its worker lives.)"""
     presence_first: float = 0.05
-    """Wait before asking again for a service that was absent; doubles up to `presence_most`."""
+    """Wait before the broker is asked again for a service without workers; doubles up to `presence_most`."""
     presence_most: float = 1.0
     """The longest such wait."""
     grace: float = 10.0
-    """On shutdown: how long requests that are with a worker may still take to bring their reply."""
+    """On shutdown: how long running requests may still take."""
     wire: BrokerConfig = field(default_factory=BrokerConfig)
     """The integrated broker's settings."""
     worker: WorkerConfig = field(default_factory=WorkerConfig)

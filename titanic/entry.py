@@ -1,4 +1,4 @@
-"""Where the command line begins: with nothing imported yet, so that a Ctrl-C finds no import to break off."""
+"""Where the command line begins. It imports nothing large before a Ctrl-C is handled: imports would be broken off."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INTERRUPTED = 130
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """End at once. Nothing is begun that would have to be ended."""
+    """Exit at once. Nothing is started yet that would have to be ended."""
     os._exit(INTERRUPTED)
 
 

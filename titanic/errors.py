@@ -4,8 +4,8 @@
     ├── CallerError             the call was wrong; repeating it won't help
     │   ├── InvalidRequest      a service name, priority or size that can't be stored
     │   ├── InvalidArchive      an acknowledgement of what was never closed, or of no archive
-    │   ├── CapacityTooSmall    a store of that size would be of no use
-    │   ├── Contradiction       settings that are each right, and together not
+    │   ├── CapacityTooSmall    a store of that size has no room to work in
+    │   ├── Contradiction       settings that exclude each other
     │   └── UnknownRequest      no request has this UUID: closed, or never accepted
     ├── StoreError              the disk, the directory or the file behind the store
     │   ├── StoreUnwritable     the directory can't be created or written
@@ -19,7 +19,7 @@
     │   ├── StoreFull           no room for a new request; goes away as requests are closed
     │   └── StoreFailed         the disk failed; nothing of that transaction was kept
     │       └── DiskFull        it is full; goes away when others leave it room
-    └── RequestError            what became of a request, told to the one who waits for it
+    └── RequestError            the outcome of a request, for the one who waits for it
         ├── RequestFailed       it ended without a reply
         ├── Refused             it was not accepted
         └── TimedOut            no answer in the time given; the request lives on
@@ -33,7 +33,7 @@ from __future__ import annotations
 
 
 class TitanicError(Exception):
-    """Root of all. `str()` of it is meant for people; `fact` is the part of it behind what is wrong."""
+    """Root of all. `str()` of it is for people; `fact` is its second part, the fact behind what is wrong."""
 
     def __init__(self, what: str, fact: str = "", advice: str = "") -> None:
         super().__init__("; ".join(part for part in (what, fact, advice) if part))
@@ -57,7 +57,7 @@ class CapacityTooSmall(CallerError):
 
 
 class Contradiction(CallerError):
-    """Settings, by name, that are each right, and together not."""
+    """Settings, by name, that exclude each other, though each is valid."""
 
     def __init__(self, settings: tuple[str, ...], what: str, fact: str, advice: str) -> None:
         super().__init__(what, fact, advice)
@@ -69,7 +69,7 @@ class UnknownRequest(CallerError):
 
 
 class StoreError(TitanicError):
-    """The store, or what it stands on, isn't as it must be."""
+    """The store, or the system below it, isn't as it must be."""
 
 
 class StoreUnwritable(StoreError):
@@ -85,7 +85,7 @@ class StoreTooNew(StoreError):
 
 
 class StoreTooOld(StoreError):
-    """The store is of an earlier format, and can't be converted by somebody who only reads."""
+    """The store has an earlier format, which only a writer can convert."""
 
 
 class StoreReadOnly(StoreError):
@@ -93,7 +93,7 @@ class StoreReadOnly(StoreError):
 
 
 class StoreLocked(StoreError):
-    """Another process has the store open. `pid` is its id, None if it couldn't be told."""
+    """Another process has the store open. `pid` is its id, None if it is unknown."""
 
     def __init__(self, what: str, fact: str, advice: str, *, pid: int | None) -> None:
         super().__init__(what, fact, advice)
@@ -146,7 +146,7 @@ class DiskFull(StoreFailed):
 
 
 class RequestError(TitanicError):
-    """What became of a request."""
+    """The outcome of a request."""
 
 
 class RequestFailed(RequestError):

@@ -1,4 +1,4 @@
-"""What the answers of Titanic, and the silence, mean to its client: frames, or the error that they stand for."""
+"""What an answer of Titanic, or none, means to its client: frames, or the error that it stands for."""
 
 from __future__ import annotations
 
@@ -55,8 +55,7 @@ LOOKS = {tsp.REPLY, tsp.WAIT, tsp.LIST, tsp.STATS}
 
 
 def translate(error: broker.BrokerError, service: bytes, endpoint: str, waited: float) -> TitanicError:
-    """The error of this package that an error of the broker's client is, which a service was asked with for so many
-    seconds."""
+    """The error of this package for an error of the broker's client. `waited`: seconds since `service` was asked."""
     if isinstance(error, broker.TimedOut):
         return _silence(service, endpoint, waited, error.reason)
     if isinstance(error, broker.UsageError):
@@ -71,8 +70,8 @@ def translate(error: broker.BrokerError, service: bytes, endpoint: str, waited: 
 
 
 def server_died(error: broker.BrokerError) -> bool:
-    """Whether Titanic died with the question in its hands: what it says itself is never an error reply of MDP, this
-    comes from the broker. What was asked may be done or not, as when nobody answers."""
+    """Whether Titanic died while it had the message. Titanic never sends an error reply of MDP, so a 500 is the
+    broker's. As without any answer, what was asked for may be done or not."""
     return isinstance(error, broker.RemoteError) and error.status == 500
 
 
@@ -86,7 +85,7 @@ def _silence(service: bytes, endpoint: str, waited: float, reason: str = "") -> 
 
 
 def unknown(uuid: str) -> UnknownRequest:
-    """Nobody knows this request."""
+    """The error for a UUID that Titanic does not know."""
     return UnknownRequest(f"unknown UUID {uuid}", "it was closed, deleted after its time, or never accepted", "")
 
 
@@ -124,7 +123,7 @@ def read_reply(uuid: str, reply: Frames) -> Frames | None:
 
 
 def _for_good(text: str, frames: Frames) -> RequestFailed | None:
-    """What the frames behind the text of a 500 say; None: nothing of the request, so try again later."""
+    """How the request ended, as the frames after the text of a 500 say; None: it did not end, try again later."""
     if not frames or frames[0] not in tsp.ENDED:
         return None
     return RequestFailed(text, state=frames[0].decode(), detail=frames[1:])
@@ -135,7 +134,7 @@ Ended = Frames | RequestError | UnknownRequest
 
 
 def read_outcome(uuid: str, reply: Frames) -> Ended | None:
-    """The same, with the errors that are for good as values."""
+    """As `read_reply`, but returns the errors of a request that has ended."""
     try:
         return read_reply(uuid, reply)
     except (RequestFailed, UnknownRequest) as error:
@@ -143,8 +142,8 @@ def read_outcome(uuid: str, reply: Frames) -> Ended | None:
 
 
 def read_outcomes(uuids: Sequence[str], reply: Frames) -> list[Ended | None]:
-    """How several requests have ended, None for those that are pending. It may be that the answer does not reach to
-    the last of them: then the list is shorter, but never empty."""
+    """How several requests have ended, None for those that are pending. The answer may stop before the last of them:
+    then the list is shorter, but never empty."""
     if len(uuids) == 1:
         return [read_outcome(uuids[0], reply)]
     frames = check(reply)

@@ -1,4 +1,4 @@
-"""What a program says of its requests, and how that travels."""
+"""The options of a request, and how they travel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Span = float | timedelta
 
 
 class SubmitOptions(TypedDict, total=False):
-    """What `submit` can be told; see there."""
+    """The options of `Client.submit`, which explains them."""
 
     key: str
     key_for: Span
@@ -30,7 +30,7 @@ class SubmitOptions(TypedDict, total=False):
 
 
 def seconds(name: str, value: Any) -> float:
-    """A time span in seconds; CallerError for what is none."""
+    """A time span in seconds; raises CallerError for anything else."""
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value):
@@ -39,7 +39,7 @@ def seconds(name: str, value: Any) -> float:
 
 
 def encode(options: dict[str, Any]) -> str:
-    """Options as they travel; InvalidRequest for one that cannot."""
+    """Options as JSON; raises InvalidRequest for a value that cannot travel."""
     try:
         return json.dumps(options)
     except TypeError:
@@ -58,7 +58,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 class Policy(NamedTuple):
-    """What a request's record says of its attempts; 0: the server's default. Times are seconds."""
+    """How a request is tried, as its record says; 0: the server's default. Times are seconds."""
 
     limit: float = 0.0
     retry_first: float = 0.0
@@ -67,7 +67,7 @@ class Policy(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def read_policy(options: bytes) -> Policy:
-    """The policy that a record's options hold; the default when there are none, or none that make sense."""
+    """The policy in a record's options; the default when there are no options, or unreadable ones."""
     try:
         document = json.loads(options or b"{}")
         return Policy(**{name: float(document[name]) for name in Policy._fields if name in document})

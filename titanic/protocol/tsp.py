@@ -14,8 +14,8 @@
 titanic/PROTOCOL.md has all frames, options and answers on one page, for clients in any language.
 
 A status frame is three digits, a space and free text for people, on which nothing depends (RFC 9). 400: the request is
-at fault; 500: Titanic is, try again later. Of a request that has ended without a reply it is a 500, too, RFC 9 has no
-other; that it is for good, and no reason to try again, is told by a second frame: the request's state.
+at fault. 500: Titanic is at fault, try again later. RFC 9 has no status for a request that ended without a reply, so
+that is a 500, too; a second frame, the request's state, says that it is final.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OK = b"200"
 PENDING = b"300"
 
 ENDED = (b"failed", b"expired", b"cancelled")
-"""The second frame of a 500 that is the answer for good. What the worker said of it follows."""
+"""The second frame of a 500 that is final. What the worker said about the failure follows."""
 
 ROOM = 4096
 """Bytes that a message may have around a body: options, the name of a service."""

@@ -1,6 +1,6 @@
-"""The wall clock. Somebody may set it, and not always right: years ahead, back again, before 1970.
+"""The wall clock. It can be set, also wrongly: years ahead, back again, before 1970.
 
-Whatever it shows, times that are stored are positive and fit their fields. `Leaps` notices when it was set.
+Whatever it shows, stored times are positive and fit their fields. `Leaps` notices when the clock was set.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable
 
 LATEST_US = 253_402_300_799_000_000
-"""The end of the year 9999. Whatever is later counts as this: ids and records have room for some centuries more."""
+"""The end of the year 9999. Later times count as this: ids and records have room for some centuries more."""
 
 BACK = 1.0
 AHEAD = 5.0
 """Seconds by which the clock must have been set for it to be noticed."""
 
 BELIEVED_AFTER = 3600.0
-"""Seconds that a clock that was set ahead must go on before anything ends by it that would not have ended without."""
+"""Seconds that a clock must run after it was set ahead, before requests may end because of that."""
 
 
 def wall_us() -> int:
@@ -25,35 +25,35 @@ def wall_us() -> int:
 
 
 def elapsed() -> float:
-    """Seconds of a clock that nobody sets. It goes on while the machine sleeps."""
+    """Seconds of a clock that cannot be set. It runs on while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def capped(until: int, since: int, now_us: int) -> int:
-    """The end of a time that was given at `since` to last until `until`; all in µs since the epoch.
+    """The end of a time span that began at `since` and was to last until `until`; all in µs since the epoch.
 
-    When the clock by which it was given was ahead and was set back, more of it would be left than there was. It is the
-    whole then, counted from now.
+    When the clock was ahead at `since` and was set back, more than the whole span would be left. Then the span counts
+    from now.
     """
     return min(until, now_us + max(until - since, 0))
 
 
 class Leaps:
-    """Whether the wall clock was set, found out by looking at it now and then. One thread uses it."""
+    """Notices when the wall clock was set, by looking at it now and then. One thread uses it."""
 
     def __init__(self, elapsed: Callable[[], float] = elapsed) -> None:
         self._elapsed = elapsed
         self._offset: int | None = None
         self._doubted: list[tuple[float, int]] = []  # until when, and by how many µs it was set ahead
         self.ahead_us = 0
-        """By how many µs it was set ahead a short time ago, and not set back since. It may be wrong by so much: nothing
-        should end that has not ended by the clock as it was before."""
+        """By how many µs the clock was set ahead a short time ago, and not set back since. It may be wrong by so much:
+        nothing should end now that would not end by the clock as it was before."""
         self.unchecked: bytes | None = b""
-        """Up to where (a key) it was looked for what waits for the time of a clock that was wrong; None: it is done.
-        At a start it is to be done, and each time the clock was set back."""
+        """The key up to which requests were checked for times of a clock that was wrong; None: all are checked. The
+        check is due at a start, and each time the clock was set back."""
 
     def look(self, now_us: int) -> int:
-        """Compare the wall clock with the other one. Returns the time that it is at least, in µs since the epoch."""
+        """Compare the wall clock with the other one. Returns the earliest time that it may be, µs since the epoch."""
         elapsed = self._elapsed()
         offset = now_us - int(elapsed * 1e6)
         leap = 0 if self._offset is None else offset - self._offset

@@ -8,11 +8,11 @@ import resource
 from titanic.errors import CallerError
 
 MOST = 1 << 20
-"""What any system lets a process have."""
+"""The most that is asked for when the system has no limit."""
 
 
 def raise_limit() -> None:
-    """Allow as many as the system lets us have: the usual limit is for programs that serve nobody."""
+    """Raise the limit as far as the system lets us: the usual one is too low for a server."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST if hard == resource.RLIM_INFINITY else hard
     with contextlib.suppress(OSError, ValueError):
@@ -20,7 +20,7 @@ def raise_limit() -> None:
 
 
 def require(count: int, what: str) -> None:
-    """Raise CallerError when fewer than `count` are allowed, before somebody finds that out in the middle."""
+    """Raise CallerError when fewer than `count` are allowed, at the start and not in the middle of the work."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         raise CallerError(

@@ -1,4 +1,4 @@
-"""How often something took how long, or was how large: counted in buckets."""
+"""Durations or sizes, counted in buckets."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from itertools import accumulate
 
 
 class Histogram:
-    """One thread adds, any may read: what it reads may lack the value that is being added."""
+    """One thread adds, any may read; a reader may miss the value that is being added."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds`: the upper ends of the buckets, ascending; behind the last there is one more."""
+        """`bounds`: the upper ends of the buckets, ascending; one more bucket has the larger values."""
         self.bounds = bounds
         self.sum = 0.0
         self._counts = [0] * (len(bounds) + 1)
@@ -22,5 +22,5 @@ class Histogram:
         self.sum += value
 
     def cumulative(self) -> list[int]:
-        """How many there were up to each bound, and in all."""
+        """How many values there are up to each bound, and in all."""
         return list(accumulate(self._counts))

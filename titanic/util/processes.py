@@ -46,7 +46,7 @@ class Children:
             return process
 
     def end(self) -> None:
-        """End all, the last one first, with all that they started: what a second signal makes a command do."""
+        """End all, the last one first. The second SIGTERM makes a command end at once, with all that it started."""
         with self._lock:
             self._over = True
         for process in reversed(self._processes):
@@ -58,7 +58,7 @@ class Children:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait: a process would be forgotten between its start and its being noted."""
+    """Delay Ctrl-C and SIGTERM: between its start and its registration, a process would be forgotten."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

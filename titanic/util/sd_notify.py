@@ -1,4 +1,4 @@
-"""What a service manager is told: sd_notify(3), datagrams of NAME=value lines to the socket in NOTIFY_SOCKET."""
+"""Messages to a service manager: sd_notify(3), datagrams of NAME=value lines to the socket in NOTIFY_SOCKET."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import time
 from collections.abc import Mapping
 
 VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-"""What the service manager says in the environment. It is meant for one process, and not for those that it starts."""
+"""Variables of the service manager. They are for one process, and not for those that it starts."""
 
 
 class Notifier:
-    """Tells whoever started this process, if it wants to know."""
+    """Reports to the service manager that started this process, if it wants reports."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         address = environment.get("NOTIFY_SOCKET", "")
@@ -21,27 +21,27 @@ class Notifier:
         self.wanted = bool(address)
         ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         self.watchdog = int(environment.get("WATCHDOG_USEC", "0")) / 1e6 if ours else 0.0
-        """Seconds without an `alive` after which we are killed; 0: never."""
+        """Seconds without an `alive` after which the process is killed; 0: never."""
 
     def ready(self, status: str) -> None:
-        """We serve (again, after `reloading`)."""
+        """The process serves (again, after `reloading`)."""
         self._tell(READY="1", STATUS=status)
 
     def alive(self) -> None:
-        """Those who do the work got on with it."""
+        """Every working thread answers."""
         if self.watchdog:
             self._tell(WATCHDOG="1")
 
     def status(self, text: str) -> None:
-        """What `systemctl status` is to show."""
+        """What `systemctl status` shows."""
         self._tell(STATUS=text)
 
     def reloading(self) -> None:
-        """The configuration is being read again; `ready` follows."""
+        """The process reads its configuration again; `ready` follows."""
         self._tell(RELOADING="1", MONOTONIC_USEC=str(time.monotonic_ns() // 1000))
 
     def stopping(self, seconds: float) -> None:
-        """We end, and may take so long."""
+        """The process stops, and may take so many seconds."""
         self._tell(STOPPING="1", STATUS="stopping", EXTEND_TIMEOUT_USEC=str(int(seconds * 1e6)))
 
     def _tell(self, **fields: str) -> None:

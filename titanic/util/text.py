@@ -6,12 +6,12 @@ from reprlib import Repr
 
 
 def printable(text: str) -> str:
-    """Text without what a terminal would obey: control characters are shown as what they are."""
+    """Text that a terminal only shows: control characters are escaped."""
     return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
 
 
 def one_line(text: str, most: int) -> str:
-    """The same as one line of so many characters at most, about."""
+    """Printable text as one line of about `most` characters."""
     line = " ".join(printable(text[: most + 1]).split())
     return line if len(text) <= most else line[:most] + "…"
 
@@ -26,5 +26,5 @@ _repr.maxstring = _repr.maxother = _repr.maxlong = 100
 
 
 def quoted(value: object) -> str:
-    """A value as in a program, shortened in the middle."""
+    """A value as `repr` shows it, shortened in the middle."""
     return _repr.repr(value)
