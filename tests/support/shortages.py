@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from support.store_dict import Write as DictWriteTransaction
 
 from titanic.errors import StoreFailed
+from titanic.store import WriteTransaction
 from titanic.store.lmdb.store import LmdbWriteTransaction
 
 
@@ -33,15 +35,20 @@ def no_draft_sockets() -> Iterator[None]:
 
 
 @contextmanager
-def broken_disk() -> Iterator[list[LmdbWriteTransaction]]:
+def broken_disk() -> Iterator[list[WriteTransaction]]:
     """No transaction is committed; those that were tried."""
-    tried: list[LmdbWriteTransaction] = []
+    tried: list[WriteTransaction] = []
 
-    def fail(self: LmdbWriteTransaction, *_: Any) -> None:
-        self.raw.abort()
-        tried.append(self)
-        raise StoreFailed("the disk failed")
+    def failing(leave: Callable[..., None]) -> Callable[..., None]:
+        def fail(self: WriteTransaction, *_: Any) -> None:
+            failure = StoreFailed("the disk failed")
+            leave(self, StoreFailed, failure, None)
+            tried.append(self)
+            raise failure
+
+        return fail
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LmdbWriteTransaction, "__exit__", fail)
+        for engine in (LmdbWriteTransaction, DictWriteTransaction):
+            patch.setattr(engine, "__exit__", failing(engine.__exit__))
         yield tried

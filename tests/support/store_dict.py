@@ -15,7 +15,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from titanic import store as interface
-from titanic.errors import InvalidArchive, InvalidRequest, StoreFull
+from titanic.errors import InvalidArchive, InvalidRequest, RecordCorrupt, StoreFull
 from titanic.store import ENDING, TRANSITIONS, ClosedRequest, Event, NewRequest, Outcome, State, Status
 from titanic.store.lmdb import request_record  # what a request may be, and how many bytes it counts
 from titanic.util.clock import capped, wall_us
@@ -101,6 +101,7 @@ class DictStore:
         self.capacity = capacity or interface.DEFAULT_CAPACITY
         self.keep_closed, self.closed_body_limit = keep_closed, closed_body_limit
         self.ids = IdMaker(None)
+        self.damaged = set()  # requests of which the reply can't be read
         self.tables = Tables()
         self.writer = Lock()
 
@@ -146,6 +147,8 @@ class Read:
         return row and made(interface.StoredRequest, row, row.new, body=list(row.new.body))
 
     def reply(self, uuid):
+        if uuid in self.store.damaged and uuid in self.tables.requests:
+            raise RecordCorrupt(uuid, "replies", "it was damaged")
         row = self.tables.requests.get(uuid)
         return row and (row.outcome or interface.Pending(row.state))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 from support.shortages import broken_disk
+from support.store_engines import damage_reply
 
 from titanic.commit.writer import Writer
 from titanic.errors import StoreFailed, StoreFull
@@ -20,8 +21,7 @@ from titanic.services import reply
 from titanic.services.ask import Answers, CloseDoubt
 from titanic.services.handler import ServiceHandler
 from titanic.services.reader import Reader, ReadService
-from titanic.store import MIN_CAPACITY, Status, Store, open_store
-from titanic.store.lmdb.store import LmdbReadTransaction, LmdbWriteTransaction
+from titanic.store import MIN_CAPACITY, ReadTransaction, Status, Store, WriteTransaction
 
 
 class Ask:
@@ -85,7 +85,7 @@ class _Flag:
     def __init__(self, event: Event) -> None:
         self._event = event
 
-    def apply(self, transaction: LmdbWriteTransaction, now_us: int) -> None: ...
+    def apply(self, transaction: WriteTransaction, now_us: int) -> None: ...
 
     def __len__(self) -> int:
         return 0
@@ -98,8 +98,8 @@ class _Flag:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    with open_store(tmp_path / "store", capacity=MIN_CAPACITY) as store:
+def desk(tmp_path: Path, engine: Callable[..., Store]) -> Iterator[Desk]:
+    with engine(tmp_path / "store", capacity=MIN_CAPACITY) as store:
         desk = Desk(store)
         desk.writer.start()
         desk.reader.start()
@@ -137,9 +137,7 @@ def test_one_damaged_reply_fails_no_other(desk: Desk) -> None:
             transaction.finish(
                 bytes.fromhex(uuid.decode()), Status.DONE, [b"R"], attempts=1, dispatched_at=1, finished_at=2
             )
-        record = bytearray(transaction.raw.get(bytes.fromhex(bad.decode()), db=transaction.db.replies))
-        record[-1] ^= 1
-        transaction.raw.put(bytes.fromhex(bad.decode()), bytes(record), db=transaction.db.replies)
+    damage_reply(desk.store, bytes.fromhex(bad.decode()))
     answers = desk.ask(tsp.REPLY, [good], [bad], [good])
     assert answers[0] == answers[2] == [b"200", b"R"]
     assert answers[1][0].startswith(b"500 not read: ")
@@ -154,9 +152,7 @@ def test_replies_to_several_in_one_message(desk: Desk) -> None:
             transaction.finish(
                 bytes.fromhex(uuid.decode()), status, frames, attempts=1, dispatched_at=1, finished_at=2, reason="x"
             )
-        record = bytearray(transaction.raw.get(bytes.fromhex(damaged.decode()), db=transaction.db.replies))
-        record[-1] ^= 1
-        transaction.raw.put(bytes.fromhex(damaged.decode()), bytes(record), db=transaction.db.replies)
+    damage_reply(desk.store, bytes.fromhex(damaged.decode()))
     unknown = b"0" * 32
     (answer,) = desk.ask(tsp.REPLY, [b"\n".join((pending, failed, unknown, damaged, done, done.upper()))])
     text = answer.pop(5)
@@ -214,25 +210,26 @@ def test_closing_several_in_parts_is_answered_once(desk: Desk, monkeypatch: pyte
     """In a full store a transaction must not change too much, and nobody knows before what is too much."""
     uuids = accept(desk, *[b"a"] * 9)
     closed = 0
-    close, leave = LmdbWriteTransaction.close, LmdbWriteTransaction.__exit__
+    kind = type(desk.store.write())
+    close, leave = kind.close, kind.__exit__
 
-    def counting(self: LmdbWriteTransaction, uuid: bytes, now_us: int | None = None) -> Any:
+    def counting(self: WriteTransaction, uuid: bytes, now_us: int | None = None) -> Any:
         nonlocal closed
         closed += 1
         return close(self, uuid, now_us)
 
-    def limited(self: LmdbWriteTransaction, *args: Any) -> None:
+    def limited(self: WriteTransaction, *args: Any) -> None:
         nonlocal closed
         if closed > 2:
-            closed = 0
-            self.raw.abort()
-            raise StoreFull(1, 1)
+            closed, full = 0, StoreFull(1, 1)
+            leave(self, StoreFull, full, None)
+            raise full
         closed = 0
         leave(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LmdbWriteTransaction, "close", counting)
-        patch.setattr(LmdbWriteTransaction, "__exit__", limited)
+        patch.setattr(kind, "close", counting)
+        patch.setattr(kind, "__exit__", limited)
         assert desk.ask(tsp.CLOSE, [b"\n".join(uuids[:8])], [b"bad"], [uuids[8]]) == [[b"200"], tsp.BAD_UUID, [b"200"]]
     assert desk.ask(tsp.REPLY, [b"\n".join(uuids)]) == [[b"200", b"\n".join([b"400 0"] * 9)]]
 
@@ -240,10 +237,10 @@ def test_closing_several_in_parts_is_answered_once(desk: Desk, monkeypatch: pyte
 def test_a_fault_of_the_program_is_answered_too(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def faulty(self: LmdbReadTransaction, uuid: bytes) -> None:
+    def faulty(self: ReadTransaction, uuid: bytes) -> None:
         raise KeyError("oops")
 
-    monkeypatch.setattr(LmdbReadTransaction, "reply", faulty)
+    monkeypatch.setattr(type(desk.store.read()), "reply", faulty)
     answers = desk.ask(tsp.REPLY, [b"0" * 32], [b"bad"])
     assert answers[0] == [b"500 not read: KeyError: 'oops'"]
     assert answers[1][0].startswith(b"400 ")
@@ -261,8 +258,8 @@ def test_an_end_without_a_reply_says_how(desk: Desk, status: Status) -> None:
     assert desk.ask(tsp.REPLY, [uuid]) == [[f"500 {state}: so".encode(), state.encode(), b"why"]]
 
 
-def test_more_than_may_wait_for_the_disk_is_refused_at_once(tmp_path: Path) -> None:
-    with open_store(tmp_path / "store", capacity=MIN_CAPACITY) as store:
+def test_more_than_may_wait_for_the_disk_is_refused_at_once(tmp_path: Path, engine: Callable[..., Store]) -> None:
+    with engine(tmp_path / "store", capacity=MIN_CAPACITY) as store:
         desk = Desk(store, most_bytes=10_000)
         first, second, third = Ask(b"a", bytes(20_000)), Ask(b"a", b"x"), Ask(b"a", b"x")
         desk.services.handle_batch(tsp.REQUEST, [first])  # however large: one must be able to get in
@@ -295,11 +292,11 @@ def test_who_waits_is_told_once_that_the_store_cannot_be_read(desk: Desk, monkey
     ask = Ask(b"5", b"0" * 32)
     desk.services.handle_batch(tsp.WAIT, [ask])
 
-    def failing(self: LmdbReadTransaction) -> None:
+    def failing(self: ReadTransaction) -> None:
         raise StoreFailed("the disk failed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(LmdbReadTransaction, "__enter__", failing)
+        patch.setattr(type(desk.store.read()), "__enter__", failing)
         desk.reader.enqueue(ReadService(tsp.WAIT, desk.reader.read_awaited, read, shared=True), [ask])
         assert done.wait(30)
     assert (desk.told, found) == ([("wait", [ask])], [(ask, [b"500 not read: the disk failed"])])
@@ -308,15 +305,16 @@ def test_who_waits_is_told_once_that_the_store_cannot_be_read(desk: Desk, monkey
 
 def test_one_that_cannot_be_closed_keeps_no_other_from_it(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     stuck, free = accept(desk, b"a", b"a")
-    close = LmdbWriteTransaction.close
+    kind = type(desk.store.write())
+    close = kind.close
 
-    def full(self: LmdbWriteTransaction, uuid: bytes, now_us: int | None = None) -> Any:
+    def full(self: WriteTransaction, uuid: bytes, now_us: int | None = None) -> Any:
         if uuid.hex().encode() == stuck:
             raise StoreFull(1, 1)
         return close(self, uuid, now_us)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LmdbWriteTransaction, "close", full)
+        patch.setattr(kind, "close", full)
         refused, closed = desk.ask(tsp.CLOSE, [stuck], [free])
         assert refused[0].startswith(b"500 not closed: the store is full")
         assert closed == [b"200"]

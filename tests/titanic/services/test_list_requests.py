@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from titanic.services import list_requests
-from titanic.store import MIN_CAPACITY, NewRequest, Status, Store, open_store
+from titanic.store import MIN_CAPACITY, NewRequest, Status, Store
+from titanic.store.lmdb.store import LmdbStore
 
 NOW = 1_700_000_000_000_000
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(tmp_path / "store", capacity=MIN_CAPACITY) as store:
+def store(tmp_path: Path, engine: Callable[..., Store]) -> Iterator[Store]:
+    with engine(tmp_path / "store", capacity=MIN_CAPACITY) as store:
         yield store
 
 
@@ -88,14 +89,15 @@ def test_running_ones_come_in_pages_too(store: Store) -> None:
     assert after is None
 
 
-def test_a_damaged_name_is_listed_all_the_same(store: Store) -> None:
-    (uuid,) = fill(store, "abc")
-    with store.write() as transaction:
-        record = bytearray(transaction.raw.get(uuid, db=transaction.db.requests))
-        at = record.index(b"abc")
-        record[at] = 0xFF
-        transaction.raw.put(uuid, bytes(record), db=transaction.db.requests)
-    rows, _ = page(store)
+def test_a_damaged_name_is_listed_all_the_same(tmp_path: Path) -> None:
+    with LmdbStore.open(tmp_path / "store") as store:
+        (uuid,) = fill(store, "abc")
+        with store.write() as transaction:
+            record = bytearray(transaction.raw.get(uuid, db=transaction.db.requests))
+            at = record.index(b"abc")
+            record[at] = 0xFF
+            transaction.raw.put(uuid, bytes(record), db=transaction.db.requests)
+        rows, _ = page(store)
     assert rows[0]["service"] == "\ufffdbc"
 
 
