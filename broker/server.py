@@ -187,10 +187,7 @@ class Broker(Shell[BrokerCore]):
     def _shut_down(self) -> None:
         self.core.shut_down(time.monotonic())
 
-    # -- the channel -----------------------------------------------------------------------------------------
-
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """What to poll: the ROUTER."""
         return [self._router.socket]
 
     def drain(self, now: float) -> bool:
@@ -230,7 +227,6 @@ class Broker(Shell[BrokerCore]):
             local.flush()
 
     def close(self) -> None:
-        """Close the socket."""
         self._peers.close()  # first: it looks at the other
         self._router.close()
 

@@ -61,8 +61,6 @@ class WorkerLog(Channel):
             self._refused = True
             self._warn_at = now
 
-    # -- the channel -----------------------------------------------------------------------------------------
-
     def tick(self, now: float) -> None:
         """Nobody has answered for a while, or not as it was hoped."""
         if self._silent_since is None or now < self._warn_at:

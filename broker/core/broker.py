@@ -43,6 +43,7 @@ from broker.core.mdp import (
 from broker.core.registry import WorkerRegistry
 from broker.core.request import Request, as_workers, read_request
 from broker.core.service import Service, WorkerPeer, WorkerState
+from broker.core.timers import earliest
 from broker.core.waiting import WaitingRequests
 from broker.errors import UsageError
 
@@ -71,8 +72,6 @@ class BrokerCore(Core):
         self._integrated: list[Service] = []
         self._heard, self._heartbeats = self.registry.heard, self.registry.heartbeats
         self._tokens = count(1)
-
-    # -- a core ------------------------------------------------------------------------------------------------
 
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
         """Take a message. One that is not MDP is counted and dropped."""
@@ -115,9 +114,7 @@ class BrokerCore(Core):
             self._expire_requests(now)
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do."""
-        times = (self._heartbeats.next(), self.registry.silences.next(), self.waiting.sweep_at)
-        return min((time for time in times if time is not None), default=None)
+        return earliest(self._heartbeats.next(), self.registry.silences.next(), self.waiting.sweep_at)
 
     # -- more that a shell can tell it -----------------------------------------------------------------------
 

@@ -115,8 +115,6 @@ class ClientSession(Core):
         """How many requests are unanswered."""
         return len(self._pending)
 
-    # -- the contract of a core ------------------------------------------------------------------------------
-
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
         """Take a message from the broker; what fits no request is counted and dropped."""
         if peer != self.connection:
@@ -228,8 +226,6 @@ class ClientSession(Core):
     def lost(self, now: float) -> None:
         """The transport knows that the connection is gone: all that is unanswered is sent again."""
         self._resend_all(now)
-
-    # -- inside ----------------------------------------------------------------------------------------------
 
     def _ticket_of(self, stack: Frames) -> tuple[int, int]:
         if not self.correlated:

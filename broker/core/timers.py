@@ -100,3 +100,8 @@ class Backoff:
     def reset(self) -> None:
         """The next wait is the first one again."""
         self._next = self._first
+
+
+def earliest(*times: float | None) -> float | None:
+    """The first of some deadlines; None: there is none."""
+    return min((time for time in times if time is not None), default=None)

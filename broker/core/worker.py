@@ -112,10 +112,7 @@ class WorkerSession(Core):
         self._leaving = False
         self._jobs: list[Job] = []
 
-    # -- the contract of a core ------------------------------------------------------------------------------
-
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
-        """Take a message from the broker."""
         if peer != self.connection or self.state is SessionState.AWAY:
             return
         if self.state is SessionState.ASKING:
@@ -154,7 +151,6 @@ class WorkerSession(Core):
             self._send(Command.HEARTBEAT, (), now)
 
     def next_deadline(self) -> float | None:
-        """When `tick` is wanted."""
         if self.state is SessionState.AWAY:
             return None if self._job_running else self._wake_at  # it waits for the handler to finish
         silent_at = self._silent_at if self._waits_for_word else math.inf
@@ -221,8 +217,6 @@ class WorkerSession(Core):
         self._leaving = True
         if not self._job_running:
             self._say_goodbye(now)
-
-    # -- inside ----------------------------------------------------------------------------------------------
 
     @property
     def _waits_for_word(self) -> bool:

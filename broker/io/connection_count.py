@@ -75,7 +75,6 @@ class ConnectionCount(Channel):
         self._monitor.connect(address)
 
     def sockets(self) -> list[Socket]:
-        """What to poll: the monitor."""
         return [] if self._monitor is None else [self._monitor]
 
     def drain(self, now: float) -> bool:
@@ -96,7 +95,6 @@ class ConnectionCount(Channel):
         return not left
 
     def close(self) -> None:
-        """Look no more."""
         if self._monitor is not None:
             if not self._watched.closed:
                 self._watched.disable_monitor()

@@ -151,10 +151,7 @@ class BinaryStarCore(Core):
         self._told_active: bool | None = None
         """The last of these."""
 
-    # -- the contract of a core ------------------------------------------------------------------------------
-
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
-        """Take a message from the other server."""
         self._look(now)
         try:
             (frame,) = frames
@@ -203,8 +200,6 @@ class BinaryStarCore(Core):
         two in turn."""
         changes, self._changes = self._changes, []
         return changes
-
-    # -- inside ----------------------------------------------------------------------------------------------
 
     @property
     def _quiet(self) -> float:

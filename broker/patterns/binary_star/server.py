@@ -123,14 +123,10 @@ class BinaryStar(Shell[BinaryStarCore]):
         else:
             self._server._end()
 
-    # -- the channel -----------------------------------------------------------------------------------------
-
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """The one that hears."""
         return [self._hears]
 
     def drain(self, now: float) -> bool:
-        """Hear the peer."""
         while (frames := sockets.receive(self._hears)) is not None:
             self.core.receive(None, frames, now)
         return False
@@ -149,7 +145,6 @@ class BinaryStar(Shell[BinaryStarCore]):
             self.loop.stop()
 
     def close(self) -> None:
-        """Close the sockets."""
         self._says.close()
         self._hears.close()
 

@@ -126,10 +126,7 @@ class Freelance(SharedClient[FreelanceAgent]):
         frames = body_frames(body)
         return self._submit(lambda now: self.core.request(frames, now, timeout=timeout, retries=retries))
 
-    # -- the channel -----------------------------------------------------------------------------------------
-
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """The ROUTER."""
         return [self._socket]
 
     def drain(self, now: float) -> bool:

@@ -34,7 +34,7 @@ from broker.config import check, check_heartbeats
 from broker.core.client import Event, EventKind
 from broker.core.endpoints import Health, Servers
 from broker.core.mdp import Core, Frames, Peer
-from broker.core.timers import Backoff, Timers
+from broker.core.timers import Backoff, Timers, earliest
 from broker.patterns.request_reply.core import PING, PONG, open_envelope
 
 _CONTROL = struct.Struct(">Q")
@@ -127,7 +127,6 @@ class FreelanceSession(Core, ABC):
                 self._ask(ticket, pending)
 
     def next_deadline(self) -> float | None:
-        """When `tick` is wanted."""
         return self._deadlines.next()
 
     @abstractmethod
@@ -199,9 +198,7 @@ class FreelanceAgent(FreelanceSession):
         super().tick(now)
 
     def next_deadline(self) -> float | None:
-        """The next ping, silence or request that is late."""
-        deadlines = (self._silence.next(), self._pings.next(), super().next_deadline())
-        return min((when for when in deadlines if when is not None), default=None)
+        return earliest(self._silence.next(), self._pings.next(), super().next_deadline())
 
     def undeliverable(self, peer: Peer, frames: Frames, now: float) -> None:
         """The transport cannot reach a server now."""

@@ -50,7 +50,6 @@ class GeneraldomoBroker(Broker):
         return bound
 
     def close(self) -> None:
-        """Close the sockets."""
         super().close()
         for server in self._servers:
             server.close()
@@ -116,8 +115,6 @@ class Generaldomo(SharedClient[DomoSession]):
             raise
         future.add_done_callback(lambda _: self._room.release())
         return future
-
-    # -- the channel -----------------------------------------------------------------------------------------
 
     def flush(self, now: float) -> None:
         """Send, and tell who asked."""

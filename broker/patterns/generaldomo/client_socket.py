@@ -69,11 +69,9 @@ class ClientDealer(Dealer):
         return None
 
     def sockets(self) -> list[Any]:
-        """None that could be polled."""
         return []
 
     def close(self, linger: int = LINGER) -> None:
-        """Close the present connection."""
         connection: Any = self.socket
         self.socket = None
         if connection is not None:

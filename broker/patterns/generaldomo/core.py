@@ -8,6 +8,7 @@ from typing import NamedTuple, cast
 from broker.config import ClientConfig
 from broker.core.client import VERSIONS, ClientSession, Event, EventKind
 from broker.core.mdp import Core, Frames, Output, Peer
+from broker.core.timers import earliest
 
 QUESTION_TIMEOUT = 2.5
 """Seconds without an answer after which `mmi.broker` is asked again, for clients that wait for ever."""
@@ -61,8 +62,6 @@ class DomoSession(Core):
         self._heard_at = float("-inf")
         self._events: list[Event] = []
 
-    # -- the contract of a core ------------------------------------------------------------------------------
-
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
         """Take a message that came on a connection."""
         connection, number = cast("tuple[int, int]", peer)
@@ -78,8 +77,7 @@ class DomoSession(Core):
 
     def next_deadline(self) -> float | None:
         """When the next request is due to be sent again."""
-        times = (session.next_deadline() for session in self._sessions.values())
-        return min((time for time in times if time is not None), default=None)
+        return earliest(*(session.next_deadline() for session in self._sessions.values()))
 
     def take_output(self) -> list[Output]:
         """Messages for connections; a new number asks for a new socket."""
@@ -107,8 +105,6 @@ class DomoSession(Core):
         """What has become of requests since the last call."""
         events, self._events = self._events, []
         return events
-
-    # -- inside ----------------------------------------------------------------------------------------------
 
     def _session(self, *, correlated: bool) -> ClientSession:
         return ClientSession(self._config, correlated=correlated, dialect=VERSIONS["0.1"])

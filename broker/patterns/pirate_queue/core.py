@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from broker.config import check, check_heartbeats
 from broker.core.mdp import Command, Core, Frames, Peer
-from broker.core.timers import Timers
+from broker.core.timers import Timers, earliest
 from broker.patterns.pirate_queue.wire import HEARTBEAT, PARANOID, PirateDialect
 from broker.patterns.request_reply.core import open_envelope
 
@@ -101,10 +101,7 @@ class PirateQueueCore(Core):
         ready = len(self._ready)
         return ready if state is PirateState.READY else len(self._workers) - ready
 
-    # -- the contract of a core ------------------------------------------------------------------------------
-
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
-        """Take a message from either side."""
         assert isinstance(peer, At)
         side, identity = peer
         if side == CLIENT:
@@ -133,11 +130,9 @@ class PirateQueueCore(Core):
             self.dropped += 1
 
     def next_deadline(self) -> float | None:
-        """The next heartbeat, silence or expiry."""
-        deadlines = [self._silence.next(), self._beat_at if self.dialect.heartbeats and self._workers else None]
-        if self._waiting:
-            deadlines.append(self._waiting[0].arrived + self.config.request_expiry)
-        return min((when for when in deadlines if when is not None), default=None)
+        beat_at = self._beat_at if self.dialect.heartbeats and self._workers else None
+        expires_at = self._waiting[0].arrived + self.config.request_expiry if self._waiting else None
+        return earliest(self._silence.next(), beat_at, expires_at)
 
     # -- what a shell does with it ---------------------------------------------------------------------------
 
@@ -152,8 +147,6 @@ class PirateQueueCore(Core):
         if frames != [HEARTBEAT]:
             self._waiting.appendleft(_Waiting(now, frames[len(self.dialect.prefix) :]))
             self._dispatch()
-
-    # -- inside ----------------------------------------------------------------------------------------------
 
     def _request(self, client: bytes, frames: Frames, now: float) -> None:
         if open_envelope(frames) is None:  # a worker could not tell its body from its addresses

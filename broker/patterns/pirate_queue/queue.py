@@ -36,10 +36,7 @@ class PirateQueue(Shell[PirateQueueCore]):
         """Listen to workers, before the queue runs; the endpoint with its real port comes back."""
         return self._sides[WORKER].bind(endpoint)
 
-    # -- the channel -----------------------------------------------------------------------------------------
-
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """Both."""
         return [router.socket for router in self._sides.values()]
 
     def drain(self, now: float) -> bool:
@@ -61,7 +58,6 @@ class PirateQueue(Shell[PirateQueueCore]):
             self._send(output, now)
 
     def close(self) -> None:
-        """Close the sockets."""
         for router in self._sides.values():
             router.close()
 

@@ -102,7 +102,6 @@ class Replier(Core):
         """Asks that are not answered yet, by who waits for them."""
 
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
-        """Take a message from a client."""
         if self._pings and frames == [PING]:
             self._output.append((peer, [PONG]))
         elif (opened := self._open(frames)) is None:

@@ -82,8 +82,6 @@ class Server(Shell[Replier]):
         self.loop.call(self._leave)
         self.loop.close_unless_running()
 
-    # -- the channel -----------------------------------------------------------------------------------------
-
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """The ROUTER, unless there is too much in hand."""
         self._polled = self._wants_more
@@ -101,7 +99,6 @@ class Server(Shell[Replier]):
         return self._wants_more and self._router.skipping
 
     def flush(self, now: float) -> None:
-        """Send the replies that are ready."""
         for peer, frames in self.core.take_output():
             assert isinstance(peer, bytes)
             assert frames is not None
@@ -113,11 +110,8 @@ class Server(Shell[Replier]):
             self.loop.stop()
 
     def close(self) -> None:
-        """Close the socket."""
         self._handlers.end()
         self._router.close()
-
-    # -- inside ----------------------------------------------------------------------------------------------
 
     @property
     def _wants_more(self) -> bool:
