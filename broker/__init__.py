@@ -16,7 +16,7 @@ _MODULES = {
     "broker.core.mdp": ["CLIENT_QUEUE", "ErrorReply", "error_body", "read_error", "service_fault"],
     "broker.core.recognition": ["ANSWER", "Kind", "Recognition"],
     "broker.core.request": ["Request"],
-    "broker.core.timers": ["Timers"],
+    "broker.core.timers": ["Timers", "earliest"],
     "broker.core.worker": ["Job", "WorkerSession"],
     "broker.errors": ["BrokerError", "EndpointError", "OutOfSockets", "RemoteError", "TimedOut", "UsageError"],
     "broker.io.dealer": ["Dealer"],

@@ -17,6 +17,7 @@ from broker.core.recognition import Kind as Kind
 from broker.core.recognition import Recognition as Recognition
 from broker.core.request import Request as Request
 from broker.core.timers import Timers as Timers
+from broker.core.timers import earliest as earliest
 from broker.core.worker import Job as Job
 from broker.core.worker import WorkerSession as WorkerSession
 from broker.errors import BrokerError as BrokerError

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from broker import Timers
+from broker import Timers, earliest
 from titanic.config import ServerConfig
 from titanic.dispatch.actions import Fetch
 from titanic.protocol.limits import MAX_PRIORITY
@@ -288,8 +288,7 @@ class Backlogs(dict[bytes, Backlog]):
 
     def next_deadline(self) -> float | None:
         """When somebody is to be asked for."""
-        times = (self.questions.next(), self._survey_at if self._survey_due else None)
-        return min((time for time in times if time is not None), default=None)
+        return earliest(self.questions.next(), self._survey_at if self._survey_due else None)
 
     # -- inside ----------------------------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import zmq
 
-from broker import ClientSession, Dealer, OutOfSockets, SessionChannel
-from titanic.dispatch.discovery import BrokerDiscovery, Shortage, first
+from broker import ClientSession, Dealer, OutOfSockets, SessionChannel, earliest
+from titanic.dispatch.discovery import BrokerDiscovery, Shortage
 
 
 class Connection(SessionChannel[ClientSession]):
@@ -52,7 +52,7 @@ class Connection(SessionChannel[ClientSession]):
         self._silenced = True
 
     def next_deadline(self) -> float | None:
-        return first(self.session.next_deadline(), self._shortage.ends)
+        return earliest(self.session.next_deadline(), self._shortage.ends)
 
     def flush(self, now: float) -> None:
         if self._shortage.lasts(now):

@@ -26,7 +26,7 @@ from __future__ import annotations
 import random
 from collections.abc import Container, Iterable, Sequence
 
-from broker import ErrorReply, Timers
+from broker import ErrorReply, Timers, earliest
 from titanic.config import ServerConfig
 from titanic.dispatch.actions import AttemptOutcome, Fetch, Finish, Send
 from titanic.dispatch.backlogs import OVERTAKE, Backlog, Backlogs
@@ -296,7 +296,7 @@ class DispatchCore:
         times = [self._limits.next(), self._lapses.next(), backlogs.overtakes.next(), self.outcomes.next_deadline()]
         if not self.stopping:
             times += (backlogs.next_deadline(), self._alarm)
-        return min((time for time in times if time is not None), default=None)
+        return earliest(*times)
 
     # -- inside ----------------------------------------------------------------------------------------------
 

@@ -46,11 +46,6 @@ class Shortage:
             self.trouble.over()
 
 
-def first(*times: float | None) -> float | None:
-    """The first of these deadlines."""
-    return min((time for time in times if time is not None), default=None)
-
-
 class BrokerDiscovery(Channel):
     """Asks on a connection of its own. When any connection to the broker breaks, another broker may have taken its
     place."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from broker import Channel, Loop
+from broker import Channel, Loop, earliest
 from titanic.commit.writer import Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.actions import AttemptOutcome, Fetch, Finish
@@ -204,12 +204,8 @@ class Dispatcher(Channel):
         """At once, when requests were left unread; else when something is due."""
         if self._more:
             return 0.0
-        times = (
-            self.core.next_deadline() if self.transport is not None else None,
-            self.waiters.next_deadline(),
-            self.maintenance.readers_at,
-        )
-        return min((time for time in times if time is not None), default=None)
+        due = self.core.next_deadline() if self.transport is not None else None
+        return earliest(due, self.waiters.next_deadline(), self.maintenance.readers_at)
 
     def flush(self, now: float) -> None:
         """One round: take in results, decide, send."""

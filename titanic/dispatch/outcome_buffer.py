@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
+from broker import earliest
 from titanic.dispatch.actions import AttemptOutcome
 from titanic.dispatch.flight import Flight
 
@@ -108,8 +109,7 @@ class OutcomeBuffer:
 
     def next_deadline(self) -> float | None:
         """When something has gathered for long enough, or is to be written again."""
-        times = (self._gather_until, self._rewrite_at)
-        return min((time for time in times if time is not None), default=None)
+        return earliest(self._gather_until, self._rewrite_at)
 
     def _discount(self, flight: Flight) -> None:
         self.bytes -= flight.size

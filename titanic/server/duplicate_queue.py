@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 import zmq
 
-from broker import ClientConfig, ClientSession, Dealer, EventKind, OutOfSockets, SessionChannel
-from titanic.dispatch.discovery import BrokerDiscovery, Shortage, first
+from broker import ClientConfig, ClientSession, Dealer, EventKind, OutOfSockets, SessionChannel, earliest
+from titanic.dispatch.discovery import BrokerDiscovery, Shortage
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 
@@ -63,7 +63,7 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
         self._shortage = Shortage()
 
     def next_deadline(self) -> float | None:
-        return None if self._done else first(self._again_at, self.session.next_deadline(), self._shortage.ends)
+        return None if self._done else earliest(self._again_at, self.session.next_deadline(), self._shortage.ends)
 
     def flush(self, now: float) -> None:
         if self._done or self._shortage.lasts(now) or (self._again_at is not None and now < self._again_at):
