@@ -119,7 +119,7 @@ def bring_up() -> None:
 
 def main() -> None:
     bring_up()
-    import_module("titanic.cli.queue")
+    import_module("titanic.cli.submit_reply")
     texts: list[str] = json.load(sys.stdin)
     lines: list[Line] = []
     with ExitStack() as stack:

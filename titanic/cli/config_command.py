@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import click
 from click.core import ParameterSource, augment_usage_errors
 
-from titanic.cli.config_file import Document, Found, commands_of, strangers
+from titanic.cli.config_file import Document, FileValue, commands_of, strangers
 from titanic.cli.help import Option, command
 from titanic.cli.options import json_flag
 from titanic.cli.output import EXIT_FAILED, print_json, print_table, say
@@ -70,7 +70,7 @@ def show(name: str, arguments: tuple[str, ...], path: str | None, as_json: bool)
     if name not in commands:
         near = difflib.get_close_matches(name, commands, n=1)
         raise click.UsageError(f"no such command: {name}" + (f"; did you mean {near[0]}?" if near else ""))
-    found: dict[str, Found] = {}
+    found: dict[str, FileValue] = {}
     if path is not None:
         document = Document(Path(path), commands)
         found = document.of(name)
@@ -85,7 +85,7 @@ def show(name: str, arguments: tuple[str, ...], path: str | None, as_json: bool)
 
 
 def _effective(
-    context: click.Context, name: str, arguments: tuple[str, ...], found: dict[str, Found]
+    context: click.Context, name: str, arguments: tuple[str, ...], found: dict[str, FileValue]
 ) -> Iterator[Effective]:
     root = context.find_root()
     assert isinstance(root.command, click.Group)

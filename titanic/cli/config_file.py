@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from titanic.cli.endpoint import Endpoint
+from titanic.cli.endpoint import EndpointType
 from titanic.errors import Contradiction
 from titanic.util.text import quoted
 
@@ -48,7 +48,7 @@ PLACES = "titanic.places"
 """Where a context keeps, by parameter, where in which file its default stands."""
 
 
-class Place(NamedTuple):
+class FileLine(NamedTuple):
     """A line of a file."""
 
     path: Path
@@ -61,19 +61,19 @@ class Place(NamedTuple):
 class Fault(NamedTuple):
     """Something in a file that is not right."""
 
-    place: Place
+    place: FileLine
     text: str
 
     def __str__(self) -> str:
         return f"{self.place}: {self.text}"
 
 
-class Found(NamedTuple):
+class FileValue(NamedTuple):
     """What a file says about one option of a command."""
 
     option: click.Option
     value: Any
-    place: Place
+    place: FileLine
     keys: Keys
     meant: Any
     """What the option makes of the value."""
@@ -99,19 +99,19 @@ class Document:
             raise click.UsageError(f"cannot read {path}: {error.strerror}") from error
         except tomllib.TOMLDecodeError as error:
             fact = re.sub(r" \(at (line .*|end of document)\)$", "", str(error))
-            self.faults.append(Fault(Place(path, line_of_error(text, error)), f"this is not TOML: {fact}"))
+            self.faults.append(Fault(FileLine(path, line_of_error(text, error)), f"this is not TOML: {fact}"))
             return
         except UnicodeDecodeError as error:
             line = error.object.count(b"\n", 0, error.start) + 1
-            self.faults.append(Fault(Place(path, line), "this is not TOML: it is not UTF-8"))
+            self.faults.append(Fault(FileLine(path, line), "this is not TOML: it is not UTF-8"))
             return
         self._lines = lines_of(text)
         self._check_keys()
 
-    def of(self, name: str) -> dict[str, Found]:
+    def of(self, name: str) -> dict[str, FileValue]:
         """What it says for a command, by the option's name. Adds to `faults`."""
         options = self._commands.get(name, Options())
-        found: dict[str, Found] = {}
+        found: dict[str, FileValue] = {}
         for key, value in self.values.items():
             option = options.get(key)
             if option is not None and not (isinstance(value, dict) and key in self._commands):
@@ -130,19 +130,19 @@ class Document:
             self.of(name)
         self.faults.sort(key=lambda fault: fault.place.line)
 
-    def _take(self, found: dict[str, Found], option: click.Option, keys: Keys, value: Any, name: str) -> None:
+    def _take(self, found: dict[str, FileValue], option: click.Option, keys: Keys, value: Any, name: str) -> None:
         if len(keys) == 1 and isinstance(value, list) and len(value) == 1 and not option.multiple:
             value = value[0]  # other commands may take several, and it is for them, too
         meant, fault = convert(option, value)
         if not fault:
             values = [value] if option.multiple and not isinstance(value, list) else value
-            found[option.name or ""] = Found(option, values, Place(self.path, self._lines[keys]), keys, meant)
+            found[option.name or ""] = FileValue(option, values, FileLine(self.path, self._lines[keys]), keys, meant)
         elif (keys, fault) not in self._told:  # above the tables it is the same for every command that has it
             self._told.add((keys, fault))
             whose = "" if len(keys) == 2 else f" (of titanic {name})"
             self._complain(keys, f"{_shown(keys)}{whose}{fault}")
 
-    def _check_together(self, rule: Rule, options: Options, found: Mapping[str, Found]) -> None:
+    def _check_together(self, rule: Rule, options: Options, found: Mapping[str, FileValue]) -> None:
         context = click.Context(click.Command(""))
         values = {
             one.name or "": one.type_cast_value(context, one.get_default(context)) for one in options.values()
@@ -182,7 +182,7 @@ class Document:
         self._complain(keys, f"unknown key {shown}{advice}")
 
     def _complain(self, keys: Keys, text: str) -> None:
-        fault = Fault(Place(self.path, self._lines[keys]), text)
+        fault = Fault(FileLine(self.path, self._lines[keys]), text)
         if fault not in self.faults:
             self.faults.append(fault)
 
@@ -237,7 +237,7 @@ def convert(option: click.Option, value: Any) -> tuple[Any, str]:
         return None, f" cannot be {quoted(value)}: no text may have a NUL in it"
     if isinstance(option.type, click.File):
         return value, ""  # to look closer would be to open it
-    if isinstance(option.type, Endpoint):
+    if isinstance(option.type, EndpointType):
         given = values if option.multiple else value
         return given, next((f": {fault}" for one in values if (fault := option.type.fault(one))), "")
     context = click.Context(click.Command(""))
@@ -262,7 +262,7 @@ def _fits(option: click.Option, value: Any) -> bool:
 
 
 def _is_text(option: click.Option) -> bool:
-    return isinstance(option.type, (click.types.StringParamType, click.Choice, click.Path, click.File, Endpoint))
+    return isinstance(option.type, (click.types.StringParamType, click.Choice, click.Path, click.File, EndpointType))
 
 
 def _kind(option: click.Option) -> str:

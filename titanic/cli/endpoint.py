@@ -12,7 +12,7 @@ import click
 from titanic.cli.output import say
 
 
-class Endpoint(click.ParamType[str]):
+class EndpointType(click.ParamType[str]):
     """Taken as it is: binding and connecting find out. A file is checked more closely, before anything starts."""
 
     name = "endpoint"
@@ -38,7 +38,7 @@ class Endpoint(click.ParamType[str]):
         return ""
 
 
-class PeerEndpoint(Endpoint):
+class PeerType(EndpointType):
     """An endpoint to ask. ZeroMQ would look up an unknown name until the time is over."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -55,11 +55,11 @@ class PeerEndpoint(Endpoint):
         return text
 
 
-BOUND = Endpoint(listens=True)
+BOUND = EndpointType(listens=True)
 """An endpoint to listen at."""
-BROKER = Endpoint(listens=False)
+BROKER = EndpointType(listens=False)
 """An endpoint to connect to, for a server: the name need not be known yet."""
-PEER = PeerEndpoint(listens=False)
+PEER = PeerType(listens=False)
 """An endpoint to ask."""
 
 

@@ -31,7 +31,7 @@ class Option(click.Option):
             raise click.BadParameter(where, ctx, self) from error
 
 
-class Command(click.Command):
+class GroupedCommand(click.Command):
     """Lists its options by group: those without one first, then the groups in the order of their first options."""
 
     def __init__(self, *arguments: Any, rule: Callable[..., Any] | None = None, **settings: Any) -> None:
@@ -61,5 +61,5 @@ def parse_again(context: click.Context) -> dict[str, Any]:
         return dict(again.params)
 
 
-command = partial(click.command, cls=Command)
+command = partial(click.command, cls=GroupedCommand)
 """The decorator for commands."""

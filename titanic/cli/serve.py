@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from broker import Broker
-from titanic.cli import service
+from titanic.cli import serve_run
 from titanic.cli.help import command
 from titanic.cli.options import write_size
 from titanic.cli.running import say
@@ -71,7 +71,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
         config = server_config({"bind": bind, **settings})
     except CallerError as error:  # it would not be better the next time
         raise click.UsageError(str(error).replace("_", "-")) from error
-    signals = service.begin(log_level, log_format)
+    signals = serve_run.begin(log_level, log_format)
     store: Path = settings["store"]
     if not os.path.lexists(store.parent):
         raise click.UsageError(
@@ -98,7 +98,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     else:
         stored = f"{counted(counts.requests, 'request')}, {counts.waiting} waiting"
     say(f"{way}; store {server.store.path}: {stored}", "serving")
-    service.run(queue, signals, settings["metrics"])
+    serve_run.run(queue, signals, settings["metrics"])
 
 
 @command("broker")
@@ -114,14 +114,14 @@ def broker_command(bind: tuple[str, ...], log_level: str, log_format: str, **set
     Example:
       titanic broker --bind tcp://0.0.0.0:5555
     """
-    signals = service.begin(log_level, log_format)
+    signals = serve_run.begin(log_level, log_format)
     _prepare()
     metrics = settings.pop("metrics")
     here = Broker(take_wire(settings), version=__version__)
     endpoints = [here.bind(endpoint) for endpoint in bind]
     here.start()
     say(f"broker at {', '.join(endpoints)}", "serving")
-    service.run(Switch(here), signals, metrics)
+    serve_run.run(Switch(here), signals, metrics)
 
 
 class Rate:
@@ -137,8 +137,8 @@ class Rate:
         return max(0, count - before) / max(now - then, 0.001)
 
 
-class Queue(service.Subject):
-    """A `Server`, as `service.run` runs it."""
+class Queue(serve_run.Subject):
+    """A `Server`, as `serve_run.run` runs it."""
 
     live = frozenset({*LIVE, *KEEPING} - {"retention"})
 
@@ -147,10 +147,10 @@ class Queue(service.Subject):
         self._rate = Rate()
         self.watchdog = server.watchdog
 
-    def wait_for_broker(self, signals: service.Signals) -> None:
+    def wait_for_broker(self, signals: serve_run.Signals) -> None:
         """Wait a moment for the broker's answer: when another queue serves it, only that is reported."""
         until = time.monotonic() + FIRST_ANSWER
-        while self.alive and not self.ready and time.monotonic() < until and not signals.end.wait(service.STARTING):
+        while self.alive and not self.ready and time.monotonic() < until and not signals.end.wait(serve_run.STARTING):
             pass
         if (error := self.problem) is not None:
             self.stop()
@@ -201,8 +201,8 @@ class Queue(service.Subject):
         return families.queue(self._server.snapshot())
 
 
-class Switch(service.Subject):
-    """A `Broker`, as `service.run` runs it."""
+class Switch(serve_run.Subject):
+    """A `Broker`, as `serve_run.run` runs it."""
 
     def __init__(self, here: Broker) -> None:
         self._broker = here

@@ -13,7 +13,7 @@ import click
 import broker
 from titanic.cli.connect import connect_to_look
 from titanic.cli.endpoint import Reach
-from titanic.cli.help import Command, command
+from titanic.cli.help import GroupedCommand, command
 from titanic.cli.options import json_flag, option, reaching, seconds
 from titanic.cli.output import duration, print_json, print_table, say, size
 from titanic.cli.store_files import Files, look, lookable
@@ -163,7 +163,7 @@ OK, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
 WORDS = ("healthy", "warning", "critical", "unknown")
 
 
-class Probe(Command):
+class Probe(GroupedCommand):
     """Wrong usage is unknown: the usual 2 would say that the server is dead."""
 
     def make_context(self, *arguments: Any, **settings: Any) -> click.Context:
@@ -202,7 +202,7 @@ def health(as_json: bool, max_waiting: int | None, max_age: float | None, reach:
       titanic health
       titanic health --max-waiting 10000 --max-age 600
     """
-    found = Found()
+    found = Observation()
     try:
         with connect_to_look(reach, tries=1) as client:
             found = _look(client)
@@ -220,7 +220,7 @@ def health(as_json: bool, max_waiting: int | None, max_age: float | None, reach:
     sys.exit(code)
 
 
-class Found(NamedTuple):
+class Observation(NamedTuple):
     """What a server says of itself, and how many seconds its answer took; None: there is no answer."""
 
     document: Mapping[str, Any] = {}
@@ -229,7 +229,7 @@ class Found(NamedTuple):
     oldest: float | None = None
 
 
-def _look(client: Client) -> Found:
+def _look(client: Client) -> Observation:
     began = time.monotonic()
     document = client.stats()
     took = time.monotonic() - began
@@ -237,10 +237,10 @@ def _look(client: Client) -> Found:
     while not rows and after is not None:  # a page can be empty and yet not the last
         rows, after = client.list(state="waiting", limit=1, after=after)
     oldest = max(0.0, time.time() - rows[0]["submitted_at"] / 1e6) if rows else None
-    return Found(document, took, max(0, document["store"]["waiting"] - document["running"]), oldest)
+    return Observation(document, took, max(0, document["store"]["waiting"] - document["running"]), oldest)
 
 
-def judge(found: Found, timeout: float, max_waiting: int | None, max_age: float | None) -> tuple[int, list[str]]:
+def judge(found: Observation, timeout: float, max_waiting: int | None, max_age: float | None) -> tuple[int, list[str]]:
     """The exit code, and the problems."""
     waiting, oldest = found.waiting or 0, found.oldest
     full, warnings = [], []

@@ -49,18 +49,18 @@ ROOM = 4096
 Frames = list[bytes]
 
 
-class Status(NamedTuple):
+class StatusFrame(NamedTuple):
     """A status frame as a client reads it."""
 
     code: int
     text: str
 
 
-def read_status(frame: bytes) -> Status | None:
+def read_status(frame: bytes) -> StatusFrame | None:
     """The status in a reply's first frame; None when it is not one."""
     if len(frame) < 3 or not frame[:3].isdigit() or frame[3:4] not in (b"", b" "):
         return None
-    return Status(int(frame[:3]), frame[4:].decode(errors="replace"))
+    return StatusFrame(int(frame[:3]), frame[4:].decode(errors="replace"))
 
 
 def bad_request(text: str) -> Frames:

@@ -134,7 +134,7 @@ class GatherEndpoint:
         for event in self._session.take_events():
             self._learn(self._in_hand.pop(event.ticket), _status(event.body))
 
-    def _learn(self, message: Frames, status: tsp.Status | None) -> None:
+    def _learn(self, message: Frames, status: tsp.StatusFrame | None) -> None:
         if status is not None and status.code == 200:
             self.counts["stored"] += 1
         elif status is not None and status.code < 500:
@@ -151,8 +151,8 @@ class GatherEndpoint:
             log.warning("%d gathered messages dropped; the last one because %s", self.counts["dropped"], why)
 
 
-def _status(body: Frames) -> tsp.Status | None:
+def _status(body: Frames) -> tsp.StatusFrame | None:
     """What an answer says, be it Titanic's or an error of the broker's; None when it is neither."""
     if (error := read_error(body)) is not None:
-        return tsp.Status(error.status, error.text)
+        return tsp.StatusFrame(error.status, error.text)
     return tsp.read_status(body[0]) if body else None

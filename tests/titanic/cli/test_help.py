@@ -93,6 +93,6 @@ def test_the_version() -> None:
 
 def test_a_short_command_imports_nothing_heavy() -> None:
     heavy = {"rich", "multiprocessing", "titanic.bench", "titanic.cli.demo", "titanic.cli.serve"}
-    program = "import sys, titanic.cli.queue, titanic.cli.main; print(*sys.modules)"
+    program = "import sys, titanic.cli.submit_reply, titanic.cli.main; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
     assert not heavy & set(done.stdout.split())

@@ -12,7 +12,7 @@ import pytest
 from support.cli_titanic import Running, here, running, serving
 from support.waiting import until
 
-from titanic.cli.status import Found, judge
+from titanic.cli.status import Observation, judge
 from titanic.client.client import Client
 from titanic.errors import Refused
 
@@ -109,7 +109,7 @@ def test_health_of_a_full_store(tmp_path: Path) -> None:
 
 
 def test_health_of_one_who_is_slow() -> None:
-    slow = Found({"disk_full": False, "accepting": True}, took=1.2, waiting=0)
+    slow = Observation({"disk_full": False, "accepting": True}, took=1.2, waiting=0)
     assert judge(slow, 2.0, None, None) == (1, ["slow: it took 1s to answer"])
     assert judge(slow, 3.0, None, None) == (0, [])
 

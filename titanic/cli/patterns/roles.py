@@ -13,7 +13,7 @@ import click
 from broker import DEFAULT_ENDPOINT
 from titanic import logs
 from titanic.cli.endpoint import PEER
-from titanic.cli.help import Command
+from titanic.cli.help import GroupedCommand
 from titanic.cli.options import Function, option, read_span
 from titanic.cli.running import Ending, say
 from titanic.cli.work import CommandHandler
@@ -78,7 +78,7 @@ def role(group: click.Group, **more: Settings) -> Callable[[Function], click.Com
                 settings["default"] = parameter.default
             names = settings.pop("names", [f"--{name.replace('_', '-')}"])
             function = option(*names, **settings)(function)
-        return group.command(function.__name__.rpartition("_")[2], cls=Command)(function)
+        return group.command(function.__name__.rpartition("_")[2], cls=GroupedCommand)(function)
 
     return make
 

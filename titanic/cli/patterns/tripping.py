@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 
 from broker.patterns import KINDS, MissingDrafts, trip
-from titanic.cli.help import Command
+from titanic.cli.help import GroupedCommand
 from titanic.cli.options import option
 from titanic.cli.output import print_table
 from titanic.cli.running import say
 
 
-@click.command(cls=Command)
+@click.command(cls=GroupedCommand)
 @option(
     "--kind",
     type=click.Choice(list(KINDS)),

@@ -15,7 +15,7 @@ from support.service_manager import Manager
 from support.shortages import no_more_threads
 from support.waiting import until
 
-from titanic.cli.service import Stop
+from titanic.cli.serve_run import Stop
 from titanic.errors import StoreError
 
 ANY = "tcp://127.0.0.1:*"
