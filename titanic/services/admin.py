@@ -37,12 +37,11 @@ from titanic.protocol import tsp
 from titanic.protocol.limits import MOST_UUIDS
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Ask, DispatcherInbox, SendAnswers
+from titanic.services.json_options import check_names, read_id, read_object
 from titanic.store import Archivist, State, WriteTransaction
-from titanic.util import ids
-from titanic.util.text import quoted
 
-KNOWN = {"do", "uuids", "service", "state", "older_than", "after"}
-ARCHIVE_KNOWN = {"do", "register", "upto", "uuid", "store", "archive", "name"}
+KNOWN = ("after", "do", "older_than", "service", "state", "uuids")
+ARCHIVE_KNOWN = ("archive", "do", "name", "register", "store", "upto", "uuid")
 DEAD = (State.FAILED, State.EXPIRED)
 
 
@@ -146,16 +145,12 @@ class AdminWrite:
 
 
 def read_options(body: Frames) -> dict[str, Any]:
-    try:
-        given = json.loads(b"".join(body[:1]))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"options are not JSON: {error}") from None
-    if not isinstance(given, dict) or given.get("do") not in ("retry", "purge", "archive"):
+    given = read_object(b"".join(body[:1]))
+    if given.get("do") not in ("retry", "purge", "archive"):
         raise ValueError('options must be a JSON object with "do": "retry", "purge" or "archive"')
     if given["do"] == "archive":
         return read_archive_options(given)
-    if unknown := given.keys() - KNOWN:
-        raise ValueError(f"unknown option {quoted(sorted(unknown)[0])}; there are {', '.join(sorted(KNOWN))}")
+    check_names(given, KNOWN)
     options: dict[str, Any] = {"do": given["do"], "uuids": None, "after": None, "service": None}
     if "uuids" in given:
         options["uuids"] = _uuids(given["uuids"])
@@ -186,16 +181,12 @@ def _states(given: Mapping[str, Any]) -> tuple[State, ...]:
 def _uuids(given: Any) -> list[bytes]:
     if not isinstance(given, list) or len(given) > MOST_UUIDS:
         raise ValueError(f"uuids must be a list of at most {MOST_UUIDS}")
-    uuids = [ids.parse(str(text).encode(errors="replace")) for text in given]
-    if None in uuids:
-        raise ValueError("a UUID must be 32 hexadecimal digits")
-    return [uuid for uuid in uuids if uuid is not None]
+    return [read_id(text, "a UUID must be") for text in given]
 
 
 def read_archive_options(given: dict[str, Any]) -> dict[str, Any]:
     """Check the options; ValueError says what is wrong."""
-    if unknown := given.keys() - ARCHIVE_KNOWN:
-        raise ValueError(f"unknown option {quoted(sorted(unknown)[0])}; there are {', '.join(sorted(ARCHIVE_KNOWN))}")
+    check_names(given, ARCHIVE_KNOWN)
     options = {"do": "archive", "register": given.get("register"), "upto": given.get("upto"), "uuid": None}
     if options["register"] is not None and not isinstance(options["register"], bool):
         raise ValueError("register must be true or false")
@@ -203,22 +194,15 @@ def read_archive_options(given: dict[str, Any]) -> dict[str, Any]:
     if upto is not None:
         if type(upto) is not int or upto < 0:
             raise ValueError("upto must be a number, 0 or more")
-        options["uuid"] = _id(given, "uuid", "that of the request with the number upto, ")
-    options["store"] = _id(given, "store") if given.get("store") is not None else None
+        options["uuid"] = read_id(given.get("uuid"), "uuid must be that of the request with the number upto,")
+    options["store"] = read_id(given["store"], "store must be") if given.get("store") is not None else None
     options["archivist"] = None
     if given.get("archive") is not None:
         name = given.get("name", "")
         if not isinstance(name, str):
             raise ValueError("name must be text")
-        options["archivist"] = Archivist(_id(given, "archive"), name)
+        options["archivist"] = Archivist(read_id(given["archive"], "archive must be"), name)
     return options
-
-
-def _id(given: dict[str, Any], name: str, whose: str = "") -> bytes:
-    found = ids.parse(str(given.get(name)).encode(errors="replace"))
-    if found is None:
-        raise ValueError(f"{name} must be {whose}32 hexadecimal digits")
-    return found
 
 
 def _archive(transaction: WriteTransaction, options: dict[str, Any], now_us: int) -> dict[str, Any]:

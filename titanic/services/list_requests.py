@@ -18,11 +18,11 @@ from titanic.protocol import tsp
 from titanic.protocol.limits import MOST_UUIDS
 from titanic.protocol.submit_options import read_policy
 from titanic.protocol.tsp import Frames
+from titanic.services.json_options import check_names, read_id, read_object
 from titanic.store import Description, ReadTransaction, State
-from titanic.util import ids
 from titanic.util.text import quoted
 
-KNOWN = {"uuid", "keys", "service", "state", "after", "limit"}
+KNOWN = ("after", "keys", "limit", "service", "state", "uuid")
 
 
 def answer(transaction: ReadTransaction, body: Frames, running: Callable[[], Collection[bytes]]) -> Frames:
@@ -69,20 +69,12 @@ def _described(transaction: ReadTransaction, uuids: Collection[bytes]) -> list[D
 
 def read_options(body: Frames) -> dict[str, Any]:
     """Read and check the options; ValueError says what is wrong."""
-    try:
-        given = json.loads(b"".join(body[:1]) or b"{}")
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"options are not JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise ValueError("options are not a JSON object")
-    if unknown := given.keys() - KNOWN:
-        raise ValueError(f"unknown option {quoted(sorted(unknown)[0])}; there are {', '.join(sorted(KNOWN))}")
+    given = read_object(b"".join(body[:1]) or b"{}")
+    check_names(given, KNOWN)
     options: dict[str, Any] = dict.fromkeys(KNOWN)
     for name in ("uuid", "after"):
-        if (text := given.get(name)) is not None:
-            options[name] = ids.parse(str(text).encode())
-            if options[name] is None:
-                raise ValueError(f"{name} must be 32 hexadecimal digits")
+        if given.get(name) is not None:
+            options[name] = read_id(given[name], f"{name} must be")
     if (keys := given.get("keys")) is not None:
         if not isinstance(keys, list) or len(keys) > MOST_UUIDS or not all(isinstance(key, str) for key in keys):
             raise ValueError(f"keys must be a list of at most {MOST_UUIDS} texts")

@@ -45,9 +45,9 @@ from titanic.protocol.limits import (
 from titanic.protocol.submit_options import Policy
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Ask, DispatcherInbox, SendAnswers
+from titanic.services.json_options import check_names, read_object
 from titanic.store import NewRequest, WriteTransaction
 from titanic.util.clock import Leaps
-from titanic.util.text import quoted
 
 Parse = Callable[[Frames, int], "NewRequests"]
 """The requests in the body of an ask; ValueError says what is wrong with it."""
@@ -270,15 +270,9 @@ def _keys(options: dict[str, Any], count: int) -> list[bytes]:
 
 
 def _read(frame: bytes) -> dict[str, Any]:
-    try:
-        options = json.loads(frame)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"options are not JSON: {error}") from None
-    if not isinstance(options, dict):
-        raise ValueError("options are not a JSON object")
+    options = read_object(frame)
+    check_names(options, _CHECKS)
     for name, value in options.items():
-        if name not in _CHECKS:
-            raise ValueError(f"unknown option {quoted(name)}; there are {', '.join(_CHECKS)}")
         what, fits = _CHECKS[name]
         if not fits(value):
             raise ValueError(f"{name} must be {what}")
