@@ -1,7 +1,7 @@
-"""Threads that work in batches: whatever has gathered while the last batch was worked on is the next one.
+"""Threads that work in batches: whatever has gathered during one batch is the next one.
 
-This is all there is to group commit. Under load the batches grow by themselves, and a single message waits for
-nobody. There is no timer and no size to tune.
+This is all there is to group commit. Under load the batches grow by themselves, and a single message waits for nobody.
+There is no timer and no size to tune.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ Item = TypeVar("Item")
 
 
 AGAIN = 0.01
-"""Seconds until work that was put off is looked at again, when nothing else comes."""
+"""Seconds until `work` is called again that has put something off, when no item comes."""
 
 
 class _Call(NamedTuple):
-    """Something else than an item that the thread is to do."""
+    """A function that the thread is to call, instead of an item."""
 
     function: Callable[[], None]
 
 
 class BatchThread(Generic[Item]):
-    """Calls `work` in a thread of its own with all the items that are waiting.
+    """Calls `work` in a thread of its own with all items that wait, at least one.
 
-    There is at least one, unless `work` said with `True` that it has put something off: then it is called soon in any
-    case. What is put off when the thread is to end stays undone.
+    When `work` has put something off, it returns True: then it is called soon, perhaps without an item. What is put off
+    when the thread ends stays undone.
     """
 
     def __init__(self, name: str, work: Callable[[list[Item]], bool | None]) -> None:
@@ -48,11 +48,11 @@ class BatchThread(Generic[Item]):
         self._queue.put(item)
 
     def call(self, function: Callable[[], None]) -> None:
-        """Have a function called in the thread, once what was put before is done. Any thread may ask."""
+        """Have a function called in the thread after what was put before. Any thread may."""
         self._queue.put(_Call(function))
 
     def stop(self) -> None:
-        """Work off what was put so far, then end."""
+        """Do what was put so far, then end."""
         self._queue.put(None)
         if self._thread.is_alive():
             self._thread.join()
@@ -80,8 +80,8 @@ class BatchThread(Generic[Item]):
                 try:
                     again = self._work(batch)
                 except Exception:
-                    # Every item answers for its own errors; what comes here is a fault of this program. The thread
-                    # must live on: all others depend on it.
+                    # Items handle their own errors, so this is an error of this program. The thread must live on: all
+                    # others depend on it.
                     log.exception("the %s thread met an unexpected error", self._thread.name)
             for call in calls:
                 call.function()

@@ -1,7 +1,7 @@
-"""The one thread that writes to the store: group commit for everything that changes it.
+"""The one thread that writes to the store: group commit.
 
-Accepting, closing, keeping replies, putting off retries: each kind is a `Write`. All that have gathered go into
-one transaction with one sync. Only after it is on disk do they learn it (`committed`) and send their answers.
+Whatever changes the store is a `Write`: accepting, closing, keeping replies, putting off retries. All writes that have
+gathered are one transaction with one sync. Only when it is on disk are they told (`committed`) and send their answers.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 
 
 class Write(Protocol):
-    """A batch of one kind of change."""
+    """A batch of changes of one kind. All methods are called in the writer's thread."""
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
-        """Make the changes. A StoreError raised here drops the whole transaction, with everybody's changes."""
+        """Make the changes. A StoreError raised here drops the whole transaction; then each write is applied alone."""
 
     def __len__(self) -> int:
-        """How many changes that is, roughly."""
+        """How many changes these are, roughly."""
 
     def parts(self) -> Sequence[Write]:
-        """Smaller writes that together make up this one; none when it cannot be divided. In a full store a
-        transaction must not change too much at once, and it is known only at the end what is too much."""
+        """Smaller writes that together are this one; none when it cannot be divided. In a full store a transaction must
+        not change too much, and only at its end it is known what is too much."""
 
     def committed(self) -> None:
-        """It is on disk: answer."""
+        """The changes are on disk: answer."""
 
     def failed(self, error: StoreError) -> None:
-        """Nothing was kept: say so."""
+        """The changes were dropped: say so."""
 
 
 def halves(items: Sequence[Item]) -> list[Sequence[Item]]:
-    """Two halves of what can be halved, for `Write.parts`."""
+    """Two halves, for `Write.parts`; none of a single item."""
     middle = len(items) // 2
     return [items[:middle], items[middle:]] if middle else []
 
 
 class Writer:
-    """Commits what it is given, in order."""
+    """Commits writes in the order of `enqueue`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -66,13 +66,13 @@ class Writer:
         self.stop = self._thread.stop
         self.leaps = Leaps()
         self.leaps.look(wall_us())
-        """The wall clock. It is looked at in each commit: what is stored has its time, and will be old one day."""
+        """The wall clock, looked at in each commit."""
         self._damage = Trouble(log, "write")
         self.commits = 0
         self.seconds = Histogram(SECONDS)
-        """What commits took, their changes included."""
+        """Seconds that commits took, with their changes."""
         self.sizes = Histogram(SIZES)
-        """Changes in each."""
+        """Changes in each commit."""
 
     def _commit(self, writes: list[Write]) -> None:
         now_us, began = wall_us(), time.monotonic()
@@ -85,7 +85,7 @@ class Writer:
                 at_work = None
         except Exception as error:
             if len(writes) > 1 and (at_work is not None or isinstance(error, StoreFull)):
-                # Whose fault was it? One by one, the innocent get through.
+                # One of them is at fault. One by one, the others get through.
                 for write in writes:
                     self._commit([write])
                 return
@@ -94,7 +94,7 @@ class Writer:
                     self._commit([part])
                 return
             failure = self._failure(error)
-            for write in writes:  # it was the disk
+            for write in writes:  # all of them: it was the disk
                 write.failed(failure)
             return
         self.commits += 1
@@ -103,11 +103,11 @@ class Writer:
         for write in writes:
             try:
                 write.committed()
-            except Exception:  # the others want to know, too
+            except Exception:  # the others are told all the same
                 log.exception("a fault of this program: could not tell what was committed")
 
     def _failure(self, error: Exception) -> StoreError:
-        if isinstance(error, (StoreCorrupt, RecordCorrupt)):  # it will be met again and again
+        if isinstance(error, (StoreCorrupt, RecordCorrupt)):  # this is met again and again
             self._damage.met(error, **event("write-failed"))
             return error
         if isinstance(error, StoreError):

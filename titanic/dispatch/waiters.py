@@ -1,9 +1,6 @@
-"""titanic.wait: the reply when it is there, without asking again and again.
+"""titanic.wait (see PROTOCOL.md): the answer comes when the request has ended, so that nobody asks again and again.
 
-    request body    seconds uuid
-    reply body      as of titanic.reply; 300 when it is still pending after so many seconds
-
-Lives in the dispatcher's loop, which learns first when a request has ended. The store is looked at by the reader: once
+This is part of the dispatcher's loop, which learns first when a request has ended. The reader looks for the reply: once
 at the beginning, and again when something happened to the request.
 """
 
@@ -20,13 +17,13 @@ from titanic.protocol.tsp import Frames
 from titanic.services.ask import Ask, SendAnswers
 
 MOST_SECONDS = 3600.0
-"""How long one may wait; who wants to wait longer is told that it is pending, and asks again."""
+"""The longest wait. A client that wants to wait longer hears that the reply is pending, and asks again."""
 
 MOST_WAITERS = 100_000
 
 
 def read(body: Frames) -> tuple[float, bytes] | None:
-    """The deadline in seconds and the UUID that a titanic.wait names; None when it makes no sense."""
+    """The seconds and the UUID in the body of a titanic.wait; None when it makes no sense."""
     uuid = tsp.read_uuid(body[1:])
     try:
         seconds = float(body[0])
@@ -39,18 +36,18 @@ BAD_WAIT = tsp.bad_request("a titanic.wait is a number of seconds and a UUID of 
 
 
 class Waiters:
-    """Who waits for which reply: a container of UUIDs. All methods are called in the dispatcher's thread."""
+    """Who waits for which reply: a container of UUIDs. Used in the dispatcher's thread."""
 
     def __init__(
         self, send_answers: SendAnswers, look: Callable[[Sequence[Ask]], None], most: int = MOST_WAITERS
     ) -> None:
-        """`look` has the store read for asks; what it finds comes back through `found`. `most`: how many may wait at a
-        time before those that have waited for longest are told that the reply is pending."""
+        """`look` has the reader look for replies; what it finds comes back through `found`. `most`: when more wait,
+        those that have waited for longest hear that the reply is pending."""
         self._send_answers = send_answers
         self._look = look
         self._most = most
         self.dismissing = False
-        """Whether everybody is told now what the store says, and then no more."""
+        """Whether nobody may wait any more: each ask gets the answer that the store has now."""
         self._asks: dict[bytes, dict[int, Ask]] = {}
         """Those for each request, by their ids."""
         self._known: dict[int, tuple[Ask, bytes]] = {}
@@ -67,7 +64,7 @@ class Waiters:
         return uuid in self._asks
 
     def add(self, asks: Sequence[Ask], now: float) -> None:
-        """New asks. Registered first and looked up then, so that nothing is missed in between."""
+        """Take new asks. They are registered before the reader looks, so that nothing is missed in between."""
         good, refused = [], []
         for ask in asks:
             parsed = read(ask.body)
@@ -89,7 +86,7 @@ class Waiters:
         self._make_room()
 
     def found(self, answers: Sequence[tuple[Any, Frames]]) -> None:
-        """What the store says. Those for whom it is pending go on waiting until their time is over."""
+        """The reader found this. Asks whose reply is pending go on waiting until their time is over."""
         ended = []
         for ask, frames in answers:
             if frames != [tsp.PENDING] or self.dismissing:
@@ -102,27 +99,27 @@ class Waiters:
         self._make_room()
 
     def wake(self, uuids: Iterable[bytes]) -> None:
-        """Something happened to these requests: look again."""
+        """Something happened to these requests: have the reader look again."""
         asks = [ask for uuid in uuids if uuid in self._asks for ask in self._asks[uuid].values()]
         if asks:
             self._look(asks)
 
     def tick(self, now: float) -> None:
-        """Answer those whose time is over."""
+        """Answer the asks whose time is over."""
         self._send_away([self._known[key][0] for key in self._deadlines.due(now)])
 
     def dismiss(self) -> None:
-        """Nothing more will happen: answer all that wait, and who still comes as soon as the store was looked at."""
+        """Nothing more will happen: answer all asks, those for whom the reader has not looked yet when it has."""
         self.dismissing = True
         self._send_away(list(self._looked_up()))
 
     @property
     def dismissed(self) -> bool:
-        """Whether nobody waits, nor will again."""
+        """Whether nobody waits any more, nor will."""
         return self.dismissing and not self._known
 
     def forget(self, ask: Ask) -> None:
-        """Nobody waits for the answer to this ask any more, if it is not answered yet."""
+        """Drop an ask whose answer reaches nobody any more."""
         self._forget(ask)
 
     def next_deadline(self) -> float | None:
@@ -130,7 +127,7 @@ class Waiters:
         return self._deadlines.next()
 
     def _make_room(self) -> None:
-        """Send away those that have waited for longest, but not before the store was looked at for them."""
+        """Send away the asks that have waited for longest, but not before the reader has looked for them."""
         more = len(self._known) - self._most
         if more > 0:
             self._send_away(list(islice(self._looked_up(), more)))

@@ -1,4 +1,4 @@
-"""How Titanic stands to its broker, in one interface: asks come in by it, answers and requests for workers go out.
+"""The side of Titanic that faces a broker: asks come in by it; answers, and requests for workers, go out.
 
 front_integrated.py    the broker runs in this process
 front_attached.py      a worker and client of a broker elsewhere
@@ -17,7 +17,7 @@ from titanic.services.ask import HandleBatch, SendAnswers
 
 
 class Front(Protocol):
-    """What both have in common, with defaults for what only one of them has. To be made, started and stopped once."""
+    """What both have, with defaults for what only one of them has. It is started and stopped once."""
 
     endpoints: tuple[str, ...]
     """Where clients reach it, with real ports."""
@@ -26,20 +26,20 @@ class Front(Protocol):
     most_body: int | None = None
     """Bytes of a request's body that Titanic may take; None: the broker refuses what is too large."""
     most_waiters: int = MOST_WAITERS
-    """How many may wait for replies before those that have waited for longest are sent away."""
+    """See `Waiters`."""
     problem: TitanicError | None = None
-    """Why it cannot serve, when that is found out after `start`."""
+    """Why it cannot serve, if that is found out after `start`."""
     send_answers: SendAnswers
     """Sends answers to those who asked. Any thread may call it."""
     sated: Callable[[Any], bool]
-    """Whether who asked does not read the answers that are on their way to it. Any thread may call it."""
+    """Whether the peer of an ask does not read the answers that are on their way to it. Any thread may call it."""
 
     def start(self, dispatcher: Dispatcher, handle_batch: HandleBatch) -> None:
-        """Give asks to `handle_batch` from now on, and the dispatcher a transport as soon as there is a broker. To be
-        called before the dispatcher runs. An endpoint that cannot be right raises broker.EndpointError."""
+        """Give asks to `handle_batch` from now on, and a transport to the dispatcher as soon as there is a broker.
+        Called before the dispatcher starts. An endpoint that cannot be right raises broker.EndpointError."""
 
     def stop_gathering(self, patience: float) -> None:
-        """Take in nothing more of what is gathered; what has come has `patience` seconds to be stored."""
+        """Gather no more requests; those that have come get `patience` seconds to be stored."""
         return
 
     def stop(self) -> None:

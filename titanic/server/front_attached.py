@@ -1,7 +1,7 @@
-"""The broker runs elsewhere: Titanic is an ordinary worker and client of it.
+"""The broker runs elsewhere, and Titanic is an ordinary worker and client of it.
 
-First it is found out which broker is there, whenever it comes, then whether another queue serves it already. Only then
-are the lanes registered, and requests sent in the way that suits that broker.
+First it finds out which broker is there, then whether another queue serves it already. Only then are the lanes
+registered, and requests are sent in the way that suits that broker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OTHER_FILES = 40
 """File descriptors besides those of the lanes, which take two each."""
 
 FEW_LANES = 4
-"""For services that are rarely asked."""
+"""Lanes of a service that is rarely asked."""
 
 BUSY_SERVICES = (tsp.REQUEST, tsp.REPLY, tsp.CLOSE, tsp.SUBMIT, tsp.WAIT)
 
@@ -39,17 +39,17 @@ FOREIGN = (
     " executed all the same, and one without a reply after attempt_timeout, %g s, is sent to a second worker whatever"
     " the first one is doing; with 'titanic broker' neither happens"
 )
-"""What is lost: what P2 and P4 promise needs a broker that tells who works on what, and gives back what nobody has."""
+"""P2 and P4 need a broker that knows which worker has a request, and gives back what no worker has."""
 
 
 class AttachedFront(Front):
     """See `Front`. Methods that begin with an underscore are called in the dispatcher's thread."""
 
     def __init__(self, config: ServerConfig, endpoint: str, store: str) -> None:
-        """`store`: where the queue's store is; another queue is told by its own. Raises CallerError when so many lanes
-        need more files than the process may have."""
+        """`store`: the path of our store; another queue is recognised by its own. Raises CallerError when the lanes
+        need more file descriptors than the process may have."""
         self.endpoints = (endpoint,)
-        # A lane is taken by one who waits: the next one must find one that is free.
+        # A client that waits takes a lane: the next one must find one that is free.
         self.most_waiters = config.lanes - max(1, config.lanes // 8)
         lanes = {name: config.lanes if name in BUSY_SERVICES else min(FEW_LANES, config.lanes) for name in tsp.SERVICES}
         connections = sum(lanes.values()) + min(4 * config.lanes, ForeignTransport.MOST)
@@ -60,7 +60,7 @@ class AttachedFront(Front):
         self._discovery = BrokerDiscovery(endpoint, config.worker.versions, self._found)
         self._dispatcher: Dispatcher
         self._kind: Kind | None = None
-        """Which broker was met last."""
+        """The last broker that was found."""
         self._registered = False
         self.send_answers = self._lanes.send_answers
         self.sated = lambda ask: False  # the broker does not say for whom it asks
@@ -90,7 +90,7 @@ class AttachedFront(Front):
         return {"lanes": self._lanes.call}
 
     def _found(self, kind: Kind) -> None:
-        """There is a broker, or another one. Serve it, if no other queue does."""
+        """A broker is there, perhaps another one. Serve it if no other queue does."""
         if kind == self._kind:
             return
         endpoint, before, self._kind = self.endpoints[0], self._kind, kind
@@ -107,7 +107,7 @@ class AttachedFront(Front):
             self._connect()
 
     def _give_way(self, other: str) -> None:
-        """Another queue is there."""
+        """Another queue serves the broker."""
         self.problem = CallerError(
             f"another queue serves the broker at {self.endpoints[0]} already",
             f"its store is {other}",
@@ -115,7 +115,7 @@ class AttachedFront(Front):
         )
 
     def _register(self) -> None:
-        """From now on the broker is ours to serve."""
+        """Serve the broker from now on."""
         self._registered = True
         self._lanes.register()
         self._connect()

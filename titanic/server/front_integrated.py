@@ -1,4 +1,4 @@
-"""The broker runs in this process: the services get batches straight from its loop, the dispatcher needs no socket."""
+"""The broker runs in this process: its loop hands batches to the services, and the dispatcher needs no socket."""
 
 from __future__ import annotations
 

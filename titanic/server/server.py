@@ -52,7 +52,11 @@ class Server:
         )
         self.writer = Writer(self.store)
         try:
-            self.front = self._make_front(config)
+            self.front: Front
+            if config.broker is None:
+                self.front = IntegratedFront(config)
+            else:
+                self.front = AttachedFront(config, config.broker, str(self.store.path))
         except BaseException:
             self.store.discard()
             raise
@@ -73,13 +77,6 @@ class Server:
         threads = {"writer": self.writer.call, "reader": self._reader.call, "dispatcher": self.dispatcher.loop.call}
         self.watchdog = Watchdog(threads | self.front.threads())
 
-    def _make_front(self, config: ServerConfig) -> Front:
-        return (
-            IntegratedFront(config)
-            if config.broker is None
-            else AttachedFront(config, config.broker, str(self.store.path))
-        )
-
     def start(self) -> Server:
         """Serve, in threads of its own. An endpoint that cannot be right raises broker.EndpointError."""
         try:
@@ -95,10 +92,10 @@ class Server:
     def stop(self, *, begun: bool = True) -> None:
         """Finish what is in hand and stop.
 
-        New requests are refused from now on. Requests that a worker has get `grace` seconds to bring their
-        replies; those that do not make it are executed again after the next start. Nobody is waited for when the
-        store can't be used any more. Not `begun`: it can't serve after all; then, as with a `problem`, the store goes
-        if it was made for this server and nothing is in it.
+        New requests are refused from now on. Requests that workers have get `grace` seconds to bring their replies;
+        those that take longer are executed again after the next start. Nothing is waited for when the store cannot be
+        used any more. Not `begun`: it cannot serve after all. Then, as with a `problem`, the store is deleted if it was
+        made for this server and is empty.
         """
         self.front.stop_gathering(LAST if self.store.usable else 0.0)
         self._services.refuse("shutting down: try again in a moment")
@@ -120,7 +117,7 @@ class Server:
 
     @property
     def problem(self) -> TitanicError | None:
-        """Why it cannot serve, when that is found out after `start`; it is not `alive` then."""
+        """Why it cannot serve, if that is found out after `start`. It is not `alive` then."""
         return self.front.problem
 
     @property
@@ -140,7 +137,7 @@ class Server:
 
     @property
     def workers(self) -> dict[bytes, int] | None:
-        """How many workers each service has; None with a broker elsewhere, which knows."""
+        """How many workers each service has; None: only the broker elsewhere knows."""
         return self.front.workers()
 
     def snapshot(self) -> ServerSnapshot:
@@ -167,7 +164,7 @@ class Server:
         )
 
     def shortages(self) -> dict[str, str]:
-        """What is short now, "store" or "disk", so that requests are refused, in words. Any thread may ask."""
+        """Why requests are refused for want of room now: "store" or "disk", and what to do. Any thread may ask."""
         with self.store.read() as transaction:
             found = {"store": transaction.full(), "disk": transaction.disk_full()}
         return {name: SHORTAGES[name] for name in found if found[name]}
@@ -189,15 +186,15 @@ class Server:
 
     @property
     def ready(self) -> bool:
-        """Whether clients are served; with a broker elsewhere, not before it knows of us."""
+        """Whether clients are served; with a broker elsewhere, not before it has registered our services."""
         return self.alive and self.front.ready
 
     @property
     def alive(self) -> bool:
         """Whether all threads are running, there is no `problem`, and the store can be used.
 
-        A thread that met an error of this program has logged it and ended; a store may have to be opened again after
-        its disk failed. Then nothing better can be done than to stop and start again, which loses nothing.
+        A thread that met an error of this program has logged it and ended; a store has to be opened again after its
+        disk failed. The cure is to stop and start again, which loses nothing.
         """
         return self.store.usable and self.dispatcher.alive and self.front.alive
 

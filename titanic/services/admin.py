@@ -1,27 +1,6 @@
-"""titanic.admin: giving requests that ended badly another life, and removing requests in bulk; and the archive's word.
+"""titanic.admin retries requests, purges them, and hears what an archive of closed requests has: see PROTOCOL.md.
 
-    request body    JSON: {"do": "retry" or "purge", and which: uuids, or service, state, older_than, after}
-    reply body      200 JSON: {"done": how many, "next": what to pass as `after` for the rest, null at the end}
-
-    request body    JSON: {"do": "archive"}, see below
-    reply body      200 JSON: {"registered", "archived_upto", "first", "last", "lost"}
-
-`uuids` is a list of at most 1,000. Without it, those are meant that are in `state` (retry: failed, expired or both;
-purge: any state, it must be given), of `service` and ended more than `older_than` seconds ago (submitted, when they
-have not ended), if given. What a worker has is left to it, unless it is named by its UUID. One message looks at a
-bounded number of requests; ask again with `after` while `next` is not null.
-
-What an archive of closed requests tells titanic.admin: that it is there, and what it has.
-
-{"do": "archive"}                          nothing; the answer says how far it is
-{"do": "archive", "register": true}        from now on, keep what is closed until it is acknowledged
-{"do": "archive", "register": false}       no more
-{"do": "archive", "upto": 500, "uuid": …}  everything up to number 500 is archived, which is this request
-
-"store": …                   it is about this store, and an error where the server has another one
-"archive": …, "name": …      whose archive it is: an id, and for people where it is. Nobody else may speak for it then
-
-All ids are 32 hexadecimal digits.
+What a worker has is not purged, unless its UUID is given. One message looks at a bounded number of requests.
 """
 
 from __future__ import annotations
@@ -82,7 +61,7 @@ class AdminWrite:
         return len(self._asks)
 
     def parts(self) -> list[AdminWrite]:
-        """Ask by ask, then fewer requests of each."""
+        """One ask each, then fewer requests of one."""
         if len(self._asks) > 1:
             return [AdminWrite(self._send_answers, self._dispatcher, half, self._most) for half in halves(self._asks)]
         return (
@@ -133,7 +112,7 @@ class AdminWrite:
     def committed(self) -> None:
         if self._returned:
             self._dispatcher.returned(self._returned)
-        if self._closed:  # the answer waits as that of a titanic.close does
+        if self._closed:  # the answer waits like that of a titanic.close
             self._dispatcher.closed(
                 self._closed, self._services, [(self._doubtful, partial(self._send_answers, self._answers))]
             )
@@ -206,7 +185,7 @@ def read_archive_options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _archive(transaction: WriteTransaction, options: dict[str, Any], now_us: int) -> dict[str, Any]:
-    """Do it. Raises InvalidArchive."""
+    """Do what the options say. Raises InvalidArchive."""
     identity = transaction.identity()
     if options["store"] is not None and options["store"] != identity:
         fact = f"its id is {identity.hex() if identity else 'not there yet'}, meant is {options['store'].hex()}"

@@ -48,7 +48,7 @@ class DispatcherInbox(Protocol):
         """These requests are closed: do not dispatch them, drop their replies. `services`: where some waited."""
 
     def wait_for_replies(self, asks: Sequence[Ask]) -> None:
-        """These asks for titanic.wait have come; the dispatcher answers them."""
+        """These asks for titanic.wait have come. The dispatcher answers them."""
 
     def stats(self) -> dict[str, Any]:
         """What is going on, for titanic.stats."""

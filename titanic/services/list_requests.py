@@ -1,12 +1,4 @@
-"""titanic.list: what is in the store, as JSON, in pages.
-
-Options, a JSON object: `uuid` (that one alone), `keys` (those that were submitted with these, at most 1000), `service`,
-`state` (waiting, delayed, running, done, failed, expired, cancelled), `after` (a UUID: the page after it), `limit`
-(1 to 1000, default 100). The reply is a JSON object: `requests`, a list of objects, and `next`, what to pass as `after`
-for the following page, null at the end. With `keys` there is `uuids` too, the UUID of each key that is remembered,
-also when its request is closed. A page looks at a bounded number of requests, so it can be short, or empty, and yet
-have a `next`.
-"""
+"""titanic.list: requests as JSON, in pages: see PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -26,7 +18,7 @@ KNOWN = ("after", "keys", "limit", "service", "state", "uuid")
 
 
 def answer(transaction: ReadTransaction, body: Frames, running: Callable[[], Collection[bytes]]) -> Frames:
-    """The reply to a titanic.list. `running` says which requests are with a worker: the store does not know."""
+    """The answer to a titanic.list. `running`: the requests that workers have, which the store does not know."""
     try:
         options = read_options(body)
     except ValueError as error:
@@ -102,7 +94,7 @@ def _document(row: Description, running: bool) -> dict[str, Any]:
     document["state"] = state.name.lower()
     policy = read_policy(row.options)
     document["options"] = {name: value for name, value in policy._asdict().items() if value}
-    # A damaged record may say anything.
+    # A damaged record may have bytes anywhere.
     return {
         key: value.decode(errors="replace") if isinstance(value, bytes) else value for key, value in document.items()
     }

@@ -1,8 +1,8 @@
-"""The thread that reads the store: each peer gets a portion of replies at a time, and none while it does not read.
+"""The thread that reads the store for titanic.reply, titanic.wait, titanic.list and titanic.stats.
 
-Replies can be large and asks for them are tiny. Whoever asks for hundreds at once would fill the memory with them, and
-let the others wait. So what goes beyond a portion is put off, behind everybody else, until the peer has read enough of
-what is on its way to it already.
+Replies can be large, and asks for them are tiny. A client that asks for hundreds at once would fill the memory, and the
+others would wait. So each peer gets a portion of replies at a time, and nothing while it does not read what is on its
+way to it. What goes beyond is put off until all others had their turn.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class ReadService:
     """The answer to an ask with such a body."""
     send_answers: SendAnswers
     shared: bool = False
-    """Whether asks whose last frame is the same share an answer: many may wait for one request."""
+    """Whether asks with the same last frame share an answer: many clients may wait for one request."""
 
 
 Batch = tuple[ReadService, Sequence[Ask]]
 
 
 class Reader:
-    """Answers what only needs to be read."""
+    """Answers asks that only read the store."""
 
     def __init__(self, store: Store, sated: Callable[[Any], bool] = lambda ask: False) -> None:
-        """`sated`: whether who asked does not read the answers that are on their way to it."""
+        """`sated`: whether the peer of an ask does not read the answers that are on their way to it."""
         self.replies_given = 0
         self._store = store
         self._turns = Turns(sated)
@@ -65,13 +65,13 @@ class Reader:
         self._thread.put((service, asks))
 
     def read_reply(self, transaction: ReadTransaction, body: Frames) -> Frames:
-        """titanic.reply."""
+        """The answer to a titanic.reply."""
         frames, found = reply.answer(transaction, body)
         self.replies_given += found
         return frames
 
     def read_awaited(self, transaction: ReadTransaction, body: Frames) -> Frames:
-        """titanic.wait, as far as the store knows."""
+        """The answer to a titanic.wait as the store has it now."""
         return self.read_reply(transaction, body[1:])
 
     def _answer_batches(self, batches: list[Batch]) -> bool:
@@ -102,9 +102,9 @@ class Reader:
 def _read_one(transaction: ReadTransaction, service: ReadService, body: Frames) -> Frames:
     try:
         return service.read(transaction, body)
-    except StoreError as error:  # one damaged record is no reason to fail the others
+    except StoreError as error:  # the others are not failed by one damaged record
         return tsp.failure(f"not read: {error}")
-    except Exception as error:  # an ask that is never answered would block its lane for ever
+    except Exception as error:  # an ask without an answer would block its lane for ever
         log.exception("a fault of this program: could not answer %s", service.name.decode())
         return tsp.failure(f"not read: {type(error).__name__}: {error}")
 
@@ -130,7 +130,7 @@ class _Portion:
 
 
 class Turns:
-    """Which asks are read for next. `sated` says whether who asked has enough to read for now."""
+    """Which asks are answered next. `sated`: see `Reader`."""
 
     def __init__(self, sated: Callable[[Any], bool]) -> None:
         self._sated = sated
@@ -143,7 +143,8 @@ class Turns:
         return len(self._later)
 
     def next(self, batches: Sequence[Batch]) -> Iterator[tuple[ReadService, Ask]]:
-        """A round: what was put off before and these, except what is put off now. Say with `spend` what it took."""
+        """The asks of a round: those put off before and these, without those put off now. Tell with `spend` what each
+        took."""
         self._spent = {}
         later = self._later
         for peer in list(later):
@@ -160,11 +161,11 @@ class Turns:
                     self._put_off(service, ask)
 
     def spend(self, ask: Ask, size: int) -> None:
-        """So many bytes were read for an ask."""
+        """An ask took so many bytes."""
         self._spent[ask.peer] += size
 
     def take_refused(self) -> list[tuple[ReadService, Ask]]:
-        """Asks of peers with too many: they want an answer, but nothing is read for them."""
+        """Asks of peers that have too many put off: they are to be refused."""
         refused, self._refused = self._refused, []
         return refused
 

@@ -1,16 +1,4 @@
-"""titanic.reply: how requests have ended, of one (RFC 9) or of several in one message.
-
-    request body    uuid                    one
-                    uuid 0A uuid 0A uuid…   several: one frame, one UUID a line, at most MOST_UUIDS
-
-    reply body      200 body…   300 (pending)   400 (unknown)   500 state detail…     of one
-                    200 summary frame…                                                of several
-
-The summary has a line for each UUID, in their order: the status and the number of frames that are its own,
-`200 1` for example. They follow behind the summary, those of the first UUID first; of a 500 the first one is its text.
-A 500 without a state, which is `failed` for example, is not for good: ask again.
-A summary can be shorter than the question: when the frames so far are MOST_BYTES and more, the rest is left out.
-"""
+"""titanic.reply: how requests have ended, one (RFC 9) or several in one message: see PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -22,6 +10,7 @@ from titanic.protocol.tsp import Frames
 from titanic.store import Outcome, ReadTransaction, Status
 
 MOST_BYTES = 1 << 20
+"""Bytes of frames in one answer, roughly: a summary ends when there are so many."""
 
 
 def answer(transaction: ReadTransaction, body: Frames) -> tuple[Frames, int]:
@@ -54,7 +43,7 @@ def _summed_up(transaction: ReadTransaction, uuids: Sequence[bytes]) -> tuple[Fr
     for uuid in uuids:
         try:
             status, *own = of_one(transaction, uuid)
-        except RecordCorrupt as error:  # a damaged record is no reason to keep the others back
+        except RecordCorrupt as error:  # the others are not kept back by a damaged record
             status, *own = tsp.failure(f"not read: {error}")
         found += status != tsp.PENDING and status is not tsp.UNKNOWN[0]
         if status[:3] == b"500":

@@ -1,29 +1,5 @@
-"""titanic.request and titanic.submit: requests are taken in.
-
-    titanic.request    request body    service body…
-                       reply body      200 uuid
-
-    titanic.submit     request body    options service body…
-                       reply body      200 uuids      one UUID a line, in the order of the requests
-
-The options are a JSON object, `{}` for none:
-
-    key           text, 1 to 255 bytes: the same key gets the same UUID, and is executed once; with `many`, one key for
-                  the message, of 100 requests at most: the same one gets the same UUIDs
-    keys          a list of such, one for each request, with `many`
-    key_for       seconds for which a key counts, also when its request is closed before; default a day
-    ttl           seconds after which a request that no worker has begun is expired
-    delay         seconds before which it is not executed
-    priority      0 to 9, default 4; higher ones go first, within one the oldest goes first
-    max_attempts  failures until it has failed for good; default the server's
-    limit         seconds that an attempt may take; longer is a failure
-    retry_first   seconds to wait after the first failure, doubling with each; default the server's
-    retry_most    the longest such wait; default the server's
-    many          true: each body frame is a request of its own
-    forget        a list of up to 100 keys that count no longer: nobody will submit with them again
-
-A message is accepted as a whole or not at all.
-"""
+"""titanic.request and titanic.submit take requests in. What they may say is in PROTOCOL.md; options are checked by the
+table `_CHECKS`. A message is accepted as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -56,7 +32,7 @@ REASONS = ("invalid", "store_full", "service_full", "busy", "stopping", "disk")
 
 
 class Intake:
-    """What taking requests in needs to know, and what it counts."""
+    """What all `AcceptWrite`s share: where answers go, limits, and counts."""
 
     def __init__(
         self,
@@ -72,13 +48,13 @@ class Intake:
         self.dispatcher = dispatcher
         self.limits = limits
         self.most_body = most_body
-        """Bytes of a request's body; None: no limit of ours."""
+        """Bytes of the body of a request, at most; None: no limit of ours."""
         self.refusing = ""
-        """When not empty, everything is refused with this text."""
+        """When not empty, every request is refused with this text."""
         self.bytes_written = 0
         self.counts = {"accepted": 0, "refused": 0, "repeated": 0}
         self.refused = dict.fromkeys(REASONS, 0)
-        """The refusals, by reason. Of each reason one thread counts."""
+        """Refusals by reason. Each reason is counted in one thread only."""
 
 
 class AcceptWrite:
@@ -124,7 +100,7 @@ class AcceptWrite:
     def _check_sizes(self, requests: Sequence[NewRequest]) -> None:
         """Raise ValueError for a body that no worker would get."""
         most = self._intake.most_body
-        if most is not None and self._size > most:  # of all asks: mostly that settles it
+        if most is not None and self._size > most:  # the sum of all asks: mostly that is enough to know
             for request in requests:
                 if (size := sum(map(len, request.body))) > most:
                     raise ValueError(f"body has {size} bytes; this server takes at most {most}")
@@ -170,7 +146,7 @@ class AcceptWrite:
     def _beyond_limit(self, transaction: WriteTransaction, requests: Sequence[NewRequest], now_us: int) -> str | None:
         name = requests[0].service
         limits = self._intake.limits.get(name)
-        # Who hands in a request again wants to know its UUID: that takes no room.
+        # A request that is submitted again gets its first UUID, which takes no room.
         if limits is None or not (requests := transaction.fresh(requests, now_us, self._intake.leaps.ahead_us)):
             return None
         load = transaction.load(name)
@@ -189,7 +165,7 @@ class AcceptWrite:
         return len(self._asks)
 
     def parts(self) -> Sequence[AcceptWrite]:
-        """None: a request that finds no room is refused one by one, in `write`."""
+        """None: in `apply`, requests that find no room are refused one by one."""
         return []
 
     def committed(self) -> None:
