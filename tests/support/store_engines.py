@@ -8,14 +8,31 @@ import pytest
 from support.store_dict import DictStore
 
 from titanic.store import Store, open_store
+from titanic.store.lmdb.store import LmdbStore
+from titanic.store.lmdb.tools import check
 
 ENGINES: dict[str, Callable[..., Store]] = {"lmdb": open_store, "dict": DictStore}
 
 
-@pytest.fixture(params=ENGINES)
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "lmdb: what only this engine does, or promises to do so")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "engine" in metafunc.fixturenames:
+        names = ["lmdb"] if metafunc.definition.get_closest_marker("lmdb") else list(ENGINES)
+        metafunc.parametrize("engine", names, indirect=True)
+
+
+@pytest.fixture
 def engine(request: pytest.FixtureRequest) -> Callable[..., Store]:
-    """Opens a store, as `open_store` does."""
+    """Opens a store, as `open_store` does. A test or a file that uses it runs with each engine."""
     return ENGINES[request.param]
+
+
+def is_sound(store: Store) -> bool:
+    """Whether a check finds nothing; where there is nothing to check, all is well."""
+    return not isinstance(store, LmdbStore) or check(store) == []
 
 
 def damage_reply(store: Store, uuid: bytes) -> None:

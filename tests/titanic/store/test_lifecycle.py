@@ -10,6 +10,8 @@ from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 from titanic.util.ids import IdMaker
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 NOW = 1_795_258_520_106_479
 SECOND = 1_000_000
 
@@ -216,6 +218,7 @@ def test_a_request_can_be_closed_in_every_state(store, wanted):
     assert state(store, other) is wanted
 
 
+@pytest.mark.lmdb
 @pytest.mark.parametrize("wanted", STORED)
 def test_an_emptied_store_has_no_page_left_but_two(store, wanted):
     for _ in range(3):
@@ -315,6 +318,7 @@ def test_ids_ascend_after_a_restart_with_the_clock_behind(tmp_path):
         assert check(store) == []
 
 
+@pytest.mark.lmdb
 def test_an_id_out_of_order_is_never_acknowledged(store):
     accept(store, NewRequest(b"echo", []))
     store.environment = store.environment._replace(ids=IdMaker(None))
@@ -360,6 +364,7 @@ def test_a_listing_is_read_page_by_page(store):
         assert txn.list(service=b"nobody") == []
 
 
+@pytest.mark.lmdb
 def test_a_listing_looks_at_a_bounded_number_of_requests(store, monkeypatch):
     monkeypatch.setattr("titanic.store.lmdb.listing.LOOKED_AT", 4)
     uuids = accept(store, *[NewRequest(b"many", [])] * 9, NewRequest(b"one", []))
