@@ -16,6 +16,8 @@ DOCUMENTS = [
     "CHANGELOG.md",
     "titanic/README.md",
     "titanic/PROTOCOL.md",
+    "broker/README.md",
+    "broker/patterns/README.md",
     "data/README.md",
     "deploy/README.md",
     "tests/benchmarks/README.md",
