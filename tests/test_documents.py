@@ -63,6 +63,15 @@ def test_links_lead_somewhere(document: str) -> None:
         assert not anchor or anchor[1:] in anchors(target), path + anchor
 
 
+def test_methods_that_are_named_are_there() -> None:
+    sources = [path.read_text() for package in ("titanic", "broker") for path in (ROOT / package).rglob("*.py")]
+    named = set(re.findall(r"`([A-Z]\w+)\.(\w+)`", text_of("CONTRIBUTING.md") + text_of("titanic/README.md")))
+    assert len(named) > 5
+    for owner, method in named:
+        pattern = re.compile(rf"^class {owner}\b.*?^    def {method}\b", re.MULTILINE | re.DOTALL)
+        assert any(pattern.search(source) for source in sources), f"{owner}.{method}"
+
+
 def test_every_dependency_has_its_reason() -> None:
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
     wanted = chain(project["dependencies"], *project["optional-dependencies"].values())
