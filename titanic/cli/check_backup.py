@@ -112,7 +112,7 @@ def restore(source: Path, store: Path, as_json: bool) -> None:
 
 
 def _tell(path: Path, as_json: bool) -> None:
-    """What was made."""
+    """Report what was made."""
     count = (path / "data.mdb").stat().st_size
     if as_json:
         print_json({"path": str(path), "bytes": count})
@@ -121,12 +121,12 @@ def _tell(path: Path, as_json: bool) -> None:
 
 
 def _checking(bar: Bar) -> Progress:
-    """What shows a check."""
+    """A function that shows the progress of a check."""
     return lambda name, done, total: bar.tell(f"checking {name}", done, total)
 
 
 def _check(path: Path, bar: Bar) -> Checked:
-    """Open the store for writing when nobody else has it: so one of an older format is brought up to date."""
+    """Check a store, opened for writing when nobody else has it open: then an older format is upgraded."""
     if not may_write(path):
         expect_readable(path)
         return check_apart(path, _checking(bar))
@@ -138,7 +138,7 @@ def _check(path: Path, bar: Bar) -> Checked:
 
 
 def _repair(path: Path, bar: Bar) -> tuple[Salvaged | None, Checked, int]:
-    """What was saved, if that was necessary, what was found, and how many problems are left."""
+    """What was salvaged, if that was necessary, what was found, and how many problems are left."""
     saved = None
     try:
         with LmdbStore.open(path, to_repair=True, verified=True) as store:
@@ -159,7 +159,7 @@ def _counts(store: LmdbStore) -> tuple[int, int]:
 
 
 def _open(path: Path) -> LmdbStore:
-    """Open the store for writing when nobody else has it, as for a check."""
+    """Open the store, for writing when nobody else has it open, as for a check."""
     if may_write(path):
         with suppress(StoreLocked):
             return LmdbStore.open(path, verified=True)

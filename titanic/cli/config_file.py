@@ -32,20 +32,20 @@ from titanic.errors import Contradiction
 from titanic.util.text import quoted
 
 Rule = Callable[[Mapping[str, Any], Set[str]], Iterable[Contradiction]]
-"""Tells what contradicts itself among a command's values, by parameter; some stand in the command's own table."""
+"""Finds contradictions among a command's values, by parameter; the set has those of the command's own table."""
 
 
 class Options(dict[str, click.Option]):
-    """A command's options by the names that they have in a file. `rule` is what they must keep together."""
+    """A command's options by their names in a file. `rule` finds contradictions among them."""
 
     rule: Rule | None = None
 
 
 Commands = Mapping[str, Options]
-"""All commands, each with its options by the names that they have in a file."""
+"""All commands, each with its options by their names in a file."""
 
 PLACES = "titanic.places"
-"""Where a context keeps, by parameter, where in which file its default stands."""
+"""The key of a context's `meta` for the file and line of each default, by parameter."""
 
 
 class FileLine(NamedTuple):
@@ -59,7 +59,7 @@ class FileLine(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Something in a file that is not right."""
+    """A mistake in a file."""
 
     place: FileLine
     text: str
@@ -69,22 +69,22 @@ class Fault(NamedTuple):
 
 
 class FileValue(NamedTuple):
-    """What a file says about one option of a command."""
+    """The value that a file has for one option of a command."""
 
     option: click.Option
     value: Any
     place: FileLine
     keys: Keys
     meant: Any
-    """What the option makes of the value."""
+    """The value as the option reads it."""
 
 
 class Document:
-    """A file that was read, and what is wrong with it."""
+    """A file that was read, and its mistakes."""
 
     def __init__(self, path: Path, commands: Commands, others: Commands | None = None) -> None:
-        """`others`: commands of other programs, whose settings may stand there too. Raises click.UsageError for a file
-        that cannot be read; one that is no TOML is empty, with that as its fault."""
+        """`others`: commands of other programs, whose settings may be in the file. Raises click.UsageError for a file
+        that cannot be read; one that is not TOML counts as empty, with that as its fault."""
         self.path = path
         self.faults: list[Fault] = []
         self.values: dict[str, Any] = {}
@@ -109,7 +109,7 @@ class Document:
         self._check_keys()
 
     def of(self, name: str) -> dict[str, FileValue]:
-        """What it says for a command, by the option's name. Adds to `faults`."""
+        """The values for a command, by parameter. Adds to `faults`."""
         options = self._commands.get(name, Options())
         found: dict[str, FileValue] = {}
         for key, value in self.values.items():
@@ -125,19 +125,19 @@ class Document:
         return found
 
     def all(self) -> None:
-        """Look at what it says for every command. Adds to `faults`, which are in order then."""
+        """Check the values for every command. Adds to `faults`, and sorts them by line."""
         for name in self._commands:
             self.of(name)
         self.faults.sort(key=lambda fault: fault.place.line)
 
     def _take(self, found: dict[str, FileValue], option: click.Option, keys: Keys, value: Any, name: str) -> None:
         if len(keys) == 1 and isinstance(value, list) and len(value) == 1 and not option.multiple:
-            value = value[0]  # other commands may take several, and it is for them, too
+            value = value[0]  # it is for other commands, too, which may take several
         meant, fault = convert(option, value)
         if not fault:
             values = [value] if option.multiple and not isinstance(value, list) else value
             found[option.name or ""] = FileValue(option, values, FileLine(self.path, self._lines[keys]), keys, meant)
-        elif (keys, fault) not in self._told:  # above the tables it is the same for every command that has it
+        elif (keys, fault) not in self._told:  # a key above the tables has the same fault for each command
             self._told.add((keys, fault))
             whose = "" if len(keys) == 2 else f" (of titanic {name})"
             self._complain(keys, f"{_shown(keys)}{whose}{fault}")
@@ -188,7 +188,7 @@ class Document:
 
 
 def load(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    """Read the file and make its values the defaults of the command that is about to run."""
+    """Read the file and make its values the defaults of the command."""
     if value is None:
         return
     neighbours = getattr(context.find_root().command, "neighbours", ())
@@ -196,14 +196,14 @@ def load(context: click.Context, parameter: click.Parameter, value: str | None) 
     document = Document(Path(value), commands_of(context), others)
     found = document.of(context.command.name or "")
     if document.faults:
-        document.all()  # who mends one is glad to know of the others
+        document.all()  # so that all can be corrected at once
         raise click.UsageError("\n".join(str(fault) for fault in document.faults))
     context.default_map = {name: one.value for name, one in found.items()}
     context.meta[PLACES] = {name: one.place for name, one in found.items()}
 
 
 def commands_of(context: click.Context) -> Commands:
-    """All commands that this one is among."""
+    """All commands of the program."""
     root = context.find_root()
     group = root.command
     return _commands_of(root, group) if isinstance(group, click.Group) else {}
@@ -215,7 +215,7 @@ def _commands_of(context: click.Context, group: click.Group) -> Commands:
 
 
 def options_of(command: click.Command) -> Options:
-    """A command's options by the names that they have in a file."""
+    """A command's options by their names in a file."""
     options = [one for one in command.params if isinstance(one, click.Option) and one.name != "config"]
     found = Options({max(one.opts, key=len).lstrip("-"): one for one in options})
     found.rule = getattr(command, "rule", None)
@@ -227,7 +227,7 @@ def _shown(keys: Keys) -> str:
 
 
 def convert(option: click.Option, value: Any) -> tuple[Any, str]:
-    """What the option makes of a value, and what is wrong with it, to be put behind the key's name. Empty: nothing."""
+    """A value as the option reads it, and what is wrong with it, to be printed after the key; empty: nothing."""
     values = value if isinstance(value, list) and option.multiple else [value]
     if not all(_fits(option, one) for one in values):
         return None, f" cannot be {quoted(value)}; it must be {_kind(option)}"
@@ -236,7 +236,7 @@ def convert(option: click.Option, value: Any) -> tuple[Any, str]:
     if any(isinstance(one, str) and "\0" in one for one in values):
         return None, f" cannot be {quoted(value)}: no text may have a NUL in it"
     if isinstance(option.type, click.File):
-        return value, ""  # to look closer would be to open it
+        return value, ""  # checking it would open it
     if isinstance(option.type, EndpointType):
         given = values if option.multiple else value
         return given, next((f": {fault}" for one in values if (fault := option.type.fault(one))), "")
@@ -251,7 +251,7 @@ def convert(option: click.Option, value: Any) -> tuple[Any, str]:
 
 
 def _fits(option: click.Option, value: Any) -> bool:
-    """Whether a TOML value is of a kind that the option can make something of; its type looks closer."""
+    """Whether a TOML value is of a kind that the option can read; its type checks the rest."""
     if option.is_flag:
         return isinstance(value, bool)
     if _is_text(option):
@@ -279,7 +279,7 @@ Keys = tuple[str, ...]
 
 
 def lines_of(text: str) -> dict[Keys, int]:
-    """The line, from 1, of every key and table of a document that can be read: ("serve", "bind") → 12."""
+    """The line, from 1, of every key and table of a valid document: ("serve", "bind") → 12."""
     lines = text.split("\n")
     found: dict[Keys, int] = {}
     begin = 0
@@ -298,7 +298,7 @@ def lines_of(text: str) -> dict[Keys, int]:
 
 
 def line_of_error(text: str, error: tomllib.TOMLDecodeError) -> int:
-    """The line at which a document ceased to be TOML."""
+    """The line at which a document stops being TOML."""
     match = re.search(r"at line (\d+)", str(error))
     return int(match[1]) if match else text.rstrip("\n").count("\n") + 1
 
@@ -312,14 +312,14 @@ def _keys(table: dict[str, Any], above: Keys = ()) -> Iterator[Keys]:
 
 PREFIX = "TITANIC_"
 NOT_OPTIONS = {"TITANIC_CONFIG"}
-"""Variables that are no option's."""
+"""Variables that belong to no option."""
 
 
 def strangers(context: click.Context) -> list[str]:
-    """A line about each variable that no option has: misspelt, most likely."""
+    """A line about each TITANIC_ variable that no option has: it may be misspelt."""
     unknown = _ours() - _variables(context.command)
     if not unknown:
-        return []  # without importing every command
+        return []  # so that not every command is imported
     known = {str(one.envvar) for options in commands_of(context).values() for one in options.values()}
     texts = []
     for variable in sorted(unknown - known):

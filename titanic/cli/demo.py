@@ -37,20 +37,20 @@ SERVICE = "sha256"
 MOST_FILES = 500
 MOST_BYTES = 1 << 20
 PATIENCE = 40.0
-"""Seconds after which something that is waited for counts as failed."""
+"""Seconds after which a wait counts as failed."""
 
 Found = TypeVar("Found")
 
 
 class Sample(NamedTuple):
-    """A file as it was when the demonstration began: it may change meanwhile."""
+    """A file as it was at the start of the demonstration: it may change meanwhile."""
 
     file: Path
     body: bytes
 
 
 class Demo:
-    """One run. `run` returns whether all was well."""
+    """One run of the demonstration."""
 
     def __init__(self, folder: Path, console: Console | None = None) -> None:
         self._folder = folder
@@ -60,7 +60,7 @@ class Demo:
         self._started = time.monotonic()
 
     def run(self) -> bool:
-        """The whole story; True when every reply was right. The logs stay when one was not."""
+        """Run it; True when every reply was right. Otherwise the logs are kept."""
         keep = False
         try:
             samples = list(_samples(self._folder))
@@ -229,7 +229,7 @@ def _stored(client: Client) -> set[str]:
 
 
 def _is_answer(answer: Frames | TitanicError | None) -> bool:
-    """Whether it came from a worker, be it that it failed."""
+    """Whether it came from a worker, as a reply or as a failure."""
     return isinstance(answer, (list, RequestFailed))
 
 

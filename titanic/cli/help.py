@@ -1,4 +1,4 @@
-"""`--help` in groups: what people need first stands first, what is rare has a heading of its own behind it."""
+"""`--help` in groups: what users need first stands first, rare options follow below headings of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 ARGUMENTS = "titanic.arguments"
-"""Where a context keeps what a command was called with."""
+"""The key of a context's `meta` for the arguments of the command."""
 
 
 class Option(click.Option):
@@ -21,7 +21,7 @@ class Option(click.Option):
         self.group = group
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """As ever; a complaint about what the environment says names the variable."""
+        """As click does; an error about a value of the environment names the variable."""
         try:
             return super().process_value(ctx, value)
         except click.BadParameter as error:
@@ -35,7 +35,7 @@ class GroupedCommand(click.Command):
     """Lists its options by group: those without one first, then the groups in the order of their first options."""
 
     def __init__(self, *arguments: Any, rule: Callable[..., Any] | None = None, **settings: Any) -> None:
-        """`rule`: what its options must keep together in a file, see `config_file`."""
+        """`rule`: finds contradictions among its options in a file, see `config_file`."""
         super().__init__(*arguments, **settings)
         self.rule = rule
 
@@ -50,13 +50,13 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As ever; the arguments are kept for `parse_again`."""
+        """As click does; the arguments are kept for `parse_again`."""
         ctx.meta[ARGUMENTS] = list(args)
         return super().parse_args(ctx, args)
 
 
 def parse_again(context: click.Context) -> dict[str, Any]:
-    """What a command's parameters would be if it were called now: its file may have changed. Raises UsageError."""
+    """A command's parameters, read again: its file may have changed. Raises UsageError."""
     with context.command.make_context(context.info_name, list(context.meta[ARGUMENTS]), context.parent) as again:
         return dict(again.params)
 

@@ -1,4 +1,4 @@
-"""The group that all commands belong to, and what an error becomes: a line on stderr and an exit code.
+"""The group of all commands. It turns an error into a line on stderr and an exit code.
 
 A command's module is imported when the command is wanted: `titanic submit` does not wait for what `serve` needs.
 """
@@ -49,7 +49,7 @@ COMMANDS = {
 """Each command's module, and its line in the help. The function is called like the command."""
 
 MEANT = {"list": "ls", "fetch": "reply", "get": "reply", "delete": "close", "rm": "close", "worker": "work"}
-"""What people call commands that have another name."""
+"""Names that people try for commands that have another name."""
 
 
 class Titanic(click.Group):
@@ -69,7 +69,7 @@ class Titanic(click.Group):
     """Other programs whose settings may stand in the same file."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """As ever, but what is wrong with the arguments is told in a line, too."""
+        """As click does, but wrong arguments are reported in one line, like every other error."""
         if not extra.get("standalone_mode", True):
             return super().main(*args, **extra)
         try:
@@ -122,7 +122,7 @@ class Titanic(click.Group):
             advice = f"did you mean {near[0]}?" if near else f"{ctx.info_name} --help lists them"
             ctx.fail(f"no such command: {args[0]}; {advice}")
         if args[0] in self.reloadable:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be obeyed; it would end a server that starts
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be obeyed: it would end a starting server
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -133,7 +133,7 @@ class Titanic(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         if signal.getsignal(signal.SIGINT) is leave:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # from now on there is something to be ended
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # from now on a Ctrl-C has something to end
         try:
             return super().invoke(ctx)
         except (TimedOut, broker.TimedOut) as error:
@@ -152,8 +152,8 @@ class Titanic(click.Group):
 
 
 def _fail(error: OSError) -> NoReturn:
-    """What the system refused; without a file's name most probably our output."""
-    if error.errno == errno.EPIPE:  # the reader of our output has seen enough
+    """Report what the system refused; without a file's name it is most probably our output."""
+    if error.errno == errno.EPIPE:  # the reader of our output went away
         _drop_output()
         sys.exit(EXIT_UNREAD)
     where = error.filename or (error.errno in _UNWRITTEN and "cannot write the output")
@@ -166,7 +166,7 @@ _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _complaint(error: click.ClickException) -> str:
-    """What is wrong with the arguments; click's own words as all others are said: no capital, no full stop."""
+    """What is wrong with the arguments, in the style of our messages: no capital, no full stop."""
     context = getattr(error, "ctx", None)
     if isinstance(error, click.NoSuchOption):
         near = " or ".join(sorted(error.possibilities or ()))
@@ -180,8 +180,8 @@ def _complaint(error: click.ClickException) -> str:
 
 
 def _drop_output() -> None:
-    """What cannot be written now, to a full disk for example, must not be tried again at the end: that would be another
-    message, and another exit code."""
+    """Drop output that cannot be written, to a full disk for example. Another try at the end would cause another
+    message and another exit code."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -190,11 +190,11 @@ def _drop_output() -> None:
 
 
 _MAY_COME = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENODEV)
-"""One that is taken may be free later; addresses and interfaces come while a machine boots, or with a failover."""
+"""A taken address may be free later; addresses and interfaces appear while a machine boots, or on failover."""
 
 
 def _cannot_be(error: Exception) -> bool:
-    """Whether an endpoint is at fault that is of no use to anybody, now or later."""
+    """Whether the error is an endpoint that can never work."""
     found = error if isinstance(error, broker.EndpointError) else error.__cause__
     return isinstance(found, broker.EndpointError) and getattr(found.__cause__, "errno", None) not in _MAY_COME
 

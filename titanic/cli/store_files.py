@@ -109,7 +109,7 @@ DATA, LOCK, OWNER = "data.mdb", "lock.mdb", "titanic.lock"
 
 
 def expect_store(path: Path) -> None:
-    """Complain when there is none."""
+    """Raise an error when there is no store."""
     try:
         found = (path / DATA).exists()
     except PermissionError as error:
@@ -125,7 +125,7 @@ def open_to_look(path: Path) -> Store:
 
 
 def expect_readable(path: Path) -> None:
-    """Complain when it can't be read. Whoever reads has to write `lock.mdb`: it keeps what is looked at from being
+    """Raise an error when the store can't be read. A reader writes to `lock.mdb`, so that what it reads is not
     freed."""
     expect_store(path)
     data, lock = path / DATA, path / LOCK
@@ -139,7 +139,7 @@ def expect_readable(path: Path) -> None:
 
 
 def may_write(path: Path) -> bool:
-    """Whether the store could be opened for writing too, by the rights on its files."""
+    """Whether the rights on its files allow to open the store for writing."""
     files = [path, *(path / name for name in (DATA, LOCK, OWNER))]
     return all(os.access(file, os.R_OK | os.W_OK) for file in files if file.exists())
 
