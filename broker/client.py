@@ -31,7 +31,7 @@ LONGEST_POLL = 1000
 """Milliseconds. A Ctrl-C that comes just before a poll is only seen when it ends."""
 
 LOOK_AGAIN = 1.0
-"""Seconds for which it is known whether anybody is there: many requests may be given up at once."""
+"""Seconds for which one check holds whether a broker can be reached: many requests may be given up at once."""
 
 
 SHARED = "another thread is using this client; give each thread one of its own, they are cheap"
@@ -65,7 +65,7 @@ class Conversation:
         self._session = session
         self._closed = False
         self._looked: tuple[float, str] = (float("-inf"), "")
-        """When it was looked last whether anybody is there, and why not."""
+        """When it was last checked whether a broker can be reached, and the reason if not."""
         self._turn = _Turn()
         self._asker = 0
         """The thread that asked last."""
@@ -236,7 +236,7 @@ class Pipeline(_MdpClient):
         self._events = deque(event for event in self._events if event.ticket != ticket)
 
     def events(self, timeout: float | None = None) -> list[Event]:
-        """All the news there is: waits for some, for `timeout` seconds at most (None: for ever).
+        """All events there are: waits for some, for `timeout` seconds at most (None: for ever).
 
         An empty list means that the time is over, or that no request is in flight.
         """

@@ -73,7 +73,7 @@ class WorkerConfig:
     """The longest such wait."""
     max_reply: int = 127 << 20
     """Bytes of a reply, or of one of the parts of it; a larger one becomes an error reply, 413. A broker ends the
-    connection of who sends more than twice its `max_body`, at its default 128 MiB with what goes around the reply."""
+    connection of a worker that sends more than twice its `max_body`: by default 128 MiB, envelope included."""
     versions: tuple[str, ...] = ("0.2", "0.1")
     """MDP versions that may be spoken, the best one first: 0.1, 0.2, majortomo. If several, the broker is asked."""
 

@@ -22,8 +22,8 @@ class TooLarge(Exception):
 class Measure:
     """What may be sent for one request.
 
-    A broker ends the connection of who sends it more than it takes, without a word, and gives the request to the next
-    worker: so it has to be found out here.
+    A broker ends the connection of a worker that sends more than it takes, without an answer, and gives the request to
+    the next worker: so the size is checked here.
     """
 
     def __init__(self, most: int, *, joined: bool) -> None:

@@ -60,7 +60,7 @@ class HandlerThreads:
     def _start(self) -> None:
         try:
             threading.Thread(target=self._run, name=f"handler {self.started + 1}", daemon=True).start()
-        except (RuntimeError, MemoryError) as error:  # the system gives no more; it is tried again at the next call
+        except (RuntimeError, MemoryError) as error:  # the system has no more; the next call tries again
             if not self._short:
                 log.warning("cannot start thread %d for a handler: %s", self.started + 1, error)
             self._short = True
@@ -74,7 +74,7 @@ class HandlerThreads:
             function, args = call
             try:
                 function(*args)
-            except BaseException:  # a thread that ended would be missed for ever
+            except BaseException:  # a thread that ended would never be replaced
                 with suppress(BaseException):
                     log.exception("a fault of this program, in the thread of a handler")
             del call, function, args  # a body is not to be kept until the next one comes

@@ -46,8 +46,8 @@ class Worker:
         Worker("echo", lambda frames: frames).run()
 
     Of several endpoints it works for one at a time, and goes to the next when that broker is lost.
-    `run` blocks until another thread (or a signal handler) calls `stop`, which lets what is in hand finish. Ctrl-C does
-    so by itself; for other signals, `signal.signal(signal.SIGTERM, lambda *_: worker.stop())`.
+    `run` blocks until another thread (or a signal handler) calls `stop`, which lets requests in hand finish. Ctrl-C
+    does so by itself; for other signals, `signal.signal(signal.SIGTERM, lambda *_: worker.stop())`.
     `start` runs it in a thread of its own. As a context manager it is started and stopped.
     """
 
@@ -88,7 +88,7 @@ class Worker:
     """Whether to learn from the transport when the connection breaks: for protocols without heartbeats."""
 
     _registers_at = "broker"
-    """What to call it."""
+    """What the log calls it."""
 
     def _connection(self, channel: _Registration, endpoints: Sequence[str], *, watch: bool) -> Dealer:
         """Called by a channel, for the sockets that it speaks through."""
@@ -124,7 +124,7 @@ class Worker:
     def stop(self) -> None:
         """Take no more requests, finish those in hand, say good-bye, end `run`.
 
-        Any thread may ask, also the handler: that one does not wait for the end, which waits for it.
+        Any thread may call this. A handler that does is not kept waiting: the end waits for the handler.
         """
         self._loop.call(self._leave)
         self._loop.close_unless_running()
@@ -143,8 +143,8 @@ class Worker:
     def every(self, seconds: float, function: Callable[[], None]) -> None:
         """Have a function called again and again in the thread that speaks to the broker; it must not wait.
 
-        To be asked before `run` or `start`. It is called also while requests are in hand, but no more once the worker
-        has ended, or while it is stuck: that is what a watchdog wants to know.
+        Call this before `run` or `start`. The function is called also while requests are in hand, but not once the
+        worker has ended or while it is stuck: that is what a watchdog wants to know.
         """
         self._loop.add(_Beat(seconds, function))
 
@@ -279,7 +279,7 @@ class _Registration(WorkerChannel):
 
 
 class _Beat(Channel):
-    """A channel without a socket, that does something now and then."""
+    """A channel without a socket that calls a function at intervals."""
 
     rests = True
 

@@ -18,7 +18,7 @@ STARVED_EVERY = 60.0
 
 
 class WorkerLog(Channel):
-    """A channel without a socket; add it to the loop behind those that it speaks of."""
+    """A channel without a socket; add it to the loop behind the channels that it reports on."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class WorkerLog(Channel):
         *,
         kind: str = "broker",
     ) -> None:
-        """`name`: who registers. `registered`: whether the broker has answered any of its connections. `kind`: what
+        """`name`: of the worker. `registered`: whether the broker has answered any of its connections. `kind`: what
         it is called, if it is none."""
         self._log = log
         self._name = name
@@ -46,7 +46,7 @@ class WorkerLog(Channel):
         self._over = False
 
     def leave(self) -> None:
-        """Say no more: it is the worker who goes."""
+        """Log nothing more: the worker ends."""
         self._over = True
 
     def starved(self, why: str, now: float) -> None:
@@ -62,7 +62,7 @@ class WorkerLog(Channel):
             self._warn_at = now
 
     def tick(self, now: float) -> None:
-        """Nobody has answered for a while, or not as it was hoped."""
+        """Warn: no answer for a while, or a refusal."""
         if self._silent_since is None or now < self._warn_at:
             return
         where, silence = self._endpoint, now - self._silent_since
@@ -82,7 +82,7 @@ class WorkerLog(Channel):
         return 0.0 if self._silent_since is None else self._warn_at
 
     def flush(self, now: float) -> None:
-        """Look, and tell what has changed."""
+        """Log what has changed."""
         there = self._registered()
         if self._over or (there == self._there and (there or self._silent_since is not None)):
             return

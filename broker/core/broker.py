@@ -9,7 +9,7 @@ way back. Whatever dialect either side speaks, each is answered in its own. A wo
     idle    refuse     refuse    refuse    keep        remove       expire
     busy    refuse     forward   finish    keep        remove       expire
 
-`refuse` answers DISCONNECT and forgets the worker, who comes back with READY on a new socket. Whenever a busy
+`refuse` answers DISCONNECT and forgets the worker, which comes back with READY on a new socket. Whenever a busy
 worker is forgotten, its request goes to the front of the queue, for another worker.
 
 Services can be *integrated* (RFC 7 and 18 allow it): their requests are collected and handed over in batches
@@ -100,9 +100,9 @@ class BrokerCore(Core):
         """Do what is due: heartbeats, silent workers, requests that waited too long."""
         due = self.next_deadline()
         if due is not None and now > due + self.config.heartbeat_interval / 2:
-            self.deaf(now)  # not the workers were silent, we were away: stopped, or busy with something huge
+            self.deaf(now)  # the workers were not silent, this process was: stopped, or busy
         silent = self.registry.silent(now)
-        for worker in silent:  # first, so that none of them gets what another leaves behind
+        for worker in silent:  # first, so that none of them gets another's request
             worker.service.idle.pop(worker, None)
         for worker in silent:
             self.stats["workers_expired"] += 1
@@ -120,7 +120,7 @@ class BrokerCore(Core):
 
     def lost(self, peer: Peer, now: float, unsent: Sequence[bytes] = ()) -> None:
         """The transport knows that the peer is gone: no need to wait for silence. `unsent`: a message that therefore
-        did not go out. Who never got a request has not died of it."""
+        did not go out. A request that the worker never got did not kill it."""
         worker = self.workers.get(peer)
         if worker is not None:
             self.stats["workers_expired"] += 1
@@ -129,24 +129,24 @@ class BrokerCore(Core):
             self._forget(worker, now)
 
     def too_large(self, peer: Peer, head: Frames, text: str) -> None:
-        """A message was thrown away of which this is the beginning: who waits for an answer gets one, which says what
-        the message had. Then `receive` it without any frames, as what makes no sense."""
+        """A message was thrown away that begins with `head`: the client that waits for an answer gets one, which says
+        what the message had (`text`). Then call `receive` without frames, as for any malformed message."""
         worker = self.workers.get(peer)
         if worker is not None:
-            if (request := self._take_from(worker)) is not None:  # it failed, as if the worker had said so
+            if (request := self._take_from(worker)) is not None:  # it fails, as if the worker had said so
                 self._output.append((request.peer, request.final(error_body(413, f"the reply has {text}"))))
         elif (request := read_request(peer, head)) is not None:
             self._refuse(request, 413, f"the request has {text}")
 
     def deaf(self, now: float) -> None:
-        """We could not listen. What the workers said meanwhile is still to be read: nobody is blamed for silence."""
+        """The broker could not read. What workers sent meanwhile is still unread, so none of them counts as silent."""
         for worker in self.workers.values():
             self._heard(worker, now)
 
     def shut_down(self, now: float) -> None:
         """Say good-bye to all workers, so that they look for a broker again at once.
 
-        What they had in hand is nobody's now: its clients ask again, like those of a broker that was killed.
+        Requests in hand are dropped: their clients ask again, as after a broker was killed.
         """
         for worker in list(self.workers.values()):
             self._take_from(worker)
@@ -304,11 +304,11 @@ class BrokerCore(Core):
         self.registry.beat(worker, now)
 
     def _ignore(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
-        """A good-bye from someone who is not here."""
+        """A good-bye of a worker that is not registered."""
 
     def _remove(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
         self.stats["workers_left"] += 1
-        if worker.request is not None:  # it has not died of it; mostly the two messages have crossed
+        if worker.request is not None:  # the request did not kill it; mostly the two messages have crossed
             worker.request.deliveries -= 1
         self._forget(worker, now)
 
@@ -344,7 +344,7 @@ class BrokerCore(Core):
             self._heard(worker, now)
 
     def _take_from(self, worker: WorkerPeer) -> Request | None:
-        """The request that a worker has is not its any more."""
+        """Take its request from a worker."""
         request, worker.request = worker.request, None
         if request is not None and (mark := request.mark) is not None and self.delivered.get(mark) is request:
             del self.delivered[mark]

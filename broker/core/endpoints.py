@@ -6,8 +6,8 @@
     live       live       dead      first: the one that was chosen last, else the next
     dead       live       dead      when all are, the one that failed longest ago
 
-Who asks stays with a server until it fails. Nobody goes back to the first one just because it is there again: that
-would move all clients twice.
+A client stays with a server until it fails. It does not go back to the first one just because that is there again:
+all clients would move twice.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Servers:
     def choose(self, avoid: str | None = None) -> str:
         """The server to talk to. Asked again it is the same one, unless something has become known meanwhile.
 
-        `avoid`: one that is to be taken only if no other is as healthy.
+        `avoid`: one to take only if no other is as healthy.
         """
         return min(self._health, key=lambda name: (self._health[name], name == avoid))
 

@@ -1,8 +1,8 @@
 """How often a peer sends heartbeats, and what follows: when its silence means that it is gone, how often to send some.
 
-Nobody tells the other side its heartbeat interval, and the two need not be the same. So a peer is judged by the rhythm
-that is heard of it, and sent heartbeats in the quicker one of both. Only the gap between two heartbeats with nothing in
-between counts, and of the last few the longest: it is not shorter than the interval of the peer.
+Neither side tells the other its heartbeat interval, and the two need not be the same. So a peer is judged by the
+intervals that it keeps, and is sent heartbeats in the shorter one of both. Only the gap between two heartbeats with
+nothing in between counts, and of the last few the longest: it is not shorter than the interval of the peer.
 
 A rhythm in which a peer was sent heartbeats becomes slower step by step only, so that a peer that judges in the same
 way is never surprised. And the own one is left for that of the peer only when that is clearly quicker: or two sides
@@ -28,7 +28,7 @@ EASE = 1.5
 
 
 class Heartbeat:
-    """Of one peer, on one connection. Times are seconds."""
+    """The heartbeats of one peer and those for it, on one connection. Times are seconds."""
 
     __slots__ = ("_at", "_beat_at", "_gaps", "_liveness", "_own", "interval", "messages", "patience")
 
@@ -50,7 +50,7 @@ class Heartbeat:
         """A heartbeat came, or what counts as one, and was counted in `messages`."""
         gap = now - self._at
         # What is read in one go was sent earlier, and waited somewhere; and after a gap that is as long as a peer
-        # has at most, it was us who stood still.
+        # has at most, this side stood still.
         if self.messages == self._beat_at + 1 and 0 < gap < self.patience:
             self._gaps = (*self._gaps[1 - FEW :], gap)
             self.patience = self._liveness * max(self._own, *self._gaps)

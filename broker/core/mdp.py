@@ -50,7 +50,7 @@ from typing import NamedTuple
 from broker.core.heartbeat import USUAL
 
 Peer = Hashable
-"""Who is at the other end: a ROUTER identity for a broker, the number of the connection for a session."""
+"""The other end: a ROUTER identity for a broker, the number of the connection for a session."""
 
 Frames = list[bytes]
 Output = tuple[Peer, Frames | None]

@@ -1,7 +1,7 @@
 """Which broker is at the other end of a new connection: what it speaks, and whether it is one of this project.
 
-Not every broker bears every message: one of MDP 0.1 may end on the first one of 0.2, as the Guide's in Python does. All
-of them bear a client of 0.1, so that is what asks first, two questions at once:
+Not every broker survives every message: one of MDP 0.1 may crash on the first one of 0.2, as the Guide's in Python
+does. All of them accept a client of 0.1, so 0.1 asks first, two questions at once:
 
     mmi.broker     a broker of this project tells what it is; others say 501, or nothing
     mmi.service    a must for all brokers (RFC 8)

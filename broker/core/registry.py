@@ -12,7 +12,7 @@ from broker.core.timers import Timers
 
 
 class WorkerRegistry:
-    """Registered workers. Whoever sends one something moves its entry in `heartbeats`."""
+    """Registered workers. After each message to one, the broker moves its entry in `heartbeats`."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self._config = config

@@ -25,7 +25,7 @@ def footprint(frames: Frames) -> int:
 
 
 class Request:
-    """Who asked for what, in which dialect, and how far it has come."""
+    """A request with its client, its dialect, and what has been sent of its reply."""
 
     __slots__ = (
         "answered",

@@ -15,7 +15,7 @@ InOrder = OrderedDict[Key, Request]
 
 
 class FairQueue:
-    """Requests in order for each client, clients in turn: who sends a thousand delays nobody who sends one.
+    """Requests in order for each client, clients in turn: a client with a thousand does not delay a client with one.
 
     What `push_front` puts back comes before all else. Whatever is asked of it costs the same however many wait:
     ordered dicts by the mark of the request, and by the client in the order of their turns.

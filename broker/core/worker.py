@@ -7,14 +7,14 @@
     idle      work      keep        reconnect    –          reconnect   –             –
     busy      refuse    keep        reconnect    –          –           send          –
 
-Who may speak several versions asks the broker first (`recognition`), and registers, with READY, in the version of the
-answer; without one it tries those that were not asked for, one with each connection. `refuse` and `reconnect` close
-the connection and open a new one after a back-off. The connections are numbered: what still comes from an old one is
-ignored. A handler that is at work when the connection goes is let finish, its reply is dropped (the broker gave the
-request to somebody else), and only then does the worker connect again: it does one thing at a time.
+A worker that may speak several versions asks the broker first (`recognition`), and registers, with READY, in the
+version of the answer; without one it tries those that were not asked for, one with each connection. `refuse` and
+`reconnect` close the connection and open a new one after a back-off. The connections are numbered: what still comes
+from an old one is ignored. A handler that is at work when the connection goes is let finish, its reply is dropped (the
+broker gave the request to somebody else), and only then does the worker connect again: it does one thing at a time.
 
-While it works it does not mind silence. Some brokers send no heartbeats to who is busy, and to leave would help nobody:
-the reply would be lost. Afterwards there is time to see whether the broker is still there.
+A busy worker ignores silence. Some brokers send no heartbeats to busy workers, and leaving would only lose the reply.
+Afterwards there is time to see whether the broker is still there.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class WorkerSession(Core):
         self.config = config or WorkerConfig()
         self._asks = dialect is None and len(self.config.versions) > 1
         versions = self.config.versions
-        # Whoever speaks the first of them answers when asked.
+        # A broker that speaks the first of them answers when asked.
         unasked = [version for version in versions if version != min(versions)] or versions
         self._dialects = [dialect] if dialect is not None else [VERSIONS[version] for version in unasked]
         """To try one after another."""
@@ -140,21 +140,21 @@ class WorkerSession(Core):
         if self.state is SessionState.AWAY:
             if self._wake_at is not None and now >= self._wake_at and not self._job_running:
                 self._connect(now)
-        elif now >= self._silent_at and self._waits_for_word:
+        elif now >= self._silent_at and self._minds_silence:
             patience = self.heartbeat.patience
             if self.state is SessionState.IDLE and self.inflow is not None and self.inflow.goes_on(now, patience):
                 self._silent_at = now + patience  # a large request is on its way
             else:
                 self._meet_silence(now)
-        elif now >= self._send_by and self._speaks:
+        elif now >= self._send_by and self._sends_heartbeats:
             self.heartbeat.sent()
             self._send(Command.HEARTBEAT, (), now)
 
     def next_deadline(self) -> float | None:
         if self.state is SessionState.AWAY:
             return None if self._job_running else self._wake_at  # it waits for the handler to finish
-        silent_at = self._silent_at if self._waits_for_word else math.inf
-        deadline = min(self._send_by, silent_at) if self._speaks else silent_at
+        silent_at = self._silent_at if self._minds_silence else math.inf
+        deadline = min(self._send_by, silent_at) if self._sends_heartbeats else silent_at
         return None if deadline == math.inf else deadline
 
     @property
@@ -213,19 +213,19 @@ class WorkerSession(Core):
             self._reconnect([], now)
 
     def leave(self, now: float) -> None:
-        """Finish what is in hand, say good-bye, connect no more."""
+        """Finish the request in hand, say good-bye, and do not connect again."""
         self._leaving = True
         if not self._job_running:
             self._say_goodbye(now)
 
     @property
-    def _waits_for_word(self) -> bool:
-        """Whether the broker is to say something, sooner or later."""
+    def _minds_silence(self) -> bool:
+        """Whether silence of the broker counts."""
         return self.state is SessionState.ASKING or (self.state is SessionState.IDLE and self.dialect.heartbeats)
 
     @property
-    def _speaks(self) -> bool:
-        """Whether heartbeats are due, sooner or later."""
+    def _sends_heartbeats(self) -> bool:
+        """Whether heartbeats are sent in this state."""
         if self.state is SessionState.BUSY and self.dialect.silent_when_busy:
             return False
         return self.state in REGISTERED and self.dialect.heartbeats
@@ -250,7 +250,7 @@ class WorkerSession(Core):
         self._send(Command.READY, (self.service,), now)
 
     def _meet_silence(self, now: float) -> None:
-        if not self._linked:  # nobody is there; of several endpoints the next one may be better
+        if not self._linked:  # there is no connection; of several endpoints the next one may be better
             self._output.append((self.connection, None))
             self._connect(now)
         elif self.state is SessionState.ASKING:

@@ -1,4 +1,4 @@
-"""Who is connected to a socket, as far as a ROUTER's monitor and its messages tell."""
+"""The connections of a ROUTER, as far as its monitor and its messages tell."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from broker.io.sockets import DRAIN_LIMIT, Socket, monitored_event, receive
 class NamedConnections:
     """The connections of peers that have given themselves a name (ZMQ_ROUTING_ID), by their file descriptors.
 
-    Who connects with a name that is in use takes it over: the socket says nothing of that, and what it held for the
-    former one is gone. The others have names of the ROUTER's making, which are never used again.
+    A peer that connects with a name in use takes it over: the socket does not tell, and what it held for the former
+    peer is gone. The others have names of the ROUTER's making, which are never used again.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class NamedConnections:
         return before is not None
 
     def closed(self, connection: int) -> bytes | None:
-        """A connection is gone: who had it, if that was its last one."""
+        """A connection is gone: the name that it had, if that was its last one."""
         name = self._names.pop(connection, None)
         if name is not None:
             del self._connections[name]

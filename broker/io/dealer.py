@@ -49,9 +49,9 @@ class Dealer:
         """`watch`: learn from the transport when the connection breaks (`broke` tells); of several endpoints, also
         that it cannot be made.
 
-        `hold`: send nothing before somebody is there, and nothing to who may have taken their place: what is sent
-        earlier waits here, and what is sent after the connection broke is dropped. This, too, makes `broke` tell,
-        without the sockets that watching takes, but not if a new connection is there before anybody looks.
+        `hold`: send nothing before the connection is made, and nothing to a peer that may have taken its place: what is
+        sent earlier waits here, and what is sent after the connection broke is dropped. This also makes `broke` tell,
+        without the sockets that watching takes, but not of a break that was mended before `broke` was called.
         """
         self.context = context
         self.servers = Servers(endpoint)

@@ -10,14 +10,14 @@ does otherwise than ZeroMQ, and what follows from it here (tests/broker/test_pyo
 - With DONTWAIT it sends after all, or waits for ever, and receives with an "internal error": time-outs are used.
 - Receiving with a time-out looks once a millisecond or two: 500 round trips a second instead of 27,000. So threads that
   only receive do so without one, and are woken by closing the socket (which ZeroMQ forbids).
-- More messages on their way than queues hold bring both directions to a standstill: so the queues are long, and who
-  uses the sockets bounds what is on its way.
-- It takes messages that nobody is there for, IMMEDIATE or not, and loses them when the socket is closed; of several
-  endpoints it gives each its share, whoever is there. So who scatters has a socket for each, and looks who is there
-  before it sends; and no socket waits at its end for nobody.
+- More messages on their way than queues hold bring both directions to a standstill: so the queues are long, and
+  the users of the sockets bound what is on its way.
+- It takes messages without a connected peer, IMMEDIATE or not, and loses them when the socket is closed; of several
+  endpoints each gets its share, connected or not. So a scattering end has a socket for each, and looks whether a peer
+  is connected before it sends; and no socket without a peer waits when it is closed.
 - While anybody in the process waits in a send without a time-out, on whatever socket, all others cannot connect, be
-  closed or tell who is connected. No socket here has such a send; so that nobody else's holds up an end, closing is
-  left to a thread, and for no longer than STUCK.
+  closed or tell who is connected. No socket here has such a send. A send of other code must not hold up an end
+  either: closing is left to a thread, and takes no longer than STUCK.
 - It gives out messages of several frames, which there must not be, frame by frame: so each is taken whole.
 - It has no trackers, but refers to a large message until it has left: so the references are counted.
 """
@@ -51,7 +51,7 @@ STUCK = 1.0
 """Seconds beyond its linger that closing a socket may take."""
 
 _TRUST = 0.001
-"""Seconds for which a peer that was there is believed to be there: a socket learns no sooner that one has left."""
+"""Seconds for which a peer that was there is believed to be there: a socket does not learn sooner that it has left."""
 
 
 class MissingDrafts(BrokerError):
@@ -175,8 +175,8 @@ class DraftSocket:
     ) -> None:
         """`kind`: its name. `mute`: for how many milliseconds it waits when it cannot send. Raises MissingDrafts.
 
-        `send_queue`, `receive_queue`: messages for and from each peer. `most_bytes`: of a message that comes in; who
-        sends a larger one loses its connection, and so does who reads nothing for `unread` milliseconds.
+        `send_queue`, `receive_queue`: messages for and from each peer. `most_bytes`: of a message that comes in; a
+        peer that sends a larger one loses its connection, and so does one that reads nothing for `unread` milliseconds.
         """
         self._backend = choose()
         module = self._backend.module
@@ -188,7 +188,7 @@ class DraftSocket:
         socket.linger = 2 * MUTE
         if most_bytes is not None:
             socket.maxmsgsize = most_bytes
-        if kind in ("SERVER", "GATHER"):  # as for a ROUTER: who vanished says no good-bye
+        if kind in ("SERVER", "GATHER"):  # as for a ROUTER: a peer that vanished sends no good-bye
             socket.tcp_keepalive, socket.tcp_keepalive_idle = 1, 60
             socket.tcp_keepalive_intvl, socket.tcp_keepalive_cnt = 15, 4
             socket.handshake_ivl = 30_000
@@ -214,7 +214,7 @@ class DraftSocket:
         self._reach("connect to", endpoint)
 
     def send(self, data: bytes, routing_id: int = 0) -> None:
-        """One frame; `routing_id`: whom a SERVER sends it to. Waits for a while. Raises Unreachable."""
+        """One frame; `routing_id`: the peer of a SERVER. Waits for a while. Raises Unreachable."""
         try:
             if routing_id:
                 self._backend.address(self._socket, data, routing_id)
@@ -231,7 +231,7 @@ class DraftSocket:
             raise Unreachable(f"nobody takes the message: {error}") from error
 
     def receive(self, milliseconds: int | None) -> tuple[bytes, int] | None:
-        """One frame, and from a SERVER the routing id of who sent it; None when there was none in time, or a message of
+        """One frame, and from a SERVER the routing id of its sender; None when there was none in time, or a message of
         several was discarded (RFC 41 and 49).
 
         `milliseconds` None: for threads that only receive; comes back with None after LOOK, or only when the socket

@@ -149,9 +149,9 @@ class Loop:
         self._resting: Timers[Any] = Timers()
         """Their deadlines."""
         self._changed: dict[Channel, None] = {}
-        """Those whose sockets are to be asked for."""
+        """Channels whose `sockets` have changed."""
         self._unread: dict[Channel, None] = {}
-        """Those that have input that no poll tells of."""
+        """Channels with input that no poll tells of."""
         self._poller: Poller[Channel] = Poller()
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -172,7 +172,7 @@ class Loop:
         self._changed[channel] = None
 
     def remove(self, channel: Channel) -> None:
-        """Close a channel and run it no more. To be called in the loop's thread."""
+        """Close a channel and stop running it. Call this in the loop's thread."""
         self._channels.remove(channel)
         for known in (self._restless, self._touched, self._changed, self._unread):
             known.pop(channel, None)
@@ -181,7 +181,7 @@ class Loop:
         channel.close()
 
     def touch(self, channel: Channel) -> None:
-        """Something was done to a channel that rests. To be called in the loop's thread."""
+        """Something was done to a channel that rests. Call this in the loop's thread."""
         self._touched[channel] = None
 
     def call(self, function: Callable[..., None], *args: Any) -> None:
@@ -194,7 +194,7 @@ class Loop:
 
     @property
     def behind(self) -> bool:
-        """Whether many calls wait for the loop's thread, which is busy with something huge. Any thread may ask."""
+        """Whether many calls wait for the loop's thread, which is busy. Any thread may ask."""
         return len(self._calls) > BEHIND
 
     def stop(self) -> None:
@@ -216,7 +216,7 @@ class Loop:
             if self._running:
                 return
             self._running = True
-        # A signal that comes just before a poll, or to another thread, does not interrupt it: it is to be woken.
+        # A signal that comes just before a poll, or to another thread, does not interrupt it: the wake-up pipe does.
         here = threading.current_thread() is threading.main_thread()
         before = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False) if here else -1
         try:
@@ -298,7 +298,7 @@ class Loop:
         return channel.next_deadline()
 
     def _timeout(self) -> int | None:
-        """Milliseconds to the next deadline, rounded up: waking too early would mean to spin."""
+        """Milliseconds to the next deadline, rounded up: waking too early would spin."""
         deadlines = [when for when in self._restless.values() if when is not None]
         if (resting := self._resting.next()) is not None:
             deadlines.append(resting)

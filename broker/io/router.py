@@ -1,4 +1,4 @@
-"""The broker's ROUTER socket: many peers, none of whom may fill the memory or hold the others up.
+"""The broker's ROUTER socket: many peers, none of which may fill the memory or hold up the others.
 
 ZeroMQ bounds what is queued for a peer by the number of messages only, and gives out a message only as a whole. So
 this adds what is missing: an account of the bytes of large messages (`Outbox`), and a message of millions of frames
@@ -37,7 +37,7 @@ ENOUGH = 16 << 20
 """Bytes queued for one peer from which it has enough to read."""
 
 _SWEEP_EVERY = 256
-"""Messages after which the peers are looked through for whom nothing is queued any more."""
+"""Messages after which peers with nothing queued are forgotten."""
 
 _backend: Any = zmq.backend.Socket
 _recv = _backend.recv
@@ -58,8 +58,8 @@ class Leaving(Protocol):
 class Outbox:
     """The bytes of large messages that ZeroMQ has and has not sent yet, for each peer.
 
-    ZeroMQ tells of a message that was handed over without a copy when it needs it no more: it was sent, or its peer is
-    gone. The last one of a peer that has left means that all before it have.
+    ZeroMQ tells when it no longer needs a message that was handed over without a copy: the message was sent, or its
+    peer is gone. When a peer's last message has left, all before it have.
 
     Any thread may ask; large messages are few, so a lock costs nothing.
     """
@@ -145,19 +145,20 @@ class Router:
         self.skipping = False
         """Whether a message is being thrown away, with more to come. Nothing else can be received meanwhile."""
         self.newcomer: Any = None
-        """The last frame of a message that looks like READY, for who wants to know where it came from."""
+        """The last frame of a message that looks like READY: it tells the connection that the message came by."""
         self._most_bytes = most_bytes
         self._too_large = too_large
         self._named = named
         socket = self.socket = context.socket(zmq.ROUTER)
         socket.linger = LINGER
         socket.router_mandatory = True
-        socket.router_handover = True  # else who comes back by a name stays deaf until its old connection ends
+        # Without it a peer that comes back with its name gets nothing until its old connection ends.
+        socket.router_handover = True
         socket.sndhwm = send_queue
         socket.rcvhwm = DRAIN_LIMIT * 10
         socket.maxmsgsize = most_bytes
         socket.copy_threshold = 0  # what is counted must not be copied: that is how we learn when it has left
-        # Peers whose machine vanished say no good-bye: let the system find out, or their connections stay for ever.
+        # A peer whose machine vanished sends no good-bye: the system finds out, or its connection would stay for ever.
         socket.tcp_keepalive = 1
         socket.tcp_keepalive_idle = 60
         socket.tcp_keepalive_intvl = 15

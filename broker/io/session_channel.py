@@ -80,7 +80,7 @@ class WorkerChannel(SessionChannel[WorkerSession]):
     def flush(self, now: float) -> None:
         session = self.session
         if session.state is SessionState.AWAY:
-            self._dealer.answered = False  # whatever it said: the next one is to be tried
+            self._dealer.answered = False  # whatever it said: try the next endpoint
             if session.stranded:
                 self._stranded(now)
         try:

@@ -100,7 +100,7 @@ EXPIRY = 2
 """Heartbeats after which a silent peer has expired."""
 
 LAST_WORDS = 4
-"""Heartbeats for which the peer is told of a fault before the server ends."""
+"""Heartbeats during which the server tells its peer of a fault before it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class BinaryStarCore(Core):
     # -- what a shell does with it ---------------------------------------------------------------------------
 
     def vote(self, now: float) -> bool:
-        """A client has asked: whether it is to be answered. This may make the server active."""
+        """A client has asked: whether to answer it. This may make the server active."""
         self._look(now)
         self._act_on_latest(now)
         if self.fault is not None or now < self.settles_at:

@@ -26,7 +26,7 @@ Callback = Callable[[], None]
 
 
 class SplitBrain(BrokerError):
-    """Both servers were active, or both passive, or both started as the same: somebody has to look."""
+    """Both servers were active, or both passive, or both were started as the same: an operator has to look."""
 
 
 class BinaryStar(Shell[BinaryStarCore]):
@@ -74,8 +74,8 @@ class BinaryStar(Shell[BinaryStarCore]):
             raise
 
     def _reach_again(self, config: StarConfig) -> None:
-        """Who only hears never learns from TCP that its connection is dead. Both ways have to be whole again soon after
-        the cable is: a server that ends waits for no more than LAST_WORDS."""
+        """A socket that only receives never learns from TCP that its connection is dead. Both ways have to work again
+        soon after the cable does: a server that ends waits for LAST_WORDS heartbeats only."""
         beat = max(10, int(config.heartbeat * 1000))
         self._hears.reconnect_ivl = beat // 10
         self._hears.connect_timeout = 2 * beat
@@ -132,7 +132,7 @@ class BinaryStar(Shell[BinaryStarCore]):
         return False
 
     def flush(self, now: float) -> None:
-        """Tell the peer, call back, and end it all when something is very wrong and the peer knows."""
+        """Tell the peer, call back, and end the loop after a fault of which the peer was told."""
         for _, frames in self.core.take_output():
             assert frames is not None
             sockets.send(self._says, frames)

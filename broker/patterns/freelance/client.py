@@ -1,7 +1,7 @@
 """Freelance (Guide, chapter 4, "Brokerless Reliability"; RFC 10): clients that know several servers, no broker between.
 
-`LazyPirate` with several endpoints is model 1, `Shotgun` is model 2, `Freelance` model 3. `server.py` has
-what they ask.
+`LazyPirate` with several endpoints is model 1, `Shotgun` is model 2, `Freelance` model 3. `server.py` has the server
+of each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from broker.patterns.freelance.core import FreelanceAgent, FreelanceConfig, Free
 from broker.patterns.request_reply.shared_client import SharedClient
 
 STALE = 10
-"""Messages that wait for a server which is not there (model 2). It will do them, and nobody will care."""
+"""Messages that wait for a server which is not there (model 2). It will execute them later, for no one."""
 
 
 class Shotgun:
@@ -104,7 +104,7 @@ class Freelance(SharedClient[FreelanceAgent]):
         context: zmq.Context[sockets.Socket] = zmq.Context.instance()
         socket = self._socket = context.socket(zmq.ROUTER)
         socket.linger = 0
-        # A server that is not connected is to be known as such: no message waits for it.
+        # No message waits for a server that is not connected: sending one fails, and the core learns of it.
         socket.router_mandatory = True
         socket.immediate = True
         socket.sndhwm = socket.rcvhwm = 0
@@ -138,7 +138,7 @@ class Freelance(SharedClient[FreelanceAgent]):
         return True
 
     def flush(self, now: float) -> None:
-        """Send until nothing is left: what one server could not be sent goes to another. Then tell who asked."""
+        """Send all: a request that cannot reach one server goes to another. Then complete the futures."""
         while output := self.core.take_output():
             for name, frames in output:
                 assert isinstance(name, str)
@@ -150,7 +150,7 @@ class Freelance(SharedClient[FreelanceAgent]):
         self._tell(self.core.take_events())
 
     def close(self) -> None:
-        """Close the socket. Nobody waits for ever."""
+        """Close the socket, and give up what is unanswered."""
         self._socket.close()
         self._give_up()
 

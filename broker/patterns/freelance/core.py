@@ -72,7 +72,7 @@ class _Unanswered:
         self.timeout = timeout
         self.retries = retries
         self.server: str | None = None
-        """Who has it; None: it waits for a server that lives."""
+        """The server that has it; None: it waits for a live one."""
 
 
 class FreelanceSession(Core, ABC):
@@ -83,7 +83,7 @@ class FreelanceSession(Core, ABC):
         self.config = config or FreelanceConfig()
         self.servers = Servers(endpoints)
         self.unmatched = 0
-        """Replies that nobody waits for, any more or at all."""
+        """Replies that fit no request, or that came too late."""
         self._next_ticket = 1
         self._pending: dict[int, _Unanswered] = {}
         self._deadlines: Timers[int] = Timers()
@@ -165,7 +165,7 @@ class FreelanceAgent(FreelanceSession):
         self._pings: Timers[str] = Timers()
         self._backoffs: dict[str, Backoff] = {}
         self._waiting: dict[int, None] = {}
-        """Requests that nobody has been asked."""
+        """Requests that no server has been sent."""
         for name in self.servers.names:
             self._pings.set(name, now)
             self._backoffs[name] = Backoff(min(PING_FIRST, self.config.ping_interval), self.config.ping_interval)
@@ -189,7 +189,7 @@ class FreelanceAgent(FreelanceSession):
                 self._ask(ticket, self._pending[ticket])
 
     def tick(self, now: float) -> None:
-        """Ping, find out who is silent, ask again."""
+        """Ping, notice silent servers, ask again."""
         for name in self._silence.due(now):
             self._lost(name)
         for name in self._pings.due(now):
@@ -207,7 +207,7 @@ class FreelanceAgent(FreelanceSession):
         self._lost(peer)
 
     def _lost(self, name: str) -> None:
-        """What it has been asked is asked somebody else."""
+        """A server is gone: send its requests to another."""
         self._silence.cancel(name)
         if self.servers.health(name) is Health.DEAD:
             return

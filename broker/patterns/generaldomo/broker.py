@@ -87,8 +87,8 @@ class Generaldomo(SharedClient[DomoSession]):
         retries: int = 3,
         window: int = 1000,
     ) -> None:
-        """`window`: requests in flight; who has more to ask waits. With a broker that is not of this project, of these
-        one is on its way on each of up to 16 connections."""
+        """`window`: requests in flight; `send` waits while there are more. With a broker that is not of this project,
+        up to 16 of them are with the broker, each on a connection of its own."""
         super().__init__(DomoSession(ClientConfig(timeout, retries, "0.1")))
         self._servers = Servers(endpoint)
         self._dealers: dict[int, ClientDealer] = {}
@@ -117,7 +117,7 @@ class Generaldomo(SharedClient[DomoSession]):
         return future
 
     def flush(self, now: float) -> None:
-        """Send, and tell who asked."""
+        """Send, and complete the futures."""
         for peer, frames in self.core.take_output():
             connection, number = cast("tuple[int, int]", peer)
             if connection not in self._dealers:
@@ -126,7 +126,7 @@ class Generaldomo(SharedClient[DomoSession]):
         self._tell(self.core.take_events())
 
     def close(self) -> None:
-        """Close the socket. Nobody waits for ever."""
+        """Close the sockets, and give up what is unanswered."""
         for dealer in self._dealers.values():
             dealer.close(linger=0)  # nobody waits for an answer to what is still here
         self._give_up()

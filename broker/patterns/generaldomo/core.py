@@ -14,7 +14,7 @@ QUESTION_TIMEOUT = 2.5
 """Seconds without an answer after which `mmi.broker` is asked again, for clients that wait for ever."""
 
 _MARKED, _QUESTIONS = 0, 1
-"""The connections of requests with marks, and of the question who the broker is."""
+"""The connections of requests with marks, and of the question which broker it is."""
 
 
 class _Waiting(NamedTuple):
@@ -146,12 +146,12 @@ class DomoSession(Core):
                 self.ours = None
                 self._give_up(now)
         self._send(now)
-        if self.ours and connection != _MARKED:  # the others have no more to do
+        if self.ours and connection != _MARKED:  # the other connections are not needed any more
             for idle in {connection, *self._free}:
                 self._sessions[idle].lost(now)
 
     def _give_up(self, now: float) -> None:
-        """Nobody waits for a connection when nobody is there."""
+        """Give up requests that wait for a connection when no broker is there."""
         waiting, self._waiting = self._waiting, deque()
         for ask in waiting:
             end = float("inf") if ask.timeout is None else ask.since + ask.timeout * (1 + ask.retries)

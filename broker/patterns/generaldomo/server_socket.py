@@ -1,4 +1,4 @@
-"""A broker's SERVER socket: many CLIENT peers, none of whom may fill the memory or hold the others up.
+"""A broker's SERVER socket: many CLIENT peers, none of which may fill the memory or hold up the others.
 
 The same bounds as for its ROUTER (`broker.io.router`): messages queued for a peer, bytes of large ones for all of both
 sockets, the size of what comes in, connections whose peer has vanished or does not read.
@@ -19,7 +19,7 @@ from broker.patterns.generaldomo.wire import pack_mdp, unpack_mdp
 from broker.server import Broker, LocalPeer
 
 AHEAD = 64 << 20
-"""Bytes that are read before the broker has dealt with those before, and at least one message."""
+"""Bytes that are read ahead of the broker, and at least one message."""
 
 _RECEIVE_QUEUE = 10 * DRAIN_LIMIT
 
@@ -29,7 +29,7 @@ _PAUSE = 0.001
 
 @dataclass(frozen=True)
 class ServerPeer(LocalPeer):
-    """Who is at the other end of a SERVER socket, for the broker."""
+    """A CLIENT peer of a SERVER socket, as the broker sees it."""
 
     socket: ServerSocket
     routing_id: int

@@ -2,8 +2,8 @@
 
     REQUEST    client number body…
 
-Two frames in front of the body: who asks, and the number of the request there. Both are opaque and compared as they
-are. Whoever sends a request again, sends the same two frames, and gets the same reply.
+Two frames in front of the body: the client's name, and its number of the request. Both are opaque and compared byte by
+byte. A client that sends a request again sends the same two frames, and gets the same reply.
 
     request    nobody has asked     it is being executed                 it was executed
     ---------  -------------------  -----------------------------------  ---------------
@@ -25,7 +25,7 @@ from broker.errors import RemoteError
 
 
 class Stamp(NamedTuple):
-    """Who asks, and the number of the request there."""
+    """The client's name, and its number of the request."""
 
     client: bytes
     number: bytes
@@ -39,8 +39,8 @@ def open_stamp(frames: Frames) -> tuple[Stamp, Frames] | None:
 
 
 class Superseded(RemoteError):
-    """Somebody has asked for the same since, and gets the reply. A server which can tell that it is the same one who
-    asked does not pass this on (`broker.patterns.request_reply.core`)."""
+    """The same request was asked again since, and the later one gets the reply. A server that can tell that both came
+    from one client does not pass this on (`broker.patterns.request_reply.core`)."""
 
     def __init__(self) -> None:
         super().__init__(409, "the same request was asked again; the reply goes to who asked last")

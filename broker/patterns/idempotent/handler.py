@@ -19,7 +19,7 @@ from broker.thread_pool import HandlerThreads
 from broker.worker import Handler, Reply
 
 PATIENCE = 1.0
-"""Seconds for which one waits who asked for something that somebody else has asked for since."""
+"""Seconds for which a request still waits after the same one was asked again."""
 
 MOST_THREADS = 10_000
 
@@ -66,14 +66,14 @@ class Idempotent:
     `handler` gets the body without the stamp, and may return or yield what handlers do. What it raises goes to the
     client, and is not kept. A request without a stamp is refused with the status 400.
 
-    It runs in a thread of its own: of several who ask for the same while it runs the last one waits, and the others
-    have to leave, or they would take all jobs of a worker whose handler hangs.
+    `handler` runs in a thread of its own. While it runs, the last of the requests that ask for the same waits, and the
+    earlier ones end: otherwise they would take all jobs of a worker whose handler hangs.
     """
 
     def __init__(self, handler: Handler, store: ReplyStore | None = None, *, patience: float = PATIENCE) -> None:
-        """`store`: where replies are kept; by default in memory, bounded. `patience`: seconds for which one who has
-        asked still waits after somebody else has asked for the same; then it gets the status 409 (from a Server: unless
-        it may itself have asked again)."""
+        """`store`: where replies are kept; by default in memory, bounded. `patience`: seconds for which a
+        request still waits after the same one was asked again; then it gets the status 409 (from a Server: unless its
+        own client may be the one that asked again)."""
         self.duplicates = 0
         """Requests that were not executed, because one like them was."""
         self._handler = handler
@@ -152,7 +152,7 @@ class Idempotent:
             execution.changed.notify_all()
 
     def _call(self, body: Frames, execution: _Execution) -> tuple[list[Frames], BaseException | None]:
-        """The last part of the reply in a list, or what was raised: SystemExit too, who waits raises it."""
+        """The last part of the reply in a list, or what was raised, SystemExit too: the waiting request raises it."""
         try:
             result: Any = self._handler(body)
             while isinstance(result, Generator):

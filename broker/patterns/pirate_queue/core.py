@@ -6,9 +6,9 @@
     ready      keep         keep         forward, keep           forget     send → busy
     busy       welcome      keep         forward, welcome        forget     –
 
-`welcome` puts a worker at the end of those that are ready. An unknown worker that speaks as an old one has met an
-earlier queue: so a queue may be restarted and need not know its workers. Between the two it makes no difference who
-has forgotten whom. What a dead worker had in hand is not sent to another: the client, a Lazy Pirate, asks again.
+`welcome` puts a worker at the end of those that are ready. An unknown worker that sends a heartbeat or a
+reply has registered at an earlier queue: so a queue may be restarted and need not know its workers. A dead worker's
+request is not sent to another worker: the client, a Lazy Pirate, asks again.
 Simple workers send no heartbeats. One that is ready is believed to be there until the transport cannot find it,
 one that has a request is unknown until it answers.
 """
@@ -174,7 +174,7 @@ class PirateQueueCore(Core):
         self._ready[identity] = None
 
     def _keep(self, identity: bytes) -> None:
-        """That it spoke was all."""
+        """Nothing changes but the time of its last message."""
 
     def _forget(self, identity: bytes) -> None:
         self._workers.pop(identity, None)

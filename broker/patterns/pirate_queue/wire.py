@@ -9,8 +9,8 @@ sockets; simple peers send no heartbeats.
     REPLY      worker → queue    […] '' body…      '' […] '' body…
     HEARTBEAT  both ways         02                –
 
-A worker is silent while it works: the Guide's queue takes any word of a worker for "I am free", and the Guide's
-worker, which does one thing at a time, cannot speak then. So nobody is declared dead because of it.
+A worker is silent while it works: the Guide's queue takes any message of a worker for "I am free", and the Guide's
+worker, which does one thing at a time, cannot send any then. So a busy worker is never declared dead.
 """
 
 from __future__ import annotations

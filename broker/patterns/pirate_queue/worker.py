@@ -1,8 +1,8 @@
 """The workers of Simple and Paranoid Pirate (Guide, chapter 4; RFC 6).
 
-Simple ones send no heartbeats: that the queue is gone they learn from the transport, and that a worker hangs is found
-out by the clients, who ask again. A paranoid one that does not hear its queue comes back on a new connection, after a
-wait that doubles up to 32 s.
+Simple ones send no heartbeats: they learn from the transport that the queue is gone. A simple worker that hangs is
+noticed by its clients only, which ask again. A paranoid one that does not hear its queue comes back on a new
+connection, after a wait that doubles up to 32 s.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class SimpleWorker(_PirateWorker):
 class ParanoidWorker(_PirateWorker):
     """A worker: `run` blocks until `stop`; `start` and the context manager use a thread.
 
-    `jobs` connections, each with one request at a time. Heartbeats must be those of the queue, about. By default they
-    are the Guide's: every second, three may be missed.
+    `jobs` connections, each with one request at a time. Heartbeats must be about as frequent as the queue's. By default
+    they are the Guide's: every second, three may be missed.
     """
 
     _dialect = PARANOID

@@ -10,12 +10,12 @@
     flp         control body…           control body…           Freelance model 3 (RFC 10)
                 PING                    PONG
 
-What cannot be opened is counted and dropped: nobody could be answered.
+A message that cannot be opened is counted and dropped: there is no client to answer.
 
-A handler may find that a request has been asked again since (`broker.patterns.idempotent.core`), and end the earlier
-one with an error. Whoever asked then still waits for a reply to the later one, mostly by the same envelope, and would
-take that error for it. So Freelance clients are not told: they ask again, or have several connections. Others are told,
-unless the same one has asked again with the same envelope.
+A handler may find that a request was asked again since (`broker.patterns.idempotent.core`), and end the earlier one
+with an error. The client still waits for the reply to the later one, mostly with the same envelope, and would take that
+error for it. So Freelance clients are not told: they ask again, or have several connections. Others are told, unless
+the same client has asked again with the same envelope.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Replier(Core):
         self.superseded = 0
         """Requests that were not answered, because they were asked again."""
         self._in_hand: Counter[tuple[Peer, tuple[bytes, ...]]] = Counter()
-        """Asks that are not answered yet, by who waits for them."""
+        """How many unanswered requests each client has, by its envelope."""
 
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
         if self._pings and frames == [PING]:
@@ -127,7 +127,7 @@ class Replier(Core):
             self.refused += 1
 
     def supersede(self, ask: Ask, body: Frames, now: float) -> None:
-        """A request was asked again: `body` says so to those who are to be told."""
+        """A request was asked again: `body` says so to clients that are told."""
         if self._tells and self._in_hand[_asker(ask)] == 1:
             self.reply(ask, body, now)
         else:

@@ -83,12 +83,12 @@ class Server(Shell[Replier]):
         self.loop.close_unless_running()
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """The ROUTER, unless there is too much in hand."""
+        """The ROUTER, unless too many requests are in hand."""
         self._polled = self._wants_more
         return [self._router.socket] if self._polled else []
 
     def changed(self) -> bool:
-        """Whether there is too much in hand, or no longer."""
+        """Whether that has changed."""
         return self._polled != self._wants_more
 
     def drain(self, now: float) -> bool:

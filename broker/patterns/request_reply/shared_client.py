@@ -1,4 +1,4 @@
-"""Clients that any number of threads may share: one thread of the client's own does all the talking."""
+"""Clients that any number of threads may share: a thread of the client's own sends and receives."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SharedClient(Shell[AnyCore]):
             self._futures.pop(event.ticket).set_result(event)
 
     def _give_up(self) -> None:
-        """Nobody is to wait for ever."""
+        """End all requests without an answer."""
         while self._futures:
             ticket, future = self._futures.popitem()
             future.set_result(Event(ticket, EventKind.GAVE_UP, []))

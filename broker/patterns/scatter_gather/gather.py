@@ -17,7 +17,7 @@ QUIET = 0.2
 """Seconds without a message after which a gathering end that was stopped expects no more."""
 
 LAST = 5.0
-"""Seconds for which it reads on; and as long again for what it holds then."""
+"""Seconds for which a stopped end reads on, and as long again for what its socket holds then."""
 
 
 class Unread(BrokerError):
@@ -40,8 +40,8 @@ class Gather(SharedSocket):
     """
 
     def __init__(self, *, most_bytes: int = MOST_BYTES, queue: int = QUEUE) -> None:
-        """`most_bytes`: of a message; who sends a larger one loses its connection. `queue`: messages that wait here
-        from each of those who scatter. Raises MissingDrafts."""
+        """`most_bytes`: of a message; a peer that sends a larger one loses its connection. `queue`: messages that wait
+        here from each scattering end. Raises MissingDrafts."""
         check(queue > 0, f"queue is {queue}; it must be 1 or more")
         self._gathering = DraftSocket("GATHER", receive_queue=queue, most_bytes=most_bytes)
         super().__init__(self._gathering)
@@ -50,7 +50,7 @@ class Gather(SharedSocket):
     def stop(self) -> None:
         """Let `receive` give back what is still coming, and end then. Any thread may ask, and signal handlers.
 
-        Nobody who scatters can be told to wait: closing a connection, or only the endpoint, loses what is in it.
+        A scattering end cannot be told to wait: closing a connection, or only the endpoint, loses what is in it.
         """
         if not self._stopped:
             self._stopped_at = time.monotonic()

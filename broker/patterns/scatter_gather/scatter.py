@@ -17,7 +17,7 @@ LINGER = 30_000
 """Milliseconds that may pass at the end until all has been sent."""
 
 _PAUSE = 0.0005
-"""Seconds between two looks for somebody who takes a message; twice as long each time, up to the following."""
+"""Seconds between two tries to send a message. They double up to `_PAUSE_MOST`."""
 
 _PAUSE_MOST = 0.005
 
@@ -35,7 +35,7 @@ class Scatter(SharedSocket):
     """
 
     def __init__(self, *, queue: int = QUEUE) -> None:
-        """`queue`: messages that wait for each of those who gather, before `send` does. Raises MissingDrafts."""
+        """`queue`: messages that wait for each gathering end before `send` blocks. Raises MissingDrafts."""
         check(queue > 0, f"queue is {queue}; it must be 1 or more")
         self._queue = queue
         self._sockets = ScatterSockets(queue, LOOK / 1000)
@@ -45,7 +45,7 @@ class Scatter(SharedSocket):
 
     def close(self, linger: int = LINGER) -> None:
         """Send what was taken over, for `linger` milliseconds at most, and close it. Raises Unsent if that is too
-        short, or nobody is there any more."""
+        short, or no peer is left."""
         super().close(linger)
 
     def __exit__(self, *error: object) -> None:
@@ -81,10 +81,9 @@ class Scatter(SharedSocket):
 
 
 class ScatterSockets:
-    """A SCATTER socket for each endpoint, so that each message goes to one who is there. Any threads may share it.
+    """A SCATTER socket for each endpoint, so that each message goes to a connected peer. Any threads may share it.
 
-    One socket would do, but pyomq gives messages in turn to all endpoints, also to those where nobody is yet or any
-    more.
+    One socket would do, but pyomq distributes messages over all endpoints, connected or not.
     """
 
     def __init__(self, queue: int, patience: float) -> None:
@@ -116,7 +115,7 @@ class ScatterSockets:
         return any(socket.has_peers() for socket in self._sockets)
 
     def send(self, message: bytes) -> None:
-        """Send a message to the next one who is there and has room. Raises Unreachable."""
+        """Send a message to the next connected peer that has room. Raises Unreachable."""
         if self._offer(message):
             return
         end, pause = time.monotonic() + self._patience, _PAUSE

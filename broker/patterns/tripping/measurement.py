@@ -6,7 +6,7 @@
     client        CLIENT (a draft)               a SERVER that gives back what comes
     majordomo     broker.Client and .Pipeline    a worker of this project, through its broker
 
-Who answers is a process of its own; for `majordomo` the worker and the broker are one each.
+What answers runs in a process of its own; for `majordomo` the worker and the broker in one each.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from broker.worker import Worker
 
 BODY = b"hello"
 WINDOW = 1000
-"""Requests in flight, of those who do not wait: more would only fill queues."""
+"""Requests in flight without waiting: more would only fill queues."""
 
 PATIENCE = 60_000
 """Milliseconds after which a reply is not coming any more."""
@@ -55,7 +55,7 @@ def trip(kind: str, synchronous: int, asynchronous: int) -> Trips:
         return Trips(kind, *measure(endpoint, synchronous, asynchronous))
 
 
-# -- who asks ------------------------------------------------------------------------------------------------
+# -- asking --------------------------------------------------------------------------------------------------
 
 Speeds = tuple[float, float | None]
 
@@ -135,7 +135,7 @@ def _ask_majordomo(endpoint: str, synchronous: int, asynchronous: int) -> Speeds
         return speed, _measure_window(send, lambda: len(pipeline.events()), asynchronous)
 
 
-# -- who answers ---------------------------------------------------------------------------------------------
+# -- answering -------------------------------------------------------------------------------------------------
 
 
 Answerer = Callable[[str, Connection], None]
@@ -144,7 +144,7 @@ Answerer = Callable[[str, Connection], None]
 
 @contextmanager
 def _process(role: Answerer, endpoint: str) -> Iterator[str]:
-    """A role in a process of its own; where it is to be reached. It is ended at the end."""
+    """Run a role in a process of its own until the block ends; its endpoint comes back."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=role, args=(endpoint, theirs), daemon=True)
     process.start()
@@ -191,4 +191,4 @@ KINDS: dict[str, tuple[Callable[[str, int, int], Speeds], Sequence[Answerer]]] =
     "client": (_ask_client, [_echo_server]),
     "majordomo": (_ask_majordomo, [_broker, _worker]),
 }
-"""Who asks, and the processes of those who answer, each of which gets the endpoint of the one before."""
+"""What measures, and the processes that answer. Each gets the endpoint of the one before."""
