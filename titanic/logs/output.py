@@ -40,6 +40,8 @@ PATIENCE = 0.2
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 """syslog's, by our levels."""
 
+TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
 _begun = {"format": "text"}
 """There is one log in a process, as with `logging` itself."""
 
@@ -53,7 +55,7 @@ def begin(level: str, format: str) -> None:
         handler.setFormatter(logging.Formatter("%(message)s"))
     else:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(Json() if chosen == "json" else Text())
+        handler.setFormatter(Json() if chosen == "json" else logging.Formatter(TEXT))
     repeats = RepeatFilter(handler.handle)
     handler.addFilter(repeats)
     atexit.register(repeats.finish)
@@ -84,13 +86,6 @@ def event(name: str, *, uuid: bytes = b"", service: bytes = b"") -> dict[str, An
 def fields_of(record: logging.LogRecord) -> dict[str, str]:
     """The fields that a record has."""
     return {name: str(vars(record)[name]) for name in FIELDS if name in vars(record)}
-
-
-class Text(logging.Formatter):
-    """For people."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 class Json(logging.Formatter):

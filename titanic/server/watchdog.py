@@ -41,11 +41,11 @@ class Watchdog:
 
     def lags(self, now: float) -> dict[str, float]:
         """Seconds that each thread last took to answer; for one that owes an answer, the seconds since it was asked."""
-        missing = self._missing.copy()
-        owed = dict.fromkeys(missing, now - self._asked_at) if self._asked_at is not None else {}
-        return {name: max(lag, owed.get(name, 0.0)) for name, lag in self._lags.copy().items()} | {
-            name: lag for name, lag in owed.items() if name not in self._lags
-        }
+        lags, asked_at = self._lags.copy(), self._asked_at
+        if asked_at is not None:
+            for name in self._missing.copy():
+                lags[name] = max(lags.get(name, 0.0), now - asked_at)
+        return lags
 
     def _answerer(self, name: str) -> Callable[[], None]:
         asked = time.monotonic()

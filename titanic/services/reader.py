@@ -8,8 +8,8 @@ way to it. What goes beyond is put off until all others had their turn.
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from titanic.errors import StoreError
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 from titanic.services import reply
-from titanic.services.ask import Ask, SendAnswers
+from titanic.services.ask import Answers, Ask, SendAnswers
 from titanic.store import ReadTransaction, Store
 
 log = logging.getLogger(__name__)
@@ -75,8 +75,8 @@ class Reader:
         return self.read_reply(transaction, body[1:])
 
     def _answer_batches(self, batches: list[Batch]) -> bool:
-        turns, portion = self._turns, _Portion()
-        shared: dict[bytes, Frames] = {}
+        turns, shared = self._turns, dict[bytes, Frames]()
+        portion, filled = _portion(), 0
         asks = turns.next(batches)
         try:
             with self._store.read() as transaction:
@@ -89,14 +89,28 @@ class Reader:
                             shared[key] = frames
                     size = sum(map(len, frames))
                     turns.spend(ask, size)
-                    portion.add(service, ask, frames, size)
+                    portion[service].append((ask, frames))
+                    filled += size
+                    if filled > PORTION:  # large answers do not wait for the rest
+                        _send(portion)
+                        portion, filled = _portion(), 0
         except StoreError as error:
             for service, ask in asks:
-                portion.add(service, ask, tsp.failure(f"not read: {error}"), 0)
+                portion[service].append((ask, tsp.failure(f"not read: {error}")))
         for service, ask in turns.take_refused():
-            portion.add(service, ask, TOO_MANY, 0)
-        portion.send()
+            portion[service].append((ask, TOO_MANY))
+        _send(portion)
         return len(turns) > 0
+
+
+def _portion() -> defaultdict[ReadService, list[tuple[Any, Frames]]]:
+    """Answers that were read and not sent yet."""
+    return defaultdict(list)
+
+
+def _send(portion: Mapping[ReadService, Answers]) -> None:
+    for service, answers in portion.items():
+        service.send_answers(answers)
 
 
 def _read_one(transaction: ReadTransaction, service: ReadService, body: Frames) -> Frames:
@@ -107,26 +121,6 @@ def _read_one(transaction: ReadTransaction, service: ReadService, body: Frames) 
     except Exception as error:  # an ask without an answer would block its lane for ever
         log.exception("a fault of this program: could not answer %s", service.name.decode())
         return tsp.failure(f"not read: {type(error).__name__}: {error}")
-
-
-class _Portion:
-    """Answers that were read and not sent yet: large ones do not wait for the rest."""
-
-    def __init__(self) -> None:
-        self._answers: dict[ReadService, list[tuple[Any, Frames]]] = {}
-        self._size = 0
-
-    def add(self, service: ReadService, ask: Ask, frames: Frames, size: int) -> None:
-        self._answers.setdefault(service, []).append((ask, frames))
-        self._size += size
-        if self._size > PORTION:
-            self.send()
-
-    def send(self) -> None:
-        for service, answers in self._answers.items():
-            service.send_answers(answers)
-        self._answers = {}
-        self._size = 0
 
 
 class Turns:
