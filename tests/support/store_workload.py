@@ -23,7 +23,7 @@ from support.faults import Lost
 
 from titanic.errors import StoreError
 from titanic.store import NewRequest, Outcome, Retention, Status
-from titanic.store.lmdb.page_check import faults
+from titanic.store.lmdb.pages import faults
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 

@@ -13,7 +13,7 @@ from support.store_damage import NOW, edit
 
 from titanic.errors import StoreCorrupt, StoreError, StoreLocked
 from titanic.store import NewRequest, Status
-from titanic.store.lmdb.page_check import faults
+from titanic.store.lmdb.pages import faults
 from titanic.store.lmdb.schema import PAGE
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check, check_apart, repair, salvage

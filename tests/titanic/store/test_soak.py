@@ -7,7 +7,7 @@ import pytest
 from support.torture import SEED, figures, tally
 
 from titanic.store import NewRequest
-from titanic.store.lmdb.page_check import faults
+from titanic.store.lmdb.pages import faults
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 

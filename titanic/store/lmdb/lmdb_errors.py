@@ -9,7 +9,7 @@ from pathlib import Path
 import lmdb
 
 from titanic.errors import DiskFull, StoreCorrupt, StoreError, StoreFailed, StoreFull
-from titanic.store.lmdb.page_check import SALVAGE
+from titanic.store.lmdb.pages import SALVAGE
 from titanic.store.lmdb.schema import PAGE
 
 _DAMAGE = (

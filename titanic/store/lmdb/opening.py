@@ -22,7 +22,7 @@ from titanic.store.lmdb import lock
 from titanic.store.lmdb.archive import archive, known_archivist
 from titanic.store.lmdb.capacity import divide, reserved
 from titanic.store.lmdb.lmdb_errors import disk_full, is_of_the_system
-from titanic.store.lmdb.page_check import SALVAGE, faults
+from titanic.store.lmdb.pages import SALVAGE, faults
 from titanic.store.lmdb.read import identity, waiting
 from titanic.store.lmdb.schema import (
     CAPACITY_KEY,

@@ -1,4 +1,8 @@
-"""LMDB's file, read page by page without LMDB, which ends the process where pages make no sense to it.
+"""LMDB's file, read page by page without LMDB.
+
+LMDB believes what it reads: on a damaged page it ends the process (SIGABRT, SIGSEGV, SIGBUS) or writes over pages that
+are in use. So who has time looks first whether the pages make the trees that LMDB takes them for (`faults`), and does
+not let it near a file that is not sound. What can be read of such a file is read here (`Pages`).
 
 The file is a row of pages of 4 KiB. Pages 0 and 1 are meta pages, written in turn: the one with the higher transaction
 is in force. Each names two trees: the free pages, and the main tree with the roots of all databases. All numbers are
@@ -21,9 +25,16 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
+from lmdb.verify import VerifyError, verify
+
+from titanic.errors import StoreCorrupt
 from titanic.store.lmdb.schema import PAGE
+
+SALVAGE = "restore a backup, or save what can be read: titanic check --repair"
+"""What to do about damaged pages."""
 
 _MAGIC = 0xBEEFC0DE
 _BRANCH, _LEAF, _OVERFLOW = 1, 2, 4
@@ -37,6 +48,25 @@ _ROOT_AT = 40
 _EMPTY = 2**64 - 1
 _DEEPEST = 32
 _MOST_KEY = 511
+
+
+def faults(data: Path) -> list[str]:
+    """What is wrong with the pages of a file that nobody changes meanwhile.
+
+    It takes about a quarter of the time of check().
+    """
+    try:
+        found: list[str] = verify(str(data), subdir=False)  # type: ignore[no-untyped-call]
+    except (VerifyError, OSError) as error:
+        return [str(error)]
+    return found
+
+
+def expect_sound(data: Path) -> None:
+    """Raise StoreCorrupt when something is wrong with the pages."""
+    if found := faults(data):
+        count = "a fault" if len(found) == 1 else f"{len(found)} faults"
+        raise StoreCorrupt(f"{data} is damaged", f"{count} in its pages, first: {found[0]}", SALVAGE)
 
 
 class Hole(NamedTuple):

@@ -55,7 +55,7 @@ from titanic.store.lmdb import (
 from titanic.store.lmdb import close as closing
 from titanic.store.lmdb.capacity import divide
 from titanic.store.lmdb.lmdb_errors import translate
-from titanic.store.lmdb.page_check import expect_sound
+from titanic.store.lmdb.pages import expect_sound
 from titanic.store.lmdb.transaction import Environment, Reading, Settings, Writing
 
 _ROUNDS = 256
@@ -195,7 +195,7 @@ class LmdbStore:
     ) -> LmdbStore:
         """Open the store in a directory, as `titanic.store.open_store` does.
 
-        `verified`: look through all pages before LMDB does, which some damage makes end the process (page_check.py).
+        `verified`: look through all pages before LMDB does, which some damage makes end the process (pages.py).
         `to_repair`: open it also when counters or the number of its format are damaged; repair() writes them anew.
         """
         directory = Path(path)

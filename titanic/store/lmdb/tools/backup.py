@@ -17,7 +17,7 @@ import lmdb
 from titanic.errors import NotAStore, StoreCorrupt, StoreError, StoreUnwritable
 from titanic.store.lmdb.lmdb_errors import disk_full, is_of_the_system, translate
 from titanic.store.lmdb.opening import DATA, sync_directory
-from titanic.store.lmdb.page_check import expect_sound
+from titanic.store.lmdb.pages import expect_sound
 from titanic.store.lmdb.schema import PAGE
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools.check import check

@@ -31,7 +31,7 @@ from titanic.store.lmdb.schema import (
 )
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools.check_counts import check_blobs, check_meta
-from titanic.store.lmdb.tools.check_ring import check_closed
+from titanic.store.lmdb.tools.check_closed import check_closed
 from titanic.store.lmdb.tools.findings import Problem, Progress, Remedy, Verb, Walk
 from titanic.store.records import Outcome
 from titanic.util.ids import SIZE

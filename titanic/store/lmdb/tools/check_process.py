@@ -1,6 +1,6 @@
 """The check in a process of its own, for a store that a server goes on using.
 
-Its pages can't be verified first (page_check.py), since they change. So it is another process that LMDB ends when it
+Its pages can't be verified first (pages.py), since they change. So it is another process that LMDB ends when it
 meets damage, and this one says what happened. The other one runs `python -m titanic.store.lmdb.tools DIR`
 (__main__.py): on stdout it says how far it is in which database, and in the last line gives the result.
 """
@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from titanic.errors import StoreCorrupt, StoreError
-from titanic.store.lmdb.page_check import SALVAGE
-from titanic.store.lmdb.store import LmdbStore
-from titanic.store.lmdb.tools.check import check
+from titanic.store.lmdb.pages import SALVAGE
 from titanic.store.lmdb.tools.findings import Problem, Progress
 
 
@@ -57,16 +55,3 @@ def check_apart(path: Path, tell: Progress | None = None) -> Checked:
         return Checked([Problem(*row) for row in document["problems"]], document["requests"], document["replies"])
     ended = f"code {code}" if code > 0 else signal.Signals(-code).name
     raise StoreCorrupt(f"the store in {path} is damaged", f"LMDB gave up {where}, {ended} {said}".rstrip(), SALVAGE)
-
-
-def main(path: Path) -> None:
-    """What the other process does."""
-    try:
-        with LmdbStore.open_read_only(path) as store:
-            problems = check(store, lambda *progress: print(*progress, flush=True))
-            with store.read() as transaction:
-                counts = transaction.counts()
-        result = {"problems": problems, "requests": counts.requests, "replies": counts.replies}
-    except StoreError as error:
-        result = {"error": str(error)}
-    print(json.dumps(result))

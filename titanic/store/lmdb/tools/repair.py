@@ -18,7 +18,7 @@ from titanic.protocol.limits import DEFAULT_PRIORITY, MAX_PRIORITY
 from titanic.store.lmdb import closed_record, outcome_record, request_record
 from titanic.store.lmdb.closed_record import NO_FRAMES, ClosedRecord, Part, Where
 from titanic.store.lmdb.lifecycle import search
-from titanic.store.lmdb.page_check import SALVAGE
+from titanic.store.lmdb.pages import SALVAGE
 from titanic.store.lmdb.schema import priority_of, sequence_of, service_of
 from titanic.store.lmdb.store import LmdbStore, LmdbWriteTransaction
 from titanic.store.lmdb.tools.check import look_through

@@ -4,7 +4,7 @@ All rows that are found, without LMDB (pages.py), are written into a new file, w
 That is kept beside it. repair() then does the rest: what is missing of a request is told by what is left of it.
 
 The leaves below a branch that can't be read are found all the same: no tree has them, and they aren't free
-(orphans.py).
+(`_home_of`).
 """
 
 from __future__ import annotations
@@ -12,23 +12,45 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import lmdb
 
-from titanic.errors import StoreCorrupt
-from titanic.store.lmdb import lock, opening
+from titanic.errors import RecordCorrupt, StoreCorrupt
+from titanic.store.lmdb import (
+    blob,
+    closed_record,
+    idempotency_key,
+    lock,
+    opening,
+    outcome_record,
+    request_record,
+    retry_record,
+)
 from titanic.store.lmdb.pages import Hole, Pages
-from titanic.store.lmdb.schema import PAGE, Databases
-from titanic.store.lmdb.tools import orphans
+from titanic.store.lmdb.schema import (
+    DEAD,
+    EXPIRY,
+    KEY,
+    LOAD,
+    PAGE,
+    REPLIED,
+    TIME_SIZE,
+    U32,
+    Databases,
+    sequence_of,
+)
 from titanic.store.lmdb.tools.findings import Problem
+from titanic.util.ids import SIZE
 
 _SPARE = 64 << 20
 _PORTION = 8 << 20
 _ROOT = -1
+
+Row = tuple[bytes, bytes]
 
 
 class Salvaged(NamedTuple):
@@ -106,7 +128,7 @@ def _save(pages: Pages, new: Path, size: int) -> int:
             elif pages.odd_rows or pages.holes:  # and not a store of a format that didn't have it
                 pages.holes.append(Hole(name, _ROOT, b"", None))
         for leaf in pages.strays() if pages.holes else ():
-            if home := orphans.home(leaf, pages.holes):
+            if home := _home_of(leaf, pages.holes):
                 rows += _write(env, getattr(databases, home), leaf)
         env.sync(True)
     return rows
@@ -144,3 +166,74 @@ def _problems(pages: Pages) -> list[Problem]:
     if pages.odd_rows:
         found.append(("rows", f"{pages.odd_rows} can't be read"))
     return [Problem(where, what, "save the rest in a new file") for where, what in found]
+
+
+# -- leaves that no tree has ---------------------------------------------------------------------------------
+
+
+def _home_of(leaf: list[Row], holes: Iterable[Hole]) -> str:
+    """The database in which a leaf belongs that no tree has; nothing when there is none that it can be of.
+
+    Its keys are in a gap that a lost page left, and its rows look like that database's.
+    """
+    if not leaf:
+        return ""
+    first, last = min(leaf)[0], max(leaf)[0]
+    gaps = {hole.tree for hole in holes if hole.low <= first and (hole.high is None or last < hole.high)}
+    for name, looks_like in _LOOKS.items():
+        if name in gaps and 2 * sum(looks_like(*row) for row in leaf) > len(leaf):
+            return name
+    return ""
+
+
+def _record(
+    decode_header: Callable[[bytes, bytes], Any], decode: Callable[[bytes, memoryview], object], frames_at: str
+) -> Callable[[bytes, bytes], bool]:
+    """Whether a row is a record with frames, or with a reference to them at its end."""
+
+    def looks_like(key: bytes, value: bytes) -> bool:
+        try:
+            header = decode_header(key, value)
+            if header.ref is not None:
+                return len(key) == SIZE and getattr(header, frames_at) + blob.REF_SIZE == len(value)
+            decode(key, memoryview(value))
+        except RecordCorrupt:
+            return False
+        return len(key) == SIZE
+
+    return looks_like
+
+
+def _is_retry(key: bytes, value: bytes) -> bool:
+    try:
+        retry_record.decode(key, memoryview(value))
+    except RecordCorrupt:
+        return False
+    return len(key) == SIZE
+
+
+def _is_life(key: bytes, value: bytes) -> bool:
+    if len(key) != TIME_SIZE:
+        return False
+    try:
+        closed_record.decode_header(sequence_of(key), memoryview(value))
+    except RecordCorrupt:
+        return False
+    return True
+
+
+_LOOKS: dict[str, Callable[[bytes, bytes], bool]] = {
+    "requests": _record(request_record.decode_header, request_record.decode, "body_at"),
+    "replies": _record(outcome_record.decode_header, outcome_record.decode, "frames_at"),
+    "retries": _is_retry,  # of which the other two have all that is looked at
+    "closed": _is_life,
+    "graves": lambda key, value: len(key) == blob.GRAVE_KEY_SIZE and len(value) == U32.size,
+    "blobs": lambda key, value: len(key) == blob.KEY_SIZE and len(value) > 0,
+    "later": lambda key, value: len(key) == TIME_SIZE + SIZE and value[-2:-1] == b"\0",
+    "ready": lambda key, value: not value and key[-SIZE - 2 : -SIZE - 1] == b"\0" and key[-SIZE - 1] <= 9,
+    "timers": lambda key, value: not value and key[:1] in (EXPIRY, REPLIED, DEAD, KEY) and len(key) > 1 + TIME_SIZE,
+    "keys": lambda key, value: idempotency_key.fits(value) or idempotency_key.fitted(value),
+    "meta": lambda key, value: len(value) <= LOAD.size,
+    "aside": lambda key, value: True,
+}
+"""What rows look like, what is easily mistaken last."""
