@@ -30,8 +30,8 @@ from titanic.store.lmdb.schema import (
     uuid_of,
 )
 from titanic.store.lmdb.store import LmdbStore
-from titanic.store.lmdb.tools.check_counts import check_blobs, check_meta
 from titanic.store.lmdb.tools.check_closed import check_closed
+from titanic.store.lmdb.tools.check_counts import check_blobs, check_meta
 from titanic.store.lmdb.tools.findings import Problem, Progress, Remedy, Verb, Walk
 from titanic.store.records import Outcome
 from titanic.util.ids import SIZE
