@@ -1,4 +1,4 @@
-"""Reading at rest: the ring between two numbers, and what waits."""
+"""Reads a batch: the ring between two numbers, or the waiting requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
 )
 
 from titanic_data.options import LATEST, LOSS_ALLOWED, ReadOptions, first_number
-from titanic_data.reading import (
+from titanic_data.store_reader import (
     await_number,
     beyond,
     closed_range,
@@ -30,59 +30,69 @@ from titanic_data.reading import (
 )
 
 
-class ClosedReader(DataSourceReader):
-    """The ring, in parts of consecutive numbers."""
+class ClosedParts:
+    """The ring, in parts of consecutive numbers, for a batch or a stream."""
 
     def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
         self.options = options
         self.columns = columns
-        self.least, self.most = 1, 1 << 62
+
+    def parts(self, first: int, last: int, oldest: int, newest: int) -> list[InputPartition]:
+        """The numbers from `first` to `last`, cut. Raises DataLoss when the first ones have left the ring; with
+        failOnDataLoss=false they are skipped."""
+        options = self.options
+        if first < oldest and first <= last:
+            if options.failondataloss:
+                raise lost(options.path, first, min(last, oldest - 1), oldest, newest, LOSS_ALLOWED)
+            first = skip(options.path, first, last, oldest)
+        return [InputPartition(part) for part in split(first, last, options.rowsperpartition, options.minpartitions)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """In a task: the part, in Arrow batches."""
+        if partition.value is None:  # Spark's substitute when there are no parts
+            return iter(())
+        first, last = partition.value
+        options = self.options
+        return read_closed(
+            options.path,
+            first,
+            last,
+            self.columns,
+            batch=options.batchsize,
+            fail_on_loss=options.failondataloss,
+            instead=LOSS_ALLOWED,
+        )
+
+
+class ClosedReader(ClosedParts, DataSourceReader):
+    """Reads the ring."""
+
+    least, most = 1, 1 << 62
+    """The range that conditions on `seq` leave."""
 
     def partitions(self) -> Sequence[InputPartition]:
         """The range as it is now, cut."""
         options = self.options
         oldest, newest = closed_range(options.path)
         first = first_number(options, oldest, newest)
-        last = newest if options.endingoffsets == LATEST else options.endingoffsets
-        if int(last) > newest:
-            raise lost(options.path, newest + 1, int(last), oldest, newest)
+        last = newest if options.endingoffsets == LATEST else int(options.endingoffsets)
+        if last > newest:
+            raise lost(options.path, newest + 1, last, oldest, newest)
         if first > newest + 1:
             if options.failondataloss:
                 raise beyond(options.path, first, newest)
             await_number(options.path, first, newest)
-        first, last = max(first, self.least), min(int(last), self.most)
-        if first < oldest and first <= last:
-            if options.failondataloss:
-                raise lost(options.path, first, min(last, oldest - 1), oldest, newest, LOSS_ALLOWED)
-            skip(options.path, first, min(last, oldest - 1), oldest)
-            first = oldest
-        parts = split(first, last, options.rowsperpartition, options.minpartitions)
-        return [InputPartition(part) for part in parts]
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """In a task: the part, in Arrow batches."""
-        if partition.value is None:  # what Spark makes of no parts at all
-            return iter(())
-        first, last = partition.value
-        return read_closed(
-            self.options.path,
-            first,
-            last,
-            self.columns,
-            batch=self.options.batchsize,
-            fail_on_loss=self.options.failondataloss,
-            instead=LOSS_ALLOWED,
-        )
+        return self.parts(max(first, self.least), min(last, self.most), oldest, newest)
 
 
 class FilteringReader(ClosedReader):
-    """The same, with conditions on `seq` choosing the range.
+    """Reads the part of the ring that conditions on `seq` leave.
 
-    A class of its own: a reader that has `pushFilters` at all is refused by Spark unless pushing down is enabled.
+    A class of its own: Spark refuses a reader that has `pushFilters` unless pushing down is enabled.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Take those on `seq`; the others are returned."""
+        """Take the conditions on `seq`, and return the others."""
         for one in filters:
             if getattr(one, "attribute", None) != ("seq",):
                 yield one
@@ -104,7 +114,7 @@ class FilteringReader(ClosedReader):
 
 
 class WaitingReader(DataSourceReader):
-    """The requests that have not ended."""
+    """Reads the requests that have not ended."""
 
     def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
         self.options = options
@@ -115,7 +125,7 @@ class WaitingReader(DataSourceReader):
         return [InputPartition(part) for part in split_waiting(self.options.path, self.options.rowsperpartition)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """In a task: what still waits of a part."""
+        """In a task: the requests of a part that still wait."""
         if partition.value is None:
             return iter(())
         begin, end = partition.value

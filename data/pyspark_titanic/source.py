@@ -1,9 +1,14 @@
-"""The source as Spark sees it: it hands out readers and writers, after a look at what was asked for.
+"""The source as Spark sees it: it checks the options, then returns readers and writers.
 
-All of this runs on the driver, in a process that Spark starts for it: what is wrong is said before any task begins.
+The source runs on the driver, in a process that Spark starts for it, so errors are raised before any task begins. A
+writer makes each row a request; `titanic_data.requests` says why its task may be repeated.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -11,17 +16,43 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
+    WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
 
 from pyspark_titanic.batch import ClosedReader, FilteringReader, WaitingReader
-from pyspark_titanic.sink import BatchWriter, StreamWriter
 from pyspark_titanic.stream import ClosedStream, RefusedStream
 from titanic_data.errors import InvalidOption, InvalidRows, PipelineError
 from titanic_data.options import ReadOptions, read_options, write_options
-from titanic_data.reading import store_at
-from titanic_data.requests import Layout, layout
+from titanic_data.requests import Layout, layout, submit
+from titanic_data.store_reader import store_at
 from titanic_data.tables import TABLES
+
+
+@dataclass
+class Accepted(WriterCommitMessage):
+    """The number of rows of a task that are on the disk of the queue."""
+
+    rows: int
+
+
+class _Writer:
+    """Makes rows requests. There is nothing to commit or to undo: the keys of what is repeated are taken."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def write(self, iterator: Iterator[Any]) -> Accepted:
+        """In a task."""
+        return Accepted(submit(self._layout, iterator))
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """The writer of df.write."""
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """The writer of df.writeStream."""
 
 
 class DefaultSource(DataSource):
@@ -29,11 +60,11 @@ class DefaultSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `format(…)` is given."""
+        """What `format(…)` takes."""
         return "titanic"
 
     def schema(self) -> str:
-        """The columns of the table, or those that were asked for."""
+        """The columns of the table, or those of the option `columns`."""
         options = self._read_options()
         table = TABLES[options.table]
         return table.ddl(table.columns(options.columns))
@@ -80,7 +111,7 @@ class DefaultSource(DataSource):
 
 
 def _columns(options: ReadOptions, schema: StructType) -> list[str]:
-    """The columns that a user's own schema, or ours, has."""
+    """The columns of a user's own schema, or of ours. Raises InvalidRows for another type than the table's."""
     table = TABLES[options.table]
     columns = table.columns(schema.names)
     for field in schema:

@@ -1,8 +1,8 @@
-"""Reading on the move: closed requests as they come, in micro-batches.
+"""Reads a stream: closed requests as they come, in micro-batches.
 
-An offset is the last number that was read, and the id of the store: the numbers of another one mean nothing. Nothing is
-acknowledged to the queue from here: Spark's `commit` comes a micro-batch late, and never for the last. What must not be
-missed is for the archive to hold (`titanic-data archive`).
+An offset is the last number that was read, with the id of the store, for in another store it means nothing. The stream
+acknowledges nothing to the queue: Spark's `commit` comes a micro-batch late, and never for the last one. To keep every
+request, archive the ring (`titanic-data archive`).
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ from typing import Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from pyspark_titanic.batch import ClosedParts
 from titanic_data.errors import OtherStore, PipelineError
-from titanic_data.options import LOSS_ALLOWED, ReadOptions, first_number
-from titanic_data.reading import await_number, closed_range, identity, lost, read_closed, skip, split
+from titanic_data.options import ReadOptions, first_number
+from titanic_data.store_reader import await_number, closed_range, identity, lost
 
 SEQ, STORE = "seq", "store"
-
 
 Offset = dict[str, Any]
 """{"seq": the last number that was read, "store": the id of its store}"""
 
 
-class ClosedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class ClosedStream(ClosedParts, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The ring as a stream."""
 
     def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
-        self.options = options
-        self.columns = columns
+        super().__init__(options, columns)
         self.target: int | None = None
         self._told = False
 
@@ -40,7 +39,7 @@ class ClosedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(first_number(self.options, oldest, newest) - 1)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """maxOffsetsPerTrigger."""
+        """The option maxOffsetsPerTrigger."""
         most = self.options.maxoffsetspertrigger
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
@@ -51,7 +50,7 @@ class ClosedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if newest < before:
             if self.options.failondataloss:
                 raise lost(self.options.path, newest + 1, before, oldest, newest)
-            if not self._told:  # not with every trigger
+            if not self._told:  # once, not at every trigger
                 await_number(self.options.path, before + 1, newest)
             self._told = True
         if self.target is not None:
@@ -61,7 +60,7 @@ class ClosedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(max(newest, before))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """What is there now is all."""
+        """End the stream with what is there now."""
         self.target = closed_range(self.options.path)[1]
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
@@ -70,33 +69,11 @@ class ClosedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """A micro-batch, in parts."""
-        options = self.options
         first, last = self._number(start) + 1, self._number(end)
-        oldest, newest = closed_range(options.path)
+        oldest, newest = closed_range(self.options.path)
         if last > newest:
-            raise lost(options.path, first, last, oldest, newest)
-        if first < oldest and first <= last:
-            if options.failondataloss:
-                raise lost(options.path, first, min(last, oldest - 1), oldest, newest, LOSS_ALLOWED)
-            skip(options.path, first, min(last, oldest - 1), oldest)
-            first = oldest
-        return [InputPartition(part) for part in split(first, last, options.rowsperpartition, options.minpartitions)]
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """In a task: the part, in Arrow batches."""
-        if partition.value is None:
-            return iter(())
-        first, last = partition.value
-        options = self.options
-        return read_closed(
-            options.path,
-            first,
-            last,
-            self.columns,
-            batch=options.batchsize,
-            fail_on_loss=options.failondataloss,
-            instead=LOSS_ALLOWED,
-        )
+            raise lost(self.options.path, first, last, oldest, newest)
+        return self.parts(first, last, oldest, newest)
 
     def _offset(self, number: int) -> Offset:
         path = self.options.path
@@ -106,7 +83,7 @@ class ClosedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {SEQ: number, STORE: found}
 
     def _number(self, offset: Offset) -> int:
-        """The number of an offset. Raises OtherStore unless it is of this store, whatever failOnDataLoss says."""
+        """The number of an offset. Raises OtherStore unless it is of this store, also with failOnDataLoss=false."""
         path, number, found = self.options.path, int(offset[SEQ]), identity(self.options.path)
         if STORE not in offset:
             fact = f"its offset is {json.dumps(offset)}"
@@ -120,27 +97,26 @@ class ClosedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RefusedStream(DataSourceStreamReader):
-    """Says what is wrong with a stream as soon as Spark asks it something.
+    """Raises an error as soon as Spark calls it.
 
-    When the source raises instead of handing out a reader, Spark 4 trips over the reader that it has not got, and
-    reports that.
+    When the source itself raises, Spark 4 reports that it has no reader, not the error.
     """
 
     def __init__(self, error: PipelineError) -> None:
         self._error = error
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        """Never."""
+        """Raises the error."""
         raise self._error
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Never."""
+        """Raises the error."""
         raise self._error
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """Never."""
+        """Raises the error."""
         raise self._error
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Never."""
+        """Raises the error."""
         raise self._error

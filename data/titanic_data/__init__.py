@@ -1,1 +1,1 @@
-"""The data pipeline of Titanic: its closed requests as tables, its archive, reports, and Spark on both ends of it."""
+"""The data pipeline of Titanic: closed requests as tables, their archive and reports, and Spark at both ends."""

@@ -1,58 +1,61 @@
-"""Everything the pipeline raises on purpose, beside the errors of `titanic` itself.
+"""The exceptions of the pipeline, beside those of `titanic` itself.
 
     PipelineError
-    ├── InvalidOption     an option that isn't known, can't have this value, or is missing
-    ├── InvalidRows       a DataFrame that can't become requests: a column is missing or of the wrong type
-    ├── DataLoss          what was to be read had left the ring
-    ├── OtherStore        a stream that goes on finds another store than it has read
-    ├── ArchiveError      the archive isn't as it must be
-    │   ├── ArchiveGap    the ring begins behind the archive's end
-    │   └── ArchiveBusy   another archiver is at it
-    ├── Incomplete        some of the work failed; what was done is said
-    ├── SparkEnded        Spark has gone away while it was needed
-    └── MissingPart       a program or package that isn't installed
+    ├── InvalidOption     an option is unknown, missing or has a value that is not allowed
+    ├── InvalidRows       a DataFrame cannot become requests: a column is missing or has the wrong type
+    ├── DataLoss          closed requests left the ring before they were read
+    ├── OtherStore        a stream continues with another store than it has read
+    ├── ArchiveError      an archive is damaged, unusable, or belongs to another store
+    │   ├── ArchiveGap    closed requests left the ring before they were archived
+    │   └── ArchiveBusy   another archiver is running
+    ├── Incomplete        some of the work failed; the message says what was done
+    ├── SparkEnded        Spark ended while it was needed
+    └── MissingPart       a program or package is not installed
 
-Messages say what is wrong, the fact behind it, and what to do.
+A message says what is wrong, the fact behind it, and what to do.
 """
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 from titanic.errors import TitanicError
 
 
 class PipelineError(TitanicError):
-    """Root of all. In a Spark log the message must say by itself whose it is."""
+    """The root. Its message begins with `titanic:`, which tells it from Spark's own in a log."""
 
     def __init__(self, what: str, fact: str = "", advice: str = "") -> None:
         super().__init__(f"titanic: {what}", fact, advice)
 
 
 class InvalidOption(PipelineError):
-    """An option of a reader or writer can't be as it is."""
+    """An option is unknown, missing or has a value that is not allowed."""
 
 
 class InvalidRows(PipelineError):
-    """A DataFrame can't become requests."""
+    """A DataFrame cannot become requests."""
 
 
 class DataLoss(PipelineError):
-    """What was to be read had left the ring."""
+    """Closed requests left the ring before they were read."""
 
 
 class OtherStore(PipelineError):
-    """A stream that goes on finds another store than it has read."""
+    """A stream continues with another store than it has read."""
 
 
 class ArchiveError(PipelineError):
-    """The archive isn't as it must be."""
+    """An archive is damaged, unusable, or belongs to another store."""
 
 
 class ArchiveGap(ArchiveError):
-    """The ring begins behind the archive's end."""
+    """Closed requests left the ring before they were archived."""
 
 
 class ArchiveBusy(ArchiveError):
-    """Another archiver is at it."""
+    """Another archiver is running."""
 
 
 class Incomplete(PipelineError):
@@ -60,8 +63,16 @@ class Incomplete(PipelineError):
 
 
 class MissingPart(PipelineError):
-    """A program or package isn't installed."""
+    """A program or package is not installed."""
 
 
 class SparkEnded(PipelineError):
-    """Spark has gone away while it was needed."""
+    """Spark ended while it was needed."""
+
+
+def suggest(word: str, known: Iterable[str]) -> tuple[str, str]:
+    """The fact and the advice of a message about an unknown word: the known ones, and the one that is most like it."""
+    names = list(known)
+    near = difflib.get_close_matches(word.lower(), [name.lower() for name in names], n=1)
+    meant = next((name for name in names if near and name.lower() == near[0]), None)
+    return f"there are {', '.join(names)}", f"did you mean {meant}?" if meant else ""

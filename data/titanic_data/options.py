@@ -1,6 +1,6 @@
-"""The options of the Spark source `titanic`: their names, types and defaults, checked before anything is done.
+"""The options of the Spark source `titanic`: names, types and defaults. They are checked before anything is done.
 
-Names follow Spark's Kafka source. Spark hands them over in whatever case they were written, and takes any case.
+Names follow Spark's Kafka source. Spark passes them in any case, so the fields here are in lower case.
 """
 
 from __future__ import annotations
@@ -9,35 +9,35 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from broker import DEFAULT_ENDPOINT
-from titanic_data.checking import request_service_fault
-from titanic_data.errors import InvalidOption
-from titanic_data.reading import BATCH
-from titanic_data.suggest import suggest
+from broker import DEFAULT_ENDPOINT, service_fault
+from titanic_data.errors import InvalidOption, suggest
+from titanic_data.store_reader import BATCH
 from titanic_data.tables import TABLES
 
 EARLIEST, LATEST = "earliest", "latest"
+RESERVED = ("mmi.", "titanic.")
+"""How the names of the broker's and the queue's own services begin."""
 
 
 class ReadOptions(NamedTuple):
-    """Of `spark.read` and `spark.readStream`."""
+    """The options of `spark.read` and `spark.readStream`."""
 
     path: str
     """Directory of the store."""
     table: str = "closed"
     """closed (the ring) or waiting (requests that have not ended)."""
     columns: str | None = None
-    """Which columns, separated by commas; all of them by default. Spark does not tell a source which it needs."""
+    """Names, separated by commas; None: all. Spark does not tell a source which columns it needs."""
     startingoffsets: str | int = EARLIEST
-    """The first number to be read: earliest, latest, or a number. A stream that goes on does so where it was."""
+    """The first number to read: earliest, latest, or a number. A stream with a checkpoint continues where it was."""
     endingoffsets: str | int = LATEST
-    """The last number to be read, by a batch: latest or a number."""
+    """The last number that a batch reads: latest or a number."""
     maxoffsetspertrigger: int = 0
-    """Rows of a micro-batch at most; 0: all there are."""
+    """Most rows of a micro-batch; 0: all there are."""
     minpartitions: int = 1
-    """Parts to read at the same time, at least."""
+    """Fewest parts to read at the same time."""
     rowsperpartition: int = 250_000
-    """Rows of a part at most. A part costs Spark some 40 ms, as long as 20,000 rows take."""
+    """Most rows of a part. A part costs Spark about 40 ms, as much as 20,000 rows."""
     batchsize: int = BATCH
     """Rows of an Arrow batch."""
     failondataloss: bool = True
@@ -47,70 +47,45 @@ class ReadOptions(NamedTuple):
 
 
 class WriteOptions(NamedTuple):
-    """Of `df.write` and `df.writeStream`."""
+    """The options of `df.write` and `df.writeStream`. A column named as service, ttl, delay, priority or max_attempts
+    overrides the option in the rows where it is not null."""
 
     endpoint: str = DEFAULT_ENDPOINT
-    """Where the queue is."""
+    """The endpoint of the queue."""
     service: str = ""
-    """The service. A column of this name goes before it, where it is not null."""
+    """The service of rows that name none."""
     keycolumn: str = "key"
     """The column with the idempotency key: rows with the same key are one request."""
     bodycolumn: str = "body"
     """The column with the body: text, binary, or an array of binaries (frames)."""
     window: int = 256
-    """Rows on their way to the queue at once, of each task."""
+    """Rows that each task has in flight."""
     keyfor: float = 7 * 24 * 3600.0
-    """Seconds that a key is remembered: longer than it may take until a task or a micro-batch is done again."""
+    """Seconds that the queue remembers a key: longer than Spark may take to repeat a task or a micro-batch."""
     timeout: float = 60.0
-    """Seconds to wait for a queue that does not answer, or is full, before the task fails."""
+    """Seconds to wait for a queue that is away or full before the task fails."""
     ttl: float = 0.0
-    """Seconds after which a request expires that nobody has begun; 0: never. A column of this name goes before it."""
+    """Seconds after which a request expires that no worker has begun; 0: never."""
     delay: float = 0.0
-    """Seconds before which it is not executed. A column of this name goes before it."""
+    """Seconds before the first attempt."""
     priority: int = 4
-    """0 to 9. A column of this name goes before it."""
+    """0 to 9."""
     max_attempts: int = 0
-    """Failures until it has failed for good; 0: the queue's own. A column of this name goes before it."""
+    """Failed attempts until the request has failed for good; 0: the queue's own setting."""
 
 
-READ_NAMES = (
-    "path",
-    "table",
-    "columns",
-    "startingOffsets",
-    "endingOffsets",
-    "maxOffsetsPerTrigger",
-    "minPartitions",
-    "rowsPerPartition",
-    "batchSize",
-    "failOnDataLoss",
-    "pushFilters",
-)
-WRITE_NAMES = (
-    "endpoint",
-    "service",
-    "keyColumn",
-    "bodyColumn",
-    "window",
-    "keyFor",
-    "timeout",
-    "ttl",
-    "delay",
-    "priority",
-    "max_attempts",
-)
 CATALOG = "Spark does not hand on the options of a table in its catalog"
 VIEW = "CREATE TEMPORARY VIEW … USING titanic OPTIONS"
 VIEW_TO_WRITE = "CREATE TEMPORARY VIEW … (key STRING, body STRING) USING titanic OPTIONS (endpoint …, service …)"
 LOSS_ALLOWED = "set failOnDataLoss=false"
-"""What a reader's user may do when numbers have left the ring."""
+"""What the user of a reader may do when numbers have left the ring."""
 CHECKPOINT = "checkpointlocation"
 STREAMING = frozenset({CHECKPOINT, "path"})
-"""What Spark passes on to a sink although it is for itself."""
+"""Spark's own options that it passes to a sink, too."""
 
 
 def first_number(options: ReadOptions, oldest: int, newest: int) -> int:
-    """What `startingOffsets` is in a ring with these numbers."""
+    """The number that `startingOffsets` means in a ring with these numbers."""
     start = options.startingoffsets
     if isinstance(start, int):
         return start
@@ -123,11 +98,11 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         what = "a table in Spark's catalog cannot be read or written as titanic"
         raise InvalidOption(what, CATALOG, f"say {VIEW} (path '/var/lib/titanic')")
     for name in given:
-        if name.lower() in _WRITE.keys() - _READ.keys():
-            what, fact = f"there is no option {name!r} for reading", f"there are {', '.join(READ_NAMES)}"
+        if name.lower() in {known.lower() for known in _WRITE.keys() - _READ.keys()}:
+            what, fact = f"there is no option {name!r} for reading", f"there are {', '.join(_READ)}"
             advice = f"say {VIEW_TO_WRITE} for a view to write to"
             raise InvalidOption(what, fact, advice)
-    values = _read(given, READ_NAMES, _READ)
+    values = _parsed(given, _READ)
     if not values.get("path"):
         advice = f"""say .load("/var/lib/titanic"), or {VIEW} (path '/var/lib/titanic')"""
         raise InvalidOption(
@@ -148,53 +123,51 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """The options of a writer. Raises InvalidOption, also when there are none: they may have been those of a table in
-    Spark's catalog, and its rows must not go to whatever queue is at the default endpoint."""
+    """The options of a writer. Raises InvalidOption, also when there are none: they may be those of a table in Spark's
+    catalog, whose rows must not go to whatever queue is at the default endpoint."""
     if all(name.lower() == CHECKPOINT for name in given):
         advice = f'say .option("service", …).option("endpoint", …), or {VIEW_TO_WRITE}'
         raise InvalidOption("there are no options", CATALOG, advice)
-    return WriteOptions(**_read(given, WRITE_NAMES, _WRITE, STREAMING))
+    return WriteOptions(**_parsed(given, _WRITE, STREAMING))
 
 
-def _read(
-    given: Mapping[str, str],
-    names: Sequence[str],
-    readers: Mapping[str, Callable[[str], Any]],
-    ignored: frozenset[str] = frozenset(),
+def request_service_fault(name: str) -> str | None:
+    """Why no request can be stored for a service; None when it can."""
+    if name.startswith(RESERVED):
+        return f"services that begin with {' or '.join(RESERVED)} answer at once; requests for them cannot be stored"
+    return service_fault(name.encode())
+
+
+def _parsed(
+    given: Mapping[str, str], parsers: Mapping[str, Callable[[str], Any]], ignored: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
+    """The values by name in lower case."""
+    names = {name.lower(): name for name in parsers}
     values: dict[str, Any] = {}
-    known = {name.lower(): name for name in names}
     for key, text in given.items():
         name = key.lower()
-        if name not in known:
-            if name in ignored:
-                continue
-            raise InvalidOption(f"there is no option {key!r}", *suggest(key, names))
-        try:
-            values[name] = readers[name](text)
-        except ValueError as error:
-            raise InvalidOption(f"the option {known[name]} cannot be {text!r}", str(error)) from None
+        if name in names:
+            try:
+                values[name] = parsers[names[name]](text)
+            except ValueError as error:
+                raise InvalidOption(f"the option {names[name]} cannot be {text!r}", str(error)) from None
+        elif name not in ignored:
+            raise InvalidOption(f"there is no option {key!r}", *suggest(key, parsers))
     return values
 
 
-def _number(least: int, most: int = 1 << 62) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not text.strip().isdecimal() or not least <= int(text) <= most:
-            raise ValueError(f"it is a number from {least}" + (f" to {most}" if most < 1 << 62 else " on"))
-        return int(text)
+def _number(least: int, most: int = 1 << 62, words: Sequence[str] = ()) -> Callable[[str], int | str]:
+    """A number, or one of some words."""
 
-    return read
-
-
-def _offset(*words: str) -> Callable[[str], str | int]:
-    def read(text: str) -> str | int:
+    def parse(text: str) -> int | str:
         if text in words:
             return text
-        if not text.strip().isdecimal() or int(text) < 1:
-            raise ValueError(f"it is {', '.join(words)} or a number from 1 on")
+        if not text.strip().isdecimal() or not least <= int(text) <= most:
+            span = f"a number from {least}" + (f" to {most}" if most < 1 << 62 else " on")
+            raise ValueError(f"it is {', '.join(words)} or {span}" if words else f"it is {span}")
         return int(text)
 
-    return read
+    return parse
 
 
 def _flag(text: str) -> bool:
@@ -204,7 +177,7 @@ def _flag(text: str) -> bool:
 
 
 def _seconds(least: float) -> Callable[[str], float]:
-    def read(text: str) -> float:
+    def parse(text: str) -> float:
         try:
             seconds = float(text)
         except ValueError:
@@ -213,7 +186,7 @@ def _seconds(least: float) -> Callable[[str], float]:
             raise ValueError(f"it is a number of seconds, {least:g} or more")
         return seconds
 
-    return read
+    return parse
 
 
 def _path(text: str) -> str:
@@ -248,26 +221,26 @@ def _service(text: str) -> str:
     return text
 
 
-_READ: dict[str, Callable[[str], Any]] = {
+_READ: dict[str, Callable[[str], Any]] = {  # each name as users write it, and how its value is read
     "path": _path,
     "table": _table,
     "columns": _word,
-    "startingoffsets": _offset(EARLIEST, LATEST),
-    "endingoffsets": _offset(LATEST),
-    "maxoffsetspertrigger": _number(1),
-    "minpartitions": _number(1, 100_000),
-    "rowsperpartition": _number(1),
-    "batchsize": _number(1, 1_000_000),
-    "failondataloss": _flag,
-    "pushfilters": _flag,
+    "startingOffsets": _number(1, words=(EARLIEST, LATEST)),
+    "endingOffsets": _number(1, words=(LATEST,)),
+    "maxOffsetsPerTrigger": _number(1),
+    "minPartitions": _number(1, 100_000),
+    "rowsPerPartition": _number(1),
+    "batchSize": _number(1, 1_000_000),
+    "failOnDataLoss": _flag,
+    "pushFilters": _flag,
 }
 _WRITE: dict[str, Callable[[str], Any]] = {
     "endpoint": _endpoint,
     "service": _service,
-    "keycolumn": _word,
-    "bodycolumn": _word,
+    "keyColumn": _word,
+    "bodyColumn": _word,
     "window": _number(1, 100_000),
-    "keyfor": _seconds(1),
+    "keyFor": _seconds(1),
     "timeout": _seconds(0),
     "ttl": _seconds(0),
     "delay": _seconds(0),

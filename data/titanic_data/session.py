@@ -1,7 +1,8 @@
-"""A Spark session for the commands of this package, after a look at whether there can be one."""
+"""A Spark session for the commands of this package, what it needs, and what its errors say."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -16,16 +17,18 @@ from titanic_data.errors import MissingPart
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
 LEAST_JAVA = 17
 INSTALL_JAVA = "install a Java 17 or newer; on Debian: apt-get install openjdk-17-jre-headless"
 QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""For a session of one short job: what a JVM learns over minutes is not worth its while."""
+"""Java options for a session of one short job, which ends before a better compiler pays."""
 
 
 def session(name: str = "titanic-data", *, quick: bool = False, settings: dict[str, str] | None = None) -> SparkSession:
-    """The Spark session of this process, a new one if there is none: times in UTC, no web page, this Python.
+    """The Spark session of this process, or a new one: times in UTC, no web page, this Python.
 
-    The machines are those of SPARK_MASTER, or this one's processors. `quick` starts sooner and runs slower. Raises
+    It runs on SPARK_MASTER, by default on the processors of this machine. `quick` starts sooner and runs slower. Raises
     MissingPart without Java or pyspark.
     """
     expect_java()
@@ -59,12 +62,12 @@ def session(name: str = "titanic-data", *, quick: bool = False, settings: dict[s
 
 
 def as_file(path: Path) -> str:
-    """A path for Spark's readers of files. They take a path for a pattern: what it could mean there is escaped."""
+    """A path for Spark's readers of files, which read a path as a pattern: its special characters are escaped."""
     return "file:" + re.sub(r"([\\*?\[\]{},])", r"\\\1", str(path.absolute()))
 
 
 def expect_java() -> None:
-    """Raise MissingPart unless there is a Java that Spark can use."""
+    """Raise MissingPart unless Spark finds a Java that it can use."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None or not os.access(java, os.X_OK):
@@ -76,3 +79,26 @@ def expect_java() -> None:
         raise MissingPart(f"{java} does not say its version", (said.stderr or said.stdout)[:200].strip(), INSTALL_JAVA)
     if int(match[1]) < LEAST_JAVA:
         raise MissingPart(f"the Java at {java} is too old", f"it is version {match[1]}", INSTALL_JAVA)
+
+
+def silence_query_logs() -> None:
+    """Drop what Spark itself logs about a failed query: `explain` says it in a line."""
+    for name in _QUERY_LOGGERS:
+        logging.getLogger(name).disabled = True
+
+
+def is_of_spark(error: Exception) -> bool:
+    """Whether pyspark or py4j has raised an error."""
+    return type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
+
+
+def explain(error: Exception) -> str:
+    """An error of Spark in a line: our own message if there is one in it, else the first line of Spark's."""
+    text = str(error)
+    ours = re.search(r"titanic: [^\n]+", text) or re.search(r"titanic\.errors\.\w+: ([^\n]+)", text)
+    if ours is not None:
+        return ours[ours.lastindex or 0]
+    lines = [line for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    if lines[0].startswith("An error occurred while calling") and len(lines) > 1:
+        lines = [re.sub(r"^: ([\w.$]+: )?", "", lines[1])]  # without the name of the Java class
+    return re.sub(r"^\[[\w.]+\] | SQLSTATE: .*", "", lines[0])

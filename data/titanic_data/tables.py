@@ -1,10 +1,10 @@
-"""The tables that a store is read as, column by column.
+"""The tables of a store, column by column.
 
-Arrow's types, from which Spark's follow (`ddl`). Every column may be null: Spark wants the nullability of an Arrow
-batch to be that of its own schema, which is nullable wherever a schema is written by hand. Times are UTC, in µs.
+The types are Arrow's; Spark's follow from them (`ddl`). Every column may be null: Spark wants an Arrow batch to be as
+nullable as its own schema, and a schema that is written by hand is nullable throughout. Times are UTC, in µs.
 
-A request has a list of frames, nearly always one. `request` holds them all, one after the other; `request_sizes` says
-where to cut when there isn't exactly one. The same for the reply.
+A request has a list of frames, nearly always one. `request` holds all of them, joined; `request_sizes` says where to
+cut when there isn't exactly one. `reply` and `reply_sizes` are alike.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from titanic_data.errors import InvalidOption
-from titanic_data.suggest import suggest
+from titanic_data.errors import InvalidOption, suggest
 
 SCHEMA_VERSION = 1
-"""Of the rows of `closed`. Columns may be added at the end before `date`; anything else takes a new number."""
+"""The version of the rows of `closed`. A column may be added before `date`; any other change takes a new number."""
 
 TIME = pa.timestamp("us", tz="UTC")
 _DDL = {
@@ -34,13 +33,13 @@ _DDL = {
 
 
 class Table(NamedTuple):
-    """A table by its name; `schema` is Arrow's."""
+    """A table; `schema` is Arrow's."""
 
     name: str
     schema: Any
 
     def columns(self, names: str | Sequence[str] | None) -> list[str]:
-        """All columns, or those that are named (a list, or text with commas). Raises InvalidOption."""
+        """All columns, or the given ones (a list, or names with commas between them). Raises InvalidOption."""
         if names is None:
             return list(self.schema.names)
         wanted = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
@@ -53,15 +52,15 @@ class Table(NamedTuple):
         return wanted
 
     def ddl(self, columns: Sequence[str]) -> str:
-        """Some of the columns as Spark writes a schema."""
+        """Some columns, as Spark writes a schema."""
         return ", ".join(f"{name} {self.sql_type(name)}" for name in columns)
 
     def sql_type(self, column: str) -> str:
-        """The type of a column as SQL has it."""
+        """The SQL type of a column."""
         return _DDL[self.schema.field(column).type]
 
     def part(self, columns: Sequence[str]) -> Any:
-        """The Arrow schema of some of the columns."""
+        """The Arrow schema of some columns."""
         return pa.schema([self.schema.field(name) for name in columns])
 
 
@@ -69,24 +68,24 @@ CLOSED = Table(
     "closed",
     pa.schema(
         [
-            ("seq", pa.int64()),  # the number in the ring: gapless, in the order of closing
+            ("seq", pa.int64()),  # the number in the ring, in the order of closing, without gaps
             ("request_id", pa.string()),  # the UUID, 32 hexadecimal digits
             ("service", pa.string()),
-            ("idempotency_key", pa.string()),  # null: it had none
+            ("idempotency_key", pa.string()),  # null: none
             ("status", pa.string()),  # ok, failed, expired, cancelled
             ("attempts", pa.int32()),
             ("submitted_at", TIME),
             ("dispatched_at", TIME),  # of the last attempt; null: never
-            ("replied_at", TIME),  # when it ended; null: it was closed before
+            ("replied_at", TIME),  # when the request ended; null: closed before
             ("closed_at", TIME),
             ("request", pa.binary()),  # null: larger than the ring keeps
-            ("reply", pa.binary()),  # null: the same, or there was none
+            ("reply", pa.binary()),  # null: larger than the ring keeps, or none
             ("error", pa.string()),  # why it failed or expired; null otherwise
             ("priority", pa.int32()),
-            ("unclaimed", pa.bool_()),  # nobody closed it, its retention ended
-            ("request_bytes", pa.int64()),  # also when the ring did not keep them
+            ("unclaimed", pa.bool_()),  # not closed by a client: its retention ended
+            ("request_bytes", pa.int64()),  # also when the ring did not keep the body
             ("reply_bytes", pa.int64()),
-            ("request_sizes", pa.list_(pa.int32())),  # bytes of each frame; null: it is one
+            ("request_sizes", pa.list_(pa.int32())),  # bytes of each frame; null: one frame
             ("reply_sizes", pa.list_(pa.int32())),
             ("schema_version", pa.int32()),
             ("date", pa.date32()),  # of closing, UTC
@@ -101,11 +100,11 @@ WAITING = Table(
             ("request_id", pa.string()),
             ("service", pa.string()),
             ("idempotency_key", pa.string()),
-            ("state", pa.string()),  # waiting (running ones too: a store does not know who runs), delayed
+            ("state", pa.string()),  # waiting (also while it runs: the store does not know), delayed
             ("priority", pa.int32()),
             ("attempts", pa.int32()),  # made so far
             ("submitted_at", TIME),
-            ("due_at", TIME),  # when it is tried again, or for the first time; null: now
+            ("due_at", TIME),  # when the next attempt is due; null: now
             ("expires_at", TIME),
             ("dispatched_at", TIME),  # of the last attempt that failed
             ("error", pa.string()),  # of that attempt

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,9 +24,8 @@ from titanic_data.archive import (
     verify,
 )
 from titanic_data.archive.archiver import POINTS
-from titanic_data.archive.durable import checksum
 from titanic_data.errors import ArchiveBusy, ArchiveError
-from titanic_data.reading import forget
+from titanic_data.store_reader import forget
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def rewrite(archive: Path, change: Callable[[pa.Table], pa.Table], first: int) -
     for known in entry.files:
         path = opened.data / known.path
         pq.write_table(change(pq.ParquetFile(path).read()), path)
-        files.append(replace(known, bytes=path.stat().st_size, crc32=checksum(path)))
+        files.append(replace(known, bytes=path.stat().st_size, crc32=crc32(path.read_bytes())))
     opened.replace(replace(entry, files=tuple(files)))
 
 

@@ -14,7 +14,7 @@ from support.ring import fill, ring, wait_for_room
 from titanic.store import open_store
 from titanic_data.archive import Archive, Engine, Entry, PyArrowEngine, Queue, SparkEngine, verify
 from titanic_data.errors import ArchiveGap
-from titanic_data.reading import closed_range, forget
+from titanic_data.store_reader import closed_range, forget
 
 BEGUN = ("intended", "staging", "staged", "renaming", "renamed")
 """Where a range is written down, and not committed."""
@@ -158,12 +158,12 @@ def test_the_ring_moves_on_while_it_is_archived(
 
 def test_the_command_says_it(store: Path, tmp_path: Path) -> None:
     where = ("--store", store, "--archive", tmp_path / "archive")
-    assert titanic_data("archive", *where).line.endswith("all up to number 300 is there")
+    assert titanic_data("archive", *where).line.endswith("complete up to number 300")
     first, last = let_go(store, 310)
     done = titanic_data("archive", *where)
     assert (done.code, done.err.startswith("titanic-data: archive gap: closed requests 301 to ")) == (1, True)
     done = titanic_data("archive", *where, "--allow-gap")
-    assert done.line.endswith(f"all up to number {last} is there but for 1 gap")
+    assert done.line.endswith(f"complete up to number {last} but for 1 gap")
     assert (
         f"301 to {first - 1}: never archived" in titanic_data("verify", "--archive", tmp_path / "archive").out.decode()
     )

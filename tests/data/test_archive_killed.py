@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from support import torture
-from support.archiving import Crash, crash_at, run
+from support.archiving import Crash, crash_at, read_files, run
 from support.cli_titanic import serving
 from support.processes import SUPPORT
 from support.ring import ring
@@ -25,7 +25,6 @@ from titanic import Client, Refused
 from titanic.store import open_read_only
 from titanic_data.archive import Archive, Queue, SparkEngine, archive_frame, verify
 from titanic_data.archive.archiver import POINTS
-from titanic_data.archive.engines import read_files
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "data")])}

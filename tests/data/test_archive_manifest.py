@@ -16,7 +16,7 @@ from support.ring import fill, ring, wait_for_room
 from titanic.store import open_store
 from titanic_data.archive import Archive, Queue, compact, rebuild_manifest, vacuum, verify
 from titanic_data.errors import ArchiveError, ArchiveGap
-from titanic_data.reading import closed_range, forget
+from titanic_data.store_reader import closed_range, forget
 
 
 @pytest.fixture

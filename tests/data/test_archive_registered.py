@@ -16,7 +16,7 @@ from titanic.store import open_store
 from titanic.store.lmdb.tools import backup
 from titanic_data.archive import Archive, Archiver, PyArrowEngine, Queue, verify
 from titanic_data.errors import ArchiveError
-from titanic_data.reading import forget
+from titanic_data.store_reader import forget
 
 
 @pytest.fixture

@@ -8,13 +8,12 @@ from typing import cast
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
-from support.archiving import in_ring, rows, run
+from support.archiving import in_ring, read_files, rows, run
 from support.cli_data import titanic_data
 from support.connect import Remote
 from support.ring import ring
 
 from titanic_data.archive import Archive, SparkEngine, archive_frame
-from titanic_data.archive.engines import read_files
 from titanic_data.tables import CLOSED
 
 

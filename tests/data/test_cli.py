@@ -19,7 +19,7 @@ from support.waiting import until
 
 from titanic import Client
 from titanic_data.cli.main import COMMANDS
-from titanic_data.reading import forget
+from titanic_data.store_reader import forget
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "data" / "sample" / "closed.parquet"
@@ -36,7 +36,7 @@ def archive(store: Path) -> Path:
     done = titanic_data("archive", "--store", store, "--archive", where, "--rows-per-range", "100")
     assert done.code == 0
     assert done.line.startswith(f"{where}: 300 rows added, ")
-    assert done.line.endswith("all up to number 300 is there")
+    assert done.line.endswith("complete up to number 300")
     return where
 
 
@@ -97,7 +97,7 @@ def test_damage_and_its_repair(tmp_path: Path) -> None:
 def test_unregistering(tmp_path: Path) -> None:
     store = ring(tmp_path / "store", 5)
     titanic_data("archive", "--store", store, "--archive", tmp_path / "archive")
-    assert titanic_data("unregister", "--store", store).line == f"{store}: the ring waits for no archive"
+    assert titanic_data("unregister", "--store", store).line == f"{store}: the ring no longer waits for an archive"
     forget(store)
 
 
@@ -161,7 +161,7 @@ def test_there_and_back_again(spark: SparkSession, tmp_path: Path) -> None:
     with serving(tmp_path) as (_, endpoint):
         where = ("--endpoint", endpoint)
         submitted = titanic_data("submit", orders, *columns, "--body-column", "text", *where)
-        assert submitted.line == f"50 rows of {orders} handed in"
+        assert submitted.line == f"50 rows of {orders} submitted"
         done = titanic_data("collect", orders, tmp_path / "early", "--key-column", "order", *where)
         assert (done.code, done.line) == (3, f"{tmp_path / 'early'}: 50 pending")
         with working(tmp_path, endpoint, "upper", "tr", "a-z", "A-Z"):
@@ -178,14 +178,14 @@ def test_there_and_back_again(spark: SparkSession, tmp_path: Path) -> None:
         chosen = ("--where", "idempotency_key IN ('order 1', 'order 2')", *archive, *where)
         lines = titanic_data("replay", *chosen, "--dry-run").out.decode().splitlines()
         assert [line.split() for line in lines[1:]] == [["upper", "ok", "2", "12", "0"]]
-        assert titanic_data("replay", *chosen).line == "2 requests handed in again: 2 new"
+        assert titanic_data("replay", *chosen).line == "2 requests submitted again: 2 new"
         more = ("--where", "idempotency_key LIKE 'order 1%'", *archive, *where)
-        others = "the others had been under the name 'replay' before"
-        assert titanic_data("replay", *more).line == f"11 requests handed in again: 10 new, {others}"
+        others = "the others were submitted before under the name 'replay'"
+        assert titanic_data("replay", *more).line == f"11 requests submitted again: 10 new, {others}"
         with Client(endpoint) as client:
             assert client.stats()["store"]["requests"] == 12
             for name in ("it's", "its", 'it"s'):
-                assert titanic_data("replay", *chosen, "--name", name).line == "2 requests handed in again: 2 new"
+                assert titanic_data("replay", *chosen, "--name", name).line == "2 requests submitted again: 2 new"
             assert client.stats()["store"]["requests"] == 18
             assert sum(row["key"].startswith("it's ") for row in client.list()[0]) == 2
 
@@ -201,7 +201,7 @@ def test_what_was_too_large_is_not_submitted_again(archive: Path, tmp_path: Path
         with Client(endpoint) as client:
             assert client.stats()["store"]["requests"] == 0
             done = titanic_data("replay", *where, "--endpoint", endpoint, "--skip-missing")
-            assert done.line == "12 requests handed in again: 12 new"
+            assert done.line == "12 requests submitted again: 12 new"
             assert client.stats()["store"]["requests"] == 12
 
 
@@ -236,10 +236,10 @@ def test_a_worker(tmp_path: Path) -> None:
         (("report", "latency", "--parquet", "none"), 2, "there is no file none"),
         (("report", "bodies", "--parquet", SAMPLE, "--live"), 2, "--parquet and --live name different sources"),
         (("report", "bodies", "--parquet", SAMPLE, "--archive", "a"), 2, "--archive and --parquet name different"),
-        (("report", "bodies", "--parquet", ROOT / "README.md"), 1, "README.md is no Parquet file; "),
+        (("report", "bodies", "--parquet", ROOT / "README.md"), 1, "README.md is not a Parquet file; "),
         (("report", "bodies", "--parquet", SAMPLE, "--plot", "x.bmp"), 2, "its name must end with .png, .svg, .pdf"),
         (("report", "bodies", "--parquet", SAMPLE, "--plot", "no/x.png"), 2, "there is no directory no for x.png"),
-        (("report", "bodies", "--parquet", SAMPLE, "--parquet-out", SAMPLE), 2, "is what the report looks at"),
+        (("report", "bodies", "--parquet", SAMPLE, "--parquet-out", SAMPLE), 2, "is the file that the report reads"),
         (("report", "latencies"), 2, "'latencies' is not one of 'latency', 'throughput'"),
         (("report", "breaches"), 2, "breaches needs --sla"),
         (("report", "breaches", "--sla", "resize"), 1, "titanic-data: 'resize' is not a service level; write it like"),

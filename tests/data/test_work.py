@@ -21,7 +21,7 @@ from support.waiting import until
 import broker
 from broker import Broker, BrokerConfig, WorkerConfig
 from titanic import Client, RequestFailed, Server
-from titanic_data.working import SparkWorker, Transform, arrow
+from titanic_data.spark_worker import SparkWorker, Transform, arrow
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,7 +49,7 @@ def test_batches_of_requests(spark: SparkSession, server: Server, client: Client
 def test_batches_by_spark_connect(
     spark: SparkSession, server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("titanic_data.working.LOOK", 0.05)
+    monkeypatch.setattr("titanic_data.spark_worker.LOOK", 0.05)
     looks = 0
 
     class Counting(Remote):

@@ -16,9 +16,9 @@ from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic import Client, Server, TimedOut
-from titanic_data.collecting import close, collect
 from titanic_data.options import write_options
 from titanic_data.requests import layout, submit
+from titanic_data.spark_client import close, collect
 
 pytestmark = pytest.mark.settings(max_attempts=2)
 
@@ -232,7 +232,7 @@ def test_an_absent_queue_is_waited_for_as_long_as_was_said(
     absent = "tcp://127.0.0.1:1"
     with pytest.raises(Exception, match=r"nobody answered at tcp://127\.0\.0\.1:1; waited [01](\.\d+)? s"):
         collect(orders(spark, 1), absent, timeout=0.5).collect()
-    monkeypatch.setattr("titanic_data.connecting.ANSWER", 0.5)  # two tries, neither of which takes as long
+    monkeypatch.setattr("titanic_data.requests.ANSWER", 0.5)  # two tries, neither of which takes as long
     options = write_options({"endpoint": absent, "service": "upper", "timeout": "0.7"})
     rows = pa.record_batch({"key": ["a"], "body": ["b"]})
     with pytest.raises(TimedOut, match=r"waited 0\.[78]\d* s"):
@@ -274,7 +274,7 @@ def test_replies_come_back(spark: SparkSession, server: Server, client: Client) 
         ("key STRING, body MAP<STRING, INT>", {}, "the column body cannot be the body"),
         ("key STRING, body STRING, colour INT", {}, "the column colour would be lost; a request has body, .*; put it"),
         ("key STRING, body STRING, priority STRING", {}, "the column priority cannot be used; it is string"),
-        ("key STRING, body STRING", {"service": None}, "nobody says which service is to have the rows"),
+        ("key STRING, body STRING", {"service": None}, "no service is given for the rows"),
         ("key STRING, body STRING", {"windw": 3}, "there is no option 'windw'; there are .*; did you mean window?"),
         ("key STRING, body STRING", {"window": 0}, "the option window cannot be '0'; it is a number from 1 to 100000"),
         ("key STRING, body STRING", {"keyFor": 0}, "the option keyFor cannot be '0'; it is a number of seconds, 1 or"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 
 from titanic_data.archive import Archive, Archiver, Engine, PyArrowEngine, Queue, Summary
-from titanic_data.archive.engines import read_files
-from titanic_data.reading import read_closed
+from titanic_data.archive.engines import rows_of
+from titanic_data.store_reader import read_closed
 from titanic_data.tables import CLOSED
 
 
@@ -38,6 +41,12 @@ def rows(archive: Path) -> list[dict[str, object]]:
     """All rows of an archive in the order of their numbers."""
     found: list[dict[str, object]] = read_files(Archive.open(archive).files()).sort_by("seq").to_pylist()
     return found
+
+
+def read_files(files: Sequence[Path]) -> Any:
+    """The rows of some files, with their date, as one table."""
+    tables = [rows_of(file.read_bytes(), file).select(CLOSED.schema.names) for file in files]
+    return pa.concat_tables(tables) if tables else CLOSED.schema.empty_table()
 
 
 def content(folder: Path) -> dict[str, bytes]:

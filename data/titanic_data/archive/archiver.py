@@ -1,37 +1,42 @@
-"""From the ring into the archive: nothing is lost, nothing is there twice, whenever it is killed.
+"""Copies the ring into the archive. Whenever it is killed, nothing is lost and nothing is archived twice.
 
-    recover        a pending range that was not committed is done again, the same range, if the ring still has it; the
-                   head is acknowledged again
-    next range     from the manifest's head on, not from what the ring says: a ring that begins later is a gap
-    intend         write the range down (pending.json)
-    stage          write its rows into staging/; their number must be that of the range
-    sync, rename   to names made from the range: whoever does it again writes over what a crash has left
+    recover        repeat a pending range that was not committed, the same range, if the ring still has it; acknowledge
+                   the head again
+    next range     from the head of the manifest on, not of the ring: a ring that begins later is a gap
+    intend         write the range to pending.json
+    stage          write its rows to staging/; their number must be that of the range
+    sync, rename   to names made from the range: a repeated attempt overwrites what a crash has left
     commit         link the entry into the manifest
-    acknowledge    tell the queue: only now it may let go of them
-    clean          pending.json and staging/ go
+    acknowledge    tell the queue, which may drop the rows from now on
+    clean          delete pending.json and staging/
 
-Each step can be done again after a crash anywhere before or in it. Before the commit, what was written is not part of
-the archive; after it, only the acknowledgement can be missing, and it is repeated.
+Each step can be repeated after a crash in it or before it. Before the commit, what was written is not part of the
+archive. After it, only the acknowledgement can be missing, and that is repeated.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 
-from titanic_data.archive.durable import make_directory, sync_directory, sync_file, write_whole
+from broker import DEFAULT_ENDPOINT
+from titanic import Client, InvalidRequest
+from titanic.errors import StoreLocked
+from titanic.store import ArchiveState, Archivist, ReadTransaction, WriteTransaction, open_store
 from titanic_data.archive.engines import Engine
-from titanic_data.archive.manifest import Archive, Entry, File
-from titanic_data.archive.queue import Queue
+from titanic_data.archive.manifest import Archive, Entry, File, make_directory, measure, sync_directory, write_whole
 from titanic_data.errors import ArchiveError, ArchiveGap
+from titanic_data.store_reader import forget, identity, store_at
+
+Answer = TypeVar("Answer")
 
 ROWS, BYTES = 500_000, 256 << 20
-"""Of a range, at most."""
+"""The most of one range."""
 
 POINTS = (
     "locked",
@@ -45,12 +50,12 @@ POINTS = (
     "acknowledged",
     "cleaned",
 )
-"""What `reached` is told, in this order; the tests kill the process at each."""
+"""The arguments of `reached`, in this order. Tests kill the process at each."""
 
 
 @dataclass
 class Summary:
-    """What a run has done: ranges, rows and bytes of Parquet that it added."""
+    """The ranges, rows and bytes of Parquet that a run added."""
 
     ranges: int = 0
     rows: int = 0
@@ -58,7 +63,7 @@ class Summary:
 
 
 class Archiver:
-    """One run. `reached` is told of each step, `done` of each entry that was added."""
+    """One run. Calls `reached` at each step, and `done` with each new entry."""
 
     def __init__(
         self,
@@ -77,7 +82,7 @@ class Archiver:
         self._reached, self._done = reached, done
 
     def run(self) -> Summary:
-        """Archive all that is closed now. Raises ArchiveError, and what reading a store or asking a server raises."""
+        """Archive all that is closed now. Raises ArchiveError, and the errors of the store and the client."""
         summary = Summary()
         with self._archive.locked():
             self._reached("locked")
@@ -89,7 +94,7 @@ class Archiver:
                     self._archive.discard_if_new()
                 raise
             if not self._archive.store:
-                self._is_lost(1)  # a new archive begins here: from now on it has all that the queue was told
+                self._is_lost(1)  # a new archive begins where the ring does
             self._archive.note_store(self._queue.identity())
             upto = self._queue.progress().last
             pending = self._recover()
@@ -98,7 +103,7 @@ class Archiver:
                 pending = None
                 entry = self._archive_range(*found)
                 if entry is None:
-                    continue  # the ring has let go of some meanwhile: go on with what follows
+                    continue  # some of it left the ring meanwhile: go on with what follows
                 summary.ranges += 1
                 summary.rows += entry.rows
                 summary.bytes += sum(file.bytes for file in entry.files)
@@ -106,7 +111,7 @@ class Archiver:
         return summary
 
     def _expect_store(self) -> None:
-        """Raise ArchiveError unless the archive is of this store."""
+        """Raise ArchiveError unless this is the archive's store."""
         archive, queue = self._archive, self._queue
         progress, identity = queue.progress(), queue.identity()
         last_id = archive.entries[-1].last_id if archive.entries else ""
@@ -128,11 +133,11 @@ class Archiver:
         self._expect_all_that_was_told()
 
     def _expect_all_that_was_told(self) -> None:
-        """Raise ArchiveError when the store was told of more than the archive has: the ring need not have it."""
+        """Raise ArchiveError when the archive has less than it acknowledged: the ring need not have the rest."""
         archive, queue = self._archive, self._queue
         progress, known = queue.progress(), queue.archivist()
         behind = known is not None and known.id == archive.archivist.id and progress.archived_upto > archive.head
-        # An archive that comes back to a ring that has moved on is told so, too: that is a gap, and said below.
+        # Not for an archive whose ring has moved on without it: that is a gap, and reported as one.
         gap = archive.entries and progress.archived_upto < progress.first
         if archive.store and behind and not gap and not self._allow_gap:
             what = f"the archive {archive.path} is behind what its store {queue.store} was told"
@@ -145,7 +150,7 @@ class Archiver:
         return self._archive.path / "pending.json"
 
     def _recover(self) -> tuple[int, int] | None:
-        """Put right what a crash has left; the range that is to be done again."""
+        """Repair what a crash has left, and return the range to repeat."""
         archive = self._archive
         archive.clear_staging()
         if archive.entries:
@@ -160,7 +165,7 @@ class Archiver:
             raise ArchiveError(what, str(error), "remove it: what it is about was not archived") from error
         noted = archive.entries[-1] if archive.entries else None
         if last <= archive.head or (noted and noted.gap and noted.first <= first <= noted.last):
-            self._pending.unlink()  # it is done, or some of it was lost and that is noted
+            self._pending.unlink()  # it is done, or part of it is in a gap
             return None
         if first != archive.head + 1:
             fact = f"it says {first} to {last}, the archive goes up to {archive.head}"
@@ -176,8 +181,8 @@ class Archiver:
         return None if last < first else (first, self._queue.cut(first, last, self._bytes))
 
     def _is_lost(self, first: int) -> bool:
-        """Whether the ring has let go of this number. That is an error, or noted as a gap; a new archive begins with
-        what is there."""
+        """Whether this number has left the ring. Raises ArchiveGap, or records a gap: with `allow_gap`, and when the
+        archive is new."""
         oldest = self._queue.progress().first
         if first >= oldest:
             return False
@@ -186,19 +191,19 @@ class Archiver:
             fact = f"the ring begins at {oldest}; the archive was not registered or has lost them, or the server may "
             fact += "drop what it lacks"
             raise ArchiveGap(what, fact, "run again with --allow-gap to go on without them, or restore the archive")
-        self._archive.commit(Entry(first, oldest - 1, made_at=time.time_ns() // 1000, gap=True))
-        self._pending.unlink(missing_ok=True)  # of what was begun, some is lost: the rest will be another range
+        self._archive.commit(Entry(first, oldest - 1, gap=True))
+        self._pending.unlink(missing_ok=True)  # part of the pending range is lost: the rest becomes another range
         return True
 
     def _archive_range(self, first: int, last: int) -> Entry | None:
-        """The new entry; None when the ring has let go of some meanwhile, and that was noted."""
+        """The new entry; None when part of the range left the ring meanwhile, and a gap was recorded."""
         archive = self._archive
         write_whole(self._pending, json.dumps({"first": first, "last": last, "engine": self._engine.name}))
         self._reached("intended")
         archive.clear_staging()
         try:
             self._engine.write(self._queue.store, first, last, archive.staging, self._reached)
-        except Exception:  # each engine has its own way to say so
+        except Exception:  # each engine raises its own
             if not self._is_lost(first):
                 raise
             return None
@@ -208,7 +213,7 @@ class Archiver:
             self._is_lost(first)
             return None
         files = publish(archive, first, last, self._reached)
-        entry = Entry(first, last, files, last_id, self._engine.name, time.time_ns() // 1000)
+        entry = Entry(first, last, files, last_id, self._engine.name)
         if entry.rows != last - first + 1:
             fact = f"{entry.rows} rows were written for {first} to {last}"
             raise ArchiveError("the archive is not complete", fact, "nothing was committed; run again")
@@ -234,15 +239,15 @@ def publish(
     *,
     kind: str = "closed",
 ) -> tuple[File, ...]:
-    """Give the files in staging the names that they have in the archive, synced."""
+    """Sync the files in staging and move them to their names in the archive."""
     stem = f"{kind}-{first}-{last}"
     known = set(archive.files())
     for left in archive.data.glob(f"date=*/{stem}-*.parquet"):
         if left not in known:
-            left.unlink()  # of an attempt that was killed, perhaps by the other engine
+            left.unlink()  # by an attempt that was killed, perhaps of the other engine
     files = []
     for number, staged in enumerate(sorted(archive.staging.glob("date=*/*.parquet"))):
-        size, total = sync_file(staged)
+        size, total = measure(staged, sync=True)
         rows = pq.ParquetFile(staged).metadata.num_rows
         target = archive.data / staged.parent.name / f"{stem}-{number}.parquet"
         make_directory(target.parent)
@@ -252,3 +257,96 @@ def publish(
         reached("renaming")
     reached("renamed")
     return tuple(files)
+
+
+class Queue:
+    """The store whose ring is archived, and the server that has it open, if one runs."""
+
+    def __init__(self, store: Path, endpoint: str = DEFAULT_ENDPOINT) -> None:
+        self.store = store
+        self.endpoint = endpoint
+        self.uncertain = False
+        """Whether a server has not answered yet what it was told, and may have done it."""
+
+    def progress(self) -> ArchiveState:
+        """Which archive is registered, what it has, and what there is."""
+        return self._read(lambda transaction: transaction.archive())
+
+    def cut(self, first: int, last: int, max_bytes: int) -> int:
+        """The number, from `first` to `last`, up to which the frames come to `max_bytes`."""
+        return self._read(lambda transaction: transaction.cut_closed(first, last, max_bytes))
+
+    def id_of(self, number: int) -> str | None:
+        """The UUID of the request with this number; None when the ring does not have it."""
+        found = self._read(lambda transaction: transaction.closed(number - 1, 1, 1))
+        return found[0].uuid.hex() if found and found[0].sequence == number else None
+
+    def identity(self) -> str:
+        """The id of the store, 32 hexadecimal digits; empty before a server of this version has opened it."""
+        return identity(self.store)
+
+    def archivist(self) -> Archivist | None:
+        """The archive that is registered, or was last."""
+        return self._read(lambda transaction: transaction.archivist())
+
+    def _read(self, question: Callable[[ReadTransaction], Answer]) -> Answer:
+        with store_at(self.store).read() as transaction:
+            return question(transaction)
+
+    def register(self, archivist: Archivist) -> None:
+        """Have the ring keep what this archive lacks. Raises ArchiveError while another archive is registered."""
+        known, registered = self.archivist(), self.progress().registered
+        if registered and known == archivist:
+            return
+        if registered and known is not None and known.id != archivist.id:
+            what = f"another archive is registered with the store {self.store}"
+            advice = "go on with that one; or, to have this one instead, run titanic-data unregister first"
+            raise ArchiveError(what, f"it is {known.name} (id {known.id.hex()})", advice)
+        said = {"archive": archivist.id.hex(), "name": archivist.name}
+        self._tell(lambda transaction: transaction.register_archive(archivist), register=True, **said)
+
+    def unregister(self) -> None:
+        """Have the ring wait for no archive."""
+        if self.progress().registered:
+            self._tell(lambda transaction: transaction.unregister_archive(), register=False)
+
+    def acknowledge(self, upto: int, uuid: str, archivist: Archivist) -> None:
+        """Tell the queue that the archive has everything up to a number, which is the request `uuid`."""
+        if self.progress().archived_upto < upto:
+            key = bytes.fromhex(uuid)
+            self._tell(
+                lambda transaction: transaction.acknowledge_archive(upto, key, archivist),
+                upto=upto,
+                uuid=uuid,
+                archive=archivist.id.hex(),
+                name=archivist.name,
+            )
+
+    def _tell(self, change: Callable[[WriteTransaction], Any], **said: Any) -> None:
+        """Change the store itself unless a server has it open; else ask the server."""
+        identity = self.identity()
+        forget(self.store)  # a process may open a store only once
+        try:
+            with open_store(self.store) as store, store.write() as transaction:
+                change(transaction)
+        except StoreLocked:
+            with Client(self.endpoint) as client:
+                self._expect(client.archive(), identity)
+                self.uncertain = True
+                try:
+                    client.archive(store=identity, **said)
+                except InvalidRequest as error:
+                    self.uncertain = False
+                    what = f"the server at {self.endpoint} has refused what the archive said"
+                    raise ArchiveError(what, str(error), "nothing was changed there") from error
+                self.uncertain = False
+
+    def _expect(self, told: dict[str, Any], identity: str) -> None:
+        """Raise ArchiveError unless a server that says this has our store: no other may be changed."""
+        if "store" not in told or not identity:
+            what = f"the store {self.store} cannot be archived while its server runs"
+            raise ArchiveError(what, "the server is of an earlier version", "upgrade it, and start it again")
+        if told["store"] != identity:
+            what = f"the server at {self.endpoint} has another store than {self.store}"
+            fact = f"that one's id is {told['store']}, this one's {identity}; nothing was changed"
+            raise ArchiveError(what, fact, "name the right --endpoint")

@@ -1,13 +1,13 @@
-"""What writes Parquet: pyarrow in this process, or Spark on as many machines as it has.
+"""The engines that write and read the Parquet files: pyarrow in this process, or Spark on all of its machines.
 
-Both write the same rows in the same layout. On one machine pyarrow is quicker, and needs no Java. An engine writes into
-`staging/date=…/`, sorted by service and number: a question about one service then skips most of a file.
+Both write the same rows in the same layout: into `staging/date=…/`, sorted by service and number, so that a query for
+one service skips most of a file. On one machine pyarrow is faster, and needs no Java.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,18 +15,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from titanic_data.reading import read_closed
+from titanic_data.archive.manifest import Archive
+from titanic_data.archive.verify import expect_sizes
+from titanic_data.session import as_file
+from titanic_data.store_reader import read_closed
 from titanic_data.tables import CLOSED, SCHEMA_VERSION
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+if TYPE_CHECKING:  # pyarrow alone needs no pyspark
+    from pyspark.sql import DataFrame, SparkSession
 
 ENGINES = ("pyarrow", "spark")
 COMPRESSION = "zstd"
 ORDER = ("service", "seq")
 ROW_GROUP = 128 * 1024
 DATE = "date"
-"""The only column that is not in a file: it is in the name of its directory."""
+"""The only column that is not in the files: it is in the name of their directory."""
 
 
 class Engine(Protocol):
@@ -35,12 +38,12 @@ class Engine(Protocol):
     name: str
 
     def write(self, store: Path, first: int, last: int, staging: Path, reached: Callable[[str], None]) -> None:
-        """Write the closed requests number `first` to `last` into `staging/date=…/`. `reached` is told of "staging"
+        """Write the closed requests number `first` to `last` into `staging/date=…/`. Calls `reached("staging")`
         when some are written."""
 
 
 class PyArrowEngine:
-    """This process, and its memory: a range must fit into it."""
+    """This process. A range must fit into its memory."""
 
     name = "pyarrow"
 
@@ -51,7 +54,7 @@ class PyArrowEngine:
 
 
 class SparkEngine:
-    """A Spark session. The store must be where its tasks run: `local`, or the queue's own machine."""
+    """A Spark session. Its tasks must run where the store is: on the machine of the queue."""
 
     name = "spark"
 
@@ -62,7 +65,7 @@ class SparkEngine:
         """See Engine."""
         spark = self._spark
         reader = spark.read.format("titanic").option("startingOffsets", str(first)).option("endingOffsets", str(last))
-        parts = os.cpu_count() or 1  # of this machine: its store is read by tasks here
+        parts = os.cpu_count() or 1  # the tasks run here, beside the store
         frame = reader.option("minPartitions", parts).load(str(store.absolute())).sortWithinPartitions(*ORDER)
         reached("staging")
         name = "spark.sql.parquet.outputTimestampType"
@@ -76,7 +79,7 @@ class SparkEngine:
 
 
 def write_by_date(table: Any, staging: Path, reached: Callable[[str], None] = lambda point: None) -> None:
-    """Write rows of CLOSED, and what columns they have beside, into `staging/date=…/`."""
+    """Write rows with the columns of CLOSED, and perhaps others, into `staging/date=…/`."""
     for date in sorted(pc.unique(table[DATE]).to_pylist()):
         folder = staging / f"date={date}"
         folder.mkdir(parents=True)
@@ -86,16 +89,10 @@ def write_by_date(table: Any, staging: Path, reached: Callable[[str], None] = la
         reached("staging")
 
 
-def read_files(files: Sequence[Path]) -> Any:
-    """The rows of some files, with their date, as one table."""
-    tables = [rows_of(file.read_bytes(), file).select(CLOSED.schema.names) for file in files]
-    return pa.concat_tables(tables) if tables else CLOSED.schema.empty_table()
-
-
 def schema_fault(content: bytes) -> str:
-    """Why what is in a file cannot be read as CLOSED; nothing when it can.
+    """Why the content of a file cannot be read as CLOSED; empty when it can.
 
-    An earlier version may have known fewer columns, and a later one more: see tables.SCHEMA_VERSION.
+    An earlier version may have fewer columns, and a later one more: see tables.SCHEMA_VERSION.
     """
     file = pq.ParquetFile(pa.BufferReader(content))
     found = file.schema_arrow
@@ -112,9 +109,9 @@ def schema_fault(content: bytes) -> str:
 
 
 def rows_of(content: bytes, file: str | Path) -> Any:
-    """The rows of what is in a file without a schema_fault, with the date that its path has, as a table.
+    """The rows of a file without a schema_fault as a table, with the date from its path.
 
-    The columns are those of CLOSED, null where the file has none, and behind them what a later version has added.
+    The columns are those of CLOSED, null where the file has none, and then those that a later version has added.
     """
     table = pq.ParquetFile(pa.BufferReader(content)).read()
     date = pa.scalar(Path(file).parent.name.removeprefix("date=")).cast(pa.date32())
@@ -128,6 +125,22 @@ def rows_of(content: bytes, file: str | Path) -> Any:
     return pa.table(columns, schema=pa.schema([*CLOSED.schema, *(table.schema.field(name) for name in added)]))
 
 
+def archive_frame(spark: SparkSession, path: str | Path) -> DataFrame:
+    """All rows of an archive, as it is now, with the columns of tables.CLOSED.
+
+    Conditions on `date`, `service` and `seq` skip files and parts of them. Raises ArchiveError, also when a file is
+    missing or has the wrong size; only `verify`, which reads everything, checks checksums.
+    """
+    archive = Archive.open(Path(path))
+    expect_sizes(archive)
+    schema = CLOSED.ddl(CLOSED.schema.names)
+    files = [as_file(file) for file in archive.files()]
+    if not files:
+        return spark.createDataFrame([], schema)
+    base = f"file:{archive.data.absolute()}"  # a path, not a pattern
+    return spark.read.schema(schema).option("basePath", base).parquet(*files).select(CLOSED.schema.names)
+
+
 def _plain(kind: Any) -> Any:
-    """An Arrow type without the name that a writer has given to the elements of a list."""
+    """An Arrow type without the name that its writer gave to the elements of a list."""
     return pa.list_(kind.value_type) if pa.types.is_list(kind) else kind

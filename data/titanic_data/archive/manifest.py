@@ -1,11 +1,11 @@
-"""What an archive consists of: its entries, each a file of its own under its range of numbers.
+"""The directory of an archive and its manifest: one entry for each range of numbers, in a file of its own.
 
-An entry is added by linking a finished file to its name, so two archivers can't both add one. An entry that was made
-by compacting has the range of several others; where ranges begin alike, the longest counts, and the others are
-superseded: readers that began before may still use them.
+An entry is added by linking a finished file to its name, so two archivers cannot both add one. Compacting makes an
+entry with the range of several others: of the entries with the same beginning the longest counts, and the others are
+superseded, for readers that began before may still use their files.
 
-Files tell of their range by their names. Where they go beyond the manifest, entries were lost: that is damage, for
-nobody could tell these files from leftovers any more.
+The name of a data file says its range. If data files go beyond the manifest, entries were lost. That is damage: nothing
+else tells these files from leftovers of a crash.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -22,20 +23,20 @@ from pathlib import Path
 from secrets import token_hex
 from socket import gethostname
 from typing import Any
+from zlib import crc32
 
 from titanic.store import Archivist
-from titanic_data.archive.durable import make_directory, write_whole
 from titanic_data.errors import ArchiveBusy, ArchiveError
 
 FORMAT = 1
 
 FILE_NAME = re.compile(r"((?:closed|restored-\d+)-(\d+)-(\d+))-\d+\.parquet")
-"""What files are called: of which attempt they are, and the first and the last number of its range."""
+"""The name of a data file: which attempt wrote it, and the first and the last number of the range."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A Parquet file; `path` from ARCHIVE/data on. `crc32` of its bytes."""
+    """A Parquet file: its path below ARCHIVE/data, and the CRC-32 of its bytes."""
 
     path: str
     rows: int
@@ -45,10 +46,9 @@ class File:
 
 @dataclass(frozen=True)
 class Entry:
-    """The closed requests number `first` to `last`. `last_id` is the UUID of the last one.
+    """The closed requests number `first` to `last`. `last_id` is the UUID of the last one, `made_at` in µs.
 
-    A `gap` has no files: these had left the ring before they were archived, before there was an archive, or later and
-    somebody has accepted that.
+    A `gap` has no files: its requests left the ring before there was an archive, or later and an operator allowed it.
     """
 
     first: int
@@ -56,38 +56,38 @@ class Entry:
     files: tuple[File, ...] = ()
     last_id: str = ""
     engine: str = ""
-    made_at: int = 0
+    made_at: int = field(default_factory=lambda: time.time_ns() // 1000)
     gap: bool = False
 
     @property
     def rows(self) -> int:
-        """In its files."""
+        """The number of rows in its files."""
         return sum(file.rows for file in self.files)
 
     @property
     def name(self) -> str:
-        """Of its file."""
+        """The name of its file."""
         return f"{self.first:020d}-{self.last:020d}.json"
 
 
 @dataclass
 class Archive:
-    """A directory with an archive. Look at it again (`load`) after it was changed."""
+    """A directory with an archive, as it was when its manifest was read (`load`)."""
 
     path: Path
     id: str = ""
-    """32 hexadecimal digits; nothing until it is first locked, in one of an earlier version."""
+    """32 hexadecimal digits; empty in an archive of an earlier version until it is first locked."""
     store: str = ""
-    """The id of the store whose archive it is; nothing before its first run."""
+    """The id of its store; empty before the first run."""
     entries: list[Entry] = field(default_factory=list)
     superseded: list[Entry] = field(default_factory=list)
     is_new: bool = False
     begun: tuple[int, int] = (1, 0)
-    """The range that is being archived, or was when somebody was killed; an empty one: none."""
+    """The range that is being archived, or was when an archiver was killed. An empty range: none."""
 
     @classmethod
     def create(cls, path: Path) -> Archive:
-        """The archive in a directory, which is made if there is none. Raises ArchiveError."""
+        """The archive in a directory, which is created if needed. Raises ArchiveError."""
         is_new = False
         try:
             make_directory(path)
@@ -118,7 +118,7 @@ class Archive:
 
     @classmethod
     def without_manifest(cls, path: Path) -> Archive:
-        """The same, before a look at its manifest."""
+        """The archive in a directory, without its manifest. Raises ArchiveError."""
         try:
             found = json.loads((path / "archive.json").read_text())
         except (OSError, ValueError) as error:
@@ -133,47 +133,47 @@ class Archive:
 
     @property
     def archivist(self) -> Archivist:
-        """What the queue knows it by. A copy is the same archive."""
+        """How the queue identifies it. A copy is the same archive."""
         return Archivist(bytes.fromhex(self.id), f"{self.path.resolve()} on {gethostname()}")
 
     def note_store(self, store: str) -> None:
-        """From now on it is the archive of this store."""
+        """Record that it is the archive of this store."""
         if store and store != self.store:
             _write_about(self.path, self.id, store)
             self.store = store
 
     def discard_if_new(self) -> None:
-        """Leave nothing behind of an archive that was only just made, when it cannot be used."""
+        """Remove an archive that was just created and cannot be used."""
         if self.is_new and not self.entries:
             for name in ("manifest", "data"):
                 (self.path / name).rmdir()
             for name in ("lock", "archive.json"):
                 (self.path / name).unlink(missing_ok=True)
-            with suppress(OSError):  # somebody else's directory perhaps, with something in it by now
+            with suppress(OSError):  # not empty: others have written to it
                 self.path.rmdir()
 
     @property
     def head(self) -> int:
-        """The last number that is archived; 0: none."""
+        """The last archived number; 0: none."""
         return self.entries[-1].last if self.entries else 0
 
     @property
     def data(self) -> Path:
-        """Where its files are."""
+        """The directory of the data files."""
         return self.path / "data"
 
     @property
     def staging(self) -> Path:
-        """Where files are written."""
+        """The directory in which files are written."""
         return self.path / "staging"
 
     def files(self) -> list[Path]:
-        """All that belong to it."""
+        """The data files of all entries."""
         return [self.data / file.path for entry in self.entries for file in entry.files]
 
     def load(self) -> None:
-        """Read the manifest. Raises ArchiveError when its ranges don't follow each other, or files go beyond them."""
-        written = self.written()  # before the manifest: what is committed meanwhile is in there
+        """Read the manifest. Raises ArchiveError when its ranges have holes, or data files go beyond them."""
+        written = self.written()  # read before the manifest, which then has what is committed meanwhile
         self.begun = self._begun()
         found = [self.read(file) for file in self.manifest()]
         found.sort(key=lambda entry: (entry.first, -entry.last))
@@ -190,19 +190,19 @@ class Archive:
                 raise self._damaged(f"it goes up to number {self.head}, and {file.name} up to {last}")
 
     def is_beyond(self, first: int, last: int, head: int, entries: list[Entry]) -> bool:
-        """Whether files of a range go beyond a manifest, although nobody was killed while they were written.
+        """Whether files of a range go beyond a manifest and are not leftovers of an archiver that was killed.
 
-        Where the ring had let go of some of them, these were noted as a gap, and the others are in another range.
+        When some of the range had left the ring, these numbers are a gap, and the others are in another range.
         """
         known = self.begun[0] <= first and last <= self.begun[1]
         return last > head and not known and not any(one.gap and one.first <= first <= one.last for one in entries)
 
     def manifest(self) -> list[Path]:
-        """The files of its entries."""
+        """The files of the manifest, one for each entry."""
         return sorted((self.path / "manifest").glob("[0-9]*.json"))
 
     def written(self) -> dict[Path, tuple[str, int, int]]:
-        """All data files, whether they belong to it or not: of which attempt, the first and the last number."""
+        """All data files, also leftovers: which attempt wrote each, and its first and last number."""
         found = {}
         for file in sorted(self.data.glob("date=*/*.parquet")):
             if name := FILE_NAME.fullmatch(file.name):
@@ -213,11 +213,11 @@ class Archive:
         try:
             intent = json.loads((self.path / "pending.json").read_text())
             return int(intent["first"]), int(intent["last"])
-        except (OSError, ValueError, TypeError, KeyError):  # the archiver says so
+        except (OSError, ValueError, TypeError, KeyError):  # the archiver reports it
             return 1, 0
 
     def commit(self, entry: Entry) -> None:
-        """Add an entry, for good. Raises ArchiveError when its range is there already."""
+        """Add an entry. Raises ArchiveError when there is one for its range."""
         try:
             write_whole(self.path / "manifest" / entry.name, json.dumps(asdict(entry)) + "\n", new=True)
         except FileExistsError as error:
@@ -228,21 +228,21 @@ class Archive:
         self.load()
 
     def replace(self, entry: Entry) -> None:
-        """Put an entry in the place of the one with its range."""
+        """Replace the entry for a range."""
         self.note(entry)
         self.load()
 
     def note(self, entry: Entry) -> None:
-        """Write an entry, whatever is in its place."""
+        """Write an entry, also over another one."""
         write_whole(self.path / "manifest" / entry.name, json.dumps(asdict(entry)) + "\n")
 
     def clear_staging(self) -> None:
-        """Nothing in there is worth anything after a crash."""
+        """Delete what was staged. After a crash it is worthless."""
         shutil.rmtree(self.staging, ignore_errors=True)
 
     @contextmanager
     def locked(self, *, load: bool = True) -> Iterator[None]:
-        """For as long as the archive is changed. Raises ArchiveBusy, and what `load` raises."""
+        """Lock the archive for changes. Raises ArchiveBusy, and what `load` raises."""
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             try:
@@ -264,7 +264,7 @@ class Archive:
             os.close(descriptor)
 
     def read(self, file: Path) -> Entry:
-        """An entry. Raises ArchiveError."""
+        """Read an entry from a file of the manifest. Raises ArchiveError."""
         try:
             document: dict[str, Any] = json.loads(file.read_text())
             document["files"] = tuple(File(**one) for one in document["files"])
@@ -284,3 +284,52 @@ class Archive:
 def _write_about(path: Path, archive_id: str, store: str = "") -> None:
     about = {"what": "titanic archive", "format": FORMAT, "id": archive_id, "store": store}
     write_whole(path / "archive.json", json.dumps(about) + "\n")
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def measure(file: Path, *, sync: bool = False) -> tuple[int, int]:
+    """The size of a file and the CRC-32 of its bytes. With `sync` its content is made durable."""
+    size = total = 0
+    with file.open("rb") as opened:
+        while piece := opened.read(1 << 20):
+            size += len(piece)
+            total = crc32(piece, total)
+        if sync:
+            os.fsync(opened.fileno())
+    return size, total
+
+
+def write_whole(file: Path, text: str, *, new: bool = False) -> None:
+    """Write a file so that after a crash it is either complete or as it was before.
+
+    With `new` it must not exist: raises FileExistsError otherwise, also when another process was faster.
+    """
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    with draft.open("w") as opened:
+        opened.write(text)
+        opened.flush()
+        os.fsync(opened.fileno())
+    try:
+        if new:
+            os.link(draft, file)
+        else:
+            draft.rename(file)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync_directory(file.parent)
+
+
+def make_directory(directory: Path) -> None:
+    """Make a durable directory, with its parents."""
+    if not directory.is_dir():
+        make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)

@@ -1,13 +1,12 @@
-"""A manifest made anew from the names and the content of the data files.
+"""Makes a lost manifest again from the names and the contents of the data files.
 
-Entries that can be read stay as they are, with their checksums and gaps: a new checksum of a damaged file would make it
-a whole one. The holes between them and behind the last are filled with what was written in one go for a range, if it
-can be read and has each number of the range once; of several that begin alike the longest, as in a manifest.
+Entries that can be read stay as they are, with their checksums and gaps: a new checksum would hide damage. The holes
+between them and after the last are filled with the files of one attempt for a range, if these can be read and have each
+number of the range once. Of several attempts with the same beginning the longest counts, as in a manifest.
 """
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,15 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from titanic_data.archive.durable import make_directory
-from titanic_data.archive.manifest import Archive, Entry, File
+from titanic_data.archive.manifest import Archive, Entry, File, make_directory
 from titanic_data.errors import ArchiveError
 
 _ENDLESS = 1 << 62
 
 
 class _Attempt(NamedTuple):
-    """Files that were written together for a range, by their names."""
+    """The files that one attempt wrote for a range, by their names."""
 
     first: int
     last: int
@@ -36,12 +34,12 @@ class _Attempt(NamedTuple):
 def rebuild_manifest(
     path: Path, *, allow_gap: bool = False, looked: Callable[[int, int], None] = lambda done, total: None
 ) -> list[Entry]:
-    """Note again what a manifest has lost; the new entries. No data file is changed.
+    """Make the entries that a manifest has lost, and return them. No data file is changed.
 
-    Raises ArchiveError, before anything is written, when numbers are in no whole file and `allow_gap` does not say that
-    they are to be noted as gaps, and when a file behind the last range is not whole.
+    Raises ArchiveError, before anything is written, when a file behind the last range is not whole, or when numbers are
+    in no whole file; with `allow_gap` these become gaps.
 
-    `looked` is told how many of how many files have been looked at.
+    Calls `looked` with the number of files that were read, and of all files.
     """
     archive = Archive.without_manifest(path)
     with archive.locked(load=False):
@@ -62,10 +60,10 @@ def rebuild_manifest(
                 except (pa.ArrowException, OSError, ValueError) as error:
                     faults.append((attempt, str(error).splitlines()[0]))
                     continue
-                made += [_gap(at, attempt.first - 1), entry] if attempt.first > at else [entry]
+                made += [Entry(at, attempt.first - 1, gap=True), entry] if attempt.first > at else [entry]
                 at = attempt.last + 1
             if at <= end < _ENDLESS:
-                made.append(_gap(at, end))
+                made.append(Entry(at, end, gap=True))
         _expect_whole(archive, [*kept, *made], faults, made if not allow_gap else [])
         make_directory(archive.path / "manifest")
         for entry in made:
@@ -83,17 +81,17 @@ def _readable(archive: Archive) -> Iterator[Entry]:
 
 
 def _attempts(archive: Archive) -> list[_Attempt]:
-    """In the order in which they are tried for a place."""
+    """All attempts, in the order in which they are tried."""
     files: dict[tuple[str, int, int], list[Path]] = defaultdict(list)
     for file, name in archive.written().items():
         files[name].append(file)
-    # Of the same range the one that was restored last: its name is behind the others'.
+    # Of one range the one that was restored last comes first: its name is the last of them.
     names = sorted(sorted(files, reverse=True), key=lambda name: (name[1], -name[2]))
     return [_Attempt(name[1], name[2], files[name]) for name in names]
 
 
 def _holes(entries: list[Entry]) -> list[tuple[int, int]]:
-    """The ranges that no entry has; the last one has no end."""
+    """The ranges without an entry; the last one has no end."""
     holes, head = [], 0
     for entry in sorted(entries, key=lambda entry: (entry.first, -entry.last)):
         if entry.first > head + 1:
@@ -103,12 +101,12 @@ def _holes(entries: list[Entry]) -> list[tuple[int, int]]:
 
 
 def _noted(archive: Archive, attempt: _Attempt) -> Entry:
-    """The entry for some files. Raises ValueError, or what reading Parquet raises, unless they are whole."""
+    """The entry for an attempt. Raises ValueError, or what reading Parquet raises, unless its files are whole."""
     files, numbers, last_id = [], [], ""
     for file in attempt.files:
         content = file.read_bytes()
         try:
-            table = pq.ParquetFile(pa.BufferReader(content)).read()  # all of it: a damaged column is found, too
+            table = pq.ParquetFile(pa.BufferReader(content)).read()  # all of it, to find any damaged column
             rows = table.select(["seq", "request_id"])
         except (pa.ArrowException, OSError, KeyError) as error:
             raise ValueError(f"{file.name}: {str(error).splitlines()[0]}") from error
@@ -121,18 +119,13 @@ def _noted(archive: Archive, attempt: _Attempt) -> Entry:
     if not np.array_equal(there, wanted):
         count = len(np.intersect1d(there, wanted))
         raise ValueError(f"their files have {count} of {len(wanted)} numbers, in {len(there)} rows")
-    made_at = time.time_ns() // 1000
-    return Entry(attempt.first, attempt.last, tuple(files), last_id, "rebuilt", made_at)
-
-
-def _gap(first: int, last: int) -> Entry:
-    return Entry(first, last, made_at=time.time_ns() // 1000, gap=True)
+    return Entry(attempt.first, attempt.last, tuple(files), last_id, "rebuilt")
 
 
 def _expect_whole(
     archive: Archive, entries: list[Entry], faults: list[tuple[_Attempt, str]], unwanted: list[Entry]
 ) -> None:
-    """Raise ArchiveError for a gap among the `unwanted`, and for files that go beyond all entries."""
+    """Raise ArchiveError for a gap among the `unwanted` entries, and for faulty files beyond all entries."""
     what = f"the manifest of {archive.path} cannot be rebuilt"
     for gap in (entry for entry in unwanted if entry.gap):
         near = [fault for one, fault in faults if one.first <= gap.last and gap.first <= one.last]

@@ -1,21 +1,20 @@
-"""Whether an archive is what its manifest says, and what says so before something is made of its files."""
+"""Checks whether the files of an archive are what its manifest says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from titanic_data.archive.durable import checksum
-from titanic_data.archive.manifest import Archive, Entry, File
+from titanic_data.archive.manifest import Archive, Entry, File, measure
 from titanic_data.errors import ArchiveError
 
 
 class Fault(NamedTuple):
-    """What is wrong, and where. `range` is what `restore-range` is to be given, if that helps."""
+    """What is wrong, and where. `range`: the arguments of `restore-range`, if that helps."""
 
     where: str
     what: str
@@ -23,21 +22,21 @@ class Fault(NamedTuple):
 
 
 def verify(archive: Archive, looked: Callable[[int, int], None] = lambda done, total: None) -> list[Fault]:
-    """All that is wrong with the files of an archive: missing, of another size, checksum or number of rows, or with
-    other numbers than those of their range. That the ranges follow each other was seen when it was opened.
+    """All faults of the files of an archive: missing, with another size, checksum or number of rows, or with numbers
+    that are not those of their range. Opening the archive has checked already that the ranges have no holes.
 
-    `looked` is told how many of the files have been looked at.
+    Calls `looked` with the number of files that were read, and of all files.
     """
     faults: list[Fault] = []
     done, total = 0, len(archive.files())
     for entry in archive.entries:
         found = []
-        for file in entry.files:
-            fault, numbers = _look(archive, entry, file.path)
+        for known in entry.files:
+            fault, numbers = _look(archive, known)
             done += 1
             looked(done, total)
             if fault:
-                faults.append(Fault(file.path, fault, (entry.first, entry.last)))
+                faults.append(Fault(known.path, fault, (entry.first, entry.last)))
             else:
                 found.append(numbers)
         if len(found) == len(entry.files) and not entry.gap:
@@ -49,21 +48,18 @@ def verify(archive: Archive, looked: Callable[[int, int], None] = lambda done, t
     return faults
 
 
-def _look(archive: Archive, entry: Entry, path: str) -> tuple[str, np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """What is wrong with a file, and its numbers."""
-    none = np.empty(0, np.int64)
-    (known,) = (file for file in entry.files if file.path == path)
-    file = archive.data / path
-    if fault := _size_fault(archive, known) or _checksum_fault(checksum(file), known):
-        return fault, none
+def _look(archive: Archive, known: File) -> tuple[str, Any]:
+    """The fault of a file, or its numbers."""
+    file = archive.data / known.path
+    if fault := _size_fault(archive, known) or _checksum_fault(measure(file)[1], known):
+        return fault, None
     numbers = pq.ParquetFile(file).read(["seq"])["seq"].to_numpy()
-    if len(numbers) != known.rows:
-        return f"it has {len(numbers)} rows and should have {known.rows}", none
-    return "", numbers
+    fault = f"it has {len(numbers)} rows and should have {known.rows}" if len(numbers) != known.rows else ""
+    return fault, numbers
 
 
 def expect_sizes(archive: Archive) -> None:
-    """Raise ArchiveError unless all files are there, with the sizes that were noted; nothing is read."""
+    """Raise ArchiveError unless all files are there, with the sizes of the manifest. Reads none of them."""
     for entry in archive.entries:
         for known in entry.files:
             if fault := _size_fault(archive, known):
@@ -71,11 +67,12 @@ def expect_sizes(archive: Archive) -> None:
 
 
 def read_whole(archive: Archive, entry: Entry, known: File) -> bytes:
-    """What is in a file of an entry. Raises ArchiveError unless it has the size and the checksum that were noted."""
-    if fault := _size_fault(archive, known):
-        raise _damaged(archive, entry, known, fault)
-    content = (archive.data / known.path).read_bytes()
-    if fault := _checksum_fault(crc32(content), known):
+    """The content of a file. Raises ArchiveError unless it has the size and the checksum of the manifest."""
+    fault, content = _size_fault(archive, known), b""
+    if not fault:
+        content = (archive.data / known.path).read_bytes()
+        fault = _checksum_fault(crc32(content), known)
+    if fault:
         raise _damaged(archive, entry, known, fault)
     return content
 

@@ -1,15 +1,16 @@
-"""`titanic-data archive` and what keeps an archive in order."""
+"""`titanic-data archive`, and the commands that check and maintain an archive."""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
 
 from titanic.cli.options import json_flag, option, seconds
 from titanic.cli.options import size as size_option
-from titanic.cli.output import EXIT_FAILED, print_json, size
+from titanic.cli.output import EXIT_FAILED, Bar, print_json, size
 from titanic.util.text import counted
 from titanic_data.archive import (
     ENGINES,
@@ -27,26 +28,25 @@ from titanic_data.archive import restore_range as restore
 from titanic_data.archive import vacuum as vacuum_archive
 from titanic_data.archive import verify as verify_archive
 from titanic_data.archive.archiver import BYTES, ROWS
-from titanic_data.archive.tidy import KEEP
+from titanic_data.archive.maintenance import KEEP
 from titanic_data.archive.verify import expect_sizes
 from titanic_data.cli.options import archive_option, command, endpoint_option, store_option
-from titanic_data.cli.progress import bar
 
 
 @command()
 @json_flag
-@option("--allow-gap", is_flag=True, help="Go on when the archive lacks requests that the ring may have let go of.")
+@option("--allow-gap", is_flag=True, help="Go on when the archive lacks requests that the ring may no longer have.")
 @size_option(
     "--bytes-per-range",
     default=f"{BYTES >> 20}MiB",
-    help="Bodies that are archived at a time: they must fit into memory.",
+    help="Bytes of bodies archived at a time; they must fit into memory.",
 )
 @option(
     "--rows-per-range",
     type=click.IntRange(1),
     metavar="N",
     default=ROWS,
-    help="Rows that are archived at a time, at most.",
+    help="Most rows archived at a time.",
 )
 @option("--engine", type=click.Choice(ENGINES), default="pyarrow", help="What writes Parquet.")
 @endpoint_option
@@ -62,14 +62,14 @@ def archive(
     allow_gap: bool,
     as_json: bool,
 ) -> None:
-    """Move what was closed since the last time from a store's ring into an archive, which is made if there is none.
+    """Copy what was closed since the last run from the ring of a store to an archive, which is created if needed.
 
-    From the first time on the ring keeps what the archive has not got yet: run this often enough, or let
-    `titanic-data unregister` end it. A ring has one archive: another is refused until then. It can be killed at any
-    time, and run again: nothing is lost, nothing is there twice. A server may go on meanwhile; it is told at --endpoint
-    what is safe.
+    From the first run on, the ring keeps what the archive does not have yet: run this often, or end that with
+    `titanic-data unregister`. A ring has one archive: another is refused until then. You can kill this at any time and
+    run it again: nothing is lost, and nothing is archived twice. A server may run meanwhile; at --endpoint it is told
+    what the archive has.
 
-    On one machine pyarrow is quicker than Spark, and needs no Java.
+    On one machine, pyarrow is faster than Spark and needs no Java.
 
     \b
     Example:
@@ -77,17 +77,17 @@ def archive(
     """
     total = 0
     queue = Queue(store, endpoint)
-    progress = queue.progress()  # complains when there is no store, before anything is made
-    writer = _engine(engine)  # complains when there is no Java
+    progress = queue.progress()  # raises an error without a store, before anything is made
+    writer = _engine(engine)  # raises an error without Java
     made = Archive.create(archive)
     wanted = progress.last - made.head
 
     def done(entry: Entry) -> None:
         nonlocal total
         total += entry.rows
-        shown.tell(total, wanted)
+        shown.tell("archiving", total, wanted)
 
-    with bar("archiving") as shown:
+    with Bar("archiving") as shown:
         archiver = Archiver(
             made,
             queue,
@@ -102,7 +102,7 @@ def archive(
         print_json({"rows": summary.rows, "bytes": summary.bytes, "ranges": summary.ranges, "head": made.head})
     else:
         written = f", {size(summary.bytes)}" if summary.rows else ""
-        there = f"all up to number {made.head} is there{_but(made)}"
+        there = f"complete up to number {made.head}{_but(made)}"
         click.echo(f"{archive}: {counted(summary.rows, 'row')} added{written}; {there}")
 
 
@@ -123,11 +123,11 @@ def _engine(name: str) -> Engine:
 @json_flag
 @archive_option
 def verify(archive: Path, as_json: bool) -> None:
-    """Read all of an archive, and tell whether it is whole.
+    """Read all of an archive, and check it.
 
-    It is when each file has the size, checksum and rows that were noted when it was written, and each number from 1 to
-    the last is there once. What is wrong is named with the command that writes it again; the exit code is 1 then. A
-    gap, which somebody has allowed, is named and is no fault.
+    An archive is whole when each file has the size, checksum and rows that its manifest says, and each number from 1 to
+    the last is there once. A fault is printed with the command that repairs it, and the exit code is 1. A gap that was
+    allowed is printed, too, and is not a fault.
 
     --json prints {rows, files, gaps: [[first, last]], faults: [{where, what, range}]}.
 
@@ -136,8 +136,8 @@ def verify(archive: Path, as_json: bool) -> None:
       titanic-data verify --archive /archive
     """
     opened = Archive.open(archive)
-    with bar("verifying") as shown:
-        faults = verify_archive(opened, shown.tell)
+    with Bar("verifying") as shown:
+        faults = verify_archive(opened, partial(shown.tell, "verifying"))
     rows = sum(entry.rows for entry in opened.entries)
     gaps = [(entry.first, entry.last) for entry in opened.entries if entry.gap]
     files = len(opened.files())
@@ -148,7 +148,7 @@ def verify(archive: Path, as_json: bool) -> None:
             first, last = fault.range or (0, 0)
             click.echo(f"{fault.where}: {fault.what} → titanic-data restore-range {first} {last} --archive {archive}")
         for first, last in gaps:
-            click.echo(f"{first} to {last}: never archived, the ring had let go of them")
+            click.echo(f"{first} to {last}: never archived, they had left the ring")
         looked_at = f"{counted(files, 'file')} read, {counted(rows, 'row')}"
         if faults:
             click.echo(f"{archive} is not whole: {counted(len(faults), 'fault')}; {looked_at}")
@@ -163,11 +163,11 @@ def verify(archive: Path, as_json: bool) -> None:
 @command()
 @archive_option
 def compact(archive: Path) -> None:
-    """Make fewer, larger files: ranges that follow each other become one, with a file for each day.
+    """Merge small files: ranges that follow each other become one, with a file for each day.
 
-    Each run of `titanic-data archive` adds at least a file; engines are quicker with fewer. A range gets up to a
-    million rows or 64 MiB. No row is changed, and readers that have begun go on with the old files: they stay until
-    `vacuum`. When a file is damaged, it is named, and nothing is changed.
+    Each run of `titanic-data archive` adds at least one file; queries are faster with fewer. A range gets up to a
+    million rows or 64 MiB. No row is changed. Readers that have begun go on with the old files, which stay until
+    `vacuum`. If a file is damaged, this names it and changes nothing.
 
     \b
     Example:
@@ -175,8 +175,8 @@ def compact(archive: Path) -> None:
     """
     opened = Archive.open(archive)
     before, ranges = len(opened.files()), len(opened.entries)
-    with bar("compacting") as shown:
-        made = compact_archive(opened, done=lambda entry: shown.tell(entry.last, opened.head))
+    with Bar("compacting") as shown:
+        made = compact_archive(opened, done=lambda entry: shown.tell("compacting", entry.last, opened.head))
     if not made:
         click.echo(f"{archive}: nothing to do, {counted(before, 'file')} in {counted(ranges, 'range')}")
         return
@@ -187,10 +187,10 @@ def compact(archive: Path) -> None:
 
 
 @command()
-@seconds("--keep", least=0, default=KEEP, help="Keep what is younger: somebody may be reading it.")
+@seconds("--keep", least=0, default=KEEP, help="Keep younger files: somebody may be reading them.")
 @archive_option
 def vacuum(archive: Path, keep: float) -> None:
-    """Delete files that are not part of the archive any more: compacted ones, and what crashes have left.
+    """Delete files that are no longer part of the archive: compacted ones, and leftovers of crashes.
 
     \b
     Example:
@@ -206,9 +206,9 @@ def vacuum(archive: Path, keep: float) -> None:
 @archive_option
 @store_option
 def restore_range(first: int, last: int, store: Path, archive: Path) -> None:
-    """Write the files of the numbers FIRST to LAST again, from a store that still has them, or a backup of it.
+    """Write the files of the numbers FIRST to LAST again, from a store that still has them, or from its backup.
 
-    The range must be one of the archive's; `titanic-data verify` names those that need it.
+    The range must be one of the archive; `titanic-data verify` names the damaged ones.
 
     \b
     Example:
@@ -219,15 +219,15 @@ def restore_range(first: int, last: int, store: Path, archive: Path) -> None:
 
 
 @command("rebuild-manifest")
-@option("--allow-gap", is_flag=True, help="Note numbers that are in no whole file as a gap, and go on.")
+@option("--allow-gap", is_flag=True, help="Record numbers that are in no whole file as a gap, and go on.")
 @archive_option
 def rebuild_manifest(archive: Path, allow_gap: bool) -> None:
-    """Note again what the files of an archive are, when its manifest was lost.
+    """Make a lost manifest again from the files of the archive.
 
-    An archive with files beyond its manifest is damaged, and refused by all other commands: better than this is a
-    backup of its directory manifest. Without one the names and the content of the files tell what is there. Entries
-    that are left stay as they are. Each file of the others is read: a range is noted when it has each of its numbers
-    once. What the files cannot tell is whether a byte of them has changed meanwhile, and which gaps had been allowed.
+    All other commands refuse an archive with files beyond its manifest. A backup of the directory manifest is better
+    than this command, which reads the names and contents of the files: they cannot tell whether a byte has changed
+    meanwhile, nor which gaps were allowed. Entries that are left stay as they are. The files of all other ranges are
+    read, and a range gets an entry when each of its numbers is there once.
 
     No data file is changed. With --allow-gap, numbers that are in no whole file become a gap: `restore-range` can fill
     it, and `vacuum` deletes what is left of their files.
@@ -236,11 +236,11 @@ def rebuild_manifest(archive: Path, allow_gap: bool) -> None:
     Example:
       titanic-data rebuild-manifest --archive /archive && titanic-data verify --archive /archive
     """
-    with bar("reading") as shown:
-        made = rebuild(archive, allow_gap=allow_gap, looked=shown.tell)
+    with Bar("reading") as shown:
+        made = rebuild(archive, allow_gap=allow_gap, looked=partial(shown.tell, "reading"))
     opened = Archive.open(archive)
     noted = [entry for entry in made if not entry.gap]
-    said = f"{counted(len(noted), 'range')} noted again, {counted(sum(entry.rows for entry in noted), 'row')}"
+    said = f"{counted(len(noted), 'range')} recorded again, {counted(sum(entry.rows for entry in noted), 'row')}"
     there = f"numbers 1 to {opened.head} are there{_but(opened)}" if opened.head else "there are no files"
     click.echo(f"{archive}: {said if made else 'nothing was missing'}; {there}")
 
@@ -249,22 +249,22 @@ def rebuild_manifest(archive: Path, allow_gap: bool) -> None:
 @endpoint_option
 @store_option
 def unregister(store: Path, endpoint: str) -> None:
-    """Let a ring go on without an archive: what is closed may make room before it is archived.
+    """Let the ring of a store go on without an archive: closed requests may leave it before they are archived.
 
     \b
     Example:
       titanic-data unregister --store /var/lib/titanic
     """
     Queue(store, endpoint).unregister()
-    click.echo(f"{store}: the ring waits for no archive")
+    click.echo(f"{store}: the ring no longer waits for an archive")
 
 
 @command()
 @archive_option
 def files(archive: Path) -> None:
-    """Print the files of an archive, one a line: for duckdb, polars and others that read Parquet.
+    """Print the paths of an archive's files, one per line: for duckdb, polars and others that read Parquet.
 
-    Complains when one is missing or has another size than it should; `titanic-data verify` looks into them, too.
+    Fails when a file is missing or has the wrong size; `titanic-data verify` also reads the files.
 
     \b
     Example:

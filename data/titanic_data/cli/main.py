@@ -1,4 +1,4 @@
-"""The group that all commands belong to. What Spark has to say is put into a line, as all other errors are."""
+"""The group of all commands. Errors of Spark become a line on stderr, as all others do."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from titanic.cli.main import Titanic
 from titanic.cli.main import main as titanic
 from titanic.cli.output import EXIT_FAILED, say
 from titanic.version import __version__
-from titanic_data.cli.sparks import explain, is_of_spark, quiet
+from titanic_data.session import explain, is_of_spark, silence_query_logs
 
 COMMANDS = {
-    "archive": ("archive", "Move what was closed into Parquet, for good."),
+    "archive": ("archive", "Copy closed requests to Parquet files."),
     "verify": ("archive", "Check that an archive is whole."),
-    "compact": ("archive", "Make fewer, larger files."),
-    "vacuum": ("archive", "Delete files that nobody needs any more."),
-    "restore-range": ("archive", "Write damaged files again, from a store."),
-    "rebuild-manifest": ("archive", "Note again what an archive's files are."),
-    "unregister": ("archive", "Let the ring go on without an archive."),
-    "files": ("archive", "List an archive's files, for other engines."),
+    "compact": ("archive", "Merge small files into larger ones."),
+    "vacuum": ("archive", "Delete files that are no longer needed."),
+    "restore-range": ("archive", "Write damaged files again from a store."),
+    "rebuild-manifest": ("archive", "Make a lost manifest again from the files."),
+    "unregister": ("archive", "Let a store go on without an archive."),
+    "files": ("archive", "List the files of an archive, for other engines."),
     "report": ("report", "Latency, throughput, backlog, failures and more."),
-    "submit": ("requests", "Rows of a file become requests."),
-    "collect": ("requests", "Replies become rows of a file."),
+    "submit": ("requests", "Submit the rows of a file as requests."),
+    "collect": ("requests", "Write replies to a file."),
     "replay": ("requests", "Submit archived requests again."),
-    "work": ("work", "Serve a service with Spark."),
+    "work": ("requests", "Serve a service with Spark."),
 }
 """Each command's module, and its line in the help. The function is called like the command."""
 
 
 class TitanicData(Titanic):
-    """Finds the commands, and knows what Spark raises."""
+    """Finds the commands, and explains errors of Spark."""
 
     table = COMMANDS
     meant = {"reports": "report", "check": "verify", "ls": "files", "list": "files"}  # noqa: RUF012
@@ -42,7 +42,7 @@ class TitanicData(Titanic):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
-        quiet()
+        silence_query_logs()
         try:
             return super().invoke(ctx)
         except Exception as error:
@@ -55,21 +55,22 @@ class TitanicData(Titanic):
 @click.group(cls=TitanicData, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="titanic-data")
 def main() -> None:
-    """The data pipeline of Titanic: what went through the queue as tables, and tables as requests.
+    """The data pipeline of Titanic: history and analytics of closed requests, and tables as requests.
 
     \b
-    A first walk, beside a `titanic serve --store S`:
-      titanic-data archive --store S --archive A     what was closed moves into A
-      titanic-data verify --archive A                and is all there
-      titanic-data report latency --archive A        how long did things take?
+    First steps, beside a `titanic serve --store S`:
+      titanic-data archive --store S --archive A     copies closed requests to A
+      titanic-data verify --archive A                checks A
+      titanic-data report latency --archive A        shows how long requests took
 
     Every option can also be given as an environment variable, TITANIC_ and its name in capitals, and in a TOML file
-    named by --config or TITANIC_CONFIG. That may be the server's: what is for `titanic` is passed over. Spark is
-    needed for report, submit, collect, replay and work, and for archive with --engine spark: Java 17 or newer and
-    the extra `spark`. SPARK_MASTER says where it runs, by default on all processors of this machine.
+    named by --config or TITANIC_CONFIG. That may be the server's file: settings of `titanic` are skipped. report,
+    submit, collect, replay, work, and archive with --engine spark, need Spark: the extra `spark`, and Java 17 or
+    newer. SPARK_MASTER says where Spark runs, by default on all processors of this machine.
 
     \b
     Exit codes:
       0  fine                               2  wrong usage
-      1  refused, failed, or not whole    130  interrupted
+      1  refused, failed, or damaged      130  interrupted
+      3  collect: some replies are pending
     """

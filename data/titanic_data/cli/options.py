@@ -1,9 +1,9 @@
-"""Options that commands share: `--config` is one of all of them."""
+"""What the commands share: their options, and a condition on rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,10 +11,14 @@ from broker import DEFAULT_ENDPOINT
 from titanic.cli.help import command as plain_command
 from titanic.cli.options import FOLDER, configured, option
 from titanic.config import ServerConfig
+from titanic_data.session import explain, is_of_spark
+
+if TYPE_CHECKING:  # the help needs no pyspark
+    from pyspark.sql import DataFrame
 
 
 def command(name: str | None = None) -> Callable[[Callable[..., Any]], click.Command]:
-    """The decorator for commands. Their settings may stand in the server's file, which has the store's place."""
+    """The decorator for commands. It adds `--config`: that file may be the server's, which names the store."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         made: click.Command = plain_command(name)(function)
@@ -24,19 +28,21 @@ def command(name: str | None = None) -> Callable[[Callable[..., Any]], click.Com
 
 
 archive_option = option(
-    "--archive",
-    type=FOLDER,
-    metavar="DIR",
-    default="titanic-archive",
-    help="Directory of the archive.",
+    "--archive", type=FOLDER, metavar="DIR", default="titanic-archive", help="Directory of the archive."
 )
 store_option = option(
-    "--store",
-    type=FOLDER,
-    metavar="DIR",
-    default=ServerConfig().store,
-    help="Directory of the store.",
+    "--store", type=FOLDER, metavar="DIR", default=ServerConfig().store, help="Directory of the store."
 )
 endpoint_option = option(
-    "--endpoint", metavar="ENDPOINT", default=DEFAULT_ENDPOINT, help="Where the queue is, if its server runs."
+    "--endpoint", metavar="ENDPOINT", default=DEFAULT_ENDPOINT, help="Endpoint of the queue, if its server runs."
 )
+
+
+def only(frame: DataFrame, where: str) -> DataFrame:
+    """The rows for which the condition of --where is true. Raises UsageError when Spark cannot read it."""
+    try:
+        return frame.where(where)
+    except Exception as error:
+        if not is_of_spark(error):
+            raise
+        raise click.UsageError(f"--where cannot be {where!r}: {explain(error)}") from error

@@ -2,56 +2,44 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from datetime import date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 from titanic import Client
 from titanic.cli.options import json_flag, option
-from titanic.cli.output import print_table
 from titanic.util.text import counted
-from titanic_data.cli.options import archive_option, command, store_option
-from titanic_data.cli.sparks import only
-from titanic_data.suggest import suggest
+from titanic_data.cli.options import archive_option, command, only, store_option
+from titanic_data.cli.report_output import PICTURES, TIMES, draw, print_answer, pyplot
+from titanic_data.errors import suggest
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the help needs no pyspark
     from pyspark.sql import DataFrame
 
     from titanic_data.reports import ServiceLevel
 
 BY_TIME = ("latency", "throughput", "backlog")
-TIMES = {"second": "%Y-%m-%d %H:%M:%S", "minute": "%Y-%m-%d %H:%M", "hour": "%Y-%m-%d %H:%M", "day": "%Y-%m-%d"}
-"""How the beginning of a period is written."""
-PICTURES = (".png", ".svg", ".pdf")
-NAMES = ("latency", "throughput", "backlog", "failures", "retries", "breaches", "duplicates", "bodies")
+NAMES = (*BY_TIME, "failures", "retries", "breaches", "duplicates", "bodies")
+OUT = click.Path(path_type=Path, dir_okay=False)
 
 
 @command()
 @click.argument("name", type=click.Choice(NAMES), metavar="NAME")
 @json_flag
-@option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw a picture: .png, .svg, .pdf."
-)
-@option(
-    "--parquet-out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the answer as Parquet.",
-)
-@option("--sla", "levels", multiple=True, metavar="SERVICE<TIME", help="For breaches: what was promised, 'resize<2s'.")
+@option("--plot", type=OUT, metavar="FILE", help="Draw a picture: .png, .svg, .pdf.")
+@option("--parquet-out", type=OUT, metavar="FILE", help="Write the answer as Parquet.")
+@option("--sla", "levels", multiple=True, metavar="SERVICE<TIME", help="For breaches: a promise, such as 'resize<2s'.")
 @option(
     "--by",
     type=click.Choice([*TIMES]),
     default="hour",
-    help="For latency, throughput and backlog: of what length the times are.",
+    help="For latency, throughput and backlog: the period of a row.",
 )
 @option("--endpoint", metavar="ENDPOINT", default=None, help="For duplicates: ask this queue how many it avoided.")
-@option("--where", metavar="SQL", default=None, help="Only requests of which this is true.")
+@option("--where", metavar="SQL", default=None, help="Only requests for which this condition is true.")
 @option("--live", is_flag=True, help="Look at the ring of --store instead of an archive.")
 @option("--parquet", type=click.Path(path_type=Path), metavar="FILE", default=None, help="Look at such a file instead.")
 @store_option
@@ -73,24 +61,23 @@ def report(
     """Answer a question over an archive, or over the ring with --live. NAME is one of
 
     \b
-      latency      waiting, running and until fetched, per service and hour: percentiles
-      throughput   how many were closed, per service and hour, by how they ended
-      backlog      how many came, ended and were left, per service and hour
+      latency      percentiles of waiting, running and until fetched, per service and hour
+      throughput   closed requests, per service, hour and status
+      backlog      requests submitted, ended and left, per service and hour
       failures     reasons, the most frequent first
-      retries      how many attempts it took
-      breaches     requests that took longer than was promised: --sla
-      duplicates   keys, and what was executed twice in spite of one
-      bodies       the largest
+      retries      requests by number of attempts
+      breaches     requests that took longer than promised with --sla
+      duplicates   keys, and requests executed twice in spite of one
+      bodies       the largest requests
 
-    It looks at --archive, or at --live or --parquet: name one. Spans are seconds, times are UTC. --json prints a list
-    of objects.
+    The requests are those of --archive, --live or --parquet: give one. Spans are seconds, times are UTC. --json prints
+    a list of objects.
 
     \b
     Examples:
       titanic-data report latency --archive /archive --where "date >= '2026-11-01'" --plot latency.png
       titanic-data report breaches --archive /archive --sla 'resize<2s' --sla 'mail<1m'
     """
-    from titanic_data.plots import draw, require
     from titanic_data.reports import REPORTS, breaches, service_level
 
     _expect_one_source(parquet, live)
@@ -100,7 +87,7 @@ def report(
     if (name == "breaches") != bool(promised):
         raise click.UsageError("breaches needs --sla, and only breaches takes it: --sla 'resize<2s'")
     if plot is not None:
-        require()
+        pyplot()
     avoided = None
     if endpoint is not None and name == "duplicates":
         with Client(endpoint) as client:
@@ -117,19 +104,10 @@ def report(
         import pyarrow.parquet as pq
 
         pq.write_table(answer, parquet_out)
-    rows = answer.to_pylist()
     if plot is not None:
-        draw(name, rows, plot)
-    if as_json:
-        click.echo(json.dumps(rows, default=_moment))
-        return
-    numbers = [column for column in answer.column_names if not isinstance(rows and rows[0][column], (str, date))]
-    print_table(
-        [column.upper() for column in answer.column_names],
-        [[_cell(row[column], by if column == by else "second") for column in answer.column_names] for row in rows],
-        right=[column.upper() for column in numbers],
-    )
-    if avoided is not None:
+        draw(name, answer.to_pylist(), plot)
+    print_answer(answer, by, as_json)
+    if avoided is not None and not as_json:
         click.echo(f"since its start the queue has avoided {counted(avoided, 'duplicate')}", err=True)
 
 
@@ -145,19 +123,19 @@ def _expect_one_source(parquet: Path | None, live: bool) -> None:
 
 
 def _expect_writable(out: Path | None, suffixes: Sequence[str], source: Path | None) -> None:
-    """Complain before the work, not after it."""
+    """Raise UsageError before the work, not after it."""
     if out is None:
         return
     if suffixes and out.suffix.lower() not in suffixes:
-        raise click.UsageError(f"{out} can be no picture: its name must end with {', '.join(suffixes)}")
+        raise click.UsageError(f"{out} cannot be a picture: its name must end with {', '.join(suffixes)}")
     if not out.absolute().parent.is_dir():
         raise click.UsageError(f"there is no directory {out.parent} for {out.name}")
     if source is not None and out.exists() and source.exists() and out.samefile(source):
-        raise click.UsageError(f"{out} is what the report looks at: write to another file")
+        raise click.UsageError(f"{out} is the file that the report reads: write to another one")
 
 
 def _expect_closed(file: Path) -> None:
-    """Raise InvalidRows unless a Parquet file has closed requests in it."""
+    """Raise InvalidRows unless a Parquet file has the columns of closed requests."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -168,18 +146,18 @@ def _expect_closed(file: Path) -> None:
     try:
         found = pq.read_schema(file).names
     except pa.ArrowInvalid as error:
-        raise InvalidRows(f"{file} is no Parquet file", str(error).splitlines()[0], advice) from error
+        raise InvalidRows(f"{file} is not a Parquet file", str(error).splitlines()[0], advice) from error
     if missing := [name for name in CLOSED.schema.names if name not in found]:
         raise InvalidRows(f"{file} has no closed requests", f"it lacks the column {missing[0]}", advice)
 
 
 def _closed(archive: Path, store: Path, parquet: Path | None, live: bool) -> DataFrame:
     from titanic_data.archive import Archive, archive_frame
-    from titanic_data.reading import forget, store_at
     from titanic_data.session import as_file, session
+    from titanic_data.store_reader import forget, store_at
 
     if live:
-        store_at(store)  # complains at once, before Spark has started
+        store_at(store)  # raises its errors before Spark starts
         forget(store)
     elif parquet is None:
         Archive.open(archive)
@@ -189,13 +167,15 @@ def _closed(archive: Path, store: Path, parquet: Path | None, live: bool) -> Dat
         _expect_closed(parquet)
     spark = session(quick=True)
     if live:
-        ring = spark.read.format("titanic").option("failOnDataLoss", "false")  # what goes meanwhile is not live
+        ring = spark.read.format("titanic").option(
+            "failOnDataLoss", "false"
+        )  # what leaves the ring meanwhile does not count
         return ring.load(str(store))
     return archive_frame(spark, archive) if parquet is None else spark.read.parquet(as_file(parquet))
 
 
 def _tell_absent(closed: DataFrame, promised: Sequence[ServiceLevel], found: set[str]) -> None:
-    """Say which services of --sla have no requests: it may be a slip of the pen."""
+    """Name the services of --sla that have no requests: they may be misspelt."""
     absent = [level.service for level in promised if level.service not in found]
     if not absent:
         return
@@ -207,15 +187,3 @@ def _tell_absent(closed: DataFrame, promised: Sequence[ServiceLevel], found: set
             fact, advice = suggest(service, there)
             said = [f"no requests of {service!r}", fact if there else "there are none at all", advice]
             click.echo("; ".join(filter(None, said)), err=True)
-
-
-def _cell(value: Any, length: str) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    return f"{value:{TIMES[length]}}" if isinstance(value, datetime) else str(value)
-
-
-def _moment(value: Any) -> str:
-    return str(value.isoformat()) if isinstance(value, date) else str(value)

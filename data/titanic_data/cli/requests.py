@@ -1,40 +1,44 @@
-"""`titanic-data submit`, `collect` and `replay`: from tables into the queue, and back."""
+"""`titanic-data submit`, `collect`, `replay` and `work`: tables as requests, replies as tables, and a Spark worker."""
 
 from __future__ import annotations
 
+import importlib
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from titanic.cli.options import option, seconds
+from titanic import logs
+from titanic.cli.options import log_options, option, seconds
 from titanic.cli.output import EXIT_PENDING, print_table
+from titanic.cli.running import Ending, say
 from titanic.util.text import counted
-from titanic_data.cli.options import archive_option, command, endpoint_option
-from titanic_data.cli.sparks import only
+from titanic_data.cli.options import archive_option, command, endpoint_option, only
 from titanic_data.session import as_file
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the help needs no pyspark
     from pyspark.sql import DataFrame, SparkSession
 
 READERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".orc": "orc"}
 
+file_argument = click.argument("source", type=click.Path(path_type=Path, exists=True), metavar="FILE")
+key_option = option("--key-column", metavar="NAME", default="key", help="The column with the key.")
+
 
 @command()
-@click.argument("source", type=click.Path(path_type=Path, exists=True), metavar="FILE")
-@option(
-    "--window", type=click.IntRange(1, 100_000), metavar="N", default=256, help="Rows on their way at once, per task."
-)
+@file_argument
+@option("--window", type=click.IntRange(1, 100_000), metavar="N", default=256, help="Rows in flight, per task.")
 @option("--body-column", metavar="NAME", default="body", help="The column with the body.")
-@option("--key-column", metavar="NAME", default="key", help="The column with the key.")
-@option("--service", metavar="SERVICE", default=None, help="The service of all rows; else there is a column `service`.")
+@key_option
+@option("--service", metavar="SERVICE", default=None, help="The service of all rows. Default: the column `service`.")
 @endpoint_option
 def submit(source: Path, endpoint: str, service: str | None, key_column: str, body_column: str, window: int) -> None:
-    """Make a request of each row of FILE: Parquet, CSV with a header, JSON lines or ORC, or a directory of these.
+    """Submit each row of FILE as a request: Parquet, CSV with a header, JSON lines, ORC, or a directory of them.
 
-    The key makes it one request, however often this is run. Columns ttl, delay, priority and max_attempts count, if
-    there are any; other columns are refused.
+    The key makes it one request, however often you run this. The columns ttl, delay, priority and max_attempts are
+    used if they are there; other columns are refused.
 
     \b
     Example:
@@ -48,22 +52,21 @@ def submit(source: Path, endpoint: str, service: str | None, key_column: str, bo
         "bodyColumn": body_column,
         "window": window,
         "endpoint": endpoint,
+        **({} if service is None else {"service": service}),
     }
-    if service is not None:
-        options["service"] = service
     rows.write.format("titanic").mode("append").options(**options).save()
-    click.echo(f"{counted(rows.count(), 'row')} of {source} handed in")
+    click.echo(f"{counted(rows.count(), 'row')} of {source} submitted")
 
 
 @command()
-@click.argument("source", type=click.Path(path_type=Path, exists=True), metavar="FILE")
+@file_argument
 @click.argument("out", type=click.Path(path_type=Path), metavar="OUT")
 @option("--close", "close_them", is_flag=True, help="Close the requests whose replies were written.")
-@seconds("--wait", least=0, default=0.0, help="Wait so long for those that are pending.")
-@option("--key-column", metavar="NAME", default="key", help="The column with the key.")
+@seconds("--wait", least=0, default=0.0, help="How long to wait for pending replies.")
+@key_option
 @endpoint_option
 def collect(source: Path, out: Path, endpoint: str, key_column: str, wait: float, close_them: bool) -> None:
-    """Write the replies to the requests with the keys in FILE into the new directory OUT, as Parquet.
+    """Write the replies to the requests with the keys in FILE to the new directory OUT, as Parquet.
 
     Its columns are key, request_id, state (ok, failed, expired, pending, closed, unknown), reply, reply_sizes, error.
     Exits with 3 when some are pending.
@@ -72,48 +75,48 @@ def collect(source: Path, out: Path, endpoint: str, key_column: str, wait: float
     Example:
       titanic-data collect orders.csv invoices --key-column order --wait 600 --close
     """
-    from titanic_data.collecting import close
-    from titanic_data.collecting import collect as fetch
+    from titanic_data import spark_client
     from titanic_data.session import session
 
     if out.exists():
-        raise click.UsageError(f"{out} is there already")
+        raise click.UsageError(f"{out} exists already")
     spark = session(quick=True)
-    fetch(_read(spark, source), endpoint, key_column=key_column, timeout=wait).write.parquet(f"file:{out.absolute()}")
+    replies = spark_client.collect(_read(spark, source), endpoint, key_column=key_column, timeout=wait)
+    replies.write.parquet(f"file:{out.absolute()}")
     written = spark.read.parquet(as_file(out))
     states = {row["state"]: row["count"] for row in written.groupBy("state").count().orderBy("state").collect()}
     if close_them:
-        close(written.where("state IN ('ok', 'failed', 'expired')"), endpoint)
+        spark_client.close(written.where("state IN ('ok', 'failed', 'expired')"), endpoint)
     click.echo(f"{out}: " + (", ".join(f"{count} {state}" for state, count in states.items()) or "no keys"))
     if "pending" in states:
         sys.exit(EXIT_PENDING)
 
 
 @command()
-@option("--name", metavar="NAME", default="replay", help="Under the same name a request is submitted once.")
+@option("--name", metavar="NAME", default="replay", help="Under one name, a request is submitted once.")
 @option("--skip-missing", is_flag=True, help="Leave out requests whose bodies the ring did not keep.")
 @option("--dry-run", is_flag=True, help="Only show what would be submitted.")
 @option("--where", metavar="SQL", required=True, help="Which requests: a condition on the columns of the archive.")
 @endpoint_option
 @archive_option
 def replay(archive: Path, endpoint: str, where: str, dry_run: bool, skip_missing: bool, name: str) -> None:
-    """Submit archived requests again, with keys: each comes once, also when this is run a second time.
+    """Submit archived requests again. Keys make it one request each, also when you run this twice.
 
     \b
     Examples:
       titanic-data replay --archive /archive --where "service = 'mail' AND status = 'failed'" --dry-run
       titanic-data replay --archive /archive --where "service = 'mail' AND date = '2026-11-21'" --name 'second try'
     """
+    from titanic_data import spark_client
     from titanic_data.archive import Archive, archive_frame
-    from titanic_data.replaying import replay as again
     from titanic_data.session import session
 
     Archive.open(archive)
     chosen = only(archive_frame(session(quick=True), archive), where)
     if not dry_run:
-        done = again(chosen, endpoint, name=name, skip_missing=skip_missing)
-        others = f", the others had been under the name {name!r} before" if done.new < done.requests else ""
-        click.echo(f"{counted(done.requests, 'request')} handed in again: {done.new} new{others}")
+        done = spark_client.replay(chosen, endpoint, name=name, skip_missing=skip_missing)
+        others = f", the others were submitted before under the name {name!r}" if done.new < done.requests else ""
+        click.echo(f"{counted(done.requests, 'request')} submitted again: {done.new} new{others}")
         return
     totals = "count(*) AS requests, sum(request_bytes) AS bytes, count_if(request IS NULL) AS missing"
     chosen.createOrReplaceTempView("chosen")
@@ -130,3 +133,56 @@ def _read(spark: SparkSession, source: Path) -> DataFrame:
     if kind is None:
         raise click.UsageError(f"{some} is none of {', '.join(READERS)}")
     return spark.read.format(kind).option("header", "true").load(as_file(source))
+
+
+@command()
+@click.argument("service")
+@click.argument("function", metavar="MODULE:FUNCTION")
+@option("--lanes", type=click.IntRange(1, 500), metavar="N", default=256, help="Most requests of a batch.")
+@option("--arrow", is_flag=True, help="FUNCTION takes and returns an Arrow array of bodies, in Spark's tasks.")
+@endpoint_option
+@log_options
+def work(service: str, function: str, endpoint: str, arrow: bool, lanes: int, log_level: str, log_format: str) -> None:
+    """Serve SERVICE with Spark: FUNCTION takes a batch of requests as a DataFrame and returns the replies.
+
+    The DataFrame has the columns id, body (binary) and frames. The returned one has id and reply (text, binary or an
+    array of binaries) and may have error: where that is not null, the attempt has failed. When a batch fails, the
+    attempt of each of its requests has failed, and the queue retries them.
+
+    Stops on SIGTERM or SIGINT after the batch in hand; a second signal leaves that to another worker. When Spark itself
+    ends, the worker exits with 1; a supervisor should start it again.
+
+    \b
+    Example, with a file upper.py here:
+      def transform(requests):
+          return requests.selectExpr("id", "upper(CAST(body AS STRING)) AS reply")
+
+    \b
+      titanic-data work upper upper:transform
+    """
+    from titanic_data import spark_worker
+    from titanic_data.session import session
+
+    found = _find(function)
+    logs.begin(log_level, log_format)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it logs its connections; an error is reported anyway
+    logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)  # some of it goes to the root logger
+    transform = spark_worker.arrow(found) if arrow else found
+    worker = spark_worker.SparkWorker(session(), service, transform, endpoint, lanes=lanes)
+    ending = Ending(worker.stop, worker.abandon)
+    say(f"connecting to {endpoint} to work on {service} with Spark", "serving")
+    worker.run()
+    sys.exit(ending.code)
+
+
+def _find(name: str) -> Any:
+    """A function by its module and name. The present directory is searched, too."""
+    module, colon, function = name.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), function) if colon else None
+    except (ImportError, AttributeError) as error:
+        raise click.UsageError(f"there is no {name}: {error}") from error
+    if not callable(found):
+        raise click.UsageError(f"{name} is not a function; write it as MODULE:FUNCTION")
+    return found

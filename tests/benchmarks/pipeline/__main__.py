@@ -25,8 +25,8 @@ from titanic import Client
 from titanic.protocol import tsp
 from titanic.store import open_read_only
 from titanic_data.archive import Archive, Archiver, Engine, PyArrowEngine, Queue, SparkEngine, archive_frame
-from titanic_data.reading import forget, read_closed
 from titanic_data.session import session
+from titanic_data.store_reader import forget, read_closed
 from titanic_data.tables import CLOSED
 
 ROOT = Path(__file__).parents[3]

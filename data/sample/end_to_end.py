@@ -1,6 +1,6 @@
-"""The walk through of data/README.md: rows into the queue, through a worker, back, into an archive, and a report.
+"""The example of data/README.md: rows go through queue and worker and back, into an archive and a report.
 
-    python data/sample/walk.py [ROWS] [FOLDER]
+    python data/sample/end_to_end.py [ROWS] [FOLDER]
 
 Everything is real: `titanic serve` and the worker are processes of their own, `titanic-data` is run as a command.
 """
@@ -20,8 +20,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, concat, lit, sha2
 
-from titanic_data.collecting import close, collect
 from titanic_data.session import session
+from titanic_data.spark_client import close, collect
 
 SERVICE = "sha256"
 WORKER = """
@@ -31,8 +31,8 @@ Worker("sha256", lambda frames: hashlib.sha256(frames[0]).hexdigest(), {endpoint
 """
 
 
-def walk(spark: SparkSession, rows: int, folder: Path) -> None:
-    """All of it, in a folder that is empty."""
+def run(spark: SparkSession, rows: int, folder: Path) -> None:
+    """Run the whole example in an empty folder."""
     with serving(folder) as endpoint, working(folder, endpoint):
         # A table, with a key in each row.
         orders = spark.range(rows).select(
@@ -52,7 +52,7 @@ def walk(spark: SparkSession, rows: int, folder: Path) -> None:
         right = orders.join(replies, "key").where(sha2("body", 256) == col("reply").cast("string")).count()
         print(f"{right:,} replies are what Spark's own sha2 says")
 
-        # What was collected is closed: it moves to the ring of the store, and from there into the archive.
+        # Closed requests move to the ring of the store, and from there to the archive.
         print(f"{close(replies, endpoint):,} requests closed")
         where = ("--archive", folder / "archive")
         data("archive", "--store", folder / "store", "--endpoint", endpoint, *where)
@@ -62,7 +62,7 @@ def walk(spark: SparkSession, rows: int, folder: Path) -> None:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """`titanic serve` on a store in a folder; where it is to be reached."""
+    """Run `titanic serve` on a store in a folder; gives its endpoint."""
     log = folder / "serve.log"
     with started(
         log, "-m", "titanic", "serve", "--bind", "tcp://127.0.0.1:*", "--store", str(folder / "store")
@@ -77,14 +77,14 @@ def serving(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def working(folder: Path, endpoint: str) -> Iterator[None]:
-    """A worker of the service, with 32 requests in hand."""
+    """Run a worker that has up to 32 requests in hand."""
     with started(folder / "worker.log", "-c", WORKER.format(endpoint=endpoint)):
         yield
 
 
 @contextmanager
 def started(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of Python that runs as long as the block."""
+    """Run a Python process as long as the block."""
     with log.open("wb") as errors, subprocess.Popen([sys.executable, *arguments], stderr=errors) as process:
         try:
             yield process
@@ -100,28 +100,32 @@ def data(*arguments: object) -> None:
 
 
 def say(what: str, begin: float) -> None:
-    """With the seconds since then."""
+    """Print a text and the seconds since `begin`."""
     print(f"{what} {time.monotonic() - begin:.1f} s", flush=True)
 
 
 def main() -> None:
-    """From the command line."""
+    """Read the command line and run the example."""
     usage = argparse.ArgumentParser(
-        description="Rows into the queue, through a worker, back, into an archive, a report."
+        description="Send rows through queue and worker and back, into an archive and a report."
     )
     usage.add_argument("rows", metavar="ROWS", nargs="?", type=int, default=100_000, help="default 100000")
-    usage.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help="an empty one, to keep what is made")
+    usage.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help="an empty folder, for the results")
     given = usage.parse_args()
     with kept(given.folder) as folder:
-        walk(session("walk"), given.rows, folder)
-        print(f"the picture is {folder / 'latency.png'}" if given.folder else "all of it is removed; a FOLDER keeps it")
+        run(session("end to end"), given.rows, folder)
+        print(
+            f"the picture is {folder / 'latency.png'}"
+            if given.folder
+            else "all of it was removed; give a FOLDER to keep it"
+        )
 
 
 @contextmanager
 def kept(folder: Path | None) -> Iterator[Path]:
-    """A folder: this one, or one that is removed afterwards."""
+    """The given folder, or a temporary one."""
     if folder is None:
-        with tempfile.TemporaryDirectory(prefix="titanic-walk-") as name:
+        with tempfile.TemporaryDirectory(prefix="titanic-example-") as name:
             yield Path(name)
     else:
         folder.mkdir(parents=True, exist_ok=True)

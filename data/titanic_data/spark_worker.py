@@ -5,10 +5,10 @@
 
     SparkWorker(session(), "upper", transform, "tcp://queue:5555").run()
 
-The worker registers `lanes` times, so that as many requests come at once. While Spark is at one batch the next gathers:
-under load batches grow by themselves. Heartbeats go on in a thread of their own. As with any worker a request is
-executed at least once: a batch that fails fails its requests as attempts, which the queue tries again. When Spark
-itself has ended, nothing is answered any more: the worker ends, and the broker gives what it had to another.
+The worker registers `lanes` times, so that it gets as many requests at once. The next batch gathers while Spark runs
+one, so batches grow under load. Heartbeats have a thread of their own. As with any worker, a request is executed at
+least once: when a batch fails, the attempt of each of its requests has failed, and the queue retries them. When Spark
+itself ends, the worker answers nothing and ends, and the broker gives its requests to another worker.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ log = logging.getLogger(__name__)
 LANES = 256
 
 LINGER = 0.02
-"""Seconds that a batch waits for one more: a job of Spark takes several times as long, also for a single request."""
+"""Seconds that a batch waits for one more request: a Spark job takes several times as long, even for one request."""
 
 LOOK = 5.0
-"""Seconds after which a worker that has nothing to do looks whether there still is a Spark."""
+"""Seconds between the looks of an idle worker whether Spark still runs."""
 
 REQUESTS = pa.schema([("id", pa.int64()), ("body", pa.binary()), ("frames", pa.list_(pa.binary()))])
-"""What a transformation gets: `body` is all frames, joined. It must return `id` and `reply` (text, binary or a list of
-binaries), and may return `error`: where that is not null, the attempt has failed with this text."""
+"""The columns that a transformation gets; `body` is all frames, joined. It returns `id` and `reply` (text, binary or a
+list of binaries), and may return `error`: where that is not null, the attempt has failed with this text."""
 
 REPLIES = (pa.string(), pa.binary(), pa.list_(pa.binary()), pa.list_(pa.string()))
 """The types that `reply` may have."""
@@ -49,7 +49,7 @@ Transform = Callable[["DataFrame"], "DataFrame"]
 
 
 class _Asked:
-    """A request in the hands of a lane, which waits until it is answered."""
+    """A request that a lane has, and waits for until it is answered."""
 
     def __init__(self, frames: list[bytes]) -> None:
         self.frames = frames
@@ -78,10 +78,10 @@ class SparkWorker:
         self._fault = ""
         self._jobs = threading.Thread(target=self._work, name="spark jobs", daemon=True)
         self.batches: list[int] = []
-        """How many requests each batch had, the last hundred."""
+        """The number of requests of each of the last hundred batches."""
 
     def run(self) -> None:
-        """Serve until `stop`. Raises SparkEnded when Spark has ended before: what was in hand was left to others."""
+        """Serve until `stop`. Raises SparkEnded when Spark ends first: other workers get the requests of this one."""
         self._jobs.start()
         try:
             self._worker.run()
@@ -89,22 +89,22 @@ class SparkWorker:
             self._asked.put(None)
             self._jobs.join()
         if self._fault:
-            advice = "what the worker had goes to another one; look at Spark's log, and start this one again"
+            advice = "its requests go to another worker; look at Spark's log, and start this worker again"
             raise SparkEnded("Spark has ended", self._fault, advice)
 
     def start(self) -> SparkWorker:
-        """Serve in threads of its own."""
+        """Serve in other threads."""
         self._jobs.start()
         self._worker.start()
         return self
 
     def stop(self) -> None:
-        """Take no more requests and finish those in hand."""
+        """Take no more requests, and finish those in hand."""
         self._worker.stop()
         self._asked.put(None)
 
     def abandon(self) -> None:
-        """End without finishing: the broker gives what is in hand to another worker."""
+        """End without finishing: the broker gives the requests in hand to another worker."""
         self._worker.abandon()
         self._asked.put(None)
         with suppress(Exception):  # it may have ended itself
@@ -117,7 +117,7 @@ class SparkWorker:
         self.stop()
 
     def _handle(self, frames: list[bytes]) -> list[bytes]:
-        """Runs in a lane's thread."""
+        """Wait for the reply to a request, in the thread of a lane."""
         asked = _Asked(frames)
         self._asked.put(asked)
         asked.answered.wait()
@@ -135,7 +135,7 @@ class SparkWorker:
                 text = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 if self._has_ended():
                     self._give_up(text)
-                    return  # without an answer: nobody knows whether the batch would have failed
+                    return  # without an answer: the batch itself may be fine
                 log.warning("a batch of %d requests failed: %s", len(batch), text)
                 for asked in batch:
                     asked.reply = RemoteError(500, f"the batch failed: {text[:500]}")
@@ -143,7 +143,7 @@ class SparkWorker:
                 asked.answered.set()
 
     def _next(self) -> _Asked | None:
-        """The next request; None when there is no more to do."""
+        """The next request; None when there are no more."""
         while True:
             try:
                 return self._asked.get(timeout=LOOK)
@@ -153,12 +153,12 @@ class SparkWorker:
                     return None
 
     def _has_ended(self) -> bool:
-        """Whether there is no Spark any more to run anything."""
+        """Whether Spark has ended."""
         try:
             if (context := getattr(self._spark, "sparkContext", None)) is not None:
                 return bool(context._jsc.sc().isStopped())
-            return not self._spark.version  # Spark Connect: its server is asked, which costs no job
-        except Exception:  # nobody answers, or this process has stopped it
+            return not self._spark.version  # Spark Connect: asks the server, without a job
+        except Exception:  # no answer, or stopped by this process
             return True
 
     def _give_up(self, why: str) -> None:
@@ -167,7 +167,7 @@ class SparkWorker:
         self._worker.abandon()
 
     def _gather(self, first: _Asked) -> list[_Asked]:
-        """A request and those that are there with it."""
+        """A request and those that came with it."""
         batch = [first]
         while len(batch) < self._lanes:
             try:
@@ -175,7 +175,7 @@ class SparkWorker:
             except Empty:
                 break
             if one is None:
-                self._asked.put(None)  # it ends after this batch
+                self._asked.put(None)  # for `_next`: this batch is the last
                 break
             batch.append(one)
         return batch
@@ -202,7 +202,7 @@ class SparkWorker:
 
 
 def _expect_columns(schema: Any) -> None:
-    """Raise InvalidRows unless a transformation has returned what it must."""
+    """Raise InvalidRows unless a transformation has returned the right columns."""
     for name in ("id", "reply"):
         if name not in schema.names:
             fact = f"there are {', '.join(schema.names) or 'none'}"
@@ -225,8 +225,8 @@ def _plain(kind: Any) -> Any:
 
 
 def arrow(function: Callable[[Any], Any]) -> Transform:
-    """A transformation from a function that takes an Arrow array of bodies (binary) and returns one of replies, as
-    long: it runs in Spark's tasks. A null is an attempt that has failed."""
+    """A transformation from a function that runs in Spark's tasks: it takes an Arrow array of bodies (binary) and
+    returns one of replies, of the same length. A null is a failed attempt."""
 
     def transform(requests: DataFrame) -> DataFrame:
         from pyspark.sql.pandas.functions import arrow_udf

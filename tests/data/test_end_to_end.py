@@ -1,4 +1,4 @@
-"""The walk of data/README.md, with fewer rows."""
+"""The end-to-end example of data/README.md, with fewer rows."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
-WALK = ROOT / "data" / "sample" / "walk.py"
+SCRIPT = ROOT / "data" / "sample" / "end_to_end.py"
 
 
-def test_the_walk(spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    names: dict[str, Any] = {"__name__": "walk"}
-    exec(compile(WALK.read_text(), str(WALK), "exec"), names)
-    names["walk"](spark, 200, tmp_path)
+def test_from_rows_to_a_report(spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(compile(SCRIPT.read_text(), str(SCRIPT), "exec"), names)
+    names["run"](spark, 200, tmp_path)
     said = capfd.readouterr().out
     assert "200 replies are what Spark's own sha2 says" in said
     assert "200 requests closed" in said
@@ -31,16 +31,16 @@ def test_it_leaves_nothing_behind(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "data")])}
     env |= {"TMPDIR": str(tmp_path), "JAVA_HOME": str(tmp_path / "none")}
     done = subprocess.run(
-        [sys.executable, WALK, "10"], env=env, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, SCRIPT, "10"], env=env, capture_output=True, text=True, timeout=100, check=False
     )
     assert "Spark needs Java" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("script", ["walk.py", "make.py"])
+@pytest.mark.parametrize("script", ["end_to_end.py", "make.py"])
 def test_asked_for_help_they_do_nothing(script: str, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "data")])}
-    command = [sys.executable, WALK.with_name(script), "--help"]
+    command = [sys.executable, SCRIPT.with_name(script), "--help"]
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout.startswith(f"usage: {script} ")
     assert list(tmp_path.iterdir()) == []

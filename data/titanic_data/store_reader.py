@@ -1,8 +1,7 @@
-"""Reading a store's tables as Arrow batches, in parts that different processes can have.
+"""Reads the tables of a store as Arrow batches, in parts for different processes.
 
-A store is opened in the process that reads, for reading only, and once: a second LMDB environment on the same file
-would take away the first one's locks. Each batch is a transaction of its own, a millisecond long: a reader that stays
-would make the file grow.
+A process opens a store for reading only, and once: a second LMDB environment on the same file would take away the locks
+of the first. Each batch is a transaction of its own, about a millisecond long: a long one would make the file grow.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from typing import Any
 
 from titanic.errors import NotAStore
 from titanic.store import Store, open_read_only
+from titanic_data.columns import closed_batch, waiting_batch
 from titanic_data.errors import DataLoss
-from titanic_data.rows import closed_batch, waiting_batch
 
 log = logging.getLogger(__name__)
 
 BATCH = 4000
-"""Rows of a batch: fewer cost more for each, and more don't cost less."""
+"""Rows of a batch: with fewer, a row costs more; with more, it costs no less."""
 
 _stores: dict[str, tuple[tuple[int, int, int], Store]] = {}
 
@@ -39,14 +38,14 @@ def store_at(path: str | Path) -> Store:
     if known == identity and store is not None:
         return store
     if known is not None and store is not None and known[0] == identity[0]:
-        store.close()  # it was replaced, by a restored one for example
+        store.close()  # the file was replaced, by a restored store for example
     store = open_read_only(name)
     _stores[name] = identity, store
     return store
 
 
 def forget(path: str | Path) -> None:
-    """Close a store that this process reads, so that it can be opened in another way."""
+    """Close a store that this process reads, so that it can be opened for writing."""
     known, store = _stores.pop(str(path), (None, None))
     if store is not None and known is not None and known[0] == os.getpid():
         store.close()
@@ -59,15 +58,15 @@ def closed_range(path: str | Path) -> tuple[int, int]:
 
 
 def identity(path: str | Path) -> str:
-    """Which store it is, 32 hexadecimal digits; nothing before a server of this version has opened it."""
+    """The id of a store, 32 hexadecimal digits; empty before a server of this version has opened it."""
     with store_at(path).read() as transaction:
         found = transaction.identity()
     return found.hex() if found else ""
 
 
 def split(first: int, last: int, rows: int, least: int = 1) -> list[tuple[int, int]]:
-    """The numbers from `first` to `last` in parts of about the same size: `rows` at most, and at least `least` parts
-    if there are as many numbers."""
+    """The numbers from `first` to `last` in parts of about the same size: each of `rows` at most, and at least `least`
+    parts if there are as many numbers."""
     count = last - first + 1
     if count <= 0:
         return []
@@ -88,8 +87,8 @@ def read_closed(
 ) -> Iterator[Any]:
     """The closed requests number `first` to `last` as RecordBatches.
 
-    Raises DataLoss when some have left the ring already; without `fail_on_loss` they are skipped, and logged. `instead`
-    is what the error says can be done beside, as in `lost`.
+    Raises DataLoss when some have left the ring; without `fail_on_loss` they are skipped, and logged. `instead` is
+    further advice for the error, as in `lost`.
     """
     store, number = store_at(path), first
     while number <= last:
@@ -102,12 +101,11 @@ def read_closed(
         elif number > newest or fail_on_loss:
             raise lost(path, number, last, oldest, newest, instead)
         else:
-            skip(path, number, min(last, oldest - 1), oldest)
-            number = oldest
+            number = skip(path, number, last, oldest)
 
 
 def lost(path: str | Path, first: int, last: int, oldest: int, newest: int, instead: str = "") -> DataLoss:
-    """The error for numbers that the ring does not have. `instead` is what the reader may do, beside the usual."""
+    """The error for numbers that the ring does not have. `instead` is further advice."""
     if first > newest:
         fact, advice = f"its last number is {newest}", "is it another store than before?"
     else:
@@ -117,26 +115,28 @@ def lost(path: str | Path, first: int, last: int, oldest: int, newest: int, inst
     return DataLoss(f"closed requests {first} to {last} are not in the store {path}", fact, advice)
 
 
-def skip(path: str | Path, first: int, last: int, oldest: int) -> None:
-    """Log the numbers that are skipped because failOnDataLoss is false. In a task that goes into Spark's log of it."""
+def skip(path: str | Path, first: int, last: int, oldest: int) -> int:
+    """Log that numbers are skipped because failOnDataLoss is false, and return the number to go on with. In a task the
+    log is Spark's."""
     what = "closed requests %d to %d are skipped: failOnDataLoss=false, and the store %s begins at %d"
-    log.warning(what, first, last, path, oldest)
+    log.warning(what, first, min(last, oldest - 1), path, oldest)
+    return oldest
 
 
 def await_number(path: str | Path, first: int, newest: int) -> None:
-    """Log that a store has not come to where reading begins."""
+    """Log that a store has not reached the number where reading begins."""
     log.warning("nothing is read from %d on: the last number of the store %s is %d", first, path, newest)
 
 
 def beyond(path: str | Path, first: int, newest: int) -> DataLoss:
-    """The error for a start where nothing can be for a while: it was another ring that came so far."""
+    """The error for a start that the store has not reached: it was another ring that came so far."""
     advice = f"begin at {newest + 1} at most (then there is nothing yet); failOnDataLoss=false reads nothing instead"
     what = f"startingOffsets is {first}, which the store {path} has not come to"
     return DataLoss(what, f"its last number is {newest}", f"is it another store than before? {advice}")
 
 
 def split_waiting(path: str | Path, rows: int) -> list[tuple[bytes, bytes | None]]:
-    """The stored requests in parts of `rows`: the ids where each begins and ends."""
+    """The stored requests in parts of `rows`: the ids at which each part begins and ends."""
     with store_at(path).read() as transaction:
         begins = transaction.request_ids(rows)
     return list(zip_longest(begins, begins[1:]))

@@ -1,4 +1,4 @@
-"""Keeping an archive in order: fewer, larger files; no files that nobody needs; damaged ones written again."""
+"""Maintains an archive: merges small files, deletes files that are no longer needed, writes damaged ones again."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from titanic_data.archive.archiver import publish
-from titanic_data.archive.durable import sync_directory
 from titanic_data.archive.engines import rows_of, schema_fault, write_by_date
-from titanic_data.archive.manifest import Archive, Entry, File
+from titanic_data.archive.manifest import Archive, Entry, File, sync_directory
 from titanic_data.archive.verify import read_whole
 from titanic_data.errors import ArchiveError
-from titanic_data.reading import read_closed, store_at
+from titanic_data.store_reader import read_closed, store_at
 from titanic_data.tables import CLOSED
 
 ROWS, BYTES = 1_000_000, 64 << 20
-"""Of a compacted range, at most; bytes are those of the files."""
+"""The most of one compacted range; bytes are those of the files."""
 
 KEEP = 3600.0
-"""Seconds for which superseded files are kept for readers that have begun."""
+"""Seconds for which superseded files stay, for readers that have begun."""
 
 
 class Vacuumed(NamedTuple):
-    """How many files went, and their bytes."""
+    """The number of deleted files, and their bytes."""
 
     files: int
     bytes: int
@@ -36,11 +35,11 @@ class Vacuumed(NamedTuple):
 def compact(
     archive: Archive, *, rows: int = ROWS, max_bytes: int = BYTES, done: Callable[[Entry], None] = lambda entry: None
 ) -> list[Entry]:
-    """Write runs of small ranges anew as one range each, with a file for each day; the new entries.
+    """Merge each run of small ranges into one range, with a file for each day. Returns the new entries.
 
-    The old files stay until `vacuum`. Killed at any time, it leaves the old entry or the new one. Raises ArchiveError,
-    before anything is changed, when a file is not what was noted of it, or not of a schema that this version knows.
-    Columns that some files lack are null in their rows.
+    The old files stay until `vacuum`. Killed at any time, it leaves the old entries or the new one. Columns that some
+    files lack are null in their rows. Raises ArchiveError, before anything is changed, when a file is not what the
+    manifest says, or has a schema that this version cannot read.
     """
     made = []
     with archive.locked():
@@ -53,7 +52,7 @@ def compact(
         for run in runs:
             archive.clear_staging()
             first, last = run[0].first, run[-1].last
-            # Checked again, what is read: a fresh checksum of a damaged row would make it a whole one.
+            # Checked once more as it is read: a new checksum would hide damage.
             tables = [rows_of(read_whole(archive, *one), one[1].path) for one in _files(run)]
             table = pa.concat_tables(tables, promote_options="default")
             if len(table) != last - first + 1:
@@ -61,7 +60,7 @@ def compact(
                 raise ArchiveError("a range is not complete", fact, "titanic-data verify says more")
             write_by_date(table, archive.staging)
             files = publish(archive, first, last)
-            entry = Entry(first, last, files, run[-1].last_id, "pyarrow", time.time_ns() // 1000)
+            entry = Entry(first, last, files, run[-1].last_id, "pyarrow")
             archive.commit(entry)
             archive.clear_staging()
             made.append(entry)
@@ -74,7 +73,7 @@ def _files(run: list[Entry]) -> Iterator[tuple[Entry, File]]:
 
 
 def _runs(entries: list[Entry], rows: int, max_bytes: int) -> list[list[Entry]]:
-    """Consecutive entries that fit into one; those of two or more."""
+    """Consecutive entries that fit into one: two or more each."""
     runs: list[list[Entry]] = [[]]
     for entry in entries:
         size = sum(file.bytes for one in (*runs[-1], entry) for file in one.files)
@@ -87,8 +86,7 @@ def _runs(entries: list[Entry], rows: int, max_bytes: int) -> list[list[Entry]]:
 
 
 def vacuum(archive: Archive, *, keep: float = KEEP) -> Vacuumed:
-    """Delete what is not part of the archive any more: superseded entries, and files that no entry names, both older
-    than `keep` seconds."""
+    """Delete superseded entries, and files that no entry names, if they are older than `keep` seconds."""
     files = size = 0
     with archive.locked():
         oldest = time.time() - keep
@@ -107,9 +105,9 @@ def vacuum(archive: Archive, *, keep: float = KEEP) -> Vacuumed:
 
 
 def restore_range(archive: Archive, store: Path, first: int, last: int) -> Entry:
-    """Write the files of an archived range again from a store that still has it: the queue's own, or a backup of it.
+    """Write the files of an entry again from a store that still has its range: the queue's own, or a backup.
 
-    `first` to `last` must be the range of an entry. Raises ArchiveError when it is not, or the store is another one.
+    Raises ArchiveError when `first` to `last` is not the range of an entry, or the store is another one.
     """
     with archive.locked():
         entry = next((one for one in archive.entries if (one.first, one.last) == (first, last)), None)

@@ -1,8 +1,8 @@
-"""Records of the store as Arrow batches.
+"""Records of the store in columns, as Arrow batches.
 
-What is in the ring is decoded in columns, not in rows: the fixed fields of all records with one numpy view, the texts
-and bodies with one copy per column out of the records' bytes. A row costs about a microsecond that way, mostly its
-checksum; as Python objects it would cost ten.
+Records of the ring are decoded by column, not by row: the fixed fields of all records with one numpy view, texts and
+bodies with one copy per column. A row costs about a microsecond that way, most of it for the checksum; as Python
+objects it would cost ten.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ _HEX = np.frombuffer(b"".join(b"%02x" % n for n in range(256)), "<u2")
 def closed_batch(bulk: ClosedBulk, columns: Sequence[str]) -> Any:
     """The closed requests of a bulk as a RecordBatch with these columns of tables.CLOSED."""
     decoder = _Closed(bulk)
-    return pa.record_batch([_COLUMNS[name](decoder) for name in columns], schema=CLOSED.part(columns))
+    found = [_COLUMNS[name](decoder) if name in _COLUMNS else decoder.field(name) for name in columns]
+    return pa.record_batch(found, schema=CLOSED.part(columns))
 
 
 class _Closed:
-    """A bulk, as columns."""
+    """The columns of a bulk, each a method or a field of its header."""
 
     def __init__(self, bulk: ClosedBulk) -> None:
         self.first = bulk.first
@@ -39,8 +40,8 @@ class _Closed:
         self._data = bulk.data
         self._apart = bulk.apart
         self._starts = np.array(bulk.starts, np.int64)
-        # A header begins at any byte: a view of headers one byte apart, of which the right ones are taken.
-        # While it is chosen it is just bytes: numpy takes twice as long to move fields.
+        # A header begins at any byte: this is a view of headers one byte apart, and the right ones are selected.
+        # They are selected as plain bytes: numpy takes twice as long to move fields.
         view = np.ndarray((len(bulk.data) - _HEADER.itemsize + 1,), f"V{_HEADER.itemsize}", bulk.data, 0, (1,))
         self.header = view[self._starts].view(_HEADER)
         self.status = self.header["kind"] & ~np.uint8(UNCLAIMED)
@@ -67,9 +68,12 @@ class _Closed:
         digits = _HEX[np.frombuffer(self.header["uuid"].tobytes(), np.uint8)]
         return _strings(pa.py_buffer(digits.tobytes()), np.arange(self.count + 1, dtype=np.int32) * 32)
 
-    def time(self, name: str) -> Any:
-        moments = self.header[name]
-        return pa.array(moments.astype(np.int64), pa.int64(), mask=moments == 0).cast(TIME)
+    def field(self, name: str) -> Any:
+        """A time, null where it is 0, or a small number."""
+        values = self.header[name]
+        if CLOSED.schema.field(name).type != TIME:
+            return pa.array(values.astype(np.int32))
+        return pa.array(values.astype(np.int64), pa.int64(), mask=values == 0).cast(TIME)
 
     def date(self) -> Any:
         return pa.array((self.header["closed_at"] // _DAY).astype(np.int32), pa.int32()).cast(pa.date32())
@@ -109,7 +113,7 @@ class _Closed:
         return pa.array([sizes.get(n) for n in range(self.count)], kind) if sizes else pa.nulls(self.count, kind)
 
     def _first_frame(self, part: str) -> tuple[Any, Any]:
-        """Where the only frame begins, and its size; what stands apart is put right by `body`."""
+        """Where the only frame begins, and its size; `body` corrects both for bodies that are stored apart."""
         header = self.header
         at = self._ends[2].copy()
         if part == "reply":
@@ -125,12 +129,12 @@ class _Closed:
         found = self._slices(starts, ends, there)
         try:
             return found.cast(pa.string())
-        except pa.ArrowInvalid:  # names are bytes; those that aren't text are shown as far as they are
+        except pa.ArrowInvalid:  # names are bytes, and some are not UTF-8
             texts = [None if one is None else one.decode(errors="backslashreplace") for one in found.to_pylist()]
             return pa.array(texts, pa.string())
 
     def _slices(self, starts: Any, ends: Any, there: Any = None) -> Any:
-        """Pieces of the data, in order, as a column: the even ones of all pieces between these bounds."""
+        """Pieces of the data, in order, as a column: every second one of the pieces between all bounds."""
         bounds = np.empty(2 * self.count, np.int32)
         bounds[0::2] = starts
         bounds[1::2] = ends
@@ -151,15 +155,9 @@ _COLUMNS: dict[str, Callable[[_Closed], Any]] = {
     "service": _Closed.service,
     "idempotency_key": _Closed.key,
     "status": lambda rows: _STATUS_NAMES.take(pa.array(rows.status)),
-    "attempts": lambda rows: pa.array(rows.header["attempts"].astype(np.int32)),
-    "submitted_at": lambda rows: rows.time("submitted_at"),
-    "dispatched_at": lambda rows: rows.time("dispatched_at"),
-    "replied_at": lambda rows: rows.time("replied_at"),
-    "closed_at": lambda rows: rows.time("closed_at"),
     "request": lambda rows: rows.body("request"),
     "reply": lambda rows: rows.body("reply"),
     "error": _Closed.error,
-    "priority": lambda rows: pa.array(rows.header["priority"].astype(np.int32)),
     "unclaimed": lambda rows: pa.array(rows.header["kind"] >= UNCLAIMED),
     "request_bytes": lambda rows: rows.size("request"),
     "reply_bytes": lambda rows: rows.size("reply"),
@@ -168,6 +166,7 @@ _COLUMNS: dict[str, Callable[[_Closed], Any]] = {
     "schema_version": lambda rows: pa.array(np.full(rows.count, SCHEMA_VERSION, np.int32)),
     "date": _Closed.date,
 }
+"""The columns that are more than a field of the header."""
 
 
 def waiting_batch(rows: Iterable[tuple[Description, list[bytes]]], columns: Sequence[str]) -> Any:

@@ -1,41 +1,70 @@
-"""Reports as pictures. Needs matplotlib, which the extra `spark` installs."""
+"""The answer of a report as a table, as JSON, or as a picture (with matplotlib, from the extra `spark`)."""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
+import click
+
+from titanic.cli.output import print_table
 from titanic_data.errors import MissingPart
 
 Rows = Sequence[dict[str, Any]]
+TIMES = {"second": "%Y-%m-%d %H:%M:%S", "minute": "%Y-%m-%d %H:%M", "hour": "%Y-%m-%d %H:%M", "day": "%Y-%m-%d"}
+"""How the beginning of a period is written."""
+PICTURES = (".png", ".svg", ".pdf")
 
 
-def require() -> Any:
-    """matplotlib's pyplot; MissingPart says what to install when it isn't there."""
+def print_answer(answer: Any, by: str, as_json: bool) -> None:
+    """Print an Arrow table with periods of the length `by`: as a table, or as a JSON list of objects."""
+    rows = answer.to_pylist()
+    if as_json:
+        click.echo(json.dumps(rows, default=lambda value: value.isoformat() if isinstance(value, date) else str(value)))
+        return
+    names = answer.column_names
+    print_table(
+        [name.upper() for name in names],
+        [[_cell(row[name], by if name == by else "second") for name in names] for row in rows],
+        right=[name.upper() for name in names if not isinstance(rows and rows[0][name], (str, date))],
+    )
+
+
+def _cell(value: Any, length: str) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return f"{value:{TIMES[length]}}" if isinstance(value, datetime) else str(value)
+
+
+def pyplot() -> Any:
+    """matplotlib's pyplot. Raises MissingPart, which says what to install."""
     try:
         import matplotlib
 
         matplotlib.use("agg")  # no screen is needed
-        from matplotlib import pyplot
+        from matplotlib import pyplot as found
     except ImportError as error:
         advice = "pip install 'titanic-queue[spark]'"
         raise MissingPart("a picture needs matplotlib", str(error), advice) from None
-    return pyplot
+    return found
 
 
 def draw(name: str, rows: Rows, path: Path) -> None:
-    """The answer of a report as a picture; the end of the file's name says of what kind."""
-    pyplot = require()
-    picture = _PICTURES[name](pyplot, rows)
+    """Draw the answer of a report; the suffix of the file says what kind of picture it is."""
+    plotter = pyplot()
+    picture = _PICTURES[name](plotter, rows)
     picture.savefig(path)
-    pyplot.close(picture)
+    plotter.close(picture)
 
 
-def _latency(pyplot: Any, rows: Rows) -> Any:
-    picture, panes = pyplot.subplots(1, 3, figsize=(15, 5), layout="constrained", sharey=True)
+def _latency(plotter: Any, rows: Rows) -> Any:
+    picture, panes = plotter.subplots(1, 3, figsize=(15, 5), layout="constrained", sharey=True)
     titles = {"waiting": "Waiting", "running": "Running", "fetched": "Until fetched"}
     for axes, (span, title) in zip(panes, titles.items(), strict=True):
         for service, some in _by_service(rows).items():
@@ -50,8 +79,8 @@ def _latency(pyplot: Any, rows: Rows) -> Any:
 
 
 def _lines(column: str, title: str, label: str) -> Callable[[Any, Rows], Any]:
-    def make(pyplot: Any, rows: Rows) -> Any:
-        picture, axes = pyplot.subplots(figsize=(10, 5), layout="constrained")
+    def make(plotter: Any, rows: Rows) -> Any:
+        picture, axes = plotter.subplots(figsize=(10, 5), layout="constrained")
         for service, some in _by_service(rows).items():
             hours = _times(some)
             axes.plot(hours, [row[column] for row in some], drawstyle="steps-post", label=service)
@@ -64,9 +93,9 @@ def _lines(column: str, title: str, label: str) -> Callable[[Any, Rows], Any]:
 
 
 def _bars(column: str, title: str, label: str, *names: str) -> Callable[[Any, Rows], Any]:
-    def make(pyplot: Any, rows: Rows) -> Any:
+    def make(plotter: Any, rows: Rows) -> Any:
         some = rows[:30]
-        picture, axes = pyplot.subplots(figsize=(10, 1.5 + 0.3 * len(some)), layout="constrained")
+        picture, axes = plotter.subplots(figsize=(10, 1.5 + 0.3 * len(some)), layout="constrained")
         texts = [", ".join(str(row[name]) for name in names if row[name] != "") for row in some]
         axes.barh(range(len(some)), [row[column] for row in some])
         axes.set_yticks(range(len(some)), texts)
@@ -91,7 +120,7 @@ _PICTURES: dict[str, Callable[[Any, Rows], Any]] = {
 
 
 def _times(rows: Rows) -> list[Any]:
-    """The beginnings of the hours, or whatever the report was made by."""
+    """The beginnings of the periods."""
     return [next(value for value in row.values() if isinstance(value, datetime)) for row in rows]
 
 
