@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import broker
 from broker import unreachable
@@ -49,17 +50,24 @@ def tell(endpoint: tuple[str, ...], seconds: float) -> None:
 def name_version(error: Exception, reach: Reach) -> None:
     """After a time-out: raises TimedOut that names the version to speak when the broker there knows only 0.1."""
     for where in reach.endpoint if reach.mdp != "0.1" else ():
-        if not unreachable([where]) and _knows_only_old(where):
+        if not unreachable([where]) and answers([where], "0.1") and _is_other(where):
             fact = f"the broker at {where} answers in 0.1, and is not of this project"
             raise TimedOut(f"no answer in MDP {reach.mdp}", fact, "try --mdp 0.1") from error
 
 
-def _knows_only_old(endpoint: str) -> bool:
-    with broker.Client(endpoint, timeout=1.0, retries=0, version="0.1") as client:
+def answers(endpoint: Sequence[str], mdp: str) -> bool:
+    """Whether a broker answers in this version of MDP."""
+    with broker.Client(endpoint, timeout=1.0, retries=0, version=mdp) as client:
         try:
             client.present("mmi.service")
         except broker.BrokerError:
             return False
+        return True
+
+
+def _is_other(endpoint: str) -> bool:
+    """Whether a broker that answers in MDP 0.1 is not of this project."""
+    with broker.Client(endpoint, timeout=1.0, retries=0, version="0.1") as client:
         try:
             return not client.call("mmi.broker", b"")[0].startswith(b"{")
         except broker.BrokerError:

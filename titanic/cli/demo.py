@@ -134,11 +134,7 @@ class Demo:
         return answers
 
     def _judge(
-        self,
-        acknowledged: dict[str, Sample],
-        stored: set[str],
-        answers: dict[str, Frames | TitanicError],
-        left: int,
+        self, acknowledged: dict[str, Sample], stored: set[str], answers: dict[str, Frames | TitanicError], left: int
     ) -> bool:
         """Compare what was acknowledged with what was stored and answered, and say it."""
         lost = {uuid for uuid in acknowledged if uuid not in stored or not _is_answer(answers.get(uuid))}

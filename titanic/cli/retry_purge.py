@@ -37,12 +37,7 @@ service_option = option("--service", metavar="SERVICE", default=None, help="Only
 @json_flag
 @endpoint
 def retry(
-    uuid: tuple[str, ...],
-    everything: bool,
-    service: str | None,
-    older_than: float | None,
-    as_json: bool,
-    reach: Reach,
+    uuid: tuple[str, ...], everything: bool, service: str | None, older_than: float | None, as_json: bool, reach: Reach
 ) -> None:
     """Requeue requests that failed or expired, as if they had never been tried. Prints how many there were.
 
@@ -98,12 +93,7 @@ def _explain(client: Client, uuids: tuple[str, ...]) -> None:
 @json_flag
 @endpoint
 def purge(
-    state: str,
-    everything: bool,
-    service: str | None,
-    older_than: float | None,
-    as_json: bool,
-    reach: Reach,
+    state: str, everything: bool, service: str | None, older_than: float | None, as_json: bool, reach: Reach
 ) -> None:
     """Close all requests in a state, which deletes them and their replies. Prints how many there were.
 

@@ -125,11 +125,7 @@ queue_options = together(
     size("--capacity", least=MIN_CAPACITY, default=None, help="Size limit of the store; default: as before, or 1GiB."),
     bind_option,
     option(
-        "--broker",
-        type=BROKER,
-        default=None,
-        metavar="ENDPOINT",
-        help="Use the broker there instead of an own one.",
+        "--broker", type=BROKER, default=None, metavar="ENDPOINT", help="Use the broker there instead of an own one."
     ),
     option(
         "--gather",

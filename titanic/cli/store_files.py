@@ -24,33 +24,25 @@ from titanic.store import Outcome, Store, open_read_only
 
 OFFLINE = "Without a server"
 
-store_option = option(
-    "--store",
-    type=FOLDER,
-    metavar="DIR",
-    default=ServerConfig().store,
-    help="Directory of the store.",
+STORE_DIR = {"type": FOLDER, "metavar": "DIR", "default": ServerConfig().store}
+
+store_option = option("--store", **STORE_DIR, help="Directory of the store.")
+
+lookable = together(
+    option(
+        "--offline",
+        is_flag=True,
+        group=OFFLINE,
+        help="Read the store's files, with or without a server. Running requests are shown as waiting.",
+    ),
+    option(
+        "--store",
+        **STORE_DIR,
+        group=OFFLINE,
+        help="Directory of the store; on the command line it implies --offline.",
+    ),
+    endpoint,
 )
-
-
-look_store_option = option(
-    "--store",
-    type=FOLDER,
-    metavar="DIR",
-    default=ServerConfig().store,
-    group=OFFLINE,
-    help="Directory of the store; on the command line it implies --offline.",
-)
-
-offline_option = option(
-    "--offline",
-    is_flag=True,
-    group=OFFLINE,
-    help="Read the store's files, with or without a server. Running requests are shown as waiting.",
-)
-
-
-lookable = together(offline_option, look_store_option, endpoint)
 """`--offline` and `--store`, and what a client needs: `look` takes their values."""
 
 

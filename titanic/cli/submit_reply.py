@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import click
 
 import broker
-from titanic.cli.connect import TRIES, connect, tell
+from titanic.cli.connect import TRIES, answers, connect, tell
 from titanic.cli.endpoint import Reach
 from titanic.cli.help import command
 from titanic.cli.options import endpoint, json_flag, option, seconds
@@ -289,13 +289,7 @@ def close(uuid: tuple[str, ...], as_json: bool, reach: Reach) -> None:
 @json_flag
 @stdin_flag
 @endpoint
-def call(
-    service: str,
-    body: tuple[bytes, ...],
-    from_stdin: bool,
-    as_json: bool,
-    reach: Reach,
-) -> None:
+def call(service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool, reach: Reach) -> None:
     """Send a plain MDP request to SERVICE and print the reply. Nothing is stored.
 
     `titanic call mmi.services` and the other mmi. services tell what the broker knows. Without an answer in time the
@@ -322,7 +316,7 @@ def call(
             say(error, error.detail)
             sys.exit(EXIT_FAILED)
         except broker.TimedOut as error:
-            if not error.reason and _answers(reach):
+            if not error.reason and answers(reach.endpoint, reach.mdp):
                 advice = "does the service have a worker?"
                 raise TimedOut(f"no answer from {service}", "the broker is there", advice) from None
             raise
@@ -335,13 +329,3 @@ def call(
     if problem is not None:
         say(problem)
         sys.exit(EXIT_FAILED)
-
-
-def _answers(reach: Reach) -> bool:
-    """Whether a broker is there at all."""
-    with broker.Client(reach.endpoint, timeout=1.0, retries=0, version=reach.mdp) as client:
-        try:
-            client.present("mmi.service")
-        except broker.BrokerError:
-            return False
-        return True

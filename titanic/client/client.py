@@ -240,11 +240,7 @@ class Client:
         )
 
     def retry_all(
-        self,
-        *,
-        service: str | None = None,
-        older_than: Span | None = None,
-        tell: Callable[[int], object] | None = None,
+        self, *, service: str | None = None, older_than: Span | None = None, tell: Callable[[int], object] | None = None
     ) -> int:
         """Requeue all failed and expired requests, of one service if given, that ended more than `older_than` seconds
         ago.
@@ -304,12 +300,7 @@ class Client:
         return self._document(tsp.STATS, {})
 
     def list(
-        self,
-        *,
-        service: str | None = None,
-        state: str | None = None,
-        after: str | None = None,
-        limit: int = 100,
+        self, *, service: str | None = None, state: str | None = None, after: str | None = None, limit: int = 100
     ) -> tuple[list[RequestInfo], str | None]:
         """A page of what is stored, oldest first, and what to pass as `after` for the next (None: that was all)."""
         options = {"service": service, "state": state, "after": after and ids.plain(after), "limit": limit}

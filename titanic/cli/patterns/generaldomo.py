@@ -50,10 +50,7 @@ def client(
         print_body(asking.call(service, *body))
 
 
-@role(
-    generaldomo,
-    endpoint={"type": str, "multiple": False, "help": "Where the broker listens to CLIENT sockets."},
-)
+@role(generaldomo, endpoint={"type": str, "multiple": False, "help": "Where the broker listens to CLIENT sockets."})
 def worker(service: str, command: tuple[str, ...], *, endpoint: str = SERVER, jobs: int) -> None:
     """Work on SERVICE: run COMMAND for each request.
 

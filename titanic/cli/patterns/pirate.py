@@ -5,15 +5,7 @@ from __future__ import annotations
 import click
 
 from broker import WorkerConfig
-from broker.patterns import (
-    LazyPirate,
-    ParanoidQueue,
-    ParanoidWorker,
-    QueueConfig,
-    Server,
-    SimpleQueue,
-    SimpleWorker,
-)
+from broker.patterns import LazyPirate, ParanoidQueue, ParanoidWorker, QueueConfig, Server, SimpleQueue, SimpleWorker
 from titanic.cli.output import print_body
 from titanic.cli.patterns.roles import handler, role, run
 
