@@ -8,12 +8,12 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import zmq
 from support.processes import line, script
+from support.raw_mdp import raw_client
 from support.waiting import until
 
 from broker import (
@@ -42,16 +42,6 @@ def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         "ipc": f"ipc://{tmp_path}/socket",
         "inproc": f"inproc://{tmp_path.name}",
     }[request.param]
-
-
-@contextmanager
-def raw_client(address: str) -> Iterator[zmq.Socket[bytes]]:
-    """A DEALER, to see the frames themselves."""
-    with zmq.Context.instance().socket(zmq.DEALER) as socket:
-        socket.linger = 0
-        socket.rcvtimeo = 60_000
-        socket.connect(address)
-        yield socket
 
 
 # -- the ordinary ways ---------------------------------------------------------------------------------------
@@ -134,11 +124,11 @@ def test_an_empty_reply_is_an_empty_frame(
                 assert client.call("serve", b"x") == whole
                 assert [frame for part in client.stream("serve", b"x") for frame in part] == whole
                 assert list(pipeline.map("serve", [b"x"])) == [whole]
-        with raw_client(address) as socket:
-            socket.send_multipart([b"MDPC02", b"\1", b"serve", b"x"])
-            replies = [socket.recv_multipart()]
+        with raw_client(address) as raw:
+            raw.send(b"serve", b"x")
+            replies = [raw.socket.recv_multipart()]
             while replies[-1][1] != b"\3":
-                replies.append(socket.recv_multipart())
+                replies.append(raw.socket.recv_multipart())
         assert all(len(reply) >= 4 for reply in replies)
         assert replies[-1][3:] == ([b""] if version == "0.2" else whole)
 

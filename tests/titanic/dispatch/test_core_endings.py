@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.dispatch_play import Play, at_work, names
 
-from titanic.dispatch import outcome_buffer
+from titanic.dispatch.outcome_buffer import MOST_BYTES
 from titanic.store import Status
 
 # -- how it ends ----------------------------------------------------------------------------------------------
@@ -211,12 +211,12 @@ def test_one_outcome_that_cannot_be_written_holds_up_no_other() -> None:
     assert [len(batch) for batch in play.unwritten] == [1, 1]
 
 
-def test_workers_that_are_faster_than_the_disk_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome_buffer, "MOST_BYTES", 10_000)
+def test_workers_that_are_faster_than_the_disk_wait_for_it() -> None:
+    fifth = bytes(MOST_BYTES // 5 + 1)
     play = at_work(*names("r", 20))
     play.disk = "slow"
     while play.running:
-        play.reply(play.sent[-1], bytes(2000))
+        play.reply(play.sent[-1], fifth)
     assert len(play.sent) == 5
     play.disk = "works"
     play.write()

@@ -54,7 +54,8 @@ def test_what_was_closed_is_not_wanted_any_more_before_a_broker_is_found_dead(
     with open_store(tmp_path / "store", capacity=MIN_CAPACITY) as store:
         dispatcher, transport = make(store), Transport()
         dispatcher.connect(transport)
-        monkeypatch.setattr(dispatcher.core, "_recalls", [b"closed"])
+        recalls = iter([[b"closed"]])
+        monkeypatch.setattr(dispatcher.core, "take_recalls", lambda: next(recalls, []))
         dispatcher.flush(0.0)
         dispatcher.loop.stop()
     assert transport.told == ["recall closed", "deliver"]
