@@ -10,7 +10,7 @@ import click
 
 from titanic.cli.help import command
 from titanic.cli.options import configured, json_flag, option
-from titanic.cli.output import print_json, print_table
+from titanic.cli.printing import print_json, print_table
 from titanic.errors import TitanicError
 
 

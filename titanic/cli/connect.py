@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import broker
 from broker import unreachable
 from titanic.cli.endpoint import Reach
-from titanic.cli.output import say
+from titanic.cli.printing import say
 from titanic.client.client import Client
 from titanic.errors import TimedOut
 

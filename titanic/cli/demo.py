@@ -27,7 +27,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from titanic.cli.help import command
-from titanic.cli.output import EXIT_FAILED
+from titanic.cli.printing import EXIT_FAILED
 from titanic.client.client import Client
 from titanic.errors import RequestFailed, TimedOut, TitanicError
 from titanic.protocol.tsp import Frames

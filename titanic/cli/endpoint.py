@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from titanic.cli.output import say
+from titanic.cli.printing import say
 
 
 class EndpointType(click.ParamType[str]):

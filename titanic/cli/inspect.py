@@ -11,7 +11,7 @@ import click
 from titanic.cli.help import command
 from titanic.cli.options import json_flag, option
 from titanic.cli.options import uuid as uuid_type
-from titanic.cli.output import (
+from titanic.cli.printing import (
     age,
     as_text,
     duration,

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import click
 
 import broker
-from titanic.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PENDING, EXIT_UNKNOWN, EXIT_UNREAD, EXIT_USAGE, say
+from titanic.cli.printing import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PENDING, EXIT_UNKNOWN, EXIT_UNREAD, EXIT_USAGE, say
 from titanic.entry import leave
 from titanic.errors import TimedOut, TitanicError, UnknownRequest
 from titanic.version import __version__

@@ -13,7 +13,7 @@ from titanic.cli.help import command
 from titanic.cli.inspect import STATES
 from titanic.cli.options import endpoint, json_flag, option, seconds
 from titanic.cli.options import uuid as uuid_type
-from titanic.cli.output import EXIT_FAILED, EXIT_UNKNOWN, Bar, print_json, say
+from titanic.cli.printing import EXIT_FAILED, EXIT_UNKNOWN, Bar, print_json, say
 from titanic.client.client import Client
 from titanic.errors import UnknownRequest
 from titanic.util.text import counted

@@ -15,7 +15,7 @@ from titanic.cli.connect import connect_to_look
 from titanic.cli.endpoint import Reach
 from titanic.cli.help import GroupedCommand, command
 from titanic.cli.options import json_flag, option, reaching, seconds
-from titanic.cli.output import duration, print_json, print_table, say, size
+from titanic.cli.printing import duration, print_json, print_table, say, size
 from titanic.cli.store_files import Files, look, lookable
 from titanic.client.client import Client
 from titanic.errors import RequestError, TimedOut, TitanicError

@@ -16,7 +16,7 @@ from titanic.cli.endpoint import Reach
 from titanic.cli.help import command
 from titanic.cli.options import endpoint, json_flag, option, seconds
 from titanic.cli.options import uuid as uuid_type
-from titanic.cli.output import (
+from titanic.cli.printing import (
     EXIT_FAILED,
     EXIT_PENDING,
     EXIT_UNKNOWN,

@@ -19,7 +19,7 @@ from broker import RemoteError, Worker, WorkerConfig
 from titanic import logs
 from titanic.cli.help import command
 from titanic.cli.options import broker_version, configured, endpoint_option, log_options, option, seconds
-from titanic.cli.output import as_text
+from titanic.cli.printing import as_text
 from titanic.cli.running import Ending, say
 from titanic.protocol.tsp import Frames
 from titanic.util.sd_notify import VARIABLES, Notifier

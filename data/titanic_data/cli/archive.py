@@ -10,7 +10,7 @@ import click
 
 from titanic.cli.options import json_flag, option, seconds
 from titanic.cli.options import size as size_option
-from titanic.cli.output import EXIT_FAILED, Bar, print_json, size
+from titanic.cli.printing import EXIT_FAILED, Bar, print_json, size
 from titanic.util.text import counted
 from titanic_data.archive import (
     ENGINES,

@@ -9,7 +9,7 @@ import click
 
 from titanic.cli.main import Titanic
 from titanic.cli.main import main as titanic
-from titanic.cli.output import EXIT_FAILED, say
+from titanic.cli.printing import EXIT_FAILED, say
 from titanic.version import __version__
 from titanic_data.session import explain, is_of_spark, silence_query_logs
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from titanic.cli.output import print_table
+from titanic.cli.printing import print_table
 from titanic_data.errors import MissingPart
 
 Rows = Sequence[dict[str, Any]]

@@ -12,7 +12,7 @@ import click
 
 from titanic import logs
 from titanic.cli.options import log_options, option, seconds
-from titanic.cli.output import EXIT_PENDING, print_table
+from titanic.cli.printing import EXIT_PENDING, print_table
 from titanic.cli.running import Ending, say
 from titanic.util.text import counted
 from titanic_data.cli.options import archive_option, command, endpoint_option, only

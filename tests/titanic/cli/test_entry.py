@@ -21,7 +21,7 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("module", ["typing", "click", "zmq", "broker.client", "titanic.cli.output"])
+@pytest.mark.parametrize("module", ["typing", "click", "zmq", "broker.client", "titanic.cli.printing"])
 def test_an_interrupt_while_it_is_imported(module: str) -> None:
     """The interpreter tells what it has imported."""
     command = [sys.executable, "-X", "importtime", "-m", "titanic", "status", "--endpoint", "tcp://127.0.0.1:9"]

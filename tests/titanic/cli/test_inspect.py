@@ -9,7 +9,7 @@ import pytest
 from support.cli_titanic import here, serving, working
 from support.waiting import until
 
-from titanic.cli.output import print_table
+from titanic.cli.printing import print_table
 
 pytestmark = pytest.mark.usefixtures("workers")
 

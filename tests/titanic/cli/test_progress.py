@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.cli_titanic import here, on_terminal, serving
 
-from titanic.cli.output import print_json_list, print_long_table
+from titanic.cli.printing import print_json_list, print_long_table
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import logging
 import click
 
 from broker.patterns import BinaryStar, BinaryStarClient, StarConfig
-from titanic.cli.output import print_body
 from titanic.cli.patterns.roles import handler, role, run
+from titanic.cli.printing import print_body
 
 log = logging.getLogger("titanic.binary-star")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from broker.patterns import Freelance, FreelanceConfig, LazyPirate, NotPublic, Shotgun, freelance_server
-from titanic.cli.output import print_body
 from titanic.cli.patterns.roles import handler, role, run
+from titanic.cli.printing import print_body
 
 MODEL = {"type": click.IntRange(1, 3), "metavar": "N"}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from broker.patterns import Generaldomo, GeneraldomoBroker, GeneraldomoWorker
-from titanic.cli.output import print_body
 from titanic.cli.patterns.roles import handler, role, run
+from titanic.cli.printing import print_body
 from titanic.version import __version__
 
 SERVER = "tcp://127.0.0.1:5556"

@@ -8,8 +8,8 @@ import click
 
 from broker import Client, Pipeline, Worker
 from broker.patterns import Idempotent, Replies, Stamps
-from titanic.cli.output import print_body
 from titanic.cli.patterns.roles import COUNT, TIME, each_message, handler, role, run
+from titanic.cli.printing import print_body
 
 BROKER = {"endpoint": {"help": "Where the broker is; of several, the next one is used when one fails."}}
 

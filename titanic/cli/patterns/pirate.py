@@ -6,8 +6,8 @@ import click
 
 from broker import WorkerConfig
 from broker.patterns import LazyPirate, ParanoidQueue, ParanoidWorker, QueueConfig, Server, SimpleQueue, SimpleWorker
-from titanic.cli.output import print_body
 from titanic.cli.patterns.roles import handler, role, run
+from titanic.cli.printing import print_body
 
 WORKERS = "tcp://127.0.0.1:5556"
 

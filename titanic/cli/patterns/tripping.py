@@ -7,7 +7,7 @@ import click
 from broker.patterns import KINDS, MissingDrafts, trip
 from titanic.cli.help import GroupedCommand
 from titanic.cli.options import option
-from titanic.cli.output import print_table
+from titanic.cli.printing import print_table
 from titanic.cli.running import say
 
 
