@@ -113,7 +113,7 @@ class ReadTransaction(Protocol):
         """How the request ended, that it has not ended yet, or None when it is unknown."""
 
     def describe(self, uuid: bytes) -> Description | None:
-        """All about the request but its frames, which are not checked; None when it is unknown."""
+        """The request without its frames, which are not checked; None when it is unknown."""
 
     def holder(self, key: bytes) -> bytes | None:
         """The id of the request that was submitted with this idempotency key, also when it is closed; None when the
@@ -168,10 +168,13 @@ class ReadTransaction(Protocol):
         """Totals, without counting."""
 
     def full(self) -> bool:
-        """Whether there is no room for a small request, also when everything makes way that may."""
+        """Whether there is no room for a small request, even after dropping all closed requests that may be dropped."""
 
     def disk_full(self) -> bool:
-        """Whether the disk has no room for what the store is to write next. It is asked now, and ends by itself."""
+        """Whether the disk has no room for what the store is to write next.
+
+        Asks the disk each time, so the answer changes when there is room again.
+        """
 
     def identity(self) -> bytes | None:
         """Which store this is: 16 bytes that copies have, too. None: only earlier versions have opened it yet."""
@@ -191,7 +194,7 @@ class ReadTransaction(Protocol):
         """Whether an archive is registered, what it has, and what there is."""
 
     def archivist(self) -> Archivist | None:
-        """Whose archive it is, or was last; None when nobody has said so."""
+        """The owner of the archive that is registered, or was last; None when it is unknown."""
 
     # -- reading in bulk -------------------------------------------------------------------------------------
 
@@ -292,7 +295,7 @@ class WriteTransaction(ReadTransaction, Protocol):
         """
 
     def retry(self, uuid: bytes, now_us: int) -> bool:
-        """Let a request that failed or expired wait again, as if it had never been tried. False when it has not.
+        """Let a request that failed or expired wait again, as if it had never been tried. False for other requests.
 
         One whose time is over has no end of its time any more. One that was never tried waits for what is left of its
         delay. What is left of either is never more than the whole: the clock may have been set back.
@@ -303,7 +306,7 @@ class WriteTransaction(ReadTransaction, Protocol):
 
         Its life is kept among the closed requests; `now_us` (None: ask the clock) is when it was closed. Returns None
         when the request is unknown. Raises StoreFull, with the transaction still good, only when an archive is
-        registered, has fallen far behind, and may not miss anything.
+        registered, has fallen far behind, and nothing may be lost before it has it.
         """
 
     # -- time ------------------------------------------------------------------------------------------------
@@ -335,7 +338,7 @@ class WriteTransaction(ReadTransaction, Protocol):
         """
 
     def unregister_archive(self) -> ArchiveState:
-        """Closed requests need not be kept for the archive any more, whoever's it is."""
+        """Closed requests need not be kept for the archive any more, whoever owns it."""
 
     def acknowledge_archive(
         self, upto: int, uuid: bytes | None = None, archivist: Archivist | None = None

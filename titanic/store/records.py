@@ -1,4 +1,4 @@
-"""What can be seen of a store. Times are µs since the epoch, 0 = none; sizes are bytes."""
+"""The records that a store takes and returns. Times are µs since the epoch, 0 = none; sizes are bytes."""
 
 from __future__ import annotations
 
@@ -93,14 +93,14 @@ class Closed(NamedTuple):
 
     @property
     def waited(self) -> bool:
-        """Whether it had not ended."""
+        """Whether it had not ended yet."""
         return self.state in (State.WAITING, State.DELAYED)
 
 
 class Description(NamedTuple):
-    """All about a request but its frames. A running one is WAITING: the store doesn't know who runs.
+    """A request without its frames. A running request is WAITING here: the store does not know which requests run.
 
-    `expires_at` is 0 also when the request was given another life after its time was over.
+    `expires_at` is also 0 when the request was retried after it had expired.
     """
 
     uuid: bytes
@@ -125,7 +125,7 @@ class Description(NamedTuple):
 
 
 class ServiceLoad(NamedTuple):
-    """What a service has to do: its requests that have not ended, delayed ones too, and their bytes."""
+    """The requests of a service that have not ended, delayed ones included, and their bytes."""
 
     waiting: int
     bytes: int
@@ -159,21 +159,24 @@ class ArchiveState(NamedTuple):
 
 
 class Archivist(NamedTuple):
-    """Whose archive it is: an id of 16 bytes, and for people where it is."""
+    """The owner of an archive: an id of 16 bytes and, for people, the archive's location."""
 
     id: bytes
     name: str
 
 
 class Accepted(NamedTuple):
-    """An accepted request. Not `new`: its key had come before, and `uuid` is the id given then."""
+    """An accepted request. If it is not `new`, its key was known, and `uuid` is the id of the first request with it."""
 
     uuid: bytes
     new: bool
 
 
 class Retention(NamedTuple):
-    """How long what nobody closes is kept, in µs; 0 = for ever (`closed_retention`: as long as there is room)."""
+    """How long unclosed replies, dead requests and closed requests are kept, in µs.
+
+    0 = for ever (`closed_retention`: as long as there is room).
+    """
 
     reply_retention: int = 7 * DAY
     dead_retention: int = 30 * DAY
@@ -181,7 +184,7 @@ class Retention(NamedTuple):
 
 
 class Trimmed(NamedTuple):
-    """What a trim did. `more`: its limit was reached, and there may be more to do at once."""
+    """What a trim removed. `more`: it reached its limit, and there may be more to trim now."""
 
     replies: int
     dead: int

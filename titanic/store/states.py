@@ -8,8 +8,8 @@
        WAITING, DELAYED ──expire──► EXPIRED        WAITING, DELAYED, RUNNING ──cancel──► CANCELLED
        FAILED, EXPIRED ──retry──► WAITING       (DELAYED, when it expired before its delay was over)
 
-RUNNING is known to the dispatcher alone: on disk a running request is still WAITING, so that after a crash it
-waits again without anything having to be put right. The ended states DONE … CANCELLED last until the request
+Only the dispatcher knows RUNNING. On disk a running request is still WAITING, so after a crash it waits again and
+nothing has to be repaired. The ended states DONE … CANCELLED last until the request
 is closed, which deletes it from any state.
 """
 
@@ -31,7 +31,7 @@ class State(IntEnum):
 
 
 class Status(IntEnum):
-    """How a request ended; the same numbers as the State it is in then."""
+    """How a request ended. The numbers are those of the State that it is then in."""
 
     DONE = State.DONE
     FAILED = State.FAILED
@@ -46,15 +46,15 @@ class Event(IntEnum):
     ABANDON = 2  # the worker or Titanic died
     SUCCEED = 3
     FAIL = 4  # for good
-    POSTPONE = 5  # failed, to be tried again later
+    POSTPONE = 5  # failed; it is retried after a back-off
     PROMOTE = 6  # the delay is over
     EXPIRE = 7
     CANCEL = 8
-    RETRY = 9  # somebody wants it tried again, after all
+    RETRY = 9  # an operator requeues it
 
 
-# A missing key is the error. A result also counts when it comes late, from an attempt that was given up: the
-# work is done, so nobody needs to do it again.
+# A missing key is the error. A result that comes late, from an attempt that was given up, counts too: the work is
+# done and need not be repeated.
 TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.WAITING, Event.DISPATCH): State.RUNNING,
     (State.WAITING, Event.SUCCEED): State.DONE,

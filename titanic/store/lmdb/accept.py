@@ -1,4 +1,4 @@
-"""Accepting requests: who has their keys, what they come to, whether that fits, and then all of it is written."""
+"""Accepting requests, in four steps: look up their keys, plan the rows, make room, write."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from titanic.store.records import Accepted, NewRequest
 from titanic.util.ids import SIZE
 
 _TIMER_COST = 45
-_FIXED_COST = CHARGE + 3 * _TIMER_COST // 2  # its end, its row in `ready`
+_FIXED_COST = CHARGE + 3 * _TIMER_COST // 2  # for its end and its row in `ready`
 _MOST_DROPPED = 1000
 
 _key_of = attrgetter("key")
@@ -29,7 +29,7 @@ Row = tuple[bytes, bytes]
 
 
 class _Keys(NamedTuple):
-    """What the idempotency keys of a batch say. Requests are named by their place in it.
+    """The idempotency keys of a batch. Requests are named by their place in it.
 
     `taken` are those whose key is taken, which are not stored. `holders` has the keys that are new, and `extras` the
     bytes that each of those needs.
@@ -41,7 +41,7 @@ class _Keys(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What a batch comes to: the rows by database, the blobs, and what they need.
+    """What is to be written for a batch: the rows by database, the blobs, and the room that they need.
 
     `sizes` are those of the records, in order, 0 for a request that is not stored; `extras` what some need besides;
     `loads` the bytes of each request, by the beginning of its row in `ready`.
@@ -109,7 +109,7 @@ def _accept(
 
 
 def _look_up_keys(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], now_us: int, sure_us: int) -> _Keys:
-    """Who has the keys. In `uuids`, the requests whose key is taken get the ids that were given out for it."""
+    """Look up the keys. In `uuids`, requests whose key is taken get the ids that were given out for it."""
     keys = _Keys(set(), {}, {})
     if not any(map(_key_of, requests)):  # mostly
         return keys
@@ -137,7 +137,7 @@ def _look_up_keys(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes
 
 
 def _plan(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], now_us: int, keys: _Keys) -> _Plan:
-    """What the requests come to. Raises InvalidRequest when one cannot be stored, also if its key is taken."""
+    """Plan the rows. Raises InvalidRequest when a request cannot be stored, even if its key is taken."""
     plan = _Plan([], [], [], [], [], [], [], {}, {})
     records, ready, later, retries, timers, blobs, sizes, extras, loads = plan
     encode, taken, keyed = request_record.encode, keys.taken, keys.extras
@@ -190,8 +190,8 @@ def _plan(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], now_u
 def _write(tx: Writing, plan: _Plan) -> None:
     """Put the rows and blobs. Raises StoreFailed when the ids do not ascend."""
     raw, db = tx.raw, tx.db
-    # Appending skips the search for the place and fills pages to the brim. A key out of order isn't an error to
-    # LMDB, it is left out: that would be an acknowledged request that doesn't exist.
+    # Appending skips the search for the place and fills pages completely. LMDB leaves out a key that is out of order
+    # and reports no error: that would be an acknowledged request that does not exist.
     _, added = raw.cursor(db.requests).putmulti(plan.records, append=True)
     if added != len(plan.records):
         fact = f"{added} of {len(plan.records)} were new"
@@ -213,7 +213,7 @@ def _write(tx: Writing, plan: _Plan) -> None:
 
 
 def _holder(tx: Writing, key: bytes, now_us: int) -> Holder | None:
-    """Who has the key now."""
+    """The holder of the key, if the key still counts."""
     row = tx.raw.get(key, db=tx.db.keys)
     holder = None if row is None else idempotency_key.decode(row)
     return holder if holder and holder.until > now_us else None
@@ -242,7 +242,8 @@ def _make_room(tx: Writing, sizes: list[int], extras: dict[int, int]) -> None:
     possible = could_fit(tx, needed, room.accept)
     dropped = 0
     while not fits(tx, needed, room.accept):
-        # What is dropped can be used from the transaction after next on: not more than can be lent till then.
+        # The pages of what is dropped can be used from the transaction after next on. Drop no more than can be lent
+        # until then.
         if possible and dropped < _MOST_DROPPED and tx.freed < 2 * room.pages_freed and (n := drop_oldest(tx, 50)):
             dropped += n
             continue

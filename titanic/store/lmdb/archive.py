@@ -22,7 +22,7 @@ def archive(tx: Reading) -> ArchiveState:
 
 
 def known_archivist(tx: Reading) -> Archivist | None:
-    """Whose archive it is, or was last; None when nobody has said so."""
+    """The owner of the archive that is registered, or was last; None when it is unknown."""
     row = tx.raw.get(ARCHIVIST_KEY, db=tx.db.meta)
     if row is None:
         return None
@@ -39,7 +39,7 @@ def register_archive(tx: Writing, archivist: Archivist | None = None) -> Archive
     first = closed_range(tx)[0]
     if archivist is not None and archivist != (known := known_archivist(tx)):
         if known is None or known.id != archivist.id:
-            upto, registered = first - 1, False  # what somebody else has need not be in this one
+            upto, registered = first - 1, False  # this archive need not have what another one has
         row = archivist.id + archivist.name.encode(errors="replace")[:_MOST_NAME]
         tx.raw.put(ARCHIVIST_KEY, row, db=tx.db.meta)
     if not registered:
@@ -48,7 +48,7 @@ def register_archive(tx: Writing, archivist: Archivist | None = None) -> Archive
 
 
 def unregister_archive(tx: Writing) -> ArchiveState:
-    """Closed requests need not be kept for the archive any more, whose ever it is."""
+    """End the registration of any archive: closed requests are no longer kept for it."""
     registered, upto = tx.archived()
     if registered:
         _note_archive(tx, False, upto)
@@ -82,7 +82,7 @@ def acknowledge_archive(
 
 
 def _expect_archivist(tx: Writing, archivist: Archivist | None) -> None:
-    """Nobody but whose archive it is may speak for it."""
+    """Raise InvalidArchive unless the archive is this archivist's, or has no owner."""
     known = known_archivist(tx)
     if known is not None and (archivist is None or archivist.id != known.id):
         raise InvalidArchive(

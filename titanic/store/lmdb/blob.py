@@ -1,10 +1,10 @@
-"""Bodies too large to stand in the row of their record.
+"""Bodies that are too large for the row of their record.
 
-LMDB would put a large value on pages of its own that follow each other. After some time of requests coming and
-going, pages are free here and there, but no longer enough of them in one piece: the file has to grow, or a request
-be refused, with room in plenty. So a large body is cut into equal pieces, of which a page takes two (the largest, that
-fill it exactly) or three. Any free page will do for them: what is free can be used, down to the last page, and the file
-can have a size that it never exceeds.
+LMDB would put a large value on pages of its own that follow each other. After requests have come and gone for some
+time, free pages are scattered, and there are no longer enough of them in one piece: the file would have to grow, or a
+request be refused, although there is plenty of room. So a large body is cut into equal pieces, of which a page takes
+two (the largest, that fill it exactly) or three. Any free page will do for them: what is free can be used, down to the
+last page, and the file can have a size that it never exceeds.
 
     database blobs, key big-endian
         id, u64 + index, u32   →   a piece of the body, at most CHUNK bytes
@@ -48,7 +48,7 @@ class Ref(NamedTuple):
     crc: int
 
     def pack(self) -> bytes:
-        """As it stands in a record."""
+        """The reference as it is written in a record."""
         return _REF.pack(*self)
 
     @property

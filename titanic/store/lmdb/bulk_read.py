@@ -1,7 +1,7 @@
-"""Reading much of the store at a time, for those who make columns of it.
+"""Reading many records at a time, for those who make columns of them.
 
-A record at a time costs microseconds in Python. Who wants a million of them takes their bytes in one piece, and reads
-the fields of all with a few operations on arrays: `CLOSED_LAYOUT` says where they are. The checksums are
+One record at a time costs microseconds in Python. A reader of millions takes their bytes in one piece, and reads the
+fields of all of them with a few operations on arrays: `CLOSED_LAYOUT` says where they are. The checksums are
 verified here.
 """
 

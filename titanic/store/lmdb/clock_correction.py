@@ -1,8 +1,8 @@
-"""What was given a time by a clock that was wrong.
+"""Correcting times that a wrong clock has given.
 
-A delay, a time to live and the time for which a key counts end so long after they were given, both by the wall clock.
-When that clock was years ahead and is right again, they would last for years. It can be told: more is left of them than
-there was (clock.capped). Then they last for their whole length from now on.
+A delay, a time to live and the lifetime of a key end at a time of the wall clock, a certain length after they were
+given. If that clock was years ahead and is right again, they would last for years. That can be detected: more time is
+left than the whole length (clock.capped). Then they last for their whole length from now on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def recap(tx: Writing, now_us: int, after: bytes = b"", limit: int = 1000) -> tu
 
 
 def _from(tx: Writing, kind: bytes, begin: bytes, now_us: int, limit: int) -> tuple[list[bytes], bytes]:
-    """Keys of rows whose time is to come, and the place behind them."""
+    """Keys of rows whose time is in the future, and the place behind them."""
     database, prefix = (tx.db.later, b"") if kind == _DELAY else (tx.db.timers, kind)
     cursor = tx.raw.cursor(database)
     found: list[bytes] = []

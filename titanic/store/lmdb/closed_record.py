@@ -1,4 +1,4 @@
-"""The whole life of a request, kept when it is closed.
+"""The record of a closed request.
 
 The record, little-endian, in database `closed` under its number in the sequence. It is written once, in the
 transaction that closes the request. Numbers are given out without gaps and in the order of the commits (LMDB has one
@@ -71,7 +71,7 @@ _IN_BLOB = int(Where.BLOB)
 
 
 class Part(NamedTuple):
-    """The frames of the request or of the reply, as they stand in the record."""
+    """The frames of the request or of the reply, as they are in the record."""
 
     where: Where
     frames: int

@@ -22,7 +22,7 @@ _MOST_LOOKED_AT = 50_000
 
 
 def is_near_the_end(tx: Reading) -> bool:
-    """Whether the part of the file that was never used is so small that nobody can count on it."""
+    """Whether the part of the file that was never used may be too small for a transaction."""
     room = tx.environment.room
     end = (tx.environment.env.info()["last_pgno"] + 1) * PAGE
     return bool(end > room.accept - room.headroom)
@@ -44,7 +44,7 @@ def make_ready(tx: Writing) -> bool:
 
 
 def clear_up(tx: Writing) -> None:
-    """Do a bounded part of what can wait."""
+    """Delete a bounded part of what a later transaction could delete as well."""
     if tx.raw.stat(tx.db.graves)["entries"]:
         _empty_graves(tx)
     room = tx.environment.room
@@ -62,7 +62,7 @@ def fits(tx: Writing, needed: int, limit: int) -> bool:
 
 
 def could_fit(tx: Writing, needed: int, limit: int) -> bool:
-    """The same, once closed requests have made way. They must not be dropped for one who does not fit even then."""
+    """Whether `needed` bytes more fit once closed requests have made way. If not, none must be dropped in vain."""
     missing = recount(tx) + needed - limit
     return missing <= 0 or can_make_way(tx, missing) >= missing
 

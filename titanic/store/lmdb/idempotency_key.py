@@ -22,7 +22,7 @@ _UNTIL = struct.Struct("<Q")
 
 
 class Holder(NamedTuple):
-    """Who has a key, until when, and when it came (µs since the epoch)."""
+    """The requests that have a key, until when it counts, and when it was given (µs since the epoch)."""
 
     until: int
     ids: bytes  # one behind the other
@@ -60,7 +60,7 @@ def fitted(row: memoryview | bytes) -> bool:
 
 
 def decode(row: memoryview | bytes) -> Holder | None:
-    """Who has the key; None when the row makes no sense."""
+    """The holder of the key; None when the row is damaged."""
     if not fits(row):
         return None
     until, given = _TIMES.unpack_from(row)

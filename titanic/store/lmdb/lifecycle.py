@@ -1,4 +1,4 @@
-"""What becomes of requests after they were accepted: delayed, promoted, ended, tried again."""
+"""The lifecycle of accepted requests: finish, postpone, promote, expire, retry."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Place(NamedTuple):
 
     @property
     def service(self) -> bytes | None:
-        """None when nothing tells."""
+        """None when it is unknown."""
         if self.header is not None:
             return self.header.service
         return service_of(self.prefix) if self.prefix else None
@@ -151,7 +151,7 @@ def expire(
 
 
 def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
-    """Let a request that failed or expired wait again, as if it had never been tried. False when it is not such."""
+    """Let a request that failed or expired wait again, as if it had never been tried. False for other requests."""
     record, reply = tx.raw.get(uuid, db=tx.db.requests), tx.raw.get(uuid, db=tx.db.replies)
     if record is None or reply is None:
         return False
@@ -231,11 +231,11 @@ def _make_room_for_reply(tx: Writing, needed: int) -> None:
 
 
 def _forget_delay(tx: Writing, uuid: bytes) -> None:
-    """Note that the request is ready again. If it never failed, there is nothing more to remember."""
+    """Record that the request is ready again. One that never failed needs no record."""
     try:
         past = tx.past(uuid)
     except RecordCorrupt:
-        past = None  # better one attempt too many than a request that never runs
+        past = None  # one attempt too many is better than a request that never runs
     if past is not None and past.matters:
         tx.put(tx.db.retries, uuid, retry_record.encode(uuid, past._replace(due=0)))
     else:
@@ -265,7 +265,7 @@ def find(tx: Writing, uuid: bytes) -> Place | None:
 
 
 def search(tx: Writing, uuid: bytes, header: RequestHeader | None = None, past: Retry | None = None) -> Place:
-    """The same as `find`, for a request whose records are too damaged to tell: all rows are looked at."""
+    """`find` for a request whose records are damaged: it looks at all rows."""
     for view in tx.raw.cursor(tx.db.ready).iternext(keys=True, values=False):
         if view[-SIZE:] == uuid:
             return Place(State.WAITING, bytes(view), bytes(view[:-SIZE]), header, past)
@@ -276,7 +276,7 @@ def search(tx: Writing, uuid: bytes, header: RequestHeader | None = None, past: 
 
 
 def drop_timers(tx: Writing, uuid: bytes) -> None:
-    """Delete all timers of a request whose records are too damaged to tell: all rows are looked at."""
+    """Delete all timers of a request whose records are damaged: it looks at all rows."""
     timers = tx.raw.cursor(tx.db.timers).iternext(values=False)
     found = [bytes(view) for view in timers if view[-SIZE:] == uuid and view[:1] != KEY]
     for key in found:

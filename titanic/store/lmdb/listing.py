@@ -72,8 +72,8 @@ def _candidates(
 ) -> Iterator[bytes]:
     """Ids above `after`, in order, all of those that can be in these states among them.
 
-    No more is looked at than has to be: who wants ended requests walks over the replies, who wants delayed ones over
-    the retries, and what waits for a service is found in its queue.
+    It walks over the smallest database that has them all: `replies` for ended requests, `retries` for delayed ones, and
+    the service's queue for those that wait.
     """
     wanted = set(State if states is None else states)
     if wanted <= ENDED:

@@ -95,7 +95,7 @@ def short_of_disk(directory: Path, used: int, capacity: int, refused: int | None
     """
     try:
         allocated, room = (directory / _FILE).stat().st_blocks * 512, room_on_disk(directory)
-    except OSError:  # there is no telling
+    except OSError:  # unknown
         return False
     if refused is not None:  # more may have been wanted than there was, or a quota was in the way
         return room < refused + _ENOUGH or bool(_ask_for_room(directory))

@@ -180,7 +180,7 @@ def open_read_only(directory: Path) -> Environment:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory last: LMDB syncs its file, but not the directory that it stands in."""
+    """Sync the names in a directory: LMDB syncs its file, but not the directory of the file."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

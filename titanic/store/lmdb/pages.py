@@ -1,8 +1,8 @@
 """LMDB's file, read page by page without LMDB.
 
-LMDB believes what it reads: on a damaged page it ends the process (SIGABRT, SIGSEGV, SIGBUS) or writes over pages that
-are in use. So who has time looks first whether the pages make the trees that LMDB takes them for (`faults`), and does
-not let it near a file that is not sound. What can be read of such a file is read here (`Pages`).
+LMDB trusts what it reads: on a damaged page it ends the process (SIGABRT, SIGSEGV, SIGBUS) or writes over pages that
+are in use. `faults` verifies the pages without LMDB, so that a damaged file is not opened. `Pages` reads what can be
+read of such a file.
 
 The file is a row of pages of 4 KiB. Pages 0 and 1 are meta pages, written in turn: the one with the higher transaction
 is in force. Each names two trees: the free pages, and the main tree with the roots of all databases. All numbers are
@@ -16,8 +16,8 @@ little-endian.
                  in a branch the first six bytes are the number of the page below, and there is no value
     overflow    a value too large for a leaf, from 16 on, over as many pages as it needs; the leaf has their number
 
-What a page's node refers to is believed only if that page has the right number and kind, isn't free, belongs to nobody
-else, and its keys can be where it is.
+What a page's node refers to is believed only if that page has the right number and kind, isn't free, belongs to no
+other node, and its keys are in the range of its place.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MOST_KEY = 511
 
 
 def faults(data: Path) -> list[str]:
-    """What is wrong with the pages of a file that nobody changes meanwhile.
+    """What is wrong with the pages of a file that no process changes meanwhile.
 
     It takes about a quarter of the time of check().
     """
@@ -79,9 +79,9 @@ class Hole(NamedTuple):
 
 
 class Pages:
-    """The pages of a file that nobody changes.
+    """The pages of a file that no process changes.
 
-    `holes` are those that were not found where they must be, `odd_rows` counts the rows in others that made no sense.
+    `holes` are the pages that were not found where they must be; `odd_rows` counts unreadable rows in other pages.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -226,7 +226,7 @@ class Pages:
                 yield page[key_at:value_at], page[value_at : value_at + size], flags
 
     def _elsewhere(self, reference: bytes, size: int) -> bytes | None:
-        """The value that stands in pages of its own."""
+        """A value that has pages of its own."""
         if len(reference) != 8:
             return None
         (number,) = _U64.unpack(reference)

@@ -188,7 +188,7 @@ def full(tx: Reading) -> bool:
 
 
 def disk_full(tx: Reading) -> bool:
-    """Whether the disk has no room for what the store is to write next. It is asked now, and ends by itself."""
+    """Whether the disk has no room for what the store is to write next."""
     environment = tx.environment
     return short_of_disk(Path(environment.env.path()), tx.used(), environment.capacity, environment.pace.disk_refused)
 

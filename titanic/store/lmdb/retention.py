@@ -1,7 +1,7 @@
-"""Trimming: what nobody closes, and what nobody needs to remember any longer, goes by and by.
+"""Retention: closing what no client closes, and forgetting old closed requests and keys.
 
-One call does a bounded part, so that a backlog of a million replies never holds up the others. Everything is found
-by its time, in `timers` or at the old end of the ring; nothing is searched for.
+One call does a bounded part, so a backlog of a million replies does not delay other writers. Everything is found by
+its time, in `timers` or at the beginning of `closed`, without a search.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ _EXPIRES_AT = struct.Struct("<Q")
 class Retry(NamedTuple):
     """A delay or the failures so far. Times are µs since the epoch; `due` is 0 while the request is ready.
 
-    `expires_at` counts instead of the request's own; 0: it never expires, as one that was given another life after its
-    time was over. None: the request's own counts.
+    `expires_at` counts instead of the request's own; 0: it never expires, because it was
+    retried after it had expired. None: the request's own counts.
     """
 
     attempts: int

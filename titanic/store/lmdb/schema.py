@@ -6,9 +6,9 @@
                b"sequence"                                u64, the last number given out in `closed`
                b"identity"                                16 random bytes: which store it is, also as a copy
                b"archive"                                 u8 registered, u64 archived_upto
-               b"archivist"                               whose that is, 16 bytes + where it is, text; no row: anybody's
+               b"archivist"                               the archive's owner, 16 bytes + its location, text
                b"lost"                                    u64, closed requests of which no record was kept
-               b"settled"                                 nothing that matters: written to have something to commit
+               b"settled"                                 no meaning: written to have something to commit
                b"n" + service                             3 × u64: rows of `ready`; requests that have not ended,
                                                           and their bytes; no row instead of zeros
     requests   uuid                                       request_record.py: header and body
@@ -21,7 +21,7 @@
                b"R" + finished_at, u64 µs + uuid          nothing: a reply (DONE, CANCELLED)
                b"D" + finished_at, u64 µs + uuid          nothing: a dead request (FAILED, EXPIRED)
                b"K" + until, u64 µs + idempotency key     nothing: a row of `keys`
-    closed     sequence, u64                              closed_record.py: the life of a closed request
+    closed     sequence, u64                              closed_record.py: a closed request
     blobs      id, u64 + index, u32                       blob.py: a piece of a body too large for its record
     graves     id, u64                                    u32 pieces: a blob that is to be deleted, bit by bit
     aside      what was repaired + its key                the damaged record, for people
@@ -88,7 +88,7 @@ PAGE = 4096
 NODE_MAX = 2038
 """LMDB moves a value to pages of its own when 8 bytes, key and value together exceed this."""
 INLINE = NODE_MAX - 8 - SIZE
-"""The largest record that stands in its row; what is larger has its body in a blob."""
+"""The largest record that fits into its row; a larger one has its body in a blob."""
 
 
 def unpack(layout: struct.Struct, value: bytes | memoryview, database: str, key: bytes | memoryview) -> tuple[int, ...]:

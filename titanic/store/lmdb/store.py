@@ -15,8 +15,8 @@ waiting again with no log to replay.
     retry            replies ► ready                  (or later and retries, when its delay is not over)
     close            all of it goes ► closed
 
-Beside that stands `timers`, with a row for all that is to happen some time: expiring, being closed because nobody
-else does it, keys being forgotten.
+`timers` has a row for everything that happens at a certain time: a request expires, its retention ends, a key is
+forgotten.
 
 The ids sort by time (ids.py), so requests are appended at the end of their tree and closed, mostly, at its
 beginning. LMDB uses freed pages again: the file stays at its size, like a ring, except that one old request pins
@@ -25,7 +25,7 @@ that any free page will do, and the file never exceeds its capacity (capacity.py
 
 LMDB writes to free pages only and switches to them when they are synced, by writing the one page that says where the
 trees begin. So a transaction is there as a whole or not at all, and it is there for good when `write` is left. The
-cost of a transaction is the sync: put as much into one as is waiting, and no more.
+cost of a transaction is the sync: put everything into one that is waiting, and do not wait for more.
 """
 
 from __future__ import annotations

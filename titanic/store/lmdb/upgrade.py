@@ -2,7 +2,7 @@
 
 Each step changes indexes and counters. Records are left as they are: their codecs know the older ones (record.py). All
 steps happen in one transaction, the number of the format being changed last: after a crash the store is the old one or
-the new one. There must be no going back for those who read it meanwhile, so nobody may have it open.
+the new one. A reader must not see it change, so no process may have it open.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _add_timers_and_loads(env: lmdb.Environment, txn: lmdb.Transaction[memoryvie
 
 
 def _add_when_keys_came(env: lmdb.Environment, txn: lmdb.Transaction[memoryview]) -> None:
-    """2 → 3: the rows of keys say when they came. Of those that are there nobody knows."""
+    """2 → 3: the rows of keys say when they were given; for existing rows that is unknown."""
     keys = env.open_db(b"keys", txn=txn)
     rows = [(bytes(key), bytes(row)) for key, row in txn.cursor(keys).iternext()]
     for key, row in rows:

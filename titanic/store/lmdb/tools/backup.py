@@ -27,7 +27,7 @@ _EVERY = 0.1
 
 
 def backup(store: LmdbStore, dest: str | os.PathLike[str], progress: Progress | None = None) -> None:
-    """Copy an open store into the new directory `dest`. `progress` hears how far the copy is, and then the check of it.
+    """Copy an open store into the new directory `dest`. `progress` is called during the copy and its check.
 
     Raises NotAStore when `dest` is there, StoreUnwritable, or StoreCorrupt when the copy isn't sound: then there is no
     `dest`.

@@ -41,8 +41,8 @@ COUNTED = ("requests", "replies", "retries", "ready", "later", "keys", "timers",
 
 
 def check(store: LmdbStore, tell: Progress | None = None) -> list[Problem]:
-    """Find all that is wrong in the store; an empty list means that it is sound. `tell` hears where it is: the name of
-    the database.
+    """Find all that is wrong in the store; an empty list means that it is sound. `tell` is called with the name of the
+    database that is being checked.
 
     Reads every record in one read transaction: on a store that is in use, freed pages cannot be used meanwhile.
     """

@@ -5,7 +5,7 @@
       ├─────────────────┤ entries …         │        numbers without gaps, the last one given out is `sequence`
 
 An entry's checksum is over its number, so one that is sound has the number that it was given. A number between two
-sound entries was given out: when its entry is damaged or missing, an empty one takes its place. Up to MOST_LOST_LIVES
+sound entries was given out: when its entry is damaged or missing, an empty one takes its place. Up to MOST_MISSING
 that is believed of the numbers behind the last sound entry, too. Where `sequence` says more, it is taken for damaged:
 what is right follows from the entries and from what a registered archive has acknowledged. Those numbers certainly
 were given out, and must not be given out again: the archive would never read the new ones. (What it has read and not
@@ -23,11 +23,11 @@ from titanic.store.lmdb.record import verify
 from titanic.store.lmdb.schema import ARCHIVE, ARCHIVE_KEY, SEQUENCE_KEY, TIME_SIZE, U64, closed_key, sequence_of
 from titanic.store.lmdb.tools.findings import Remedy, Verb, Walk
 
-MOST_LOST_LIVES = 10_000
+MOST_MISSING = 10_000
 """Entries of `closed` that are put in for missing ones, at most, one after the other."""
 
 _MOST = 1 << 62
-"""A number that nobody ever comes to."""
+"""A number that is never reached."""
 
 
 def check_closed(walk: Walk) -> None:
@@ -64,13 +64,13 @@ def _end_of_ring(walk: Walk, first: int, sound: int, spoiled: dict[int, str]) ->
     least = max(sound, archived)
     if row is None:
         start = least or min(spoiled, default=0)
-        last = max([least, *(n for n in spoiled if n < _MOST and n - start <= MOST_LOST_LIVES)])
+        last = max([least, *(n for n in spoiled if n < _MOST and n - start <= MOST_MISSING)])
         if last or "bytes" in why:
             _put_sequence(walk, f"'sequence' {why}", last)
     elif sequence >= _MOST and not sound:
         last = least
         _put_sequence(walk, f"'sequence' is {sequence}", last)
-    elif sound and (sound > sequence or sequence - least > MOST_LOST_LIVES):
+    elif sound and (sound > sequence or sequence - least > MOST_MISSING):
         last = least
         _put_sequence(walk, f"'sequence' is {sequence}, 'closed' goes up to {sound}", last)
     if sound or spoiled:
@@ -92,9 +92,9 @@ def _stretch(walk: Walk, sound: int, end: int, spoiled: dict[int, str]) -> None:
     """Report what is between a sound entry (0: none) and the number `end`; beyond it nothing may be."""
     kept = []
     for number, what in spoiled.items():
-        near = (sound and number - sound <= MOST_LOST_LIVES) or end - number <= MOST_LOST_LIVES
-        verb = Verb.LOSE_LIFE if near and number < end else Verb.SET_ASIDE
-        if verb is Verb.LOSE_LIFE:
+        near = (sound and number - sound <= MOST_MISSING) or end - number <= MOST_MISSING
+        verb = Verb.LOSE_ENTRY if near and number < end else Verb.SET_ASIDE
+        if verb is Verb.LOSE_ENTRY:
             kept.append(number)
         walk.report("closed", closed_key(number), what, Remedy(verb, "closed", closed_key(number)))
     _gaps(walk, [*([sound] if sound else []), *kept, end])
@@ -105,7 +105,7 @@ def _gaps(walk: Walk, numbers: Iterable[int]) -> None:
     expected = 0
     for number in numbers:
         if expected and number > expected:
-            missing = range(expected, number) if number - expected <= MOST_LOST_LIVES else ()
-            remedies = [Remedy(Verb.LOSE_LIFE, "closed", closed_key(lost)) for lost in missing]
+            missing = range(expected, number) if number - expected <= MOST_MISSING else ()
+            remedies = [Remedy(Verb.LOSE_ENTRY, "closed", closed_key(lost)) for lost in missing]
             walk.report("closed", None, f"{expected} … {number - 1} are missing", *remedies)
         expected = number + 1

@@ -1,4 +1,4 @@
-"""The check of `blobs`, `graves` and `meta`: what is there is counted, and what belongs to nobody is found.
+"""The check of `blobs`, `graves` and `meta`: what is there is counted, and what belongs to no record is found.
 
 It comes last: only then is it known what the records refer to.
 """

@@ -7,8 +7,8 @@ What a remedy does:
     fail            the request can't be read or is missing: what is left is set aside, and a stand-in takes its place
                     that has failed (or has the reply that is there), so that whoever asks for it learns what happened
     lose reply      the reply can't be read: it is set aside, and the request has failed instead
-    lose life       an entry of `closed` can't be read or is missing: one takes its place that says so
-    bury            a blob that nobody refers to is deleted
+    lose entry      an entry of `closed` can't be read or is missing: an entry that says so takes its place
+    bury            a blob that no record refers to is deleted
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from titanic.store.lmdb.transaction import Reading
 from titanic.util.ids import SIZE
 
 Progress = Callable[[str, int, int], None]
-"""Is told, now and then, what is being done, and how much of how much is done: rows of a check, bytes of a copy."""
+"""Called now and then with the step, how much is done, and the total: rows of a check, bytes of a copy."""
 
 Row = TypeVar("Row")
 
@@ -51,7 +51,7 @@ class Verb(Enum):
     SET_ASIDE = "set it aside"
     FAIL = "set it aside; the request has failed, if it has no reply"
     LOSE_REPLY = "set it aside; the request has failed"
-    LOSE_LIFE = "set it aside; an empty entry takes its place"
+    LOSE_ENTRY = "set it aside; an empty entry takes its place"
     BURY = "delete the blob"
 
 

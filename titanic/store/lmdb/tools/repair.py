@@ -1,8 +1,8 @@
 """Putting a damaged store right, without losing a request that was acknowledged.
 
 Indexes and counters follow from the records, so they are written anew where they are wrong. A record that can't be
-read is kept in `aside`, and what it was the record of ends with a reason: the request has failed, so that whoever asks
-for it is told, and it can be tried again if its record is still good. All happens in one transaction.
+read is kept in `aside`, and what it was the record of ends with a reason: the request has failed, so that a client
+learns of it, and it can be retried if its record is still good. All happens in one transaction.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Mender:
             Verb.SET_ASIDE: self._set_aside,
             Verb.FAIL: self._fail,
             Verb.LOSE_REPLY: self._lose_reply,
-            Verb.LOSE_LIFE: self._lose_life,
+            Verb.LOSE_ENTRY: self._lose_entry,
             Verb.BURY: self._bury,
         }
 
@@ -141,7 +141,7 @@ class _Mender:
         end = Outcome(Status.FAILED, [], reason, 0, 0, self._now_us)
         self._raw.put(uuid, outcome_record.encode(uuid, end), db=self._db.replies)
 
-    def _lose_life(self, remedy: Remedy, database: lmdb._Database) -> None:
+    def _lose_entry(self, remedy: Remedy, database: lmdb._Database) -> None:
         sequence = sequence_of(remedy.key)
         uuid, closed_at = bytes(SIZE), 0
         record = self._raw.get(remedy.key, db=database)

@@ -1,7 +1,7 @@
 """Saving what can be read of a store whose pages are damaged.
 
 All rows that are found, without LMDB (pages.py), are written into a new file, which takes the place of the damaged one.
-That is kept beside it. repair() then does the rest: what is missing of a request is told by what is left of it.
+That is kept beside it. repair() then does the rest: it fails requests that are not complete.
 
 The leaves below a branch that can't be read are found all the same: no tree has them, and they aren't free
 (`_home_of`).
@@ -62,7 +62,7 @@ class Salvaged(NamedTuple):
 
 
 def salvage(directory: Path) -> Salvaged:
-    """Put a new file with all that can be read in the place of the data file of a store that nobody has open.
+    """Put a new file with all that can be read in the place of the data file of a store that no process has open.
 
     Raises StoreLocked, StoreUnwritable (there must be room for a copy), or StoreCorrupt when nothing can be read. Then
     all is as it was.
@@ -105,7 +105,7 @@ def _renew_lock(directory: Path, owner: os.stat_result) -> None:
 
 
 def _give(file: Path, owner: os.stat_result) -> None:
-    """The server must be able to open it, also when somebody else repairs."""
+    """Keep the owner and mode: the server must be able to open a file that another user has repaired."""
     if (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
         os.chown(file, owner.st_uid, owner.st_gid)
     file.chmod(stat.S_IMODE(owner.st_mode))
@@ -212,7 +212,7 @@ def _is_retry(key: bytes, value: bytes) -> bool:
     return len(key) == SIZE
 
 
-def _is_life(key: bytes, value: bytes) -> bool:
+def _is_closed_record(key: bytes, value: bytes) -> bool:
     if len(key) != TIME_SIZE:
         return False
     try:
@@ -226,7 +226,7 @@ _LOOKS: dict[str, Callable[[bytes, bytes], bool]] = {
     "requests": _record(request_record.decode_header, request_record.decode, "body_at"),
     "replies": _record(outcome_record.decode_header, outcome_record.decode, "frames_at"),
     "retries": _is_retry,  # of which the other two have all that is looked at
-    "closed": _is_life,
+    "closed": _is_closed_record,
     "graves": lambda key, value: len(key) == blob.GRAVE_KEY_SIZE and len(value) == U32.size,
     "blobs": lambda key, value: len(key) == blob.KEY_SIZE and len(value) > 0,
     "later": lambda key, value: len(key) == TIME_SIZE + SIZE and value[-2:-1] == b"\0",
