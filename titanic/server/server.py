@@ -23,6 +23,7 @@ from titanic.server.front_integrated import IntegratedFront
 from titanic.server.gather import LAST
 from titanic.server.snapshot import ServerSnapshot, WorkerCounts, service_snapshots
 from titanic.server.watchdog import Watchdog
+from titanic.services.ask import ServiceContext
 from titanic.services.handler import ServiceHandler
 from titanic.services.reader import Reader
 from titanic.store import open_store
@@ -64,16 +65,15 @@ class Server:
         self.dispatcher = Dispatcher(
             config, self.store, self.writer, self._reader, self.front.send_answers, self.front.most_waiters
         )
-        self._services = ServiceHandler(
-            self.store,
-            self.writer,
-            self._reader,
-            self.dispatcher,
+        self._context = ServiceContext(
             self.front.send_answers,
-            most_bytes=config.wire.max_waiting_bytes,
-            most_body=self.front.most_body,
-            limits=config.limits,
+            self.dispatcher,
+            self.writer.leaps,
+            config.limits,
+            self.front.most_body,
+            config.wire.max_waiting_bytes,
         )
+        self._services = ServiceHandler(self.store, self.writer, self._reader, self._context)
         threads = {"writer": self.writer.call, "reader": self._reader.call, "dispatcher": self.dispatcher.loop.call}
         self.watchdog = Watchdog(threads | self.front.threads())
 
@@ -98,7 +98,7 @@ class Server:
         made for this server and is empty.
         """
         self.front.stop_gathering(LAST if self.store.usable else 0.0)
-        self._services.refuse("shutting down: try again in a moment")
+        self._context.refusing = "shutting down: try again in a moment"
         self.dispatcher.wind_down(self.config.grace)
         self.dispatcher.stop()
         self._reader.stop()
@@ -128,7 +128,7 @@ class Server:
     @property
     def accepted(self) -> int:
         """Requests accepted since the start."""
-        return self._services.accepted
+        return self._context.counts["accepted"]
 
     @property
     def gathered(self) -> dict[str, int]:
@@ -150,7 +150,7 @@ class Server:
             counts, full, disk_full = transaction.counts(), transaction.full(), transaction.disk_full()
         return ServerSnapshot(
             counted={**self._services.counts, **self.dispatcher.core.counts},
-            refused=self._services.refused,
+            refused=dict(self._context.refused),
             services=services,
             store=counts,
             usable=self.store.usable,
@@ -173,7 +173,7 @@ class Server:
         """Go on with the settings of `config` that are LIVE; the others stay as they were."""
         self.config = replace(self.config, **{name: getattr(config, name) for name in LIVE})
         self.dispatcher.reconfigure(self.config)
-        self._services.limit(self.config.limits)
+        self._context.limits = self.config.limits
 
     def _end(self, *, begun: bool) -> None:
         """Close what is open, once the threads that use the store have ended, or never began."""

@@ -15,7 +15,7 @@ from titanic.errors import InvalidArchive, StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.limits import MOST_UUIDS
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Ask, DispatcherInbox, SendAnswers
+from titanic.services.ask import Ask, ServiceContext
 from titanic.services.json_options import check_names, read_id, read_object
 from titanic.store import Archivist, State, WriteTransaction
 
@@ -27,13 +27,10 @@ DEAD = (State.FAILED, State.EXPIRED)
 class AdminWrite:
     """A batch of asks, as one `Write`."""
 
-    def __init__(
-        self, send_answers: SendAnswers, dispatcher: DispatcherInbox, asks: Sequence[Ask], most: int = MOST_UUIDS
-    ) -> None:
+    def __init__(self, context: ServiceContext, asks: Sequence[Ask], most: int = MOST_UUIDS) -> None:
         """`most`: how many requests one ask may change."""
+        self._context = context
         self._most = most
-        self._send_answers = send_answers
-        self._dispatcher = dispatcher
         self._asks = asks
         self._begin()
 
@@ -63,10 +60,8 @@ class AdminWrite:
     def parts(self) -> list[AdminWrite]:
         """One ask each, then fewer requests of one."""
         if len(self._asks) > 1:
-            return [AdminWrite(self._send_answers, self._dispatcher, half, self._most) for half in halves(self._asks)]
-        return (
-            [AdminWrite(self._send_answers, self._dispatcher, self._asks, self._most // 4)] if self._most >= 4 else []
-        )
+            return [AdminWrite(self._context, half, self._most) for half in halves(self._asks)]
+        return [AdminWrite(self._context, self._asks, self._most // 4)] if self._most >= 4 else []
 
     def _obey(self, transaction: WriteTransaction, options: dict[str, Any], now_us: int) -> dict[str, Any]:
         following: bytes | None = None
@@ -86,7 +81,7 @@ class AdminWrite:
             )
             uuids, following = [row.uuid for row in page], page.next
             if options["do"] == "purge":
-                running = self._dispatcher.running()
+                running = self._context.dispatcher.running()
                 uuids = [uuid for uuid in uuids if uuid not in running]
         act = self._retry if options["do"] == "retry" else self._purge
         done = sum(act(transaction, uuid, now_us) for uuid in uuids)
@@ -111,16 +106,16 @@ class AdminWrite:
 
     def committed(self) -> None:
         if self._returned:
-            self._dispatcher.returned(self._returned)
+            self._context.dispatcher.returned(self._returned)
         if self._closed:  # the answer waits like that of a titanic.close
-            self._dispatcher.closed(
-                self._closed, self._services, [(self._doubtful, partial(self._send_answers, self._answers))]
+            self._context.dispatcher.closed(
+                self._closed, self._services, [(self._doubtful, partial(self._context.send_answers, self._answers))]
             )
         else:
-            self._send_answers(self._answers)
+            self._context.send_answers(self._answers)
 
     def failed(self, error: StoreError) -> None:
-        self._send_answers([(ask, tsp.failure(f"not done: {error}")) for ask in self._asks])
+        self._context.send_answers([(ask, tsp.failure(f"not done: {error}")) for ask in self._asks])
 
 
 def read_options(body: Frames) -> dict[str, Any]:

@@ -1,11 +1,14 @@
-"""What the services are asked, where their answers go, and what they tell the dispatcher."""
+"""What the services are asked, where their answers go, what they tell the dispatcher, and what they share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from titanic.config import ServiceLimits
 from titanic.protocol.tsp import Frames
+from titanic.util.clock import Leaps
 
 
 class Ask(Protocol):
@@ -55,3 +58,32 @@ class DispatcherInbox(Protocol):
 
     def running(self) -> Collection[bytes]:
         """The requests that are with a worker now, or whose outcome is on its way to the disk."""
+
+
+REASONS = ("invalid", "store_full", "service_full", "busy", "stopping", "disk")
+"""Why requests are refused."""
+
+
+@dataclass(slots=True, eq=False)
+class ServiceContext:
+    """What the services share: where answers go, who is told what, settings and counts."""
+
+    send_answers: SendAnswers
+    dispatcher: DispatcherInbox
+    leaps: Leaps
+    """The wall clock, as the writer's thread sees it."""
+    limits: Mapping[bytes, ServiceLimits] = field(default_factory=dict)
+    """Limits of single services. Any thread may set others."""
+    most_body: int | None = None
+    """Bytes of the body of a request, at most; None: the broker refuses what is too large."""
+    most_bytes: int = 1 << 30
+    """Bytes of bodies that may wait for the disk; more are refused, or a slow disk would fill the memory."""
+    refusing: str = ""
+    """When not empty, every new request is refused with this text. Any thread may set it."""
+    # What follows is counted in one thread each, because += is not atomic.
+    bytes_written: int = 0
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("accepted", "refused", "repeated", "replies_given", "closed"), 0)
+    )
+    refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
+    """Refusals by reason."""

@@ -16,7 +16,7 @@ from titanic.commit.writer import halves
 from titanic.errors import StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Ask, CloseDoubt, DispatcherInbox, SendAnswers
+from titanic.services.ask import Ask, ServiceContext
 from titanic.store import WriteTransaction
 
 
@@ -39,18 +39,14 @@ _counting = threading.Lock()
 
 
 class CloseWrite:
-    """A batch of asks, as one `Write`. `counts["closed"]` counts closed requests.
+    """A batch of asks, as one `Write`.
 
     In a full store a transaction must not change too much, so the UUIDs of an ask can be closed in several: it is
     answered after the last one.
     """
 
-    def __init__(
-        self, send_answers: SendAnswers, dispatcher: DispatcherInbox, counts: dict[str, int], asks: Sequence[Ask]
-    ) -> None:
-        self._send_answers = send_answers
-        self._dispatcher = dispatcher
-        self._counts = counts
+    def __init__(self, context: ServiceContext, asks: Sequence[Ask]) -> None:
+        self._context = context
         self._asks = asks
         self._items: Sequence[tuple[_CloseAsk, bytes]] | None = None
         self._answers: list[tuple[Any, Frames]] = []
@@ -85,7 +81,7 @@ class CloseWrite:
     def parts(self) -> list[CloseWrite]:
         parts = []
         for half in halves(self._items or []):
-            part = CloseWrite(self._send_answers, self._dispatcher, self._counts, [])
+            part = CloseWrite(self._context, [])
             part._items = half
             parts.append(part)
         if parts:
@@ -93,7 +89,7 @@ class CloseWrite:
         return parts
 
     def committed(self) -> None:
-        self._counts["closed"] += len(self._closed)
+        self._context.counts["closed"] += len(self._closed)
         self._tell()
 
     def failed(self, error: StoreError) -> None:
@@ -126,13 +122,11 @@ class CloseWrite:
             if closing.done(1):
                 self._answers.append((closing.ask, closing.answer))
         if self._closed or in_doubt:
-            doubts: list[CloseDoubt] = [
-                (uuids, partial(self._sure, closing, len(uuids))) for closing, uuids in in_doubt.items()
-            ]
-            self._dispatcher.closed(self._closed, self._services, doubts)
+            doubts = [(uuids, partial(self._sure, closing, len(uuids))) for closing, uuids in in_doubt.items()]
+            self._context.dispatcher.closed(self._closed, self._services, doubts)
         if self._answers:
-            self._send_answers(self._answers)
+            self._context.send_answers(self._answers)
 
     def _sure(self, closing: _CloseAsk, count: int) -> None:
         if closing.done(count):
-            self._send_answers([(closing.ask, closing.answer)])
+            self._context.send_answers([(closing.ask, closing.answer)])

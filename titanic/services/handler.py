@@ -10,105 +10,61 @@ Both ways to run Titanic use this. Where asks come from and how answers go back 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from titanic.commit.writer import Writer
-from titanic.config import ServiceLimits
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 from titanic.services import list_requests
 from titanic.services.admin import AdminWrite
-from titanic.services.ask import Ask, DispatcherInbox, SendAnswers
+from titanic.services.ask import Ask, ServiceContext
 from titanic.services.close import CloseWrite
 from titanic.services.reader import Reader, ReadService
-from titanic.services.request_submit import PARSERS, AcceptWrite, Intake
+from titanic.services.request_submit import PARSERS, AcceptWrite
 from titanic.store import ReadTransaction, Store
 
 
 class ServiceHandler:
     """Answers requests for `tsp.SERVICES`."""
 
-    def __init__(
-        self,
-        store: Store,
-        writer: Writer,
-        reader: Reader,
-        dispatcher: DispatcherInbox,
-        send_answers: SendAnswers,
-        *,
-        most_bytes: int = 1 << 30,
-        most_body: int | None = None,
-        limits: Mapping[bytes, ServiceLimits] | None = None,
-    ) -> None:
-        """`most_bytes`: bodies that may wait for the disk; more are refused, or a slow disk would fill the memory.
-        `most_body`: of one request, what the broker takes. None: that is the broker's business.
-        """
+    def __init__(self, store: Store, writer: Writer, reader: Reader, context: ServiceContext) -> None:
         self._store = store
         self._writer = writer
         self._reader = reader
-        self._dispatcher = dispatcher
-        self._send_answers = send_answers
-        self._intake = Intake(send_answers, dispatcher, limits or {}, writer.leaps, most_body)
-        self._read_services = {
-            name: ReadService(name, read, send_answers)
-            for name, read in (
-                (tsp.REPLY, reader.read_reply),
-                (tsp.LIST, self._read_list),
-                (tsp.STATS, self._read_stats),
-            )
-        }
-        self._most_bytes = most_bytes
-        # Two counters, because += is not atomic: each is changed in one thread only.
+        self._context = context
+        reads = {tsp.REPLY: reader.read_reply, tsp.LIST: self._read_list, tsp.STATS: self._read_stats}
+        self._read_services = {name: ReadService(name, read, context.send_answers) for name, read in reads.items()}
         self._bytes_taken = 0
-        self._closes = {"closed": 0}
-
-    def refuse(self, text: str) -> None:
-        """Refuse all new requests from now on, with this text."""
-        self._intake.refusing = text
-
-    @property
-    def accepted(self) -> int:
-        """Requests accepted since the start."""
-        return self._intake.counts["accepted"]
 
     @property
     def counts(self) -> dict[str, int]:
         """What was counted since the start. Any thread may ask."""
-        return {**self._intake.counts, "replies_given": self._reader.replies_given, **self._closes}
-
-    @property
-    def refused(self) -> dict[str, int]:
-        """Refusals since the start, by reason. Any thread may ask."""
-        return dict(self._intake.refused)
-
-    def limit(self, limits: Mapping[bytes, ServiceLimits]) -> None:
-        """From now on these are the services' limits. Any thread may say so."""
-        self._intake.limits = limits
+        return {**self._context.counts, "replies_given": self._reader.replies_given}
 
     def handle_batch(self, name: bytes, batch: Sequence[Ask]) -> None:
         """Take a batch for one of the services; the answers follow. Never blocks. One thread calls it."""
         if name in PARSERS:
             size = sum(len(frame) for ask in batch for frame in ask.body)
-            waiting = self._bytes_taken - self._intake.bytes_written
-            if waiting and waiting + size > self._most_bytes:
+            waiting = self._bytes_taken - self._context.bytes_written
+            if waiting and waiting + size > self._context.most_bytes:
                 text = f"busy: {waiting} bytes wait for the disk; try again in a moment"
-                self._intake.refused["busy"] += len(batch)
-                self._send_answers([(ask, tsp.failure(text)) for ask in batch])
+                self._context.refused["busy"] += len(batch)
+                self._context.send_answers([(ask, tsp.failure(text)) for ask in batch])
                 return
             self._bytes_taken += size
-            self._writer.enqueue(AcceptWrite(self._intake, PARSERS[name], batch, size))
+            self._writer.enqueue(AcceptWrite(self._context, PARSERS[name], batch, size))
         elif name == tsp.CLOSE:
-            self._writer.enqueue(CloseWrite(self._send_answers, self._dispatcher, self._closes, batch))
+            self._writer.enqueue(CloseWrite(self._context, batch))
         elif name == tsp.ADMIN:
-            self._writer.enqueue(AdminWrite(self._send_answers, self._dispatcher, batch))
+            self._writer.enqueue(AdminWrite(self._context, batch))
         elif name == tsp.WAIT:
-            self._dispatcher.wait_for_replies(batch)
+            self._context.dispatcher.wait_for_replies(batch)
         else:
             self._reader.enqueue(self._read_services[name], batch)
 
     def _read_list(self, transaction: ReadTransaction, body: Frames) -> Frames:
-        return list_requests.answer(transaction, body, self._dispatcher.running)
+        return list_requests.answer(transaction, body, self._context.dispatcher.running)
 
     def _read_stats(self, transaction: ReadTransaction, body: Frames) -> Frames:
         disk_full = transaction.disk_full()
@@ -118,6 +74,6 @@ class ServiceHandler:
             "accepting": not (disk_full or transaction.full()),
             "disk_full": disk_full,
             "since_start": {**self.counts, "commits": self._writer.commits},
-            **self._dispatcher.stats(),
+            **self._context.dispatcher.stats(),
         }
         return [tsp.OK, json.dumps(document).encode()]

@@ -4,10 +4,9 @@ table `_CHECKS`. A message is accepted as a whole or not at all."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from titanic.config import ServiceLimits
 from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.limits import (
@@ -20,48 +19,19 @@ from titanic.protocol.limits import (
 )
 from titanic.protocol.submit_options import Policy
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Ask, DispatcherInbox, SendAnswers
+from titanic.services.ask import Ask, ServiceContext
 from titanic.services.json_options import check_names, read_object
 from titanic.store import NewRequest, WriteTransaction
-from titanic.util.clock import Leaps
 
 Parse = Callable[[Frames, int], "NewRequests"]
 """The requests in the body of an ask; ValueError says what is wrong with it."""
-
-REASONS = ("invalid", "store_full", "service_full", "busy", "stopping", "disk")
-
-
-class Intake:
-    """What all `AcceptWrite`s share: where answers go, limits, and counts."""
-
-    def __init__(
-        self,
-        send_answers: SendAnswers,
-        dispatcher: DispatcherInbox,
-        limits: Mapping[bytes, ServiceLimits],
-        leaps: Leaps,
-        most_body: int | None = None,
-    ) -> None:
-        self.send_answers = send_answers
-        self.leaps = leaps
-        """The wall clock, as the writer's thread sees it."""
-        self.dispatcher = dispatcher
-        self.limits = limits
-        self.most_body = most_body
-        """Bytes of the body of a request, at most; None: no limit of ours."""
-        self.refusing = ""
-        """When not empty, every request is refused with this text."""
-        self.bytes_written = 0
-        self.counts = {"accepted": 0, "refused": 0, "repeated": 0}
-        self.refused = dict.fromkeys(REASONS, 0)
-        """Refusals by reason. Each reason is counted in one thread only."""
 
 
 class AcceptWrite:
     """A batch of asks for one of the services in `PARSERS`, as one `Write`."""
 
-    def __init__(self, intake: Intake, parse: Parse, asks: Sequence[Ask], size: int) -> None:
-        self._intake = intake
+    def __init__(self, context: ServiceContext, parse: Parse, asks: Sequence[Ask], size: int) -> None:
+        self._context = context
         self._parse = parse
         self._asks = asks
         self._size = size
@@ -77,9 +47,9 @@ class AcceptWrite:
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         self._begin()
-        if self._intake.refusing:
+        if self._context.refusing:
             for ask in self._asks:
-                self._refuse(ask, "stopping", tsp.failure(self._intake.refusing))
+                self._refuse(ask, "stopping", tsp.failure(self._context.refusing))
             return
         good: list[tuple[Ask, list[NewRequest]]] = []
         for ask in self._asks:
@@ -91,7 +61,7 @@ class AcceptWrite:
                     transaction.forget(requests.forget)
             except ValueError as error:
                 self._refuse(ask, "invalid", tsp.bad_request(str(error)))
-        if self._intake.limits:
+        if self._context.limits:
             for one in good:  # one by one: each counts against the limit of the next
                 self._accept(transaction, [one], now_us)
         else:
@@ -99,7 +69,7 @@ class AcceptWrite:
 
     def _check_sizes(self, requests: Sequence[NewRequest]) -> None:
         """Raise ValueError for a body that no worker would get."""
-        most = self._intake.most_body
+        most = self._context.most_body
         if most is not None and self._size > most:  # the sum of all asks: mostly that is enough to know
             for request in requests:
                 if (size := sum(map(len, request.body))) > most:
@@ -110,10 +80,10 @@ class AcceptWrite:
         if not requests:
             return
         try:
-            if self._intake.limits and (fault := self._beyond_limit(transaction, requests, now_us)):
+            if self._context.limits and (fault := self._beyond_limit(transaction, requests, now_us)):
                 self._refuse(asks[0][0], "service_full", tsp.failure(fault))
                 return
-            accepted = transaction.accept(requests, now_us, self._intake.leaps.ahead_us)
+            accepted = transaction.accept(requests, now_us, self._context.leaps.ahead_us)
         except (StoreFull, InvalidRequest) as error:
             if len(asks) > 1:
                 for one in asks:  # the others may still fit
@@ -145,9 +115,9 @@ class AcceptWrite:
 
     def _beyond_limit(self, transaction: WriteTransaction, requests: Sequence[NewRequest], now_us: int) -> str | None:
         name = requests[0].service
-        limits = self._intake.limits.get(name)
+        limits = self._context.limits.get(name)
         # A request that is submitted again gets its first UUID, which takes no room.
-        if limits is None or not (requests := transaction.fresh(requests, now_us, self._intake.leaps.ahead_us)):
+        if limits is None or not (requests := transaction.fresh(requests, now_us, self._context.leaps.ahead_us)):
             return None
         load = transaction.load(name)
         if limits.waiting and load.waiting + len(requests) > limits.waiting:
@@ -169,24 +139,24 @@ class AcceptWrite:
         return []
 
     def committed(self) -> None:
-        intake = self._intake
-        intake.bytes_written += self._size
-        intake.counts["accepted"] += self._accepted
-        intake.counts["repeated"] += self._repeated
-        intake.counts["refused"] += len(self._refused)
+        context = self._context
+        context.bytes_written += self._size
+        context.counts["accepted"] += self._accepted
+        context.counts["repeated"] += self._repeated
+        context.counts["refused"] += len(self._refused)
         for reason in self._refused:
-            intake.refused[reason] += 1
-        intake.send_answers(self._answers)
+            context.refused[reason] += 1
+        context.send_answers(self._answers)
         if self._arrived:
-            intake.dispatcher.arrived(self._arrived)
+            context.dispatcher.arrived(self._arrived)
         if self._due is not None:
-            intake.dispatcher.due_at(self._due)
+            context.dispatcher.due_at(self._due)
 
     def failed(self, error: StoreError) -> None:
-        self._intake.bytes_written += self._size
-        self._intake.counts["refused"] += len(self._asks)
-        self._intake.refused["disk"] += len(self._asks)
-        self._intake.send_answers([(ask, tsp.failure(f"not stored: {error}")) for ask in self._asks])
+        self._context.bytes_written += self._size
+        self._context.counts["refused"] += len(self._asks)
+        self._context.refused["disk"] += len(self._asks)
+        self._context.send_answers([(ask, tsp.failure(f"not stored: {error}")) for ask in self._asks])
 
 
 class NewRequests(list[NewRequest]):

@@ -18,7 +18,7 @@ from titanic.protocol import tsp
 from titanic.protocol.limits import MOST_UUIDS
 from titanic.protocol.tsp import Frames
 from titanic.services import reply
-from titanic.services.ask import Answers, CloseDoubt
+from titanic.services.ask import Answers, CloseDoubt, ServiceContext
 from titanic.services.handler import ServiceHandler
 from titanic.services.reader import Reader, ReadService
 from titanic.store import MIN_CAPACITY, ReadTransaction, Status, Store, WriteTransaction
@@ -40,7 +40,8 @@ class Desk:
         self.answers: dict[Ask, Frames] = {}
         self.told: list[Any] = []
         self.reader = Reader(store)
-        self.services = ServiceHandler(store, self.writer, self.reader, self, self._answer, **settings)
+        context = ServiceContext(self._answer, self, self.writer.leaps, **settings)
+        self.services = ServiceHandler(store, self.writer, self.reader, context)
 
     def _answer(self, answers: Answers) -> None:
         for ask, body in answers:
