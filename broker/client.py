@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import zmq
 
 from broker.config import DEFAULT_ENDPOINT, ClientConfig
-from broker.core.client import ClientSession, Event, EventKind
+from broker.core.client import ClientSession, EventKind, ReplyEvent
 from broker.core.mdp import Frames, read_error, service_fault
 from broker.errors import EndpointError, RemoteError, TimedOut, UsageError
 from broker.io.dealer import Dealer
@@ -104,7 +104,7 @@ class Conversation:
                 raise
             return ticket
 
-    def _body_of(self, event: Event) -> Frames:
+    def _body_of(self, event: ReplyEvent) -> Frames:
         """The body of an event; raises for what is not a reply."""
         if event.kind is not EventKind.GAVE_UP:
             return reply_body(event, "")
@@ -151,7 +151,7 @@ class _MdpClient(Conversation):
     ) -> None:
         """`timeout`: of a try, in seconds (None: for ever). `retries`: how often to try again."""
         super().__init__(endpoint, ClientSession(ClientConfig(timeout, retries, version), correlated=self._correlated))
-        self._events: deque[Event] = deque()
+        self._events: deque[ReplyEvent] = deque()
         """What has come and was not told yet (only of a Pipeline)."""
 
     def _start(self, service: Body, body: Iterable[Body], timeout: float | None, retries: int | None) -> int:
@@ -235,7 +235,7 @@ class Pipeline(_MdpClient):
         self._session.cancel(ticket)
         self._events = deque(event for event in self._events if event.ticket != ticket)
 
-    def events(self, timeout: float | None = None) -> list[Event]:
+    def events(self, timeout: float | None = None) -> list[ReplyEvent]:
         """All events there are: waits for some, for `timeout` seconds at most (None: for ever).
 
         An empty list means that the time is over, or that no request is in flight.
@@ -273,8 +273,8 @@ class Pipeline(_MdpClient):
         source = iter(bodies)
         order: deque[int] = deque()
         parts: dict[int, Frames] = {}
-        ended: dict[int, Event] = {}
-        others: list[Event] = []
+        ended: dict[int, ReplyEvent] = {}
+        others: list[ReplyEvent] = []
         try:
             while True:
                 for body in islice(source, window - len(order)):
@@ -320,7 +320,7 @@ def _bytes(value: Body) -> bytes:
     raise UsageError(f"a frame is bytes or text, not {type(value).__name__}")
 
 
-def reply_body(event: Event, silence: str) -> Frames:
+def reply_body(event: ReplyEvent, silence: str) -> Frames:
     """The body of an event; raises for what is not a reply. `silence`: what to say when there was none."""
     if event.kind is EventKind.GAVE_UP:
         raise TimedOut(silence)

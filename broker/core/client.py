@@ -61,7 +61,7 @@ class EventKind(Enum):
     """Told to a queue: an error of the broker. In other dialects it is a FINAL."""
 
 
-class Event(NamedTuple):
+class ReplyEvent(NamedTuple):
     """News of a request: a part of its reply, the rest of it, or that there will be none.
 
     The body of a FINAL that only ends a stream of parts is no frames.
@@ -109,7 +109,7 @@ class ClientSession(Core):
         self._next_ticket = 1
         self._pending: dict[int, _Pending] = {}
         self._deadlines: Timers[int] = Timers()
-        self._events: list[Event] = []
+        self._events: list[ReplyEvent] = []
 
     def __len__(self) -> int:
         """How many requests are unanswered."""
@@ -130,7 +130,7 @@ class ClientSession(Core):
         elif reply.refused:
             del self._pending[ticket]
             self._deadlines.cancel(ticket)
-            self._events.append(Event(ticket, EventKind.REFUSED, reply.body))
+            self._events.append(ReplyEvent(ticket, EventKind.REFUSED, reply.body))
         elif reply.anew:
             if attempt == pending.tries:
                 self._begin_anew(ticket, pending)
@@ -138,13 +138,13 @@ class ClientSession(Core):
             del self._pending[ticket]
             self._deadlines.cancel(ticket)
             ends_stream = pending.parts_told and reply.body == EMPTY
-            self._events.append(Event(ticket, EventKind.FINAL, [] if ends_stream else reply.body))
+            self._events.append(ReplyEvent(ticket, EventKind.FINAL, [] if ends_stream else reply.body))
         else:
             self._set_deadline(ticket, pending, now)
             seen = pending.parts_seen[attempt] = pending.parts_seen.get(attempt, 0) + 1
             if seen > pending.parts_told:
                 pending.parts_told = seen
-                self._events.append(Event(ticket, EventKind.PARTIAL, reply.body))
+                self._events.append(ReplyEvent(ticket, EventKind.PARTIAL, reply.body))
 
     def tick(self, now: float) -> None:
         """Send again what had no answer in time, or give it up."""
@@ -156,7 +156,7 @@ class ClientSession(Core):
                 late[ticket] = pending
                 continue
             del self._pending[ticket]
-            self._events.append(Event(ticket, EventKind.GAVE_UP, []))
+            self._events.append(ReplyEvent(ticket, EventKind.GAVE_UP, []))
             if not self.correlated:
                 self._reopen()
         if late and self._connection_is_dead(late.values()):
@@ -198,7 +198,7 @@ class ClientSession(Core):
         self._send(ticket, pending, now)
         return ticket
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[ReplyEvent]:
         """News since the last call, in order."""
         events, self._events = self._events, []
         return events
@@ -250,7 +250,7 @@ class ClientSession(Core):
         if pending.parts_told:
             pending.parts_told = 0
             pending.parts_seen.clear()
-            self._events.append(Event(ticket, EventKind.ANEW, []))
+            self._events.append(ReplyEvent(ticket, EventKind.ANEW, []))
 
     def _set_deadline(self, ticket: int, pending: _Pending, now: float) -> None:
         if pending.timeout is not None:

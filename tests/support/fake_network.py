@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from support.broker_invariants import check
 
 from broker.core.broker import BrokerCore
-from broker.core.client import ClientSession, Event
+from broker.core.client import ClientSession, ReplyEvent
 from broker.core.mdp import Core, Frames
 from broker.core.worker import WorkerSession
 
@@ -156,7 +156,7 @@ class MdpNet(Net):
         super().__init__(_between_broker_and_session, seed, **weather)
         self.workers: dict[str, WorkerSession] = {}
         self.clients: dict[str, ClientSession] = {}
-        self.events: dict[str, list[Event]] = {}
+        self.events: dict[str, list[ReplyEvent]] = {}
         self.work = 0.0
         """Seconds that a worker has a request before the first part of its reply."""
         self.start("broker", broker, check)

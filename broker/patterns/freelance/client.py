@@ -13,7 +13,7 @@ from concurrent.futures import Future
 import zmq
 
 from broker.client import Body, body_frames, reply_body
-from broker.core.client import Event
+from broker.core.client import ReplyEvent
 from broker.core.mdp import Frames
 from broker.errors import EndpointError, UsageError
 from broker.io import sockets
@@ -121,7 +121,7 @@ class Freelance(SharedClient[FreelanceAgent]):
         """The reply. Raises TimedOut after the last try, RemoteError for an error reply. Any thread may ask."""
         return reply_body(self.send(*body, timeout=timeout, retries=retries).result(), _silence(self.core))
 
-    def send(self, *body: Body, timeout: float | None = None, retries: int | None = None) -> Future[Event]:
+    def send(self, *body: Body, timeout: float | None = None, retries: int | None = None) -> Future[ReplyEvent]:
         """Ask without waiting; what becomes of it will be in the future. Any thread may ask."""
         frames = body_frames(body)
         return self._submit(lambda now: self.core.request(frames, now, timeout=timeout, retries=retries))

@@ -31,7 +31,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from broker.config import check, check_heartbeats
-from broker.core.client import Event, EventKind
+from broker.core.client import EventKind, ReplyEvent
 from broker.core.endpoints import Health, Servers
 from broker.core.mdp import Core, Frames, Peer
 from broker.core.timers import Backoff, Timers, earliest
@@ -87,7 +87,7 @@ class FreelanceSession(Core, ABC):
         self._next_ticket = 1
         self._pending: dict[int, _Unanswered] = {}
         self._deadlines: Timers[int] = Timers()
-        self._events: list[Event] = []
+        self._events: list[ReplyEvent] = []
 
     def __len__(self) -> int:
         """Requests without an answer."""
@@ -109,7 +109,7 @@ class FreelanceSession(Core, ABC):
         self._pending.pop(ticket, None)
         self._deadlines.cancel(ticket)
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[ReplyEvent]:
         """Replies, and requests that were given up."""
         events, self._events = self._events, []
         return events
@@ -121,7 +121,7 @@ class FreelanceSession(Core, ABC):
             pending.retries -= 1
             if pending.retries < 0:
                 del self._pending[ticket]
-                self._events.append(Event(ticket, EventKind.GAVE_UP, []))
+                self._events.append(ReplyEvent(ticket, EventKind.GAVE_UP, []))
             else:
                 self._deadlines.set(ticket, now + pending.timeout)
                 self._ask(ticket, pending)
@@ -138,7 +138,7 @@ class FreelanceSession(Core, ABC):
             self.unmatched += 1
         else:
             self._deadlines.cancel(ticket)
-            self._events.append(Event(ticket, EventKind.FINAL, body))
+            self._events.append(ReplyEvent(ticket, EventKind.FINAL, body))
 
 
 class ShotgunCore(FreelanceSession):

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from broker.client import Body, body_frames, reply_body
 from broker.config import DEFAULT_ENDPOINT, BrokerConfig, ClientConfig, WorkerConfig
-from broker.core.client import Event
+from broker.core.client import ReplyEvent
 from broker.core.endpoints import Servers
 from broker.core.mdp import Frames, service_fault
 from broker.core.worker import WorkerSession
@@ -101,7 +101,7 @@ class Generaldomo(SharedClient[DomoSession]):
 
     def send(
         self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None
-    ) -> Future[Event]:
+    ) -> Future[ReplyEvent]:
         """Ask without waiting; what becomes of it will be in the future. Any thread may ask."""
         name = service.encode() if isinstance(service, str) else service
         if fault := service_fault(name):

@@ -6,7 +6,7 @@ from collections import deque
 from typing import NamedTuple, cast
 
 from broker.config import ClientConfig
-from broker.core.client import VERSIONS, ClientSession, Event, EventKind
+from broker.core.client import VERSIONS, ClientSession, EventKind, ReplyEvent
 from broker.core.mdp import Core, Frames, Output, Peer
 from broker.core.timers import earliest
 
@@ -17,7 +17,7 @@ _MARKED, _QUESTIONS = 0, 1
 """The connections of requests with marks, and of the question which broker it is."""
 
 
-class _Waiting(NamedTuple):
+class _WaitingRequest(NamedTuple):
     """A request that waits for a connection, and what was asked for it."""
 
     ticket: int
@@ -56,11 +56,11 @@ class DomoSession(Core):
         self._config = config
         self._sessions = {_MARKED: self._session(correlated=True), _QUESTIONS: self._session(correlated=False)}
         self._free: list[int] = []
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_WaitingRequest] = deque()
         self._tickets: dict[tuple[int, int], int] = {}
         self._made = 0
         self._heard_at = float("-inf")
-        self._events: list[Event] = []
+        self._events: list[ReplyEvent] = []
 
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
         """Take a message that came on a connection."""
@@ -97,11 +97,11 @@ class DomoSession(Core):
         self._made += 1
         patience = self._config.timeout if timeout is None else timeout
         tries = self._config.retries if retries is None else retries
-        self._waiting.append(_Waiting(self._made, service, body, now, patience, tries))
+        self._waiting.append(_WaitingRequest(self._made, service, body, now, patience, tries))
         self._send(now)
         return self._made
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[ReplyEvent]:
         """What has become of requests since the last call."""
         events, self._events = self._events, []
         return events
@@ -139,7 +139,7 @@ class DomoSession(Core):
                 if kind is EventKind.FINAL:
                     self.ours = body[:1] != [] and body[0].startswith(b"{")
                 continue
-            self._events.append(Event(self._tickets.pop((connection, inner)), kind, body))
+            self._events.append(ReplyEvent(self._tickets.pop((connection, inner)), kind, body))
             if connection != _MARKED:
                 self._free.append(connection)
             if kind is EventKind.GAVE_UP:
@@ -156,6 +156,6 @@ class DomoSession(Core):
         for ask in waiting:
             end = float("inf") if ask.timeout is None else ask.since + ask.timeout * (1 + ask.retries)
             if now >= end and self._heard_at < ask.since:
-                self._events.append(Event(ask.ticket, EventKind.GAVE_UP, []))
+                self._events.append(ReplyEvent(ask.ticket, EventKind.GAVE_UP, []))
             else:
                 self._waiting.append(ask)

@@ -75,7 +75,7 @@ WAYS: dict[str, Callable[[Frames], Opened | None]] = {
 }
 
 
-class Ask(NamedTuple):
+class ClientRequest(NamedTuple):
     """A request to be answered."""
 
     peer: Peer
@@ -93,7 +93,7 @@ class Replier(Core):
         self._pings = way == "flp"
         self._tells = way == "plain"
         self._admit = admit
-        self._asks: list[Ask] = []
+        self._requests: list[ClientRequest] = []
         self.malformed = 0
         self.refused = 0
         self.superseded = 0
@@ -107,39 +107,39 @@ class Replier(Core):
         elif (opened := self._open(frames)) is None:
             self.malformed += 1
         elif self._admit(now):
-            ask = Ask(peer, *opened)
-            self._in_hand[_asker(ask)] += 1
-            self._asks.append(ask)
+            request = ClientRequest(peer, *opened)
+            self._in_hand[_waiter(request)] += 1
+            self._requests.append(request)
         else:
             self.refused += 1
 
-    def take_asks(self) -> list[Ask]:
+    def take_requests(self) -> list[ClientRequest]:
         """Requests to be answered."""
-        asks, self._asks = self._asks, []
-        return asks
+        requests, self._requests = self._requests, []
+        return requests
 
-    def reply(self, ask: Ask, body: Frames, now: float) -> None:
+    def reply(self, request: ClientRequest, body: Frames, now: float) -> None:
         """Answer a request, if it would still be admitted. A reply has a frame at least, if an empty one."""
-        self._done(ask)
+        self._done(request)
         if self._admit(now):
-            self._output.append((ask.peer, [*ask.envelope, *(body or [b""])]))
+            self._output.append((request.peer, [*request.envelope, *(body or [b""])]))
         else:
             self.refused += 1
 
-    def supersede(self, ask: Ask, body: Frames, now: float) -> None:
+    def supersede(self, request: ClientRequest, body: Frames, now: float) -> None:
         """A request was asked again: `body` says so to clients that are told."""
-        if self._tells and self._in_hand[_asker(ask)] == 1:
-            self.reply(ask, body, now)
+        if self._tells and self._in_hand[_waiter(request)] == 1:
+            self.reply(request, body, now)
         else:
-            self._done(ask)
+            self._done(request)
             self.superseded += 1
 
-    def _done(self, ask: Ask) -> None:
-        asker = _asker(ask)
-        self._in_hand[asker] -= 1
-        if self._in_hand[asker] <= 0:
-            del self._in_hand[asker]
+    def _done(self, request: ClientRequest) -> None:
+        waiter = _waiter(request)
+        self._in_hand[waiter] -= 1
+        if self._in_hand[waiter] <= 0:
+            del self._in_hand[waiter]
 
 
-def _asker(ask: Ask) -> tuple[Peer, tuple[bytes, ...]]:
-    return ask.peer, tuple(ask.envelope)
+def _waiter(request: ClientRequest) -> tuple[Peer, tuple[bytes, ...]]:
+    return request.peer, tuple(request.envelope)

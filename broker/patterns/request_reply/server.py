@@ -19,7 +19,7 @@ from broker.io.loop import Loop
 from broker.io.router import Router
 from broker.io.shell import Shell
 from broker.patterns.idempotent.core import Superseded
-from broker.patterns.request_reply.core import Ask, Replier
+from broker.patterns.request_reply.core import ClientRequest, Replier
 from broker.replies import as_frames, error_frames, failure
 from broker.thread_pool import HandlerThreads
 from broker.worker import Handler
@@ -121,17 +121,17 @@ class Server(Shell[Replier]):
         self._leaving = True
 
     def _hand_over(self, now: float) -> None:
-        for ask in self.core.take_asks():
-            if self._handlers.call(self._handle, ask):
+        for request in self.core.take_requests():
+            if self._handlers.call(self._handle, request):
                 self.in_hand += 1
             else:
-                self.core.reply(ask, error_body(500, "the server cannot start a thread; try again later"), now)
+                self.core.reply(request, error_body(500, "the server cannot start a thread; try again later"), now)
 
-    def _handle(self, ask: Ask) -> None:
+    def _handle(self, request: ClientRequest) -> None:
         """Runs in a handler thread."""
         reply = self.core.reply
         try:
-            body = _whole(self._handler(ask.body))
+            body = _whole(self._handler(request.body))
         except RemoteError as error:
             body = error_frames(error)
             if isinstance(error, Superseded):
@@ -139,12 +139,14 @@ class Server(Shell[Replier]):
         except BaseException as error:  # SystemExit too: it would end this thread only, and silently
             log.exception("a handler failed")
             body = failure(error)
-        self.loop.call(self._reply, reply, ask, body)
+        self.loop.call(self._reply, reply, request, body)
 
-    def _reply(self, reply: Callable[[Ask, Frames, float], None], ask: Ask, body: Frames) -> None:
+    def _reply(
+        self, reply: Callable[[ClientRequest, Frames, float], None], request: ClientRequest, body: Frames
+    ) -> None:
         self.in_hand -= 1
         self._handlers.done()
-        reply(ask, body, time.monotonic())
+        reply(request, body, time.monotonic())
 
 
 def _whole(result: Any) -> Frames:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
-from broker.core.client import Event, EventKind
+from broker.core.client import EventKind, ReplyEvent
 from broker.errors import UsageError
 from broker.io.shell import AnyCore, Shell
 
@@ -17,7 +17,7 @@ class SharedClient(Shell[AnyCore]):
 
     def __init__(self, core: AnyCore) -> None:
         super().__init__(core)
-        self._futures: dict[int, Future[Event]] = {}
+        self._futures: dict[int, Future[ReplyEvent]] = {}
         self._stopping = False
         self._guard = threading.Lock()  # nothing may be asked behind the loop's back, when it is ending
 
@@ -27,19 +27,19 @@ class SharedClient(Shell[AnyCore]):
             self._stopping = True
             super()._end()
 
-    def _submit(self, request: Callable[[float], int]) -> Future[Event]:
+    def _submit(self, request: Callable[[float], int]) -> Future[ReplyEvent]:
         """Have a request made in the loop's thread: the function gets the time and gives the ticket."""
-        future: Future[Event] = Future()
+        future: Future[ReplyEvent] = Future()
         with self._guard:
             if self._thread is None or self._stopping:
                 raise UsageError("the client is not running; use it in a with block, or call start")
             self.loop.call(self._request, future, request)
         return future
 
-    def _request(self, future: Future[Event], request: Callable[[float], int]) -> None:
+    def _request(self, future: Future[ReplyEvent], request: Callable[[float], int]) -> None:
         self._futures[request(time.monotonic())] = future
 
-    def _tell(self, events: Iterable[Event]) -> None:
+    def _tell(self, events: Iterable[ReplyEvent]) -> None:
         """Hand on what became of requests."""
         for event in events:
             self._futures.pop(event.ticket).set_result(event)
@@ -48,4 +48,4 @@ class SharedClient(Shell[AnyCore]):
         """End all requests without an answer."""
         while self._futures:
             ticket, future = self._futures.popitem()
-            future.set_result(Event(ticket, EventKind.GAVE_UP, []))
+            future.set_result(ReplyEvent(ticket, EventKind.GAVE_UP, []))

@@ -8,7 +8,7 @@ import pytest
 from support.transcript import SessionTranscript
 
 from broker.config import ClientConfig
-from broker.core.client import ClientSession, Event, EventKind
+from broker.core.client import ClientSession, EventKind, ReplyEvent
 
 
 class Asking(SessionTranscript):
@@ -33,7 +33,7 @@ class Asking(SessionTranscript):
         return requests
 
     def learned(self, *news: tuple[int, EventKind, list[bytes]]) -> None:
-        assert self.session.take_events() == [Event(*one) for one in news]
+        assert self.session.take_events() == [ReplyEvent(*one) for one in news]
 
 
 FINAL, PARTIAL, GAVE_UP = EventKind.FINAL, EventKind.PARTIAL, EventKind.GAVE_UP
@@ -233,7 +233,7 @@ def test_on_a_live_connection_only_the_late_one_is_sent_again(sign: str) -> None
     asking.later(1)
     assert asking.sent(connection=1).keys() == {b"1"}
     asking.told(tags[b"1"], b"", b"MDPC02", b"\3", b"echo", b"re:1")
-    assert Event(first, FINAL, [b"re:1"]) in asking.session.take_events()
+    assert ReplyEvent(first, FINAL, [b"re:1"]) in asking.session.take_events()
 
 
 def test_giving_up_takes_retries_plus_one_timeouts_however_many_are_in_flight() -> None:

@@ -297,7 +297,7 @@ class Pair:
 
     def _serve(self, name: str) -> Callable[[Replier], None]:
         def after(door: Replier) -> None:
-            for ask in door.take_asks():
+            for ask in door.take_requests():
                 self._check_alone(name)
                 self.answered.setdefault(ask.body[0], set()).add(name)
                 door.reply(ask, ask.body, self.net.now)

@@ -216,7 +216,7 @@ class Village:
         return Way(peer, name, (peer, name, epoch))
 
     def _serve(self, replier: Replier) -> None:
-        for ask in replier.take_asks():
+        for ask in replier.take_requests():
             replier.reply(ask, [b"re " + ask.body[0]], self.net.now)
 
     def _heard(self, name: str) -> Callable[[FreelanceAgent | ShotgunCore], None]:
