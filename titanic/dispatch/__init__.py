@@ -1,2 +1,2 @@
-"""Getting stored requests executed: what to send next (`core`), how it travels (`transport`), the thread that
-does both (`dispatcher`)."""
+"""Dispatch gets stored requests executed: what to send next (core.py), how it travels (transport.py), and the thread
+that does both (dispatcher.py)."""

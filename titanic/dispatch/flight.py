@@ -10,7 +10,7 @@ from titanic.protocol.submit_options import Policy
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A request that is being executed, or whose outcome is not on disk yet."""
+    """See above. `started` is in the core's clock."""
 
     backlog: Backlog
     attempts: int

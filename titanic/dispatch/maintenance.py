@@ -1,5 +1,6 @@
-"""What the store wants done when its time has come: delayed requests go back into the queue, requests expire, old
-replies and closed requests are removed."""
+"""Maintenance does what is due in the store: delayed requests go back into the queue, requests expire, old replies and
+closed requests are removed.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from titanic.util.clock import wall_us
 log = logging.getLogger(__name__)
 
 STEP = 500
-"""Requests of each kind that one commit moves, at most: a trickle, not a pause for everybody else."""
+"""Requests of each kind that one commit moves, at most: other writes must not wait for long."""
 
 PAUSE_US = 1_000_000
-"""Until what could not be done is tried again."""
+"""µs until it is tried again when it could not be done."""
 
 DAMAGED_PAUSE_US = 30_000_000
 """The same when somebody has to repair the store first."""
@@ -31,7 +32,7 @@ LONGEST_ALARM = 30.0
 """Seconds after which the wall clock is looked at again: somebody may have set it."""
 
 READERS_EVERY = 5.0
-"""Seconds between looks for readers that were killed: they hold slots, and pages that could be used again."""
+"""Seconds between looks for killed readers, which hold slots and pages that could be used again."""
 
 
 def pause_us(error: StoreError) -> int:
@@ -61,7 +62,7 @@ class Maintenance:
         self.leaps = writer.leaps
         """The wall clock, as the writer's thread sees it."""
         self.readers_at = 0.0
-        """When it is looked for killed readers."""
+        """When to look for killed readers."""
         self._store = store
         self._writer = writer
         self._due_trouble = Trouble(log, "read what is due")

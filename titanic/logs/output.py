@@ -1,6 +1,6 @@
 """How the log looks, and where it goes: text or JSON on stderr, or systemd's journal with its fields.
 
-The journal is spoken to in its native protocol: a datagram of NAME=value lines, or, for values of several lines,
+The journal gets its native protocol: a datagram of NAME=value lines, or, for values of several lines,
 
     NAME \n  length, u64 little-endian  value \n
 
@@ -47,7 +47,7 @@ _begun = {"format": "text"}
 
 
 def begin(level: str, format: str) -> None:
-    """Let the log begin."""
+    """Start the log, with a level and one of FORMATS."""
     chosen = _begun["format"] = ("journal" if _stderr_is_journal() else "text") if format == "auto" else format
     handler: logging.Handler
     if chosen == "journal":
@@ -69,8 +69,8 @@ def set_level(level: str) -> None:
 
 
 def line(text: str, event: str) -> str:
-    """What the program itself has to say, when it begins and ends, as a line for stderr. Unlike the log it can be
-    written in the middle of anything: a signal handler may."""
+    """A line for stderr that says that the program begins or ends. Unlike the log, it can be written at any time: a
+    signal handler may."""
     if _begun["format"] == "json":
         now = datetime.now(UTC).timestamp()
         return json.dumps(_document("INFO", "titanic", text, now) | {"event": event, "version": __version__}) + "\n"
@@ -105,7 +105,7 @@ def _document(level: str, logger: str, text: str, at: float) -> dict[str, str]:
 
 
 def _stderr_is_journal() -> bool:
-    """Whether what we write to stderr goes to the journal: systemd tells the file's device and inode."""
+    """Whether stderr goes to the journal: systemd names its device and inode in the environment."""
     try:
         stat = os.fstat(2)
     except OSError:
@@ -114,8 +114,9 @@ def _stderr_is_journal() -> bool:
 
 
 class JournalHandler(logging.Handler):
-    """Sends each record with its priority and fields. When there is no journal, stderr gets it. One that does not read
-    holds nobody up for longer than a moment: what it has no room for is counted, and the count is told when it has."""
+    """Sends each record with its priority and fields; without a journal, to stderr. A journal that does not read holds
+    nobody up for longer than PATIENCE: records that it has no room for are counted, and the count is sent when it
+    has."""
 
     def __init__(self, path: str = SOCKET) -> None:
         super().__init__()
@@ -124,7 +125,7 @@ class JournalHandler(logging.Handler):
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send it. As with all handlers, no error of the log is one of whoever logs."""
+        """Send a record. As with all handlers, no error reaches the code that logs."""
         try:
             self._emit(record)
         except Exception:
@@ -151,7 +152,7 @@ class JournalHandler(logging.Handler):
             sys.stderr.write(f"<{priority}>{text}\n")
 
     def _send(self, fields: Mapping[str, str], patience: float) -> bool:
-        """Whether there was room for it within so many seconds. Raises OSError when there is no journal."""
+        """Whether the journal had room within `patience` seconds. Raises OSError when there is no journal."""
         self._socket.settimeout(patience)
         try:
             self._socket.sendto(b"".join(_field(name, value) for name, value in fields.items()), self._path)

@@ -1,8 +1,8 @@
-"""What is said too often: the first lines of a kind go out, then they are counted.
+"""Keeps a line that repeats from filling the log: the first lines of a kind go out, then they are counted.
 
-Throttle        counts; for whoever words the lines and the count itself
-Trouble         of somebody who tries again and again: each reason once in five minutes, and that it is over
-RepeatFilter    of all other lines: the first twenty in a minute that are alike, then a count
+Throttle        counts the lines of each kind; its user words the lines and the count
+Trouble         for something that is tried again and again: each reason once in five minutes, and its end
+RepeatFilter    for all other lines: of those that are alike, the first twenty in a minute, then a count
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ LINES, WINDOW = 20, 60.0
 """Lines of a kind that go out in so many seconds."""
 
 MOST_KINDS = 200
-"""Kinds that are counted apart. Services are among what makes a kind, and anybody can invent their names: all further
-kinds are counted together."""
+"""Kinds that are counted apart. A kind may depend on the name of a service, which anybody can invent: all further kinds
+are counted together."""
 
 EVERY = 300.0
 """Seconds between two lines about the same trouble."""
@@ -29,10 +29,10 @@ MOST_REASONS = 100
 """Reasons for a trouble that are remembered."""
 
 LOOK_EVERY = 5.0
-"""Seconds between looks whether there is a count to tell, while lines are held back."""
+"""Seconds between looks for a count to log, while lines are held back."""
 
 COUNTED = {"counted": True}
-"""What a logging call passes in `extra` that is throttled already: `RepeatFilter` lets all its lines pass."""
+"""A logging call that is throttled already passes this in `extra`: `RepeatFilter` lets its lines pass."""
 
 LineKind = TypeVar("LineKind", bound=Hashable)
 
@@ -67,7 +67,7 @@ class Throttle(Generic[LineKind]):
         return kind, count + 1
 
     def ended(self, now: float) -> Iterator[tuple[LineKind, int]]:
-        """The kinds whose windows are over and that had too many lines, and how many too many."""
+        """The kinds whose window is over and had too many lines, and how many too many."""
         while self._open:
             kind, (end, count) = next(iter(self._open.items()))
             if now < end:
@@ -82,9 +82,9 @@ class Throttle(Generic[LineKind]):
 
 
 class Trouble:
-    """What cannot be done for a while: told when that begins, now and then while it lasts, and when it is over. Used in
-    one thread, by somebody who tries again and again. One who never says that it is over tells each reason when it is
-    first met, and then every five minutes."""
+    """Something that cannot be done for a while: logged when that begins, now and then while it lasts, and when it is
+    over. Without `over`, each reason is logged when it is first met, and then every five minutes. Used in one
+    thread."""
 
     def __init__(self, log: logging.Logger, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         """`what` cannot be done: "read what is due"."""
@@ -94,16 +94,16 @@ class Trouble:
         self._clock = clock
 
     def met(self, error: Exception | str, **extra: Any) -> None:
-        """It failed, for this reason. `extra`: the line's fields."""
+        """It failed for this reason. `extra`: fields of the line."""
         now, why = self._clock(), str(error)
         for _ in self.reasons.ended(now):
-            pass  # only the first of each is told, and no count
+            pass  # only the first of each is logged, and no count
         _, count = self.reasons.take(why, now)
         if count == 1:
             self._log.error("cannot %s: %s", self._what, why, extra=extra)
 
     def over(self, **extra: Any) -> None:
-        """It was done. `extra`: the line's fields."""
+        """It was done. `extra`: fields of the line."""
         if self.reasons:
             self._log.info("can %s again", self._what, extra=extra)
             self.reasons.clear()
@@ -118,12 +118,12 @@ class _RepeatKind(NamedTuple):
 
 
 class RepeatFilter(logging.Filter):
-    """A filter for a handler. What it held back is told when its minute is over, whether anything follows or not."""
+    """A filter for a handler. Lines that it holds back are counted in one line when their minute is over."""
 
     def __init__(
         self, emit: Callable[[logging.LogRecord], object], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`emit` gets the lines that tell how many were left out."""
+        """`emit` gets the lines with the counts."""
         super().__init__()
         self._emit = emit
         self._clock = clock
@@ -148,15 +148,15 @@ class RepeatFilter(logging.Filter):
         return False
 
     def finish(self) -> None:
-        """Tell what was left out by now: nothing will follow."""
+        """Log the counts now: nothing follows."""
         self._tell(math.inf)
 
     def _look_soon(self) -> None:
-        """With the lock: have somebody look as long as there is something to tell."""
+        """With the lock: start a timer, unless one runs."""
         if self._timer is None:
             timer = threading.Timer(LOOK_EVERY, self._look)
             timer.daemon = True
-            with contextlib.suppress(RuntimeError):  # no thread can be had now: the next line tells, or asks again
+            with contextlib.suppress(RuntimeError):  # no thread can be had now: the next line tries again
                 timer.start()
                 self._timer = timer
 
@@ -175,7 +175,7 @@ class RepeatFilter(logging.Filter):
 
 
 def _summary(last: logging.LogRecord, more: int) -> logging.LogRecord:
-    """A line about lines that were left out. It is about no request, but still about their service."""
+    """The line that counts lines like `last`. It names their service, but no request."""
     text = f"{last.getMessage()} (the last of {more} more like this within {WINDOW:.0f} s)"
     kept = {name: value for name, value in vars(last).items() if name not in ("uuid", "exc_info", "exc_text")}
     return logging.makeLogRecord(kept | {"msg": text, "args": None} | COUNTED)
