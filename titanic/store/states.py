@@ -9,8 +9,8 @@
        FAILED, EXPIRED ──retry──► WAITING       (DELAYED, when it expired before its delay was over)
 
 Only the dispatcher knows RUNNING. On disk a running request is still WAITING, so after a crash it waits again and
-nothing has to be repaired. The ended states DONE … CANCELLED last until the request
-is closed, which deletes it from any state.
+nothing has to be repaired. The states DONE … CANCELLED last until the request is closed, which deletes it from any
+state.
 """
 
 from __future__ import annotations

@@ -87,9 +87,7 @@ def fresh(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: in
 def forget(tx: Writing, keys: Sequence[bytes]) -> None:
     """Forget these idempotency keys before their time; unknown ones are fine."""
     for key in keys:
-        row = tx.raw.get(key, db=tx.db.keys)
-        holder = None if row is None else idempotency_key.decode(row)
-        if holder is not None:
+        if (holder := tx.key_holder(key)) is not None:
             tx.delete(tx.db.timers, timer_key(KEY, holder.until, key))
             tx.delete(tx.db.keys, key)
 
@@ -214,15 +212,12 @@ def _write(tx: Writing, plan: _Plan) -> None:
 
 def _holder(tx: Writing, key: bytes, now_us: int) -> Holder | None:
     """The holder of the key, if the key still counts."""
-    row = tx.raw.get(key, db=tx.db.keys)
-    holder = None if row is None else idempotency_key.decode(row)
+    holder = tx.key_holder(key)
     return holder if holder and holder.until > now_us else None
 
 
 def _hold(tx: Writing, key: bytes, holder: Holder) -> None:
-    row = tx.raw.get(key, db=tx.db.keys)
-    old = None if row is None else idempotency_key.decode(row)
-    if old is not None:  # its time is over
+    if (old := tx.key_holder(key)) is not None:  # its time is over
         tx.delete(tx.db.timers, timer_key(KEY, old.until, key))
     tx.put(tx.db.keys, key, idempotency_key.encode(holder))
     tx.put(tx.db.timers, timer_key(KEY, holder.until, key), b"")

@@ -1,8 +1,8 @@
 """How the capacity is divided, so that a full store still works.
 
-The data file never exceeds the capacity: LMDB's map ends there. What is left can't be borrowed, so some of it has to be
-kept back, and for whom grows clearer the fuller the store is. What counts is the pages in use, not the bytes in them:
-pages from which requests were closed here and there are partly empty, and nothing can be done about that.
+The data file never exceeds the capacity: LMDB's map ends there. So a part of it is kept back, and the fuller the store
+is, the fewer kinds of writes may use the rest. What counts is the pages in use, not the bytes in them: pages from which
+some requests were closed are partly empty, and stay so.
 
     0 ............................. accept ....... reply ....... least ............ capacity
       requests and their replies,          replies        ends,          copies of pages
@@ -18,7 +18,7 @@ least   Up to here, closed requests are remembered at all, at the end without th
 Behind that is working space. LMDB changes no page in place: a transaction writes a copy of each page that it changes,
 and what it frees can be used from the second transaction after it, not before. So a transaction must not change or
 free too much at once: a bounded number of pages of large bodies is freed per transaction, the others wait in `graves`;
-and when a transaction has changed very many pages, an empty one follows that makes them available (transaction.py). The
+and when a transaction has changed very many pages, an empty one follows that makes them available (free_space.py). The
 number of requests that one transaction can change in the worst case, each on pages of its own, is `batch`.
 
 The list of freed pages that LMDB keeps per transaction is a value of its own: from 509 pages on it needs several pages

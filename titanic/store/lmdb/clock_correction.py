@@ -88,8 +88,7 @@ def _cap_expiry(tx: Writing, key: bytes, now_us: int) -> bool:
 
 def _cap_key(tx: Writing, key: bytes, now_us: int) -> bool:
     _, time, name = timer_of(key)
-    row = tx.raw.get(name, db=tx.db.keys)
-    holder = None if row is None else idempotency_key.decode(row)
+    holder = tx.key_holder(name)
     if holder is None or holder.until != time:
         return False
     end = capped(time, holder.given, now_us)

@@ -1,4 +1,4 @@
-"""Idempotency keys: one request per key, or one message of several, however often it is handed in.
+"""Idempotency keys: one request per key, or one message of several, however often it is submitted.
 
 The row, little-endian, in database `keys` under the key. It outlives its request: a client that repeats a
 submission after the reply was fetched and the request closed still gets the first id.
@@ -25,12 +25,12 @@ class Holder(NamedTuple):
     """The requests that have a key, until when it counts, and when it was given (µs since the epoch)."""
 
     until: int
-    ids: bytes  # one behind the other
+    ids: bytes  # concatenated
     given: int = 0
 
     @property
     def uuid(self) -> bytes:
-        """The first."""
+        """The first request."""
         return self.ids[:SIZE]
 
     @property
@@ -39,7 +39,7 @@ class Holder(NamedTuple):
         return len(self.ids) // SIZE
 
     def at(self, index: int) -> bytes:
-        """One of them."""
+        """The request at a place."""
         return self.ids[index * SIZE : (index + 1) * SIZE]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from titanic.errors import RecordCorrupt, StoreCorrupt, StoreFull
@@ -25,7 +26,6 @@ from titanic.store.lmdb.schema import (
     ready_prefix,
     service_of,
     timer_key,
-    timer_of,
     uuid_of,
 )
 from titanic.store.lmdb.transaction import Writing
@@ -127,15 +127,8 @@ def expire(
     tx: Writing, now_us: int, limit: int = 1000, skip: Collection[bytes] = (), ahead_us: int = 0
 ) -> list[tuple[bytes, bytes]]:
     """End requests whose time is over, at most `limit`, but not those in `skip`: they are running."""
-    due: list[tuple[bytes, bytes]] = []
-    cursor = tx.raw.cursor(tx.db.timers)
-    if cursor.set_range(EXPIRY):
-        for view in cursor.iternext(values=False):
-            kind, time, uuid = timer_of(view)
-            if len(due) >= limit or kind != EXPIRY or time > now_us - ahead_us:
-                break
-            if uuid not in skip:
-                due.append((bytes(view), uuid))
+    over = takewhile(lambda timer: timer[1] <= now_us - ahead_us, tx.timers(EXPIRY))
+    due = list(islice(((key, uuid) for key, _, uuid in over if uuid not in skip), limit))
     expired: list[tuple[bytes, bytes]] = []
     for key, uuid in due:
         place = find(tx, uuid)

@@ -31,7 +31,7 @@ _MOST_AT_ONCE = 64 * PAGE
 
 
 def translate(error: lmdb.Error, env: lmdb.Environment, capacity: int) -> StoreError:
-    """The exception to raise in place of `error`, which struck a transaction of `env`."""
+    """The exception to raise in place of `error`, which a transaction of `env` has raised."""
     if isinstance(error, lmdb.MapFullError):
         return StoreFull((env.info()["last_pgno"] + 1) * PAGE, capacity)
     if isinstance(error, _DAMAGE):

@@ -1,8 +1,8 @@
 """The lock that lets one process at a time open a store.
 
 LMDB itself would let several in, but two Titanics would dispatch every request twice. The lock is an flock() on
-`titanic.lock`: the kernel drops it when the process ends, however it ends, so it never has to be cleared by hand.
-What is written in the file is for people only.
+`titanic.lock`: the kernel drops it when the process ends, however it ends, so nobody has to clear it.
+The text in the file is for people only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def acquire(directory: Path) -> int:
     except OSError:
         os.close(descriptor)
         raise
-    if not os.fstat(descriptor).st_nlink:  # who held it has removed it: others would lock another file
+    if not os.fstat(descriptor).st_nlink:  # its holder has removed it: others would lock another file
         os.close(descriptor)
         return acquire(directory)
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -7,11 +7,12 @@ Keep it short, and don't wait for anything inside.
 from __future__ import annotations
 
 from collections.abc import Collection, Container
+from itertools import islice
 from pathlib import Path
 
 from titanic.errors import RecordCorrupt
 from titanic.protocol.limits import MAX_KEY
-from titanic.store.lmdb import idempotency_key, outcome_record, request_record
+from titanic.store.lmdb import outcome_record, request_record
 from titanic.store.lmdb.closed_ring import oldest_closing
 from titanic.store.lmdb.free_space import can_make_way
 from titanic.store.lmdb.lmdb_errors import short_of_disk
@@ -29,7 +30,6 @@ from titanic.store.lmdb.schema import (
     due_of,
     odd_row,
     ready_prefix,
-    timer_of,
     unpack,
     uuid_of,
 )
@@ -67,8 +67,7 @@ def request(tx: Reading, uuid: bytes) -> StoredRequest | None:
 
 def holder(tx: Reading, key: bytes) -> bytes | None:
     """The id of the request that was submitted with this idempotency key, also when it is closed."""
-    row = tx.raw.get(key, db=tx.db.keys) if 0 < len(key) <= MAX_KEY else None
-    holder = None if row is None else idempotency_key.decode(row)
+    holder = tx.key_holder(key) if 0 < len(key) <= MAX_KEY else None
     return None if holder is None else holder.uuid
 
 
@@ -221,12 +220,4 @@ def _loads_by_service(tx: Reading) -> dict[bytes, tuple[int, ...]]:
 
 def _first_time(tx: Reading, kind: bytes, skip: Collection[bytes] = ()) -> list[int]:
     """The time of the first timer of this kind, as a list of one, or of none."""
-    cursor = tx.raw.cursor(tx.db.timers)
-    if cursor.set_range(kind):
-        for view in cursor.iternext(values=False):
-            found, time, subject = timer_of(view)
-            if found != kind:
-                break
-            if subject not in skip:
-                return [time]
-    return []
+    return list(islice((time for _, time, subject in tx.timers(kind) if subject not in skip), 1))

@@ -12,7 +12,7 @@ LMDB 0.9 has no checksums on its pages, so a flipped bit would be served as a re
 sum so that a whole, valid record under the wrong key is noticed too.
 
 Frames follow each other as a u32 length and the bytes: the *body* of a record. When the record with its body would
-not fit into a row (schema.INLINE), the reference to a blob stands in its place (blob.py).
+not fit into a row (schema.INLINE), a reference to a blob replaces the body (blob.py).
 
 To change a record: give it the next format number, keep the decoder of the old one, and write only the new.
 Records are never rewritten, so both will be found in a store until the old requests are closed. Only a change

@@ -6,11 +6,12 @@ its time, in `timers` or at the beginning of `closed`, without a search.
 
 from __future__ import annotations
 
+from itertools import islice, takewhile
+
 from titanic.errors import StoreFull
-from titanic.store.lmdb import idempotency_key
 from titanic.store.lmdb.close import close_request
 from titanic.store.lmdb.free_space import drop_oldest
-from titanic.store.lmdb.schema import DEAD, KEY, REPLIED, timer_of
+from titanic.store.lmdb.schema import DEAD, KEY, REPLIED
 from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import Retention, Trimmed
 
@@ -50,8 +51,7 @@ def _close_unclaimed(tx: Writing, kind: bytes, retention: int, now_us: int, sure
 def _forget_keys(tx: Writing, now_us: int, limit: int) -> int:
     timers = _timers_until(tx, KEY, now_us, limit)
     for timer, key in timers:
-        row = tx.raw.get(key, db=tx.db.keys)
-        holder = None if row is None else idempotency_key.decode(row)
+        holder = tx.key_holder(key)
         if holder is None or holder.until <= now_us:
             tx.delete(tx.db.keys, key)
         tx.delete(tx.db.timers, timer)
@@ -60,12 +60,5 @@ def _forget_keys(tx: Writing, now_us: int, limit: int) -> int:
 
 def _timers_until(tx: Writing, kind: bytes, until: int, limit: int) -> list[tuple[bytes, bytes]]:
     """Rows and subjects of the timers of a kind whose time has come, at most `limit`."""
-    found: list[tuple[bytes, bytes]] = []
-    cursor = tx.raw.cursor(tx.db.timers)
-    if cursor.set_range(kind):
-        for view in cursor.iternext(values=False):
-            found_kind, time, subject = timer_of(view)
-            if len(found) >= limit or found_kind != kind or time > until:
-                break
-            found.append((bytes(view), subject))
-    return found
+    due = takewhile(lambda timer: timer[1] <= until, tx.timers(kind))
+    return [(key, subject) for key, _, subject in islice(due, limit)]

@@ -8,6 +8,7 @@ objects that callers get. Room is free_space.py's business.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -16,9 +17,10 @@ from typing import NamedTuple, Self
 import lmdb
 
 from titanic.errors import DiskFull, StoreCorrupt, StoreError
-from titanic.store.lmdb import blob, retry_record
+from titanic.store.lmdb import blob, idempotency_key, retry_record
 from titanic.store.lmdb.blob import Ref
 from titanic.store.lmdb.capacity import CHARGE, Room
+from titanic.store.lmdb.idempotency_key import Holder
 from titanic.store.lmdb.lmdb_errors import room_on_disk, translate
 from titanic.store.lmdb.retry_record import Retry
 from titanic.store.lmdb.schema import (
@@ -33,6 +35,7 @@ from titanic.store.lmdb.schema import (
     U32,
     U64,
     Databases,
+    timer_of,
     unpack,
 )
 from titanic.util.ids import IdMaker
@@ -140,6 +143,21 @@ class Reading:
         """The request's delay and failures; None when it has none. Raises RecordCorrupt."""
         record = self.raw.get(uuid, db=self.db.retries)
         return None if record is None else retry_record.decode(uuid, record)
+
+    def key_holder(self, key: bytes) -> Holder | None:
+        """Who has an idempotency key; None when it is unknown, or its row is damaged."""
+        row = self.raw.get(key, db=self.db.keys)
+        return None if row is None else idempotency_key.decode(row)
+
+    def timers(self, kind: bytes) -> Iterator[tuple[bytes, int, bytes]]:
+        """Key, time and subject of the timers of a kind, the earliest first."""
+        cursor = self.raw.cursor(self.db.timers)
+        if cursor.set_range(kind):
+            for view in cursor.iternext(values=False):
+                found, time, subject = timer_of(view)
+                if found != kind:
+                    break
+                yield bytes(view), time, subject
 
     # -- counters --------------------------------------------------------------------------------------------
 

@@ -275,8 +275,7 @@ def _timers(walk: Walk) -> None:
 def _timer_fault(walk: Walk, kind: bytes, time: int, subject: bytes) -> str:
     """What is wrong with a timer; nothing, as a rule."""
     if kind == KEY:
-        row = walk.tx.raw.get(subject, db=walk.tx.db.keys)
-        holder = None if row is None else idempotency_key.decode(row)
+        holder = walk.tx.key_holder(subject)
         return "" if holder and holder.until == time else "there is no such key"
     if kind == EXPIRY:
         record = walk.tx.raw.get(subject, db=walk.tx.db.requests)
