@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 from support.store_dict import DictStore
 
 from titanic.store import Store, open_store
@@ -12,22 +11,6 @@ from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 
 ENGINES: dict[str, Callable[..., Store]] = {"lmdb": open_store, "dict": DictStore}
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "lmdb: what only this engine does, or promises to do so")
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "engine" in metafunc.fixturenames:
-        names = ["lmdb"] if metafunc.definition.get_closest_marker("lmdb") else list(ENGINES)
-        metafunc.parametrize("engine", names, indirect=True)
-
-
-@pytest.fixture
-def engine(request: pytest.FixtureRequest) -> Callable[..., Store]:
-    """Opens a store, as `open_store` does. A test or a file that uses it runs with each engine."""
-    return ENGINES[request.param]
 
 
 def is_sound(store: Store) -> bool:

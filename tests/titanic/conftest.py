@@ -1,19 +1,31 @@
 """A store that is sound at the end. `pytest.mark.settings(capacity=…)` says how it is opened.
 
-It is LMDB's, unless the test uses `engine` (support/store_engines.py): then there is one of each.
+It is LMDB's, unless the test uses `engine`: then the test runs with each of support/store_engines.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.serving import settings_of
-from support.store_engines import is_sound
+from support.store_engines import ENGINES, is_sound
 
 from titanic.store import Store
 from titanic.store.lmdb.store import LmdbStore
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "engine" in metafunc.fixturenames:
+        names = ["lmdb"] if metafunc.definition.get_closest_marker("lmdb") else list(ENGINES)
+        metafunc.parametrize("engine", names, indirect=True)
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest) -> Callable[..., Store]:
+    """Opens a store, as `open_store` does. A test or a file that uses it runs with each engine."""
+    return ENGINES[request.param]
 
 
 @pytest.fixture
