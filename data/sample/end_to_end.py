@@ -33,7 +33,10 @@ Worker("sha256", lambda frames: hashlib.sha256(frames[0]).hexdigest(), {endpoint
 
 def run(spark: SparkSession, rows: int, folder: Path) -> None:
     """Run the whole example in an empty folder."""
-    with serving(folder) as endpoint, working(folder, endpoint):
+    with (
+        serving(folder) as endpoint,
+        started(folder / "worker.log", "-c", WORKER.format(endpoint=endpoint)),
+    ):
         # A table, with a key in each row.
         orders = spark.range(rows).select(
             concat(lit("order "), col("id")).alias("key"), concat(lit("what is in order "), col("id")).alias("body")
@@ -76,13 +79,6 @@ def serving(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def working(folder: Path, endpoint: str) -> Iterator[None]:
-    """Run a worker that has up to 32 requests in hand."""
-    with started(folder / "worker.log", "-c", WORKER.format(endpoint=endpoint)):
-        yield
-
-
-@contextmanager
 def started(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a Python process as long as the block."""
     with log.open("wb") as errors, subprocess.Popen([sys.executable, *arguments], stderr=errors) as process:
@@ -112,24 +108,11 @@ def main() -> None:
     usage.add_argument("rows", metavar="ROWS", nargs="?", type=int, default=100_000, help="default 100000")
     usage.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help="an empty folder, for the results")
     given = usage.parse_args()
-    with kept(given.folder) as folder:
-        run(session("end to end"), given.rows, folder)
-        print(
-            f"the picture is {folder / 'latency.png'}"
-            if given.folder
-            else "all of it was removed; give a FOLDER to keep it"
-        )
-
-
-@contextmanager
-def kept(folder: Path | None) -> Iterator[Path]:
-    """The given folder, or a temporary one."""
-    if folder is None:
-        with tempfile.TemporaryDirectory(prefix="titanic-example-") as name:
-            yield Path(name)
-    else:
+    with tempfile.TemporaryDirectory(prefix="titanic-example-") as temporary:
+        folder: Path = given.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        yield folder
+        run(session("end to end"), given.rows, folder)
+    print(f"the picture is {folder / 'latency.png'}" if given.folder else "removed all of it; give a FOLDER to keep it")
 
 
 if __name__ == "__main__":

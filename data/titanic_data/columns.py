@@ -21,7 +21,6 @@ _HEADER = np.dtype([(name, "V16" if code == "16s" else np.dtype(f"<{code}")) for
 _DAY = 24 * 3600 * 1_000_000
 STATUSES = {Status.DONE: "ok", Status.FAILED: "failed", Status.EXPIRED: "expired", Status.CANCELLED: "cancelled"}
 _STATUS_NAMES = pa.array([STATUSES.get(Status(n)) if n in set(Status) else None for n in range(max(Status) + 1)])
-_HEX = np.frombuffer(b"".join(b"%02x" % n for n in range(256)), "<u2")
 
 
 def closed_batch(bulk: ClosedBulk, columns: Sequence[str]) -> Any:
@@ -65,8 +64,9 @@ class _Closed:
         return self._text(self._ends[1], self._ends[2], self.header["error_size"] > 0)
 
     def uuid(self) -> Any:
-        digits = _HEX[np.frombuffer(self.header["uuid"].tobytes(), np.uint8)]
-        return _strings(pa.py_buffer(digits.tobytes()), np.arange(self.count + 1, dtype=np.int32) * 32)
+        digits = self.header["uuid"].tobytes().hex().encode()
+        bounds = np.arange(self.count + 1, dtype=np.int32) * 32
+        return pa.Array.from_buffers(pa.string(), self.count, [None, pa.py_buffer(bounds), pa.py_buffer(digits)])
 
     def field(self, name: str) -> Any:
         """A time, null where it is 0, or a small number."""
@@ -84,17 +84,20 @@ class _Closed:
 
     def body(self, part: str) -> Any:
         """The frames of `request` or `reply`, joined."""
-        start, size = self._first_frame(part)
+        header = self.header
+        frame = header[f"{part}_frames"] == 1
+        start = self._ends[2] + 4 * frame
         there = np.ones(self.count, bool)
         if part == "reply":
-            there = (self.header["reply_frames"] > 0) | (self.status == int(Status.DONE))
+            start += header["request_size"]
+            there = (header["reply_frames"] > 0) | (self.status == int(Status.DONE))
+        size = np.where(frame, header[f"{part}_size"].astype(np.int64) - 4, 0)
         bounds = np.append(self._starts, len(self._data))
         for n, whole in self._apart.items():
             request, reply = sum(map(len, whole.request)), sum(map(len, whole.reply))
             end = int(bounds[n + 1])
             start[n], size[n] = (end - reply - request, request) if part == "request" else (end - reply, reply)
-            if whole.request_left_out if part == "request" else whole.reply_left_out:
-                there[n] = False
+            there[n] &= not getattr(whole, f"{part}_left_out")
         return self._slices(start, start + size, there)
 
     def sizes(self, part: str) -> Any:
@@ -103,27 +106,13 @@ class _Closed:
         if part == "reply":
             sizes = {n: empty for n, empty in sizes.items() if self.status[n] == int(Status.DONE)}
         for n, whole in self._apart.items():
-            left_out = whole.request_left_out if part == "request" else whole.reply_left_out
-            frames = whole.request if part == "request" else whole.reply
-            if left_out:
+            frames = getattr(whole, part)
+            if getattr(whole, f"{part}_left_out"):
                 sizes.pop(n, None)
             elif len(frames) > 1:
                 sizes[n] = list(map(len, frames))
         kind = pa.list_(pa.int32())
         return pa.array([sizes.get(n) for n in range(self.count)], kind) if sizes else pa.nulls(self.count, kind)
-
-    def _first_frame(self, part: str) -> tuple[Any, Any]:
-        """Where the only frame begins, and its size; `body` corrects both for bodies that are stored apart."""
-        header = self.header
-        at = self._ends[2].copy()
-        if part == "reply":
-            at += header["request_size"]
-        frame = header[f"{part}_frames"] == 1
-        size = np.where(frame, header[f"{part}_size"].astype(np.int64) - 4, 0)
-        at = at + 4 * frame
-        for n in self._apart:
-            at[n] = self._starts[n]
-        return at, size
 
     def _text(self, starts: Any, ends: Any, there: Any = None) -> Any:
         found = self._slices(starts, ends, there)
@@ -143,10 +132,6 @@ class _Closed:
         )
         even = np.arange(0, len(bounds), 2, dtype=np.int32)
         return pieces.take(pa.array(even, mask=None if there is None else ~there))
-
-
-def _strings(data: Any, offsets: Any) -> Any:
-    return pa.Array.from_buffers(pa.string(), len(offsets) - 1, [None, pa.py_buffer(offsets), data])
 
 
 _COLUMNS: dict[str, Callable[[_Closed], Any]] = {

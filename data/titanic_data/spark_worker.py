@@ -16,9 +16,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -48,13 +49,11 @@ REPLIES = (pa.string(), pa.binary(), pa.list_(pa.binary()), pa.list_(pa.string()
 Transform = Callable[["DataFrame"], "DataFrame"]
 
 
-class _Asked:
-    """A request that a lane has, and waits for until it is answered."""
+class _Asked(NamedTuple):
+    """A request that a lane has, and the reply that it waits for."""
 
-    def __init__(self, frames: list[bytes]) -> None:
-        self.frames = frames
-        self.reply: list[bytes] | RemoteError = RemoteError(500, "the transformation gave no reply")
-        self.answered = threading.Event()
+    frames: list[bytes]
+    reply: Future[list[bytes]]
 
 
 class SparkWorker:
@@ -118,29 +117,28 @@ class SparkWorker:
 
     def _handle(self, frames: list[bytes]) -> list[bytes]:
         """Wait for the reply to a request, in the thread of a lane."""
-        asked = _Asked(frames)
+        asked = _Asked(frames, Future())
         self._asked.put(asked)
-        asked.answered.wait()
-        if isinstance(asked.reply, RemoteError):
-            raise asked.reply
-        return asked.reply
+        return asked.reply.result()
 
     def _work(self) -> None:
         while (first := self._next()) is not None:
             batch = self._gather(first)
             self.batches = [*self.batches[-99:], len(batch)]
             try:
-                self._answer(batch)
+                replies = self._replies(batch)
             except Exception as error:
                 text = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 if self._has_ended():
                     self._give_up(text)
                     return  # without an answer: the batch itself may be fine
                 log.warning("a batch of %d requests failed: %s", len(batch), text)
-                for asked in batch:
-                    asked.reply = RemoteError(500, f"the batch failed: {text[:500]}")
-            for asked in batch:
-                asked.answered.set()
+                replies = [RemoteError(500, f"the batch failed: {text[:500]}") for _ in batch]
+            for asked, reply in zip(batch, replies, strict=True):
+                if isinstance(reply, RemoteError):
+                    asked.reply.set_exception(reply)
+                else:
+                    asked.reply.set_result(reply)
 
     def _next(self) -> _Asked | None:
         """The next request; None when there are no more."""
@@ -180,10 +178,10 @@ class SparkWorker:
             batch.append(one)
         return batch
 
-    def _answer(self, batch: list[_Asked]) -> None:
+    def _replies(self, batch: list[_Asked]) -> list[list[bytes] | RemoteError]:
         rows = [{"id": n, "body": b"".join(one.frames), "frames": one.frames} for n, one in enumerate(batch)]
         requests = self._spark.createDataFrame(pa.Table.from_pylist(rows, REQUESTS))
-        seen: set[int] = set()
+        found: dict[int, list[bytes] | RemoteError] = {}
         replies = self._transform(requests).toArrow()
         _expect_columns(replies.schema)
         for row in replies.to_pylist():
@@ -191,14 +189,17 @@ class SparkWorker:
             if number is None or not 0 <= number < len(batch):
                 what = f"the transformation returned the id {number}"
                 raise InvalidRows(what, f"those of the batch are 0 to {len(batch) - 1}", "return each id as it came")
-            asked = batch[number]
-            if number in seen:
-                asked.reply = RemoteError(500, "the transformation gave more than one reply")
+            if number in found:
+                found[number] = RemoteError(500, "the transformation gave more than one reply")
             elif row.get("error") is not None:
-                asked.reply = RemoteError(500, str(row["error"]))
-            elif row["reply"] is not None:
-                asked.reply = _frames(row["reply"])
-            seen.add(number)
+                found[number] = RemoteError(500, str(row["error"]))
+            else:
+                found[number] = _no_reply() if row["reply"] is None else _frames(row["reply"])
+        return [found[number] if number in found else _no_reply() for number in range(len(batch))]
+
+
+def _no_reply() -> RemoteError:
+    return RemoteError(500, "the transformation gave no reply")
 
 
 def _expect_columns(schema: Any) -> None:

@@ -168,7 +168,8 @@ def rewrite(archive: Path, change: Callable[[pa.Table], pa.Table], first: int) -
         path = opened.data / known.path
         pq.write_table(change(pq.ParquetFile(path).read()), path)
         files.append(replace(known, bytes=path.stat().st_size, crc32=crc32(path.read_bytes())))
-    opened.replace(replace(entry, files=tuple(files)))
+    opened.note(replace(entry, files=tuple(files)))
+    opened.load()
 
 
 def test_fewer_files_of_several_versions(store: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["pyarrow", "spark"])
-def engine(request: pytest.FixtureRequest) -> Engine:
+def parquet(request: pytest.FixtureRequest) -> Engine:
     return PyArrowEngine() if request.param == "pyarrow" else SparkEngine(request.getfixturevalue("spark"))
 
 
@@ -95,11 +95,11 @@ def test_a_gap_after_a_crash_of_spark(store: Path, tmp_path: Path, spark: SparkS
     a_gap_after_a_crash(store, tmp_path / "archive", SparkEngine(spark), "renaming", 330)
 
 
-def a_gap_after_a_crash(store: Path, archive: Path, engine: Engine, point: str, upto: int) -> None:
+def a_gap_after_a_crash(store: Path, archive: Path, parquet: Engine, point: str, upto: int) -> None:
     run(store, archive)
     close_more(store, 90)
     with pytest.raises(Crash):
-        run(store, archive, engine, reached=crash_at(point))
+        run(store, archive, parquet, reached=crash_at(point))
     begun = json.loads((archive / "pending.json").read_text())
     assert (begun["first"], begun["last"]) == (301, 390)
     if point in BEGUN[::2]:
@@ -107,8 +107,8 @@ def a_gap_after_a_crash(store: Path, archive: Path, engine: Engine, point: str, 
     first, last = let_go(store, upto)
     for _ in range(2):
         with pytest.raises(ArchiveGap, match=f"closed requests 301 to {first - 1} are not in .*run again with --allow"):
-            run(store, archive, engine)
-    assert run(store, archive, engine, allow_gap=True).rows == last - first + 1
+            run(store, archive, parquet)
+    assert run(store, archive, parquet, allow_gap=True).rows == last - first + 1
     expect_whole(store, archive, [(301, first - 1)])
 
 
@@ -136,7 +136,7 @@ def test_a_gap_was_noted_and_what_was_begun_was_not_forgotten(store: Path, tmp_p
 @pytest.mark.parametrize("allow_gap", [False, True])
 @pytest.mark.parametrize(("when", "upto"), [("intended", 330), ("staged", 400)])  # some of them, and all of them
 def test_the_ring_moves_on_while_it_is_archived(
-    store: Path, tmp_path: Path, engine: Engine, when: str, upto: int, allow_gap: bool
+    store: Path, tmp_path: Path, parquet: Engine, when: str, upto: int, allow_gap: bool
 ) -> None:
     archive = tmp_path / "archive"
     run(store, archive)
@@ -149,9 +149,9 @@ def test_the_ring_moves_on_while_it_is_archived(
 
     if not allow_gap:
         with pytest.raises(ArchiveGap, match=r"closed requests 301 to .* are not in the archive") as caught:
-            run(store, archive, engine, reached=reached)
+            run(store, archive, parquet, reached=reached)
         assert "failOnDataLoss" not in str(caught.value)
-    run(store, archive, engine, reached=reached, allow_gap=True)
+    run(store, archive, parquet, reached=reached, allow_gap=True)
     run(store, archive)  # what was closed after it had begun
     expect_whole(store, archive, [(301, moved[0][0] - 1)])
 

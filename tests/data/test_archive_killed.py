@@ -143,12 +143,12 @@ def test_spark_is_killed_at_every_point(tmp_path: Path) -> None:
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize(("engine", "kills", "longest"), [("pyarrow", 150, 2.5), ("spark", 30, 15.0)])
-def test_killed_at_random(tmp_path: Path, engine: str, kills: int, longest: float) -> None:
+@pytest.mark.parametrize(("parquet", "kills", "longest"), [("pyarrow", 150, 2.5), ("spark", 30, 15.0)])
+def test_killed_at_random(tmp_path: Path, parquet: str, kills: int, longest: float) -> None:
     dice = random.Random(torture.SEED)
     with serving(tmp_path, "--capacity", "16MiB") as (_, endpoint), closing(endpoint) as thread:
         for _ in range(kills):
-            process = start(tmp_path, endpoint, engine, "never", 1)
+            process = start(tmp_path, endpoint, parquet, "never", 1)
             try:
                 process.wait(dice.uniform(0.1, longest))
             except subprocess.TimeoutExpired:

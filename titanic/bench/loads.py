@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from broker import EventKind, Pipeline
 from titanic.bench.stage import PATIENCE, Stage
@@ -39,10 +39,7 @@ def accept_batches(stage: Stage, count: int, *, window: int = 10) -> None:
 def live(stage: Stage, count: int, *, service: str = "echo") -> None:
     """From submitting to closing, 1,000 at a time in each step; without keys, as most queues have none."""
     uuids = stage.client.submit_many(service, [BODY] * count, unique=False)
-    for _, reply in stage.client.replies(uuids, timeout=PATIENCE + count / 10):
-        if reply != [BODY]:
-            raise TitanicError("a reply was wrong", repr(reply))
-    stage.client.close_many(uuids)
+    _fetch_and_close(stage, uuids)
 
 
 def live_one(stage: Stage, count: int) -> None:
@@ -59,10 +56,7 @@ def live_services(stage: Stage, count: int, services: int) -> None:
     with Pipeline(stage.endpoint, timeout=PATIENCE) as pipeline:
         rows = ([b"many%d" % (number % services), BODY] for number in range(count))
         uuids = [reply[1].decode() for reply in pipeline.map(tsp.REQUEST, rows)]
-    for _, reply in stage.client.replies(uuids, timeout=PATIENCE + count / 10):
-        if reply != [BODY]:
-            raise TitanicError("a reply was wrong", repr(reply))
-    stage.client.close_many(uuids)
+    _fetch_and_close(stage, uuids)
 
 
 def echo(stage: Stage, count: int, *, service: str = "echo", window: int = 1000) -> None:
@@ -114,6 +108,13 @@ def latencies(stage: Stage, rate: float, seconds: float) -> list[float]:
             if not due and sent < count:
                 time.sleep(max(0.0, sent / rate - (time.perf_counter() - start)))
     return found
+
+
+def _fetch_and_close(stage: Stage, uuids: Sequence[str]) -> None:
+    for _, reply in stage.client.replies(uuids, timeout=PATIENCE + len(uuids) / 10):
+        if reply != [BODY]:
+            raise TitanicError("a reply was wrong", repr(reply))
+    stage.client.close_many(uuids)
 
 
 def _all_fine(replies: Iterable[Frames]) -> None:

@@ -1,4 +1,4 @@
-"""The figures as a picture. Needs matplotlib, which the extra `bench` installs."""
+"""The figures as a picture."""
 
 from __future__ import annotations
 
@@ -9,30 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from titanic.bench.programme import PROGRAMME, Figure
-from titanic.errors import TitanicError
 
 CURVES = [entry.name for entry in PROGRAMME if entry.group == "curves"]
 PERCENTILES = ("p50", "p99", "p99.9")
 
 
-def require() -> Any:
-    """matplotlib's pyplot; TitanicError says what to install when it isn't there."""
-    try:
-        import matplotlib
-
-        matplotlib.use("agg")  # no screen is needed
-        from matplotlib import pyplot
-    except ImportError as error:
-        what = "install it with: pip install 'titanic-queue[bench]'"
-        raise TitanicError("a picture needs matplotlib", str(error), what) from None
-    return pyplot
-
-
-def draw(figures: Sequence[Figure], path: Path) -> None:
-    """Latency against load on the left, throughput against what it may depend on on the right."""
-    pyplot = require()
+def draw(pyplot: Any, figures: Sequence[Figure], path: Path) -> None:
+    """Draw latency against load on the left, and throughput against counts on the right, with matplotlib's pyplot."""
     picture, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5), layout="constrained")
-    loads = [(_offered(figure), figure.detail) for figure in figures if "p50" in figure.detail]
+    loads = [(figure.detail["offered"], figure.detail) for figure in figures if "p50" in figure.detail]
     for label in PERCENTILES:
         left.plot([rate for rate, _ in loads], [detail[label] for _, detail in loads], marker="o", label=label)
     left.set(title="Acknowledged after", xlabel="requests a second, offered", ylabel="ms", yscale="log")
@@ -51,7 +36,3 @@ def draw(figures: Sequence[Figure], path: Path) -> None:
             axes.legend()
     picture.savefig(path)
     pyplot.close(picture)
-
-
-def _offered(figure: Figure) -> float:
-    return figure.detail["offered"]

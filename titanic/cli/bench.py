@@ -10,7 +10,7 @@ import click
 
 from titanic.cli.help import command
 from titanic.cli.options import configured, json_flag, option
-from titanic.cli.printing import print_json, print_table
+from titanic.cli.printing import print_json, print_table, pyplot
 from titanic.errors import TitanicError
 
 
@@ -54,7 +54,7 @@ def bench(
     Example:
       titanic bench limits accept latency --folder /var/lib
     """
-    from titanic.bench.plot import draw, require  # not before it is wanted: others start faster
+    from titanic.bench.plot import draw  # not before it is wanted: others start faster
     from titanic.bench.programme import PROGRAMME, Entry, choose, run
 
     if listing:
@@ -62,7 +62,7 @@ def bench(
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it cleans up then, too
     if plot is not None:
-        require()
+        pyplot("bench")  # raises its error before the work
         figures = figures or ("latency", "curves")
     try:
         entries = list(PROGRAMME) if everything else choose(figures)
@@ -74,7 +74,7 @@ def bench(
 
     found = list(run(entries, requests, folder, progress))
     if plot is not None:
-        draw(found, plot)
+        draw(pyplot("bench"), found, plot)
     if as_json:
         print_json([asdict(figure) for figure in found])
         return

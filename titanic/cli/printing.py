@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from titanic.errors import TitanicError
 from titanic.util.text import printable
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PENDING, EXIT_UNKNOWN, EXIT_INTERRUPTED, EXIT_UNREAD = 1, 2, 3, 4, 130, 141
@@ -133,6 +134,19 @@ def moment(microseconds: int) -> str:
     if not microseconds:
         return "–"
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(microseconds / 1e6))
+
+
+def pyplot(extra: str) -> Any:
+    """matplotlib's pyplot. Raises TitanicError, which names the extra that installs it."""
+    try:
+        import matplotlib
+
+        matplotlib.use("agg")  # no screen is needed
+        from matplotlib import pyplot as found
+    except ImportError as error:
+        advice = f"install it with: pip install 'titanic-queue[{extra}]'"
+        raise TitanicError("a picture needs matplotlib", str(error), advice) from None
+    return found
 
 
 class Bar:

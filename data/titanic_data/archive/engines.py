@@ -32,12 +32,15 @@ DATE = "date"
 """The only column that is not in the files: it is in the name of their directory."""
 
 
+Reached = Callable[[str], None]
+
+
 class Engine(Protocol):
     """Writes ranges of a ring."""
 
     name: str
 
-    def write(self, store: Path, first: int, last: int, staging: Path, reached: Callable[[str], None]) -> None:
+    def write(self, store: Path, first: int, last: int, staging: Path, reached: Reached = lambda point: None) -> None:
         """Write the closed requests number `first` to `last` into `staging/date=…/`. Calls `reached("staging")`
         when some are written."""
 
@@ -47,7 +50,7 @@ class PyArrowEngine:
 
     name = "pyarrow"
 
-    def write(self, store: Path, first: int, last: int, staging: Path, reached: Callable[[str], None]) -> None:
+    def write(self, store: Path, first: int, last: int, staging: Path, reached: Reached = lambda point: None) -> None:
         """See Engine."""
         batches = list(read_closed(store, first, last, CLOSED.schema.names))
         write_by_date(pa.Table.from_batches(batches, CLOSED.schema), staging, reached)
@@ -61,7 +64,7 @@ class SparkEngine:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
-    def write(self, store: Path, first: int, last: int, staging: Path, reached: Callable[[str], None]) -> None:
+    def write(self, store: Path, first: int, last: int, staging: Path, reached: Reached = lambda point: None) -> None:
         """See Engine."""
         spark = self._spark
         reader = spark.read.format("titanic").option("startingOffsets", str(first)).option("endingOffsets", str(last))
@@ -78,7 +81,7 @@ class SparkEngine:
             spark.conf.set(name, str(before))
 
 
-def write_by_date(table: Any, staging: Path, reached: Callable[[str], None] = lambda point: None) -> None:
+def write_by_date(table: Any, staging: Path, reached: Reached = lambda point: None) -> None:
     """Write rows with the columns of CLOSED, and perhaps others, into `staging/date=…/`."""
     for date in sorted(pc.unique(table[DATE]).to_pylist()):
         folder = staging / f"date={date}"

@@ -11,12 +11,11 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from titanic_data.archive.archiver import publish
-from titanic_data.archive.engines import rows_of, schema_fault, write_by_date
+from titanic_data.archive.engines import PyArrowEngine, rows_of, schema_fault, write_by_date
 from titanic_data.archive.manifest import Archive, Entry, File, sync_directory
 from titanic_data.archive.verify import read_whole
 from titanic_data.errors import ArchiveError
-from titanic_data.store_reader import read_closed, store_at
-from titanic_data.tables import CLOSED
+from titanic_data.store_reader import store_at
 
 ROWS, BYTES = 1_000_000, 64 << 20
 """The most of one compacted range; bytes are those of the files."""
@@ -124,12 +123,12 @@ def restore_range(archive: Archive, store: Path, first: int, last: int) -> Entry
         if entry.last_id and found[0].uuid.hex() != entry.last_id:
             raise ArchiveError(f"{store} is another store", f"another request has number {last} there")
         archive.clear_staging()
-        batches = list(read_closed(store, first, last, CLOSED.schema.names))
-        write_by_date(pa.Table.from_batches(batches, CLOSED.schema), archive.staging)
+        PyArrowEngine().write(store, first, last, archive.staging)
         made_at = time.time_ns() // 1000
         files = publish(archive, first, last, kind=f"restored-{made_at}")
-        archive.replace(
+        archive.note(
             replace(entry, files=files, last_id=found[0].uuid.hex(), engine="pyarrow", made_at=made_at, gap=False)
         )
+        archive.load()
         archive.clear_staging()
         return next(one for one in archive.entries if one.first == first)

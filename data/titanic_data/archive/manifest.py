@@ -227,11 +227,6 @@ class Archive:
             ) from error
         self.load()
 
-    def replace(self, entry: Entry) -> None:
-        """Replace the entry for a range."""
-        self.note(entry)
-        self.load()
-
     def note(self, entry: Entry) -> None:
         """Write an entry, also over another one."""
         write_whole(self.path / "manifest" / entry.name, json.dumps(asdict(entry)) + "\n")

@@ -12,21 +12,8 @@ from titanic.cli.options import json_flag, option, seconds
 from titanic.cli.options import size as size_option
 from titanic.cli.printing import EXIT_FAILED, Bar, print_json, size
 from titanic.util.text import counted
-from titanic_data.archive import (
-    ENGINES,
-    Archive,
-    Archiver,
-    Engine,
-    Entry,
-    PyArrowEngine,
-    Queue,
-    SparkEngine,
-)
-from titanic_data.archive import compact as compact_archive
-from titanic_data.archive import rebuild_manifest as rebuild
-from titanic_data.archive import restore_range as restore
-from titanic_data.archive import vacuum as vacuum_archive
-from titanic_data.archive import verify as verify_archive
+from titanic_data import archive as archives
+from titanic_data.archive import ENGINES, Archive, Archiver, Engine, Entry, PyArrowEngine, Queue, SparkEngine
 from titanic_data.archive.archiver import BYTES, ROWS
 from titanic_data.archive.maintenance import KEEP
 from titanic_data.archive.verify import expect_sizes
@@ -137,7 +124,7 @@ def verify(archive: Path, as_json: bool) -> None:
     """
     opened = Archive.open(archive)
     with Bar("verifying") as shown:
-        faults = verify_archive(opened, partial(shown.tell, "verifying"))
+        faults = archives.verify(opened, partial(shown.tell, "verifying"))
     rows = sum(entry.rows for entry in opened.entries)
     gaps = [(entry.first, entry.last) for entry in opened.entries if entry.gap]
     files = len(opened.files())
@@ -176,7 +163,7 @@ def compact(archive: Path) -> None:
     opened = Archive.open(archive)
     before, ranges = len(opened.files()), len(opened.entries)
     with Bar("compacting") as shown:
-        made = compact_archive(opened, done=lambda entry: shown.tell("compacting", entry.last, opened.head))
+        made = archives.compact(opened, done=lambda entry: shown.tell("compacting", entry.last, opened.head))
     if not made:
         click.echo(f"{archive}: nothing to do, {counted(before, 'file')} in {counted(ranges, 'range')}")
         return
@@ -196,7 +183,7 @@ def vacuum(archive: Path, keep: float) -> None:
     Example:
       titanic-data vacuum --archive /archive --keep 86400
     """
-    done = vacuum_archive(Archive.open(archive), keep=keep)
+    done = archives.vacuum(Archive.open(archive), keep=keep)
     click.echo(f"{archive}: {counted(done.files, 'file')} deleted, {size(done.bytes)}")
 
 
@@ -214,7 +201,7 @@ def restore_range(first: int, last: int, store: Path, archive: Path) -> None:
     Example:
       titanic-data restore-range 500001 1000000 --store /backup/titanic-monday --archive /archive
     """
-    entry = restore(Archive.open(archive), store, first, last)
+    entry = archives.restore_range(Archive.open(archive), store, first, last)
     click.echo(f"{archive}: {counted(entry.rows, 'row')} written again")
 
 
@@ -237,7 +224,7 @@ def rebuild_manifest(archive: Path, allow_gap: bool) -> None:
       titanic-data rebuild-manifest --archive /archive && titanic-data verify --archive /archive
     """
     with Bar("reading") as shown:
-        made = rebuild(archive, allow_gap=allow_gap, looked=partial(shown.tell, "reading"))
+        made = archives.rebuild_manifest(archive, allow_gap=allow_gap, looked=partial(shown.tell, "reading"))
     opened = Archive.open(archive)
     noted = [entry for entry in made if not entry.gap]
     said = f"{counted(len(noted), 'range')} recorded again, {counted(sum(entry.rows for entry in noted), 'row')}"

@@ -11,9 +11,10 @@ from click.core import ParameterSource
 
 from titanic import Client
 from titanic.cli.options import json_flag, option
+from titanic.cli.printing import pyplot
 from titanic.util.text import counted
 from titanic_data.cli.options import archive_option, command, only, store_option
-from titanic_data.cli.report_output import PICTURES, TIMES, draw, print_answer, pyplot
+from titanic_data.cli.report_output import PICTURES, TIMES, draw, print_answer
 from titanic_data.errors import suggest
 
 if TYPE_CHECKING:  # the help needs no pyspark
@@ -87,7 +88,7 @@ def report(
     if (name == "breaches") != bool(promised):
         raise click.UsageError("breaches needs --sla, and only breaches takes it: --sla 'resize<2s'")
     if plot is not None:
-        pyplot()
+        pyplot("spark")  # raises its error before the work
     avoided = None
     if endpoint is not None and name == "duplicates":
         with Client(endpoint) as client:

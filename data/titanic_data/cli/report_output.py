@@ -11,8 +11,7 @@ from typing import Any
 
 import click
 
-from titanic.cli.printing import print_table
-from titanic_data.errors import MissingPart
+from titanic.cli.printing import print_table, pyplot
 
 Rows = Sequence[dict[str, Any]]
 TIMES = {"second": "%Y-%m-%d %H:%M:%S", "minute": "%Y-%m-%d %H:%M", "hour": "%Y-%m-%d %H:%M", "day": "%Y-%m-%d"}
@@ -42,22 +41,9 @@ def _cell(value: Any, length: str) -> str:
     return f"{value:{TIMES[length]}}" if isinstance(value, datetime) else str(value)
 
 
-def pyplot() -> Any:
-    """matplotlib's pyplot. Raises MissingPart, which says what to install."""
-    try:
-        import matplotlib
-
-        matplotlib.use("agg")  # no screen is needed
-        from matplotlib import pyplot as found
-    except ImportError as error:
-        advice = "pip install 'titanic-queue[spark]'"
-        raise MissingPart("a picture needs matplotlib", str(error), advice) from None
-    return found
-
-
 def draw(name: str, rows: Rows, path: Path) -> None:
     """Draw the answer of a report; the suffix of the file says what kind of picture it is."""
-    plotter = pyplot()
+    plotter = pyplot("spark")
     picture = _PICTURES[name](plotter, rows)
     picture.savefig(path)
     plotter.close(picture)
