@@ -61,7 +61,10 @@ class IdMaker:
 
 def time_of(uuid: bytes) -> int:
     """When the id was made, in microseconds since the epoch."""
-    return -(-_tick_of(uuid) * 1000 // _TICKS_PER_MS)
+    from uuid6 import UUID  # only a server needs it: a client starts faster without
+
+    fraction = int.from_bytes(uuid[6:8]) & 0xFFF
+    return UUID(bytes=uuid).time * 1000 - (-fraction * 1000 // _TICKS_PER_MS)
 
 
 def may_be_after(uuid: bytes, now_us: int) -> bool:
