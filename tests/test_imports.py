@@ -135,7 +135,9 @@ def test_a_client_loads_nothing_of_the_server() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     loaded = set(done.stdout.split())
     assert {"zmq", "titanic.client.client", "broker.client"} <= loaded
-    others = {module for module in loaded if module.split(".")[0] in {"lmdb", "click", "rich", "prometheus_client", "uuid6"}}
+    others = {
+        module for module in loaded if module.split(".")[0] in {"lmdb", "click", "rich", "prometheus_client", "uuid6"}
+    }
     server = ("commit", "config", "dispatch", "logs", "metrics", "server", "services", "store")
     assert not others | {module for module in loaded if module.startswith(tuple(f"titanic.{one}" for one in server))}
     assert loaded.isdisjoint({"broker.core.broker", "broker.core.worker", "broker.io.router", "broker.io.loop"})

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from broker import Timers, earliest
 from titanic.config import ServerConfig
-from titanic.dispatch.actions import Fetch
 from titanic.protocol.limits import MAX_PRIORITY
 from titanic.store import priority_in
 
@@ -31,6 +31,14 @@ meanwhile waits so much longer. Slower services get nothing ahead."""
 
 COUNTED = 0.05
 """Seconds, at least, over which the speed of a service is measured."""
+
+
+class Fetch(NamedTuple):
+    """Read the next requests of a service from the store, without those in flight: the core is told with `fetched`."""
+
+    service: bytes
+    after: bytes | None
+    limit: int
 
 
 @dataclass(slots=True, eq=False)

@@ -1,13 +1,129 @@
-"""A dispatcher's connections to a broker elsewhere."""
+"""Which broker is at an endpoint elsewhere, and the connections to it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 
 import zmq
 
-from broker import ClientSession, Dealer, OutOfSockets, SessionChannel, earliest
-from titanic.dispatch.discovery import BrokerDiscovery, Shortage
+from broker import ANSWER, Channel, ClientSession, Dealer, Kind, OutOfSockets, Recognition, SessionChannel, earliest
+from titanic.logs import Trouble
+
+log = logging.getLogger(__name__)
+
+PAUSE = 0.1
+"""Seconds from the loss of a connection to the next question."""
+
+SHORTAGE_PAUSE = 0.5
+"""Seconds until a socket is tried again that could not be had."""
+
+
+class Shortage:
+    """For one socket that wants to be opened when the process may have no more sockets or files: it does without for a
+    while, then tries again. The broker is no less there than before, and other connections go on. `trouble` tells of
+    all sockets together."""
+
+    trouble = Trouble(log, "reach the broker")
+
+    def __init__(self) -> None:
+        self.ends: float | None = None
+        """When to try again; None: there is a socket, or none is wanted."""
+
+    def lasts(self, now: float) -> bool:
+        """Whether it is too soon to try again."""
+        return self.ends is not None and now < self.ends
+
+    def met(self, error: OutOfSockets, now: float) -> None:
+        """No socket could be had."""
+        self.trouble.met(error)
+        self.ends = now + SHORTAGE_PAUSE
+
+    def over(self) -> None:
+        """There is a socket, or none is wanted."""
+        if self.ends is not None:
+            self.ends = None
+            self.trouble.over()
+
+
+class BrokerDiscovery(Channel):
+    """Asks on a connection of its own. When any connection to the broker breaks, another broker may have taken its
+    place."""
+
+    def __init__(self, endpoint: str, versions: Sequence[str], found: Callable[[Kind], None]) -> None:
+        """`versions`: those of MDP that may be spoken. `found` is told each time."""
+        self.kind: Kind | None = None
+        """Which broker it is; None: not known yet, or not any more."""
+        self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=True, hold=True)
+        self._versions = versions
+        self._found = found
+        self._recognition = Recognition(versions)
+        self._number = 0
+        self._ask_at: float | None = 0.0
+        """When the next questions are due; None: they are on their way, or not needed."""
+        self._shortage = Shortage()
+
+    def start(self, now: float) -> None:
+        """Ask for the first time. An endpoint that cannot be right raises broker.EndpointError here, not in the
+        loop."""
+        self.flush(now)
+
+    def doubt(self, now: float) -> None:
+        """Another connection to the broker broke: ask again, on a new one."""
+        if self.kind is not None:
+            self._begin(now + PAUSE)
+
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        return self._dealer.sockets()
+
+    def changed(self) -> bool:
+        return self._dealer.changed()
+
+    def drain(self, now: float) -> bool:
+        while (frames := self._dealer.receive()) is not None:
+            if self.kind is None and (kind := self._recognition.learn(frames)) is not None:
+                self.kind, self._ask_at = kind, None
+                self._found(kind)
+        if self._dealer.broke():
+            self._begin(now + PAUSE)
+        return False
+
+    def next_deadline(self) -> float | None:
+        return self._ask_at if self._shortage.ends is None else self._shortage.ends
+
+    def flush(self, now: float) -> None:
+        """Does what is due, too: it needs no `tick`."""
+        if self.kind is not None or self._shortage.lasts(now):
+            return
+        try:
+            if self._ask_at is not None and now >= self._ask_at:
+                self._ask(now)
+            else:
+                self._dealer.send([])
+            self._shortage.over()
+        except OutOfSockets as error:
+            self._shortage.met(error, now)
+            self._begin(now)
+        if self._ask_at is None and self._dealer.linked:
+            self._ask_at = now + ANSWER
+
+    def close(self) -> None:
+        self._dealer.close()
+
+    def _begin(self, when: float) -> None:
+        self._dealer.close(linger=0)
+        self._recognition = Recognition(self._versions)
+        self.kind, self._ask_at = None, when
+
+    def _ask(self, now: float) -> None:
+        questions = self._recognition.ask()
+        if not questions:  # nobody has answered in any version
+            self._begin(now)
+            questions = self._recognition.ask()
+        if self._dealer.socket is None:
+            self._number += 1
+        self._ask_at = None
+        self._dealer.send([(self._number, frames) for frames in questions])
 
 
 class Connection(SessionChannel[ClientSession]):

@@ -28,11 +28,9 @@ from collections.abc import Container, Iterable, Sequence
 
 from broker import ErrorReply, Timers, earliest
 from titanic.config import ServerConfig
-from titanic.dispatch.actions import AttemptOutcome, Fetch, Finish, Send
-from titanic.dispatch.backlogs import OVERTAKE, Backlog, Backlogs
-from titanic.dispatch.failed_attempt import after_failure, without_room
-from titanic.dispatch.flight import Flight
-from titanic.dispatch.outcome_buffer import OutcomeBuffer
+from titanic.dispatch.backlogs import OVERTAKE, Backlog, Backlogs, Fetch
+from titanic.dispatch.flight import AttemptOutcome, Finish, Flight, Send, after_failure, without_room
+from titanic.dispatch.outcomes import OutcomeBuffer
 from titanic.protocol.submit_options import Policy, read_policy
 from titanic.protocol.tsp import Frames
 from titanic.store import ReadyRow, Status, priority_in

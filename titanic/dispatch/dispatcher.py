@@ -17,10 +17,11 @@ from typing import Any
 from broker import Channel, Loop, earliest
 from titanic.commit.writer import Writer
 from titanic.config import ServerConfig
-from titanic.dispatch.actions import AttemptOutcome, Fetch, Finish
+from titanic.dispatch.backlogs import Fetch
 from titanic.dispatch.core import DispatchCore
+from titanic.dispatch.flight import AttemptOutcome, Finish
 from titanic.dispatch.maintenance import Maintenance
-from titanic.dispatch.outcome_write import OutcomeWrite, Written
+from titanic.dispatch.outcomes import OutcomeWrite, Written
 from titanic.dispatch.service_log import FailureLog
 from titanic.dispatch.transport import Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters

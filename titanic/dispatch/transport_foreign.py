@@ -16,10 +16,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from broker import ClientConfig, ClientSession, EventKind, Loop
-from titanic.dispatch.actions import Send
-from titanic.dispatch.connection import Connection
+from titanic.dispatch.connection import BrokerDiscovery, Connection
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.discovery import BrokerDiscovery
+from titanic.dispatch.flight import Send
 from titanic.dispatch.transport import MMI_TIMEOUT, PartialReplies, deliver_reply, refusal
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames

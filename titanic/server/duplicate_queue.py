@@ -18,7 +18,7 @@ from collections.abc import Callable
 import zmq
 
 from broker import ClientConfig, ClientSession, Dealer, EventKind, OutOfSockets, SessionChannel, earliest
-from titanic.dispatch.discovery import BrokerDiscovery, Shortage
+from titanic.dispatch.connection import BrokerDiscovery, Shortage
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 

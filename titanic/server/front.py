@@ -1,19 +1,50 @@
 """The side of Titanic that faces a broker: asks come in by it; answers, and requests for workers, go out.
 
-front_integrated.py    the broker runs in this process
-front_attached.py      a worker and client of a broker elsewhere
+IntegratedFront    the broker runs in this process; the dispatcher needs no socket
+AttachedFront      the broker runs elsewhere, and Titanic is an ordinary worker and client of it
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
+from broker import Broker, Kind
+from titanic.config import ServerConfig
+from titanic.dispatch.connection import BrokerDiscovery
 from titanic.dispatch.dispatcher import Dispatcher
+from titanic.dispatch.transport import LocalTransport, SocketTransport
+from titanic.dispatch.transport_foreign import ForeignTransport
 from titanic.dispatch.waiters import MOST_WAITERS
-from titanic.errors import TitanicError
+from titanic.errors import CallerError, TitanicError
+from titanic.protocol import tsp
+from titanic.server.duplicate_queue import DuplicateQueueCheck
+from titanic.server.gather import GatherEndpoint
+from titanic.server.mdp_worker import LaneAsk, Lanes
 from titanic.server.watchdog import CallInThread
 from titanic.services.ask import HandleBatch, SendAnswers
+from titanic.util import file_limits
+from titanic.version import __version__
+
+log = logging.getLogger(__name__)
+
+OTHER_FILES = 40
+"""File descriptors besides those of the lanes, which take two each."""
+
+FEW_LANES = 4
+"""Lanes of a service that is rarely asked."""
+
+BUSY_SERVICES = (tsp.REQUEST, tsp.REPLY, tsp.CLOSE, tsp.SUBMIT, tsp.WAIT)
+
+FOREIGN = (
+    "the broker at %s (MDP %s) is not of this project: a request that is closed or expires when it was sent already is"
+    " executed all the same, and one without a reply after attempt_timeout, %g s, is sent to a second worker whatever"
+    " the first one is doing; with 'titanic broker' neither happens"
+)
+"""P2 and P4 need a broker that knows which worker has a request, and gives back what no worker has."""
 
 
 class Front(Protocol):
@@ -68,3 +99,157 @@ class Front(Protocol):
     def counters(self) -> Mapping[str, int] | None:
         """The integrated broker's counters."""
         return None
+
+
+class IntegratedFront(Front):
+    """The broker's loop hands batches to the services."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        """Bind the endpoints: raises broker.EndpointError, or broker.patterns.MissingDrafts."""
+        self.most_body = config.wire.max_body
+        self._broker = Broker(config.wire, version=__version__)
+        self._gather: GatherEndpoint | None = None
+        self.send_answers = self._broker.reply
+        self.sated = self._broker.sated
+        try:
+            self.endpoints = tuple(self._broker.bind(endpoint) for endpoint in config.bind)
+            if config.gather:
+                self._gather = GatherEndpoint(self._broker)
+                self.gathers = tuple(self._gather.bind(endpoint) for endpoint in config.gather)
+        except BaseException:
+            self.stop()
+            raise
+
+    def start(self, dispatcher: Dispatcher, handle_batch: HandleBatch) -> None:
+        here = self._broker
+        for name in tsp.SERVICES:
+            here.integrate(name, partial(handle_batch, name), room=tsp.ROOM)
+        dispatcher.connect(LocalTransport(dispatcher.core, here.connect_local, dispatcher.loop.call))
+        here.start()
+        if self._gather is not None:
+            self._gather.start()
+
+    def stop_gathering(self, patience: float) -> None:
+        if self._gather is not None:
+            self._gather.stop(patience)
+
+    def stop(self) -> None:
+        if self._gather is not None:
+            self._gather.stop()
+        self._broker.stop()
+
+    @property
+    def alive(self) -> bool:
+        return self._broker.alive and (self._gather is None or self._gather.alive)
+
+    def workers(self) -> dict[bytes, int]:
+        return self._broker.workers()
+
+    def gathered(self) -> dict[str, int]:
+        return {} if self._gather is None else {**self._gather.counts, "waiting": self._gather.waiting}
+
+    def counters(self) -> Mapping[str, int]:
+        return self._broker.counters()
+
+    def threads(self) -> dict[str, CallInThread]:
+        return {"broker": self._broker.loop.call}
+
+
+class AttachedFront(Front):
+    """First it finds out which broker is there, then whether another queue serves it already. Only then are the lanes
+    registered, and requests are sent in the way that suits that broker.
+
+    Methods that begin with an underscore are called in the dispatcher's thread."""
+
+    def __init__(self, config: ServerConfig, endpoint: str, store: str) -> None:
+        """`store`: the path of our store; another queue is recognised by its own. Raises CallerError when the lanes
+        need more file descriptors than the process may have."""
+        self.endpoints = (endpoint,)
+        # A client that waits takes a lane: the next one must find one that is free.
+        self.most_waiters = config.lanes - max(1, config.lanes // 8)
+        lanes = {name: config.lanes if name in BUSY_SERVICES else min(FEW_LANES, config.lanes) for name in tsp.SERVICES}
+        connections = sum(lanes.values()) + min(4 * config.lanes, ForeignTransport.MOST)
+        file_limits.require(2 * connections + OTHER_FILES, f"{config.lanes} lanes")
+        self._config = config
+        self._store = store
+        self._lanes = Lanes(endpoint, lanes, config.worker)
+        self._discovery = BrokerDiscovery(endpoint, config.worker.versions, self._found)
+        self._dispatcher: Dispatcher
+        self._kind: Kind | None = None
+        """The last broker that was found."""
+        self._registered = False
+        self.send_answers = self._lanes.send_answers
+        self.sated = lambda ask: False  # the broker does not say for whom it asks
+
+    def start(self, dispatcher: Dispatcher, handle_batch: HandleBatch) -> None:
+        self._dispatcher = dispatcher
+        dispatcher.loop.add(self._discovery)
+        self._discovery.start(time.monotonic())
+
+        def lost(ask: LaneAsk) -> None:
+            dispatcher.loop.call(dispatcher.waiters.forget, ask)
+
+        self._lanes.start(handle_batch, lost)
+
+    def stop(self) -> None:
+        self._lanes.stop()
+
+    @property
+    def alive(self) -> bool:
+        return self.problem is None and self._lanes.alive
+
+    @property
+    def ready(self) -> bool:
+        return self._lanes.registered > 0
+
+    def threads(self) -> dict[str, CallInThread]:
+        return {"lanes": self._lanes.call}
+
+    def _found(self, kind: Kind) -> None:
+        """A broker is there, perhaps another one. Serve it if no other queue does."""
+        if kind == self._kind:
+            return
+        endpoint, before, self._kind = self.endpoints[0], self._kind, kind
+        if kind.ours:
+            log.info("the broker at %s is one of this project, and speaks MDP %s", endpoint, kind.version)
+        else:
+            log.warning(FOREIGN, endpoint, kind.version, self._config.attempt_timeout)
+        if before is None:
+            check = DuplicateQueueCheck(
+                endpoint, self._discovery, self._store, clear=self._register, taken=self._give_way
+            )
+            self._dispatcher.loop.add(check)
+        elif self._registered:
+            self._connect()
+
+    def _give_way(self, other: str) -> None:
+        """Another queue serves the broker."""
+        self.problem = CallerError(
+            f"another queue serves the broker at {self.endpoints[0]} already",
+            f"its store is {other}",
+            "stop that one first, or use another broker: each would get requests that are meant for the other",
+        )
+
+    def _register(self) -> None:
+        """Serve the broker from now on."""
+        self._registered = True
+        self._lanes.register()
+        self._connect()
+
+    def _connect(self) -> None:
+        """Send requests in the way that suits the broker."""
+        assert self._kind is not None
+        endpoint, dispatcher, config = self.endpoints[0], self._dispatcher, self._config
+        if self._kind.ours:
+            dispatcher.connect(SocketTransport(dispatcher.core, dispatcher.loop, endpoint, self._discovery))
+            return
+        transport = ForeignTransport(
+            dispatcher.core,
+            dispatcher.loop,
+            endpoint,
+            self._discovery,
+            version=self._kind.version,
+            room=config.lanes,
+            attempt_timeout=config.attempt_timeout,
+        )
+        dispatcher.connect(transport)

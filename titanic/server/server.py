@@ -17,9 +17,7 @@ from titanic.commit.writer import Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.errors import TitanicError
-from titanic.server.front import Front
-from titanic.server.front_attached import AttachedFront
-from titanic.server.front_integrated import IntegratedFront
+from titanic.server.front import AttachedFront, Front, IntegratedFront
 from titanic.server.gather import LAST
 from titanic.server.snapshot import ServerSnapshot, WorkerCounts, service_snapshots
 from titanic.server.watchdog import Watchdog

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.dispatch_play import Play, at_work, names
 
-from titanic.dispatch.outcome_buffer import MOST_BYTES
+from titanic.dispatch.outcomes import MOST_BYTES
 from titanic.store import Status
 
 # -- how it ends ----------------------------------------------------------------------------------------------

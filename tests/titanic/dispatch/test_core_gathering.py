@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.dispatch_play import Play, names
 
-from titanic.dispatch.outcome_buffer import ENOUGH, GATHER
+from titanic.dispatch.outcomes import ENOUGH, GATHER
 
 
 def running(count: int) -> tuple[Play, list[str]]:

@@ -9,8 +9,7 @@ from support.dispatch_play import Play, at_work, names
 
 from broker import ErrorReply
 from titanic.config import ServiceLimits
-from titanic.dispatch.actions import Finish
-from titanic.dispatch.failed_attempt import REFUSED_MOST
+from titanic.dispatch.flight import REFUSED_MOST, Finish
 from titanic.store import Status
 
 # -- priority -------------------------------------------------------------------------------------------------
