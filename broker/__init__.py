@@ -15,7 +15,7 @@ _MODULES = {
     "broker.core.client": ["ClientSession", "EventKind"],
     "broker.core.mdp": ["CLIENT_QUEUE", "ErrorReply", "error_body", "read_error", "service_fault"],
     "broker.core.recognition": ["ANSWER", "Kind", "Recognition"],
-    "broker.core.request": ["Request"],
+    "broker.core.requests": ["Request"],
     "broker.core.timers": ["Timers", "earliest"],
     "broker.core.worker": ["Job", "WorkerSession"],
     "broker.errors": ["BrokerError", "EndpointError", "OutOfSockets", "RemoteError", "TimedOut", "UsageError"],

@@ -15,7 +15,7 @@ from broker.core.mdp import service_fault as service_fault
 from broker.core.recognition import ANSWER as ANSWER
 from broker.core.recognition import Kind as Kind
 from broker.core.recognition import Recognition as Recognition
-from broker.core.request import Request as Request
+from broker.core.requests import Request as Request
 from broker.core.timers import Timers as Timers
 from broker.core.timers import earliest as earliest
 from broker.core.worker import Job as Job

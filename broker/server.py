@@ -16,7 +16,7 @@ from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore
 from broker.core.mdp import Frames, Output, Peer, error_body
 from broker.core.mmi import About, counters
-from broker.core.request import Request
+from broker.core.requests import Request
 from broker.io.connection_count import ConnectionCount, NamedConnections
 from broker.io.dealer import TcpInflow
 from broker.io.router import Outbox, Router

@@ -40,11 +40,9 @@ from broker.core.mdp import (
     error_body,
     service_fault,
 )
-from broker.core.registry import WorkerRegistry
-from broker.core.request import Request, as_workers, read_request
-from broker.core.service import Service, WorkerPeer, WorkerState
+from broker.core.requests import Request, WaitingRequests, as_workers, read_request
+from broker.core.services import Service, WorkerPeer, WorkerRegistry, WorkerState
 from broker.core.timers import earliest
-from broker.core.waiting import WaitingRequests
 from broker.errors import UsageError
 
 NO_SERVICE = Service(b"", 0)

@@ -25,8 +25,8 @@ from typing import Any, Protocol
 
 from broker.config import BrokerConfig
 from broker.core.mdp import Frames, Peer
-from broker.core.service import Service, WorkerPeer
-from broker.core.waiting import WaitingRequests
+from broker.core.requests import WaitingRequests
+from broker.core.services import Service, WorkerPeer
 
 _ACTIONS = (b"mmi.service", b"mmi.cancel")
 

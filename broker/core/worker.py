@@ -28,7 +28,7 @@ from broker.config import WorkerConfig
 from broker.core.heartbeat import Heartbeat
 from broker.core.mdp import WORKER_DIALECTS, Command, Core, Frames, Peer, WorkerDialect, joined, read_error
 from broker.core.recognition import ANSWER, Recognition
-from broker.core.service import Inflow
+from broker.core.services import Inflow
 from broker.core.timers import Backoff
 
 VERSIONS: dict[str, WorkerDialect] = {dialect.name: dialect for dialect in WORKER_DIALECTS.values()}

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import zmq
 
 from broker.core.mdp import Frames, Peer
-from broker.core.request import footprint
+from broker.core.requests import footprint
 from broker.io.sockets import DRAIN_LIMIT, LINGER, MOST_FRAMES, Socket, bind, skip
 
 SKIP_FRAMES = 100_000

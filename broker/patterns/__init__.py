@@ -1,6 +1,6 @@
 """The reliability patterns of the ZeroMQ Guide's chapter 4, on the wire that the Guide's programs and the RFCs speak.
 
-    LazyPirate                      a client that asks again                     lazy_pirate/
+    LazyPirate                      a client that asks again                     request_reply/
     Server                          what it asks                                 request_reply/
     SimpleQueue, SimpleWorker       least recently used worker                   pirate_queue/
     ParanoidQueue, ParanoidWorker   the same with heartbeats (RFC 6)             pirate_queue/
@@ -22,16 +22,14 @@ from broker.patterns.freelance.client import Freelance, Shotgun
 from broker.patterns.freelance.core import FreelanceConfig
 from broker.patterns.freelance.server import NotPublic, freelance_server
 from broker.patterns.generaldomo.broker import Generaldomo, GeneraldomoBroker, GeneraldomoWorker
-from broker.patterns.generaldomo.wire import pack, unpack
+from broker.patterns.generaldomo.core import pack, unpack
 from broker.patterns.idempotent.core import Replies, ReplyStore, Stamp
 from broker.patterns.idempotent.handler import Idempotent, Stamps
-from broker.patterns.lazy_pirate.client import LazyPirate
 from broker.patterns.pirate_queue.core import QueueConfig
-from broker.patterns.pirate_queue.queue import ParanoidQueue, PirateQueue, SimpleQueue
-from broker.patterns.pirate_queue.worker import ParanoidWorker, SimpleWorker
+from broker.patterns.pirate_queue.queue import ParanoidQueue, ParanoidWorker, PirateQueue, SimpleQueue, SimpleWorker
+from broker.patterns.request_reply.client import LazyPirate
 from broker.patterns.request_reply.server import Server
-from broker.patterns.scatter_gather.gather import Gather, Unread
-from broker.patterns.scatter_gather.scatter import Scatter, Unsent
+from broker.patterns.scatter_gather.ends import Gather, Scatter, Unread, Unsent
 from broker.patterns.tripping.measurement import KINDS, Trips, trip
 
 __all__ = [

@@ -29,7 +29,7 @@ from broker import (
     WorkerConfig,
 )
 from broker.core.mdp import Frames
-from broker.core.request import Request
+from broker.core.requests import Request
 from broker.worker import Reply
 
 QUICK = WorkerConfig(heartbeat_interval=0.05, liveness=40, reconnect_first=0.01, reconnect_most=0.1)

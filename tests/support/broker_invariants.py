@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from broker.core.broker import BrokerCore
-from broker.core.request import Request
-from broker.core.waiting import FairQueue
+from broker.core.requests import FairQueue, Request
 
 
 def queued(queue: FairQueue) -> list[Request]:

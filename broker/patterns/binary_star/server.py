@@ -16,7 +16,7 @@ from broker.errors import BrokerError
 from broker.io import sockets
 from broker.io.shell import Shell
 from broker.patterns.binary_star.core import BinaryStarCore, StarConfig, StarState
-from broker.patterns.lazy_pirate.client import LazyPirate
+from broker.patterns.request_reply.client import LazyPirate
 from broker.patterns.request_reply.server import Server
 from broker.worker import Handler
 

@@ -18,7 +18,7 @@ from broker.core.mdp import Frames
 from broker.errors import EndpointError, UsageError
 from broker.io import sockets
 from broker.patterns.freelance.core import FreelanceAgent, FreelanceConfig, FreelanceSession, ShotgunCore
-from broker.patterns.request_reply.shared_client import SharedClient
+from broker.patterns.request_reply.client import SharedClient
 
 STALE = 10
 """Messages that wait for a server which is not there (model 2). It will execute them later, for no one."""

@@ -20,10 +20,9 @@ from broker.core.mdp import Frames, service_fault
 from broker.core.worker import WorkerSession
 from broker.errors import UsageError
 from broker.io.dealer import Dealer
-from broker.patterns.generaldomo.client_socket import ClientDealer
 from broker.patterns.generaldomo.core import DomoSession
-from broker.patterns.generaldomo.server_socket import ServerSocket
-from broker.patterns.request_reply.shared_client import SharedClient
+from broker.patterns.generaldomo.sockets import ClientDealer, ServerSocket
+from broker.patterns.request_reply.client import SharedClient
 from broker.server import Broker
 from broker.worker import Worker
 

@@ -1,4 +1,9 @@
-"""The queue of Simple and Paranoid Pirate as a running thing: a ROUTER for clients, a ROUTER for workers, the core."""
+"""Simple and Paranoid Pirate as running things (Guide, chapter 4; RFC 6): the queue and its workers.
+
+Simple workers send no heartbeats: they learn from the transport that the queue is gone. A simple worker that hangs is
+noticed by its clients only, which ask again. A paranoid one that does not hear its queue comes back on a new
+connection, after a wait that doubles up to 32 s.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,23 @@ import time
 
 import zmq
 
+from broker.config import WorkerConfig
 from broker.core.mdp import Output
+from broker.core.worker import WorkerSession
 from broker.io.router import Router
 from broker.io.shell import Shell
 from broker.io.sockets import DRAIN_LIMIT
-from broker.patterns.pirate_queue.core import CLIENT, WORKER, At, PirateQueueCore, QueueConfig
-from broker.patterns.pirate_queue.wire import PARANOID, SIMPLE, PirateDialect
+from broker.patterns.pirate_queue.core import (
+    CLIENT,
+    PARANOID,
+    SIMPLE,
+    WORKER,
+    At,
+    PirateDialect,
+    PirateQueueCore,
+    QueueConfig,
+)
+from broker.worker import Handler, Worker
 
 
 class PirateQueue(Shell[PirateQueueCore]):
@@ -81,3 +97,39 @@ class ParanoidQueue(PirateQueue):
     """The queue of Paranoid Pirate. Its clients are Lazy Pirates."""
 
     dialect = PARANOID
+
+
+class _PirateWorker(Worker):
+    """`jobs` connections, each with one request at a time."""
+
+    _dialect: PirateDialect
+    _default = WorkerConfig()
+    _registers_at = "queue"
+
+    def __init__(self, handler: Handler, endpoint: str, *, jobs: int = 1, config: WorkerConfig | None = None) -> None:
+        name = f"{self._dialect.name} pirate"
+        super().__init__(name, handler, endpoint, jobs=jobs, config=config or self._default)
+
+    def _new_session(self, config: WorkerConfig | None) -> WorkerSession:
+        return WorkerSession(self.service, config, now=time.monotonic(), dialect=self._dialect)
+
+
+class SimpleWorker(_PirateWorker):
+    """A worker: `run` blocks until `stop`; `start` and the context manager use a thread.
+
+    `jobs` connections, each with one request at a time. The configuration's heartbeats do not count.
+    """
+
+    _dialect = SIMPLE
+    _watch = True
+
+
+class ParanoidWorker(_PirateWorker):
+    """A worker: `run` blocks until `stop`; `start` and the context manager use a thread.
+
+    `jobs` connections, each with one request at a time. Heartbeats must be about as frequent as the queue's. By default
+    they are the Guide's: every second, three may be missed.
+    """
+
+    _dialect = PARANOID
+    _default = WorkerConfig(heartbeat_interval=1.0, liveness=3, reconnect_first=1.0, reconnect_most=32.0)

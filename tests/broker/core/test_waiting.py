@@ -8,8 +8,7 @@ from collections import defaultdict
 import pytest
 
 from broker.core.mdp import CLIENT_V02
-from broker.core.request import Request
-from broker.core.waiting import FairQueue
+from broker.core.requests import FairQueue, Request
 
 
 def request(peer: str, body: str, arrived: float = 0.0) -> Request:

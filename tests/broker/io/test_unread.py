@@ -9,7 +9,7 @@ from support.raw_mdp import RawClient, raw_client, raw_worker
 from support.waiting import until
 
 from broker import Broker, BrokerConfig, Client
-from broker.core.request import Request
+from broker.core.requests import Request
 
 PART = bytes(1 << 20)
 ROOM = 32 << 20

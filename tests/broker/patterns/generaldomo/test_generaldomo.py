@@ -21,11 +21,10 @@ from support.zmtp import message, zmtp
 
 from broker import BrokerConfig, Client, ClientConfig, Pipeline, RemoteError, TimedOut, UsageError, Worker, WorkerConfig
 from broker.core.mdp import Frames
-from broker.core.request import Request
+from broker.core.requests import Request
 from broker.io.draft_sockets import DraftSocket, MissingDrafts, Unreachable, choose
 from broker.patterns import Generaldomo, GeneraldomoBroker, GeneraldomoWorker, pack, unpack
-from broker.patterns.generaldomo.core import DomoSession
-from broker.patterns.generaldomo.wire import pack_mdp, unpack_mdp
+from broker.patterns.generaldomo.core import DomoSession, pack_mdp, unpack_mdp
 
 ANY = "tcp://127.0.0.1:*"
 NOBODY = "tcp://127.0.0.1:9"

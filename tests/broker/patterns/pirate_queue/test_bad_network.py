@@ -9,8 +9,16 @@ from support.fake_network import Net, Way
 
 from broker import ClientConfig, ClientSession, EventKind, WorkerSession
 from broker.patterns import ParanoidWorker
-from broker.patterns.pirate_queue.core import CLIENT, WORKER, At, PirateQueueCore, PirateState
-from broker.patterns.pirate_queue.wire import PARANOID, SIMPLE, PirateDialect
+from broker.patterns.pirate_queue.core import (
+    CLIENT,
+    PARANOID,
+    SIMPLE,
+    WORKER,
+    At,
+    PirateDialect,
+    PirateQueueCore,
+    PirateState,
+)
 from broker.patterns.request_reply.core import PLAIN
 
 

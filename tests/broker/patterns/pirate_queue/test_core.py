@@ -9,8 +9,17 @@ from support.transcript import Clocked
 
 from broker import UsageError
 from broker.patterns import QueueConfig
-from broker.patterns.pirate_queue.core import CLIENT, TRANSITIONS, WORKER, At, PirateQueueCore, PirateState
-from broker.patterns.pirate_queue.wire import PARANOID, SIMPLE, PirateDialect
+from broker.patterns.pirate_queue.core import (
+    CLIENT,
+    PARANOID,
+    SIMPLE,
+    TRANSITIONS,
+    WORKER,
+    At,
+    PirateDialect,
+    PirateQueueCore,
+    PirateState,
+)
 
 
 class Talk(Clocked):

@@ -8,7 +8,7 @@ from support.transcript import WorkerTranscript
 from broker import WorkerConfig, WorkerSession
 from broker.core.worker import SessionState
 from broker.patterns import ParanoidWorker
-from broker.patterns.pirate_queue.wire import PARANOID, SIMPLE, PirateDialect
+from broker.patterns.pirate_queue.core import PARANOID, SIMPLE, PirateDialect
 
 
 class Work(WorkerTranscript):

@@ -14,8 +14,8 @@ from support.zmtp import message, zmtp
 from broker import EndpointError, TimedOut, UsageError
 from broker.io.draft_sockets import choose
 from broker.patterns import Gather, Scatter, Unread, Unsent
-from broker.patterns.scatter_gather import gather as gathering
-from broker.patterns.scatter_gather.shared_socket import QUEUE
+from broker.patterns.scatter_gather import ends as gathering
+from broker.patterns.scatter_gather.ends import QUEUE
 
 ANY = "tcp://127.0.0.1:*"
 

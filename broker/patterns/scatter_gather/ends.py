@@ -1,0 +1,309 @@
+"""The two ends of scatter-gather (RFC 49): single frames one way, over draft sockets (`broker.io.draft_sockets`).
+
+message   scatter ── one frame ──▶ gather
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Self
+
+from broker.client import Body, body_frames
+from broker.config import check
+from broker.errors import BrokerError, TimedOut, UsageError
+from broker.io.draft_sockets import LOOK, DraftSocket, Unreachable
+
+QUEUE = 1000
+"""Messages that an end holds for each of the others, or from each, unless it is told otherwise."""
+
+
+class SharedSocket:
+    """What both ends share: a socket that any threads use until it is closed."""
+
+    def __init__(self, socket: DraftSocket | ScatterSockets) -> None:
+        self._socket = socket
+        self._state = threading.Condition()
+        self._users = 0
+        self._stopped = False
+        self._closing = False
+        self._closed = False
+
+    def bind(self, endpoint: str) -> str:
+        """Listen; the endpoint with its real port comes back. May be repeated."""
+        return self._socket.bind(endpoint)
+
+    def connect(self, endpoint: str) -> None:
+        """Connect. May be repeated."""
+        self._socket.connect(endpoint)
+
+    def stop(self) -> None:
+        """Nobody waits any more; `close` it then. Any thread may ask, and signal handlers."""
+        self._stopped = True
+
+    def close(self, linger: int = 0) -> None:
+        """Close it, also while other threads use it. What was sent may still go out, for `linger` milliseconds."""
+        self.stop()
+        self._closing = True
+        with self._state:
+            self._state.wait_for(lambda: not self._users)
+            closed, self._closed = self._closed, True
+        if not closed and not self._socket.close(linger):
+            self._fell_short()
+
+    def _fell_short(self) -> None:
+        """Not all that was sent could go out."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _useless(self) -> bool:
+        """Whether nobody may use the socket any more."""
+        return self._stopped
+
+    def _enter(self) -> bool:
+        with self._state:
+            useless = self._useless
+            self._users += not useless
+            return not useless
+
+    def _leave(self) -> None:
+        with self._state:
+            self._users -= 1
+            self._state.notify_all()
+
+
+def over(until: float | None) -> bool:
+    """Whether that time has come; None: it never does."""
+    return until is not None and time.monotonic() >= until
+
+
+MOST_BYTES = 128 << 20
+"""Of a message."""
+
+QUIET = 0.2
+"""Seconds without a message after which a gathering end that was stopped expects no more."""
+
+LAST = 5.0
+"""Seconds for which a stopped end reads on, and as long again for what its socket holds then."""
+
+
+class Unread(BrokerError):
+    """A gathering end was stopped, and messages went on coming."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"messages were still coming {LAST:g} s after the end was asked for; what was under way then is lost, and "
+            "nobody knows how much: stop those who scatter first"
+        )
+
+
+class Gather(SharedSocket):
+    """Takes messages of all scattering ends, fairly. Any threads may share it; each message goes to one of them.
+
+    with Gather() as gather:
+        gather.bind("tcp://127.0.0.1:5557")
+        for message in gather:
+            ...
+    """
+
+    def __init__(self, *, most_bytes: int = MOST_BYTES, queue: int = QUEUE) -> None:
+        """`most_bytes`: of a message; a peer that sends a larger one loses its connection. `queue`: messages that wait
+        here from each scattering end. Raises MissingDrafts."""
+        check(queue > 0, f"queue is {queue}; it must be 1 or more")
+        self._gathering = DraftSocket("GATHER", receive_queue=queue, most_bytes=most_bytes)
+        super().__init__(self._gathering)
+        self._stopped_at = self._came_at = float("-inf")
+
+    def stop(self) -> None:
+        """Let `receive` give back what is still coming, and end then. Any thread may ask, and signal handlers.
+
+        A scattering end cannot be told to wait: closing a connection, or only the endpoint, loses what is in it.
+        """
+        if not self._stopped:
+            self._stopped_at = time.monotonic()
+        super().stop()
+
+    def receive(self, timeout: float | None = None) -> bytes | None:
+        """One message; None after `timeout` seconds (None: wait for ever), when this end was closed meanwhile, or was
+        stopped and all that had been sent has come. Raises Unread if that has no end."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while self._enter():
+            try:
+                if (got := self._gathering.receive(self._patience(until))) is not None:
+                    self._came_at = time.monotonic()
+                    return got[0]
+            finally:
+                self._leave()
+            if over(until) or self._all_came():
+                return None
+        return None
+
+    def __iter__(self) -> Iterator[bytes]:
+        """All messages, until this end is stopped or closed. Raises Unread."""
+        while (message := self.receive()) is not None:
+            yield message
+
+    @property
+    def _useless(self) -> bool:
+        return self._closing
+
+    def _patience(self, until: float | None) -> int:
+        """Milliseconds to wait for a message."""
+        now = time.monotonic()
+        if self._stopped:
+            if now >= self._stopped_at + 2 * LAST:
+                raise Unread
+            if now >= self._stopped_at + LAST:
+                return 0
+        return LOOK if until is None else max(0, min(LOOK, int((until - now) * 1000)))
+
+    def _all_came(self) -> bool:
+        """Whether nothing is expected after `stop`; called when nothing is there."""
+        now = time.monotonic()
+        if not self._stopped:
+            return False
+        if now >= max(self._came_at, self._stopped_at) + QUIET:
+            return True
+        if now >= self._stopped_at + LAST:
+            raise Unread
+        return False
+
+
+LINGER = 30_000
+"""Milliseconds that may pass at the end until all has been sent."""
+
+_PAUSE = 0.0005
+"""Seconds between two tries to send a message. They double up to `_PAUSE_MOST`."""
+
+_PAUSE_MOST = 0.005
+
+
+class Unsent(BrokerError):
+    """A scattering end was closed, and some of what it had taken could not be sent."""
+
+
+class Scatter(SharedSocket):
+    """Sends each message to one of the gathering ends, in turn. Any threads may share it.
+
+    with Scatter() as scatter:
+        scatter.connect("tcp://10.0.0.1:5557")
+        scatter.send(b"hello")
+    """
+
+    def __init__(self, *, queue: int = QUEUE) -> None:
+        """`queue`: messages that wait for each gathering end before `send` blocks. Raises MissingDrafts."""
+        check(queue > 0, f"queue is {queue}; it must be 1 or more")
+        self._queue = queue
+        self._sockets = ScatterSockets(queue, LOOK / 1000)
+        super().__init__(self._sockets)
+        self.sent = 0
+        """Messages that were taken over."""
+
+    def close(self, linger: int = LINGER) -> None:
+        """Send what was taken over, for `linger` milliseconds at most, and close it. Raises Unsent if that is too
+        short, or no peer is left."""
+        super().close(linger)
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self.close()
+        except Unsent:
+            if error[0] is None:  # else that one says more
+                raise
+
+    def _fell_short(self) -> None:
+        most = min(self.sent, 2 * self._queue)
+        raise Unsent(f"up to {most} of {self.sent} messages were not sent: those who gather are gone, or do not read")
+
+    def send(self, message: Body, timeout: float | None = None) -> None:
+        """Send one frame, bytes or text. Nothing is dropped: it waits while nobody can take it, for `timeout` seconds.
+
+        Raises TimedOut; then the message is not sent.
+        """
+        (frame,) = body_frames((message,))
+        until = None if timeout is None else time.monotonic() + timeout
+        while self._enter():
+            try:
+                self._sockets.send(frame)
+                with self._state:
+                    self.sent += 1
+                return
+            except Unreachable as error:
+                if over(until):
+                    raise TimedOut(f"nobody took the message in {timeout:g} s; is somebody there to gather?") from error
+            finally:
+                self._leave()
+        raise UsageError("the scattering end is closed")
+
+
+class ScatterSockets:
+    """A SCATTER socket for each endpoint, so that each message goes to a connected peer. Any threads may share it.
+
+    One socket would do, but pyomq distributes messages over all endpoints, connected or not.
+    """
+
+    def __init__(self, queue: int, patience: float) -> None:
+        """`queue`: messages for each endpoint. `patience`: seconds for which it waits when it cannot send. Raises
+        MissingDrafts."""
+        self._queue = queue
+        self._patience = patience
+        self._sockets: tuple[DraftSocket, ...] = ()
+        self._spare: DraftSocket | None = self._make()
+        self._next = 0
+
+    def bind(self, endpoint: str) -> str:
+        """Listen; the endpoint with its real port comes back. EndpointError says why not."""
+        socket = self._spare = self._spare or self._make()
+        bound = socket.bind(endpoint)
+        self._keep(socket)
+        return bound
+
+    def connect(self, endpoint: str) -> None:
+        """Connect; EndpointError says why not."""
+        socket = self._spare = self._spare or self._make()
+        socket.connect(endpoint)
+        self._keep(socket)
+
+    def send(self, message: bytes) -> None:
+        """Send a message to the next connected peer that has room. Raises Unreachable."""
+        if self._offer(message):
+            return
+        end, pause = time.monotonic() + self._patience, _PAUSE
+        while time.monotonic() < end:
+            time.sleep(pause)
+            if self._offer(message):
+                return
+            pause = min(2 * pause, _PAUSE_MOST)
+        raise Unreachable("nobody takes the message")
+
+    def close(self, linger: int) -> bool:
+        """Close it; what was sent may still go out, for `linger` milliseconds. False when there was more than could."""
+        end = time.monotonic() + linger / 1000
+        sockets = [*self._sockets, *([self._spare] if self._spare else [])]
+        left = [socket.close(max(1, int((end - time.monotonic()) * 1000))) for socket in sockets]
+        return all(left)
+
+    def _offer(self, message: bytes) -> bool:
+        sockets = self._sockets
+        first, self._next = self._next, self._next + 1  # two threads that take the same one do no harm
+        for at in range(len(sockets)):
+            socket = sockets[(first + at) % len(sockets)]
+            if socket.has_peers():
+                try:
+                    socket.send(message)
+                except Unreachable:  # its queue is full
+                    continue
+                return True
+        return False
+
+    def _keep(self, socket: DraftSocket) -> None:
+        self._sockets, self._spare = (*self._sockets, socket), None
+
+    def _make(self) -> DraftSocket:
+        return DraftSocket("SCATTER", mute=0, send_queue=self._queue)
