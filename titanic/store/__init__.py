@@ -1,72 +1,16 @@
-"""The store of Titanic: requests and replies that outlive the process. Start reading at interface.py."""
+"""The store of Titanic: requests and replies that outlive the process. Start reading at interface.py.
+
+Public are the names that interface.py, records.py and states.py define, and the two functions here.
+"""
 
 from __future__ import annotations
 
 import os
 
-from titanic.store.interface import ReadTransaction, Store, WriteTransaction
-from titanic.store.records import (
-    CLOSED_LAYOUT,
-    DAY,
-    DEFAULT_CAPACITY,
-    MIN_CAPACITY,
-    UNCLAIMED,
-    Accepted,
-    ArchiveState,
-    Archivist,
-    Closed,
-    ClosedBulk,
-    ClosedRequest,
-    Counts,
-    Description,
-    NewRequest,
-    Outcome,
-    Page,
-    Pending,
-    ReadyRow,
-    Retention,
-    ServiceLoad,
-    StoredRequest,
-    Trimmed,
-    priority_in,
-)
-from titanic.store.states import ENDING, TRANSITIONS, Event, State, Status
-
-__all__ = [
-    "CLOSED_LAYOUT",
-    "DAY",
-    "DEFAULT_CAPACITY",
-    "ENDING",
-    "MIN_CAPACITY",
-    "TRANSITIONS",
-    "UNCLAIMED",
-    "Accepted",
-    "ArchiveState",
-    "Archivist",
-    "Closed",
-    "ClosedBulk",
-    "ClosedRequest",
-    "Counts",
-    "Description",
-    "Event",
-    "NewRequest",
-    "Outcome",
-    "Page",
-    "Pending",
-    "ReadTransaction",
-    "ReadyRow",
-    "Retention",
-    "ServiceLoad",
-    "State",
-    "Status",
-    "Store",
-    "StoredRequest",
-    "Trimmed",
-    "WriteTransaction",
-    "open_read_only",
-    "open_store",
-    "priority_in",
-]
+from titanic.store.interface import *  # noqa: F403
+from titanic.store.interface import Store
+from titanic.store.records import *  # noqa: F403
+from titanic.store.states import *  # noqa: F403
 
 
 def open_store(
