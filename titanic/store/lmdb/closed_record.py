@@ -49,12 +49,17 @@ from titanic.store.states import Status
 
 DATABASE = "closed"
 
+
+def fields(*names: str) -> struct.Struct:
+    """What reads these fields of a record's header, in its order, and skips the others."""
+    return struct.Struct("<" + "".join(c if n in names else f"{struct.calcsize(c)}x" for n, c in CLOSED_LAYOUT))
+
+
 _FORMAT = 1
-_HEADER = struct.Struct("<" + "".join(code for _, code in CLOSED_LAYOUT))
+_HEADER = fields(*dict(CLOSED_LAYOUT))
+_PARTS = fields("request_where", "reply_where", "request_size", "reply_size")
 _PREFIX = struct.Struct("<BBH")
 _REST = struct.Struct("<QQQQ16sBBHBBBBIIII")
-_PARTS = struct.Struct("<BBBBIIII")
-_PARTS_AT = struct.calcsize("<" + "".join(code for _, code in CLOSED_LAYOUT[:12]))
 _STATUS = {int(status): status for status in Status}
 
 
@@ -159,7 +164,7 @@ def pages_elsewhere(record: memoryview) -> int:
     """Pages that an entry has in blobs, at most, without decoding it; 0 when it makes no sense."""
     if len(record) < _HEADER.size:
         return 0
-    request, reply, _, _, _, request_size, _, reply_size = _PARTS.unpack_from(record, _PARTS_AT)
+    request, reply, request_size, reply_size = _PARTS.unpack_from(record)
     pages = Ref(0, request_size, 0).pages if request == _IN_BLOB else 0
     return pages + Ref(0, reply_size, 0).pages if reply == _IN_BLOB else pages
 

@@ -1,4 +1,4 @@
-"""Choosing requests: by id, by state, by service, page by page."""
+"""Choosing requests: by id, by state, by service, page by page or part by part."""
 
 from __future__ import annotations
 
@@ -23,7 +23,34 @@ LOOKED_AT = 10_000
 def describe(tx: Reading, uuid: bytes) -> Description | None:
     """All about the request but its frames; None when it is unknown. Body and reply aren't checked."""
     record = tx.raw.get(uuid, db=tx.db.requests)
-    return None if record is None else _describe(tx, uuid, record)
+    if record is None:
+        return None
+    header = request_record.decode_header(uuid, record)
+    reply = tx.raw.get(uuid, db=tx.db.replies)
+    end = None if reply is None else outcome_record.decode_header(uuid, reply)
+    past = tx.past(uuid) if end is None else None
+    tried = end or past
+    return Description(
+        uuid=uuid,
+        state=State(end.status) if end else State.DELAYED if past and past.due else State.WAITING,
+        service=header.service,
+        priority=header.priority,
+        submitted_at=header.submitted_at,
+        not_before=header.not_before,
+        expires_at=expiry(header.expires_at, past),
+        max_attempts=header.max_attempts,
+        options=header.options,
+        body_frames=header.frame_count,
+        body_bytes=header.body_size - 4 * header.frame_count,
+        attempts=tried.attempts if tried else 0,
+        due=past.due if past else 0,
+        dispatched_at=tried.dispatched_at if tried else 0,
+        finished_at=end.finished_at if end else 0,
+        reason=tried.reason if tried else "",
+        reply_frames=end.frame_count if end else 0,
+        reply_bytes=end.frames_size - 4 * end.frame_count if end else 0,
+        key=header.key,
+    )
 
 
 def list_requests(
@@ -67,6 +94,37 @@ def select(
     return page
 
 
+def request_ids(tx: Reading, every: int) -> list[bytes]:
+    """The id of every stored request that begins a part of `every` of them, oldest first."""
+    cursor = tx.raw.cursor(tx.db.requests)
+    return [bytes(key) for n, key in enumerate(cursor.iternext(values=False)) if n % every == 0]
+
+
+def unended(
+    tx: Reading, begin: bytes, end: bytes | None, limit: int, max_bytes: int = 16 << 20
+) -> tuple[list[tuple[Description, list[bytes]]], bytes | None]:
+    """The requests of a range that wait or are delayed, with their bodies, and where to go on."""
+    found: list[tuple[Description, list[bytes]]] = []
+    cursor = tx.raw.cursor(tx.db.requests)
+    size = looked_at = 0
+    if not cursor.set_range(begin):
+        return found, None
+    for view, record in cursor.iternext():
+        uuid = bytes(view)
+        if end is not None and uuid >= end:
+            break
+        if looked_at >= limit or size >= max_bytes:
+            return found, uuid
+        looked_at += 1
+        if tx.raw.get(uuid, db=tx.db.replies) is not None:
+            continue
+        row = describe(tx, uuid)
+        if row is not None and row.state in (State.WAITING, State.DELAYED):
+            found.append((row, request_record.decode(uuid, record, tx.fetch).body))
+            size += row.body_bytes
+    return found, None
+
+
 def _candidates(
     tx: Reading, states: Collection[State] | None, service: bytes | None, after: bytes | None
 ) -> Iterator[bytes]:
@@ -97,32 +155,3 @@ def _ids(tx: Reading, database: lmdb._Database, prefix: bytes, after: bytes | No
                 break
             if (uuid := key[start:]) != after:
                 yield uuid
-
-
-def _describe(tx: Reading, uuid: bytes, record: memoryview) -> Description:
-    header = request_record.decode_header(uuid, record)
-    reply = tx.raw.get(uuid, db=tx.db.replies)
-    end = None if reply is None else outcome_record.decode_header(uuid, reply)
-    past = tx.past(uuid) if end is None else None
-    tried = end or past
-    return Description(
-        uuid=uuid,
-        state=State(end.status) if end else State.DELAYED if past and past.due else State.WAITING,
-        service=header.service,
-        priority=header.priority,
-        submitted_at=header.submitted_at,
-        not_before=header.not_before,
-        expires_at=expiry(header.expires_at, past),
-        max_attempts=header.max_attempts,
-        options=header.options,
-        body_frames=header.frame_count,
-        body_bytes=header.body_size - 4 * header.frame_count,
-        attempts=tried.attempts if tried else 0,
-        due=past.due if past else 0,
-        dispatched_at=tried.dispatched_at if tried else 0,
-        finished_at=end.finished_at if end else 0,
-        reason=tried.reason if tried else "",
-        reply_frames=end.frame_count if end else 0,
-        reply_bytes=end.frames_size - 4 * end.frame_count if end else 0,
-        key=header.key,
-    )

@@ -19,8 +19,8 @@ import lmdb
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreTooNew, StoreTooOld, StoreUnwritable
 from titanic.store.lmdb import lock
-from titanic.store.lmdb.archive import archive, known_archivist
 from titanic.store.lmdb.capacity import divide, reserved
+from titanic.store.lmdb.closed_ring import archive, known_archivist
 from titanic.store.lmdb.lmdb_errors import disk_full, is_of_the_system
 from titanic.store.lmdb.pages import SALVAGE, faults
 from titanic.store.lmdb.read import identity, waiting

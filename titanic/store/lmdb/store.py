@@ -39,10 +39,8 @@ import lmdb
 
 from titanic.errors import NotAStore, StoreError, StoreReadOnly
 from titanic.store.lmdb import accept as accepting
-from titanic.store.lmdb import archive as archiving
+from titanic.store.lmdb import close as closing
 from titanic.store.lmdb import (
-    bulk_read,
-    clock_correction,
     closed_ring,
     free_space,
     lifecycle,
@@ -50,9 +48,8 @@ from titanic.store.lmdb import (
     lock,
     opening,
     read,
-    retention,
+    timers,
 )
-from titanic.store.lmdb import close as closing
 from titanic.store.lmdb.capacity import divide
 from titanic.store.lmdb.lmdb_errors import translate
 from titanic.store.lmdb.pages import expect_sound
@@ -88,12 +85,12 @@ class LmdbReadTransaction(Reading):
     select = listing.select
     closed = closed_ring.closed
     closed_range = closed_ring.closed_range
-    archive = archiving.archive
-    archivist = archiving.known_archivist
-    closed_bulk = bulk_read.closed_bulk
-    cut_closed = bulk_read.cut_closed
-    request_ids = bulk_read.request_ids
-    unended = bulk_read.unended
+    archive = closed_ring.archive
+    archivist = closed_ring.known_archivist
+    closed_bulk = closed_ring.closed_bulk
+    cut_closed = closed_ring.cut_closed
+    request_ids = listing.request_ids
+    unended = listing.unended
 
 
 class LmdbWriteTransaction(LmdbReadTransaction, Writing):
@@ -113,11 +110,11 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
     expire = lifecycle.expire
     retry = lifecycle.retry
     close = closing.close
-    trim = retention.trim
-    recap = clock_correction.recap
-    register_archive = archiving.register_archive
-    unregister_archive = archiving.unregister_archive
-    acknowledge_archive = archiving.acknowledge_archive
+    trim = timers.trim
+    recap = timers.recap
+    register_archive = closed_ring.register_archive
+    unregister_archive = closed_ring.unregister_archive
+    acknowledge_archive = closed_ring.acknowledge_archive
 
     def __init__(self, environment: Environment, *, prepared: bool = False) -> None:
         super().__init__(environment)
