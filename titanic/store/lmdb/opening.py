@@ -6,36 +6,32 @@ always a whole store, and one that isn't was damaged: an interrupted creation ca
 The map is the size that the file can never exceed: the capacity (capacity.py). Only a store that holds more than its
 capacity allows, because that was lowered, keeps the size it has, and gets the room to be emptied on top of what is in
 use; it accepts nothing until its requests fit. Its file doesn't shrink by itself: a backup, restored, is small.
+
+One process at a time opens a store. LMDB itself would let several in, but two Titanics would dispatch every request
+twice. The lock is an flock() on `titanic.lock`: the kernel drops it when the process ends, however it ends, so nobody
+has to clear it. The text in the file is for people only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import re
+import time
 from pathlib import Path
 
 import lmdb
 
-from titanic.errors import NotAStore, StoreCorrupt, StoreTooNew, StoreTooOld, StoreUnwritable
-from titanic.store.lmdb import lock
+from titanic.errors import NotAStore, StoreCorrupt, StoreLocked, StoreTooNew, StoreTooOld, StoreUnwritable
+from titanic.store.lmdb import schema
 from titanic.store.lmdb.capacity import divide, reserved
 from titanic.store.lmdb.closed_ring import archive, known_archivist
 from titanic.store.lmdb.lmdb_errors import disk_full, is_of_the_system
 from titanic.store.lmdb.pages import SALVAGE, faults
 from titanic.store.lmdb.read import identity, waiting
-from titanic.store.lmdb.schema import (
-    CAPACITY_KEY,
-    FORMAT,
-    FORMAT_KEY,
-    IDENTITY_KEY,
-    MOST_BYTES,
-    PAGE,
-    REPAIR,
-    U32,
-    U64,
-    Databases,
-)
+from titanic.store.lmdb.schema import FORMAT, PAGE, Databases
 from titanic.store.lmdb.transaction import Environment, Pace, Reading, Settings
 from titanic.store.lmdb.upgrade import upgrade
 from titanic.store.records import DEFAULT_CAPACITY, MIN_CAPACITY
@@ -44,8 +40,9 @@ from titanic.util.ids import SIZE, IdMaker
 DATA = "data.mdb"
 NEW = "new.mdb"
 LOCK = "lock.mdb"
+_OUR_LOCK = "titanic.lock"
 _LOCK_SIZE = 2 * PAGE
-_OURS = {DATA, LOCK, lock.FILE, NEW, "lost+found"}
+_OURS = {DATA, LOCK, _OUR_LOCK, NEW, "lost+found"}
 _READERS = 126
 _MOST_FORMATS = 999
 """A number beyond that is damage and no format to come."""
@@ -73,17 +70,53 @@ def remove(directory: Path, made: list[Path]) -> None:
     with contextlib.suppress(OSError):
         for name in (DATA, NEW, LOCK):
             (directory / name).unlink(missing_ok=True)
-        lock.remove(directory)
+        remove_lock(directory)
         for folder in reversed(made):
             folder.rmdir()
 
 
 def take_lock(directory: Path) -> int:
-    """Take the store's lock (lock.py). Raises StoreLocked or StoreUnwritable."""
+    """Take the store's lock and return the descriptor that holds it. Raises StoreLocked or StoreUnwritable."""
     try:
-        return lock.acquire(directory)
+        descriptor = os.open(directory / _OUR_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_there = os.fstat(descriptor).st_nlink
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            pid = re.match(r"pid (\d+)", holder)
+            raise StoreLocked(
+                f"the store in {directory} is in use",
+                f"it is open in the process with {holder or 'an unknown pid'}",
+                "stop that process, or choose another directory",
+                pid=int(pid[1]) if pid else None,
+            ) from error
+        except OSError:
+            os.close(descriptor)
+            raise
     except OSError as error:
         raise unwritable(directory, error) from error
+    if not is_there:  # its holder has removed it: others would lock another file
+        os.close(descriptor)
+        return take_lock(directory)
+    since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    with contextlib.suppress(OSError):  # a full disk, on which there may yet be a store to be read and emptied
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"pid {os.getpid()} since {since}\n".encode(), 0)
+    return descriptor
+
+
+def release_lock(descriptor: int) -> None:
+    """Give the lock back. The file stays."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+    os.close(descriptor)
+
+
+def remove_lock(directory: Path) -> None:
+    """Remove the lock's file where no store is. Who does so holds the lock."""
+    (directory / _OUR_LOCK).unlink(missing_ok=True)
 
 
 def open_environment(
@@ -127,7 +160,7 @@ def open_environment(
         env.set_mapsize(needed - needed % PAGE)
         if known != room.capacity and (known is not None or capacity is not None):
             with env.begin(write=True, db=environment.databases.meta) as txn:
-                txn.put(CAPACITY_KEY, U64.pack(room.capacity))
+                txn.put(schema.CAPACITY_KEY, schema.U64.pack(room.capacity))
         if nameless:
             _give_identity(environment)
         if preallocate:
@@ -145,7 +178,7 @@ def _give_identity(environment: Environment) -> None:
     """To a store of an earlier version. Without room it goes without until it is next opened."""
     try:
         with environment.env.begin(write=True, db=environment.databases.meta) as txn:
-            txn.put(IDENTITY_KEY, os.urandom(SIZE))
+            txn.put(schema.IDENTITY_KEY, os.urandom(SIZE))
     except lmdb.Error as error:
         if not isinstance(error, lmdb.MapFullError) and not disk_full(error, Path(environment.env.path())):
             raise
@@ -241,12 +274,9 @@ def _last_id(env: lmdb.Environment) -> bytes | None:
 
 def _preallocate(data: Path, capacity: int) -> None:
     """Take the disk's room now, so that it can't be missing later."""
-    descriptor = os.open(data, os.O_RDWR)
-    try:
-        os.posix_fallocate(descriptor, 0, capacity)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with data.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, capacity)
+        os.fsync(file.fileno())
 
 
 def _make_directory(directory: Path) -> list[Path]:
@@ -265,8 +295,8 @@ def _create(directory: Path) -> None:
             env.begin(write=True) as txn,
         ):
             names = {name: env.open_db(name.encode(), txn=txn) for name in Databases._fields}
-            txn.put(FORMAT_KEY, U32.pack(FORMAT), db=names["meta"])
-            txn.put(IDENTITY_KEY, os.urandom(SIZE), db=names["meta"])
+            txn.put(schema.FORMAT_KEY, schema.U32.pack(FORMAT), db=names["meta"])
+            txn.put(schema.IDENTITY_KEY, os.urandom(SIZE), db=names["meta"])
         new.rename(directory / DATA)
     except BaseException:
         new.unlink(missing_ok=True)
@@ -299,14 +329,14 @@ def _format_and_capacity(env: lmdb.Environment, data: Path, *, to_repair: bool =
     except (lmdb.NotFoundError, lmdb.IncompatibleError) as error:
         raise strange from error
     with env.begin(db=meta) as txn:
-        value, capacity = txn.get(FORMAT_KEY), txn.get(CAPACITY_KEY)
-    (found,) = U32.unpack(value) if value is not None and len(value) == U32.size else (0,)
+        value, capacity = txn.get(schema.FORMAT_KEY), txn.get(schema.CAPACITY_KEY)
+    (found,) = schema.U32.unpack(value) if value is not None and len(value) == schema.U32.size else (0,)
     if not 0 < found <= _MOST_FORMATS:
         if not _has_all_databases(env):
             raise strange
         if not to_repair:
             fact = "'format' in 'meta' " + ("is missing" if value is None else f"is {value.hex()}")
-            raise StoreCorrupt(f"{data} is damaged", fact, REPAIR)
+            raise StoreCorrupt(f"{data} is damaged", fact, schema.REPAIR)
         found = FORMAT  # earlier ones had fewer databases
     if found > FORMAT:
         raise StoreTooNew(
@@ -316,8 +346,8 @@ def _format_and_capacity(env: lmdb.Environment, data: Path, *, to_repair: bool =
         )
     if capacity is None:
         return found, 0
-    (known,) = U64.unpack(capacity) if len(capacity) == U64.size else (MOST_BYTES,)
-    return found, known if known < MOST_BYTES else None
+    (known,) = schema.U64.unpack(capacity) if len(capacity) == schema.U64.size else (schema.MOST_BYTES,)
+    return found, known if known < schema.MOST_BYTES else None
 
 
 def _has_all_databases(env: lmdb.Environment) -> bool:

@@ -45,7 +45,6 @@ from titanic.store.lmdb import (
     free_space,
     lifecycle,
     listing,
-    lock,
     opening,
     read,
     timers,
@@ -213,8 +212,8 @@ class LmdbStore:
             if is_new:
                 opening.remove(directory, made)
             elif isinstance(error, NotAStore):
-                lock.remove(directory)  # what isn't ours stays as it was
-            lock.release(descriptor)
+                opening.remove_lock(directory)  # what isn't ours stays as it was
+            opening.release_lock(descriptor)
             raise
 
     @classmethod
@@ -230,7 +229,7 @@ class LmdbStore:
         self._is_open = False
         self.environment.env.close()
         if self._lock is not None:
-            lock.release(self._lock)
+            opening.release_lock(self._lock)
 
     def discard(self) -> None:
         """Close the store. If this opening has made it, and nothing was ever kept in it, it goes."""

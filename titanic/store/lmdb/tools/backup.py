@@ -96,12 +96,9 @@ def _copy(store: LmdbStore, directory: Path, progress: Progress | None) -> None:
                 raise OSError(disk_full(error, directory) or str(error)) from error
             raise translate(error, env, store.capacity) from error
         raise error
-    descriptor = os.open(data, os.O_RDWR)
-    try:
-        os.fchmod(descriptor, 0o640)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with data.open("r+b") as file:
+        os.fchmod(file.fileno(), 0o640)
+        os.fsync(file.fileno())
     sync_directory(directory)
 
 

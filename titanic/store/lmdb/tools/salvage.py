@@ -24,7 +24,6 @@ from titanic.store.lmdb import (
     blob,
     closed_record,
     idempotency_key,
-    lock,
     opening,
     outcome_record,
     request_record,
@@ -87,7 +86,7 @@ def salvage(directory: Path) -> Salvaged:
     except (OSError, lmdb.Error) as error:
         raise opening.unwritable(directory, error) from error
     finally:
-        lock.release(descriptor)
+        opening.release_lock(descriptor)
     return Salvaged(damaged, rows, _problems(pages))
 
 
