@@ -5,12 +5,13 @@ What is wrong is found here together with its remedy (findings.py); only repair.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import lmdb
 
 from titanic.errors import RecordCorrupt
-from titanic.store.lmdb import idempotency_key, outcome_record, request_record, retry_record
+from titanic.store.lmdb import blob, idempotency_key, outcome_record, request_record, retry_record, schema
 from titanic.store.lmdb.lifecycle import retention_kind
 from titanic.store.lmdb.record import verify
 from titanic.store.lmdb.request_record import RequestHeader
@@ -19,25 +20,21 @@ from titanic.store.lmdb.schema import (
     DEAD,
     EXPIRY,
     KEY,
+    LOAD,
     REPLIED,
-    TIME_SIZE,
+    U32,
+    U64,
     due_of,
     later_key,
     ready_prefix,
-    service_of,
     timer_key,
-    timer_of,
-    uuid_of,
 )
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools.check_closed import check_closed
-from titanic.store.lmdb.tools.check_counts import check_blobs, check_meta
 from titanic.store.lmdb.tools.findings import Problem, Progress, Remedy, Verb, Walk
-from titanic.store.records import Outcome
 from titanic.util.ids import SIZE
 
-COUNTED = ("requests", "replies", "retries", "ready", "later", "keys", "timers", "closed", "blobs")
-"""Databases whose rows make up the work of a check."""
+_MISSING = b"the request was missing"
 
 
 def check(store: LmdbStore, tell: Progress | None = None) -> list[Problem]:
@@ -57,19 +54,8 @@ def look_through(walk: Walk, tell: Progress | None = None) -> str:
 
     What would be found behind that is unknown, and so is whether the remedies are right.
     """
-    total = sum(walk.tx.raw.stat(getattr(walk.tx.db, name))["entries"] for name in COUNTED)
-    for name, look in (
-        ("requests", _requests),
-        ("replies", _replies),
-        ("retries", _retries),
-        ("ready", _ready_rows),
-        ("later", _later_rows),
-        ("keys", _keys),
-        ("timers", _timers),
-        ("closed", check_closed),
-        ("blobs", check_blobs),
-        ("meta", check_meta),
-    ):
+    total = sum(walk.tx.raw.stat(getattr(walk.tx.db, name))["entries"] for name in _LOOKS if name != "meta")
+    for name, look in _LOOKS.items():
         if tell is not None:
             tell(name, walk.seen, total)
             walk.tell = partial(_told, tell, name, total)
@@ -146,15 +132,10 @@ def _replies(walk: Walk) -> None:
             walk.report("replies", uuid, str(error), Remedy(Verb.LOSE_REPLY, "replies", uuid))
             continue
         if not walk.has(walk.tx.db.requests, uuid):
-            reason = b"the request was missing"
-            walk.report("replies", uuid, "there is no such request", Remedy(Verb.FAIL, "requests", uuid, reason))
-        _retention_timer(walk, uuid, end)
-
-
-def _retention_timer(walk: Walk, uuid: bytes, end: Outcome) -> None:
-    timer = timer_key(retention_kind(end.status), end.finished_at, uuid)
-    if not walk.has(walk.tx.db.timers, timer):
-        walk.report("replies", uuid, "its retention would never end", Remedy(Verb.PUT, "timers", timer))
+            walk.report("replies", uuid, "there is no such request", Remedy(Verb.FAIL, "requests", uuid, _MISSING))
+        timer = timer_key(retention_kind(end.status), end.finished_at, uuid)
+        if not walk.has(walk.tx.db.timers, timer):
+            walk.report("replies", uuid, "its retention would never end", Remedy(Verb.PUT, "timers", timer))
 
 
 def _retries(walk: Walk) -> None:
@@ -182,8 +163,8 @@ def _retries(walk: Walk) -> None:
 
 def _ready_rows(walk: Walk) -> None:
     for key, value in walk.rows(walk.tx.db.ready, "ready", has_uuid_key=False):
-        uuid, prefix = uuid_of(key), key[:-SIZE]
-        walk.loads.setdefault(service_of(prefix), [0, 0, 0])[0] += 1
+        uuid, prefix = schema.uuid_of(key), key[:-SIZE]
+        walk.loads.setdefault(schema.service_of(prefix), [0, 0, 0])[0] += 1
         delete = Remedy(Verb.DELETE, "ready", key)
         if len(value):
             walk.report("ready", uuid, "the row has a value", Remedy(Verb.PUT, "ready", key))
@@ -195,7 +176,7 @@ def _ready_rows(walk: Walk) -> None:
 
 def _later_rows(walk: Walk) -> None:
     for key, value in walk.rows(walk.tx.db.later, "later", has_uuid_key=False):
-        uuid = uuid_of(key)
+        uuid = schema.uuid_of(key)
         delete = Remedy(Verb.DELETE, "later", key)
         if not _expect_prefix(walk, "later", uuid, bytes(value), delete):
             continue
@@ -212,7 +193,8 @@ def _expect_prefix(walk: Walk, where: str, uuid: bytes, prefix: bytes, delete: R
     """The row's request is there, hasn't ended, and has the row's service and priority."""
     record = walk.tx.raw.get(uuid, db=walk.tx.db.requests)
     if record is None:
-        walk.report(where, uuid, "there is no such request", _missing(walk, uuid, prefix), delete)
+        stand_in = Remedy(Verb.FAIL, "requests", uuid, _MISSING)
+        walk.report(where, uuid, "there is no such request", stand_in, delete)
         return False
     if walk.has(walk.tx.db.replies, uuid):
         walk.report(where, uuid, "the request has ended", delete)
@@ -227,10 +209,6 @@ def _expect_prefix(walk: Walk, where: str, uuid: bytes, prefix: bytes, delete: R
     remedy = delete if where == "ready" else Remedy(Verb.PUT, where, delete.key, right)
     walk.report(where, uuid, f"it is filed under {prefix!r}", remedy)
     return False
-
-
-def _missing(walk: Walk, uuid: bytes, prefix: bytes) -> Remedy:
-    return Remedy(Verb.FAIL, "requests", uuid, b"the request was missing")
 
 
 # -- keys and timers ---------------------------------------------------------------------------------------
@@ -261,13 +239,13 @@ def _keys(walk: Walk) -> None:
 def _timers(walk: Walk) -> None:
     for view, value in walk.each(walk.tx.raw.cursor(walk.tx.db.timers).iternext()):
         key = bytes(view)
-        if len(key) <= 1 + TIME_SIZE:
+        if len(key) <= 1 + schema.TIME_SIZE:
             what = "the key has a wrong length"
         elif len(value):
             walk.report("timers", key, "the row has a value", Remedy(Verb.PUT, "timers", key))
             continue
         else:
-            what = _timer_fault(walk, *timer_of(key))
+            what = _timer_fault(walk, *schema.timer_of(key))
         if what:
             walk.report("timers", key, what, Remedy(Verb.DELETE, "timers", key))
 
@@ -300,3 +278,97 @@ def _timer_fault(walk: Walk, kind: bytes, time: int, subject: bytes) -> str:
         right = end.finished_at == time and retention_kind(end.status) == kind
         return "" if right else f"the reply says {end.status.name} at {end.finished_at}"
     return f"there is no such kind as {kind!r}"
+
+
+# -- what is counted: last, for only then is it known what the records refer to ------------------------------
+
+
+def _blobs(walk: Walk) -> None:
+    found: dict[int, int] = {}
+    for view in walk.each(walk.tx.raw.cursor(walk.tx.db.blobs).iternext(values=False)):
+        if len(view) != blob.KEY_SIZE:
+            _set_aside(walk, "blobs", bytes(view))
+            continue
+        blob_id = blob.id_of(view)
+        found[blob_id] = found.get(blob_id, 0) + 1
+        ref = walk.refs.get(blob_id)
+        key = bytes(view)
+        if ref is not None and key >= blob.key(blob_id, ref.pieces):
+            what = f"it has only {ref.pieces} pieces"
+            walk.report("blobs", key, what, Remedy(Verb.DELETE, "blobs", key))
+    for view, value in walk.tx.raw.cursor(walk.tx.db.graves).iternext():
+        if len(view) != blob.GRAVE_KEY_SIZE:
+            _set_aside(walk, "graves", bytes(view))
+            continue
+        blob_id = blob.buried_id(view)
+        pieces = U32.unpack(value)[0] if len(value) == U32.size else -1
+        if blob_id in walk.refs:
+            what = "a record refers to it"
+            walk.report("graves", bytes(view), what, Remedy(Verb.DELETE, "graves", bytes(view)))
+        elif found.pop(blob_id, 0) != pieces:
+            what = f"it doesn't have {pieces} pieces" if pieces >= 0 else f"the row has {len(value)} bytes"
+            walk.report("graves", bytes(view), what, Remedy(Verb.BURY, "blobs", bytes(view)))
+    for blob_id in found.keys() - walk.refs.keys():
+        key = blob.grave_key(blob_id)
+        walk.report("blobs", key, "no record refers to it", Remedy(Verb.BURY, "blobs", key))
+
+
+def _meta(walk: Walk) -> None:
+    _plain_meta(walk)
+    counted: dict[bytes, tuple[int, ...] | str] = {}
+    for view, value in walk.tx.raw.cursor(walk.tx.db.meta).iternext():
+        if view[:1] == schema.LOAD_PREFIX:
+            load = LOAD.unpack(value) if len(value) == LOAD.size else f"{len(value)} bytes"
+            counted[bytes(view[len(schema.LOAD_PREFIX) :])] = load
+    for service in counted.keys() | walk.loads.keys():
+        ready, pending, size = walk.loads.get(service, (0, 0, 0))
+        if counted.get(service) == ((ready, pending, size) if ready or pending else None):
+            continue
+        key = schema.LOAD_PREFIX + service
+        if pending:
+            remedy = Remedy(Verb.PUT, "meta", key, LOAD.pack(ready, pending, size))
+        else:
+            remedy = Remedy(Verb.DELETE, "meta", key)
+        what = f"{counted.get(service)} for {service!r}, there are {ready} ready of {pending}, {size} bytes"
+        walk.report("meta", None, what, remedy)
+
+
+def _plain_meta(walk: Walk) -> None:
+    """The rows of `meta` that are no counts of what is stored."""
+    right = U32.pack(schema.FORMAT)
+    value = walk.tx.raw.get(schema.FORMAT_KEY, db=walk.tx.db.meta)
+    if value is None or bytes(value) != right:
+        what = "'format' " + ("is missing" if value is None else f"is {value.hex()}")
+        walk.report("meta", None, what, Remedy(Verb.PUT, "meta", schema.FORMAT_KEY, right))
+    found, fault = walk.meta_number(schema.CAPACITY_KEY, U64)
+    if found is None or found[0] >= schema.MOST_BYTES:
+        right = U64.pack(walk.tx.environment.capacity)
+        what = f"'capacity' {fault}" if found is None else f"'capacity' is {found[0]}"
+        walk.report("meta", None, what, Remedy(Verb.PUT, "meta", schema.CAPACITY_KEY, right))
+    for key, least, most in ((schema.IDENTITY_KEY, SIZE, SIZE), (schema.ARCHIVIST_KEY, SIZE, 1 << 20)):
+        value = walk.tx.raw.get(key, db=walk.tx.db.meta)
+        if value is not None and not least <= len(value) <= most:
+            what = f"'{key.decode()}' has {len(value)} bytes"
+            walk.report("meta", None, what, Remedy(Verb.SET_ASIDE, "meta", key))
+    _, fault = walk.meta_number(schema.LOST_KEY, U64)
+    if "bytes" in fault:
+        walk.report("meta", None, f"'lost' {fault}", Remedy(Verb.SET_ASIDE, "meta", schema.LOST_KEY))
+
+
+def _set_aside(walk: Walk, name: str, key: bytes) -> None:
+    walk.report(name, key, "the key has a wrong length", Remedy(Verb.SET_ASIDE, name, key))
+
+
+_LOOKS: dict[str, Callable[[Walk], None]] = {
+    "requests": _requests,
+    "replies": _replies,
+    "retries": _retries,
+    "ready": _ready_rows,
+    "later": _later_rows,
+    "keys": _keys,
+    "timers": _timers,
+    "closed": check_closed,
+    "blobs": _blobs,
+    "meta": _meta,
+}
+"""How each database is looked at, in this order."""
