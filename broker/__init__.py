@@ -19,12 +19,13 @@ _MODULES = {
     "broker.core.timers": ["Timers", "earliest"],
     "broker.core.worker": ["Job", "WorkerSession"],
     "broker.errors": ["BrokerError", "EndpointError", "OutOfSockets", "RemoteError", "TimedOut", "UsageError"],
+    "broker.handlers": ["Handler"],
     "broker.io.dealer": ["Dealer"],
     "broker.io.loop": ["Channel", "Loop"],
     "broker.io.session_channel": ["SessionChannel", "WorkerChannel"],
     "broker.io.sockets": ["unreachable"],
     "broker.server": ["Broker", "LocalPeer"],
-    "broker.worker": ["Handler", "Worker"],
+    "broker.worker": ["Worker"],
     "broker.worker_log": ["WorkerLog"],
 }
 

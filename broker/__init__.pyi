@@ -26,6 +26,7 @@ from broker.errors import OutOfSockets as OutOfSockets
 from broker.errors import RemoteError as RemoteError
 from broker.errors import TimedOut as TimedOut
 from broker.errors import UsageError as UsageError
+from broker.handlers import Handler as Handler
 from broker.io.dealer import Dealer as Dealer
 from broker.io.loop import Channel as Channel
 from broker.io.loop import Loop as Loop
@@ -34,6 +35,5 @@ from broker.io.session_channel import WorkerChannel as WorkerChannel
 from broker.io.sockets import unreachable as unreachable
 from broker.server import Broker as Broker
 from broker.server import LocalPeer as LocalPeer
-from broker.worker import Handler as Handler
 from broker.worker import Worker as Worker
 from broker.worker_log import WorkerLog as WorkerLog

@@ -17,9 +17,8 @@ from broker.core.broker import BrokerCore
 from broker.core.mdp import Frames, Output, Peer, error_body
 from broker.core.mmi import About, counters
 from broker.core.requests import Request
-from broker.io.connection_count import ConnectionCount, NamedConnections
 from broker.io.dealer import TcpInflow
-from broker.io.router import Outbox, Router
+from broker.io.router import ConnectionCount, NamedConnections, Outbox, Router
 from broker.io.shell import Shell
 from broker.io.sockets import DRAIN_LIMIT, MOST_FRAMES
 

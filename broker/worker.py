@@ -12,10 +12,9 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
 
 import zmq
 
@@ -24,20 +23,13 @@ from broker.core.endpoints import Servers
 from broker.core.mdp import Command, Frames, error_body, service_fault
 from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import OutOfSockets, RemoteError, UsageError
+from broker.handlers import Handler, HandlerThreads, Measure, TooLarge, error_frames, execute, failure
 from broker.io.dealer import Dealer
 from broker.io.loop import Channel, Loop
 from broker.io.session_channel import WorkerChannel
-from broker.replies import Measure, TooLarge, as_frames, error_frames, failure
-from broker.thread_pool import HandlerThreads
 from broker.worker_log import WorkerLog
 
 log = logging.getLogger(__name__)
-
-Frame = bytes | bytearray | memoryview | str
-Reply = Frame | Iterable[Frame] | None
-"""What a handler may return, or yield: one frame, several, or none, which is an empty one. Text is sent as UTF-8."""
-Handler = Callable[[Frames], Reply | Generator[Reply, None, Reply]]
-"""A function that gets a request's frames. It returns the reply, or is a generator of its parts."""
 
 
 class Worker:
@@ -202,26 +194,15 @@ class Worker:
 
     def _answer(self, channel: _Registration, job: Job) -> Frames:
         measure = Measure(self._config.max_reply, joined=channel.joins_parts)
+
+        def send(part: Frames) -> None:
+            self._loop.call(channel.partial, job, measure.part(part))
+
         try:
-            result: Any = self._handler(job.body)
-            if isinstance(result, Generator):
-                result = self._send_parts(channel, job, result, measure)
+            return measure.last(execute(self._handler, job.body, send))
         except RemoteError as error:
             # Without the parts before it, whatever the version.
-            measure = Measure(self._config.max_reply, joined=False)
-            return measure.last(error_frames(error))
-        return measure.last(as_frames(result))
-
-    def _send_parts(
-        self, channel: _Registration, job: Job, parts: Generator[Reply, None, Reply], measure: Measure
-    ) -> Reply:
-        while True:
-            try:
-                part = next(parts)
-            except StopIteration as end:
-                result: Reply = end.value
-                return result
-            self._loop.call(channel.partial, job, measure.part(as_frames(part)))
+            return Measure(self._config.max_reply, joined=False).last(error_frames(error))
 
 
 class _Registration(WorkerChannel):

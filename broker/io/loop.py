@@ -204,18 +204,13 @@ class Loop:
 
     def close_unless_running(self) -> None:
         """Close the channels of a loop that was never run; a later `run` returns at once."""
-        with self._guard:
-            if self._running:
-                return
-            self._running = True
-        self._close()  # without the guard: a channel may wait for a thread of its own, which may be in `call`
+        if self._begins():
+            self._close()  # without the guard: a channel may wait for a thread of its own, which may be in `call`
 
     def run(self) -> None:
         """Run until `stop`, then close all channels."""
-        with self._guard:
-            if self._running:
-                return
-            self._running = True
+        if not self._begins():
+            return
         # A signal that comes just before a poll, or to another thread, does not interrupt it: the wake-up pipe does.
         here = threading.current_thread() is threading.main_thread()
         before = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False) if here else -1
@@ -226,6 +221,12 @@ class Loop:
             if here:
                 signal.set_wakeup_fd(before)
             self._close()
+
+    def _begins(self) -> bool:
+        """Whether this is the first to run or close the loop: nobody else may any more."""
+        with self._guard:
+            before, self._running = self._running, True
+            return not before
 
     def _close(self) -> None:
         with self._guard:

@@ -30,7 +30,7 @@ from broker import (
 )
 from broker.core.mdp import Frames
 from broker.core.requests import Request
-from broker.worker import Reply
+from broker.handlers import Reply
 
 QUICK = WorkerConfig(heartbeat_interval=0.05, liveness=40, reconnect_first=0.01, reconnect_most=0.1)
 

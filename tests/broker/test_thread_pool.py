@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from queue import SimpleQueue
 
-from broker.thread_pool import HandlerThreads
+from broker.handlers import HandlerThreads
 
 
 def test_threads_are_started_when_they_are_needed() -> None:

@@ -16,7 +16,7 @@ from support.waiting import until
 
 from broker import Broker, Client, RemoteError, Worker
 from broker.core.mdp import Frames
-from broker.thread_pool import HandlerThreads
+from broker.handlers import HandlerThreads
 
 # -- exceptions that fail themselves ---------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ def test_a_worker_without_a_thread_says_so_and_goes_on(address: str, caplog: pyt
             for _ in range(3):
                 with pytest.raises(RemoteError, match="500 the worker cannot start a thread"):
                     client.call("echo", b"x")
-        assert [record.levelname for record in caplog.records if record.name == "broker.thread_pool"] == ["WARNING"]
+        assert [record.levelname for record in caplog.records if record.name == "broker.handlers"] == ["WARNING"]
         assert client.call("echo", b"x") == [b"x"]
 
 

@@ -13,12 +13,12 @@ from collections.abc import Callable
 import zmq
 
 from broker.errors import BrokerError
+from broker.handlers import Handler
 from broker.io import sockets
 from broker.io.shell import Shell
 from broker.patterns.binary_star.core import BinaryStarCore, StarConfig, StarState
 from broker.patterns.request_reply.client import LazyPirate
 from broker.patterns.request_reply.server import Server
-from broker.worker import Handler
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import time
 from ipaddress import ip_address
 
 from broker.errors import EndpointError, UsageError
+from broker.handlers import Handler
 from broker.patterns.request_reply.server import Server
-from broker.worker import Handler
 
 WAYS = {1: "plain", 2: "numbered", 3: "flp"}
 """What a server speaks in each model."""

@@ -8,15 +8,12 @@ import time
 import weakref
 from collections.abc import Generator
 from itertools import count
-from typing import Any
 
 from broker.client import Body, body_frames
 from broker.core.mdp import Frames
 from broker.errors import RemoteError
+from broker.handlers import Handler, HandlerThreads, Reply, execute
 from broker.patterns.idempotent.core import Replies, ReplyStore, Stamp, Superseded, open_stamp
-from broker.replies import as_frames
-from broker.thread_pool import HandlerThreads
-from broker.worker import Handler, Reply
 
 PATIENCE = 1.0
 """Seconds for which a request still waits after the same one was asked again."""
@@ -56,6 +53,12 @@ class _Execution:
         self.asked = 0
         """How often it was asked for again."""
         self.changed = threading.Condition(lock)
+
+    def add(self, part: Frames) -> None:
+        """A part of the reply has come."""
+        with self.changed:
+            self.parts.append(part)
+            self.changed.notify_all()
 
 
 class Idempotent:
@@ -138,7 +141,12 @@ class Idempotent:
 
     def _execute(self, stamp: Stamp, body: Frames, execution: _Execution) -> None:
         """Runs in a thread of its own."""
-        last, error = self._call(body, execution)
+        last: list[Frames] = []
+        error: BaseException | None = None
+        try:
+            last = [execute(self._handler, body, execution.add)]
+        except BaseException as raised:  # SystemExit too: the waiting request raises it
+            error = raised
         with self._lock:
             self._threads.done()
             execution.parts += last
@@ -150,20 +158,3 @@ class Idempotent:
             execution.error, execution.ended = error, True
             del self._running[stamp]
             execution.changed.notify_all()
-
-    def _call(self, body: Frames, execution: _Execution) -> tuple[list[Frames], BaseException | None]:
-        """The last part of the reply in a list, or what was raised, SystemExit too: the waiting request raises it."""
-        try:
-            result: Any = self._handler(body)
-            while isinstance(result, Generator):
-                try:
-                    part = as_frames(next(result))
-                except StopIteration as end:
-                    result = end.value
-                else:
-                    with self._lock:
-                        execution.parts.append(part)
-                        execution.changed.notify_all()
-            return [as_frames(result)], None
-        except BaseException as raised:
-            return [], raised

@@ -14,6 +14,7 @@ import zmq
 from broker.config import WorkerConfig
 from broker.core.mdp import Output
 from broker.core.worker import WorkerSession
+from broker.handlers import Handler
 from broker.io.router import Router
 from broker.io.shell import Shell
 from broker.io.sockets import DRAIN_LIMIT
@@ -27,7 +28,7 @@ from broker.patterns.pirate_queue.core import (
     PirateQueueCore,
     QueueConfig,
 )
-from broker.worker import Handler, Worker
+from broker.worker import Worker
 
 
 class PirateQueue(Shell[PirateQueueCore]):

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable
 
 import zmq
 
 from broker.core.mdp import Frames, error_body, joined
 from broker.errors import RemoteError, UsageError
+from broker.handlers import Handler, HandlerThreads, error_frames, execute, failure
 from broker.io.loop import Loop
 from broker.io.router import Router
 from broker.io.shell import Shell
 from broker.patterns.idempotent.core import Superseded
 from broker.patterns.request_reply.core import ClientRequest, Replier
-from broker.replies import as_frames, error_frames, failure
-from broker.thread_pool import HandlerThreads
-from broker.worker import Handler
 
 log = logging.getLogger(__name__)
 
@@ -130,8 +127,9 @@ class Server(Shell[Replier]):
     def _handle(self, request: ClientRequest) -> None:
         """Runs in a handler thread."""
         reply = self.core.reply
+        parts: Frames = []
         try:
-            body = _whole(self._handler(request.body))
+            body = joined(parts, execute(self._handler, request.body, parts.extend))
         except RemoteError as error:
             body = error_frames(error)
             if isinstance(error, Superseded):
@@ -147,14 +145,3 @@ class Server(Shell[Replier]):
         self.in_hand -= 1
         self._handlers.done()
         reply(request, body, time.monotonic())
-
-
-def _whole(result: Any) -> Frames:
-    """The frames of all that a handler yields and returns."""
-    frames: Frames = []
-    while isinstance(result, Generator):
-        try:
-            frames += as_frames(next(result))
-        except StopIteration as end:
-            result = end.value
-    return joined(frames, as_frames(result))

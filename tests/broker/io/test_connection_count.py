@@ -15,7 +15,7 @@ from support.broker_invariants import check
 from support.waiting import until
 
 from broker import Broker, Client, Pipeline, Worker
-from broker.io.connection_count import NamedConnections
+from broker.io.router import NamedConnections
 
 
 def test_all_that_connect_are_counted_until_they_leave(tmp_path: Path) -> None:
