@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from broker.config import ClientConfig
 from broker.core.mdp import (
@@ -72,23 +72,97 @@ class ReplyEvent(NamedTuple):
     body: Frames
 
 
-class _Pending:
-    """A request that is not answered yet."""
+class Unanswered:
+    """A request that is not answered yet. Times are seconds."""
 
-    __slots__ = ("body", "parts_seen", "parts_told", "retries", "sent_at", "service", "timeout", "tries")
+    __slots__ = ("body", "retries", "timeout")
 
-    def __init__(self, service: bytes, body: Frames, timeout: float | None, retries: int) -> None:
-        self.service = service
+    def __init__(self, body: Frames, timeout: float | None, retries: int) -> None:
         self.body = body
         self.timeout = timeout
         self.retries = retries
+
+
+Pending = TypeVar("Pending", bound=Unanswered)
+
+
+class RequestSession(Core, Generic[Pending]):
+    """What clients have in common, whatever they speak: requests, when they are due, what became of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unmatched = 0
+        """Messages that belonged to nothing in flight: late replies, or ones from a broker that lost the stack."""
+        self._next_ticket = 1
+        self._pending: dict[int, Pending] = {}
+        self._deadlines: Timers[int] = Timers()
+        self._events: list[ReplyEvent] = []
+
+    def __len__(self) -> int:
+        """How many requests are unanswered."""
+        return len(self._pending)
+
+    def next_deadline(self) -> float | None:
+        """When the next request is due to be sent again."""
+        return self._deadlines.next()
+
+    def take_events(self) -> list[ReplyEvent]:
+        """News since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def cancel(self, ticket: int) -> None:
+        """Forget a request; its reply will be dropped, and what came of it already."""
+        self._events = [event for event in self._events if event.ticket != ticket]
+        if self._pending.pop(ticket, None) is not None:
+            self._deadlines.cancel(ticket)
+            self._abandoned()
+
+    def _add(self, pending: Pending) -> int:
+        """A new request; its ticket comes back."""
+        ticket = self._next_ticket
+        self._next_ticket += 1
+        self._pending[ticket] = pending
+        return ticket
+
+    def _finish(self, ticket: int, kind: EventKind, body: Frames) -> None:
+        """A request has its answer, or is given up."""
+        del self._pending[ticket]
+        self._deadlines.cancel(ticket)
+        self._events.append(ReplyEvent(ticket, kind, body))
+
+    def _take_late(self, now: float) -> dict[int, Pending]:
+        """The requests that are to be sent again by now. Those that were sent often enough are given up."""
+        late: dict[int, Pending] = {}
+        for ticket in self._deadlines.due(now):
+            pending = self._pending[ticket]
+            pending.retries -= 1
+            if pending.retries >= 0:
+                late[ticket] = pending
+            else:
+                self._finish(ticket, EventKind.GAVE_UP, [])
+                self._abandoned()
+        return late
+
+    def _abandoned(self) -> None:
+        """A request was cancelled or given up: an answer to it may still come."""
+
+
+class _SentRequest(Unanswered):
+    """A request that was sent to a broker, perhaps several times."""
+
+    __slots__ = ("parts_seen", "parts_told", "sent_at", "service", "tries")
+
+    def __init__(self, service: bytes, body: Frames, timeout: float | None, retries: int) -> None:
+        super().__init__(body, timeout, retries)
+        self.service = service
         self.tries = 0
         self.sent_at = 0.0
         self.parts_told = 0
         self.parts_seen: dict[int, int] = {}  # by try: each starts over, and no part is told twice
 
 
-class ClientSession(Core):
+class ClientSession(RequestSession[_SentRequest]):
     """One client of one broker. Its output is for numbered connections; a new number asks for a new one."""
 
     def __init__(
@@ -101,19 +175,9 @@ class ClientSession(Core):
         self.correlated = correlated
         self._whole = isinstance(self.dialect, ClientDialect) and self.dialect.anew is not None
         self.connection = 1
-        self.unmatched = 0
-        """Messages that belonged to nothing in flight: late replies, or ones from a broker that lost the stack."""
         self.sent_again = 0
         """How often a request was sent that had been sent before."""
         self._heard_at = float("-inf")
-        self._next_ticket = 1
-        self._pending: dict[int, _Pending] = {}
-        self._deadlines: Timers[int] = Timers()
-        self._events: list[ReplyEvent] = []
-
-    def __len__(self) -> int:
-        """How many requests are unanswered."""
-        return len(self._pending)
 
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
         """Take a message from the broker; what fits no request is counted and dropped."""
@@ -128,17 +192,13 @@ class ClientSession(Core):
         elif reply.final and attempt < pending.tries and read_error(reply.body) is not None:
             self.unmatched += 1  # the present try may still have an answer, or an error of its own
         elif reply.refused:
-            del self._pending[ticket]
-            self._deadlines.cancel(ticket)
-            self._events.append(ReplyEvent(ticket, EventKind.REFUSED, reply.body))
+            self._finish(ticket, EventKind.REFUSED, reply.body)
         elif reply.anew:
             if attempt == pending.tries:
                 self._begin_anew(ticket, pending)
         elif reply.final:
-            del self._pending[ticket]
-            self._deadlines.cancel(ticket)
             ends_stream = pending.parts_told and reply.body == EMPTY
-            self._events.append(ReplyEvent(ticket, EventKind.FINAL, [] if ends_stream else reply.body))
+            self._finish(ticket, EventKind.FINAL, [] if ends_stream else reply.body)
         else:
             self._set_deadline(ticket, pending, now)
             seen = pending.parts_seen[attempt] = pending.parts_seen.get(attempt, 0) + 1
@@ -148,26 +208,12 @@ class ClientSession(Core):
 
     def tick(self, now: float) -> None:
         """Send again what had no answer in time, or give it up."""
-        late: dict[int, _Pending] = {}
-        for ticket in self._deadlines.due(now):
-            pending = self._pending[ticket]
-            pending.retries -= 1
-            if pending.retries >= 0:
-                late[ticket] = pending
-                continue
-            del self._pending[ticket]
-            self._events.append(ReplyEvent(ticket, EventKind.GAVE_UP, []))
-            if not self.correlated:
-                self._reopen()
+        late = self._take_late(now)
         if late and self._connection_is_dead(late.values()):
             self._resend_all(now, min(pending.timeout or 0 for pending in late.values()))
         else:
             for ticket, pending in late.items():
                 self._send(ticket, pending, now)
-
-    def next_deadline(self) -> float | None:
-        """When the next request is due to be sent again."""
-        return self._deadlines.next()
 
     # -- what a shell does with it ---------------------------------------------------------------------------
 
@@ -187,21 +233,11 @@ class ClientSession(Core):
         """
         if self._pending and not self.correlated:
             raise RuntimeError("one request at a time on a session without correlation")
-        ticket = self._next_ticket
-        self._next_ticket += 1
-        pending = self._pending[ticket] = _Pending(
-            service,
-            body,
-            self.config.timeout if timeout is None else timeout,
-            self.config.retries if retries is None else retries,
-        )
+        timeout = self.config.timeout if timeout is None else timeout
+        pending = _SentRequest(service, body, timeout, self.config.retries if retries is None else retries)
+        ticket = self._add(pending)
         self._send(ticket, pending, now)
         return ticket
-
-    def take_events(self) -> list[ReplyEvent]:
-        """News since the last call, in order."""
-        events, self._events = self._events, []
-        return events
 
     def is_pending(self, ticket: int) -> bool:
         """Whether a request is unanswered. What came of the others is among the events, taken or not."""
@@ -214,14 +250,6 @@ class ClientSession(Core):
     def mark(self, ticket: int) -> bytes:
         """The address frame in front of a correlated request, as `mmi.cancel` wants it."""
         return _CORRELATION.pack(ticket, self._pending[ticket].tries)
-
-    def cancel(self, ticket: int) -> None:
-        """Forget a request; its reply will be dropped, and what came of it already."""
-        self._events = [event for event in self._events if event.ticket != ticket]
-        if self._pending.pop(ticket, None) is not None:
-            self._deadlines.cancel(ticket)
-            if not self.correlated:
-                self._reopen()
 
     def lost(self, now: float) -> None:
         """The transport knows that the connection is gone: all that is unanswered is sent again."""
@@ -236,7 +264,7 @@ class ClientSession(Core):
         ticket, attempt = _CORRELATION.unpack(stack[0])
         return ticket, attempt
 
-    def _send(self, ticket: int, pending: _Pending, now: float) -> None:
+    def _send(self, ticket: int, pending: _SentRequest, now: float) -> None:
         if self._whole:
             self._begin_anew(ticket, pending)
         self.sent_again += pending.tries > 0
@@ -246,21 +274,25 @@ class ClientSession(Core):
         stack = [_CORRELATION.pack(ticket, pending.tries), b""] if self.correlated else []
         self._output.append((self.connection, self.dialect.encode_request(stack, pending.service, pending.body)))
 
-    def _begin_anew(self, ticket: int, pending: _Pending) -> None:
+    def _begin_anew(self, ticket: int, pending: _SentRequest) -> None:
         if pending.parts_told:
             pending.parts_told = 0
             pending.parts_seen.clear()
             self._events.append(ReplyEvent(ticket, EventKind.ANEW, []))
 
-    def _set_deadline(self, ticket: int, pending: _Pending, now: float) -> None:
+    def _set_deadline(self, ticket: int, pending: _SentRequest, now: float) -> None:
         if pending.timeout is not None:
             self._deadlines.set(ticket, now + pending.timeout)
+
+    def _abandoned(self) -> None:
+        if not self.correlated:
+            self._reopen()
 
     def _reopen(self) -> None:
         self._output.append((self.connection, None))
         self.connection += 1
 
-    def _connection_is_dead(self, late: Collection[_Pending]) -> bool:
+    def _connection_is_dead(self, late: Collection[_SentRequest]) -> bool:
         if not self.correlated:
             return True
         silent = self._heard_at <= min(pending.sent_at for pending in late)

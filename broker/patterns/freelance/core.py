@@ -1,13 +1,8 @@
 """Freelance without sockets (Guide, chapter 4, "Brokerless Reliability"; RFC 10, FLP): clients that know all servers.
 
 Model 1 tries one server after another: that is Lazy Pirate with several endpoints. Model 2 asks all and takes the
-first answer. Model 3 pings all, and asks one that lives.
-
-    message                model 1                model 2                  model 3 (RFC 10)
-    REQUEST   → server     '' body…               '' number body…          control body…
-    REPLY     → client     '' body…               '' number body…          control body…
-    PING      → server                                                     PING
-    PONG      → client                                                     PONG
+first answer. Model 3 pings all, and asks one that lives. Their
+frames are in the table of `broker.patterns.request_reply.core`.
 
 A number is text. A control frame is opaque to the server; here it is the number of the request, 8 bytes big-endian.
 
@@ -31,9 +26,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from broker.config import check, check_heartbeats
-from broker.core.client import EventKind, ReplyEvent
+from broker.core.client import EventKind, RequestSession, Unanswered
 from broker.core.endpoints import Health, Servers
-from broker.core.mdp import Core, Frames, Peer
+from broker.core.mdp import Frames, Peer
 from broker.core.timers import Backoff, Timers, earliest
 from broker.patterns.request_reply.core import PING, PONG, open_envelope
 
@@ -62,83 +57,48 @@ class FreelanceConfig:
         check(self.retries >= 0, f"retries is {self.retries}; it must be 0 or more")
 
 
-class _Unanswered:
+class _Question(Unanswered):
     """A request without an answer."""
 
-    __slots__ = ("body", "retries", "server", "timeout")
+    __slots__ = ("server",)
 
-    def __init__(self, body: Frames, timeout: float, retries: int) -> None:
-        self.body = body
-        self.timeout = timeout
-        self.retries = retries
-        self.server: str | None = None
-        """The server that has it; None: it waits for a live one."""
+    server: str | None
+    """The server that has it; None: it waits for a live one."""
 
 
-class FreelanceSession(Core, ABC):
-    """What models 2 and 3 have in common: requests, their patience, what became of them. Peers are endpoints."""
+class FreelanceSession(RequestSession[_Question], ABC):
+    """What models 2 and 3 have in common: requests, and servers. Peers are endpoints."""
 
     def __init__(self, endpoints: str | Iterable[str], config: FreelanceConfig | None = None) -> None:
         super().__init__()
         self.config = config or FreelanceConfig()
         self.servers = Servers(endpoints)
-        self.unmatched = 0
-        """Replies that fit no request, or that came too late."""
-        self._next_ticket = 1
-        self._pending: dict[int, _Unanswered] = {}
-        self._deadlines: Timers[int] = Timers()
-        self._events: list[ReplyEvent] = []
-
-    def __len__(self) -> int:
-        """Requests without an answer."""
-        return len(self._pending)
 
     def request(self, body: Frames, now: float, *, timeout: float | None = None, retries: int | None = None) -> int:
         """Ask; the ticket that the event will carry comes back."""
-        ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         timeout = self.config.timeout if timeout is None else timeout
-        pending = self._pending[ticket] = _Unanswered(
-            body, timeout, self.config.retries if retries is None else retries
-        )
+        pending = _Question(body, timeout, self.config.retries if retries is None else retries)
+        pending.server = None
+        ticket = self._add(pending)
         self._deadlines.set(ticket, now + timeout)
         self._ask(ticket, pending)
         return ticket
 
-    def cancel(self, ticket: int) -> None:
-        """Forget a request."""
-        self._pending.pop(ticket, None)
-        self._deadlines.cancel(ticket)
-
-    def take_events(self) -> list[ReplyEvent]:
-        """Replies, and requests that were given up."""
-        events, self._events = self._events, []
-        return events
-
     def tick(self, now: float) -> None:
         """Ask again, or give up."""
-        for ticket in self._deadlines.due(now):
-            pending = self._pending[ticket]
-            pending.retries -= 1
-            if pending.retries < 0:
-                del self._pending[ticket]
-                self._events.append(ReplyEvent(ticket, EventKind.GAVE_UP, []))
-            else:
-                self._deadlines.set(ticket, now + pending.timeout)
-                self._ask(ticket, pending)
-
-    def next_deadline(self) -> float | None:
-        return self._deadlines.next()
+        for ticket, pending in self._take_late(now).items():
+            self._deadlines.set(ticket, now + (pending.timeout or 0))
+            self._ask(ticket, pending)
 
     @abstractmethod
-    def _ask(self, ticket: int, pending: _Unanswered) -> None:
+    def _ask(self, ticket: int, pending: _Question) -> None:
         """Send a request, for the first time or again."""
 
     def _answer(self, ticket: int, body: Frames) -> None:
-        if self._pending.pop(ticket, None) is None:
-            self.unmatched += 1
+        if ticket in self._pending:
+            self._finish(ticket, EventKind.FINAL, body)
         else:
-            self._deadlines.cancel(ticket)
-            self._events.append(ReplyEvent(ticket, EventKind.FINAL, body))
+            self.unmatched += 1
 
 
 class ShotgunCore(FreelanceSession):
@@ -150,7 +110,7 @@ class ShotgunCore(FreelanceSession):
         number = opened[1][0] if opened else b""
         self._answer(int(number) if number.isdigit() and len(number) < 20 else 0, opened[1][1:] if opened else [])
 
-    def _ask(self, ticket: int, pending: _Unanswered) -> None:
+    def _ask(self, ticket: int, pending: _Question) -> None:
         self._output += [(name, [b"", b"%d" % ticket, *pending.body]) for name in self.servers.names]
 
 
@@ -216,7 +176,7 @@ class FreelanceAgent(FreelanceSession):
             if pending.server == name:
                 self._ask(ticket, pending)
 
-    def _ask(self, ticket: int, pending: _Unanswered) -> None:
+    def _ask(self, ticket: int, pending: _Question) -> None:
         pending.server = self.servers.live(avoid=pending.server)
         if pending.server is None:
             self._waiting[ticket] = None
