@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from titanic.cli.help import command
-from titanic.cli.options import configured, json_flag, option
+from titanic.cli.options import command, configured, json_flag, option
 from titanic.cli.printing import print_json, print_table, pyplot
 from titanic.errors import TitanicError
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from titanic.cli.help import command
-from titanic.cli.options import configured, json_flag, option
+from titanic.cli.options import command, configured, json_flag, option
 from titanic.cli.printing import EXIT_FAILED, Bar, print_json, say, size
 from titanic.cli.store_files import expect_readable, expect_store, may_write, store_option
 from titanic.errors import StoreCorrupt, StoreLocked

@@ -13,8 +13,7 @@ import click
 from click.core import ParameterSource, augment_usage_errors
 
 from titanic.cli.config_file import Document, FileValue, commands_of, strangers
-from titanic.cli.help import Option, command
-from titanic.cli.options import json_flag
+from titanic.cli.options import Option, command, json_flag
 from titanic.cli.printing import EXIT_FAILED, print_json, print_table, say
 from titanic.util.text import counted
 

@@ -1,7 +1,4 @@
-"""The group of all commands. It turns an error into a line on stderr and an exit code.
-
-A command's module is imported when the command is wanted: `titanic submit` does not wait for what `serve` needs.
-"""
+"""The group of all commands. It turns an error into a line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,14 +32,14 @@ COMMANDS = {
     "work": ("work", "Serve a service with any command."),
     "status": ("status", "Show what is stored, what waits, who works."),
     "health": ("status", "Tell whether the queue is healthy, for scripts."),
-    "ls": ("inspect", "List stored requests."),
-    "show": ("inspect", "Show all about one request."),
-    "retry": ("retry_purge", "Requeue requests that failed or expired."),
-    "purge": ("retry_purge", "Close all requests in a state."),
+    "ls": ("stored_requests", "List stored requests."),
+    "show": ("stored_requests", "Show all about one request."),
+    "retry": ("stored_requests", "Requeue requests that failed or expired."),
+    "purge": ("stored_requests", "Close all requests in a state."),
     "check": ("check_backup", "Check a store, or repair it."),
     "backup": ("check_backup", "Copy a store, also while a server uses it."),
     "restore": ("check_backup", "Make a store from a backup."),
-    "pattern": ("pattern", "Run another of the Guide's reliability patterns."),
+    "pattern": ("patterns", "Run another of the Guide's reliability patterns."),
     "config": ("config_command", "Show settings and where they come from; check a file."),
     "bench": ("bench", "Measure the speed of this machine."),
     "demo": ("demo", "See what Titanic is for, in under a minute."),
@@ -52,7 +50,32 @@ MEANT = {"list": "ls", "fetch": "reply", "get": "reply", "delete": "close", "rm"
 """Names that people try for commands that have another name."""
 
 
-class Titanic(click.Group):
+class LazyGroup(click.Group):
+    """Lists its commands without importing them; a command's module is imported when the command is wanted:
+    `titanic submit` does not wait for what `serve` needs."""
+
+    table: Mapping[str, tuple[str, str]]
+    """The module of each command, below `package`, and the command's line in the help, in reading order."""
+    package: str
+    title = "Commands"
+    """The heading of the list."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.table:
+            return None
+        module = import_module(f"{self.package}.{self.table[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section(self.title):
+            formatter.write_dl([(name, text) for name, (_, text) in self.table.items()])
+
+
+class Titanic(LazyGroup):
     """Finds the commands; turns the exceptions of this project into messages and exit codes.
 
     The pipeline's `titanic-data` is one, too, with its own `table`, `meant` and `package`.
@@ -89,24 +112,10 @@ class Titanic(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
     def make_context(self, *arguments: Any, **settings: Any) -> click.Context:
-        """Read the arguments, which may print the help."""
         try:
-            return super().make_context(*arguments, **settings)
+            return super().make_context(*arguments, **settings)  # it may print the help
         except OSError as error:
             _fail(error)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """In reading order."""
-        return list(self.table)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import it."""
-        if cmd_name not in self.table:
-            return None
-        module = import_module(f"{self.package}.{self.table[cmd_name][0]}")
-        function = "broker_command" if cmd_name == "broker" else cmd_name.replace("-", "_")
-        command: click.Command = getattr(module, function)
-        return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """`titanic help serve` is `titanic serve --help`."""
@@ -125,13 +134,7 @@ class Titanic(click.Group):
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be obeyed: it would end a starting server
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List them without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self.table.items()])
-
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
         if signal.getsignal(signal.SIGINT) is leave:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # from now on a Ctrl-C has something to end
         try:

@@ -15,8 +15,7 @@ from click.core import ParameterSource
 
 from broker import Broker
 from titanic.cli import serve_run
-from titanic.cli.help import command
-from titanic.cli.options import write_size
+from titanic.cli.options import command, write_size
 from titanic.cli.running import say
 from titanic.cli.serve_options import (
     KEEPING,
@@ -105,7 +104,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
 @bind_option
 @wire_options
 @running_options
-def broker_command(bind: tuple[str, ...], log_level: str, log_format: str, **settings: Any) -> None:
+def broker(bind: tuple[str, ...], log_level: str, log_format: str, **settings: Any) -> None:
     """Run a Majordomo broker alone: MDP 0.1 and 0.2; nothing is stored.
 
     `titanic serve --broker ENDPOINT` adds the persistent queue to it, from another process.

@@ -13,8 +13,7 @@ import click
 import broker
 from titanic.cli.connect import connect_to_look
 from titanic.cli.endpoint import Reach
-from titanic.cli.help import GroupedCommand, command
-from titanic.cli.options import json_flag, option, reaching, seconds
+from titanic.cli.options import GroupedCommand, command, json_flag, option, reaching, seconds
 from titanic.cli.printing import duration, print_json, print_table, say, size
 from titanic.cli.store_files import Files, look, lookable
 from titanic.client.client import Client

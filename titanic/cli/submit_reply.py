@@ -13,8 +13,7 @@ import click
 import broker
 from titanic.cli.connect import TRIES, answers, connect, tell
 from titanic.cli.endpoint import Reach
-from titanic.cli.help import command
-from titanic.cli.options import endpoint, json_flag, option, seconds
+from titanic.cli.options import command, endpoint, json_flag, option, seconds
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.printing import (
     EXIT_FAILED,

@@ -17,8 +17,7 @@ import click
 
 from broker import RemoteError, Worker, WorkerConfig
 from titanic import logs
-from titanic.cli.help import command
-from titanic.cli.options import broker_version, configured, endpoint_option, log_options, option, seconds
+from titanic.cli.options import broker_version, command, configured, endpoint_option, log_options, option, seconds
 from titanic.cli.printing import as_text
 from titanic.cli.running import Ending, say
 from titanic.protocol.tsp import Frames

@@ -13,8 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from titanic.commit.writer import Histogram
 from titanic.server.snapshot import ServerSnapshot
-from titanic.util.histogram import Histogram
 from titanic.version import __version__
 
 REQUESTS = {

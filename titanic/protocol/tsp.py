@@ -1,21 +1,6 @@
 """The Titanic Service Protocol (RFC 9) and what goes beyond it: bodies of requests and replies.
 
-    service          request body     reply body
-    titanic.request  service body…    200 uuid
-    titanic.reply    uuid             200 body…   300 (pending)   400 (unknown)   500 state detail… (for good)
-    titanic.close    uuid             200 (also when it was unknown)
-                     uuids            of several at once, one a line    (services/reply.py, services/close.py)
-    titanic.submit   options service body…   200 uuids    (services/request_submit.py)
-    titanic.wait     seconds uuid     as titanic.reply, as soon as there is one    (dispatch/waiters.py)
-    titanic.admin    JSON options     200 JSON    (services/admin.py)
-    titanic.list     JSON options     200 JSON    (services/list_requests.py)
-    titanic.stats    anything         200 JSON
-
-titanic/PROTOCOL.md has all frames, options and answers on one page, for clients in any language.
-
-A status frame is three digits, a space and free text for people, on which nothing depends (RFC 9). 400: the request is
-at fault. 500: Titanic is at fault, try again later. RFC 9 has no status for a request that ended without a reply, so
-that is a 500, too; a second frame, the request's state, says that it is final.
+titanic/PROTOCOL.md has all frames, options, answers and statuses on one page.
 """
 
 from __future__ import annotations

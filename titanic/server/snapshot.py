@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from titanic.commit.writer import Histogram
 from titanic.store import Counts, ReadTransaction
-from titanic.util.histogram import Histogram
 
 MOST_SERVICES = 100
 """Services with figures of their own: those with the most waiting. Anybody can invent names of services."""

@@ -15,8 +15,7 @@ from titanic.errors import InvalidArchive, StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.limits import MOST_UUIDS
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Ask, ServiceContext
-from titanic.services.json_options import check_names, read_id, read_object
+from titanic.services.ask import Ask, ServiceContext, check_names, read_id, read_object
 from titanic.store import Archivist, State, WriteTransaction
 
 KNOWN = ("after", "do", "older_than", "service", "state", "uuids")

@@ -1,14 +1,17 @@
-"""What the services are asked, where their answers go, what they tell the dispatcher, and what they share."""
+"""What the services are asked, with its options in JSON; where answers go, and what the dispatcher is told."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from titanic.config import ServiceLimits
 from titanic.protocol.tsp import Frames
+from titanic.util import ids
 from titanic.util.clock import Leaps
+from titanic.util.text import quoted
 
 
 class Ask(Protocol):
@@ -87,3 +90,29 @@ class ServiceContext:
     )
     refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     """Refusals by reason."""
+
+
+def read_object(frame: bytes) -> dict[str, Any]:
+    """The options in a frame. ValueError says what is wrong."""
+    try:
+        options = json.loads(frame)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"options are not JSON: {error}") from None
+    if not isinstance(options, dict):
+        raise ValueError("options are not a JSON object")
+    return options
+
+
+def check_names(options: dict[str, Any], known: Collection[str]) -> None:
+    """Raise ValueError for an option that is not known."""
+    for name in options:
+        if name not in known:
+            raise ValueError(f"unknown option {quoted(name)}; there are {', '.join(known)}")
+
+
+def read_id(value: Any, fault: str) -> bytes:
+    """An id of 32 hexadecimal digits. ValueError says what is wrong: `fault`, and that."""
+    found = ids.parse(str(value).encode(errors="replace"))
+    if found is None:
+        raise ValueError(f"{fault} 32 hexadecimal digits")
+    return found

@@ -10,7 +10,7 @@ from titanic.protocol import tsp
 from titanic.protocol.limits import MOST_UUIDS
 from titanic.protocol.submit_options import read_policy
 from titanic.protocol.tsp import Frames
-from titanic.services.json_options import check_names, read_id, read_object
+from titanic.services.ask import check_names, read_id, read_object
 from titanic.store import Description, ReadTransaction, State
 from titanic.util.text import quoted
 

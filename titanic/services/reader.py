@@ -14,17 +14,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from titanic.commit.batch_thread import BatchThread
-from titanic.errors import StoreError
+from titanic.errors import RecordCorrupt, StoreError
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
-from titanic.services import reply
 from titanic.services.ask import Answers, Ask, SendAnswers
-from titanic.store import ReadTransaction, Store
+from titanic.store import Outcome, ReadTransaction, Status, Store
 
 log = logging.getLogger(__name__)
 
 PORTION = 16 << 20
 """Bytes of replies that are read for one peer before the others get their turn."""
+
+MOST_BYTES = 1 << 20
+"""Bytes of frames in one answer, roughly: a summary ends when there are so many."""
 
 MOST = 10_000
 """Asks of one peer that can be put off; more are refused."""
@@ -66,7 +68,7 @@ class Reader:
 
     def read_reply(self, transaction: ReadTransaction, body: Frames) -> Frames:
         """The answer to a titanic.reply."""
-        frames, found = reply.answer(transaction, body)
+        frames, found = read_replies(transaction, body)
         self.replies_given += found
         return frames
 
@@ -175,3 +177,46 @@ class Turns:
             queue.append((service, ask))
         else:
             self._refused.append((service, ask))
+
+
+def read_replies(transaction: ReadTransaction, body: Frames) -> tuple[Frames, int]:
+    """The answer to a titanic.reply, and how many replies are in it."""
+    uuids = tsp.read_uuids(body)
+    if uuids is None:
+        return tsp.BAD_UUID, 0
+    if len(uuids) > 1:
+        return _summed_up(transaction, uuids)
+    frames = _read_reply(transaction, uuids[0])
+    return frames, int(frames[0] != tsp.PENDING and frames is not tsp.UNKNOWN)
+
+
+def _read_reply(transaction: ReadTransaction, uuid: bytes) -> Frames:
+    """How one request has ended, in the words of RFC 9."""
+    outcome = transaction.reply(uuid)
+    if outcome is None:
+        return tsp.UNKNOWN
+    if not isinstance(outcome, Outcome):
+        return [tsp.PENDING]
+    if outcome.status is Status.DONE:
+        return [tsp.OK, *outcome.frames]
+    return tsp.ended(outcome.status.name.lower(), outcome.reason, outcome.frames)
+
+
+def _summed_up(transaction: ReadTransaction, uuids: Sequence[bytes]) -> tuple[Frames, int]:
+    summary: list[bytes] = []
+    frames: Frames = []
+    found = size = 0
+    for uuid in uuids:
+        try:
+            status, *own = _read_reply(transaction, uuid)
+        except RecordCorrupt as error:  # the others are not kept back by a damaged record
+            status, *own = tsp.failure(f"not read: {error}")
+        found += status != tsp.PENDING and status is not tsp.UNKNOWN[0]
+        if status[:3] == b"500":
+            own.insert(0, status[4:])
+        summary.append(b"%s %d" % (status[:3], len(own)))
+        frames += own
+        size += sum(map(len, own))
+        if size >= MOST_BYTES:
+            break
+    return [tsp.OK, b"\n".join(summary), *frames], found

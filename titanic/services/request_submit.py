@@ -19,8 +19,7 @@ from titanic.protocol.limits import (
 )
 from titanic.protocol.submit_options import Policy
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Ask, ServiceContext
-from titanic.services.json_options import check_names, read_object
+from titanic.services.ask import Ask, ServiceContext, check_names, read_object
 from titanic.store import NewRequest, WriteTransaction
 
 Parse = Callable[[Frames, int], "NewRequests"]

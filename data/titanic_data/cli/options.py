@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from broker import DEFAULT_ENDPOINT
-from titanic.cli.help import command as plain_command
 from titanic.cli.options import FOLDER, configured, option
+from titanic.cli.options import command as plain_command
 from titanic.config import ServerConfig
 from titanic_data.session import explain, is_of_spark
 

@@ -19,7 +19,7 @@ from support.waiting import until
 from broker import Worker, WorkerConfig
 from broker.patterns import Gather
 from titanic.cli import main
-from titanic.cli.pattern import PATTERNS, pattern
+from titanic.cli.patterns import PATTERNS, pattern
 
 CONTEXT = click.Context(main, **main.context_settings)
 

@@ -25,11 +25,11 @@ from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic.client.client import Client
+from titanic.commit.writer import Histogram
 from titanic.errors import Refused
 from titanic.metrics import listener as listener_module
 from titanic.metrics.listener import MOST, Listener
 from titanic.server.snapshot import MOST_SERVICES, OTHERS, ServiceSnapshot, bounded, gather, others
-from titanic.util.histogram import Histogram
 
 ANY = "tcp://127.0.0.1:*"
 

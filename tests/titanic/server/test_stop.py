@@ -16,7 +16,7 @@ from broker import Broker, EndpointError, RemoteError, Worker
 from titanic import Client, Refused, RequestFailed, Server, ServerConfig
 from titanic.dispatch import dispatcher
 from titanic.errors import CallerError, StoreLocked
-from titanic.services import reply
+from titanic.services import reader
 from titanic.store import ReadTransaction, open_read_only, open_store
 
 
@@ -225,14 +225,14 @@ def test_a_client_is_told_that_it_is_shutting_down(tmp_path: Path) -> None:
 def test_whoever_waits_at_the_end_is_told_what_the_store_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not just that it is pending: the reader had not come to it yet."""
     asked, go = threading.Event(), threading.Event()
-    answer = reply.answer
+    answer = reader.read_replies
 
     def slowly(transaction: ReadTransaction, body: list[bytes]) -> tuple[list[bytes], int]:
         asked.set()
         assert go.wait(30)
         return answer(transaction, body)
 
-    monkeypatch.setattr(reply, "answer", slowly)
+    monkeypatch.setattr(reader, "read_replies", slowly)
     monkeypatch.setattr(dispatcher, "DISMISS_MOST", 30)
     server = Server(config(tmp_path)).start()
     with raw_client(server.endpoints[0]) as raw:

@@ -17,7 +17,7 @@ from titanic.errors import StoreFailed, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.limits import MOST_UUIDS
 from titanic.protocol.tsp import Frames
-from titanic.services import reply
+from titanic.services import reader
 from titanic.services.ask import Answers, CloseDoubt, ServiceContext
 from titanic.services.handler import ServiceHandler
 from titanic.services.reader import Reader, ReadService
@@ -176,13 +176,13 @@ def test_an_answer_to_several_ends_when_it_is_large_enough(desk: Desk) -> None:
             transaction.finish(
                 bytes.fromhex(uuid.decode()),
                 Status.DONE,
-                [bytes(reply.MOST_BYTES // 2)],
+                [bytes(reader.MOST_BYTES // 2)],
                 attempts=1,
                 dispatched_at=1,
                 finished_at=2,
             )
     (answer,) = desk.ask(tsp.REPLY, [b"\n".join(uuids)])
-    assert [len(frame) for frame in answer[2:]] == [reply.MOST_BYTES // 2] * 2
+    assert [len(frame) for frame in answer[2:]] == [reader.MOST_BYTES // 2] * 2
     assert answer[1] == b"200 1\n200 1"
 
 

@@ -13,8 +13,7 @@ import click
 from broker import DEFAULT_ENDPOINT
 from titanic import logs
 from titanic.cli.endpoint import PEER
-from titanic.cli.help import GroupedCommand
-from titanic.cli.options import Function, option, read_span
+from titanic.cli.options import Function, GroupedCommand, option, read_span
 from titanic.cli.running import Ending, say
 from titanic.cli.work import CommandHandler
 from titanic.protocol.tsp import Frames

@@ -1,17 +1,23 @@
-"""`titanic ls` and `show`: looking at requests without touching them."""
+"""`titanic ls` and `show` look at stored requests; `retry` and `purge` requeue them or close them."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import click
 
-from titanic.cli.help import command
-from titanic.cli.options import json_flag, option
+from titanic.cli.connect import connect
+from titanic.cli.endpoint import Reach
+from titanic.cli.options import command, endpoint, json_flag, option, seconds
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.printing import (
+    EXIT_FAILED,
+    EXIT_UNKNOWN,
+    Bar,
     age,
     as_text,
     duration,
@@ -19,13 +25,14 @@ from titanic.cli.printing import (
     print_json,
     print_json_list,
     print_long_table,
+    say,
     size,
     until,
 )
 from titanic.cli.store_files import Files, look, lookable
 from titanic.client.batching import KEY_PREFIX
 from titanic.client.client import Client
-from titanic.errors import RequestFailed
+from titanic.errors import RequestFailed, UnknownRequest
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.limits import DEFAULT_PRIORITY
 from titanic.protocol.tsp import Frames
@@ -35,6 +42,16 @@ PAGE = 1000
 """Requests on one page of the listing."""
 
 STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
+PURGED = tuple(state for state in STATES if state != "running")
+
+
+older_option = seconds(
+    "--older-than",
+    least=0,
+    default=None,
+    help="Only requests that ended longer ago than this, as in 2h or 7d; that were submitted, if they have not ended.",
+)
+service_option = option("--service", metavar="SERVICE", default=None, help="Only requests for this service.")
 
 
 @command()
@@ -48,7 +65,7 @@ STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
     help="Print at most this many.",
 )
 @option("--state", type=click.Choice(STATES), default=None, help="Only requests in this state.")
-@option("--service", metavar="SERVICE", default=None, help="Only requests for this service.")
+@service_option
 @lookable
 def ls(service: str | None, state: str | None, limit: int, as_json: bool, **where: Any) -> None:
     """List stored requests, oldest first.
@@ -150,8 +167,8 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
         yield "key", printable(row["key"])
     if row["priority"] != DEFAULT_PRIORITY:
         yield "priority", str(row["priority"])
-    for name, seconds in row["options"].items():
-        yield name.replace("_", " "), duration(seconds)
+    for name, value in row["options"].items():
+        yield name.replace("_", " "), duration(value)
     if row["max_attempts"]:
         yield "max attempts", str(row["max_attempts"])
     if row["not_before"]:
@@ -199,3 +216,90 @@ def _ahead(microseconds: int) -> str:
 def _span(row: Mapping[str, Any], since: str, until: str) -> str:
     """The time between two moments of a request; clocks can be set back meanwhile."""
     return duration(max(0.0, (row[until] - row[since]) / 1e6))
+
+
+@command()
+@click.argument("uuid", type=uuid_type, metavar="[UUID]...", nargs=-1)
+@older_option
+@service_option
+@option("--all", "everything", is_flag=True, help="All requests that failed or expired.")
+@json_flag
+@endpoint
+def retry(
+    uuid: tuple[str, ...], everything: bool, service: str | None, older_than: float | None, as_json: bool, reach: Reach
+) -> None:
+    """Requeue requests that failed or expired, as if they had never been tried. Prints how many there were.
+
+    A request that expired before its --delay was over still waits for the end of the delay.
+
+    Name requests by UUID, or choose them by --service, --older-than or --all. When none of the UUIDs can be requeued,
+    it says why, and exits with 4 if all are unknown, else with 1.
+
+    --json prints {retried}.
+
+    \b
+    Example:
+      titanic retry 01a1fdd40f82747ea223cfe554e7afbc
+      titanic retry --service mail
+    """
+    chosen = everything or service is not None or older_than is not None
+    if bool(uuid) == chosen:
+        raise click.UsageError("name UUIDs, or --service, --older-than or --all")
+    with connect(reach) as client:
+        if chosen:
+            with Bar("requeued") as bar:
+                tell = partial(bar.tell, "requeued")
+                done = client.retry_all(service=service, older_than=older_than, tell=tell)
+        else:
+            done = client.retry(*uuid)
+        if as_json:
+            print_json({"retried": done})
+        else:
+            click.echo(f"{counted(done, 'request')} requeued")
+        if uuid and not done:
+            _explain(client, uuid)
+
+
+def _explain(client: Client, uuids: tuple[str, ...]) -> None:
+    """Say why none of these was requeued, and exit."""
+    for uuid in uuids:
+        try:
+            state = client.show(uuid)["state"]
+        except UnknownRequest as error:
+            unknown = error
+            continue
+        say(f"{uuid} is {state}; only failed and expired requests are requeued")
+        sys.exit(EXIT_FAILED)
+    say(unknown)
+    sys.exit(EXIT_UNKNOWN)
+
+
+@command()
+@older_option
+@service_option
+@option("--state", type=click.Choice(PURGED), required=True, help="State of the requests.")
+@option("--all", "everything", is_flag=True, help="All requests in that state, of any service and age.")
+@json_flag
+@endpoint
+def purge(
+    state: str, everything: bool, service: str | None, older_than: float | None, as_json: bool, reach: Reach
+) -> None:
+    """Close all requests in a state, which deletes them and their replies. Prints how many there were.
+
+    Choose by --service and --older-than, or say --all.
+
+    --json prints {closed}.
+
+    \b
+    Example:
+      titanic purge --state done --older-than 1d
+      titanic purge --state failed --service mail
+    """
+    if not everything and service is None and older_than is None:
+        raise click.UsageError("name --service or --older-than, or --all: what is purged is deleted")
+    with connect(reach) as client, Bar("closed") as bar:
+        done = client.purge(state, service=service, older_than=older_than, tell=partial(bar.tell, "closed"))
+    if as_json:
+        print_json({"closed": done})
+    else:
+        click.echo(f"{done} closed")
