@@ -13,7 +13,8 @@ from support.processes import SUPPORT, Process
 from support.random_worker import SERVICES
 
 from titanic.errors import StoreLocked
-from titanic.store import MIN_CAPACITY, open_store
+from titanic.store import MIN_CAPACITY
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check, check_apart
 
 
@@ -102,7 +103,7 @@ class Cast:
         """The store is sound, and no larger than it may be, with a server or without."""
         assert (self.store / "data.mdb").stat().st_size <= MIN_CAPACITY
         try:
-            with open_store(self.store, to_repair=True, verified=True) as store:
+            with LmdbStore.open(self.store, to_repair=True, verified=True) as store:
                 assert check(store) == []
         except StoreLocked:
             assert check_apart(self.store).problems == []
