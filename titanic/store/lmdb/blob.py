@@ -90,19 +90,11 @@ def grave_key(blob_id: int) -> bytes:
     return _ID.pack(blob_id)
 
 
-def id_of(key: bytes | memoryview) -> int:
-    """The blob's id in a key of `blobs`. Raises StoreCorrupt when the key has a wrong length."""
-    if len(key) != KEY_SIZE:
-        raise odd_row("blobs", key, key)
+def id_of(key: bytes | memoryview, database: str = "blobs") -> int:
+    """The blob's id in a key of `blobs` or `graves`. Raises StoreCorrupt when the key has a wrong length."""
+    if len(key) != (KEY_SIZE if database == "blobs" else GRAVE_KEY_SIZE):
+        raise odd_row(database, key, key)
     blob_id: int = _ID.unpack_from(key)[0]
-    return blob_id
-
-
-def buried_id(key: bytes | memoryview) -> int:
-    """The blob's id in a key of `graves`. Raises StoreCorrupt when the key has a wrong length."""
-    if len(key) != GRAVE_KEY_SIZE:
-        raise odd_row("graves", key, key)
-    blob_id: int = _ID.unpack(key)[0]
     return blob_id
 
 

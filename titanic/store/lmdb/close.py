@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from titanic.errors import RecordCorrupt, StoreFull
+from collections.abc import Callable
+from typing import TypeVar
+
+from titanic.errors import RecordCorrupt
 from titanic.store.lmdb import closed_record, outcome_record, request_record
 from titanic.store.lmdb.blob import Ref, refer
 from titanic.store.lmdb.closed_record import NO_FRAMES, ClosedRecord, Part, Where
-from titanic.store.lmdb.free_space import drop_oldest, fits, recount
-from titanic.store.lmdb.lifecycle import drop_timers, find, leave, retention_kind
+from titanic.store.lmdb.free_space import fits, make_room, refusal
+from titanic.store.lmdb.lifecycle import drop_timers, find, leave
+from titanic.store.lmdb.outcome_record import OutcomeHeader
 from titanic.store.lmdb.record import verify
 from titanic.store.lmdb.request_record import RequestHeader
 from titanic.store.lmdb.retry_record import Retry
-from titanic.store.lmdb.schema import INLINE, PAGE, TIME_SIZE, closed_key, cost, timer_key
+from titanic.store.lmdb.schema import INLINE, PAGE, TIME_SIZE, closed_key, cost
 from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import Closed
 from titanic.store.states import State, Status
 from titanic.util.clock import wall_us
+
+Header = TypeVar("Header", RequestHeader, OutcomeHeader)
 
 _MOST_DROPPED = 20
 _DAMAGED = Part(Where.DAMAGED, 0, 0)
@@ -36,9 +42,9 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
     record = bytes(view)
     view = txn.get(uuid, db=db.replies)
     reply = None if view is None else bytes(view)
-    header, request_part = _read_request(tx, uuid, record)
+    header, request_part = _read(tx, uuid, record, request_record.decode_header)
     place = find(tx, uuid) if reply is None else None
-    end, reply_part = (None, NO_FRAMES) if reply is None else _read_reply(tx, uuid, reply)
+    end, reply_part = (None, NO_FRAMES) if reply is None else _read(tx, uuid, reply, outcome_record.decode_header)
     if place is not None:
         state, status = place.state, Status.CANCELLED
     else:
@@ -68,7 +74,7 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
     if place is not None:
         leave(tx, uuid, place)
     elif end is not None:
-        tx.delete(db.timers, timer_key(retention_kind(end.status), end.finished_at, uuid))
+        tx.delete(db.timers, outcome_record.retention_timer(uuid, end))
     else:
         drop_timers(tx, uuid)
     for row, database in ((record, db.requests), (reply, db.replies)):
@@ -83,32 +89,25 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
     return Closed(header.service if header else b"", state)
 
 
-def _read_request(tx: Writing, uuid: bytes, record: bytes) -> tuple[request_record.RequestHeader | None, Part]:
+def _read(
+    tx: Writing, uuid: bytes, record: bytes, decode_header: Callable[[bytes, bytes], Header]
+) -> tuple[Header | None, Part]:
+    """A record's header, and what is remembered of its frames."""
     try:
-        header = request_record.decode_header(uuid, record)
+        header = decode_header(uuid, record)
     except RecordCorrupt:
         return None, _DAMAGED
-    return header, _part(tx, uuid, record, header.frame_count, header.body_at, header.body_size, header.ref)
-
-
-def _read_reply(tx: Writing, uuid: bytes, record: bytes) -> tuple[outcome_record.OutcomeHeader | None, Part]:
-    try:
-        header = outcome_record.decode_header(uuid, record)
-    except RecordCorrupt:
-        return None, _DAMAGED
-    return header, _part(tx, uuid, record, header.frame_count, header.frames_at, header.frames_size, header.ref)
-
-
-def _part(tx: Writing, uuid: bytes, record: bytes, count: int, at: int, size: int, ref: Ref | None) -> Part:
-    """What is remembered of the frames in a record."""
+    count, size, ref = header.frame_count, header.body_size, header.ref
     try:
         # Here damage would get a new, valid checksum. (That of a blob is handed on with it.)
         verify(uuid, memoryview(record), "")
     except RecordCorrupt:
-        return Part(Where.DAMAGED, count, size)
+        return header, Part(Where.DAMAGED, count, size)
     if size - 4 * count > tx.environment.settings.closed_body_limit:
-        return Part(Where.LEFT_OUT, count, size)
-    return Part(Where.BLOB, count, size, ref.pack()) if ref else Part(Where.HERE, count, size, record[at:])
+        return header, Part(Where.LEFT_OUT, count, size)
+    if ref is not None:
+        return header, Part(Where.BLOB, count, size, ref.pack())
+    return header, Part(Where.HERE, count, size, record[header.body_at :])
 
 
 def _remember(tx: Writing, closed: ClosedRecord) -> list[Ref]:
@@ -127,18 +126,13 @@ def _remember(tx: Writing, closed: ClosedRecord) -> list[Ref]:
         size = closed_record.size(closed)
     row = cost(TIME_SIZE, size)
     needed = row + sum(ref.pages * PAGE for ref, _ in blobs)
-    dropped = 0
-    while not fits(tx, needed, room.reply):
-        if dropped >= _MOST_DROPPED or not (n := drop_oldest(tx, 4)):
-            closed = closed._replace(request=_without_frames(closed.request), reply=_without_frames(closed.reply))
-            blobs = []
-            row = needed = cost(TIME_SIZE, closed_record.size(closed))
-            break
-        dropped += n
+    if not make_room(tx, needed, room.reply, most=_MOST_DROPPED, at_once=4):
+        closed = closed._replace(request=_without_frames(closed.request), reply=_without_frames(closed.reply))
+        blobs = []
+        row = needed = cost(TIME_SIZE, closed_record.size(closed))
     if not fits(tx, needed, room.least):
         if tx.archived()[0] and not tx.environment.settings.drop_unarchived:
-            used = room.capacity - room.least + recount(tx)
-            raise StoreFull(used, room.capacity, needed)
+            raise refusal(tx, needed, room.least)
         tx.lost += 1
         return []
     tx.sequence = sequence = tx.last_sequence() + 1

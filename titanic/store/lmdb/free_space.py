@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from titanic.errors import RecordCorrupt
+from titanic.errors import RecordCorrupt, StoreFull
 from titanic.store.lmdb import blob, closed_record
 from titanic.store.lmdb.closed_ring import closed_range
 from titanic.store.lmdb.schema import PAGE, SETTLED_KEY, U32, closed_key, sequence_of, unpack
@@ -59,6 +59,22 @@ def fits(tx: Writing, needed: int, limit: int) -> bool:
         end = (tx.environment.env.info()["last_pgno"] + 1) * PAGE
         tx.taken = end + tx.charges()
     return tx.taken + tx.added + needed <= limit or recount(tx) + needed <= limit
+
+
+def make_room(tx: Writing, needed: int, limit: int, *, most: int, at_once: int) -> bool:
+    """Drop up to `most` entries of `closed`, so many at once, until `needed` bytes more fit; False when they don't."""
+    dropped = 0
+    while not fits(tx, needed, limit):
+        if dropped >= most or not (n := drop_oldest(tx, at_once)):
+            return False
+        dropped += n
+    return True
+
+
+def refusal(tx: Writing, needed: int, limit: int) -> StoreFull:
+    """The exception for `needed` bytes that don't fit below a limit."""
+    capacity = tx.environment.room.capacity
+    return StoreFull(capacity - limit + recount(tx), capacity, needed)
 
 
 def could_fit(tx: Writing, needed: int, limit: int) -> bool:
@@ -140,7 +156,7 @@ def _empty_graves(tx: Writing) -> bool:
         if not cursor.first():
             break
         key = bytes(cursor.key())
-        blob_id = blob.buried_id(key)
+        blob_id = blob.id_of(key, "graves")
         (pieces,) = unpack(U32, cursor.value(), "graves", key)
         rest = max(0, pieces - allowed)
         for index in range(rest, pieces):

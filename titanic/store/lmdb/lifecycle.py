@@ -6,20 +6,16 @@ from collections.abc import Collection, Sequence
 from itertools import islice, takewhile
 from typing import NamedTuple
 
-from titanic.errors import RecordCorrupt, StoreCorrupt, StoreFull
-from titanic.store.lmdb import outcome_record, request_record, retry_record
+from titanic.errors import RecordCorrupt, StoreCorrupt
+from titanic.store.lmdb import outcome_record, request_record, retry_record, schema
 from titanic.store.lmdb.blob import Ref, refer
 from titanic.store.lmdb.capacity import CHARGE
-from titanic.store.lmdb.free_space import drop_oldest, fits, recount
+from titanic.store.lmdb.free_space import fits, make_room, refusal
 from titanic.store.lmdb.request_record import RequestHeader
 from titanic.store.lmdb.retry_record import Retry
 from titanic.store.lmdb.schema import (
-    DEAD,
     EXPIRY,
-    KEY,
     PAGE,
-    REPAIR,
-    REPLIED,
     cost,
     due_of,
     later_key,
@@ -56,11 +52,6 @@ class Place(NamedTuple):
         return service_of(self.prefix) if self.prefix else None
 
 
-def retention_kind(status: Status) -> bytes:
-    """The kind of timer that watches over a request which ended so."""
-    return DEAD if status in (Status.FAILED, Status.EXPIRED) else REPLIED
-
-
 def _shortened(reason: str) -> str:
     return reason.encode(errors="replace")[:_SHORT_REASON].decode(errors="ignore") + "…"
 
@@ -90,7 +81,7 @@ def postpone(tx: Writing, uuid: bytes, *, due: int, attempts: int, dispatched_at
     if place is None or (place.state, Event.POSTPONE) not in TRANSITIONS:
         return False
     if not place.key:
-        raise StoreCorrupt("the store is damaged", f"{uuid.hex()} is in no queue", REPAIR)
+        raise StoreCorrupt("the store is damaged", f"{uuid.hex()} is in no queue", schema.REPAIR)
     _take_out(tx, place)
     due = max(due, 1)  # 0 would say that it is ready
     expires_at = None if place.past is None else place.past.expires_at
@@ -154,7 +145,7 @@ def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
         return False
     if (State(end.status), Event.RETRY) not in TRANSITIONS:
         return False
-    tx.delete(tx.db.timers, timer_key(retention_kind(end.status), end.finished_at, uuid))
+    tx.delete(tx.db.timers, outcome_record.retention_timer(uuid, end))
     tx.delete(tx.db.replies, uuid)
     tx.drop_blob(end.ref)
     prefix = ready_prefix(header.service, header.priority)
@@ -185,16 +176,14 @@ def _end(tx: Writing, uuid: bytes, place: Place, end: Outcome) -> None:
 
     record = outcome_record.encode(uuid, end, place_body)
     needed = cost(SIZE, len(record)) + sum(ref.pages * PAGE for ref, _ in bodies)
-    if needed > CHARGE:
-        try:
-            _make_room_for_reply(tx, needed)
-        except StoreFull:
-            if end.frames:
-                raise
-            record = outcome_record.encode(uuid, end._replace(reason=_shortened(end.reason)))
+    limit = tx.environment.room.reply
+    if needed > CHARGE and not make_room(tx, needed, limit, most=_TO_BE_DROPPED, at_once=20):
+        if end.frames:
+            raise refusal(tx, needed, limit)
+        record = outcome_record.encode(uuid, end._replace(reason=_shortened(end.reason)))
     leave(tx, uuid, place)
     tx.put(tx.db.replies, uuid, record)
-    tx.put(tx.db.timers, timer_key(retention_kind(end.status), end.finished_at, uuid), b"")
+    tx.put(tx.db.timers, outcome_record.retention_timer(uuid, end), b"")
     for ref, body in bodies:
         tx.put_blob(ref, body)
     tx.added += cost(SIZE, len(record)) - CHARGE
@@ -211,16 +200,6 @@ def leave(tx: Writing, uuid: bytes, place: Place) -> None:
         tx.delete(tx.db.timers, timer_key(EXPIRY, expires_at, uuid))
     if place.service is not None:
         tx.count_load(place.service, pending=-1, size=-header.size if header else 0)
-
-
-def _make_room_for_reply(tx: Writing, needed: int) -> None:
-    room = tx.environment.room
-    dropped = 0
-    while not fits(tx, needed, room.reply):
-        if dropped >= _TO_BE_DROPPED or not (n := drop_oldest(tx, 20)):
-            used = room.capacity - room.reply + recount(tx)
-            raise StoreFull(used, room.capacity, needed)
-        dropped += n
 
 
 def _forget_delay(tx: Writing, uuid: bytes) -> None:
@@ -271,7 +250,7 @@ def search(tx: Writing, uuid: bytes, header: RequestHeader | None = None, past: 
 def drop_timers(tx: Writing, uuid: bytes) -> None:
     """Delete all timers of a request whose records are damaged: it looks at all rows."""
     timers = tx.raw.cursor(tx.db.timers).iternext(values=False)
-    found = [bytes(view) for view in timers if view[-SIZE:] == uuid and view[:1] != KEY]
+    found = [bytes(view) for view in timers if view[-SIZE:] == uuid and view[:1] != schema.KEY]
     for key in found:
         tx.delete(tx.db.timers, key)
 

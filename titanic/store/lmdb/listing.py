@@ -48,7 +48,7 @@ def describe(tx: Reading, uuid: bytes) -> Description | None:
         finished_at=end.finished_at if end else 0,
         reason=tried.reason if tried else "",
         reply_frames=end.frame_count if end else 0,
-        reply_bytes=end.frames_size - 4 * end.frame_count if end else 0,
+        reply_bytes=end.body_size - 4 * end.frame_count if end else 0,
         key=header.key,
     )
 

@@ -25,8 +25,8 @@ from typing import NamedTuple
 from titanic.errors import RecordCorrupt
 from titanic.store.lmdb import blob
 from titanic.store.lmdb.blob import Ref
-from titanic.store.lmdb.record import FetchBlob, PutBlob, cut, join_frames, refuse_blob, seal, split_frames, verify
-from titanic.store.lmdb.schema import INLINE
+from titanic.store.lmdb.record import FetchBlob, PutBlob, cut, join_frames, read_frames, refuse_blob, seal, verify
+from titanic.store.lmdb.schema import DEAD, INLINE, REPLIED, timer_key
 from titanic.store.records import Outcome
 from titanic.store.states import Status
 
@@ -42,7 +42,7 @@ _STATUS = {int(status): status for status in Status}
 
 
 class OutcomeHeader(NamedTuple):
-    """An outcome without its frames, which are in the record from `frames_at` on, or at `ref`."""
+    """An outcome without its frames, which are in the record from `body_at` on, or at `ref`."""
 
     status: Status
     attempts: int
@@ -50,9 +50,14 @@ class OutcomeHeader(NamedTuple):
     finished_at: int
     reason: str
     frame_count: int
-    frames_at: int
-    frames_size: int  # with their lengths
+    body_at: int
+    body_size: int  # with their lengths
     ref: Ref | None
+
+
+def retention_timer(uuid: bytes, end: Outcome | OutcomeHeader) -> bytes:
+    """The key in `timers` of a request that ended so."""
+    return timer_key(DEAD if end.status in (Status.FAILED, Status.EXPIRED) else REPLIED, end.finished_at, uuid)
 
 
 def encode(uuid: bytes, outcome: Outcome, put_blob: PutBlob | None = None) -> bytes:
@@ -76,28 +81,22 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> OutcomeHeader:
     if len(record) < _HEADER.size:
         raise RecordCorrupt(uuid, DATABASE, f"it has {len(record)} bytes")
     format_, kind, attempts, _, dispatched_at, finished_at, size, frame_count = _HEADER.unpack_from(record)
-    frames_at = _HEADER.size + size
+    body_at = _HEADER.size + size
     status = _STATUS.get(kind & ~_IN_BLOB)
     ref_size = blob.REF_SIZE if kind & _IN_BLOB else 0
     if format_ not in _FORMATS:
         raise RecordCorrupt(uuid, DATABASE, f"record format {format_} is unknown")
-    if frames_at + ref_size > len(record) or status is None:
+    if body_at + ref_size > len(record) or status is None:
         raise RecordCorrupt(uuid, DATABASE, "its header makes no sense")
-    reason = bytes(record[_HEADER.size : frames_at]).decode(errors="replace")
-    ref = blob.unpack(record, frames_at) if ref_size else None
-    frames_size = ref.size if ref else len(record) - frames_at
-    return OutcomeHeader(status, attempts, dispatched_at, finished_at, reason, frame_count, frames_at, frames_size, ref)
+    reason = bytes(record[_HEADER.size : body_at]).decode(errors="replace")
+    ref = blob.unpack(record, body_at) if ref_size else None
+    body_size = ref.size if ref else len(record) - body_at
+    return OutcomeHeader(status, attempts, dispatched_at, finished_at, reason, frame_count, body_at, body_size, ref)
 
 
 def decode(uuid: bytes, record: memoryview, fetch: FetchBlob = refuse_blob) -> Outcome:
     """The whole outcome. Raises RecordCorrupt when a checksum is wrong."""
     verify(uuid, record, DATABASE)
     header = decode_header(uuid, record)
-    try:
-        if header.ref is None:
-            frames = split_frames(record, header.frames_at, header.frame_count)
-        else:
-            frames = split_frames(fetch(header.ref), 0, header.frame_count)
-    except ValueError as error:
-        raise RecordCorrupt(uuid, DATABASE, str(error)) from error
+    frames = read_frames(uuid, DATABASE, record, header.body_at, header.frame_count, header.ref, fetch)
     return Outcome(header.status, frames, header.reason, header.attempts, header.dispatched_at, header.finished_at)

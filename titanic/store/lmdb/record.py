@@ -99,3 +99,13 @@ def split_frames(record: memoryview | bytes, offset: int, count: int) -> list[by
     if offset != len(record):
         raise ValueError(f"its frames end at byte {offset} of {len(record)}")
     return frames
+
+
+def read_frames(
+    uuid: bytes, database: str, record: memoryview, at: int, count: int, ref: Ref | None, fetch: FetchBlob
+) -> list[bytes]:
+    """The frames that stand in a record from `at` on, or in a blob. Raises RecordCorrupt."""
+    try:
+        return split_frames(record, at, count) if ref is None else split_frames(fetch(ref), 0, count)
+    except ValueError as error:
+        raise RecordCorrupt(uuid, database, str(error)) from error

@@ -33,7 +33,7 @@ from titanic.errors import InvalidRequest, RecordCorrupt
 from titanic.protocol.limits import MAX_KEY, MAX_PRIORITY, MOST_TOGETHER
 from titanic.store.lmdb import blob
 from titanic.store.lmdb.blob import Ref
-from titanic.store.lmdb.record import BODY, FetchBlob, PutBlob, join_frames, refuse_blob, seal, split_frames, verify
+from titanic.store.lmdb.record import BODY, FetchBlob, PutBlob, join_frames, read_frames, refuse_blob, seal, verify
 from titanic.store.lmdb.schema import INLINE
 from titanic.store.records import NewRequest, StoredRequest
 
@@ -189,12 +189,7 @@ def decode(uuid: bytes, record: memoryview, fetch: FetchBlob = refuse_blob) -> S
 
 def decode_body(uuid: bytes, record: memoryview, header: RequestHeader, fetch: FetchBlob) -> list[bytes]:
     """The body, when the header was decoded and the checksum verified before. Raises RecordCorrupt."""
-    try:
-        if header.ref is None:
-            return split_frames(record, header.body_at, header.frame_count)
-        return split_frames(fetch(header.ref), 0, header.frame_count)
-    except ValueError as error:
-        raise RecordCorrupt(uuid, DATABASE, str(error)) from error
+    return read_frames(uuid, DATABASE, record, header.body_at, header.frame_count, header.ref, fetch)
 
 
 assert _REST.size == _HEADER.size - BODY

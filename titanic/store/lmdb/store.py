@@ -40,15 +40,7 @@ import lmdb
 from titanic.errors import NotAStore, StoreError, StoreReadOnly
 from titanic.store.lmdb import accept as accepting
 from titanic.store.lmdb import close as closing
-from titanic.store.lmdb import (
-    closed_ring,
-    free_space,
-    lifecycle,
-    listing,
-    opening,
-    read,
-    timers,
-)
+from titanic.store.lmdb import closed_ring, free_space, lifecycle, listing, opening, read, timers
 from titanic.store.lmdb.capacity import divide
 from titanic.store.lmdb.lmdb_errors import translate
 from titanic.store.lmdb.pages import expect_sound

@@ -14,17 +14,7 @@ import lmdb
 
 from titanic.errors import RecordCorrupt
 from titanic.store.lmdb import idempotency_key, outcome_record, request_record
-from titanic.store.lmdb.lifecycle import retention_kind
-from titanic.store.lmdb.schema import (
-    EXPIRY,
-    FORMAT,
-    FORMAT_KEY,
-    LOAD,
-    LOAD_PREFIX,
-    U32,
-    ready_prefix,
-    timer_key,
-)
+from titanic.store.lmdb.schema import EXPIRY, FORMAT, FORMAT_KEY, LOAD, LOAD_PREFIX, U32, ready_prefix, timer_key
 
 _SPARE = 64 << 20
 
@@ -55,7 +45,7 @@ def _add_timers_and_loads(env: lmdb.Environment, txn: lmdb.Transaction[memoryvie
         try:
             if reply is not None:
                 end = outcome_record.decode_header(uuid, reply)
-                rows.append(timer_key(retention_kind(end.status), end.finished_at, uuid))
+                rows.append(outcome_record.retention_timer(uuid, end))
                 continue
             header = request_record.decode_header(uuid, record)
         except RecordCorrupt:

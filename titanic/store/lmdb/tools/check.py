@@ -12,7 +12,6 @@ import lmdb
 
 from titanic.errors import RecordCorrupt
 from titanic.store.lmdb import blob, idempotency_key, outcome_record, request_record, retry_record, schema
-from titanic.store.lmdb.lifecycle import retention_kind
 from titanic.store.lmdb.record import verify
 from titanic.store.lmdb.request_record import RequestHeader
 from titanic.store.lmdb.retry_record import Retry, expiry
@@ -54,21 +53,17 @@ def look_through(walk: Walk, tell: Progress | None = None) -> str:
 
     What would be found behind that is unknown, and so is whether the remedies are right.
     """
-    total = sum(walk.tx.raw.stat(getattr(walk.tx.db, name))["entries"] for name in _LOOKS if name != "meta")
+    walk.total = sum(walk.tx.raw.stat(getattr(walk.tx.db, name))["entries"] for name in _LOOKS if name != "meta")
     for name, look in _LOOKS.items():
         if tell is not None:
-            tell(name, walk.seen, total)
-            walk.tell = partial(_told, tell, name, total)
+            tell(name, walk.seen, walk.total)
+            walk.tell = partial(tell, name)
         try:
             look(walk)
         except lmdb.Error as error:
             walk.report(name, None, f"{error}; what comes after was not looked at")
             return f"{name}: {error}"
     return ""
-
-
-def _told(tell: Progress, name: str, total: int, seen: int) -> None:
-    tell(name, seen, total)
 
 
 # -- requests ------------------------------------------------------------------------------------------------
@@ -133,7 +128,7 @@ def _replies(walk: Walk) -> None:
             continue
         if not walk.has(walk.tx.db.requests, uuid):
             walk.report("replies", uuid, "there is no such request", Remedy(Verb.FAIL, "requests", uuid, _MISSING))
-        timer = timer_key(retention_kind(end.status), end.finished_at, uuid)
+        timer = outcome_record.retention_timer(uuid, end)
         if not walk.has(walk.tx.db.timers, timer):
             walk.report("replies", uuid, "its retention would never end", Remedy(Verb.PUT, "timers", timer))
 
@@ -275,8 +270,10 @@ def _timer_fault(walk: Walk, kind: bytes, time: int, subject: bytes) -> str:
             end = outcome_record.decode_header(subject, record)
         except RecordCorrupt:
             return ""
-        right = end.finished_at == time and retention_kind(end.status) == kind
-        return "" if right else f"the reply says {end.status.name} at {end.finished_at}"
+        right = outcome_record.retention_timer(subject, end)
+        return (
+            "" if right == timer_key(kind, time, subject) else f"the reply says {end.status.name} at {end.finished_at}"
+        )
     return f"there is no such kind as {kind!r}"
 
 
@@ -300,7 +297,7 @@ def _blobs(walk: Walk) -> None:
         if len(view) != blob.GRAVE_KEY_SIZE:
             _set_aside(walk, "graves", bytes(view))
             continue
-        blob_id = blob.buried_id(view)
+        blob_id = blob.id_of(view, "graves")
         pieces = U32.unpack(value)[0] if len(value) == U32.size else -1
         if blob_id in walk.refs:
             what = "a record refers to it"
@@ -342,7 +339,7 @@ def _plain_meta(walk: Walk) -> None:
         walk.report("meta", None, what, Remedy(Verb.PUT, "meta", schema.FORMAT_KEY, right))
     found, fault = walk.meta_number(schema.CAPACITY_KEY, U64)
     if found is None or found[0] >= schema.MOST_BYTES:
-        right = U64.pack(walk.tx.environment.capacity)
+        right = U64.pack(walk.tx.environment.room.capacity)
         what = f"'capacity' {fault}" if found is None else f"'capacity' is {found[0]}"
         walk.report("meta", None, what, Remedy(Verb.PUT, "meta", schema.CAPACITY_KEY, right))
     for key, least, most in ((schema.IDENTITY_KEY, SIZE, SIZE), (schema.ARCHIVIST_KEY, SIZE, 1 << 20)):

@@ -68,7 +68,7 @@ class Walk:
     """A walk through the store in a transaction, and what it has found so far.
 
     `refs` are the blobs that records refer to, by id; `loads` are those of the services, by name, as `meta` counts
-    them; `seen` are the rows that were looked at, of all databases.
+    them; `seen` are the rows that were looked at, of `total` in all databases.
     """
 
     def __init__(self, tx: Reading) -> None:
@@ -77,15 +77,15 @@ class Walk:
         self.remedies: list[Remedy] = []
         self.refs: dict[int, Ref] = {}
         self.loads: dict[bytes, list[int]] = {}
-        self.seen = 0
-        self.tell: Callable[[int], None] = lambda seen: None
+        self.seen = self.total = 0
+        self.tell: Callable[[int, int], None] = lambda seen, total: None
 
     def each(self, rows: Iterator[Row]) -> Iterator[Row]:
         """The rows, counted."""
         for row in rows:
             self.seen += 1
             if self.seen % _EVERY == 0:
-                self.tell(self.seen)
+                self.tell(self.seen, self.total)
             yield row
 
     def rows(

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import lmdb
 
@@ -29,19 +29,10 @@ from titanic.store.lmdb import (
     request_record,
     retry_record,
 )
+from titanic.store.lmdb.outcome_record import OutcomeHeader
 from titanic.store.lmdb.pages import Hole, Pages
-from titanic.store.lmdb.schema import (
-    DEAD,
-    EXPIRY,
-    KEY,
-    LOAD,
-    PAGE,
-    REPLIED,
-    TIME_SIZE,
-    U32,
-    Databases,
-    sequence_of,
-)
+from titanic.store.lmdb.request_record import RequestHeader
+from titanic.store.lmdb.schema import DEAD, EXPIRY, KEY, LOAD, PAGE, REPLIED, TIME_SIZE, U32, Databases, sequence_of
 from titanic.store.lmdb.tools.findings import Problem
 from titanic.util.ids import SIZE
 
@@ -179,53 +170,40 @@ def _home_of(leaf: list[Row], holes: Iterable[Hole]) -> str:
         return ""
     first, last = min(leaf)[0], max(leaf)[0]
     gaps = {hole.tree for hole in holes if hole.low <= first and (hole.high is None or last < hole.high)}
-    for name, looks_like in _LOOKS.items():
-        if name in gaps and 2 * sum(looks_like(*row) for row in leaf) > len(leaf):
+    for name in _LOOKS:
+        if name in gaps and 2 * sum(_looks_like(name, *row) for row in leaf) > len(leaf):
             return name
     return ""
 
 
+def _looks_like(name: str, key: bytes, value: bytes) -> bool:
+    try:
+        return _LOOKS[name](key, value)
+    except (RecordCorrupt, StoreCorrupt):
+        return False
+
+
 def _record(
-    decode_header: Callable[[bytes, bytes], Any], decode: Callable[[bytes, memoryview], object], frames_at: str
+    decode_header: Callable[[bytes, bytes], RequestHeader | OutcomeHeader],
+    decode: Callable[[bytes, memoryview], object],
 ) -> Callable[[bytes, bytes], bool]:
     """Whether a row is a record with frames, or with a reference to them at its end."""
 
     def looks_like(key: bytes, value: bytes) -> bool:
-        try:
-            header = decode_header(key, value)
-            if header.ref is not None:
-                return len(key) == SIZE and getattr(header, frames_at) + blob.REF_SIZE == len(value)
+        header = decode_header(key, value)
+        if header.ref is None:
             decode(key, memoryview(value))
-        except RecordCorrupt:
-            return False
-        return len(key) == SIZE
+        return len(key) == SIZE and (header.ref is None or header.body_at + blob.REF_SIZE == len(value))
 
     return looks_like
 
 
-def _is_retry(key: bytes, value: bytes) -> bool:
-    try:
-        retry_record.decode(key, memoryview(value))
-    except RecordCorrupt:
-        return False
-    return len(key) == SIZE
-
-
-def _is_closed_record(key: bytes, value: bytes) -> bool:
-    if len(key) != TIME_SIZE:
-        return False
-    try:
-        closed_record.decode_header(sequence_of(key), memoryview(value))
-    except RecordCorrupt:
-        return False
-    return True
-
-
 _LOOKS: dict[str, Callable[[bytes, bytes], bool]] = {
-    "requests": _record(request_record.decode_header, request_record.decode, "body_at"),
-    "replies": _record(outcome_record.decode_header, outcome_record.decode, "frames_at"),
-    "retries": _is_retry,  # of which the other two have all that is looked at
-    "closed": _is_closed_record,
+    "requests": _record(request_record.decode_header, request_record.decode),
+    "replies": _record(outcome_record.decode_header, outcome_record.decode),
+    # of a retry the other two have all that is looked at
+    "retries": lambda key, value: len(key) == SIZE and bool(retry_record.decode(key, memoryview(value))),
+    "closed": lambda key, value: bool(closed_record.decode_header(sequence_of(key), memoryview(value))),
     "graves": lambda key, value: len(key) == blob.GRAVE_KEY_SIZE and len(value) == U32.size,
     "blobs": lambda key, value: len(key) == blob.KEY_SIZE and len(value) > 0,
     "later": lambda key, value: len(key) == TIME_SIZE + SIZE and value[-2:-1] == b"\0",
