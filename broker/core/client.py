@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -72,15 +73,14 @@ class ReplyEvent(NamedTuple):
     body: Frames
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Unanswered:
-    """A request that is not answered yet. Times are seconds."""
+    """A request that is not answered yet."""
 
-    __slots__ = ("body", "retries", "timeout")
-
-    def __init__(self, body: Frames, timeout: float | None, retries: int) -> None:
-        self.body = body
-        self.timeout = timeout
-        self.retries = retries
+    body: Frames
+    timeout: float | None
+    """Seconds."""
+    retries: int
 
 
 Pending = TypeVar("Pending", bound=Unanswered)
@@ -148,18 +148,16 @@ class RequestSession(Core, Generic[Pending]):
         """A request was cancelled or given up: an answer to it may still come."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _SentRequest(Unanswered):
     """A request that was sent to a broker, perhaps several times."""
 
-    __slots__ = ("parts_seen", "parts_told", "sent_at", "service", "tries")
-
-    def __init__(self, service: bytes, body: Frames, timeout: float | None, retries: int) -> None:
-        super().__init__(body, timeout, retries)
-        self.service = service
-        self.tries = 0
-        self.sent_at = 0.0
-        self.parts_told = 0
-        self.parts_seen: dict[int, int] = {}  # by try: each starts over, and no part is told twice
+    service: bytes
+    tries: int = 0
+    sent_at: float = 0.0
+    parts_told: int = 0
+    parts_seen: dict[int, int] = field(default_factory=dict)
+    """By try: each starts over, and no part is told twice."""
 
 
 class ClientSession(RequestSession[_SentRequest]):
@@ -234,7 +232,7 @@ class ClientSession(RequestSession[_SentRequest]):
         if self._pending and not self.correlated:
             raise RuntimeError("one request at a time on a session without correlation")
         timeout = self.config.timeout if timeout is None else timeout
-        pending = _SentRequest(service, body, timeout, self.config.retries if retries is None else retries)
+        pending = _SentRequest(body, timeout, self.config.retries if retries is None else retries, service)
         ticket = self._add(pending)
         self._send(ticket, pending, now)
         return ticket

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import count
 
 from broker.config import BrokerConfig
@@ -29,51 +30,31 @@ def footprint(frames: Frames) -> int:
     return sum(map(len, frames)) + _FRAME * len(frames)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """A request with its client, its dialect, and what has been sent of its reply."""
 
-    __slots__ = (
-        "answered",
-        "arrived",
-        "body",
-        "collected",
-        "collected_size",
-        "deliveries",
-        "dialect",
-        "partials_seen",
-        "partials_sent",
-        "peer",
-        "service",
-        "size",
-        "stack",
-        "token",
-        "wanted",
-    )
-
-    def __init__(
-        self, peer: Peer, stack: Frames, dialect: ClientDialect, service: bytes, body: Frames, arrived: float
-    ) -> None:
-        self.peer = peer
-        self.stack = stack
-        self.dialect = dialect
-        self.service = service
-        self.body = body
-        self.arrived = arrived
-        self.size = 0
-        """Its footprint, address stack included; set while it waits."""
-        self.token = b""
-        """The worker's `client` frame; new at each delivery, so that a reply can be told from a stale one."""
-        self.deliveries = 0
-        self.partials_sent = 0
-        self.partials_seen = 0
-        """PARTIALs of the present delivery."""
-        self.collected: Frames = []
-        """For clients whose version has no PARTIAL: the frames so far, to go out with FINAL."""
-        self.collected_size = 0
-        self.answered = False
-        """Whether an integrated service has answered it."""
-        self.wanted = True
-        """Not any more when its client took it back while a worker had it: no second worker gets it."""
+    peer: Peer
+    stack: Frames
+    dialect: ClientDialect
+    service: bytes
+    body: Frames
+    arrived: float
+    size: int = 0
+    """Its footprint, address stack included; set while it waits."""
+    token: bytes = b""
+    """The worker's `client` frame; new at each delivery, so that a reply can be told from a stale one."""
+    deliveries: int = 0
+    partials_sent: int = 0
+    partials_seen: int = 0
+    """PARTIALs of the present delivery."""
+    collected: Frames = field(default_factory=list)
+    """For clients whose version has no PARTIAL: the frames so far, to go out with FINAL."""
+    collected_size: int = 0
+    answered: bool = False
+    """Whether an integrated service has answered it."""
+    wanted: bool = True
+    """Not any more when its client took it back while a worker had it: no second worker gets it."""
 
     @property
     def mark(self) -> tuple[Peer, bytes] | None:

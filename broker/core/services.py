@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -30,40 +31,35 @@ class WorkerState(Enum):
     __hash__ = object.__hash__  # as for Command: looked up for every message
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class WorkerPeer:
     """A registered worker."""
 
-    __slots__ = ("dialect", "heartbeat", "inflow", "peer", "request", "service")
-
-    heartbeat: Heartbeat
+    peer: Peer
+    dialect: WorkerDialect
+    service: Service
+    heartbeat: Heartbeat = field(init=False)
     """Of its heartbeats, from READY on."""
-
-    def __init__(self, peer: Peer, dialect: WorkerDialect, service: Service) -> None:
-        self.peer = peer
-        self.dialect = dialect
-        self.service = service
-        self.inflow: Inflow | None = None
-        """What the transport knows of its connection."""
-        self.request: Request | None = None
-        """What it works on; None while it is free."""
+    inflow: Inflow | None = None
+    """What the transport knows of its connection."""
+    request: Request | None = None
+    """What it works on; None while it is free."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Service:
     """One service name. Either requests wait or workers are free, never both."""
 
-    __slots__ = ("batch", "idle", "most", "name", "waiting", "workers")
-
-    def __init__(self, name: bytes, most: int, batch: list[Request] | None = None) -> None:
-        self.name = name
-        self.waiting = FairQueue()
-        self.idle: dict[WorkerPeer, None] = {}
-        """Free workers, the least recently used first: a dict keeps insertion order."""
-        self.workers = 0
-        """Registered workers, free and busy."""
-        self.batch = batch
-        """An integrated service's requests until its handler takes them; None for a service of workers."""
-        self.most = most
-        """Bytes of a request's body; larger ones are refused."""
+    name: bytes
+    most: int
+    """Bytes of a request's body; larger ones are refused."""
+    batch: list[Request] | None = None
+    """An integrated service's requests until its handler takes them; None for a service of workers."""
+    waiting: FairQueue = field(default_factory=FairQueue)
+    idle: dict[WorkerPeer, None] = field(default_factory=dict)
+    """Free workers, the least recently used first: a dict keeps insertion order."""
+    workers: int = 0
+    """Registered workers, free and busy."""
 
     @property
     def unused(self) -> bool:

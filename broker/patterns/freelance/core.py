@@ -57,12 +57,11 @@ class FreelanceConfig:
         check(self.retries >= 0, f"retries is {self.retries}; it must be 0 or more")
 
 
+@dataclass(slots=True, eq=False)
 class _Question(Unanswered):
     """A request without an answer."""
 
-    __slots__ = ("server",)
-
-    server: str | None
+    server: str | None = None
     """The server that has it; None: it waits for a live one."""
 
 
@@ -78,7 +77,6 @@ class FreelanceSession(RequestSession[_Question], ABC):
         """Ask; the ticket that the event will carry comes back."""
         timeout = self.config.timeout if timeout is None else timeout
         pending = _Question(body, timeout, self.config.retries if retries is None else retries)
-        pending.server = None
         ticket = self._add(pending)
         self._deadlines.set(ticket, now + timeout)
         self._ask(ticket, pending)

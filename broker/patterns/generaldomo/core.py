@@ -13,13 +13,13 @@ Messages with an address stack, and those of MDP 0.2, which have no `''` in fron
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple, cast
+from dataclasses import dataclass
+from typing import cast
 
 from broker.config import ClientConfig
-from broker.core.client import VERSIONS, ClientSession, EventKind, ReplyEvent
-from broker.core.mdp import CLIENT_01, WORKER_01, Core, Frames, Output, Peer
+from broker.core.client import VERSIONS, ClientSession, EventKind, ReplyEvent, RequestSession, Unanswered
+from broker.core.mdp import CLIENT_01, WORKER_01, Frames, Output, Peer
 from broker.core.timers import earliest
 
 _LONG = struct.Struct(">BI")
@@ -77,18 +77,15 @@ _MARKED, _QUESTIONS = 0, 1
 """The connections of requests with marks, and of the question which broker it is."""
 
 
-class _WaitingRequest(NamedTuple):
-    """A request that waits for a connection, and what was asked for it."""
+@dataclass(slots=True, eq=False)
+class _WaitingRequest(Unanswered):
+    """A request that waits for a connection."""
 
-    ticket: int
     service: bytes
-    body: Frames
     since: float
-    timeout: float | None
-    retries: int
 
 
-class DomoSession(Core):
+class DomoSession(RequestSession[_WaitingRequest]):
     """A client's side: many requests in flight with a broker of this project, one on each connection with any other.
 
     Ours keeps the address frames in front of a request, and so a mark that tells replies apart. Others read the frames
@@ -116,11 +113,8 @@ class DomoSession(Core):
         self._config = config
         self._sessions = {_MARKED: self._session(correlated=True), _QUESTIONS: self._session(correlated=False)}
         self._free: list[int] = []
-        self._waiting: deque[_WaitingRequest] = deque()
         self._tickets: dict[tuple[int, int], int] = {}
-        self._made = 0
         self._heard_at = float("-inf")
-        self._events: list[ReplyEvent] = []
 
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
         """Take a message that came on a connection."""
@@ -136,7 +130,6 @@ class DomoSession(Core):
             self._settle(connection, now)
 
     def next_deadline(self) -> float | None:
-        """When the next request is due to be sent again."""
         return earliest(*(session.next_deadline() for session in self._sessions.values()))
 
     def take_output(self) -> list[Output]:
@@ -154,31 +147,24 @@ class DomoSession(Core):
     ) -> int:
         """Send a request as soon as that is possible; the ticket that its event will carry comes back. `timeout` and
         `retries` stand in for the configuration's."""
-        self._made += 1
-        patience = self._config.timeout if timeout is None else timeout
-        tries = self._config.retries if retries is None else retries
-        self._waiting.append(_WaitingRequest(self._made, service, body, now, patience, tries))
+        timeout = self._config.timeout if timeout is None else timeout
+        retries = self._config.retries if retries is None else retries
+        ticket = self._add(_WaitingRequest(body, timeout, retries, service, now))
         self._send(now)
-        return self._made
-
-    def take_events(self) -> list[ReplyEvent]:
-        """What has become of requests since the last call."""
-        events, self._events = self._events, []
-        return events
+        return ticket
 
     def _session(self, *, correlated: bool) -> ClientSession:
         return ClientSession(self._config, correlated=correlated, dialect=VERSIONS["0.1"])
 
     def _send(self, now: float) -> None:
         question = self._sessions[_QUESTIONS]
-        if self.ours is None and self._waiting and not len(question):
+        if self.ours is None and self._pending and not len(question):
             question.request(b"mmi.broker", [b""], now, timeout=self._config.timeout or QUESTION_TIMEOUT, retries=0)
-        while self._waiting and (connection := _MARKED if self.ours else self._free_connection()) is not None:
-            ask = self._waiting.popleft()
-            ticket = self._sessions[connection].request(
-                ask.service, ask.body, now, timeout=ask.timeout, retries=ask.retries
-            )
-            self._tickets[connection, ticket] = ask.ticket
+        while self._pending and (connection := _MARKED if self.ours else self._free_connection()) is not None:
+            ticket = next(iter(self._pending))
+            ask, session = self._pending.pop(ticket), self._sessions[connection]
+            inner = session.request(ask.service, ask.body, now, timeout=ask.timeout, retries=ask.retries)
+            self._tickets[connection, inner] = ticket
 
     def _free_connection(self) -> int | None:
         if self._free:
@@ -212,10 +198,7 @@ class DomoSession(Core):
 
     def _give_up(self, now: float) -> None:
         """Give up requests that wait for a connection when no broker is there."""
-        waiting, self._waiting = self._waiting, deque()
-        for ask in waiting:
+        for ticket, ask in list(self._pending.items()):
             end = float("inf") if ask.timeout is None else ask.since + ask.timeout * (1 + ask.retries)
             if now >= end and self._heard_at < ask.since:
-                self._events.append(ReplyEvent(ask.ticket, EventKind.GAVE_UP, []))
-            else:
-                self._waiting.append(ask)
+                self._finish(ticket, EventKind.GAVE_UP, [])

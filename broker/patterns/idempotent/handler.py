@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Generator
+from dataclasses import dataclass, field
 from itertools import count
 
 from broker.client import Body, body_frames
@@ -40,19 +41,17 @@ class Stamps:
         return [self.client, b"%d" % next(self._numbers), *body_frames(body)]
 
 
+@dataclass(slots=True, eq=False)
 class _Execution:
     """A request that is being executed, and what has come of it."""
 
-    __slots__ = ("asked", "changed", "ended", "error", "parts")
-
-    def __init__(self, lock: threading.Lock) -> None:
-        self.parts: list[Frames] = []
-        """Of the reply; the last one is its end when it has `ended` without an `error`."""
-        self.ended = False
-        self.error: BaseException | None = None
-        self.asked = 0
-        """How often it was asked for again."""
-        self.changed = threading.Condition(lock)
+    changed: threading.Condition
+    parts: list[Frames] = field(default_factory=list)
+    """Of the reply; the last one is its end when it has `ended` without an `error`."""
+    ended: bool = False
+    error: BaseException | None = None
+    asked: int = 0
+    """How often it was asked for again."""
 
     def add(self, part: Frames) -> None:
         """A part of the reply has come."""
@@ -133,7 +132,7 @@ class Idempotent:
         return execution.parts
 
     def _begin(self, stamp: Stamp, body: Frames) -> _Execution:
-        execution = _Execution(self._lock)
+        execution = _Execution(threading.Condition(self._lock))
         if not self._threads.call(self._execute, stamp, body, execution):
             raise RemoteError(500, "the worker cannot start a thread; try again later")
         self._running[stamp] = execution
