@@ -1,28 +1,9 @@
 """Everything Titanic raises on purpose, under one root.
 
     TitanicError
-    ├── CallerError             the call was wrong; repeating it won't help
-    │   ├── InvalidRequest      a service name, priority or size that can't be stored
-    │   ├── InvalidArchive      an acknowledgement of what was never closed, or of no archive
-    │   ├── CapacityTooSmall    a store of that size has no room to work in
-    │   ├── Contradiction       settings that exclude each other
-    │   └── UnknownRequest      no request has this UUID: closed, or never accepted
-    ├── StoreError              the disk, the directory or the file behind the store
-    │   ├── StoreUnwritable     the directory can't be created or written
-    │   ├── NotAStore           something else lives at that path
-    │   ├── StoreTooNew         written by a later version
-    │   ├── StoreTooOld         written by an earlier version, and opened for reading only
-    │   ├── StoreReadOnly       opened for reading only
-    │   ├── StoreLocked         another process has it open
-    │   ├── StoreCorrupt        the data file is damaged
-    │   ├── RecordCorrupt       one record is damaged, the rest is fine
-    │   ├── StoreFull           no room for a new request; goes away as requests are closed
-    │   └── StoreFailed         the disk failed; nothing of that transaction was kept
-    │       └── DiskFull        it is full; goes away when others leave it room
-    └── RequestError            the outcome of a request, for the one who waits for it
-        ├── RequestFailed       it ended without a reply
-        ├── Refused             it was not accepted
-        └── TimedOut            no answer in the time given; the request lives on
+    ├── CallerError     the call was wrong; repeating it won't help
+    ├── StoreError      the disk, the directory or the file behind the store
+    └── RequestError    the outcome of a request, for the one who waits for it
 
 A message says what is wrong, the fact behind it, and what to do, in that order and separated by "; ".
 Exceptions of lmdb and the operating system are turned into these where the store calls them, and stay

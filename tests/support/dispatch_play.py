@@ -19,7 +19,7 @@ from titanic import ServerConfig
 from titanic.dispatch.backlogs import Fetch
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.flight import AttemptOutcome, Finish, Postpone
-from titanic.protocol.limits import DEFAULT_PRIORITY
+from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.store import ReadyRow
 from titanic.store.lmdb.schema import ready_prefix
 from titanic.util.ids import SIZE

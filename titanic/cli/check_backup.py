@@ -111,7 +111,6 @@ def restore(source: Path, store: Path, as_json: bool) -> None:
 
 
 def _tell(path: Path, as_json: bool) -> None:
-    """Report what was made."""
     count = (path / "data.mdb").stat().st_size
     if as_json:
         print_json({"path": str(path), "bytes": count})
@@ -120,7 +119,6 @@ def _tell(path: Path, as_json: bool) -> None:
 
 
 def _checking(bar: Bar) -> Progress:
-    """A function that shows the progress of a check."""
     return lambda name, done, total: bar.tell(f"checking {name}", done, total)
 
 

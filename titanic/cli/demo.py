@@ -105,7 +105,6 @@ class Demo:
         return self._judge(acknowledged, stored, answers, left)
 
     def _replace_server(self, server: Process, endpoint: str) -> None:
-        """Kill the server without warning and start another on the same store."""
         self._kill(server, "the server is gone")
         with suppress(TitanicError, OSError):  # it is all over, or the submissions will fail and say so
             self._serve(endpoint, "2")
@@ -216,7 +215,6 @@ def _submit(client: Client, samples: list[Sample]) -> dict[str, Sample]:
 
 
 def _stored(client: Client) -> set[str]:
-    """The UUIDs of all that is in the store."""
     rows, after = client.list(limit=1000)
     while after is not None:
         page, after = client.list(limit=1000, after=after)
@@ -230,7 +228,6 @@ def _is_answer(answer: Frames | TitanicError | None) -> bool:
 
 
 def _expected(sample: Sample) -> Frames:
-    """What sha256sum prints of the file."""
     return [f"{hashlib.sha256(sample.body).hexdigest()}  -\n".encode()]
 
 

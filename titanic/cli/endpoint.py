@@ -42,7 +42,6 @@ class PeerType(EndpointType):
     """An endpoint to ask. ZeroMQ would look up an unknown name until the time is over."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The endpoint as it is."""
         text: str = super().convert(value, param, ctx)
         match = re.fullmatch(r"(?:tcp://)?([^:;/]+):\d+", text)
         name = match[1] if match else "127.0.0.1"
@@ -79,7 +78,6 @@ class Listen(click.ParamType[Address]):
     name = "address"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:
-        """Read it."""
         if isinstance(value, Address):
             return value
         match = re.fullmatch(r"(?:\[([^\]]*)\]|([^:/ ]*)):(\d{1,5})", str(value))

@@ -124,7 +124,6 @@ class Titanic(LazyGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or tell what it might have been."""
         if args[0] not in self.table and not args[0].startswith("-"):
             meant = self.meant.get(args[0])
             near = [meant] if meant else difflib.get_close_matches(args[0], self.table, n=1)

@@ -74,7 +74,6 @@ class GroupedCommand(click.Command):
         self.rule = rule
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write them."""
         groups: dict[str, list[tuple[str, str]]] = {"": []}
         for option in self.get_params(ctx):
             if isinstance(option, click.Option) and (record := option.get_help_record(ctx)) is not None:
@@ -210,7 +209,6 @@ class Folder(click.Path):
     """A directory, which need not exist. An empty name is refused: it would mean the present directory."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path."""
         if not str(value):
             self.fail("the name of a directory must not be empty; . is the present one", param, ctx)
         return super().convert(value, param, ctx)

@@ -238,7 +238,6 @@ class Switch(serve_run.Subject):
 
 
 def _prepare() -> None:
-    """Prepare the process for many peers."""
     file_limits.raise_limit()
     # Left to itself, glibc keeps freed memory of large messages in pieces that fit nothing: several times as much as
     # is in use. Memory that it maps for each goes back at once. Other C libraries have no such function.

@@ -166,7 +166,6 @@ class Probe(GroupedCommand):
     """Wrong usage is unknown: the usual 2 would say that the server is dead."""
 
     def make_context(self, *arguments: Any, **settings: Any) -> click.Context:
-        """As ever."""
         try:
             return super().make_context(*arguments, **settings)
         except click.UsageError as error:

@@ -34,7 +34,7 @@ from titanic.client.batching import KEY_PREFIX
 from titanic.client.client import Client
 from titanic.errors import RequestFailed, UnknownRequest
 from titanic.protocol.answers import RequestInfo
-from titanic.protocol.limits import DEFAULT_PRIORITY
+from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.protocol.tsp import Frames
 from titanic.util.text import counted, printable
 
@@ -209,7 +209,6 @@ def _document(row: RequestInfo) -> dict[str, Any]:
 
 
 def _ahead(microseconds: int) -> str:
-    """How soon a time in the future comes."""
     return f" (in {until(microseconds)})" if microseconds > time.time() * 1e6 else ""
 
 

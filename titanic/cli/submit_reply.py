@@ -225,7 +225,6 @@ def reply(uuid: str, wait: float | None, as_json: bool, reach: Reach) -> None:
 
 
 def _print_outcome(client: Client, uuid: str, wait: float | None, as_json: bool) -> None:
-    """Print the outcome of a request; exit unless it is a reply."""
     frames: Frames = []
     problem: TitanicError | None = None
     state, code = "done", 0
@@ -252,7 +251,6 @@ def _print_outcome(client: Client, uuid: str, wait: float | None, as_json: bool)
 
 
 def _why_pending(row: RequestInfo) -> str:
-    """Why a request has no reply yet."""
     if row["state"] == "running":
         return "a worker has it now"
     if row["attempts"]:

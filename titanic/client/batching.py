@@ -19,8 +19,7 @@ from titanic.client.calls import LEAST_LOOK, Body, Calls, frame_size
 from titanic.errors import InvalidRequest, TimedOut
 from titanic.protocol import tsp
 from titanic.protocol.answers import Ended, check, read_outcomes, read_uuids
-from titanic.protocol.limits import MOST_TOGETHER
-from titanic.protocol.submit_options import encode
+from titanic.protocol.submit_options import MOST_TOGETHER, encode
 from titanic.util import ids
 
 Item = TypeVar("Item")

@@ -25,8 +25,7 @@ from titanic.client.calls import LEAST_LOOK, LONGEST_TRY, Body, Calls
 from titanic.errors import InvalidRequest, TimedOut
 from titanic.protocol import tsp
 from titanic.protocol.answers import Ended, RequestInfo, check, read_reply, read_uuids, unknown
-from titanic.protocol.limits import MOST_UUIDS
-from titanic.protocol.submit_options import Span, SubmitOptions, encode, seconds
+from titanic.protocol.submit_options import MOST_UUIDS, Span, SubmitOptions, encode, seconds
 from titanic.protocol.tsp import Frames
 from titanic.util import ids
 
@@ -108,7 +107,6 @@ class Client:
     def _submit(
         self, requests: int, service: Body, body: Sequence[Body], options: dict[str, Any], keys: GeneratedKeys | None
     ) -> list[str]:
-        """Submit one message; the UUIDs of so many requests."""
         if keys is not None:
             options |= keys.options(requests)
         sent_again = self._calls.sent_again
@@ -345,6 +343,5 @@ class Client:
             options["after"] = document["next"]
 
     def _document(self, service: bytes, options: dict[str, Any]) -> dict[str, Any]:
-        """The JSON object that a service answers."""
         document: dict[str, Any] = json.loads(check(self._calls.ask(service, encode(options)))[0])
         return document

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from broker import Timers, earliest
 from titanic.config import ServerConfig
-from titanic.protocol.limits import MAX_PRIORITY
+from titanic.protocol.submit_options import MAX_PRIORITY
 from titanic.store import priority_in
 
 HIGHEST = MAX_PRIORITY

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from broker import Channel, Loop, earliest
-from titanic.commit.writer import Writer
+from titanic.commit import Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.backlogs import Fetch
 from titanic.dispatch.core import DispatchCore
@@ -27,7 +27,7 @@ from titanic.dispatch.transport import Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters
 from titanic.errors import RecordCorrupt, StoreError
 from titanic.logs import Trouble
-from titanic.protocol.limits import DEFAULT_PRIORITY
+from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.protocol.tsp import SERVICES, WAIT
 from titanic.services.ask import Answers, Ask, CloseDoubt, SendAnswers
 from titanic.services.reader import Reader, ReadService
@@ -106,6 +106,7 @@ class Dispatcher(Channel):
         self._settled = threading.Event()
         self._dismissed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
+        self.start = self._thread.start
         self.loop.add(self)
 
     def connect(self, transport: Transport) -> None:
@@ -119,10 +120,6 @@ class Dispatcher(Channel):
     def reconfigure(self, config: ServerConfig) -> None:
         """Go on with other settings. Any thread may call it."""
         self.loop.call(self._reconfigure, config)
-
-    def start(self) -> None:
-        """Begin with what the store holds."""
-        self._thread.start()
 
     def wind_down(self, grace: float) -> None:
         """Send nothing new, and give what is in flight `grace` seconds to come back and reach the disk. A store that
@@ -195,7 +192,6 @@ class Dispatcher(Channel):
     # -- the channel -----------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Look at what is due: attempts, clients that wait, lines of the log, killed readers."""
         self.core.tick(now)
         self.waiters.tick(now)
         self.failures.tick(now)

@@ -108,11 +108,6 @@ def deliver_reply(core: DispatchCore, uuid: bytes, came: Frames | ErrorReply, no
         core.replied(uuid, came, now)
 
 
-def refusal(status: int, text: str) -> ErrorReply:
-    """What a broker or a transport says instead of a reply."""
-    return ErrorReply(status, text, [])
-
-
 class _OwnBrokerTransport:
     """To a broker of this project: one session with any number of requests in flight."""
 
@@ -179,7 +174,7 @@ class _OwnBrokerTransport:
             elif kind is EventKind.ANEW:
                 self._parts.drop(ticket)
             elif kind is EventKind.REFUSED:
-                error = read_error(body) or refusal(500, "the broker refused it and did not say why")
+                error = read_error(body) or ErrorReply(500, "the broker refused it and did not say why", [])
                 self._refuse(ticket, error, now)
             else:
                 deliver_reply(self._core, self._take(ticket).uuid, self._parts.complete(ticket, body), now)
@@ -205,7 +200,6 @@ class _OwnBrokerTransport:
             self._take(ticket)
 
     def _refuse(self, ticket: int, error: ErrorReply, now: float) -> None:
-        """There is no reply; the broker or this transport says why."""
         self._parts.drop(ticket)
         self._core.refused(self._take(ticket).uuid, error, now)
 
@@ -278,7 +272,7 @@ class SocketTransport(_OwnBrokerTransport):
         elif self.session.is_pending(ticket):
             # No broker has it, and the next one would not know it by the name that a recall uses.
             self.session.cancel(ticket)
-            self._refuse(ticket, refusal(499, "there is no broker"), now)
+            self._refuse(ticket, ErrorReply(499, "there is no broker", []), now)
 
     def _lost(self, now: float) -> None:
         """The broker has died and will not answer. What is not wanted must not be sent to the next one, and what may
@@ -291,7 +285,7 @@ class SocketTransport(_OwnBrokerTransport):
         for ticket in {*self._abandoned, *back}:
             self.session.cancel(ticket)
         for ticket in back:
-            self._refuse(ticket, refusal(503, "the broker has died"), now)
+            self._refuse(ticket, ErrorReply(503, "the broker has died", []), now)
         for service in self._abandoned.values():
             self._core.left(service)
         self._recalled.clear()

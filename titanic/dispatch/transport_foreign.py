@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from broker import ClientConfig, ClientSession, EventKind, Loop
+from broker import ClientConfig, ClientSession, ErrorReply, EventKind, Loop
 from titanic.dispatch.connection import BrokerDiscovery, Connection
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.flight import Send
-from titanic.dispatch.transport import MMI_TIMEOUT, PartialReplies, deliver_reply, refusal
+from titanic.dispatch.transport import MMI_TIMEOUT, PartialReplies, deliver_reply
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 
@@ -80,7 +80,7 @@ class ForeignTransport:
             connection = self._take_connection()
             if connection is None:
                 # Others took the connections that this service was promised: next time it is promised fewer.
-                self._core.refused(send.uuid, refusal(503, "no connection is free"), now)
+                self._core.refused(send.uuid, ErrorReply(503, "no connection is free", []), now)
             else:
                 self._busy[connection] = send
                 self._in_flight[send.service] += 1
@@ -190,7 +190,7 @@ class ForeignTransport:
 
     def _give_back(self, connection: Connection, now: float) -> None:
         self._cancel(connection)
-        self._core.refused(self._leave(connection).uuid, refusal(503, "the broker has died"), now)
+        self._core.refused(self._leave(connection).uuid, ErrorReply(503, "the broker has died", []), now)
 
     def _take_connection(self) -> Connection | None:
         if self._free:

@@ -92,7 +92,6 @@ class Json(logging.Formatter):
     """An object per line: {time, level, logger, message, and, where there are, event, uuid, service, error}."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
         document = _document(record.levelname, record.name, record.getMessage(), record.created) | fields_of(record)
         if record.exc_info:
             document["error"] = self.formatException(record.exc_info)
@@ -161,7 +160,6 @@ class JournalHandler(logging.Handler):
         return True
 
     def close(self) -> None:
-        """Close the socket."""
         self._socket.close()
         super().close()
 

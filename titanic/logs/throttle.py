@@ -134,7 +134,6 @@ class RepeatFilter(logging.Filter):
         self._timer: threading.Timer | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line goes out."""
         if "counted" in vars(record):
             return True
         now, kind = self._clock(), _RepeatKind(record.name, str(record.msg), str(vars(record).get("service", "")))

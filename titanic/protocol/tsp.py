@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker import service_fault
-from titanic.protocol.limits import MOST_UUIDS
+from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.util import ids
 
 REQUEST = b"titanic.request"

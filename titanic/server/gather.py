@@ -44,6 +44,7 @@ class GatherEndpoint:
         """Raises broker.patterns.MissingDrafts."""
         self.counts = {"stored": 0, "dropped": 0}
         self._gather = Gather()
+        self.bind = self._gather.bind
         self._answers: SimpleQueue[list[Frames]] = SimpleQueue()
         self._peer = here.connect_local(self._answers.put)
         self._session = ClientSession(ClientConfig(timeout=None), correlated=True)
@@ -53,14 +54,7 @@ class GatherEndpoint:
         self._patience = LAST
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gather", daemon=True)
-
-    def bind(self, endpoint: str) -> str:
-        """Listen on one more endpoint; the endpoint with its real port comes back."""
-        return self._gather.bind(endpoint)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        self.start = self._thread.start
 
     @property
     def alive(self) -> bool:

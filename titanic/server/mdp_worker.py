@@ -10,28 +10,28 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import zmq
 
 from broker import Channel, Dealer, Job, Loop, OutOfSockets, WorkerChannel, WorkerConfig, WorkerLog, WorkerSession
 from titanic.protocol.tsp import Frames
+from titanic.server.watchdog import CallInThread
 from titanic.services.ask import Answers, HandleBatch
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class LaneAsk:
     """A request that came on a lane."""
 
-    __slots__ = ("body", "job", "lane")
-
-    peer = None
+    lane: Lane
+    job: int
+    body: Frames
+    peer: ClassVar[None] = None
     """The same for all: the broker does not say for whom it asks."""
-
-    def __init__(self, lane: Lane, job: Job) -> None:
-        self.lane = lane
-        self.job = job.number
-        self.body: Frames = job.body
 
 
 class Lane(WorkerChannel):
@@ -45,7 +45,7 @@ class Lane(WorkerChannel):
         """The last one."""
 
     def _begin(self, job: Job) -> None:
-        self._ask = LaneAsk(self, job)
+        self._ask = LaneAsk(self, job.number, job.body)
         self._lanes.collect(self._ask)
 
     def _starved(self, error: OutOfSockets, now: float) -> None:
@@ -71,10 +71,11 @@ class Lanes(Channel):
         self._services = services
         self._config = config
         self._loop = Loop()
+        self.call: CallInThread = self._loop.call
         self._lanes: list[Lane] = []
         self._batches: dict[bytes, list[LaneAsk]] = {}
         interval = config.heartbeat_interval
-        self._log = WorkerLog(log, "titanic", endpoint, interval, self._any_registered)
+        self._log = WorkerLog(log, "titanic", endpoint, interval, self.registered)
         self._loop.add(self._log)
         self._thread = threading.Thread(target=self._loop.run, name="lanes", daemon=True)
 
@@ -92,10 +93,6 @@ class Lanes(Channel):
         """Send answers back. Any thread may."""
         self._loop.call(self._send_answers, answers)
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Have a function called in the thread. Any thread may ask."""
-        self._loop.call(function)
-
     def stop(self) -> None:
         """Say good-bye and end the thread."""
         self._loop.call(self._leave)
@@ -108,12 +105,8 @@ class Lanes(Channel):
         """Whether the thread is running."""
         return self._thread.is_alive()
 
-    @property
-    def registered(self) -> int:
-        """Lanes that have heard from the broker."""
-        return sum(lane.session.registered for lane in self._lanes)
-
-    def _any_registered(self) -> bool:
+    def registered(self) -> bool:
+        """Whether a lane has heard from the broker."""
         return any(lane.session.registered for lane in self._lanes)
 
     def collect(self, ask: LaneAsk) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from titanic.commit.writer import halves
+from titanic.commit import halves
 from titanic.errors import InvalidArchive, StoreError, StoreFull
 from titanic.protocol import tsp
-from titanic.protocol.limits import MOST_UUIDS
+from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Ask, ServiceContext, check_names, read_id, read_object
 from titanic.store import Archivist, State, WriteTransaction
@@ -179,7 +179,6 @@ def read_archive_options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _archive(transaction: WriteTransaction, options: dict[str, Any], now_us: int) -> dict[str, Any]:
-    """Do what the options say. Raises InvalidArchive."""
     identity = transaction.identity()
     if options["store"] is not None and options["store"] != identity:
         fact = f"its id is {identity.hex() if identity else 'not there yet'}, meant is {options['store'].hex()}"

@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from titanic.protocol import tsp
-from titanic.protocol.limits import MOST_UUIDS
-from titanic.protocol.submit_options import read_policy
+from titanic.protocol.submit_options import MOST_UUIDS, read_policy
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import check_names, read_id, read_object
 from titanic.store import Description, ReadTransaction, State

@@ -9,15 +9,15 @@ from typing import Any
 
 from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
-from titanic.protocol.limits import (
+from titanic.protocol.submit_options import (
     DEFAULT_PRIORITY,
     KEY_FOR,
     MAX_KEY,
     MAX_PRIORITY,
     MOST_SECONDS,
     MOST_TOGETHER,
+    Policy,
 )
-from titanic.protocol.submit_options import Policy
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Ask, ServiceContext, check_names, read_object
 from titanic.store import NewRequest, WriteTransaction

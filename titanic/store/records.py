@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from titanic.protocol.limits import DEFAULT_PRIORITY
+from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.store.states import State, Status
 from titanic.util.ids import SIZE
 

@@ -7,7 +7,7 @@ from support.dispatch_play import Play, names
 
 from titanic.config import ServiceLimits
 from titanic.dispatch.backlogs import AHEAD, OVERTAKE
-from titanic.protocol.limits import DEFAULT_PRIORITY
+from titanic.protocol.submit_options import DEFAULT_PRIORITY
 
 WORKERS = 2
 

@@ -12,10 +12,10 @@ import pytest
 from support.shortages import broken_disk
 from support.store_engines import damage_reply
 
-from titanic.commit.writer import Writer
+from titanic.commit import Writer
 from titanic.errors import StoreFailed, StoreFull
 from titanic.protocol import tsp
-from titanic.protocol.limits import MOST_UUIDS
+from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
 from titanic.services import reader
 from titanic.services.ask import Answers, CloseDoubt, ServiceContext

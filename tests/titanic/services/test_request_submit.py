@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from titanic.protocol.limits import MOST_SECONDS
-from titanic.protocol.submit_options import Policy, read_policy
+from titanic.protocol.submit_options import MOST_SECONDS, Policy, read_policy
 from titanic.services.request_submit import NewRequests, parse_submit
 from titanic.store import NewRequest
 

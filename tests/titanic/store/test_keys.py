@@ -5,7 +5,7 @@ from support.dropping import drop
 from support.store_engines import is_sound
 
 from titanic.errors import InvalidRequest, StoreFull
-from titanic.protocol.limits import MOST_TOGETHER
+from titanic.protocol.submit_options import MOST_TOGETHER
 from titanic.store import NewRequest, Status
 from titanic.store.lmdb.store import LmdbStore
 

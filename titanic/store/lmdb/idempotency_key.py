@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from titanic.protocol.limits import MOST_TOGETHER
+from titanic.protocol.submit_options import MOST_TOGETHER
 from titanic.util.ids import SIZE
 
 _TIMES = struct.Struct("<QQ")

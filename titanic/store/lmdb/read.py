@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from titanic.errors import RecordCorrupt
-from titanic.protocol.limits import MAX_KEY
+from titanic.protocol.submit_options import MAX_KEY
 from titanic.store.lmdb import outcome_record, request_record
 from titanic.store.lmdb.closed_ring import oldest_closing
 from titanic.store.lmdb.free_space import can_make_way

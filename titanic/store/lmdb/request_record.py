@@ -30,7 +30,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from titanic.errors import InvalidRequest, RecordCorrupt
-from titanic.protocol.limits import MAX_KEY, MAX_PRIORITY, MOST_TOGETHER
+from titanic.protocol.submit_options import MAX_KEY, MAX_PRIORITY, MOST_TOGETHER
 from titanic.store.lmdb import blob
 from titanic.store.lmdb.blob import Ref
 from titanic.store.lmdb.record import BODY, FetchBlob, PutBlob, join_frames, read_frames, refuse_blob, seal, verify

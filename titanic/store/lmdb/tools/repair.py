@@ -14,7 +14,7 @@ from pathlib import Path
 import lmdb
 
 from titanic.errors import InvalidRequest, RecordCorrupt, StoreCorrupt
-from titanic.protocol.limits import DEFAULT_PRIORITY, MAX_PRIORITY
+from titanic.protocol.submit_options import DEFAULT_PRIORITY, MAX_PRIORITY
 from titanic.store.lmdb import closed_record, outcome_record, request_record
 from titanic.store.lmdb.closed_record import NO_FRAMES, ClosedRecord, Part, Where
 from titanic.store.lmdb.lifecycle import search

@@ -1,23 +1,104 @@
-"""The one thread that writes to the store: group commit.
+"""Group commit: all changes that have gathered are one transaction and one sync.
 
-Whatever changes the store is a `Write`: accepting, closing, keeping replies, putting off retries. All writes that have
-gathered are one transaction with one sync. Only when it is on disk are they told (`committed`) and send their answers.
+Whatever changes the store is a `Write`: accepting, closing, keeping replies, putting off retries. Only when it is on
+disk are the writes told (`committed`) and send their answers. Whatever has gathered during one batch is the next one:
+under load the batches grow by themselves, and a single message waits for nobody. There is no timer and no size to tune.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Protocol, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from titanic.commit.batch_thread import BatchThread
 from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError, StoreFailed, StoreFull
 from titanic.logs import Trouble, event
 from titanic.store import Store, WriteTransaction
 from titanic.util.clock import Leaps, wall_us
+
+log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+"""The buckets in which commits are counted."""
+
+AGAIN = 0.01
+"""Seconds until `work` is called again that has put something off, when no item comes."""
+
+
+class _Call(NamedTuple):
+    """A function that the thread is to call, instead of an item."""
+
+    function: Callable[[], None]
+
+
+class BatchThread(Generic[Item]):
+    """Calls `work` in a thread of its own with all items that wait, at least one.
+
+    When `work` has put something off, it returns True: then it is called soon, perhaps without an item. What is put off
+    when the thread ends stays undone.
+    """
+
+    def __init__(self, name: str, work: Callable[[list[Item]], bool | None]) -> None:
+        self._work = work
+        self._queue: SimpleQueue[Item | _Call | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def put(self, item: Item) -> None:
+        """Add an item. Any thread may."""
+        self._queue.put(item)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have a function called in the thread after what was put before. Any thread may."""
+        self._queue.put(_Call(function))
+
+    def stop(self) -> None:
+        """Do what was put so far, then end."""
+        self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        get, get_nowait = self._queue.get, self._queue.get_nowait
+        again: bool | None = False
+        while True:
+            batch: list[Item] = []
+            calls: list[_Call] = []
+            stopping = False
+            try:
+                item = get(timeout=AGAIN if again else None)
+                while item is not None:
+                    if isinstance(item, _Call):
+                        calls.append(item)
+                    else:
+                        batch.append(item)
+                    item = get_nowait()
+                stopping = True
+            except Empty:
+                pass
+            if batch or again:
+                again = False
+                try:
+                    again = self._work(batch)
+                except Exception:
+                    # Items handle their own errors, so this is an error of this program. The thread must live on: all
+                    # others depend on it.
+                    log.exception("the %s thread met an unexpected error", self._thread.name)
+            for call in calls:
+                call.function()
+            if stopping:
+                return
 
 
 class Histogram:
@@ -37,16 +118,6 @@ class Histogram:
     def cumulative(self) -> list[int]:
         """How many values there are up to each bound, and in all."""
         return list(accumulate(self._counts))
-
-
-log = logging.getLogger(__name__)
-
-Item = TypeVar("Item")
-
-
-SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
-"""The buckets in which commits are counted."""
 
 
 class Write(Protocol):
@@ -76,7 +147,7 @@ def halves(items: Sequence[Item]) -> list[Sequence[Item]]:
 
 
 class Writer:
-    """Commits writes in the order of `enqueue`."""
+    """The one thread that writes to the store; commits writes in the order of `enqueue`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

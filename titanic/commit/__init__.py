@@ -1,1 +1,0 @@
-"""Group commit: all changes that have gathered are one transaction and one sync."""
