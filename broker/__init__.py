@@ -22,7 +22,7 @@ _MODULES = {
     "broker.handlers": ["Handler"],
     "broker.io.dealer": ["Dealer"],
     "broker.io.loop": ["Channel", "Loop"],
-    "broker.io.session_channel": ["SessionChannel", "WorkerChannel"],
+    "broker.io.channels": ["SessionChannel", "WorkerChannel"],
     "broker.io.sockets": ["unreachable"],
     "broker.server": ["Broker", "LocalPeer"],
     "broker.worker": ["Worker"],

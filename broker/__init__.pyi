@@ -27,11 +27,11 @@ from broker.errors import RemoteError as RemoteError
 from broker.errors import TimedOut as TimedOut
 from broker.errors import UsageError as UsageError
 from broker.handlers import Handler as Handler
+from broker.io.channels import SessionChannel as SessionChannel
+from broker.io.channels import WorkerChannel as WorkerChannel
 from broker.io.dealer import Dealer as Dealer
 from broker.io.loop import Channel as Channel
 from broker.io.loop import Loop as Loop
-from broker.io.session_channel import SessionChannel as SessionChannel
-from broker.io.session_channel import WorkerChannel as WorkerChannel
 from broker.io.sockets import unreachable as unreachable
 from broker.server import Broker as Broker
 from broker.server import LocalPeer as LocalPeer

@@ -17,9 +17,9 @@ from broker.core.broker import BrokerCore
 from broker.core.mdp import Frames, Output, Peer, error_body
 from broker.core.mmi import About, counters
 from broker.core.requests import Request
+from broker.io.channels import Shell
 from broker.io.dealer import TcpInflow
 from broker.io.router import ConnectionCount, NamedConnections, Outbox, Router
-from broker.io.shell import Shell
 from broker.io.sockets import DRAIN_LIMIT, MOST_FRAMES
 
 log = logging.getLogger(__name__)

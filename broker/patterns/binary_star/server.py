@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 
@@ -15,7 +14,7 @@ import zmq
 from broker.errors import BrokerError
 from broker.handlers import Handler
 from broker.io import sockets
-from broker.io.shell import Shell
+from broker.io.channels import Shell
 from broker.patterns.binary_star.core import BinaryStarCore, StarConfig, StarState
 from broker.patterns.request_reply.client import LazyPirate
 from broker.patterns.request_reply.server import Server
@@ -39,6 +38,8 @@ class BinaryStar(Shell[BinaryStarCore]):
     `run` blocks until `stop`, and raises SplitBrain. `on_active` and `on_passive` are called in its thread, and must
     not block. A server of another kind is a channel of `loop` and asks `vote()` there, once for each request.
     """
+
+    _thread_name = "binary star"
 
     def __init__(
         self,
@@ -100,16 +101,10 @@ class BinaryStar(Shell[BinaryStarCore]):
         return self.core.state is StarState.ACTIVE and self.core.fault is None
 
     def run(self) -> None:
-        """Serve until `stop`. Raises SplitBrain."""
+        """Serve until `stop`. Raises SplitBrain; in a thread of its own (`start`) only `fault` tells."""
         self.loop.run()
         if self.core.fault is not None:
             raise SplitBrain(self.core.fault)
-
-    def start(self) -> BinaryStar:
-        """Serve in a thread of its own. A split brain ends it, some heartbeats after `fault` has said so."""
-        self._thread = threading.Thread(target=self.loop.run, name="binary star", daemon=True)
-        self._thread.start()
-        return self
 
     @property
     def fault(self) -> str | None:

@@ -15,8 +15,8 @@ from broker.config import WorkerConfig
 from broker.core.mdp import Output
 from broker.core.worker import WorkerSession
 from broker.handlers import Handler
+from broker.io.channels import Shell
 from broker.io.router import Router
-from broker.io.shell import Shell
 from broker.io.sockets import DRAIN_LIMIT
 from broker.patterns.pirate_queue.core import (
     CLIENT,

@@ -16,7 +16,7 @@ from broker.config import DEFAULT_ENDPOINT, ClientConfig
 from broker.core.client import ClientSession, EventKind, ReplyEvent
 from broker.core.mdp import Frames
 from broker.errors import UsageError
-from broker.io.shell import AnyCore, Shell
+from broker.io.channels import AnyCore, Shell
 from broker.patterns.request_reply.core import PLAIN
 
 

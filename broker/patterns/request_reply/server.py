@@ -15,9 +15,9 @@ import zmq
 from broker.core.mdp import Frames, error_body, joined
 from broker.errors import RemoteError, UsageError
 from broker.handlers import Handler, HandlerThreads, error_frames, execute, failure
+from broker.io.channels import Shell
 from broker.io.loop import Loop
 from broker.io.router import Router
-from broker.io.shell import Shell
 from broker.patterns.idempotent.core import Superseded
 from broker.patterns.request_reply.core import ClientRequest, Replier
 
