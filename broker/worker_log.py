@@ -82,7 +82,6 @@ class WorkerLog(Channel):
         return 0.0 if self._silent_since is None else self._warn_at
 
     def flush(self, now: float) -> None:
-        """Log what has changed."""
         there = self._registered()
         if self._over or (there == self._there and (there or self._silent_since is not None)):
             return

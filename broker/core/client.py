@@ -103,7 +103,6 @@ class RequestSession(Core, Generic[Pending]):
         return len(self._pending)
 
     def next_deadline(self) -> float | None:
-        """When the next request is due to be sent again."""
         return self._deadlines.next()
 
     def take_events(self) -> list[ReplyEvent]:

@@ -28,16 +28,6 @@ titanic/PROTOCOL.md tells the same, and when what is said, to those who write cl
 
 The dialect is found in each message by itself: the header frame tells the version, the command 02 from a
 client (illegal in RFC 18) tells majortomo's client, 05 a queue, a `''` before MDPW02 tells majortomo's worker.
-
-Empty replies
-    RFC 18 wants a body frame in each PARTIAL and FINAL: a reply, or a part of one, that has none is one empty frame.
-    A stream of parts ends with a FINAL all the same; behind parts a single empty frame is no part of the reply.
-
-Error replies
-    MDP has no word for "this went wrong". Here a FINAL (or 0.1 REPLY) whose body is
-        MDPE01  "NNN text"  detail…
-    is an error reply: from a worker whose handler failed, or from a broker that refuses or gives up a request.
-    It crosses any MDP broker, and to a client that does not know it, it is a body with a clear text.
 """
 
 from __future__ import annotations
@@ -88,6 +78,7 @@ CLIENT_02 = b"MDPC02"
 WORKER_01 = b"MDPW01"
 WORKER_02 = b"MDPW02"
 ERROR = b"MDPE01"
+"""Begins the body of an error reply, which MDP has no word for: MDPE01, "NNN text", detail…"""
 
 HEADERS = frozenset((CLIENT_01, CLIENT_02, WORKER_01, WORKER_02))
 
@@ -274,7 +265,7 @@ WORKER_DIALECTS: dict[tuple[bytes, ...], WorkerDialect] = {
 
 
 EMPTY: Frames = [b""]
-"""The body of a reply, or of a part of one, in which nothing is said."""
+"""The body of a reply, or of a part of one, in which nothing is said: RFC 18 wants a frame in each."""
 
 
 def joined(parts: Frames, last: Frames) -> Frames:

@@ -1,19 +1,7 @@
 """The Majordomo Management Interface (RFC 8): services that the broker answers itself.
 
-    mmi.service   a service name   → 200 when a worker of it is registered now, else 404; 400 without a name
-    mmi.services  anything         → JSON list: {name, workers, idle, waiting, integrated}
-    mmi.workers   anything         → JSON object: service name → number of registered workers
-    mmi.stats     anything         → JSON object: counters since the start, and what waits now
-    mmi.broker    anything         → JSON object: which broker this is, and its limits
-    mmi.cancel    service, mark    → 200 when the request was taken back (it is answered with 499), 404 when a worker
-                                     has it already: then no second worker gets it, should that one die; the mark is
-                                     the client's address frame in front of the request
-    mmi.<other>                    → 501
-
-The frames around them are in titanic/PROTOCOL.md.
-
-All but the first are more than the RFC asks for. With more than 1,000 services and workers the JSON may be as old as
-10 µs for each.
+README.md, "Asking the broker", says what each of them takes and answers; the frames around them are in
+titanic/PROTOCOL.md. All but mmi.service are more than the RFC asks for.
 """
 
 from __future__ import annotations

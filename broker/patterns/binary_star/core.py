@@ -1,14 +1,7 @@
 """Binary Star without sockets (Guide, chapter 4, "High-Availability Pair"): which of two servers answers clients.
 
 The two tell each other their state once a heartbeat, as one frame: the state's number as text. A peer that is silent
-for two heartbeats has expired.
-
-    state      number  PEER_PRIMARY  PEER_BACKUP  PEER_ACTIVE  PEER_PASSIVE  CLIENT_REQUEST
-    ---------  ------  ------------  -----------  -----------  ------------  --------------
-    primary    1       fatal         active       passive      –             vote
-    backup     2       –             fatal        passive      –             refuse
-    active     3       –             –            fatal        –             answer
-    passive    4       active        active       –            fatal         vote
+for two heartbeats has expired. `TRANSITIONS` says what the peer's states and clients' requests do.
 
 `vote` makes the server active if its peer has expired, and refuses the request if not: it takes a silent peer *and* a
 client that comes here for it. After `fatal` somebody has to look: both were active, or both passive, or both started

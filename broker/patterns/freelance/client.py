@@ -130,7 +130,6 @@ class Freelance(SharedClient[FreelanceAgent]):
         return [self._socket]
 
     def drain(self, now: float) -> bool:
-        """What the servers say, up to a limit."""
         for _ in range(sockets.DRAIN_LIMIT):
             if (frames := sockets.receive(self._socket)) is None:
                 return False
@@ -150,7 +149,6 @@ class Freelance(SharedClient[FreelanceAgent]):
         self._tell(self.core.take_events())
 
     def close(self) -> None:
-        """Close the socket, and give up what is unanswered."""
         self._socket.close()
         self._give_up()
 

@@ -83,7 +83,6 @@ class FreelanceSession(RequestSession[_Question], ABC):
         return ticket
 
     def tick(self, now: float) -> None:
-        """Ask again, or give up."""
         for ticket, pending in self._take_late(now).items():
             self._deadlines.set(ticket, now + (pending.timeout or 0))
             self._ask(ticket, pending)
@@ -103,7 +102,6 @@ class ShotgunCore(FreelanceSession):
     """Model 2: each request goes to all servers."""
 
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
-        """A reply, the first of which counts."""
         opened = open_envelope(frames)
         number = opened[1][0] if opened else b""
         self._answer(int(number) if number.isdigit() and len(number) < 20 else 0, opened[1][1:] if opened else [])
@@ -129,7 +127,6 @@ class FreelanceAgent(FreelanceSession):
             self._backoffs[name] = Backoff(min(PING_FIRST, self.config.ping_interval), self.config.ping_interval)
 
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
-        """PONG or a reply: the server lives."""
         assert isinstance(peer, str)
         if peer not in self._backoffs:
             self.unmatched += 1

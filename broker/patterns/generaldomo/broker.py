@@ -116,7 +116,6 @@ class Generaldomo(SharedClient[DomoSession]):
         return future
 
     def flush(self, now: float) -> None:
-        """Send, and complete the futures."""
         for peer, frames in self.core.take_output():
             connection, number = cast("tuple[int, int]", peer)
             if connection not in self._dealers:
@@ -125,7 +124,6 @@ class Generaldomo(SharedClient[DomoSession]):
         self._tell(self.core.take_events())
 
     def close(self) -> None:
-        """Close the sockets, and give up what is unanswered."""
         for dealer in self._dealers.values():
             dealer.close(linger=0)  # nobody waits for an answer to what is still here
         self._give_up()

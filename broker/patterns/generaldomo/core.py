@@ -117,14 +117,12 @@ class DomoSession(RequestSession[_WaitingRequest]):
         self._heard_at = float("-inf")
 
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
-        """Take a message that came on a connection."""
         connection, number = cast("tuple[int, int]", peer)
         self._heard_at = now
         self._sessions[connection].receive(number, frames, now)
         self._settle(connection, now)
 
     def tick(self, now: float) -> None:
-        """Send again what had no answer in time, or give it up."""
         for connection, session in list(self._sessions.items()):  # one may make another
             session.tick(now)
             self._settle(connection, now)
@@ -133,7 +131,6 @@ class DomoSession(RequestSession[_WaitingRequest]):
         return earliest(*(session.next_deadline() for session in self._sessions.values()))
 
     def take_output(self) -> list[Output]:
-        """Messages for connections; a new number asks for a new socket."""
         return [
             ((connection, number), frames)
             for connection, session in self._sessions.items()

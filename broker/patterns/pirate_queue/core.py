@@ -12,14 +12,7 @@ sockets; simple peers send no heartbeats.
 A worker is silent while it works: the Guide's queue takes any message of a worker for "I am free", and the Guide's
 worker, which does one thing at a time, cannot send any then. So a busy worker is never declared dead.
 
-Each request goes to the least recently used worker (`TRANSITIONS` says what a worker's messages do):
-
-    worker     READY        HEARTBEAT    reply                   silence    a request comes
-    -------    ---------    ---------    --------------------    -------    ---------------
-    unknown    welcome      welcome      forward, welcome        –          –
-    ready      keep         keep         forward, keep           forget     send → busy
-    busy       welcome      keep         forward, welcome        forget     –
-
+Each request goes to the least recently used worker. `TRANSITIONS` says what a worker's messages do:
 `welcome` puts a worker at the end of those that are ready. An unknown worker that sends a heartbeat or a reply has
 registered at an earlier queue: so a queue may be restarted and need not know its workers. A dead worker's request is
 not sent to another worker: the client, a Lazy Pirate, asks again. A simple worker that is ready is believed to be there

@@ -57,7 +57,6 @@ class PirateQueue(Shell[PirateQueueCore]):
         return [router.socket for router in self._sides.values()]
 
     def drain(self, now: float) -> bool:
-        """Take what has arrived, up to a limit, so that answers go out in between."""
         more = False
         for side, router in self._sides.items():
             for _ in range(DRAIN_LIMIT):

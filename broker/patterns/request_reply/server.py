@@ -85,11 +85,9 @@ class Server(Shell[Replier]):
         return [self._router.socket] if self._polled else []
 
     def changed(self) -> bool:
-        """Whether that has changed."""
         return self._polled != self._wants_more
 
     def drain(self, now: float) -> bool:
-        """Take what has arrived, as far as there is room."""
         while self._wants_more and (frames := self._router.receive()) is not None:
             self.core.receive(frames[0], frames[1:], now)
             self._hand_over(now)
