@@ -46,6 +46,7 @@ from titanic.store.lmdb.record import FetchBlob, cut, refuse_blob, seal, split_f
 from titanic.store.lmdb.schema import closed_key
 from titanic.store.records import CLOSED_LAYOUT, UNCLAIMED, ClosedRequest
 from titanic.store.states import Status
+from titanic.util.ids import SIZE
 
 DATABASE = "closed"
 
@@ -79,8 +80,8 @@ class Part(NamedTuple):
     """The frames of the request or of the reply, as they are in the record."""
 
     where: Where
-    frames: int
-    size: int  # with their lengths
+    frames: int = 0
+    size: int = 0  # with their lengths
     data: bytes | memoryview = b""  # the frames, a reference, or nothing
 
     @property
@@ -99,26 +100,26 @@ class Part(NamedTuple):
         return max(0, self.size - 4 * self.frames)
 
 
-NO_FRAMES = Part(Where.HERE, 0, 0)
+NO_FRAMES = Part(Where.HERE)
 
 
 class ClosedRecord(NamedTuple):
     """A record with its fields told apart. Times are µs since the epoch, 0 = none."""
 
     status: Status
-    unclaimed: bool
-    attempts: int
-    submitted_at: int
-    dispatched_at: int
-    replied_at: int
-    closed_at: int
-    uuid: bytes
-    service: bytes
-    key: bytes
-    error: str
-    priority: int
-    request: Part
-    reply: Part
+    unclaimed: bool = False
+    attempts: int = 0
+    submitted_at: int = 0
+    dispatched_at: int = 0
+    replied_at: int = 0
+    closed_at: int = 0
+    uuid: bytes = bytes(SIZE)
+    service: bytes = b""
+    key: bytes = b""
+    error: str = ""
+    priority: int = 0
+    request: Part = NO_FRAMES
+    reply: Part = NO_FRAMES
 
     @property
     def refs(self) -> list[Ref]:

@@ -1,8 +1,4 @@
-"""Reading the store: a view of one moment.
-
-A read transaction pins every page that it could still look at, so that freed pages can't be used while it is open.
-Keep it short, and don't wait for anything inside.
-"""
+"""Reading the store: requests, queues, totals."""
 
 from __future__ import annotations
 
@@ -12,27 +8,13 @@ from pathlib import Path
 
 from titanic.errors import RecordCorrupt
 from titanic.protocol.submit_options import MAX_KEY
-from titanic.store.lmdb import outcome_record, request_record
+from titanic.store.lmdb import outcome_record, request_record, schema
 from titanic.store.lmdb.closed_ring import oldest_closing
 from titanic.store.lmdb.free_space import can_make_way
 from titanic.store.lmdb.lmdb_errors import short_of_disk
 from titanic.store.lmdb.record import verify
 from titanic.store.lmdb.retry_record import expiry
-from titanic.store.lmdb.schema import (
-    DEAD,
-    EXPIRY,
-    IDENTITY_KEY,
-    KEY,
-    LOAD,
-    LOAD_PREFIX,
-    PAGE,
-    REPLIED,
-    due_of,
-    odd_row,
-    ready_prefix,
-    unpack,
-    uuid_of,
-)
+from titanic.store.lmdb.schema import PAGE, due_of, odd_row, ready_prefix, unpack, uuid_of
 from titanic.store.lmdb.transaction import Reading
 from titanic.store.records import Counts, Outcome, Pending, ReadyRow, Retention, ServiceLoad, StoredRequest
 from titanic.store.states import State
@@ -116,15 +98,15 @@ def next_due(
     tx: Reading, policy: Retention | None = None, skip: Collection[bytes] = (), ahead_us: int = 0
 ) -> int | None:
     """When there is something to do next, in µs since the epoch; None when nothing waits for its time."""
-    times = _first_time(tx, EXPIRY, skip)
+    times = _first_time(tx, schema.EXPIRY, skip)
     if policy is not None:
         if policy.reply_retention:
-            times += [time + policy.reply_retention for time in _first_time(tx, REPLIED)]
+            times += [time + policy.reply_retention for time in _first_time(tx, schema.REPLIED)]
         if policy.dead_retention:
-            times += [time + policy.dead_retention for time in _first_time(tx, DEAD)]
+            times += [time + policy.dead_retention for time in _first_time(tx, schema.DEAD)]
         if policy.closed_retention:
             times += [time + policy.closed_retention for time in oldest_closing(tx)]
-        times += _first_time(tx, KEY)
+        times += _first_time(tx, schema.KEY)
     times = [time + ahead_us for time in times]
     if policy is not None and tx.raw.stat(tx.db.graves)["entries"]:
         times.append(0)
@@ -154,7 +136,7 @@ def oldest(tx: Reading, service: bytes) -> int | None:
 def load(tx: Reading, service: bytes) -> ServiceLoad:
     """What the service has to do, without counting."""
     tx.put_counters()
-    _, waiting, size = tx.meta_row(LOAD_PREFIX + service, LOAD) or (0, 0, 0)
+    _, waiting, size = tx.meta_row(schema.LOAD_PREFIX + service, schema.LOAD) or (0, 0, 0)
     return ServiceLoad(waiting, size)
 
 
@@ -168,7 +150,7 @@ def counts(tx: Reading) -> Counts:
         delayed=stat(db.later)["entries"],
         replies=stat(db.replies)["entries"],
         used=tx.used(),
-        capacity=tx.environment.capacity,
+        capacity=tx.environment.room.capacity,
         closed=stat(db.closed)["entries"],
         lost=tx.lost_count(),
     )
@@ -189,14 +171,16 @@ def full(tx: Reading) -> bool:
 def disk_full(tx: Reading) -> bool:
     """Whether the disk has no room for what the store is to write next."""
     environment = tx.environment
-    return short_of_disk(Path(environment.env.path()), tx.used(), environment.capacity, environment.pace.disk_refused)
+    return short_of_disk(
+        Path(environment.env.path()), tx.used(), environment.room.capacity, environment.pace.disk_refused
+    )
 
 
 def identity(tx: Reading) -> bytes | None:
     """Which store this is: 16 bytes that copies have, too. None: only earlier versions have opened it yet."""
-    row = tx.raw.get(IDENTITY_KEY, db=tx.db.meta)
+    row = tx.raw.get(schema.IDENTITY_KEY, db=tx.db.meta)
     if row is not None and len(row) != SIZE:
-        raise odd_row("meta", IDENTITY_KEY, row)
+        raise odd_row("meta", schema.IDENTITY_KEY, row)
     return None if row is None else bytes(row)
 
 
@@ -209,12 +193,12 @@ def is_untouched(tx: Reading) -> bool:
 def _loads_by_service(tx: Reading) -> dict[bytes, tuple[int, ...]]:
     loads: dict[bytes, tuple[int, ...]] = {}
     cursor = tx.raw.cursor(tx.db.meta)
-    if cursor.set_range(LOAD_PREFIX):
+    if cursor.set_range(schema.LOAD_PREFIX):
         for view, value in cursor.iternext():
             key = bytes(view)
-            if not key.startswith(LOAD_PREFIX):
+            if not key.startswith(schema.LOAD_PREFIX):
                 break
-            loads[key[len(LOAD_PREFIX) :]] = unpack(LOAD, value, "meta", key)
+            loads[key[len(schema.LOAD_PREFIX) :]] = unpack(schema.LOAD, value, "meta", key)
     return loads
 
 

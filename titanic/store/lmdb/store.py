@@ -148,12 +148,8 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
 
 
 class LmdbStore:
-    """An open store. Threads may share it; a transaction belongs to the thread that began it.
-
-    `path` is its directory, `capacity` is in bytes. `batch` is how many requests one transaction can change (but not
-    accept) however full the store is, and however far apart they are in it; with more, a full store may have to refuse
-    the transaction as a whole, with StoreFull.
-    """
+    """A store in LMDB (titanic/store/interface.py). With more changes than `batch`, a full store may have to refuse the
+    transaction as a whole, with StoreFull."""
 
     def __init__(
         self, path: Path, environment: Environment, lock_descriptor: int | None, made: list[Path] | None = None
@@ -161,7 +157,7 @@ class LmdbStore:
         """`made`: the directories that were made for it; None: it was there before."""
         self.path = path
         self._made = made
-        self.capacity = environment.capacity
+        self.capacity = environment.room.capacity
         self.batch = environment.room.batch
         self.read_only = lock_descriptor is None
         self.environment = environment

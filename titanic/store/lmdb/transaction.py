@@ -17,37 +17,18 @@ from typing import NamedTuple, Self
 import lmdb
 
 from titanic.errors import DiskFull, StoreCorrupt, StoreError
-from titanic.store.lmdb import blob, idempotency_key, retry_record
+from titanic.store.lmdb import blob, idempotency_key, retry_record, schema
 from titanic.store.lmdb.blob import Ref
 from titanic.store.lmdb.capacity import CHARGE, Room
 from titanic.store.lmdb.idempotency_key import Holder
 from titanic.store.lmdb.lmdb_errors import room_on_disk, translate
 from titanic.store.lmdb.retry_record import Retry
-from titanic.store.lmdb.schema import (
-    ARCHIVE,
-    ARCHIVE_KEY,
-    LOAD,
-    LOAD_PREFIX,
-    LOST_KEY,
-    PAGE,
-    REPAIR,
-    SEQUENCE_KEY,
-    U32,
-    U64,
-    Databases,
-    timer_of,
-    unpack,
-)
+from titanic.store.lmdb.schema import PAGE, U32, U64, Databases, timer_of, unpack
 from titanic.util.ids import IdMaker
 
 
 class Settings(NamedTuple):
-    """How the store was asked to behave.
-
-    `keep_closed`: whether closed requests are remembered in `closed`. `closed_body_limit`: the largest request and the
-    largest reply that is remembered with its frames, in bytes. `drop_unarchived`: whether entries that the archive does
-    not have yet make way when the store is full.
-    """
+    """How the store was asked to behave (titanic.store.open_store says what each means)."""
 
     keep_closed: bool = True
     closed_body_limit: int = 64 << 10
@@ -77,11 +58,6 @@ class Environment(NamedTuple):
     settings: Settings
     ids: IdMaker
     pace: Pace
-
-    @property
-    def capacity(self) -> int:
-        """In bytes."""
-        return self.room.capacity
 
 
 class Reading:
@@ -119,7 +95,7 @@ class Reading:
 
     def translated(self, error: lmdb.Error) -> StoreError:
         """The exception to raise in place of LMDB's."""
-        return translate(error, self.environment.env, self.environment.capacity)
+        return translate(error, self.environment.env, self.environment.room.capacity)
 
     def used(self) -> int:
         """Bytes of the pages that are in use."""
@@ -171,17 +147,17 @@ class Reading:
 
     def archived(self) -> tuple[bool, int]:
         """Whether an archive is registered, and up to which number it has the closed requests."""
-        registered, upto = self.meta_row(ARCHIVE_KEY, ARCHIVE) or (0, 0)
+        registered, upto = self.meta_row(schema.ARCHIVE_KEY, schema.ARCHIVE) or (0, 0)
         return bool(registered), upto
 
     def last_sequence(self) -> int:
         """The last number that was given out in `closed`."""
-        (last,) = self.meta_row(SEQUENCE_KEY, U64) or (0,)
+        (last,) = self.meta_row(schema.SEQUENCE_KEY, U64) or (0,)
         return last
 
     def lost_count(self) -> int:
         """Closed requests of which no record was kept."""
-        (lost,) = self.meta_row(LOST_KEY, U64) or (0,)
+        (lost,) = self.meta_row(schema.LOST_KEY, U64) or (0,)
         return lost
 
 
@@ -271,20 +247,20 @@ class Writing(Reading):
         """Write down what was counted. Raises StoreCorrupt when a counter would be negative."""
         meta = self.db.meta
         if self.sequence is not None:
-            self.raw.put(SEQUENCE_KEY, U64.pack(self.sequence), db=meta)
+            self.raw.put(schema.SEQUENCE_KEY, U64.pack(self.sequence), db=meta)
         if self.lost:
-            self.raw.put(LOST_KEY, U64.pack(self.lost + self.lost_count()), db=meta)
+            self.raw.put(schema.LOST_KEY, U64.pack(self.lost + self.lost_count()), db=meta)
             self.lost = 0
         for service, change in self._loads.items():
-            key = LOAD_PREFIX + service
-            row = self.meta_row(key, LOAD)
+            key = schema.LOAD_PREFIX + service
+            row = self.meta_row(key, schema.LOAD)
             ready, pending, size = change if row is None else map(sum, zip(change, row, strict=True))
             if ready < 0 or pending < 0:
                 raise StoreCorrupt(
-                    "the store is damaged", f"{min(ready, pending)} requests wait for {service!r}", REPAIR
+                    "the store is damaged", f"{min(ready, pending)} requests wait for {service!r}", schema.REPAIR
                 )
             if pending:
-                self.raw.put(key, LOAD.pack(ready, pending, max(size, 0)), db=meta)
+                self.raw.put(key, schema.LOAD.pack(ready, pending, max(size, 0)), db=meta)
             elif row is not None:
                 self.raw.delete(key, db=meta)
         self._loads.clear()

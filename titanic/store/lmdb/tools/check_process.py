@@ -1,8 +1,8 @@
 """The check in a process of its own, for a store that a server goes on using.
 
 Its pages can't be verified first (pages.py), since they change. So it is another process that LMDB ends when it
-meets damage, and this one says what happened. The other one runs `python -m titanic.store.lmdb.tools DIR`
-(__main__.py): on stdout it says how far it is in which database, and in the last line gives the result.
+meets damage, and this one says what happened. The other one runs `report`: on stdout it says how far it is in which
+database, and in the last line gives the result.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from titanic.errors import StoreCorrupt, StoreError
 from titanic.store.lmdb.pages import SALVAGE
+from titanic.store.lmdb.store import LmdbStore
+from titanic.store.lmdb.tools.check import check
 from titanic.store.lmdb.tools.findings import Problem, Progress
 
 
@@ -33,7 +35,8 @@ def check_apart(path: Path, tell: Progress | None = None) -> Checked:
 
     Raises StoreCorrupt when LMDB ended the process that looked, and what opening it for reading raises, as StoreError.
     """
-    command = [sys.executable, "-m", "titanic.store.lmdb.tools", str(path)]
+    program = f"import sys; from {__name__} import report; report(sys.argv[1])"
+    command = [sys.executable, "-c", program, str(path)]
     where, last = "while it was opened", ""
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -55,3 +58,16 @@ def check_apart(path: Path, tell: Progress | None = None) -> Checked:
         return Checked([Problem(*row) for row in document["problems"]], document["requests"], document["replies"])
     ended = f"code {code}" if code > 0 else signal.Signals(-code).name
     raise StoreCorrupt(f"the store in {path} is damaged", f"LMDB gave up {where}, {ended} {said}".rstrip(), SALVAGE)
+
+
+def report(path: str) -> None:
+    """Check a store for the process that started this one: print how far it is, and in the last line the result."""
+    try:
+        with LmdbStore.open_read_only(path) as store:
+            problems = check(store, lambda *progress: print(*progress, flush=True))
+            with store.read() as transaction:
+                counts = transaction.counts()
+        result = {"problems": problems, "requests": counts.requests, "replies": counts.replies}
+    except StoreError as error:
+        result = {"error": str(error)}
+    print(json.dumps(result))

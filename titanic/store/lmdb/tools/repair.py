@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import lmdb
 
 from titanic.errors import InvalidRequest, RecordCorrupt, StoreCorrupt
 from titanic.protocol.submit_options import DEFAULT_PRIORITY, MAX_PRIORITY
 from titanic.store.lmdb import closed_record, outcome_record, request_record
-from titanic.store.lmdb.closed_record import NO_FRAMES, ClosedRecord, Part, Where
+from titanic.store.lmdb.closed_record import ClosedRecord, Part, Where
 from titanic.store.lmdb.lifecycle import search
 from titanic.store.lmdb.pages import SALVAGE
 from titanic.store.lmdb.schema import priority_of, sequence_of, service_of
@@ -48,18 +47,13 @@ def repair(store: LmdbStore, now_us: int | None = None, tell: Progress | None = 
         for _ in range(_PASSES):  # one remedy can bring the next problem to light
             walk = Walk(tx)
             if fault := look_through(walk, tell):
-                raise unreadable(store.path, fault)
+                raise StoreCorrupt(f"the store in {store.path} is damaged", fault, SALVAGE)
             found += [problem for problem in walk.problems if problem not in found]
             if not walk.remedies:
                 break
             for remedy in walk.remedies:
                 mender.apply(remedy)
     return found
-
-
-def unreadable(path: Path, fact: str) -> StoreCorrupt:
-    """The exception for a store of which LMDB can't read all."""
-    return StoreCorrupt(f"the store in {path} is damaged", fact, SALVAGE)
 
 
 class _Mender:
@@ -104,9 +98,8 @@ class _Mender:
         self._set_aside(remedy, database)
         if not _is_id(uuid):
             return
-        raw.put(
-            uuid, request_record.encode(uuid, NewRequest(service, [], priority), submitted_at), db=self._db.requests
-        )
+        stand_in = request_record.encode(uuid, NewRequest(service, [], priority), submitted_at)
+        raw.put(uuid, stand_in, db=self._db.requests)
         if raw.get(uuid, db=self._db.replies) is None:
             self._end(uuid, remedy.value.decode())
 
@@ -125,11 +118,7 @@ class _Mender:
             service, priority = service_of(prefix), priority_of(prefix)
             with suppress(InvalidRequest):
                 request_record.check_service(service)
-                return (
-                    service,
-                    priority if 0 <= priority <= MAX_PRIORITY else DEFAULT_PRIORITY,
-                    0,
-                )
+                return service, priority if 0 <= priority <= MAX_PRIORITY else DEFAULT_PRIORITY, 0
         return UNKNOWN_SERVICE, DEFAULT_PRIORITY, 0
 
     def _lose_reply(self, remedy: Remedy, database: lmdb._Database) -> None:
@@ -153,20 +142,11 @@ class _Mender:
                 pass
         self._set_aside(remedy, database)
         closed = ClosedRecord(
-            status=Status.FAILED,
-            unclaimed=False,
-            attempts=0,
-            submitted_at=0,
-            dispatched_at=0,
-            replied_at=0,
+            Status.FAILED,
             closed_at=closed_at,
             uuid=uuid,
-            service=b"",
-            key=b"",
             error="its record was damaged" if record is not None else "its record was missing",
-            priority=0,
-            request=Part(Where.DAMAGED, 0, 0),
-            reply=NO_FRAMES,
+            request=Part(Where.DAMAGED),
         )
         self._raw.put(remedy.key, closed_record.encode(sequence, closed), db=database)
 
