@@ -197,15 +197,15 @@ class Play:
         for name, backlog in core.backlogs.items():
             assert backlog.known == known[name]
             assert backlog.in_flight == in_flight[name]
-            assert backlog.lingering == sum(service == name for _, service in self.lingering)
+            assert backlog.abandoned == sum(service == name for _, service in self.lingering)
             assert not backlog.idle
-            assert (name in core.backlogs.hungry) == backlog.hungry
-            assert (name in core.backlogs.absent) == (backlog.curious and backlog.room == 0)
+            assert (name in core.backlogs.fetchable) == backlog.fetchable
+            assert (name in core.backlogs.absent) == (backlog.lacks_workers and backlog.room == 0)
             assert (name in core.backlogs.questions) == (
-                backlog.curious and not (core.backlogs.surveys and name in core.backlogs.absent)
+                backlog.lacks_workers and not (core.backlogs.surveys and name in core.backlogs.absent)
             )
         assert core.backlogs.absent.keys() <= core.backlogs.keys()
-        assert core.backlogs.hungry.keys() <= core.backlogs.keys()
+        assert core.backlogs.fetchable.keys() <= core.backlogs.keys()
         settling = [flight.size for flight in core.flights.values() if flight.settling and not flight.held]
         assert core.outcomes.bytes == sum(settling)
         expiring = [flight for flight in core.flights.values() if flight.expiring and not flight.held]

@@ -54,7 +54,7 @@ class Backlog:
     """Requests that were sent and not answered, or whose answer the disk does not take at the moment."""
     known: int = 0
     """Those, and the requests whose outcome is on its way to the disk."""
-    lingering: int = 0
+    abandoned: int = 0
     """Workers that still work on an attempt that was given up because it passed its limit."""
     room: int | None = None
     """How many may be in flight: as many as there are workers, 0 without any; None: not known yet."""
@@ -86,7 +86,7 @@ class Backlog:
     @property
     def taken(self) -> int:
         """How many of its workers can take nothing now."""
-        return self.in_flight + self.lingering
+        return self.in_flight + self.abandoned
 
     @property
     def surplus(self) -> int:
@@ -94,20 +94,20 @@ class Backlog:
         return max(0, self.in_flight - (self.room or 0))
 
     @property
-    def hungry(self) -> bool:
+    def fetchable(self) -> bool:
         """Whether more of its requests are to be fetched now. While most of what was sent ahead is still at the broker,
         there is no hurry: to read many from the store costs little more than to read one."""
         return self.waiting and self.free > self.ahead // 4
 
     @property
-    def curious(self) -> bool:
+    def lacks_workers(self) -> bool:
         """Whether it waits for (more) workers than are known, and has to be asked for."""
         return self.waiting and not self.asked and not self.free
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to remember."""
-        return not self.waiting and not self.known and not self.lingering
+        return not self.waiting and not self.known and not self.abandoned
 
     def ended(self, now: float, most_ahead: int) -> bool:
         """An attempt is over. As many may be sent ahead as are done in AHEAD seconds; True when that number changed."""
@@ -142,7 +142,7 @@ class Backlogs(dict[bytes, Backlog]):
         """Requests of a service that may be in flight beyond the number of its workers."""
         self.workers: Mapping[bytes, int] | None = None
         """What a broker that can be asked for all its workers said last."""
-        self.hungry: dict[bytes, Backlog] = {}
+        self.fetchable: dict[bytes, Backlog] = {}
         """Those for which the store is to be read, in the order of their turns."""
         self.absent: dict[bytes, Backlog] = {}
         """Those that wait for their first worker."""
@@ -176,12 +176,12 @@ class Backlogs(dict[bytes, Backlog]):
     def place(self, backlog: Backlog) -> None:
         """Put a backlog that has changed where its next step is looked for."""
         name = backlog.name
-        if backlog.hungry:
-            self.hungry[name] = backlog
+        if backlog.fetchable:
+            self.fetchable[name] = backlog
         else:
-            self.hungry.pop(name, None)
-        curious = backlog.curious
-        absent = curious and backlog.room == 0
+            self.fetchable.pop(name, None)
+        lacks_workers = backlog.lacks_workers
+        absent = lacks_workers and backlog.room == 0
         if not absent:
             self.absent.pop(name, None)
         elif name not in self.absent:
@@ -189,7 +189,7 @@ class Backlogs(dict[bytes, Backlog]):
             self._survey_at = min(self._survey_at, backlog.ask_at) if self.absent else backlog.ask_at
             self._survey_pause = 0.0
             self.absent[name] = backlog
-        if curious and not (absent and self._surveys):
+        if lacks_workers and not (absent and self._surveys):
             self.questions.set(name, backlog.ask_at)
         else:
             self.questions.cancel(name)
@@ -290,7 +290,7 @@ class Backlogs(dict[bytes, Backlog]):
         passed their time to live."""
         return [
             Fetch(name, backlog.cursor, backlog.free + backlog.late)
-            for name, backlog in self.hungry.items()
+            for name, backlog in self.fetchable.items()
             if late or not backlog.late
         ]
 

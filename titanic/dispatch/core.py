@@ -99,7 +99,7 @@ class DispatchCore:
             else:
                 break
         backlog.late = min(LATE_MOST, 2 * late)
-        self.backlogs.hungry.pop(name, None)  # the others have their turns before it has the next one
+        self.backlogs.fetchable.pop(name, None)  # the others have their turns before it has the next one
         self.backlogs.place(backlog)
 
     def damaged(self, name: bytes, uuid: bytes, reason: str, now: float) -> None:
@@ -168,7 +168,7 @@ class DispatchCore:
             self._certain.append(uuid)
         if flight.closed or not flight.overdue:
             return False
-        flight.backlog.lingering += 1
+        flight.backlog.abandoned += 1
         self._landing(uuid)
         self._failed(uuid, flight, f"no reply within its limit of {flight.policy.limit:g} s", [])
         return True
@@ -176,7 +176,7 @@ class DispatchCore:
     def left(self, name: bytes) -> None:
         """A worker of this service has ended an attempt that was given up."""
         backlog = self.backlogs[name]
-        backlog.lingering -= 1
+        backlog.abandoned -= 1
         self.backlogs.place(backlog)
 
     def settled(self, uuids: Iterable[bytes], unchanged: Iterable[AttemptOutcome] = ()) -> None:

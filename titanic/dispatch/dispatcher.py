@@ -298,7 +298,7 @@ class Dispatcher(Channel):
         """Requests of these services have left the queue without having been sent. An absent service with nothing left
         is forgotten here: it is not looked at before it comes."""
         backlogs = self.core.backlogs
-        if absent := [name for name in services if name in backlogs and not backlogs[name].hungry]:
+        if absent := [name for name in services if name in backlogs and not backlogs[name].fetchable]:
             try:
                 with self._store.read() as transaction:
                     self.core.emptied([name for name in absent if transaction.oldest(name) is None])

@@ -73,7 +73,7 @@ class Front(Protocol):
     """Why it cannot serve, if that is found out after `start`."""
     send_answers: SendAnswers
     """Sends answers to those who asked. Any thread may call it."""
-    sated: Callable[[Any], bool]
+    congested: Callable[[Any], bool]
     """Whether the peer of an ask does not read the answers that are on their way to it. Any thread may call it."""
 
     def start(self, dispatcher: Dispatcher, handle_batch: HandleBatch) -> None:
@@ -121,7 +121,7 @@ class IntegratedFront(Front):
         self._broker = Broker(config.wire, version=__version__)
         self._gather: GatherEndpoint | None = None
         self.send_answers = self._broker.reply
-        self.sated = self._broker.sated
+        self.congested = self._broker.sated
         try:
             self.endpoints = tuple(self._broker.bind(endpoint) for endpoint in config.bind)
             if config.gather:
@@ -190,7 +190,7 @@ class AttachedFront(Front):
         """The last broker that was found."""
         self._registered = False
         self.send_answers = self._lanes.send_answers
-        self.sated = lambda ask: False  # the broker does not say for whom it asks
+        self.congested = lambda ask: False  # the broker does not say for whom it asks
 
     def start(self, dispatcher: Dispatcher, handle_batch: HandleBatch) -> None:
         self._dispatcher = dispatcher

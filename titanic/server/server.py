@@ -59,7 +59,7 @@ class Server:
         except BaseException:
             self.store.discard()
             raise
-        self._reader = Reader(self.store, self.front.sated)
+        self._reader = Reader(self.store, self.front.congested)
         self.dispatcher = Dispatcher(
             config, self.store, self.writer, self._reader, self.front.send_answers, self.front.most_waiters
         )

@@ -52,11 +52,11 @@ Batch = tuple[ReadService, Sequence[Ask]]
 class Reader:
     """Answers asks that only read the store."""
 
-    def __init__(self, store: Store, sated: Callable[[Any], bool] = lambda ask: False) -> None:
-        """`sated`: whether the peer of an ask does not read the answers that are on their way to it."""
+    def __init__(self, store: Store, congested: Callable[[Any], bool] = lambda ask: False) -> None:
+        """`congested`: whether the peer of an ask does not read the answers that are on their way to it."""
         self.replies_given = 0
         self._store = store
-        self._turns = Turns(sated)
+        self._turns = Turns(congested)
         self._thread: BatchThread[Batch] = BatchThread("reader", self._answer_batches)
         self.start = self._thread.start
         self.call = self._thread.call
@@ -126,10 +126,10 @@ def _read_one(transaction: ReadTransaction, service: ReadService, body: Frames) 
 
 
 class Turns:
-    """Which asks are answered next. `sated`: see `Reader`."""
+    """Which asks are answered next. `congested`: see `Reader`."""
 
-    def __init__(self, sated: Callable[[Any], bool]) -> None:
-        self._sated = sated
+    def __init__(self, congested: Callable[[Any], bool]) -> None:
+        self._congested = congested
         self._later: dict[object, deque[tuple[ReadService, Ask]]] = {}
         self._spent: dict[object, int] = {}
         self._refused: list[tuple[ReadService, Ask]] = []
@@ -168,7 +168,7 @@ class Turns:
     def _has_turn(self, ask: Ask) -> bool:
         spent = self._spent.get(ask.peer)
         if spent is None:
-            spent = self._spent[ask.peer] = PORTION if self._sated(ask) else 0
+            spent = self._spent[ask.peer] = PORTION if self._congested(ask) else 0
         return spent < PORTION
 
     def _put_off(self, service: ReadService, ask: Ask) -> None:

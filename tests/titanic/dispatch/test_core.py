@@ -196,7 +196,7 @@ def test_10000_absent_services_cost_a_round_nothing(monkeypatch: pytest.MonkeyPa
 
         return property(look)
 
-    for name in ("free", "hungry", "curious", "idle"):
+    for name in ("free", "fetchable", "lacks_workers", "idle"):
         monkeypatch.setattr(backlogs.Backlog, name, counted(getattr(backlogs.Backlog, name)))
     monkeypatch.setattr(play, "check", lambda: None)
     for name in names("e", 200):
