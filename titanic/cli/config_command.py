@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 from click.core import ParameterSource, augment_usage_errors
@@ -26,14 +26,6 @@ _file_option = click.option(
     envvar="TITANIC_CONFIG",
     help="TOML file with values.",
 )
-
-
-class Effective(NamedTuple):
-    """A value that counts, and where it comes from."""
-
-    name: str
-    value: Any
-    source: str
 
 
 @click.group("config")
@@ -76,16 +68,17 @@ def show(name: str, arguments: tuple[str, ...], path: str | None, as_json: bool)
         _stop_at(document)
     rows = list(_effective(context, name, arguments, found))
     if as_json:
-        print_json({row.name: {"value": row.value, "source": row.source} for row in rows})
+        print_json({name: {"value": value, "source": source} for name, value, source in rows})
     else:
-        print_table(("OPTION", "VALUE", "FROM"), [(row.name, _shown(row.value), row.source) for row in rows])
+        print_table(("OPTION", "VALUE", "FROM"), [(name, _shown(value), source) for name, value, source in rows])
     for text in strangers(context):
         say(text)
 
 
 def _effective(
     context: click.Context, name: str, arguments: tuple[str, ...], found: dict[str, FileValue]
-) -> Iterator[Effective]:
+) -> Iterator[tuple[str, Any, str]]:
+    """The values that count, and where each comes from."""
     root = context.find_root()
     assert isinstance(root.command, click.Group)
     subject = root.command.get_command(root, name)
@@ -103,7 +96,7 @@ def _effective(
                 where = str(found[option.name or ""].place)
             else:
                 where = _WHERE.get(source, "default").format(variable=option.envvar)
-            yield Effective(key, value if option.is_flag else _plain(raw), where)
+            yield key, value if option.is_flag else _plain(raw), where
 
 
 _WHERE = {ParameterSource.COMMANDLINE: "command line", ParameterSource.ENVIRONMENT: "environment {variable}"}

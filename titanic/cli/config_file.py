@@ -2,13 +2,7 @@
 
 In order of increasing weight: the default, the file named by `--config` (or TITANIC_CONFIG), the environment
 variable TITANIC_<NAME>, the command line. Keys at the top of the file count for every command that has the
-option, keys in a table `[COMMAND]` for that command alone:
-
-    endpoint = "tcp://10.0.0.5:5555"
-
-    [serve]
-    bind = ["tcp://10.0.0.5:5555", "ipc:///run/titanic/titanic.sock"]
-    retry-first = 0.5
+option, keys in a table `[COMMAND]` for that command alone. deploy/titanic.toml is an example.
 
 Every key of the file must be known, also those for other commands: a misspelt one would be a setting that is not set.
 `tomllib` does not tell the line of a key, but a file that is cut off after a statement is still TOML, and one that is

@@ -155,17 +155,13 @@ def size(name: str, *, least: int = LEAST_SIZE, **settings: Any) -> Callable[[Fu
     return option(name, type=lambda value: read_size(value, least=least), metavar="SIZE", **settings)
 
 
+ENDPOINTS = {"type": PEER, "multiple": True, "metavar": "ENDPOINT", "default": (DEFAULT_ENDPOINT,)}
+BROKER_ENDPOINTS = "Where the broker is; of several, the next one is used when one fails."
+
+
 def endpoint_option(group: str = "") -> Callable[[Function], Function]:
     """`--endpoint` alone."""
-    return option(
-        "--endpoint",
-        type=PEER,
-        multiple=True,
-        metavar="ENDPOINT",
-        default=(DEFAULT_ENDPOINT,),
-        group=group,
-        help="Where the broker is; of several, the next one is used when one fails.",
-    )
+    return option("--endpoint", **ENDPOINTS, group=group, help=BROKER_ENDPOINTS)
 
 
 def reaching(timeout: float, patience: str) -> Callable[[Function], Function]:

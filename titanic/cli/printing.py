@@ -1,8 +1,4 @@
-"""How results are shown: tables for people, JSON for programs, bodies as they are, progress; and the exit codes.
-
-0  fine     1  refused or failed     2  usage     3  timed out, still pending     4  unknown UUID
-130, 143  ended by Ctrl-C or SIGTERM     141  the reader of the output went away
-"""
+"""How results are shown: tables for people, JSON for programs, bodies as they are, progress; and the exit codes."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class Queue(serve_run.Subject):
     def __init__(self, server: Server) -> None:
         self._server = server
         self._rate = Rate()
-        self.watchdog = server.watchdog
+        self.watchdog, self.stop = server.watchdog, server.stop
 
     def wait_for_broker(self, signals: serve_run.Signals) -> None:
         """Wait a moment for the broker's answer: when another queue serves it, only that is reported."""
@@ -173,9 +173,6 @@ class Queue(serve_run.Subject):
 
     def reload(self, settings: dict[str, object]) -> None:
         self._server.reload(server_config(settings))
-
-    def stop(self) -> None:
-        self._server.stop()
 
     def withdraw(self) -> None:
         self._server.stop(begun=False)
@@ -207,25 +204,16 @@ class Switch(serve_run.Subject):
         self._broker = here
         self._rate = Rate()
         self.watchdog = Watchdog({"broker": here.loop.call})
+        self.stop, self.workers = here.stop, here.workers
 
     @property
     def alive(self) -> bool:
         return self._broker.alive
 
-    @property
-    def ready(self) -> bool:
-        return self._broker.alive
-
-    def stop(self) -> None:
-        self._broker.stop()
-
     def status(self) -> str:
         core = self._broker.core
         rate = self._rate.of(core.stats["requests"])
         return f"{core.waiting.count} waiting, {counted(len(core.workers), 'worker')}, {rate:.0f} requests a second"
-
-    def workers(self) -> dict[bytes, int]:
-        return self._broker.workers()
 
     def collect(self) -> Iterable[Any]:
         from titanic.metrics import families

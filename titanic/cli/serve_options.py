@@ -34,6 +34,7 @@ KEPT, TRIED, TRAFFIC, OPERATION = "What is kept", "Attempts", "The broker's traf
 
 kept = partial(seconds, least=0, group=KEPT)
 tried = partial(seconds, least=0, group=TRIED)
+listening = partial(option, type=BOUND, multiple=True, metavar="ENDPOINT")
 traffic = partial(option, type=click.IntRange(1), metavar="N", group=TRAFFIC)
 
 running_options = together(
@@ -51,11 +52,8 @@ running_options = together(
 )
 """Those of both commands."""
 
-bind_option = option(
+bind_option = listening(
     "--bind",
-    type=BOUND,
-    multiple=True,
-    metavar="ENDPOINT",
     default=(DEFAULT_ENDPOINT,),
     help="Where to listen, * or 0 for any free port; may be given repeatedly.",
 )
@@ -127,11 +125,8 @@ queue_options = together(
     option(
         "--broker", type=BROKER, default=None, metavar="ENDPOINT", help="Use the broker there instead of an own one."
     ),
-    option(
+    listening(
         "--gather",
-        type=BOUND,
-        multiple=True,
-        metavar="ENDPOINT",
         default=(),
         help="Where to take requests that want no answer, from SCATTER sockets; may be given repeatedly.",
     ),

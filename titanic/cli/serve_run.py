@@ -80,12 +80,15 @@ class Subject(Protocol):
     @property
     def ready(self) -> bool:
         """Whether clients are served."""
+        return self.alive
+
+    workers: Callable[[], Mapping[bytes, int]]
+    """Which services have workers, and how many, as far as it knows."""
+    stop: Callable[[], None]
+    """Ends it."""
 
     def status(self) -> str:
         """A line about it."""
-
-    def workers(self) -> Mapping[bytes, int]:
-        """Which services have workers, and how many, as far as it knows."""
 
     def shortages(self) -> Mapping[str, str]:
         """What is short, so that requests are refused."""
@@ -97,9 +100,6 @@ class Subject(Protocol):
     def reload(self, settings: dict[str, object]) -> None:
         """Take over the parameters in `live`."""
         return
-
-    def stop(self) -> None:
-        """End it."""
 
     def withdraw(self) -> None:
         """End it, because it can't be run after all."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import click
@@ -20,7 +19,7 @@ from titanic.errors import StoreUnwritable
 from titanic.protocol.answers import RequestInfo, check, unknown
 from titanic.protocol.tsp import Frames
 from titanic.services import list_requests
-from titanic.store import Outcome, Store, open_read_only
+from titanic.store import Outcome, open_read_only
 
 OFFLINE = "Without a server"
 
@@ -58,14 +57,13 @@ class Files:
     """Answers like a `titanic.Client`, from the files alone."""
 
     def __init__(self, path: Path) -> None:
-        self._store = open_to_look(path)
+        expect_readable(path)
+        self._store = open_read_only(path)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._store.close()
 
     def stats(self) -> dict[str, Any]:
@@ -108,12 +106,6 @@ def expect_store(path: Path) -> None:
         raise _closed(path, "its folder may not be entered", path) from error
     if not found:
         raise click.UsageError(f"there is no store at {path}")
-
-
-def open_to_look(path: Path) -> Store:
-    """The store, for reading."""
-    expect_readable(path)
-    return open_read_only(path)
 
 
 def expect_readable(path: Path) -> None:

@@ -7,12 +7,13 @@ A submission has idempotency keys of its own when the caller gives none, so that
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from broker import Pipeline
 from titanic.client.calls import LEAST_LOOK, Body, Calls, frame_size
@@ -59,7 +60,7 @@ def submit_many(
     uuids: list[str] = []
 
     def messages() -> Iterator[Sequence[Body]]:
-        most = min(MOST_BYTES, calls.max_body or MOST_BYTES)  # the broker has been asked by now
+        most = min(MOST_BYTES, calls.limits.max_body or MOST_BYTES)  # the broker has been asked by now
         for count, frames in submissions(service, bodies, window, most, keys, generated, options):
             counts.append(count)
             yield frames
@@ -81,12 +82,9 @@ def close_many(calls: Calls, uuids: Iterable[str], window: int) -> None:
 
 def replies(calls: Calls, uuids: Iterable[str], timeout: float | None, window: int) -> Iterator[tuple[str, Ended]]:
     """Each UUID with the outcome of its request, as they come in. Raises TimedOut after `timeout` seconds."""
-    pending = list(dict.fromkeys(uuids))
-    if timeout is None:
-        yield from _replies(calls, calls.pipeline(), pending, timeout, window)
-    else:
-        with calls.pipeline(timeout) as pipeline:
-            yield from _replies(calls, pipeline, pending, timeout, window)
+    own = contextlib.nullcontext(calls.pipeline()) if timeout is None else calls.pipeline(timeout)
+    with own as pipeline:
+        yield from _replies(calls, pipeline, list(dict.fromkeys(uuids)), timeout, window)
 
 
 def _replies(
@@ -154,13 +152,6 @@ def _lines(uuids: Iterable[str]) -> str:
     return "\n".join(map(ids.plain, uuids))
 
 
-class SubmitMessage(NamedTuple):
-    """The body of a titanic.submit, and how many requests it is."""
-
-    requests: int
-    frames: Sequence[Body]
-
-
 def submissions(
     service: Body,
     bodies: Iterable[Body | Sequence[Body]],
@@ -169,15 +160,16 @@ def submissions(
     keys: Iterable[str] | None,
     generated: GeneratedKeys | None,
     options: Mapping[str, Any],
-) -> Iterator[SubmitMessage]:
-    """The bodies in messages of `most_bytes`, in their order. A body of several frames travels alone, as does a large
-    one. `keys` has one for each body, `options` are for all; InvalidRequest when there are more keys or fewer."""
+) -> Iterator[tuple[int, Sequence[Body]]]:
+    """The bodies in messages of `most_bytes`, in their order: how many requests each is, and the body of its
+    titanic.submit. A body of several frames travels alone, as does a large one. `keys` has one for each body, `options`
+    are for all; InvalidRequest when there are more keys or fewer."""
     given = None if keys is None else iter(keys)
     bundle: list[Body] = []
     theirs: list[str] = []
     """The keys of those in the bundle."""
 
-    def submission(bodies: Sequence[Body], *, many: bool) -> SubmitMessage:
+    def submission(bodies: Sequence[Body], *, many: bool) -> tuple[int, Sequence[Body]]:
         requests = len(bodies) if many else 1
         said: dict[str, Any] = {**options, "many": True} if many else {**options}
         if given is not None:
@@ -185,7 +177,7 @@ def submissions(
         elif generated is not None:
             said |= generated.options(requests)
         theirs.clear()
-        return SubmitMessage(requests, [encode(said), service, *bodies])
+        return requests, [encode(said), service, *bodies]
 
     size = 0
     most = max(1, min(MOST, window))

@@ -45,7 +45,7 @@ class Calls:
         self._settings: dict[str, Any] = {"timeout": timeout, "retries": retries, "version": version}
         self._single = broker.Client(endpoint, timeout=timeout, retries=retries, version=version)
         self._many: Pipeline | None = None
-        self._limits = BrokerLimits(self._single)
+        self.limits = BrokerLimits(self._single)
         self._asked_again = 0
         self.endpoint = self._single.endpoint
 
@@ -59,11 +59,6 @@ class Calls:
     def sent_again(self) -> int:
         """How often a request was sent that had been sent before."""
         return self._asked_again + self._single.sent_again + (self._many.sent_again if self._many else 0)
-
-    @property
-    def max_body(self) -> int:
-        """The largest body that the broker takes, in bytes; 0: it is not known yet."""
-        return self._limits.max_body
 
     def ask(self, service: bytes, *body: Body, within: float | None = None) -> Frames:
         """Ask a service of Titanic, for `within` seconds instead of the usual time."""
@@ -95,7 +90,7 @@ class Calls:
     def plain(self, service: Body, *body: Body) -> Frames:
         """Call a service that is not Titanic's."""
         try:
-            self._limits.check(body)
+            self.limits.check(body)
             return self._single.call(service, *(body or (b"",)))
         except broker.RemoteError:
             raise
@@ -118,7 +113,7 @@ class Calls:
         timeout, retries = pipeline.config.timeout, pipeline.config.retries
         try:
             # Other brokers need not be able to tell one client's requests apart: with them it goes one at a time.
-            if self._limits.is_ours(timeout, retries):
+            if self.limits.is_ours(timeout, retries):
                 yield from pipeline.map(service, (self._check(service, message) for message in messages), window=window)
                 return
             for message in messages:
@@ -128,7 +123,7 @@ class Calls:
 
     def _check(self, service: bytes, message: Sequence[Body]) -> Sequence[Body]:
         """The message, if the broker takes its bodies; the options and service of a titanic.submit do not count."""
-        self._limits.check(message[2:] if service == tsp.SUBMIT else message)
+        self.limits.check(message[2:] if service == tsp.SUBMIT else message)
         return message
 
     def _tries(self, within: float) -> dict[str, Any]:

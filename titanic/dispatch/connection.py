@@ -143,19 +143,14 @@ class Connection(SessionChannel[ClientSession]):
         super().__init__(session, Dealer(zmq.Context.instance(), endpoint, watch=watch, hold=True))
         self._discovery = discovery
         self._tell_lost = lost
-        self._silenced = False
-        """Whether something was held back because it was not known which broker is there."""
+        self.away = False
+        """Whether no broker has what is unanswered: it is sent when it is known which broker is there."""
         self._shortage = Shortage()
 
     @property
     def open(self) -> bool:
         """Whether there is a socket."""
         return self._dealer.socket is not None
-
-    @property
-    def away(self) -> bool:
-        """Whether no broker has what is unanswered: it is sent when it is known which broker is there."""
-        return self._silenced
 
     @property
     def waits(self) -> bool:
@@ -165,7 +160,7 @@ class Connection(SessionChannel[ClientSession]):
     def lose(self) -> None:
         """Close the connection; what is unanswered is sent again when it is known which broker is there."""
         self._dealer.close(linger=0)
-        self._silenced = True
+        self.away = True
 
     def next_deadline(self) -> float | None:
         return earliest(self.session.next_deadline(), self._shortage.ends)
@@ -175,17 +170,17 @@ class Connection(SessionChannel[ClientSession]):
             return
         if self._discovery.kind is None:
             if not self.open and self.session.take_output():
-                self._silenced = True
+                self.away = True
             return
-        if self._silenced:
-            self._silenced = False
+        if self.away:
+            self.away = False
             self.session.lost(now)
         try:
             self._dealer.send(self.session.take_output())
             self._shortage.over()
         except OutOfSockets as error:
             self._shortage.met(error, now)
-            self._silenced = True  # all of it is sent again when there is a socket
+            self.away = True  # all of it is sent again when there is a socket
 
     def _lost(self, now: float) -> None:
         self._discovery.doubt(now)

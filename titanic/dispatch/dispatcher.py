@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -19,9 +20,9 @@ from titanic.commit import Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.backlogs import Fetch
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.flight import AttemptOutcome, Finish
+from titanic.dispatch.flight import Finish
 from titanic.dispatch.maintenance import Maintenance
-from titanic.dispatch.outcomes import OutcomeWrite, Written
+from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
 from titanic.dispatch.service_log import FailureLog
 from titanic.dispatch.transport import Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters
@@ -246,7 +247,7 @@ class Dispatcher(Channel):
         for uuid in core.take_recalls():
             transport.recall_request(uuid, now)
         for outcomes in core.take_outcomes(now, self.waiters):
-            self._writer.enqueue(OutcomeWrite(outcomes, self._written, self._unwritten))
+            self._writer.enqueue(OutcomeWrite(outcomes, partial(self.loop.call, self._written), self._unwritten))
         transport.push(now)
 
     def _uncounted(self, now: float) -> bool:
@@ -305,27 +306,23 @@ class Dispatcher(Channel):
             except StoreError as error:
                 self._unread.met(error)
 
-    def _written(self, written: Written) -> None:
-        """Called in the writer's thread."""
-        self.loop.call(self._settle, written)
-
-    def _unwritten(self, outcomes: Sequence[AttemptOutcome]) -> None:
+    def _unwritten(self, outcomes: Outcomes) -> None:
         """Called in the writer's thread."""
         self.loop.call(self.core.unsettled, outcomes, time.monotonic())
 
-    def _settle(self, written: Written) -> None:
+    def _written(self, done: Outcomes, unchanged: Outcomes, without_room: Outcomes) -> None:
         core = self.core
-        unchanged = {outcome.uuid for outcome in written.unchanged}
-        for outcome in written.done:
+        unchanged_uuids = {outcome.uuid for outcome in unchanged}
+        for outcome in done:
             flight = core.flights.get(outcome.uuid)
-            if flight is None or flight.closed or outcome.uuid in unchanged:
+            if flight is None or flight.closed or outcome.uuid in unchanged_uuids:
                 continue
             if isinstance(outcome, Finish) and outcome.status is not Status.DONE:
                 self.failures.tell(outcome.uuid, flight.backlog.name, outcome.status, outcome.reason)
-        uuids = [outcome.uuid for outcome in written.done]
-        core.settled(uuids, written.unchanged)
-        if written.without_room:
-            core.unsettled(written.without_room, time.monotonic(), full=True)
+        uuids = [outcome.uuid for outcome in done]
+        core.settled(uuids, unchanged)
+        if without_room:
+            core.unsettled(without_room, time.monotonic(), full=True)
         self.waiters.wake(uuids)
         # Only now: requests that were put off are not in flight any more, and their time to live counts again.
         self.maintenance.look()

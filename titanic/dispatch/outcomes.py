@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import NamedTuple
 
 from broker import earliest
 from titanic.commit import Write, halves
@@ -124,15 +123,7 @@ class OutcomeBuffer:
         self.expiring -= flight.expiring
 
 
-class Written(NamedTuple):
-    """What became of outcomes that were written."""
-
-    done: Sequence[AttemptOutcome]
-    """They are on disk."""
-    unchanged: Sequence[AttemptOutcome]
-    """Those of them that changed nothing there: the requests were closed, or had ended already."""
-    without_room: Sequence[AttemptOutcome]
-    """The store had no room for them."""
+Outcomes = Sequence[AttemptOutcome]
 
 
 class OutcomeWrite:
@@ -140,11 +131,13 @@ class OutcomeWrite:
 
     def __init__(
         self,
-        outcomes: Sequence[AttemptOutcome],
-        written: Callable[[Written], None],
-        unwritten: Callable[[Sequence[AttemptOutcome]], None],
+        outcomes: Outcomes,
+        written: Callable[[Outcomes, Outcomes, Outcomes], None],
+        unwritten: Callable[[Outcomes], None],
     ) -> None:
-        """`unwritten`: is told when the disk did not take them."""
+        """`written` is told of those on disk, of those of them that changed nothing there, because the requests were
+        closed or had ended already, and of those for which the store had no room; `unwritten` when the disk did not
+        take them."""
         self._outcomes = outcomes
         self._written = written
         self._unwritten = unwritten
@@ -173,7 +166,7 @@ class OutcomeWrite:
     def committed(self) -> None:
         without_room = {outcome.uuid for outcome in self._without_room}
         outcomes = [outcome for outcome in self._outcomes if outcome.uuid not in without_room]
-        self._written(Written(outcomes, self._unchanged, self._without_room))
+        self._written(outcomes, self._unchanged, self._without_room)
 
     def failed(self, error: StoreError) -> None:
         self._unwritten(self._outcomes)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import zmq
@@ -18,7 +19,7 @@ import zmq
 from broker import Channel, Dealer, Job, Loop, OutOfSockets, WorkerChannel, WorkerConfig, WorkerLog, WorkerSession
 from titanic.protocol.tsp import Frames
 from titanic.server.watchdog import CallInThread
-from titanic.services.ask import Answers, HandleBatch
+from titanic.services.ask import Answers, HandleBatch, SendAnswers
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,9 @@ class Lanes(Channel):
         self._services = services
         self._config = config
         self._loop = Loop()
+        # Any thread may call these: register with the broker, send answers back, have a function called.
+        self.register = partial(self._loop.call, self._register)
+        self.send_answers: SendAnswers = partial(self._loop.call, self._send_answers)
         self.call: CallInThread = self._loop.call
         self._lanes: list[Lane] = []
         self._batches: dict[bytes, list[LaneAsk]] = {}
@@ -84,14 +88,6 @@ class Lanes(Channel):
         their answers reach nobody. Both are called in the lanes' thread."""
         self._handle_batch, self.lost = handle_batch, lost
         self._thread.start()
-
-    def register(self) -> None:
-        """Register with the broker. Any thread may ask."""
-        self._loop.call(self._register)
-
-    def send_answers(self, answers: Answers) -> None:
-        """Send answers back. Any thread may."""
-        self._loop.call(self._send_answers, answers)
 
     def stop(self) -> None:
         """Say good-bye and end the thread."""
@@ -137,10 +133,8 @@ class Lanes(Channel):
             lane.session.leave(now)
             self._loop.touch(lane)
 
-    # -- the channel that hands over what the lanes collected -------------------------------------------------
-
     def flush(self, now: float) -> None:
-        """Hand over the batches."""
+        """Hand over what the lanes collected."""
         batches, self._batches = self._batches, {}
         for service, batch in batches.items():
             self._handle_batch(service, batch)

@@ -59,6 +59,8 @@ class Server:
         except BaseException:
             self.store.discard()
             raise
+        self.endpoints, self.gathers = self.front.endpoints, self.front.gathers
+        """Where clients reach it, and where requests that want no answer are gathered, with real ports."""
         self._reader = Reader(self.store, self.front.congested)
         self.dispatcher = Dispatcher(
             config, self.store, self.writer, self._reader, self.front.send_answers, self.front.most_waiters
@@ -102,16 +104,6 @@ class Server:
         self._reader.stop()
         self.writer.stop()
         self._end(begun=begun and self.problem is None)
-
-    @property
-    def endpoints(self) -> tuple[str, ...]:
-        """Where clients reach it, with real ports."""
-        return self.front.endpoints
-
-    @property
-    def gathers(self) -> tuple[str, ...]:
-        """Where requests that want no answer are gathered, with real ports."""
-        return self.front.gathers
 
     @property
     def problem(self) -> TitanicError | None:

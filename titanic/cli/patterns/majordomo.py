@@ -8,10 +8,9 @@ import click
 
 from broker import Client, Pipeline, Worker
 from broker.patterns import Idempotent, Replies, Stamps
+from titanic.cli.options import BROKER_ENDPOINTS
 from titanic.cli.patterns.roles import COUNT, TIME, each_message, handler, role, run
 from titanic.cli.printing import print_body
-
-BROKER = {"endpoint": {"help": "Where the broker is; of several, the next one is used when one fails."}}
 
 
 @click.group()
@@ -63,7 +62,7 @@ def idempotent() -> None:
 
 @role(
     idempotent,
-    **BROKER,
+    endpoint={"help": BROKER_ENDPOINTS},
     keep={**COUNT, "help": "Replies to keep."},
     keep_for={**TIME, "help": "How long to keep a reply."},
 )

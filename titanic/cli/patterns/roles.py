@@ -12,8 +12,7 @@ import click
 
 from broker import DEFAULT_ENDPOINT
 from titanic import logs
-from titanic.cli.endpoint import PEER
-from titanic.cli.options import Function, GroupedCommand, option, read_span
+from titanic.cli.options import ENDPOINTS, Function, GroupedCommand, option, read_span
 from titanic.cli.running import Ending, say
 from titanic.cli.work import CommandHandler
 from titanic.protocol.tsp import Frames
@@ -34,13 +33,7 @@ TIME: Settings = {"type": lambda value: read_span(value, least=0.001), "metavar"
 
 OPTIONS: dict[str, Settings] = {
     "bind": {"metavar": "ENDPOINT", "default": DEFAULT_ENDPOINT, "help": "Where to listen."},
-    "endpoint": {
-        "type": PEER,
-        "multiple": True,
-        "metavar": "ENDPOINT",
-        "default": (DEFAULT_ENDPOINT,),
-        "help": "Where the server is; given repeatedly, each try goes to the next.",
-    },
+    "endpoint": {**ENDPOINTS, "help": "Where the server is; given repeatedly, each try goes to the next."},
     "timeout": {**TIME, "help": "Wait for a reply, at each try."},
     "retries": {"type": click.IntRange(0), "metavar": "N", "help": "How often to ask again."},
     "heartbeat": {
