@@ -12,9 +12,8 @@ not wait for what a broker and a worker import. Type checkers find them in `__in
 _MODULES = {
     "broker.client": ["Client", "Pipeline", "Reply"],
     "broker.config": ["DEFAULT_ENDPOINT", "BrokerConfig", "ClientConfig", "WorkerConfig"],
-    "broker.core.client": ["ClientSession", "EventKind"],
+    "broker.core.client": ["ANSWER", "ClientSession", "EventKind", "Kind", "Recognition"],
     "broker.core.mdp": ["CLIENT_QUEUE", "ErrorReply", "error_body", "read_error", "service_fault"],
-    "broker.core.recognition": ["ANSWER", "Kind", "Recognition"],
     "broker.core.requests": ["Request"],
     "broker.core.timers": ["Timers", "earliest"],
     "broker.core.worker": ["Job", "WorkerSession"],

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -94,9 +95,9 @@ class Broker(Shell[BrokerCore]):
         self._locals: list[LocalPeer] = []
         self.names = NamedConnections()
         """Connections of peers that have given themselves a name."""
-        self._ended: list[int] = []
+        self._ended: deque[int] = deque()
         """Connections that have ended in this round: what was said on them is read first."""
-        self._peers = ConnectionCount(self._router.socket, self._connected, self._disconnected)
+        self._peers = ConnectionCount(self._router.socket, self._connected, self._ended.append)
         self.loop.add(self._peers)
 
     def bind(self, endpoint: str) -> str:
@@ -142,8 +143,7 @@ class Broker(Shell[BrokerCore]):
 
     def counters(self) -> dict[str, int]:
         """What `mmi.stats` tells. Any thread may ask."""
-        workers = self.core.workers.copy().values()
-        return counters(self.core, sum(worker.request is not None for worker in workers))
+        return counters(self.core, 0.0)
 
     # -- called in the loop's thread -------------------------------------------------------------------------
 
@@ -175,9 +175,6 @@ class Broker(Shell[BrokerCore]):
             self._miss(connection, now)
         if self.names.opened(peer, connection):
             self.core.lost(peer, now)
-
-    def _disconnected(self, connection: int) -> None:
-        self._ended.append(connection)
 
     def _miss(self, connection: int, now: float) -> None:
         if (peer := self.names.closed(connection)) is not None:
@@ -211,10 +208,8 @@ class Broker(Shell[BrokerCore]):
     def flush(self, now: float) -> None:
         """Hand batches to integrated services and messages to peers, until neither makes more of the other."""
         core = self.core
-        if self._ended:
-            ended, self._ended = self._ended, []
-            for connection in ended:
-                self._miss(connection, now)
+        while self._ended:
+            self._miss(self._ended.popleft(), now)
         while True:
             for name, batch in core.take_batches():
                 self._handle(name, batch)

@@ -118,7 +118,7 @@ class Worker:
 
         Any thread may call this. A handler that does is not kept waiting: the end waits for the handler.
         """
-        self._loop.call(self._leave)
+        self._loop.call(self._part, _Registration.leave)
         self._loop.close_unless_running()
         if self._thread is not None and threading.get_ident() not in self._handlers:
             self._thread.join()
@@ -129,7 +129,7 @@ class Worker:
 
         Any thread may ask. What the handlers still return is dropped.
         """
-        self._loop.call(self._give_up)
+        self._loop.call(self._part, _Registration.give_up)
         self._loop.stop()
 
     def every(self, seconds: float, function: Callable[[], None]) -> None:
@@ -165,15 +165,11 @@ class Worker:
         except Exception:
             log.exception("a fault of this program: the worker of %s has ended", self.service.decode())
 
-    def _leave(self) -> None:
+    def _part(self, way: Callable[[_Registration, float], None]) -> None:
+        """Have all registrations part with the broker, in one of their ways."""
         self._log.leave()
         for channel in self._channels:
-            channel.leave(time.monotonic())
-
-    def _give_up(self) -> None:
-        self._log.leave()
-        for channel in self._channels:
-            channel.give_up(time.monotonic())
+            way(channel, time.monotonic())
 
     def _handle(self, channel: _Registration, job: Job) -> None:
         """Runs in a handler thread. There is always a reply: without one the worker would never be free again."""

@@ -33,7 +33,7 @@ client (illegal in RFC 18) tells majortomo's client, 05 a queue, a `''` before M
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -172,15 +172,8 @@ class ReplyMessage(NamedTuple):
 CLIENT_V01 = ClientDialect("0.1", True, (CLIENT_01,), None, (CLIENT_01,), True)
 CLIENT_V02 = ClientDialect("0.2", False, (CLIENT_02, b"\1"), (CLIENT_02, b"\2"), (CLIENT_02, b"\3"), True)
 CLIENT_MAJORTOMO = ClientDialect("majortomo", True, (CLIENT_02, b"\2"), (CLIENT_02, b"\3"), (CLIENT_02, b"\4"), False)
-CLIENT_QUEUE = ClientDialect(
-    "queue",
-    False,
-    (CLIENT_02, b"\5"),
-    (CLIENT_02, b"\2"),
-    (CLIENT_02, b"\3"),
-    True,
-    anew=(CLIENT_02, b"\6"),
-    refused=(CLIENT_02, b"\7"),
+CLIENT_QUEUE = replace(
+    CLIENT_V02, name="queue", request=(CLIENT_02, b"\5"), anew=(CLIENT_02, b"\6"), refused=(CLIENT_02, b"\7")
 )
 
 CLIENT_DIALECTS = (CLIENT_V01, CLIENT_V02, CLIENT_MAJORTOMO, CLIENT_QUEUE)

@@ -136,21 +136,18 @@ def _workers(core: ManagedBroker, now: float) -> dict[str, int]:
     return {_text(service.name): service.workers for service in core.services.values() if service.workers}
 
 
-def counters(core: ManagedBroker, workers_busy: int) -> dict[str, int]:
-    """What was counted since the start (`COUNTERS`), and what is there now (`GAUGES`)."""
+def counters(core: ManagedBroker, now: float) -> dict[str, int]:
+    """What was counted since the start (`COUNTERS`), and what is there now (`GAUGES`). Any thread may ask."""
+    workers = core.workers.copy().values()
     return {
         **core.stats,
         "waiting": core.waiting.count,
         "waiting_bytes": core.waiting.bytes,
-        "workers": len(core.workers),
-        "workers_busy": workers_busy,
+        "workers": len(workers),
+        "workers_busy": sum(worker.request is not None for worker in workers),
         "services": len(core.services),
         "peers": core.peers,
     }
-
-
-def _stats(core: ManagedBroker, now: float) -> dict[str, int]:
-    return counters(core, sum(worker.request is not None for worker in core.workers.values()))
 
 
 def _broker(core: ManagedBroker, now: float) -> dict[str, Any]:
@@ -160,6 +157,6 @@ def _broker(core: ManagedBroker, now: float) -> dict[str, Any]:
 _DOCUMENTS: dict[bytes, Document] = {
     b"mmi.services": _services,
     b"mmi.workers": _workers,
-    b"mmi.stats": _stats,
+    b"mmi.stats": counters,
     b"mmi.broker": _broker,
 }

@@ -7,7 +7,7 @@
     idle      work      keep        reconnect    –          reconnect   –             –
     busy      refuse    keep        reconnect    –          –           send          –
 
-A worker that may speak several versions asks the broker first (`recognition`), and registers, with READY, in the
+A worker that may speak several versions asks the broker first (`Recognition`), and registers, with READY, in the
 version of the answer; without one it tries those that were not asked for, one with each connection. `refuse` and
 `reconnect` close the connection and open a new one after a back-off. The connections are numbered: what still comes
 from an old one is ignored. A handler that is at work when the connection goes is let finish, its reply is dropped (the
@@ -25,9 +25,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from broker.config import WorkerConfig
+from broker.core.client import ANSWER, Recognition
 from broker.core.heartbeat import Heartbeat
 from broker.core.mdp import WORKER_DIALECTS, Command, Core, Frames, Peer, WorkerDialect, joined, read_error
-from broker.core.recognition import ANSWER, Recognition
 from broker.core.services import Inflow
 from broker.core.timers import Backoff
 
