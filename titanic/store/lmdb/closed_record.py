@@ -42,7 +42,7 @@ from typing import NamedTuple
 from titanic.errors import RecordCorrupt
 from titanic.store.lmdb import blob
 from titanic.store.lmdb.blob import Ref
-from titanic.store.lmdb.record import FetchBlob, cut, refuse_blob, seal, split_frames, verify
+from titanic.store.lmdb.record import FetchBlob, cut, read_frames, refuse_blob, seal, verify
 from titanic.store.lmdb.schema import closed_key
 from titanic.store.records import CLOSED_LAYOUT, UNCLAIMED, ClosedRequest
 from titanic.store.states import Status
@@ -227,10 +227,6 @@ def decode(sequence: int, record: memoryview, fetch: FetchBlob = refuse_blob) ->
 
 def decode_rest(sequence: int, closed: ClosedRecord, fetch: FetchBlob) -> ClosedRequest:
     """The whole of it, when the header was decoded and the checksum verified before."""
-    try:
-        request, reply = _frames(closed.request, fetch), _frames(closed.reply, fetch)
-    except ValueError as error:
-        raise RecordCorrupt(closed_key(sequence), DATABASE, str(error)) from error
     return ClosedRequest(
         sequence=sequence,
         uuid=closed.uuid,
@@ -242,8 +238,8 @@ def decode_rest(sequence: int, closed: ClosedRecord, fetch: FetchBlob) -> Closed
         dispatched_at=closed.dispatched_at,
         replied_at=closed.replied_at,
         closed_at=closed.closed_at,
-        request=request,
-        reply=reply,
+        request=_frames(sequence, closed.request, fetch),
+        reply=_frames(sequence, closed.reply, fetch),
         error=closed.error,
         priority=closed.priority,
         unclaimed=closed.unclaimed,
@@ -254,7 +250,7 @@ def decode_rest(sequence: int, closed: ClosedRecord, fetch: FetchBlob) -> Closed
     )
 
 
-def _frames(part: Part, fetch: FetchBlob) -> list[bytes]:
-    if (ref := part.ref) is not None:
-        return split_frames(fetch(ref), 0, part.frames)
-    return split_frames(part.data, 0, part.frames) if part.where is Where.HERE else []
+def _frames(sequence: int, part: Part, fetch: FetchBlob) -> list[bytes]:
+    if part.is_left_out:
+        return []
+    return read_frames(closed_key(sequence), DATABASE, part.data, 0, part.frames, part.ref, fetch)

@@ -127,8 +127,6 @@ def open_environment(
     Without a `capacity` it is what it was, or DEFAULT_CAPACITY. `to_repair`: see `LmdbStore.open`. Raises
     CapacityTooSmall, StoreUnwritable, StoreCorrupt, NotAStore or StoreTooNew.
     """
-    if capacity is not None:
-        divide(capacity)
     data = directory / DATA
     try:
         if not data.exists():

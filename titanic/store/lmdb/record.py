@@ -102,7 +102,7 @@ def split_frames(record: memoryview | bytes, offset: int, count: int) -> list[by
 
 
 def read_frames(
-    uuid: bytes, database: str, record: memoryview, at: int, count: int, ref: Ref | None, fetch: FetchBlob
+    uuid: bytes, database: str, record: memoryview | bytes, at: int, count: int, ref: Ref | None, fetch: FetchBlob
 ) -> list[bytes]:
     """The frames that stand in a record from `at` on, or in a blob. Raises RecordCorrupt."""
     try:

@@ -133,11 +133,6 @@ def service_of(prefix: bytes) -> bytes:
     return prefix[:-2]
 
 
-def priority_of(prefix: bytes) -> int:
-    """The priority in what `ready_prefix` made."""
-    return 9 - prefix[-1]
-
-
 def later_key(due: int, uuid: bytes) -> bytes:
     """The key in `later`; `due` in µs since the epoch."""
     return _TIME.pack(due) + uuid

@@ -30,6 +30,7 @@ cost of a transaction is the sync: put everything into one that is waiting, and 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from types import TracebackType
@@ -70,7 +71,6 @@ class LmdbReadTransaction(Reading):
     full = read.full
     disk_full = read.disk_full
     identity = read.identity
-    is_untouched = read.is_untouched
     describe = listing.describe
     list = listing.list_requests
     select = listing.select
@@ -221,16 +221,11 @@ class LmdbStore:
 
     def discard(self) -> None:
         """Close the store. If this opening has made it, and nothing was ever kept in it, it goes."""
-        if self._is_open and self._made is not None and self._is_untouched():
-            opening.remove(self.path, self._made)
+        if self._is_open and self._made is not None:
+            with contextlib.suppress(StoreError), self.read() as transaction:
+                if read.is_untouched(transaction):
+                    opening.remove(self.path, self._made)
         self.close()
-
-    def _is_untouched(self) -> bool:
-        try:
-            with self.read() as transaction:
-                return transaction.is_untouched()
-        except StoreError:
-            return False
 
     def __enter__(self) -> Self:
         return self
@@ -256,10 +251,8 @@ class LmdbStore:
         then LMDB doesn't know what is on it, and the store must be opened again. Nothing is lost by that."""
         try:
             self.environment.env.begin().abort()
-        except lmdb.PanicError:
-            return False
-        except lmdb.Error:
-            return True
+        except lmdb.Error as error:
+            return not isinstance(error, lmdb.PanicError)
         return True
 
     def reader_check(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import lmdb
@@ -74,28 +74,19 @@ def _refuse_existing(target: Path) -> None:
 
 def _copy(store: LmdbStore, directory: Path, progress: Progress | None) -> None:
     env = store.environment.env
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            env.copy(str(directory), compact=True)
-        except BaseException as error:
-            failure.append(error)
-
     data = directory / DATA
     total = (env.info()["last_pgno"] + 1) * PAGE
-    thread = threading.Thread(target=run, name="backup")
-    thread.start()
-    while thread.is_alive():
-        thread.join(_EVERY)
-        if progress is not None and data.exists():
-            progress("copying", data.stat().st_size, total)
-    for error in failure:
-        if isinstance(error, lmdb.Error):
-            if is_of_the_system(error):
-                raise OSError(disk_full(error, directory) or str(error)) from error
-            raise translate(error, env, store.capacity) from error
-        raise error
+    with ThreadPoolExecutor(1, "backup") as thread:
+        copying = thread.submit(env.copy, str(directory), compact=True)
+        while wait([copying], _EVERY).not_done:
+            if progress is not None and data.exists():
+                progress("copying", data.stat().st_size, total)
+    try:
+        copying.result()
+    except lmdb.Error as error:
+        if is_of_the_system(error):
+            raise OSError(disk_full(error, directory) or str(error)) from error
+        raise translate(error, env, store.capacity) from error
     with data.open("r+b") as file:
         os.fchmod(file.fileno(), 0o640)
         os.fsync(file.fileno())

@@ -18,12 +18,12 @@ from titanic.store.lmdb import closed_record, outcome_record, request_record
 from titanic.store.lmdb.closed_record import ClosedRecord, Part, Where
 from titanic.store.lmdb.lifecycle import search
 from titanic.store.lmdb.pages import SALVAGE
-from titanic.store.lmdb.schema import priority_of, sequence_of, service_of
+from titanic.store.lmdb.schema import sequence_of, service_of
 from titanic.store.lmdb.store import LmdbStore, LmdbWriteTransaction
 from titanic.store.lmdb.tools.check import look_through
 from titanic.store.lmdb.tools.findings import Problem, Progress, Remedy, Verb, Walk
 from titanic.store.lmdb.transaction import Writing
-from titanic.store.records import NewRequest, Outcome
+from titanic.store.records import NewRequest, Outcome, priority_in
 from titanic.store.states import Status
 from titanic.util.clock import wall_us
 from titanic.util.ids import SIZE
@@ -115,7 +115,7 @@ class _Mender:
                 pass
         prefix = search(self._tx, uuid).prefix
         if prefix:
-            service, priority = service_of(prefix), priority_of(prefix)
+            service, priority = service_of(prefix), priority_in(prefix + uuid)
             with suppress(InvalidRequest):
                 request_record.check_service(service)
                 return service, priority if 0 <= priority <= MAX_PRIORITY else DEFAULT_PRIORITY, 0
