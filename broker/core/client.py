@@ -1,4 +1,5 @@
-"""A client's side of MDP without sockets: requests out, replies matched, sent again when nobody answers.
+"""A client's side of MDP without sockets: requests out, replies matched, sent again when nobody answers. `Recognition`
+asks, as a client does, which broker is there.
 
 This is the Guide's Lazy Pirate for any number of requests at once. Two ways to tell replies apart:
 

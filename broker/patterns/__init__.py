@@ -1,18 +1,7 @@
 """The reliability patterns of the ZeroMQ Guide's chapter 4, on the wire that the Guide's programs and the RFCs speak.
 
-    LazyPirate                      a client that asks again                     request_reply/
-    Server                          what it asks                                 request_reply/
-    SimpleQueue, SimpleWorker       least recently used worker                   pirate_queue/
-    ParanoidQueue, ParanoidWorker   the same with heartbeats (RFC 6)             pirate_queue/
-    BinaryStar, BinaryStarClient    two servers, one of them active              binary_star/
-    Idempotent, Stamps              a handler that does nothing twice            idempotent/
-    Freelance, Shotgun              clients that know several servers (RFC 10)   freelance/
-    Generaldomo*                    Majordomo over CLIENT and SERVER sockets     generaldomo/
-    trip                            round trips, measured                        tripping/
-    Scatter, Gather                 single frames one way (RFC 49)               scatter_gather/
-
-Generaldomo and scatter-gather need draft sockets (`broker.io.draft_sockets`).
-Majordomo, the broker with services, is `broker` itself. README.md says when to use which.
+README.md says when to use which. Generaldomo and scatter-gather need draft sockets (`broker.io.draft_sockets`).
+Majordomo, the broker with services, is `broker` itself.
 """
 
 from broker.io.draft_sockets import MissingDrafts

@@ -25,13 +25,11 @@ from broker.io.sockets import DRAIN_LIMIT, LINGER
 from broker.patterns.generaldomo.core import pack_mdp, unpack_mdp
 from broker.server import Broker, LocalPeer
 
-Deliver = Callable[[int, bytes], None]
-
 
 class _Connection:
     """One connection: its socket, and the thread that reads it."""
 
-    def __init__(self, number: int, endpoint: str, deliver: Deliver) -> None:
+    def __init__(self, number: int, endpoint: str, deliver: Callable[[int, bytes], None]) -> None:
         self._number = number
         self._deliver = deliver
         self._end = threading.Event()
@@ -108,8 +106,6 @@ class ClientDealer(Dealer):
 AHEAD = 64 << 20
 """Bytes that are read ahead of the broker, and at least one message."""
 
-_RECEIVE_QUEUE = 10 * DRAIN_LIMIT
-
 _PAUSE = 0.001
 """Seconds until it is looked again whether the broker has caught up."""
 
@@ -140,7 +136,7 @@ class ServerSocket:
             "SERVER",
             mute=0,  # the broker must not wait for one that does not read
             send_queue=config.send_queue,
-            receive_queue=_RECEIVE_QUEUE,
+            receive_queue=10 * DRAIN_LIMIT,
             most_bytes=broker.most_bytes,
             unread=UNREAD_SECONDS * 1000,
         )

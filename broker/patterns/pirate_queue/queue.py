@@ -100,7 +100,10 @@ class ParanoidQueue(PirateQueue):
 
 
 class _PirateWorker(Worker):
-    """`jobs` connections, each with one request at a time."""
+    """`run` blocks until `stop`; `start` and the context manager use a thread.
+
+    `jobs` connections, each with one request at a time.
+    """
 
     _dialect: PirateDialect
     _default = WorkerConfig()
@@ -115,20 +118,16 @@ class _PirateWorker(Worker):
 
 
 class SimpleWorker(_PirateWorker):
-    """A worker: `run` blocks until `stop`; `start` and the context manager use a thread.
-
-    `jobs` connections, each with one request at a time. The configuration's heartbeats do not count.
-    """
+    """A worker of Simple Pirate. The configuration's heartbeats do not count."""
 
     _dialect = SIMPLE
     _watch = True
 
 
 class ParanoidWorker(_PirateWorker):
-    """A worker: `run` blocks until `stop`; `start` and the context manager use a thread.
+    """A worker of Paranoid Pirate. Heartbeats must be about as frequent as the queue's.
 
-    `jobs` connections, each with one request at a time. Heartbeats must be about as frequent as the queue's. By default
-    they are the Guide's: every second, three may be missed.
+    By default they are the Guide's: every second, three may be missed.
     """
 
     _dialect = PARANOID
