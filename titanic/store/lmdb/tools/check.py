@@ -53,7 +53,7 @@ def look_through(walk: Walk, tell: Progress | None = None) -> str:
 
     What would be found behind that is unknown, and so is whether the remedies are right.
     """
-    walk.total = sum(walk.tx.raw.stat(getattr(walk.tx.db, name))["entries"] for name in _LOOKS if name != "meta")
+    walk.total = sum(walk.tx.raw.stat(getattr(walk.tx.db, name))["entries"] for name in {*_LOOKS, "graves"} - {"meta"})
     for name, look in _LOOKS.items():
         if tell is not None:
             tell(name, walk.seen, walk.total)
@@ -70,8 +70,8 @@ def look_through(walk: Walk, tell: Progress | None = None) -> str:
 
 
 def _requests(walk: Walk) -> None:
-    for uuid, record in walk.rows(walk.tx.db.requests, "requests"):
-        ended = walk.has(walk.tx.db.replies, uuid)
+    for uuid, record in walk.rows("requests"):
+        ended = walk.has("replies", uuid)
         try:
             header = request_record.decode_header(uuid, record)
             walk.refer("requests", uuid, header.ref)
@@ -94,9 +94,9 @@ def _places(walk: Walk, uuid: bytes, header: RequestHeader, ended: bool) -> None
     prefix = ready_prefix(header.service, header.priority)
     ready = prefix + uuid
     places = ["replies"] if ended else []
-    if walk.has(walk.tx.db.ready, ready):
+    if walk.has("ready", ready):
         places.append("ready")
-    if past and past.due and walk.has(walk.tx.db.later, later_key(past.due, uuid)):
+    if past and past.due and walk.has("later", later_key(past.due, uuid)):
         places.append("later")
     if len(places) != 1:
         where = " and ".join(places) or "no queue and has no reply"
@@ -105,7 +105,7 @@ def _places(walk: Walk, uuid: bytes, header: RequestHeader, ended: bool) -> None
     if ended or not expires_at:
         return
     timer = timer_key(EXPIRY, expires_at, uuid)
-    if not walk.has(walk.tx.db.timers, timer):
+    if not walk.has("timers", timer):
         walk.report("requests", uuid, "it would never expire", Remedy(Verb.PUT, "timers", timer))
 
 
@@ -118,7 +118,7 @@ def _right_place(walk: Walk, uuid: bytes, ended: bool, past: Retry | None, prefi
 
 
 def _replies(walk: Walk) -> None:
-    for uuid, record in walk.rows(walk.tx.db.replies, "replies"):
+    for uuid, record in walk.rows("replies"):
         try:
             header = outcome_record.decode_header(uuid, record)
             walk.refer("replies", uuid, header.ref)
@@ -126,27 +126,27 @@ def _replies(walk: Walk) -> None:
         except RecordCorrupt as error:
             walk.report("replies", uuid, str(error), Remedy(Verb.LOSE_REPLY, "replies", uuid))
             continue
-        if not walk.has(walk.tx.db.requests, uuid):
+        if not walk.has("requests", uuid):
             walk.report("replies", uuid, "there is no such request", Remedy(Verb.FAIL, "requests", uuid, _MISSING))
         timer = outcome_record.retention_timer(uuid, end)
-        if not walk.has(walk.tx.db.timers, timer):
+        if not walk.has("timers", timer):
             walk.report("replies", uuid, "its retention would never end", Remedy(Verb.PUT, "timers", timer))
 
 
 def _retries(walk: Walk) -> None:
     aside = Verb.SET_ASIDE
-    for uuid, record in walk.rows(walk.tx.db.retries, "retries"):
-        if not walk.has(walk.tx.db.requests, uuid):
+    for uuid, record in walk.rows("retries"):
+        if not walk.has("requests", uuid):
             walk.report("retries", uuid, "there is no such request", Remedy(aside, "retries", uuid))
             continue
-        if walk.has(walk.tx.db.replies, uuid):
+        if walk.has("replies", uuid):
             walk.report("retries", uuid, "the request has ended", Remedy(aside, "retries", uuid))
         try:
             past = retry_record.decode(uuid, record)
         except RecordCorrupt as error:
             walk.report("retries", uuid, str(error), Remedy(aside, "retries", uuid))
             continue
-        if past.due and not walk.has(walk.tx.db.later, later_key(past.due, uuid)):
+        if past.due and not walk.has("later", later_key(past.due, uuid)):
             walk.report("retries", uuid, f"it is due at {past.due}, but not in 'later'")  # remedy: see _places
         if not past.due and not past.matters:
             what = "it neither is delayed nor has failed"
@@ -157,7 +157,7 @@ def _retries(walk: Walk) -> None:
 
 
 def _ready_rows(walk: Walk) -> None:
-    for key, value in walk.rows(walk.tx.db.ready, "ready", has_uuid_key=False):
+    for key, value in walk.rows("ready", or_more=True):
         uuid, prefix = schema.uuid_of(key), key[:-SIZE]
         walk.loads.setdefault(schema.service_of(prefix), [0, 0, 0])[0] += 1
         delete = Remedy(Verb.DELETE, "ready", key)
@@ -170,7 +170,7 @@ def _ready_rows(walk: Walk) -> None:
 
 
 def _later_rows(walk: Walk) -> None:
-    for key, value in walk.rows(walk.tx.db.later, "later", has_uuid_key=False):
+    for key, value in walk.rows("later", or_more=True):
         uuid = schema.uuid_of(key)
         delete = Remedy(Verb.DELETE, "later", key)
         if not _expect_prefix(walk, "later", uuid, bytes(value), delete):
@@ -191,7 +191,7 @@ def _expect_prefix(walk: Walk, where: str, uuid: bytes, prefix: bytes, delete: R
         stand_in = Remedy(Verb.FAIL, "requests", uuid, _MISSING)
         walk.report(where, uuid, "there is no such request", stand_in, delete)
         return False
-    if walk.has(walk.tx.db.replies, uuid):
+    if walk.has("replies", uuid):
         walk.report(where, uuid, "the request has ended", delete)
         return False
     try:
@@ -210,14 +210,13 @@ def _expect_prefix(walk: Walk, where: str, uuid: bytes, prefix: bytes, delete: R
 
 
 def _keys(walk: Walk) -> None:
-    for view, row in walk.each(walk.tx.raw.cursor(walk.tx.db.keys).iternext()):
-        key = bytes(view)
+    for key, row in walk.rows("keys", 0, or_more=True):
         holder = idempotency_key.decode(row)
         if holder is None:
             walk.report("keys", key, f"the row has {len(row)} bytes", Remedy(Verb.SET_ASIDE, "keys", key))
             continue
         timer = timer_key(KEY, holder.until, key)
-        if not walk.has(walk.tx.db.timers, timer):
+        if not walk.has("timers", timer):
             walk.report("keys", key, "it would never be forgotten", Remedy(Verb.PUT, "timers", timer))
         record = walk.tx.raw.get(holder.uuid, db=walk.tx.db.requests)
         if record is None:
@@ -232,8 +231,7 @@ def _keys(walk: Walk) -> None:
 
 
 def _timers(walk: Walk) -> None:
-    for view, value in walk.each(walk.tx.raw.cursor(walk.tx.db.timers).iternext()):
-        key = bytes(view)
+    for key, value in walk.rows("timers", 0, or_more=True):
         if len(key) <= 1 + schema.TIME_SIZE:
             what = "the key has a wrong length"
         elif len(value):
@@ -254,7 +252,7 @@ def _timer_fault(walk: Walk, kind: bytes, time: int, subject: bytes) -> str:
         record = walk.tx.raw.get(subject, db=walk.tx.db.requests)
         if record is None:
             return "there is no such request"
-        if walk.has(walk.tx.db.replies, subject):
+        if walk.has("replies", subject):
             return "the request has ended"
         try:
             own = request_record.decode_header(subject, record).expires_at
@@ -282,29 +280,22 @@ def _timer_fault(walk: Walk, kind: bytes, time: int, subject: bytes) -> str:
 
 def _blobs(walk: Walk) -> None:
     found: dict[int, int] = {}
-    for view in walk.each(walk.tx.raw.cursor(walk.tx.db.blobs).iternext(values=False)):
-        if len(view) != blob.KEY_SIZE:
-            _set_aside(walk, "blobs", bytes(view))
-            continue
-        blob_id = blob.id_of(view)
+    for key, _ in walk.rows("blobs", blob.KEY_SIZE):
+        blob_id = blob.id_of(key)
         found[blob_id] = found.get(blob_id, 0) + 1
         ref = walk.refs.get(blob_id)
-        key = bytes(view)
         if ref is not None and key >= blob.key(blob_id, ref.pieces):
             what = f"it has only {ref.pieces} pieces"
             walk.report("blobs", key, what, Remedy(Verb.DELETE, "blobs", key))
-    for view, value in walk.tx.raw.cursor(walk.tx.db.graves).iternext():
-        if len(view) != blob.GRAVE_KEY_SIZE:
-            _set_aside(walk, "graves", bytes(view))
-            continue
-        blob_id = blob.id_of(view, "graves")
+    for key, value in walk.rows("graves", blob.GRAVE_KEY_SIZE):
+        blob_id = blob.id_of(key, "graves")
         pieces = U32.unpack(value)[0] if len(value) == U32.size else -1
         if blob_id in walk.refs:
             what = "a record refers to it"
-            walk.report("graves", bytes(view), what, Remedy(Verb.DELETE, "graves", bytes(view)))
+            walk.report("graves", key, what, Remedy(Verb.DELETE, "graves", key))
         elif found.pop(blob_id, 0) != pieces:
             what = f"it doesn't have {pieces} pieces" if pieces >= 0 else f"the row has {len(value)} bytes"
-            walk.report("graves", bytes(view), what, Remedy(Verb.BURY, "blobs", bytes(view)))
+            walk.report("graves", key, what, Remedy(Verb.BURY, "blobs", key))
     for blob_id in found.keys() - walk.refs.keys():
         key = blob.grave_key(blob_id)
         walk.report("blobs", key, "no record refers to it", Remedy(Verb.BURY, "blobs", key))
@@ -350,10 +341,6 @@ def _plain_meta(walk: Walk) -> None:
     _, fault = walk.meta_number(schema.LOST_KEY, U64)
     if "bytes" in fault:
         walk.report("meta", None, f"'lost' {fault}", Remedy(Verb.SET_ASIDE, "meta", schema.LOST_KEY))
-
-
-def _set_aside(walk: Walk, name: str, key: bytes) -> None:
-    walk.report(name, key, "the key has a wrong length", Remedy(Verb.SET_ASIDE, name, key))
 
 
 _LOOKS: dict[str, Callable[[Walk], None]] = {

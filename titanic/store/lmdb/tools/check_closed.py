@@ -33,17 +33,13 @@ _MOST = 1 << 62
 def check_closed(walk: Walk) -> None:
     first = sound = 0  # the numbers of the first and of the last sound entry
     spoiled: dict[int, str] = {}  # the damaged ones since then, and what is wrong with them
-    for view, record in walk.each(walk.tx.raw.cursor(walk.tx.db.closed).iternext()):
-        if len(view) != TIME_SIZE:
-            key = bytes(view)
-            walk.report("closed", key, "the key has a wrong length", Remedy(Verb.SET_ASIDE, "closed", key))
-            continue
-        sequence = sequence_of(view)
+    for key, record in walk.rows("closed", TIME_SIZE):
+        sequence = sequence_of(key)
         try:
             header = closed_record.decode_header(sequence, record)
             for ref in header.refs:
-                walk.refer("closed", closed_key(sequence), ref)
-            verify(closed_key(sequence), record, closed_record.DATABASE)
+                walk.refer("closed", key, ref)
+            verify(key, record, closed_record.DATABASE)
             closed_record.decode_rest(sequence, header, walk.tx.fetch)
         except RecordCorrupt as error:
             spoiled[sequence] = str(error)

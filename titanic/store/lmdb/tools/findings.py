@@ -16,9 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import NamedTuple, TypeVar
-
-import lmdb
+from typing import NamedTuple
 
 from titanic.errors import RecordCorrupt
 from titanic.store.lmdb.blob import Ref
@@ -28,8 +26,6 @@ from titanic.util.ids import SIZE
 
 Progress = Callable[[str, int, int], None]
 """Called now and then with the step, how much is done, and the total: rows of a check, bytes of a copy."""
-
-Row = TypeVar("Row")
 
 _EVERY = 1000
 """Rows."""
@@ -80,26 +76,21 @@ class Walk:
         self.seen = self.total = 0
         self.tell: Callable[[int, int], None] = lambda seen, total: None
 
-    def each(self, rows: Iterator[Row]) -> Iterator[Row]:
-        """The rows, counted."""
-        for row in rows:
+    def rows(self, name: str, size: int = SIZE, *, or_more: bool = False) -> Iterator[tuple[bytes, memoryview]]:
+        """The rows of a database, counted. Those are reported whose keys have not `size` bytes."""
+        for view, value in self.tx.raw.cursor(getattr(self.tx.db, name)).iternext():
             self.seen += 1
             if self.seen % _EVERY == 0:
                 self.tell(self.seen, self.total)
-            yield row
-
-    def rows(
-        self, database: lmdb._Database, name: str, *, has_uuid_key: bool = True
-    ) -> Iterator[tuple[bytes, memoryview]]:
-        for view, value in self.each(self.tx.raw.cursor(database).iternext()):
             key = bytes(view)
-            if len(key) < SIZE or (has_uuid_key and len(key) > SIZE):
-                self.report(name, key, "the key has a wrong length", Remedy(Verb.SET_ASIDE, name, key))
-            else:
+            if len(key) == size or (or_more and len(key) > size):
                 yield key, value
+            else:
+                self.report(name, key, "the key has a wrong length", Remedy(Verb.SET_ASIDE, name, key))
 
-    def has(self, database: lmdb._Database, key: bytes) -> bool:
-        return self.tx.raw.get(key, db=database) is not None
+    def has(self, name: str, key: bytes) -> bool:
+        """Whether a database has a row."""
+        return self.tx.raw.get(key, db=getattr(self.tx.db, name)) is not None
 
     def past(self, uuid: bytes) -> Retry | None:
         """What `retries` says; None also when that is damaged, which is reported with the retries."""
