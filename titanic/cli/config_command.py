@@ -110,13 +110,9 @@ def _plain(raw: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return (
-        "–"
-        if value is None
-        else json.dumps(value, ensure_ascii=False)
-        if isinstance(value, (list, bool))
-        else str(value)
-    )
+    if isinstance(value, (list, bool)):
+        return json.dumps(value, ensure_ascii=False)
+    return "–" if value is None else str(value)
 
 
 @command("check")

@@ -34,7 +34,6 @@ BEATS = 4
 LAST_WORDS = 1.0
 """Seconds that the pipes of a killed command may stay open: something it started may have left its group."""
 
-
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 

@@ -108,6 +108,8 @@ class Dispatcher(Channel):
         self._dismissed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self.start = self._thread.start
+        self.reconfigure = partial(self.loop.call, self._reconfigure)
+        """Goes on with other settings. Any thread may call it."""
         self.loop.add(self)
 
     def connect(self, transport: Transport) -> None:
@@ -117,10 +119,6 @@ class Dispatcher(Channel):
         self.transport = transport
         self.core.backlogs.most_ahead = transport.most_ahead
         self.core.backlogs.surveys = transport.surveys
-
-    def reconfigure(self, config: ServerConfig) -> None:
-        """Go on with other settings. Any thread may call it."""
-        self.loop.call(self._reconfigure, config)
 
     def wind_down(self, grace: float) -> None:
         """Send nothing new, and give what is in flight `grace` seconds to come back and reach the disk. A store that

@@ -1,6 +1,4 @@
-"""Requests that want no answer: a GATHER endpoint (RFC 49) takes packed messages and has each one stored.
-
-    message    service body…    the frames of a titanic.request, packed into one as CZMQ's zmsg_encode does
+"""Requests that want no answer: a GATHER endpoint (RFC 49) takes messages (see PROTOCOL.md) and has each one stored.
 
 Senders learn only that a message was taken over, so whatever can be stored is stored. While the store is full, or a
 service has reached its limits, messages are kept here and tried again. When many are kept, nothing more is taken in,
