@@ -80,6 +80,10 @@ def test_there_is_something_to_look_at() -> None:
     assert all(map(sources, PIPELINE))
 
 
+def test_titanic_itself_is_the_front_door() -> None:
+    assert len(list((ROOT / "titanic").glob("*.py"))) <= 6, "a module belongs into a room"
+
+
 def test_the_broker_knows_no_titanic() -> None:
     assert importers("broker", of="titanic") == set()
 

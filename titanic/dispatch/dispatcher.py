@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any
 
 from broker import Channel, Loop, earliest
-from titanic.commit import Writer
+from titanic.commit.writer import Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.backlogs import Fetch
 from titanic.dispatch.core import DispatchCore

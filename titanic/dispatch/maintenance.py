@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from titanic.commit import Write, Writer
+from titanic.commit.writer import Write, Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.core import DispatchCore
 from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Sequence
 
 from broker import earliest
-from titanic.commit import Write, halves
+from titanic.commit.writer import Write, halves
 from titanic.dispatch.flight import AttemptOutcome, Finish, Flight
 from titanic.errors import StoreError, StoreFull
 from titanic.logs import event

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from titanic.commit import Histogram
+from titanic.commit.writer import Histogram
 from titanic.server.snapshot import ServerSnapshot
 from titanic.version import __version__
 

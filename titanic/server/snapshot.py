@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from titanic.commit import Histogram
+from titanic.commit.writer import Histogram
 from titanic.store import Counts, ReadTransaction
 
 MOST_SERVICES = 100

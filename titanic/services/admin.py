@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from titanic.commit import halves
+from titanic.commit.writer import halves
 from titanic.errors import InvalidArchive, StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.submit_options import MOST_UUIDS

@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from titanic.commit import Writer
+from titanic.commit.writer import Writer
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 from titanic.services import list_requests

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from titanic.commit import BatchThread
+from titanic.commit.writer import BatchThread
 from titanic.errors import RecordCorrupt, StoreError
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.waiting import until
 
-from titanic.commit import BatchThread
+from titanic.commit.writer import BatchThread
 
 
 def test_a_batch_thread_survives_its_work(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.shortages import broken_disk
 
-from titanic.commit import Writer, halves
+from titanic.commit.writer import Writer, halves
 from titanic.errors import RecordCorrupt, StoreError, StoreFailed, StoreFull
 from titanic.store import MIN_CAPACITY, NewRequest, Store
 from titanic.store.lmdb.store import LmdbWriteTransaction

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from titanic import ServerConfig
-from titanic.commit import Writer
+from titanic.commit.writer import Writer
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.flight import Send
 from titanic.dispatch.maintenance import PAUSE_US, STEP, MaintenanceWrite

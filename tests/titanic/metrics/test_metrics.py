@@ -25,7 +25,7 @@ from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic.client.client import Client
-from titanic.commit import Histogram
+from titanic.commit.writer import Histogram
 from titanic.errors import Refused
 from titanic.metrics import listener as listener_module
 from titanic.metrics.listener import MOST, Listener

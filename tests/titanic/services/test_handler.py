@@ -12,7 +12,7 @@ import pytest
 from support.shortages import broken_disk
 from support.store_engines import damage_reply
 
-from titanic.commit import Writer
+from titanic.commit.writer import Writer
 from titanic.errors import StoreFailed, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.submit_options import MOST_UUIDS

@@ -1,0 +1,1 @@
+"""Group commit: all changes that have gathered are one transaction and one sync."""
