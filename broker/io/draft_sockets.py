@@ -199,6 +199,7 @@ class DraftSocket:
         self._anybody = self._backend.watch(socket) if self._backend.watch else None
         self._kind = kind
         self._closing = False
+        self._guard = Lock()  # the thread that receives closes it, too, once it is woken
         self._patience: int | None = None
 
     def bind(self, endpoint: str) -> str:
@@ -276,12 +277,15 @@ class DraftSocket:
         return closed == [True]
 
     def _close(self, linger: int) -> bool:
-        if not self.has_peers():
-            # It would not connect again. How long it takes tells whether there is something left.
-            linger = min(linger, MUTE // 2 if self._kind == "SCATTER" else 1)
-        begun = time.monotonic()
-        self._socket.close(linger)
-        return not self._backend.wakes or time.monotonic() - begun < linger / 1000
+        with self._guard:
+            if self._socket.closed:
+                return True
+            if not self.has_peers():
+                # It would not connect again. How long it takes tells whether there is something left.
+                linger = min(linger, MUTE // 2 if self._kind == "SCATTER" else 1)
+            begun = time.monotonic()
+            self._socket.close(linger)
+            return not self._backend.wakes or time.monotonic() - begun < linger / 1000
 
     def has_peers(self) -> bool:
         """Whether anybody is connected, as far as can be told: True if not."""
