@@ -116,7 +116,7 @@ class Broker(Shell[BrokerCore]):
         """Answer requests of integrated services. Any thread may."""
         self.loop.call(self._reply, answers)
 
-    def sated(self, request: Request) -> bool:
+    def congested(self, request: Request) -> bool:
         """Whether whoever asked has enough to read on its way already, or the loop is behind: more answers of some
         size would only fill the memory, and in the end be dropped. Any thread may ask."""
         return self.loop.behind or self._router.outbox.full(request.peer)

@@ -1,12 +1,12 @@
-"""How often a peer sends heartbeats, and what follows: when its silence means that it is gone, how often to send some.
+"""How often a peer sends heartbeats, and what follows: when its silence means that it is dead, how often to send some.
 
 Neither side tells the other its heartbeat interval, and the two need not be the same. So a peer is judged by the
 intervals that it keeps, and is sent heartbeats in the shorter one of both. Only the gap between two heartbeats with
 nothing in between counts, and of the last few the longest: it is not shorter than the interval of the peer.
 
-A rhythm in which a peer was sent heartbeats becomes slower step by step only, so that a peer that judges in the same
-way is never surprised. And the own one is left for that of the peer only when that is clearly quicker: or two sides
-that follow each other would, with each message that comes a bit early, become quicker for ever.
+Heartbeats to a peer become slower step by step only, so that a peer that judges in the same way is never surprised. The
+peer's interval replaces our own only when it is clearly shorter (CLEARLY): otherwise two sides that both adapt would
+speed each other up for ever.
 """
 
 from __future__ import annotations

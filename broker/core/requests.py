@@ -58,7 +58,8 @@ class Request:
 
     @property
     def mark(self) -> tuple[Peer, bytes] | None:
-        """Whose it is, and the last address frame that its peer put in front of it. None: there is none."""
+        """The client, and the last address frame of its request, which name the request when it is cancelled. None: it
+        has no address frame."""
         return (self.peer, self.stack[-2]) if len(self.stack) >= 2 else None
 
     def partial(self, body: Frames) -> Frames | None:
@@ -75,10 +76,10 @@ class Request:
         return self._message(self.dialect.partial, body)
 
     def begin_anew(self) -> Frames | None:
-        """Its worker is gone, and the next one starts over: what the client is to be told of that.
+        """Its worker died, and the next one starts over: the message that tells the client, if its dialect has one.
 
-        Parts that are still here are dropped. A client of a version without a word for it can't unsee those that it
-        has: so many of the next worker's are not sent, as if they were the same.
+        Parts that were not sent are dropped. A client without that message keeps the PARTIALs that it has: as many of
+        the next worker's are skipped.
         """
         self.partials_seen = 0
         if self.dialect.partial is None:

@@ -18,7 +18,7 @@ class Inflow(Protocol):
     """Whether something is coming in that is not a whole message yet."""
 
     def goes_on(self, now: float, patience: float) -> bool:
-        """Whether it did since this was last asked, `patience` seconds ago."""
+        """Whether bytes have come since the last call, `patience` seconds ago."""
 
 
 class WorkerState(Enum):
@@ -39,7 +39,7 @@ class WorkerPeer:
     dialect: WorkerDialect
     service: Service
     heartbeat: Heartbeat = field(init=False)
-    """Of its heartbeats, from READY on."""
+    """How often its heartbeats come, from READY on."""
     inflow: Inflow | None = None
     """What the transport knows of its connection."""
     request: Request | None = None

@@ -16,9 +16,9 @@ from typing import Any
 
 from broker import ErrorReply
 from titanic import ServerConfig
+from titanic.dispatch.attempts import AttemptOutcome, Finish, Postpone
 from titanic.dispatch.backlogs import Fetch
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.flight import AttemptOutcome, Finish, Postpone
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.store import ReadyRow
 from titanic.store.lmdb.schema import ready_prefix

@@ -13,8 +13,9 @@ import click
 from click.core import ParameterSource, augment_usage_errors
 
 from titanic.cli.config_file import Document, FileValue, commands_of, strangers
+from titanic.cli.exit_codes import EXIT_FAILED
 from titanic.cli.options import Option, command, json_flag
-from titanic.cli.printing import EXIT_FAILED, print_json, print_table, say
+from titanic.cli.printing import print_json, print_table, say
 from titanic.util.text import counted
 
 _file_option = click.option(

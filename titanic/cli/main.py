@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 import click
 
 import broker
-from titanic.cli.printing import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PENDING, EXIT_UNKNOWN, EXIT_UNREAD, EXIT_USAGE, say
+from titanic.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PENDING, EXIT_UNKNOWN, EXIT_UNREAD, EXIT_USAGE
+from titanic.cli.printing import say
 from titanic.entry import leave
 from titanic.errors import TimedOut, TitanicError, UnknownRequest
 from titanic.version import __version__

@@ -1,4 +1,4 @@
-"""How results are shown: tables for people, JSON for programs, bodies as they are, progress; and the exit codes."""
+"""How results are shown: tables for people, JSON for programs, bodies as they are, progress."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ import click
 
 from titanic.errors import TitanicError
 from titanic.util.text import printable
-
-EXIT_FAILED, EXIT_USAGE, EXIT_PENDING, EXIT_UNKNOWN, EXIT_INTERRUPTED, EXIT_UNREAD = 1, 2, 3, 4, 130, 141
 
 
 def say(message: object, detail: Sequence[bytes] = (), program: str = "") -> None:

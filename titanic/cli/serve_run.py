@@ -26,8 +26,8 @@ import click
 from titanic import logs
 from titanic.cli.config_file import strangers
 from titanic.cli.endpoint import Address
+from titanic.cli.exit_codes import EXIT_FAILED
 from titanic.cli.options import parse_again
-from titanic.cli.printing import EXIT_FAILED
 from titanic.cli.running import Ending, say
 from titanic.dispatch.service_log import PresenceLog
 from titanic.errors import CallerError, TitanicError

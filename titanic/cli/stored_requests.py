@@ -12,11 +12,10 @@ import click
 
 from titanic.cli.connect import connect
 from titanic.cli.endpoint import Reach
+from titanic.cli.exit_codes import EXIT_FAILED, EXIT_UNKNOWN
 from titanic.cli.options import command, endpoint, json_flag, option, seconds
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.printing import (
-    EXIT_FAILED,
-    EXIT_UNKNOWN,
     Bar,
     age,
     as_text,

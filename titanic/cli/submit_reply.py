@@ -13,19 +13,10 @@ import click
 import broker
 from titanic.cli.connect import TRIES, answers, connect, tell
 from titanic.cli.endpoint import Reach
+from titanic.cli.exit_codes import EXIT_FAILED, EXIT_PENDING, EXIT_UNKNOWN
 from titanic.cli.options import command, endpoint, json_flag, option, seconds
 from titanic.cli.options import uuid as uuid_type
-from titanic.cli.printing import (
-    EXIT_FAILED,
-    EXIT_PENDING,
-    EXIT_UNKNOWN,
-    Bar,
-    json_frames,
-    print_body,
-    print_json,
-    say,
-    until,
-)
+from titanic.cli.printing import Bar, json_frames, print_body, print_json, say, until
 from titanic.client.calls import BrokerLimits
 from titanic.client.client import Client
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest

@@ -61,7 +61,7 @@ class Backlog:
     ahead: int = 0
     """How many more may be sent, to wait at the broker for the next free worker."""
     late: int = 0
-    """How many more are fetched than it has room for, because so many had expired the last time."""
+    """How many requests more than its room are fetched: as many as had expired the last time."""
     least_urgent: int = HIGHEST
     """The lowest priority among the requests sent since nothing was in flight."""
     urgent: int = 0
@@ -174,7 +174,7 @@ class Backlogs(dict[bytes, Backlog]):
         return backlog
 
     def place(self, backlog: Backlog) -> None:
-        """Put a backlog that has changed where its next step is looked for."""
+        """Update the indexes for a backlog that has changed: whether it is to be fetched for, or asked about."""
         name = backlog.name
         if backlog.fetchable:
             self.fetchable[name] = backlog

@@ -28,8 +28,8 @@ from collections.abc import Container, Iterable, Sequence
 
 from broker import ErrorReply, Timers, earliest
 from titanic.config import ServerConfig
+from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight, Send, after_failure, without_room
 from titanic.dispatch.backlogs import OVERTAKE, Backlog, Backlogs, Fetch
-from titanic.dispatch.flight import AttemptOutcome, Finish, Flight, Send, after_failure, without_room
 from titanic.dispatch.outcomes import OutcomeBuffer
 from titanic.protocol.submit_options import Policy, read_policy
 from titanic.protocol.tsp import Frames
@@ -282,7 +282,7 @@ class DispatchCore:
         return settling.take(now, hurry)
 
     def take_alarm(self, now: float) -> bool:
-        """Whether the alarm rings: do what is due, and set it anew."""
+        """Whether the alarm is due. It is cleared then: the caller starts the maintenance, which sets it again."""
         if self._alarm is None or now < self._alarm or self.stopping:
             return False
         self._alarm = None

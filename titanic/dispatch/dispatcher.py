@@ -18,9 +18,9 @@ from typing import Any
 from broker import Channel, Loop, earliest
 from titanic.commit.writer import Writer
 from titanic.config import ServerConfig
+from titanic.dispatch.attempts import Finish
 from titanic.dispatch.backlogs import Fetch
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.flight import Finish
 from titanic.dispatch.maintenance import Maintenance
 from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
 from titanic.dispatch.service_log import FailureLog

@@ -8,16 +8,17 @@ from collections.abc import Callable, Container, Iterable, Sequence
 
 from broker import earliest
 from titanic.commit.writer import Write, halves
-from titanic.dispatch.flight import AttemptOutcome, Finish, Flight
+from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight
 from titanic.errors import StoreError, StoreFull
 from titanic.logs import event
 from titanic.store import WriteTransaction
 
 log = logging.getLogger(__name__)
 
-REWRITE_FIRST = 1.0
-REWRITE_MOST = 30.0
-"""Seconds until an outcome that the disk did not take is written again: the first time, and at most."""
+WRITE_AGAIN_FIRST = 1.0
+WRITE_AGAIN_MOST = 30.0
+"""Seconds until an outcome whose commit failed is written again: the first time, and at most. (The back-off of requests
+is in attempts.py.)"""
 
 MOST_BYTES = 256 << 20
 """Bytes of memory of outcomes, roughly, beyond which nothing more is fetched: workers that are faster than the disk
@@ -93,7 +94,7 @@ class OutcomeBuffer:
         """Write these again after a pause, which doubles each time."""
         self._rewrites += outcomes
         if self._rewrite_at is None:
-            self._pause = min(REWRITE_MOST, self._pause * 2 or REWRITE_FIRST)
+            self._pause = min(WRITE_AGAIN_MOST, self._pause * 2 or WRITE_AGAIN_FIRST)
             self._rewrite_at = now + self._pause
 
     def wants(self, uuids: Container[bytes]) -> bool:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from broker import CLIENT_QUEUE, ClientConfig, ClientSession, ErrorReply, EventKind, LocalPeer, Loop, read_error
+from titanic.dispatch.attempts import Send
 from titanic.dispatch.connection import BrokerDiscovery, Connection
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.flight import Send
 from titanic.protocol.tsp import Frames
 
 MMI_TIMEOUT = 2.5

@@ -16,9 +16,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from broker import ClientConfig, ClientSession, ErrorReply, EventKind, Loop
+from titanic.dispatch.attempts import Send
 from titanic.dispatch.connection import BrokerDiscovery, Connection
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.flight import Send
 from titanic.dispatch.transport import MMI_TIMEOUT, PartialReplies, deliver_reply
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames

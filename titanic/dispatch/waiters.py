@@ -53,9 +53,9 @@ class Waiters:
         self._known: dict[int, tuple[Ask, bytes]] = {}
         """All of them, and the request of each."""
         self._until: dict[int, float] = {}
-        """When those have waited for long enough for whom the store was not read yet: they get an answer from there."""
+        """Deadlines of asks whose first look into the store is not done yet: that look answers them."""
         self._deadlines: Timers[int] = Timers()
-        """The same of the others."""
+        """Deadlines of the others."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -109,7 +109,7 @@ class Waiters:
         self._send_away([self._known[key][0] for key in self._deadlines.due(now)])
 
     def dismiss(self) -> None:
-        """Nothing more will happen: answer all asks, those for whom the reader has not looked yet when it has."""
+        """Shut down: answer every ask now, or as soon as the reader has looked for it."""
         self.dismissing = True
         self._send_away(list(self._looked_up()))
 

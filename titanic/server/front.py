@@ -59,7 +59,7 @@ only themselves."""
 
 
 class Front(Protocol):
-    """What both have, with defaults for what only one of them has. It is started and stopped once."""
+    """The interface of IntegratedFront and AttachedFront, with defaults. A front is started and stopped once."""
 
     endpoints: tuple[str, ...]
     """Where clients reach it, with real ports."""
@@ -121,7 +121,7 @@ class IntegratedFront(Front):
         self._broker = Broker(config.wire, version=__version__)
         self._gather: GatherEndpoint | None = None
         self.send_answers = self._broker.reply
-        self.congested = self._broker.sated
+        self.congested = self._broker.congested
         try:
             self.endpoints = tuple(self._broker.bind(endpoint) for endpoint in config.bind)
             if config.gather:

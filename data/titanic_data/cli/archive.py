@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
+from titanic.cli.exit_codes import EXIT_FAILED
 from titanic.cli.options import json_flag, option, seconds
 from titanic.cli.options import size as size_option
-from titanic.cli.printing import EXIT_FAILED, Bar, print_json, size
+from titanic.cli.printing import Bar, print_json, size
 from titanic.util.text import counted
 from titanic_data import archive as archives
 from titanic_data.archive import ENGINES, Archive, Archiver, Engine, Entry, PyArrowEngine, Queue, SparkEngine

@@ -55,11 +55,11 @@ def test_an_integrated_service_is_told_who_does_not_read(broker: Broker, stuffed
         stuffed.send(b"big", b"x")
         until(lambda: asked)
         (request,) = asked
-        assert not broker.sated(request)
+        assert not broker.congested(request)
         broker.reply([(request, [PART] * 20)])
-        until(lambda: broker.sated(request))
+        until(lambda: broker.congested(request))
         assert stuffed.receive() == [PART] * 20
-        until(lambda: not broker.sated(request))
+        until(lambda: not broker.congested(request))
 
 
 def test_large_messages_arrive_as_they_were_sent(broker: Broker) -> None:

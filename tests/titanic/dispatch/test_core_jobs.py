@@ -9,7 +9,7 @@ from support.dispatch_play import Play, at_work, names
 
 from broker import ErrorReply
 from titanic.config import ServiceLimits
-from titanic.dispatch.flight import REFUSED_MOST, Finish
+from titanic.dispatch.attempts import REFUSED_MOST, Finish
 from titanic.store import Status
 
 # -- priority -------------------------------------------------------------------------------------------------

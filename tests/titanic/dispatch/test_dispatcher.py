@@ -11,8 +11,8 @@ import pytest
 
 from titanic import ServerConfig
 from titanic.commit.writer import Writer
+from titanic.dispatch.attempts import Send
 from titanic.dispatch.dispatcher import Dispatcher
-from titanic.dispatch.flight import Send
 from titanic.dispatch.maintenance import PAUSE_US, STEP, MaintenanceWrite
 from titanic.errors import StoreFailed
 from titanic.services.reader import Reader

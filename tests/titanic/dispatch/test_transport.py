@@ -13,8 +13,8 @@ import zmq
 from support.waiting import until
 
 from broker import ANSWER, ClientSession, ErrorReply, Kind, Loop
+from titanic.dispatch.attempts import Send
 from titanic.dispatch.connection import PAUSE, BrokerDiscovery
-from titanic.dispatch.flight import Send
 from titanic.dispatch.transport import MMI_TIMEOUT, LocalTransport, PartialReplies, SocketTransport
 from titanic.dispatch.transport_foreign import ForeignTransport
 

@@ -20,8 +20,8 @@ class Reader:
     """Reads replies of half a portion each."""
 
     def __init__(self) -> None:
-        self.sated: set[str] = set()
-        self.turns = Turns(lambda ask: ask.peer in self.sated)
+        self.congested: set[str] = set()
+        self.turns = Turns(lambda ask: ask.peer in self.congested)
 
     def round(self, *asks: Asked, size: int = PORTION // 2) -> list[bytes]:
         read = []
@@ -52,16 +52,16 @@ def test_a_portion_at_a_time_and_everybody_in_each_round() -> None:
 
 def test_nothing_is_read_for_who_does_not_read() -> None:
     reader = Reader()
-    reader.sated = {"a"}
+    reader.congested = {"a"}
     assert reader.round(*asks("a", 2), *asks("b", 1)) == [b"b0"]
     assert reader.round() == []
-    reader.sated = set()
+    reader.congested = set()
     assert reader.round() == [b"a0", b"a1"]
 
 
 def test_there_is_an_end_to_what_is_put_off() -> None:
     reader = Reader()
-    reader.sated = {"a"}
+    reader.congested = {"a"}
     reader.round(*asks("a", reader_module.MOST + 3))
     assert [ask.body for _, ask in reader.turns.take_refused()] == [
         [b"a%d" % (reader_module.MOST + n)] for n in range(3)

@@ -137,7 +137,7 @@ def cut_closed(tx: Reading, first: int, last: int, max_bytes: int) -> int:
 
 
 def _plain(number: int, rows: list[bytes]) -> bool:
-    """Whether records, of which the first has this number, are whole and have one frame each at most, in them.
+    """Whether records, the first of which has this number, pass their checksums and hold at most one frame each way.
 
     The sum is over the key: a number that is missing is found, too. All that is done for each is done in C.
     """

@@ -28,7 +28,7 @@ def is_near_the_end(tx: Reading) -> bool:
     return bool(end > room.accept - room.headroom)
 
 
-def make_ready(tx: Writing) -> bool:
+def clean_up_before(tx: Writing) -> bool:
     """Do what the transaction before this one left to do; False when there was nothing."""
     room, pace = tx.environment.room, tx.environment.pace
     if pace.freed > 2 * room.pages_freed:
@@ -43,7 +43,7 @@ def make_ready(tx: Writing) -> bool:
     return False
 
 
-def clear_up(tx: Writing) -> None:
+def clean_up_after(tx: Writing) -> None:
     """Delete a bounded part of what a later transaction could delete as well."""
     if tx.raw.stat(tx.db.graves)["entries"]:
         _empty_graves(tx)

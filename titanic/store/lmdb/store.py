@@ -119,7 +119,7 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
                 try:
                     if self._prepared or round_ == _ROUNDS - 1:
                         break
-                    if not free_space.is_near_the_end(self) or not free_space.make_ready(self):
+                    if not free_space.is_near_the_end(self) or not free_space.clean_up_before(self):
                         break
                     self.commit()
                 except BaseException:
@@ -137,7 +137,7 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
             super().__exit__(kind, error, trace)
             return
         try:
-            free_space.clear_up(self)
+            free_space.clean_up_after(self)
             self.commit()
         except lmdb.Error as failure:
             self.raw.abort()

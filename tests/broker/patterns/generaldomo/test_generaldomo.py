@@ -254,11 +254,11 @@ def test_an_integrated_service_is_told_which_client_socket_is_not_read(
         deaf.send(b"\6MDPC01\3big\1x")
         until(lambda: asked)
         (request,) = asked
-        assert not small.sated(request)
+        assert not small.congested(request)
         small.reply([(request, [PART] * 20)])
-        until(lambda: small.sated(request))
+        until(lambda: small.congested(request))
         assert received(deaf).endswith(PART)
-        until(lambda: not small.sated(request))
+        until(lambda: not small.congested(request))
 
 
 def test_a_message_that_is_too_large_ends_its_connection(small: GeneraldomoBroker, client_socket: Connect) -> None:
