@@ -80,7 +80,7 @@ def _silence(service: bytes, endpoint: str, waited: float, reason: str = "") -> 
         f"nobody answered at {endpoint}",
         f"waited {waited:.3g} s" + (f", {reason}" if reason else ""),
         "is it running, and is this its endpoint?"
-        + ("" if service in LOOKS else " what was asked may still be done when it is there again"),
+        + ("" if service in LOOKS else " the request may have arrived all the same"),
     )
 
 
