@@ -117,9 +117,9 @@ def test_nothing_to_show(temporary: Path) -> None:
     ("stage", "number"),
     [
         ("which has no worker", signal.SIGINT),
-        ("the server is gone", signal.SIGTERM),
+        ("the server is dead", signal.SIGTERM),
         ("slowed down", signal.SIGINT),
-        ("with a request in its hands", signal.SIGTERM),
+        ("with a request unfinished", signal.SIGTERM),
     ],
 )
 def test_interrupted_it_leaves_nothing_behind(files: Path, temporary: Path, stage: str, number: int) -> None:

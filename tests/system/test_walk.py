@@ -1,4 +1,4 @@
-"""The first walk, as the help tells it: nobody is there, somebody comes, the reply is fetched and closed."""
+"""The quick start of the help: nobody is there, somebody comes, the reply is fetched and closed."""
 
 from __future__ import annotations
 

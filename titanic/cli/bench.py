@@ -16,8 +16,8 @@ from titanic.errors import TitanicError
 @command()
 @json_flag
 @click.argument("figures", nargs=-1, metavar="[FIGURE|GROUP]...")
-@option("--list", "listing", is_flag=True, help="Say what there is to be measured.")
-@option("--all", "everything", is_flag=True, help="Measure all of it; some minutes, and a few GB on disk.")
+@option("--list", "listing", is_flag=True, help="List the benchmarks.")
+@option("--all", "everything", is_flag=True, help="Run all benchmarks; takes some minutes and a few GB on disk.")
 @option(
     "--folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -43,7 +43,7 @@ def bench(
     everything: bool,
     listing: bool,
 ) -> None:
-    """Measure this machine and Titanic on it: accepting, whole lives, plain echoes.
+    """Measure this machine and Titanic on it: submission, the full life of a request, plain echo.
 
     Without arguments it measures the most important figures, in less than a minute. FIGURE and GROUP choose others.
 

@@ -119,9 +119,10 @@ def _shown(value: Any) -> str:
 @command("check")
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 def check(path: Path) -> None:
-    """Check a TOML file: every key and every value, for every command. Nothing is started or touched.
+    """Check a TOML file: every key and every value, for every command. Nothing is started or changed.
 
-    Prints what is wrong, a line each, with file and line; exits with 1 then. The units run this before they reload.
+    Prints each mistake on a line, with file and line number; exits with 1 then. The systemd units run this before they
+    reload.
 
     \b
     Example:

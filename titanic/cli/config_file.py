@@ -161,7 +161,7 @@ class Document:
             elif key in everywhere:
                 continue
             elif key in self._commands:
-                self._complain((key,), f"unknown key {key}; it is a command: its settings stand below [{key}]")
+                self._complain((key,), f"unknown key {key}; it is a command: its settings belong below [{key}]")
             else:
                 self._unknown((key,), key, everywhere)
 

@@ -66,7 +66,7 @@ class Demo:
             samples = list(_samples(self._folder))
             if not samples:
                 what = f"there is nothing to submit below {self._folder.resolve()}"
-                fact = "files count that are not hidden, readable, and of 1 MiB at most"
+                fact = "it submits files that are not hidden, readable, and of 1 MiB at most"
                 raise TitanicError(what, fact, "name another folder: titanic demo FOLDER")
             keep = True
             keep = not self._tell(samples)
@@ -97,7 +97,7 @@ class Demo:
             replacing.join()
             self._say(f"the other {len(samples) - half} submitted while the server was killed and started again")
             stored = _stored(client)
-            self._say(f"{len(stored)} requests wait on disk; nobody is there to do them")
+            self._say(f"{len(stored)} requests wait on disk; no worker is running")
             self._let_workers_run(client, endpoint)
             answers = self._collect(client, list(acknowledged))
             client.close_many(stored | acknowledged.keys())
@@ -105,7 +105,7 @@ class Demo:
         return self._judge(acknowledged, stored, answers, left)
 
     def _replace_server(self, server: Process, endpoint: str) -> None:
-        self._kill(server, "the server is gone")
+        self._kill(server, "the server is dead")
         with suppress(TitanicError, OSError):  # it is all over, or the submissions will fail and say so
             self._serve(endpoint, "2")
 
@@ -116,7 +116,7 @@ class Demo:
         slow = self._start("worker-1", *work, "--", "sh", "-c", f"sleep 0.5 && {' '.join(command)}")
         self._say(f"[bold]titanic work {SERVICE}[/bold] runs as process {slow.pid}, slowed down to be caught at work")
         self._until(lambda: client.stats()["running"], "the worker to be busy", slow)
-        self._kill(slow, "the worker is gone, with a request in its hands")
+        self._kill(slow, "the worker is dead, with a request unfinished")
         fast = self._start("worker-2", *work, "--jobs", "4", "--", *command)
         self._say(f"[bold]titanic work {SERVICE}[/bold] runs as process {fast.pid}")
 
@@ -236,9 +236,9 @@ def _expected(sample: Sample) -> Frames:
 def demo(folder: Path) -> None:
     """Show what Titanic is for, in under a minute.
 
-    Submits one request for each file below FOLDER (default: the present one) to a service that has no worker, kills the
-    server, starts it again, starts workers, kills one of them, and checks every reply. Exits with 0 only when all
-    replies are right. Everything runs on this machine, in a temporary folder.
+    Submits one request for each file below FOLDER (default: the current directory) to a service that has no worker,
+    kills the server, starts it again, starts workers, kills one of them, and checks every reply. Exits with 0 only when
+    all replies are right. Everything runs on this machine, in a temporary folder.
 
     \b
     Example:

@@ -34,7 +34,7 @@ class EndpointType(click.ParamType[str]):
         if port != "*" and int(port) > 65535:
             return f"{value!r} has no such port; ports go up to 65535"
         if not self._listens and (host == "*" or port == "*" or int(port) == 0):
-            return f"nobody can connect to {value!r}; name the machine and the port"
+            return f"no client can connect to {value!r}; name the machine and the port"
         return ""
 
 

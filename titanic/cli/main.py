@@ -31,8 +31,8 @@ COMMANDS = {
     "close": ("submit_reply", "Delete requests and their replies."),
     "call": ("submit_reply", "Send a plain request; nothing is stored."),
     "work": ("work", "Serve a service with any command."),
-    "status": ("status", "Show what is stored, what waits, who works."),
-    "health": ("status", "Tell whether the queue is healthy, for scripts."),
+    "status": ("status", "Show stored and waiting requests, and the workers."),
+    "health": ("status", "Report whether the queue is healthy, for scripts."),
     "ls": ("stored_requests", "List stored requests."),
     "show": ("stored_requests", "Show all about one request."),
     "retry": ("stored_requests", "Requeue requests that failed or expired."),
@@ -205,20 +205,20 @@ def _cannot_be(error: Exception) -> bool:
 @click.group(cls=Titanic, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="titanic")
 def main() -> None:
-    """Titanic, a persistent request queue: submit, go away, come back for the reply.
+    """Titanic, a persistent request queue: submit a request now, fetch its reply later.
 
     \b
-    A first walk:
-      titanic serve &                       the queue, storing in ./titanic-data
+    Quick start:
+      titanic serve &                       starts the queue, storing in ./titanic-data
       titanic submit upper hello            prints the request's UUID
-      titanic work upper -- tr a-z A-Z &    somebody who does the work
+      titanic work upper -- tr a-z A-Z &    starts a worker
       titanic reply UUID --wait 5           prints HELLO
       titanic close UUID                    deletes request and reply
 
     Every option can also be given as an environment variable, TITANIC_ and its name in capitals, and in a TOML
     file named by --config or TITANIC_CONFIG: keys at its top for all commands, tables like [serve] for one.
     Times are seconds or have a unit: 90s, 5m, 1.5h, 30d. Sizes are bytes or have a unit: 64MiB, 1.5GB.
-    `titanic config show` prints which values count and where they come from.
+    `titanic config show` prints the effective values and where they come from.
 
     \b
     Completion in this shell (zsh_source and fish_source do the same for theirs):
@@ -229,6 +229,6 @@ def main() -> None:
       0  success                            3  timed out, or still pending
       1  refused or failed                  4  unknown UUID
       2  wrong usage                 130, 143  ended by Ctrl-C or SIGTERM
-                                          141  nobody reads the output, as in | head
-    `titanic health` has those of Nagios: 0 healthy, 1 warning, 2 critical, 3 unknown.
+                                          141  broken pipe, as in | head
+    `titanic health` uses the Nagios codes: 0 healthy, 1 warning, 2 critical, 3 unknown.
     """

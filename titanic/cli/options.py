@@ -220,7 +220,7 @@ def broker_version(*versions: str, group: str = "") -> Callable[[Function], Func
         type=click.Choice(versions),
         default=None,
         group=group,
-        help="Version of the Majordomo Protocol to speak; default: the broker is asked, in 0.1, which all understand.",
+        help="Version of the Majordomo Protocol to speak; default: detected, by a question in MDP 0.1.",
     )
 
 

@@ -49,9 +49,9 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
 
     With --broker it uses the broker at that endpoint, and ends when another queue already serves that broker.
 
-    Stops on SIGTERM or SIGINT: refuses new requests, finishes what is running, exits with 0. A second signal
-    ends it at once; nothing is lost then either. On SIGHUP it reads its configuration again; settings that need a
-    restart are reported.
+    Stops on SIGTERM or SIGINT: refuses new requests, finishes the running requests, exits with 0. A second
+    signal ends it at once; nothing is lost then either. On SIGHUP it reads its configuration again; settings that
+    need a restart are reported.
 
     \b
     Example:

@@ -45,8 +45,8 @@ running_options = together(
         metavar="HOST:PORT",
         default=None,
         group=OPERATION,
-        help="Where to serve /metrics for Prometheus, /healthz and /readyz; :PORT is at every address, port 0 any free"
-        " one; default: nowhere.",
+        help="Where to serve /metrics for Prometheus, /healthz and /readyz; :PORT listens at every address,"
+        " port 0 takes any free one; default: none.",
     ),
     configured,
 )
@@ -66,7 +66,8 @@ wire_options = together(
         least=0.01,
         default=WIRE.heartbeat_interval,
         group=TRAFFIC,
-        help="Interval of heartbeats. A peer is gone when it is silent for four of these, or of its own if longer.",
+        help="Interval of heartbeats. A peer is considered dead after four intervals of silence (its own"
+        " interval, if longer).",
     ),
     seconds(
         "--request-expiry",
@@ -84,7 +85,7 @@ wire_options = together(
     traffic(
         "--max-deliveries",
         default=WIRE.max_deliveries,
-        help="Workers that may die while they have a request; then it is given up.",
+        help="How many workers may die while they have the same request, before it is given up.",
     ),
 )
 """The broker's options. Their parameters have the names of `BrokerConfig`'s fields."""
@@ -120,15 +121,24 @@ def service_limits(
 
 queue_options = together(
     option("--store", type=FOLDER, metavar="DIR", default=SERVER.store, help="Directory of the store."),
-    size("--capacity", least=MIN_CAPACITY, default=None, help="Size limit of the store; default: as before, or 1GiB."),
+    size(
+        "--capacity",
+        least=MIN_CAPACITY,
+        default=None,
+        help="Size limit of the store; default: the capacity of an existing store; 1GiB for a new one.",
+    ),
     bind_option,
     option(
-        "--broker", type=BROKER, default=None, metavar="ENDPOINT", help="Use the broker there instead of an own one."
+        "--broker",
+        type=BROKER,
+        default=None,
+        metavar="ENDPOINT",
+        help="Use the broker there instead of the built-in broker.",
     ),
     listening(
         "--gather",
         default=(),
-        help="Where to take requests that want no answer, from SCATTER sockets; may be given repeatedly.",
+        help="Where to receive requests that need no reply, from SCATTER sockets; may be given repeatedly.",
     ),
     seconds("--grace", least=0, default=SERVER.grace, help="On shutdown: how long running requests may still take."),
     kept("--keep-replies", default="7d", help="How long replies that nobody closes are kept; 0: for ever."),

@@ -35,7 +35,7 @@ RATES = ("accepted", "dispatched", "succeeded", "failed", "closed")
 )
 @lookable
 def status(as_json: bool, watch: float | None, **where: Any) -> None:
-    """Show what is stored, what waits for each service, how many workers there are.
+    """Show the stored requests, the waiting requests and the workers of each service.
 
     --json prints one object, with --watch one on each line; with --offline only store, services and workers.
 
@@ -49,13 +49,15 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
     accepting        whether there is room for a small request
     disk_full        whether the disk below the store is full
     services         {name: requests that wait}
-    workers          {name: count}; null when the broker does not tell
+    workers          {name: count}; null when the broker does not
+                     report them
     running          requests that workers have now
     waiting_clients  clients that wait for a reply
     since_start      {accepted, refused, repeated (the key was known),
                      replies_given, closed, commits}
     dispatch         since the start: {dispatched, succeeded, failed (for
-                     good), expired, retried, returned (were no attempt)}
+                     good), expired, retried, returned (by the broker, not
+                     counted as attempts)}
 
     \b
     Example:
@@ -186,11 +188,11 @@ class Probe(GroupedCommand):
 @seconds("--max-age", least=0, default=None, help="Warn when a request has waited longer.")
 @reaching(2.0, "Wait for an answer, once; more than half of this is slow.")
 def health(as_json: bool, max_waiting: int | None, max_age: float | None, reach: Reach) -> None:
-    """Tell whether the queue is healthy: it answers, it accepts requests, and what waits is within the limits given.
+    """Report whether the queue is healthy: it answers, it accepts requests, and what waits is within the limits given.
 
     Prints one line, within two seconds, and exits as Nagios and others expect: 0 healthy, 1 warning (it is slow, or
-    more waits than the limits allow), 2 critical (nobody answers, the store or its disk is full), 3 unknown (wrong
-    usage).
+    more waits than the limits allow), 2 critical (no answer, the store or its disk is full), 3 unknown (wrong usage or
+    another error).
 
     --json prints {status: "healthy", "warning", "critical" or "unknown", problems: [text], waiting, oldest}; oldest is
     the age in seconds of the request that has waited longest, or null.

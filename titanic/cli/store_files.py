@@ -119,7 +119,7 @@ def expect_readable(path: Path) -> None:
         if lock.exists() and not os.access(lock, os.R_OK | os.W_OK):
             raise _closed(path, f"{LOCK}, which readers have to write too, may not be written", lock)
         if not lock.exists() and not os.access(path, os.W_OK):
-            raise _closed(path, f"{LOCK}, which readers have to write too, is not there and may not be made", path)
+            raise _closed(path, f"{LOCK}, which readers have to write too, does not exist and may not be created", path)
 
 
 def may_write(path: Path) -> bool:

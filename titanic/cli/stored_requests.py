@@ -48,7 +48,7 @@ older_option = seconds(
     "--older-than",
     least=0,
     default=None,
-    help="Only requests that ended longer ago than this, as in 2h or 7d; that were submitted, if they have not ended.",
+    help="Minimum time since requests ended, as in 2h or 7d; for unfinished requests: since they were submitted.",
 )
 service_option = option("--service", metavar="SERVICE", default=None, help="Only requests for this service.")
 
@@ -133,7 +133,7 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
     attempts, dispatched_at  how often it was tried, and when last
     due                      when it is tried next
     reason                   why it failed, the last time or for good, with
-                             what the worker said
+                             what the worker reported
 
     \b
     Example:
@@ -226,12 +226,12 @@ def _span(row: Mapping[str, Any], since: str, until: str) -> str:
 def retry(
     uuid: tuple[str, ...], everything: bool, service: str | None, older_than: float | None, as_json: bool, reach: Reach
 ) -> None:
-    """Requeue requests that failed or expired, as if they had never been tried. Prints how many there were.
+    """Requeue requests that failed or expired, as if they had never been tried. Prints their number.
 
     A request that expired before its --delay was over still waits for the end of the delay.
 
     Name requests by UUID, or choose them by --service, --older-than or --all. When none of the UUIDs can be requeued,
-    it says why, and exits with 4 if all are unknown, else with 1.
+    it reports why, and exits with 4 if all are unknown, else with 1.
 
     --json prints {retried}.
 
@@ -282,9 +282,9 @@ def _explain(client: Client, uuids: tuple[str, ...]) -> None:
 def purge(
     state: str, everything: bool, service: str | None, older_than: float | None, as_json: bool, reach: Reach
 ) -> None:
-    """Close all requests in a state, which deletes them and their replies. Prints how many there were.
+    """Close all requests in a state, which deletes them and their replies. Prints their number.
 
-    Choose by --service and --older-than, or say --all.
+    Choose by --service and --older-than, or give --all.
 
     --json prints {closed}.
 

@@ -43,7 +43,7 @@ stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="Read the body f
     "--lines",
     type=click.File("rb"),
     metavar="FILE",
-    help="One request per line of FILE (- for stdin); the options count for each.",
+    help="One request per line of FILE (- for stdin); the options apply to each.",
 )
 @seconds("--wait", least=0, default=None, help="Wait at most this long for the reply, and print it.")
 @json_flag
@@ -54,7 +54,7 @@ stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="Read the body f
     group=CHOICES,
     help="Idempotency key: the same one gets the same UUID, and is executed once.",
 )
-@seconds("--key-for", least=0.001, default=None, group=CHOICES, help="How long the key counts; default a day.")
+@seconds("--key-for", least=0.001, default=None, group=CHOICES, help="How long the key is valid; default: one day.")
 @seconds("--delay", least=0, default=None, group=CHOICES, help="Do not execute it before this time has passed.")
 @seconds("--ttl", least=0.001, default=None, group=CHOICES, help="Expire it when no worker has begun within this time.")
 @option(
@@ -95,10 +95,9 @@ def submit(
 ) -> None:
     """Store a request for SERVICE and print its UUID. Each BODY is a frame.
 
-    When the UUID is printed, the request is on disk and will be executed, whatever crashes. With --wait the UUID goes
-    to standard error and the reply to standard output; the exit codes are those of `titanic reply`. When no answer
-    comes, the request is sent again, and still stored only once. Times are seconds, or have a unit: 250ms, 90s, 5m,
-    1.5h, 30d.
+    When the UUID is printed, the request is on disk and survives any crash. With --wait the UUID goes to standard error
+    and the reply to standard output; the exit codes are those of `titanic reply`. Without an answer in time the request
+    is sent again, and still stored only once. Times are seconds, or have a unit: 250ms, 90s, 5m, 1.5h, 30d.
 
     Each line of --lines is the body of a request, without its line end; an empty line is a request with an empty body.
 
@@ -119,7 +118,7 @@ def submit(
     if lines is not None and wait is not None:
         raise click.UsageError("--wait takes one request, --lines submits many")
     if lines is not None and chosen["key"] is not None:
-        raise click.UsageError("--key stands for one request, --lines submits many")
+        raise click.UsageError("--key is for one request, --lines submits many")
     options: Any = {name: value for name, value in chosen.items() if value is not None}
     with connect(reach) as client:
         if lines is not None:
@@ -137,7 +136,7 @@ def submit(
 
 
 def _note_absence(client: Client, service: str) -> None:
-    """Tell a user at a terminal that the service has no worker: its name may be misspelt."""
+    """Inform a user at a terminal that the service has no worker: its name may be misspelt."""
     with contextlib.suppress(TitanicError, broker.BrokerError):
         if client.call("mmi.service", service) == [b"404"]:
             say(f"no worker for {service!r} yet; it waits")
@@ -201,11 +200,11 @@ def _stdin() -> tuple[bytes]:
 def reply(uuid: str, wait: float | None, as_json: bool, reach: Reach) -> None:
     """Print the reply to the request with this UUID, byte for byte. It stays until the request is closed.
 
-    Exits with 3 while the request is pending, with 4 when the UUID is unknown, with 1 when the request failed for good;
-    what its worker said about the failure is printed to standard error.
+    Exits with 3 while the request is pending, with 4 when the UUID is unknown, with 1 when the request failed for good
+    or expired; what its worker reported about the failure is printed to standard error.
 
-    --json prints {uuid, state, body, error}. state: done, pending, failed or unknown; body: the frames of the reply
-    or of the failure, each as text, or as {base64} where it is not UTF-8.
+    --json prints {uuid, state, body, error}. state: done, pending, failed (also for expired requests) or unknown;
+    body: the frames of the reply or of the failure, each as text, or as {base64} where it is not UTF-8.
 
     \b
     Example:
@@ -259,7 +258,7 @@ def _why_pending(row: RequestInfo) -> str:
 def close(uuid: tuple[str, ...], as_json: bool, reach: Reach) -> None:
     """Delete requests and their replies. What is not dispatched yet is cancelled. Unknown UUIDs are no error.
 
-    --json prints {uuids}: the requests that are closed now.
+    --json prints {uuids}: the UUIDs given.
 
     \b
     Example:
@@ -280,7 +279,7 @@ def close(uuid: tuple[str, ...], as_json: bool, reach: Reach) -> None:
 def call(service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool, reach: Reach) -> None:
     """Send a plain MDP request to SERVICE and print the reply. Nothing is stored.
 
-    `titanic call mmi.services` and the other mmi. services tell what the broker knows. Without an answer in time the
+    `titanic call mmi.services` and the other mmi. services report what the broker knows. Without an answer in time the
     request is sent again, up to twice: raise --timeout for a service that takes longer.
 
     --json prints {body, error}, as `titanic reply` does.
@@ -306,7 +305,7 @@ def call(service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool,
         except broker.TimedOut as error:
             if not error.reason and answers(reach.endpoint, reach.mdp):
                 advice = "does the service have a worker?"
-                raise TimedOut(f"no answer from {service}", "the broker is there", advice) from None
+                raise TimedOut(f"no answer from {service}", "the broker answers", advice) from None
             raise
     unknown = service.startswith("mmi.") and result == [b"501"]
     problem = f"501 the broker at {' or '.join(reach.endpoint)} has no {service}" if unknown else None

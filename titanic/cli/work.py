@@ -129,7 +129,7 @@ def _watch(worker: Worker) -> None:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @endpoint_option()
 @broker_version("0.2", "0.1", "majortomo")
-@seconds("--heartbeat", least=0.01, default=2.5, help="Interval of heartbeats; shorter if that of the broker is.")
+@seconds("--heartbeat", least=0.01, default=2.5, help="Interval of heartbeats; the broker's, if that is shorter.")
 @seconds("--limit", least=0.001, default=None, help="Maximum run time of a command; it is killed when it takes longer.")
 @option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests to work on at a time.")
 @log_options

@@ -74,7 +74,7 @@ def test_the_lock_may_not_be_made(store: Path, command: list[str | Path]) -> Non
     store.chmod(0o555)
     done = run(*command)
     assert done.code == 1
-    assert "lock.mdb, which readers have to write too, is not there and may not be made; run this as" in done.err
+    assert "lock.mdb, which readers have to write too, does not exist and may not be created; run this as" in done.err
 
 
 @pytest.mark.parametrize(

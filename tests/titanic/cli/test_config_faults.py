@@ -41,8 +41,8 @@ WRONG = [
     ("zzz = 1", 1, "unknown key zzz"),
     ("[zzz]", 1, "unknown key [zzz]"),
     ("serve.gracee = 1", 1, "unknown key [serve] gracee; did you mean grace?"),
-    ("[[serve]]\ngrace = 1", 1, "unknown key serve; it is a command: its settings stand below [serve]"),
-    ("serve = 3", 1, "unknown key serve; it is a command: its settings stand below [serve]"),
+    ("[[serve]]\ngrace = 1", 1, "unknown key serve; it is a command: its settings belong below [serve]"),
+    ("serve = 3", 1, "unknown key serve; it is a command: its settings belong below [serve]"),
     ("[serve.limits]\nmail = 3", 1, "unknown key [serve] limits"),
     # Values of the wrong kind.
     ("endpoint = 5", 1, "endpoint (of titanic submit) cannot be 5; it must be a text in quotes"),
@@ -96,12 +96,12 @@ WRONG = [
     (
         "[work]\nendpoint = 'tcp://h:0'",
         2,
-        "[work] endpoint: nobody can connect to 'tcp://h:0'; name the machine and the",
+        "[work] endpoint: no client can connect to 'tcp://h:0'; name the machine and the",
     ),
     (
         "[serve]\nbroker = 'tcp://*:1'",
         2,
-        "[serve] broker: nobody can connect to 'tcp://*:1'; name the machine and the p",
+        "[serve] broker: no client can connect to 'tcp://*:1'; name the machine and the p",
     ),
     ("[serve]\nmetrics = '9469'", 2, "[serve] metrics: '9469' is not an address; write it like 127.0.0.1:9469"),
     # Values that are right each by itself.

@@ -7,7 +7,7 @@ import click
 from titanic.cli.main import LazyGroup
 
 PATTERNS = {
-    "lazy-pirate": ("pirate", "A client that asks again; a server to ask."),
+    "lazy-pirate": ("pirate", "A client that tries again; a server for it."),
     "simple-pirate": ("pirate", "A queue for least recently used workers."),
     "paranoid-pirate": ("pirate", "The same with heartbeats both ways."),
     "majordomo-async": ("majordomo", "A client with many requests in flight."),
@@ -31,7 +31,7 @@ class Patterns(LazyGroup):
 def pattern() -> None:
     """The reliability patterns of the ZeroMQ Guide's chapter 4, other than Majordomo and Titanic.
 
-    They store nothing. They speak with programs in other languages that follow the Guide. Servers and workers run a
+    They store nothing. They work with programs in other languages that follow the Guide. Servers and workers run a
     command for each request, with its body on standard input; without a command the reply is the request itself.
 
     \b

@@ -41,8 +41,8 @@ def generaldomo() -> None:
 
 @role(
     generaldomo,
-    bind={"help": "Where to listen to the clients and workers of Majordomo."},
-    bind_server={"metavar": "ENDPOINT", "help": "Where to listen to CLIENT sockets."},
+    bind={"help": "Where to listen for clients and workers of Majordomo."},
+    bind_server={"metavar": "ENDPOINT", "help": "Where to listen for CLIENT sockets."},
 )
 def broker(bind: str, bind_server: str = SERVER) -> None:
     """Run the broker.
@@ -59,7 +59,7 @@ def broker(bind: str, bind_server: str = SERVER) -> None:
 def client(
     service: str, body: tuple[str, ...], endpoint: tuple[str, ...] = (SERVER,), timeout: float = 5.0, retries: int = 3
 ) -> None:
-    """Ask SERVICE: each BODY is a frame. Prints the reply; exits with 3 when nobody answers.
+    """Send a request to SERVICE: each BODY is a frame. Prints the reply; exits with 3 without one.
 
     \b
     Example:
@@ -69,7 +69,7 @@ def client(
         print_body(asking.call(service, *body))
 
 
-@role(generaldomo, endpoint={"type": str, "multiple": False, "help": "Where the broker listens to CLIENT sockets."})
+@role(generaldomo, endpoint={"type": str, "multiple": False, "help": "Where the broker listens for CLIENT sockets."})
 def worker(service: str, command: tuple[str, ...], *, endpoint: str = SERVER, jobs: int) -> None:
     """Work on SERVICE: run COMMAND for each request.
 
@@ -83,7 +83,7 @@ def worker(service: str, command: tuple[str, ...], *, endpoint: str = SERVER, jo
 
 @click.group()
 def scatter_gather() -> None:
-    """Messages one way: each goes to one of those who gather, in turn. There are no replies.
+    """Messages one way: each goes to one of the receivers, in turn. There are no replies.
 
     Needs draft sockets: pip install 'titanic-queue[drafts]'.
     """
@@ -97,7 +97,7 @@ def scatter_gather() -> None:
         "metavar": "SERVICE",
         "help": "Make each a request for `titanic serve --gather`.",
     },
-    timeout={"help": "Wait for somebody who takes a message."},
+    timeout={"help": "Wait for a receiver that takes a message."},
 )
 def scatter(
     message: tuple[str, ...],
@@ -106,7 +106,7 @@ def scatter(
     to_service: str | None = None,
     timeout: float = 5.0,
 ) -> None:
-    """Send each MESSAGE. Exits with 3 when nobody takes one, with 1 when not all could be sent before the end.
+    """Send each MESSAGE. Exits with 3 when no receiver takes one, with 1 when not all could be sent before the end.
 
     \b
     Example:
@@ -129,13 +129,13 @@ def _send(sending: Scatter, text: bytes, timeout: float, endpoint: tuple[str, ..
         sending.send(text, timeout)
     except TimedOut:
         raise TimedOut(
-            f"nobody took a message at {' or '.join(endpoint)} in {timeout:g} s; {_before(sending, timeout)}; "
-            "is somebody there to gather?"
+            f"no receiver took a message at {' or '.join(endpoint)} in {timeout:g} s; {_before(sending, timeout)}; "
+            "is a receiver running?"
         ) from None
 
 
 def _before(sending: Scatter, timeout: float) -> str:
-    """What became of the messages before one that nobody took."""
+    """What became of the messages before one that no receiver took."""
     if not sending.sent:
         return "nothing was sent"
     try:
@@ -148,7 +148,7 @@ def _before(sending: Scatter, timeout: float) -> str:
 @role(
     scatter_gather,
     bind={"multiple": True, "help": "Where to listen; may be given repeatedly."},
-    count={**COUNT, "help": "End after so many messages."},
+    count={**COUNT, "help": "End after N messages."},
 )
 def gather(bind: tuple[str, ...] = (GATHERS,), count: int | None = None) -> None:
     """Print messages, a line each, until a signal; then print what still arrives, until there is a pause.
@@ -185,8 +185,8 @@ def gather(bind: tuple[str, ...] = (GATHERS,), count: int | None = None) -> None
 def tripping(kind: tuple[str, ...], synchronous: int, asynchronous: int) -> None:
     """Measure round trips on this machine: waiting for each reply, and with many requests in flight.
 
-    REQ, DEALER and CLIENT sockets are answered by a process that gives back what comes; majordomo goes through a broker
-    to a worker. CLIENT sockets are left out where there are none.
+    REQ, DEALER and CLIENT sockets are answered by an echo process; majordomo goes through a broker to a worker. CLIENT
+    is left out where draft sockets are missing.
 
     \b
     Example:

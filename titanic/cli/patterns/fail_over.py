@@ -44,7 +44,7 @@ def freelance() -> None:
 def client(
     body: tuple[str, ...], endpoint: tuple[str, ...], timeout: float = 1.0, retries: int = 3, model: int = 3
 ) -> None:
-    """Ask the servers, each given by an --endpoint: each BODY is a frame. Prints the reply; exits with 3 without one.
+    """Send a request: each BODY is a frame, each --endpoint a server. Prints the reply; exits with 3 without one.
 
     \b
     Example:
@@ -62,8 +62,8 @@ def client(
 
 @role(
     freelance,
-    public={"metavar": "ENDPOINT", "help": "In model 3: what clients connect to, if it is not --bind."},
-    model={**MODEL, "help": "What its clients speak."},
+    public={"metavar": "ENDPOINT", "help": "In model 3: the endpoint that clients connect to, if it is not --bind."},
+    model={**MODEL, "help": "The model of its clients."},
 )
 def server(command: tuple[str, ...], bind: str, *, public: str = "", model: int = 3, jobs: int) -> None:
     """Answer requests with the output of COMMAND.
@@ -87,7 +87,7 @@ def server(command: tuple[str, ...], bind: str, *, public: str = "", model: int 
 
 @click.group()
 def binary_star() -> None:
-    """Two servers, one of which answers clients. The other takes over when the first is gone and a client asks.
+    """Two servers, one of which answers clients. The other takes over when the first is unreachable and a client asks.
 
     Fail-over is automatic. To go back, start the primary again, which stays passive; stop the backup when a short pause
     does no harm, and the primary takes over; start the backup again.
@@ -96,10 +96,10 @@ def binary_star() -> None:
 
 @role(
     binary_star,
-    bind={"metavar": "ENDPOINT", "help": "Where to listen to clients.", "show_default": "port 5001 or 5002"},
+    bind={"metavar": "ENDPOINT", "help": "Where to listen for clients.", "show_default": "port 5001 or 5002"},
     bind_state={
         "metavar": "ENDPOINT",
-        "help": "Where the other server listens to this one.",
+        "help": "Where the other server receives the state of this one.",
         "show_default": "port 5003 or 5004",
     },
     peer={"metavar": "ENDPOINT", "help": "--bind-state of the other server.", "show_default": "port 5004 or 5003"},
@@ -116,8 +116,8 @@ def star_server(
 ) -> None:
     """Run one of the two: `server primary` or `server backup`. Requests are answered with the output of COMMAND.
 
-    Exits with 1 when both are active, both are passive, or both were started as the same one: then somebody has to
-    look. Before that, it tells the other server for four heartbeats, so that this one ends too.
+    Exits with 1 when both are active, both are passive, or both were started as the same one: then an operator must
+    intervene. Before it ends, it tells its peer for four heartbeats, so that the peer ends too.
 
     \b
     Example:
@@ -138,8 +138,8 @@ def star_server(
 
 @role(
     binary_star,
-    primary={"metavar": "ENDPOINT", "help": "Where the primary listens to clients."},
-    backup={"metavar": "ENDPOINT", "help": "Where the backup listens to clients."},
+    primary={"metavar": "ENDPOINT", "help": "Where the primary listens for clients."},
+    backup={"metavar": "ENDPOINT", "help": "Where the backup listens for clients."},
 )
 def star_client(
     body: tuple[str, ...],

@@ -36,10 +36,10 @@ def client(
     timeout: float = 5.0,
     retries: int = 3,
 ) -> None:
-    """Ask SERVICE, a request for each BODY, all in flight at once. Prints the replies in the order of the requests.
+    """Send SERVICE a request for each BODY, all in flight at once. Prints the replies in the order of the requests.
 
-    When the broker is restarted, requests without a reply are sent again. Exits with 3 at the first request that nobody
-    answers.
+    When the broker is restarted, requests without a reply are sent again. Exits with 3 at the first request without an
+    answer.
 
     \b
     Example:
@@ -101,7 +101,7 @@ def idempotent_client(
     name: str | None = None,
     number: int = 1,
 ) -> None:
-    """Ask SERVICE: each BODY is a frame. Asked again with the same name and number, it gives the same reply.
+    """Send a request to SERVICE: each BODY is a frame. The same name and number get the same reply again.
 
     \b
     Example:

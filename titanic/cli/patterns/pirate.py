@@ -12,15 +12,15 @@ from titanic.cli.printing import print_body
 WORKERS = "tcp://127.0.0.1:5556"
 
 QUEUE = {
-    "bind": {"help": "Where to listen to clients."},
-    "bind_workers": {"metavar": "ENDPOINT", "help": "Where to listen to workers."},
+    "bind": {"help": "Where to listen for clients."},
+    "bind_workers": {"metavar": "ENDPOINT", "help": "Where to listen for workers."},
 }
-WORKER = {"endpoint": {"type": str, "multiple": False, "help": "Where the queue listens to workers."}}
+WORKER = {"endpoint": {"type": str, "multiple": False, "help": "Where the queue listens for workers."}}
 
 
 @click.group()
 def lazy_pirate() -> None:
-    """A client that waits, asks again on a new connection, and gives up after some tries; a server to ask.
+    """A client that waits, tries again on a new connection, and gives up after some tries; a server for it.
 
     The server may be any REP socket, the client any REQ socket.
     """
@@ -28,7 +28,7 @@ def lazy_pirate() -> None:
 
 @role(lazy_pirate)
 def client(body: tuple[str, ...], endpoint: tuple[str, ...], timeout: float = 2.5, retries: int = 3) -> None:
-    """Ask a server: each BODY is a frame. Prints the reply; exits with 3 when nobody answers.
+    """Send a request to a server: each BODY is a frame. Prints the reply; exits with 3 without one.
 
     \b
     Example:
@@ -52,7 +52,7 @@ def server(command: tuple[str, ...], bind: str, jobs: int) -> None:
 
 @click.group()
 def simple_pirate() -> None:
-    """A queue that gives each request to the least recently used worker. Nobody sends heartbeats.
+    """A queue that gives each request to the least recently used worker. Neither side sends heartbeats.
 
     The client is `titanic pattern lazy-pirate client`, or any REQ socket.
     """

@@ -35,12 +35,12 @@ OPTIONS: dict[str, Settings] = {
     "bind": {"metavar": "ENDPOINT", "default": DEFAULT_ENDPOINT, "help": "Where to listen."},
     "endpoint": {**ENDPOINTS, "help": "Where the server is; given repeatedly, each try goes to the next."},
     "timeout": {**TIME, "help": "Wait for a reply, at each try."},
-    "retries": {"type": click.IntRange(0), "metavar": "N", "help": "How often to ask again."},
+    "retries": {"type": click.IntRange(0), "metavar": "N", "help": "How often to try again."},
     "heartbeat": {
         "type": lambda value: read_span(value, least=0.01),
         "metavar": "TIME",
         "default": 1.0,
-        "help": "Between heartbeats; the same at both ends.",
+        "help": "Interval of heartbeats; the same at both ends.",
     },
     "jobs": {
         "names": ["--jobs", "-j"],
