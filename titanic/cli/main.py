@@ -179,7 +179,7 @@ def _complaint(error: click.ClickException) -> str:
     if not text.startswith(("Got unexpected", "Invalid value", "Missing ", "No such ", "Option ")):
         return text
     text = text[:1].lower() + text[1:].rstrip(".")
-    return text if context is None or text.startswith("invalid") else f"{text}; {context.command_path} --help says more"
+    return text if context is None or text.startswith("invalid") else f"{text}; see {context.command_path} --help"
 
 
 def _drop_output() -> None:

@@ -206,7 +206,7 @@ class Folder(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not str(value):
-            self.fail("the name of a directory must not be empty; . is the present one", param, ctx)
+            self.fail("the name of a directory must not be empty; . is the current one", param, ctx)
         return super().convert(value, param, ctx)
 
 

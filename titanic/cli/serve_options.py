@@ -141,7 +141,7 @@ queue_options = together(
         help="Where to receive requests that need no reply, from SCATTER sockets; may be given repeatedly.",
     ),
     seconds("--grace", least=0, default=SERVER.grace, help="On shutdown: how long running requests may still take."),
-    kept("--keep-replies", default="7d", help="How long replies that nobody closes are kept; 0: for ever."),
+    kept("--keep-replies", default="7d", help="How long replies that no client closes are kept; 0: for ever."),
     kept("--keep-dead", default="30d", help="How long failed and expired requests are kept; 0: for ever."),
     kept("--keep-closed", default=0, help="How long closed requests are remembered; 0: while there is room."),
     size(

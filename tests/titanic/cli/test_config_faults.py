@@ -60,7 +60,7 @@ WRONG = [
     ("[serve]\nbind = []", 2, "[serve] bind names nothing; it must be a text in quotes, or a list of them"),
     ("[work]\nendpoint = []", 2, "[work] endpoint names nothing; it must be a text in quotes, or a list of them"),
     # Values that cannot be.
-    ("[serve]\nstore = ''", 2, "[serve] store: the name of a directory must not be empty; . is the present one"),
+    ("[serve]\nstore = ''", 2, "[serve] store: the name of a directory must not be empty; . is the current one"),
     ('[serve]\nstore = "a\\u0000b"', 2, "[serve] store cannot be 'a\\x00b': no text may have a NUL in it"),
     (
         '[serve]\nbind = ["tcp://\\u0000:1"]',
