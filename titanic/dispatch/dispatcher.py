@@ -145,14 +145,11 @@ class Dispatcher(Channel):
 
     # -- what the services tell: see DispatcherInbox (any thread) ---------------------------------------------
 
-    def arrived(self, services: Mapping[bytes, int]) -> None:
-        self.loop.call(lambda: self.core.arrived(services, time.monotonic()))
+    def arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
+        self.loop.call(self._arrived, services, due_us)
 
     def returned(self, services: Collection[bytes]) -> None:
         self.loop.call(self._returned, services)
-
-    def due_at(self, when_us: int) -> None:
-        self.loop.call(self.maintenance.hasten_alarm, when_us)
 
     def closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[CloseDoubt]) -> None:
         self.loop.call(self._closed, uuids, services, doubts)
@@ -271,6 +268,12 @@ class Dispatcher(Channel):
         self.maintenance.config = config
         self.core.reconfigure(config)
         self.maintenance.look()
+
+    def _arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
+        if services:
+            self.core.arrived(services, time.monotonic())
+        if due_us is not None:
+            self.maintenance.hasten_alarm(due_us)
 
     def _set_stopping(self) -> None:
         self.core.stopping = True

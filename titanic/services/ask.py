@@ -41,14 +41,12 @@ calls it."""
 class DispatcherInbox(Protocol):
     """What the services tell the dispatcher. Any thread may call."""
 
-    def arrived(self, services: Mapping[bytes, int]) -> None:
-        """These services have new requests on disk, the highest priority of which is given."""
+    def arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
+        """These services have new requests on disk, the highest priority of which is given. `due_us`: when the first of
+        what was stored with them is due (µs since the epoch); None: nothing is."""
 
     def returned(self, services: Collection[bytes]) -> None:
         """These services have requests again that were there before."""
-
-    def due_at(self, when_us: int) -> None:
-        """Something was stored that is due then (µs since the epoch), and nothing that is due earlier."""
 
     def closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[CloseDoubt]) -> None:
         """These requests are closed: do not dispatch them, drop their replies. `services`: where some waited."""

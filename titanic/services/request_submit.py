@@ -146,10 +146,8 @@ class AcceptWrite:
         for reason in self._refused:
             context.refused[reason] += 1
         context.send_answers(self._answers)
-        if self._arrived:
-            context.dispatcher.arrived(self._arrived)
-        if self._due is not None:
-            context.dispatcher.due_at(self._due)
+        if self._arrived or self._due is not None:
+            context.dispatcher.arrived(self._arrived, self._due)
 
     def failed(self, error: StoreError) -> None:
         self._context.bytes_written += self._size

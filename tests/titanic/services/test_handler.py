@@ -48,14 +48,14 @@ class Desk:
             assert ask not in self.answers, "answered twice"
             self.answers[ask] = body
 
-    def arrived(self, services: Mapping[bytes, int]) -> None:
-        self.told.append(dict(services))
+    def arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
+        if services:
+            self.told.append(dict(services))
+        if due_us is not None:
+            self.told.append(due_us)
 
     def returned(self, services: Collection[bytes]) -> None:
         self.told.append(("returned", set(services)))
-
-    def due_at(self, when_us: int) -> None:
-        self.told.append(when_us)
 
     def closed(self, uuids: list[bytes], services: set[bytes], doubts: list[CloseDoubt]) -> None:
         self.told.append(uuids)
