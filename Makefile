@@ -1,6 +1,7 @@
 # One command per chore; the same that CI runs. Every target makes what it needs.
 PYTHON ?= python3
 VENV   ?= .venv
+ARGS   ?=
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TOOLED := $(VENV)/.tooled
@@ -45,8 +46,8 @@ check: lint types test ## All that CI runs
 bench: $(READY) ## What this machine does: its limits, and Titanic on top of them
 	$(BIN)/titanic bench
 
-bench-peers: $(TOOLED) ## Titanic beside RabbitMQ, Redis, NATS, Celery and others; some minutes
-	@for package in rabbitmq-server redis-server beanstalkd; do \
+bench-peers: $(TOOLED) ## Titanic beside RabbitMQ, Redis, NATS, Celery and others; some minutes. ARGS="echo --rival ENDPOINT" chooses
+	@for package in rabbitmq-server redis-server beanstalkd libzmq3-dev; do \
 	  [ -e /usr/share/doc/$$package ] || missing="$$missing $$package"; \
 	done; \
 	if [ -z "$$missing" ]; then :; \
@@ -54,7 +55,7 @@ bench-peers: $(TOOLED) ## Titanic beside RabbitMQ, Redis, NATS, Celery and other
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
 	else echo "Not installed:$$missing. On Debian: apt-get install$$missing. They are left out."; fi
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'
-	PYTHONPATH=tests $(BIN)/python -m benchmarks.peers
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.peers $(ARGS)
 
 bench-spark: $(TOOLED) java ## The pipeline beside its limits: rows a second read, archived and written
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.pipeline

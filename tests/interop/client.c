@@ -83,7 +83,7 @@ int main(int count, char **words) {
     if (strcmp(service, "titanic.wait") == 0)
         timeout += (long)(atof(words[4]) * 1000);
     void *context = zmq_ctx_new();
-    void *dealer = connected(context, words[1], 0);
+    void *dealer = connected(context, words[1], 0, QUEUE);
     int code = 6, parts = 0;
     int at = ask(dealer, service, words + 4, count - 4, timeout, &got, &parts);
     if (at) {

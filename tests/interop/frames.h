@@ -1,4 +1,4 @@
-/* Messages of many frames, for the client and the worker beside this file. Both know libzmq and titanic/PROTOCOL.md. */
+/* Messages of many frames, for the client and the worker beside this file and those of tests/benchmarks/peers. */
 #ifndef FRAMES_H
 #define FRAMES_H
 
@@ -10,6 +10,7 @@
 #include <zmq.h>
 
 #define MOST_FRAMES 2048
+#define QUEUE 1000
 
 typedef struct {
     const void *data;
@@ -38,10 +39,12 @@ static void die(const char *what) {
     exit(70);
 }
 
-/* A DEALER socket that is connected. */
-static void *connected(void *context, const char *endpoint, int linger) {
+/* A DEALER socket that is connected. At most `queue` messages wait in it each way, 0: any number. */
+static void *connected(void *context, const char *endpoint, int linger, int queue) {
     void *dealer = zmq_socket(context, ZMQ_DEALER);
-    if (!dealer || zmq_setsockopt(dealer, ZMQ_LINGER, &linger, sizeof linger) || zmq_connect(dealer, endpoint))
+    if (!dealer || zmq_setsockopt(dealer, ZMQ_LINGER, &linger, sizeof linger) ||
+        zmq_setsockopt(dealer, ZMQ_SNDHWM, &queue, sizeof queue) ||
+        zmq_setsockopt(dealer, ZMQ_RCVHWM, &queue, sizeof queue) || zmq_connect(dealer, endpoint))
         die(endpoint);
     return dealer;
 }
@@ -57,26 +60,35 @@ static void release(message *got) {
         zmq_msg_close(&got->parts[--got->count]);
 }
 
-/* The next message; 0 when none comes within so many milliseconds, or a signal came. */
-static int receive_frames(void *dealer, message *got, long milliseconds) {
-    zmq_pollitem_t item = {dealer, 0, ZMQ_POLLIN, 0};
+/* The next message; 0 when there is none and `flags` has ZMQ_DONTWAIT, or a signal came. */
+static int take_frames(void *dealer, message *got, int flags) {
     int more = 1;
     release(got);
-    if (zmq_poll(&item, 1, milliseconds < 0 ? 0 : milliseconds) <= 0)
-        return 0;
     while (more && got->count < MOST_FRAMES) {
         zmq_msg_t *next = &got->parts[got->count];
         zmq_msg_init(next);
-        if (zmq_msg_recv(next, dealer, 0) < 0)
+        if (zmq_msg_recv(next, dealer, flags) < 0) {
+            if (got->count == 0 && (zmq_errno() == EAGAIN || zmq_errno() == EINTR))
+                return 0;
             die("receive");
+        }
         got->count++;
         more = zmq_msg_more(next);
     }
     return 1;
 }
 
+/* The same, within so many milliseconds. */
+static int receive_frames(void *dealer, message *got, long milliseconds) {
+    zmq_pollitem_t item = {dealer, 0, ZMQ_POLLIN, 0};
+    release(got);
+    if (zmq_poll(&item, 1, milliseconds < 0 ? 0 : milliseconds) <= 0)
+        return 0;
+    return take_frames(dealer, got, 0);
+}
+
 /* Monotonic milliseconds. */
-static long now_ms(void) {
+static inline long now_ms(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * 1000L + now.tv_nsec / 1000000L;

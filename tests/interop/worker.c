@@ -102,7 +102,7 @@ int main(int count, char **words) {
     sigaction(SIGTERM, &action, NULL);
     void *context = zmq_ctx_new();
     while (!leaving) {
-        void *dealer = connected(context, words[1], 1000);
+        void *dealer = connected(context, words[1], 1000, QUEUE);
         if (serve(dealer, words[2], &got))
             wait = FIRST_WAIT_MS;
         zmq_close(dealer);

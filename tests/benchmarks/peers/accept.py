@@ -1,90 +1,35 @@
-"""A request is handed in and acknowledged as stored: many in flight, and one after another.
-
-Each peer is a context manager; `many` and `one` hand in so many.
-"""
+"""A request is handed in and acknowledged as stored: many in flight, and one after another."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import sys
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, Self
+from importlib.metadata import version
+from typing import Any
 
 from benchmarks.peers import servers
-
-BODY = b"x" * 100
-WINDOW = 1000
-
-
-class Peer:
-    """What all have in common."""
-
-    name = ""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-        self.stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stack.close()
-
-    def start(self) -> None:
-        raise NotImplementedError
-
-    def many(self, count: int) -> None:
-        raise NotImplementedError
-
-    def one(self, count: int) -> None:
-        raise NotImplementedError
+from benchmarks.peers.peer import BODY, WINDOW, Peer
 
 
 class Titanic(Peer):
-    """`titanic serve`, its own client, which puts a hundred requests into a message."""
+    """`titanic serve`, each request in a message of its own, as RFC 9 has it."""
 
-    name = "titanic"
+    name = "titanic, RFC 9"
 
     def start(self) -> None:
         from titanic import Client
 
         endpoint = f"tcp://127.0.0.1:{servers.free_port()}"
         command = sys.executable, "-m", "titanic", "serve", "--bind", endpoint, "--store", self.folder / "store"
-        self.stack.enter_context(servers.running(*command, "--capacity", "16GiB", log=self.folder / "log"))
+        self.run("server", *command, "--capacity", "16GiB", log=self.folder / "log")
         self.client = self.stack.enter_context(Client(endpoint, timeout=60))
         self.client.stats()
 
-    def many(self, count: int) -> None:
-        self.client.submit_many("absent", [BODY] * count, window=WINDOW, unique=False)
+    def version(self) -> str:
+        import titanic
 
-    def one(self, count: int) -> None:
-        for _ in range(count):
-            self.client.submit_batch("absent", [BODY], unique=False)
-
-
-class TitanicOnce(Titanic):
-    """As its client does it when it is not told otherwise: with a key for each, so that what has to be sent again is
-    stored once. None of the peers does that."""
-
-    name = "titanic, keys"
-
-    def many(self, count: int) -> None:
-        self.client.submit_many("absent", [BODY] * count, window=WINDOW)
-
-    def one(self, count: int) -> None:
-        for _ in range(count):
-            self.client.submit("absent", BODY)
-
-
-class TitanicSingly(Titanic):
-    """Each request in a message of its own, as RFC 9 has it."""
-
-    name = "titanic, RFC 9"
+        return f"{servers.said(sys.executable, '-m', 'titanic', '--version')}, from {titanic.__path__[0]}"
 
     def many(self, count: int) -> None:
         from broker import Pipeline
@@ -101,6 +46,29 @@ class TitanicSingly(Titanic):
                 assert client.call("titanic.request", "absent", BODY)[0] == b"200"
 
 
+class TitanicBatches(Titanic):
+    """Its own client, which puts a hundred requests into a message."""
+
+    name = "titanic"
+
+    def many(self, count: int) -> None:
+        self.client.submit_many("absent", [BODY] * count, window=WINDOW, unique=False)
+
+
+class TitanicKeys(Titanic):
+    """As its client does it when it is not told otherwise: with a key for each, so that what has to be sent again is
+    stored once. None of the peers does that."""
+
+    name = "titanic, keys"
+
+    def many(self, count: int) -> None:
+        self.client.submit_many("absent", [BODY] * count, window=WINDOW)
+
+    def one(self, count: int) -> None:
+        for _ in range(count):
+            self.client.submit("absent", BODY)
+
+
 class RabbitMQ(Peer):
     """A quorum queue with publisher confirms; pika, asynchronous for many, blocking for one."""
 
@@ -109,14 +77,17 @@ class RabbitMQ(Peer):
     def start(self) -> None:
         import pika
 
-        port = self.stack.enter_context(servers.rabbitmq(self.folder))
-        self.parameters = pika.ConnectionParameters("127.0.0.1", port)
-        self.connection = pika.BlockingConnection(self.parameters)
-        self.stack.callback(self.connection.close)
-        self.channel = self.connection.channel()
+        self.parameters = pika.ConnectionParameters("127.0.0.1", self.serve(servers.rabbitmq), heartbeat=0)
+        connection = pika.BlockingConnection(self.parameters)
+        self.stack.callback(connection.close)
+        self.channel = connection.channel()
         self.channel.queue_declare("bench", durable=True, arguments={"x-queue-type": "quorum"})
         self.channel.confirm_delivery()
         self.properties = pika.BasicProperties(delivery_mode=2)
+
+    def version(self) -> str:
+        there = " ".join(folder.name for folder in servers.RABBITMQ.glob("lib/rabbitmq_server-*"))
+        return f"{there or 'RabbitMQ'}, pika {version('pika')}"
 
     def many(self, count: int) -> None:
         import pika
@@ -154,7 +125,6 @@ class RabbitMQ(Peer):
         )
         connection.ioloop.start()
         assert confirmed >= count
-        self.connection.process_data_events()  # heartbeats
 
     def one(self, count: int) -> None:
         for _ in range(count):
@@ -169,7 +139,10 @@ class Redis(Peer):
     def start(self) -> None:
         import redis
 
-        self.client = redis.Redis(port=self.stack.enter_context(servers.redis(self.folder)))
+        self.client = redis.Redis(port=self.serve(servers.redis))
+
+    def version(self) -> str:
+        return f"Redis {self.client.info('server')['redis_version']}, redis-py {version('redis')}"
 
     def many(self, count: int) -> None:
         while count > 0:
@@ -192,13 +165,16 @@ class Nats(Peer):
     def start(self) -> None:
         import nats
 
-        port = self.stack.enter_context(servers.nats(self.folder))
+        port = self.serve(servers.nats)
         self.loop = asyncio.new_event_loop()
         self.stack.callback(self.loop.close)
         self.connection = self.loop.run_until_complete(nats.connect(f"nats://127.0.0.1:{port}"))
         self.stack.callback(lambda: self.loop.run_until_complete(self.connection.close()))
         self.stream = self.connection.jetstream(publish_async_max_pending=WINDOW)
         self.loop.run_until_complete(self.stream.add_stream(name="bench", subjects=["bench"]))
+
+    def version(self) -> str:
+        return f"{servers.said(servers.program('nats-server'), '--version')}, nats-py {version('nats-py')}"
 
     def many(self, count: int) -> None:
         async def publish() -> None:
@@ -223,8 +199,11 @@ class Beanstalkd(Peer):
     def start(self) -> None:
         import greenstalk
 
-        self.port = self.stack.enter_context(servers.beanstalkd(self.folder))
+        self.port = self.serve(servers.beanstalkd)
         self.client = self.stack.enter_context(greenstalk.Client(("127.0.0.1", self.port)))
+
+    def version(self) -> str:
+        return f"{servers.said(servers.program('beanstalkd'), '-v')}, greenstalk {version('greenstalk')}"
 
     def many(self, count: int) -> None:
         put = b"put 0 0 60 %d\r\n%b\r\n" % (len(BODY), BODY)
@@ -238,6 +217,3 @@ class Beanstalkd(Peer):
     def one(self, count: int) -> None:
         for _ in range(count):
             self.client.put(BODY)
-
-
-PEERS = (Titanic, TitanicOnce, TitanicSingly, RabbitMQ, Redis, Nats, Beanstalkd)

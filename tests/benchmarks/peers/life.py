@@ -7,25 +7,27 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import servers, tasks
-from benchmarks.peers.accept import BODY, Peer
 from benchmarks.peers.accept import Titanic as Accepting
+from benchmarks.peers.peer import BODY, Peer
 
 TEXT = BODY.decode()
 HERE = Path(__file__).parents[2]
 
 
 class Titanic(Accepting):
-    """Submitted, fetched and closed 1,000 at a time; the worker of this project."""
+    """Submitted, fetched and closed 1,000 at a time, or each by itself; the worker of this project."""
+
+    name = "titanic"
 
     def start(self) -> None:
         super().start()
         code = "import sys; from broker import Worker; Worker('echo', lambda body: body, sys.argv[1], jobs=10).run()"
-        worker = servers.running(sys.executable, "-c", code, self.client.endpoint, log=self.folder / "worker")
-        self.stack.enter_context(worker)
+        self.run("worker", sys.executable, "-c", code, self.client.endpoint, log=self.folder / "worker")
         self.client.call("echo", BODY)
 
     def many(self, count: int) -> None:
@@ -34,22 +36,38 @@ class Titanic(Accepting):
             assert reply == [BODY]
         self.client.close_many(uuids)
 
+    def one(self, count: int) -> None:
+        for _ in range(count):
+            uuid = self.client.submit("echo", BODY)
+            assert self.client.wait(uuid, 60) == [BODY]
+            self.client.close(uuid)
+
 
 class TaskQueue(Peer):
     """A task queue on a Redis of its own."""
 
+    share = 10
+
     def start(self) -> None:
-        self.port = self.stack.enter_context(servers.redis(self.folder))
+        self.port = self.serve(servers.redis)
         tasks.URL = os.environ["BENCH_REDIS"] = f"redis://127.0.0.1:{self.port}/0"
         self.prepare()
 
     def prepare(self) -> None:
         raise NotImplementedError
 
+    def version(self) -> str:
+        there = servers.said(servers.program("redis-server"), "--version").partition(" sha=")[0]
+        return f"{self.name} {version(self.name.lower())}, {there}, redis-py {version('redis')}"
+
     def work(self, *command: object) -> None:
         """Start the worker."""
         environment = {"BENCH_REDIS": tasks.URL, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}
-        self.stack.enter_context(servers.running(*command, log=self.folder / "worker", **environment))
+        self.run("worker", *command, log=self.folder / "worker", **environment)
+
+    def one(self, count: int) -> None:
+        for _ in range(count):
+            self.many(1)
 
 
 class Huey(TaskQueue):
@@ -117,6 +135,3 @@ class RQ(TaskQueue):
             assert result is not None
             assert result.return_value == TEXT
             job.delete()
-
-
-PEERS = (Titanic, Huey, Dramatiq, Celery, RQ)

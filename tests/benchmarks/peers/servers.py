@@ -1,4 +1,4 @@
-"""Starting and ending the peers. Each function is a context manager; what it yields is the port."""
+"""Starting and ending the peers. Each function of a folder is a context manager that yields port and process."""
 
 from __future__ import annotations
 
@@ -6,57 +6,71 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 PATIENCE = 60.0
+RABBITMQ = Path("/usr/lib/rabbitmq")
 
 
 class Missing(Exception):
-    """A program isn't installed."""
+    """Something isn't installed; the text says what, and where it is to be had."""
+
+
+class Started(NamedTuple):
+    """A server that answers."""
+
+    port: int
+    pid: int
+
+
+Server = Callable[[Path], AbstractContextManager[Started]]
 
 
 @contextmanager
-def redis(folder: Path) -> Iterator[int]:
+def redis(folder: Path) -> Iterator[Started]:
     """`appendfsync always`: an answer comes when the append-only file is synced. No snapshots beside it."""
     port = free_port()
     settings = ["--port", port, "--dir", folder, "--appendonly", "yes", "--appendfsync", "always", "--save", ""]
-    with running(program("redis-server"), *settings, "--bind", "127.0.0.1", "--daemonize", "no", log=folder / "log"):
-        reachable(port)
-        yield port
+    with running(
+        program("redis-server"), *settings, "--bind", "127.0.0.1", "--daemonize", "no", log=folder / "log"
+    ) as process:
+        yield reachable(port, process)
 
 
 @contextmanager
-def nats(folder: Path) -> Iterator[int]:
+def nats(folder: Path) -> Iterator[Started]:
     """`sync_interval: always`: the default acknowledges what is written, and syncs every two minutes."""
     port = free_port()
     settings = folder / "nats.conf"
     settings.write_text(
         f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}", sync_interval: always }}\n', encoding="utf-8"
     )
-    with running(program("nats-server"), "-c", settings, log=folder / "log"):
-        reachable(port)
-        yield port
+    with running(program("nats-server"), "-c", settings, log=folder / "log") as process:
+        yield reachable(port, process)
 
 
 @contextmanager
-def beanstalkd(folder: Path) -> Iterator[int]:
+def beanstalkd(folder: Path) -> Iterator[Started]:
     """`-f 0`: synced at each write; the default is every 50 ms."""
     port = free_port()
-    with running(program("beanstalkd"), "-l", "127.0.0.1", "-p", port, "-b", folder, "-f", "0", log=folder / "log"):
-        reachable(port)
-        yield port
+    with running(
+        program("beanstalkd"), "-l", "127.0.0.1", "-p", port, "-b", folder, "-f", "0", log=folder / "log"
+    ) as process:
+        yield reachable(port, process)
 
 
 @contextmanager
-def rabbitmq(folder: Path) -> Iterator[int]:
+def rabbitmq(folder: Path) -> Iterator[Started]:
     """A node of its own with its own port mapper. Quorum queues sync before they confirm."""
     port, distribution, mapper = free_port(), free_port(), free_port()
-    shell = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+    shell = RABBITMQ / "bin/rabbitmq-server"
     if not shell.exists():
-        raise Missing("rabbitmq-server")
+        raise Missing("there is no rabbitmq-server (apt-get install rabbitmq-server)")
     (folder / "enabled_plugins").write_text("[].", encoding="utf-8")
     settings = {
         "HOME": folder,
@@ -73,21 +87,18 @@ def rabbitmq(folder: Path) -> Iterator[int]:
     }
     environment = {name: str(value) for name, value in settings.items()}
     try:
-        with running(str(shell), log=folder / "out", **environment):
-            reachable(port)
-            yield port
+        with running(str(shell), log=folder / "out", **environment) as process:
+            yield reachable(port, process)
     finally:
         subprocess.run(["epmd", "-port", str(mapper), "-kill"], capture_output=True, check=False)
 
 
 def program(name: str) -> str:
     """Where a program is; Missing when it isn't anywhere."""
-    import sys
-
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise Missing(name)
+        raise Missing(f"there is no {name} (apt-get install {name}, or pip install '.[peers]')")
     return found
 
 
@@ -99,17 +110,25 @@ def free_port() -> int:
         return port
 
 
-def reachable(port: int) -> None:
+def reachable(port: int, process: subprocess.Popen[bytes]) -> Started:
     """Wait until somebody listens."""
     until = time.monotonic() + PATIENCE
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
-            return
+            return Started(port, process.pid)
         except OSError:
+            if process.poll() is not None:
+                raise RuntimeError(f"{process.args!r} ended with {process.returncode}") from None
             if time.monotonic() > until:
                 raise
             time.sleep(0.05)
+
+
+def said(*command: object) -> str:
+    """The first line that a command prints."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60, check=False)
+    return (done.stdout or done.stderr).partition("\n")[0].strip()
 
 
 @contextmanager

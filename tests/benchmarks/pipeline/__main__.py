@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -16,6 +16,7 @@ import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 from benchmarks.pipeline.ring import filled
+from benchmarks.processor import processor_seconds
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, concat, lit
 from support.cli_titanic import serving
@@ -97,25 +98,11 @@ def main(rounds: int, rows: int, requests: int, path: Path | None) -> None:
 
 def measure(figures: dict[str, list[float]], what: str, count: int, work: Callable[[], object], number: int) -> None:
     print(f"round {number}: {what}", file=sys.stderr)
-    begin, used = time.perf_counter(), processor_seconds()
+    begin, used = time.perf_counter(), processor_seconds(os.getpid())
     work()
     if number:
         figures.setdefault(what, []).append(count / (time.perf_counter() - begin))
-        figures.setdefault(f"{what}{CPU}", []).append((processor_seconds() - used) / count * 1e6)
-
-
-def processor_seconds() -> float:
-    """What this process and all below it, with Spark's, have used of the processors: a busy machine does not change it
-    as much as it does the rates."""
-    processes: dict[int, tuple[int, int]] = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            fields = file.read_text().rpartition(")")[2].split()
-            processes[int(file.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
-    mine = {os.getpid()}
-    while more := {pid for pid, (parent, _) in processes.items() if parent in mine} - mine:
-        mine |= more
-    return sum(processes[pid][1] for pid in mine) / os.sysconf("SC_CLK_TCK")
+        figures.setdefault(f"{what}{CPU}", []).append((processor_seconds(os.getpid()) - used) / count * 1e6)
 
 
 def cursor(ring: Path) -> int:

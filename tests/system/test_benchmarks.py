@@ -1,0 +1,103 @@
+"""The benchmarks beside others: each row runs, what is missing is named, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cli_titanic import CLEAN, running
+
+ROOT = Path(__file__).parents[2]
+
+needs_libzmq = pytest.mark.skipif(
+    not ((shutil.which("cc") and Path("/usr/include/zmq.h").exists()) or "CI" in os.environ),
+    reason="needs a C compiler and libzmq3-dev (make tools)",
+)
+
+
+def benchmark(name: str, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"benchmarks.{name}", *map(str, arguments)]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**CLEAN, "PYTHONPATH": paths} | env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def rows_of(path: Path) -> Any:
+    return json.loads(path.read_text())["rows"]
+
+
+@needs_libzmq
+def test_echo_beside_another_broker(tmp_path: Path) -> None:
+    figures, folder = tmp_path / "figures.json", tmp_path / "data"
+    folder.mkdir()
+    with running(tmp_path / "log", "broker", "--bind", "tcp://127.0.0.1:*") as rival:
+        endpoint = rival.says(r"broker at (tcp://[\d.:]+)")[1]
+        told = ["--rival", endpoint, "--rival-pid", rival.process.pid]
+        settings = ["--rounds", 2, "--requests", 200, "--folder", folder, "--json", figures]
+        done = benchmark("peers", "echo", "echo-one", *told, *settings)
+    assert done.returncode == 0, done.stderr
+    assert "| rival |" in done.stdout
+    assert "goal" in done.stdout
+    assert list(folder.iterdir()) == []
+    found = rows_of(figures)
+    assert set(found) == {"echo", "echo-one"}
+    for row in found.values():
+        assert set(row) == {"titanic broker", "rival"}
+        for one in row.values():
+            assert len(one["rates"]) == 2
+            assert min(one["rates"]) > 0
+            assert set(one["cpu"]) == {"client", "broker", "workers"}
+
+
+def test_a_peer_that_is_missing_is_named(tmp_path: Path) -> None:
+    """Titanic is measured all the same."""
+    figures = tmp_path / "figures.json"
+    settings = ["--rounds", 1, "--requests", 100, "--folder", tmp_path, "--json", figures]
+    done = benchmark("peers", "accept", "accept-one", "--peer", "beanstalkd", *settings, PATH=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.count("beanstalkd is left out: ") == 2
+    found = rows_of(figures)
+    assert set(found["accept"]) == {"titanic, RFC 9"}
+    assert set(found["accept"]["titanic, RFC 9"]["cpu"]) == {"client", "server"}
+    assert set(found["accept-one"]) == {"titanic, RFC 9", "titanic, keys"}
+
+
+def test_lives(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    settings = ["--rounds", 1, "--requests", 400, "--json", figures]
+    done = benchmark("peers", "life", "life-one", "--peer", "RQ", *settings, PATH=str(tmp_path))
+    assert {*rows_of(figures)} == {"life", "life-one"}, done.stderr
+    assert set(rows_of(figures)["life-one"]["titanic"]["cpu"]) == {"client", "server", "worker"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nonsense"], "no row is called 'nonsense'; there are accept, accept-batch, "),
+        (["--peer", "nonsense"], "no peer is called 'nonsense'; there are RabbitMQ quorum, "),
+        (["echo", "--rival-pid", "0"], "--rival-pid"),
+    ],
+)
+def test_what_there_is_not(arguments: list[str], said: str) -> None:
+    done = benchmark("peers", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_the_list_has_every_goal() -> None:
+    done = benchmark("peers", "--list")
+    assert done.stdout.count("goal ≥") == 8
+    assert done.returncode == 0
