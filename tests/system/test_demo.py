@@ -146,11 +146,23 @@ def test_bench(temporary: Path) -> None:
     assert all(figure["value"] > 0 and figure["unit"] == "/s" for figure in done.json)
     echo = done.json[-2]
     assert set(echo["cpu"]) == {"client", "serve", "work"}
+    details = {figure["name"]: figure["detail"] for figure in done.json if figure["detail"]}
+    assert set(details) == {"accept-one", "life-one"}
+    assert details["accept-one"]["commits"] > 0
+    assert details["accept-one"]["switches"] > 0
     assert done.err.splitlines() == [f"measuring {name} …" for name in QUICK]
     assert list(temporary.iterdir()) == []
     assert mentioning(temporary) == []
-    table = titanic("bench", "disk", "apart-accept", "--requests", "10", "--folder", temporary).out.decode()
-    assert [line.split()[0] for line in table.splitlines()] == ["FIGURE", "disk", "apart-accept"]
+    table = titanic(
+        "bench", "disk", "absent-life", "apart-accept", "accept-many", "--requests", "10", "--folder", temporary
+    ).out.decode()
+    assert [line.split()[0] for line in table.splitlines()] == [
+        "FIGURE",
+        "disk",
+        "accept-many",
+        "apart-accept",
+        "absent-life",
+    ]
 
 
 def test_bench_draws(temporary: Path) -> None:

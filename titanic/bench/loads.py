@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from broker import EventKind, Pipeline
 from titanic.bench.stage import PATIENCE, Stage
@@ -51,6 +52,12 @@ def live_one(stage: Stage, count: int) -> None:
         stage.client.close(uuid)
 
 
+def leave_waiting(stage: Stage, services: int) -> None:
+    """Store a request for each of so many services that have no worker."""
+    with Pipeline(stage.endpoint, timeout=PATIENCE) as pipeline:
+        _all_fine(pipeline.map(tsp.REQUEST, ([b"absent%d" % number, BODY] for number in range(services))))
+
+
 def live_services(stage: Stage, count: int, services: int) -> None:
     """As `live`, each request for the next of so many services, whose workers are there."""
     with Pipeline(stage.endpoint, timeout=PATIENCE) as pipeline:
@@ -66,22 +73,30 @@ def echo(stage: Stage, count: int, *, service: str = "echo", window: int = 1000)
             raise TitanicError("a reply was wrong")
 
 
+@contextmanager
+def connections(stage: Stage, count: int) -> Iterator[list[Pipeline]]:
+    """So many connections of this process."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(Pipeline(stage.endpoint, timeout=PATIENCE)) for _ in range(count)]
+
+
 def accept_by_many(stage: Stage, count: int, *, clients: int) -> None:
+    """As `accept_from`, with so many new connections."""
+    with connections(stage, clients) as pipelines:
+        accept_from(pipelines, count)
+
+
+def accept_from(pipelines: Sequence[Pipeline], count: int) -> None:
     """Stored and acknowledged, each connection having its share in flight at once, 1,000 in all or one each."""
-    pipelines = [Pipeline(stage.endpoint, timeout=PATIENCE) for _ in range(clients)]
-    try:
-        left, inside = count, max(1, 1000 // clients)
-        while left > 0:
-            for pipeline in pipelines:
-                for _ in range(inside):
-                    pipeline.send(tsp.REQUEST, ABSENT, BODY)
-            for pipeline in pipelines:
-                while len(pipeline):
-                    _all_fine(event.body for event in pipeline.events() if event.kind is EventKind.FINAL)
-            left -= inside * clients
-    finally:
+    left, inside = count, max(1, 1000 // len(pipelines))
+    while left > 0:
         for pipeline in pipelines:
-            pipeline.close()
+            for _ in range(inside):
+                pipeline.send(tsp.REQUEST, ABSENT, BODY)
+        for pipeline in pipelines:
+            while len(pipeline):
+                _all_fine(event.body for event in pipeline.events() if event.kind is EventKind.FINAL)
+        left -= inside * len(pipelines)
 
 
 def latencies(stage: Stage, rate: float, seconds: float) -> list[float]:

@@ -58,28 +58,59 @@ class Entry(NamedTuple):
     take: Take
 
 
-def rate(load: Load, *, share: int = 1, workers: int = 0, apart: bool = False, stored: int = 0) -> Take:
+def rate(
+    load: Load,
+    *,
+    share: int = 1,
+    workers: int = 0,
+    apart: bool = False,
+    stored: int = 0,
+    absent: int = 0,
+    counted: bool = False,
+) -> Take:
     """A rate per second, with processes of its own. `share`: one in so many of the requests is enough.
-    `stored`: so many requests wait for an absent service."""
+    `stored`: so many requests wait for an absent service; `absent`: one waits for each of so many such services.
+    `counted`: with what the server counts."""
 
     def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
         with Stage(conditions.folder, apart=apart) as stage:
             if workers:
                 stage.work("echo", workers)
             loads.accept_batches(stage, stored)
-            yield timed(stage, name, what, load, max(10, conditions.requests // share))
+            if absent:
+                loads.leave_waiting(stage, absent)
+            yield timed(stage, name, what, load, max(10, conditions.requests // share), counted=counted)
 
     return take
 
 
-def timed(stage: Stage, name: str, what: str, load: Load, count: int) -> Figure:
-    """A rate per second, and the processor time that a request costs each process."""
+def timed(stage: Stage, name: str, what: str, load: Load, count: int, *, counted: bool = False) -> Figure:
+    """A rate per second, and the processor time that a request costs each process. `counted`: and what the server
+    counts for a request, as details."""
     load(stage, max(1, count // 10))
+    counts = stage.counts() if counted else {}
     before, start = stage.cpu(), stage.now()
     load(stage, count)
     elapsed, after = stage.now() - start, stage.cpu()
     cpu = {process: (used - before.get(process, 0.0)) / count * 1e6 for process, used in after.items()}
-    return Figure(name, what, count / elapsed, cpu=cpu)
+    detail = {label: (end - counts[label]) / count for label, end in stage.counts().items()} if counted else {}
+    return Figure(name, what, count / elapsed, cpu=cpu, detail=detail)
+
+
+def from_connections(clients: int) -> Take:
+    """A rate of accepting per second, the requests coming from so many connections, which are there before."""
+
+    def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
+        with Stage(conditions.folder) as stage, loads.connections(stage, clients) as pipelines:
+
+            def load(stage: Stage, count: int) -> None:
+                loads.accept_from(pipelines, count)
+
+            load(stage, clients)  # they connect
+            turns = max(1, conditions.requests // clients)  # in each, all of them have a request in flight
+            yield timed(stage, name, what, load, turns * clients, counted=True)
+
+    return take
 
 
 def limit(measure: Callable[[Path, int], float], *, share: int = 1) -> Take:
@@ -172,7 +203,9 @@ def _tens(first: int, last: int) -> Iterator[int]:
         first *= 10
 
 
+_LIFE_ONE = rate(loads.live_one, share=40, workers=10, counted=True)
 _ECHO_ONE = partial(loads.echo, window=1)
+_ABSENT = rate(loads.live, share=4, workers=10, absent=1000)
 _SERVICES = curve(
     "life", (1, 10, 100, 1000), lambda n: partial(loads.live_services, services=n), Stage.work_many, share=4
 )
@@ -186,10 +219,11 @@ PROGRAMME = (
     Entry("limits", "wire-one", "the same, one in flight", limit(machine.wire_one, share=4)),
     Entry("accepting", "accept", "stored and acknowledged, 1,000 in flight", rate(loads.accept)),
     Entry("accepting", "accept-100", "the same, 100 in flight", rate(partial(loads.accept, window=100))),
-    Entry("accepting", "accept-one", "the same, one after another", rate(loads.accept_one, share=10)),
+    Entry("accepting", "accept-many", "the same, 1,000 connections with one in flight each", from_connections(1000)),
+    Entry("accepting", "accept-one", "the same, one after another", rate(loads.accept_one, share=10, counted=True)),
     Entry("accepting", "accept-batch", "the same, 100 in a message, 10 in flight", rate(loads.accept_batches)),
     Entry("lives", "life", "submitted to closed, 10 workers", rate(loads.live, share=4, workers=10)),
-    Entry("lives", "life-one", "the same, one after another", rate(loads.live_one, share=40, workers=10)),
+    Entry("lives", "life-one", "the same, one after another", _LIFE_ONE),
     Entry("echoes", "echo", "plain requests, 10 workers, 1,000 in flight", rate(loads.echo, workers=10)),
     Entry("echoes", "echo-1", "the same, 1 worker", rate(loads.echo, workers=1)),
     Entry("echoes", "echo-one", "the same, 1 worker, one in flight", rate(_ECHO_ONE, share=10, workers=1)),
@@ -198,6 +232,7 @@ PROGRAMME = (
     Entry("apart", "apart-accept-one", "as accept-one", rate(loads.accept_one, share=10, apart=True)),
     Entry("apart", "apart-life", "as life", rate(loads.live, share=4, workers=10, apart=True)),
     Entry("backlog", "backlog-life", "as life, 100,000 wait", rate(loads.live, share=4, workers=10, stored=100_000)),
+    Entry("backlog", "absent-life", "as life, 1 waits for each of 1,000 absent services", _ABSENT),
     Entry("large", "large-accept", "as accept, 1,000,000 stored", rate(loads.accept, stored=1_000_000)),
     Entry("large", "large-life", "as life, 1,000,000 stored", rate(loads.live, share=4, workers=10, stored=1_000_000)),
     Entry("large", "restart", "killed and started to the first answer, 1,000,000 stored", restart(1_000_000)),

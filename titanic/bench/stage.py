@@ -108,6 +108,12 @@ class Stage:
                 used[name] = used.get(name, 0.0) + seconds
         return used
 
+    def counts(self) -> dict[str, float]:
+        """What the server has counted until now: its commits and, where the system tells, switches of its threads."""
+        counted = {"commits": float(self.client.stats()["since_start"]["commits"])}
+        switches = thread_switches(self._processes["serve"].pid)
+        return counted if switches is None else {"switches": switches, **counted}
+
     def memory(self) -> int | None:
         """Bytes of the server's own memory."""
         return memory_bytes(self._processes["serve"].pid)
@@ -141,6 +147,16 @@ def cpu_seconds(pid: int) -> float | None:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[_UTIME]) + int(fields[_STIME])) / os.sysconf("SC_CLK_TCK")
     return None
+
+
+def thread_switches(pid: int) -> int | None:
+    """How often a thread of a process gave up its processor or lost it; None where the system has no proc(5)."""
+    found: list[int] = []
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        with suppress(OSError, IndexError, ValueError):
+            lines = status.read_text().splitlines()
+            found += [int(line.split()[1]) for line in lines if "ctxt_switches" in line]
+    return sum(found) if found else None
 
 
 def memory_bytes(pid: int) -> int | None:

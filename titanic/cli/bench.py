@@ -47,7 +47,8 @@ def bench(
 
     Without arguments it measures the most important figures, in less than a minute. FIGURE and GROUP choose others.
 
-    CPU is the processor time of a request in each process. --json prints a list of objects.
+    CPU is the processor time of a request in each process. Beside some figures stands what the server did for a
+    request: switches of its threads, commits to the store. --json prints a list of objects.
 
     \b
     Example:
