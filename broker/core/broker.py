@@ -36,7 +36,6 @@ from broker.core.mdp import (
     Core,
     Frames,
     Peer,
-    WorkerDialect,
     error_body,
     service_fault,
 )
@@ -67,12 +66,17 @@ class BrokerCore(Core):
         self.documents = mmi.Documents()
         self.delivered: dict[tuple[Peer, bytes], Request] = {}
         """Requests that workers have, by their marks."""
-        self._integrated: list[Service] = []
+        self._batched: list[Service] = []
+        """Integrated services that have requests."""
         self._heard, self._heartbeats = self.registry.heard, self.registry.heartbeats
         self._tokens = count(1)
 
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
         """Take a message. One that is not MDP is counted and dropped."""
+        worker = self.workers.get(peer)
+        if worker is not None and (parsed := worker.dialect.parse(frames)) is not None:  # most have not to be looked at
+            self._worker_command(worker, parsed[0], parsed[1], now)
+            return
         at, frame = 0, b""
         for at, frame in enumerate(frames):
             if frame in HEADERS or at == MAX_STACK:
@@ -90,7 +94,7 @@ class BrokerCore(Core):
             dialect = WORKER_DIALECTS.get(tuple(frames[: at + 1]))
             command = dialect.commands.get(frames[at + 1]) if dialect and len(frames) > at + 1 else None
             if dialect is not None and command is not None:
-                self._worker_command(peer, dialect, command, frames[at + 2 :], now)
+                self._worker_command(worker or WorkerPeer(peer, dialect, NO_SERVICE), command, frames[at + 2 :], now)
                 return
         self._malformed(peer, now)
 
@@ -160,16 +164,15 @@ class BrokerCore(Core):
             raise UsageError(fault)
         if name in self.services:
             raise UsageError(f"service {name.decode()} is in use; integrate it once, before there are requests for it")
-        service = self.services[name] = Service(name, self.config.max_body + room, batch=[])
-        self._integrated.append(service)
+        self.services[name] = Service(name, self.config.max_body + room, batch=[])
 
     def take_batches(self) -> list[tuple[bytes, list[Request]]]:
         """The requests for integrated services since the last call."""
-        batches = []
-        for service in self._integrated:
-            if service.batch:
-                batches.append((service.name, service.batch))
-                service.batch = []
+        batches: list[tuple[bytes, list[Request]]] = []
+        for service in self._batched:
+            batches.append((service.name, service.batch or []))
+            service.batch = []
+        self._batched.clear()
         return batches
 
     def reply(self, request: Request, body: Frames) -> None:
@@ -195,6 +198,8 @@ class BrokerCore(Core):
         elif (size := sum(map(len, body))) > (most := self.config.max_body if service is None else service.most):
             self._refuse(request, 413, f"body has {size} bytes; this broker takes at most {most}")
         elif service is not None and service.batch is not None:
+            if not service.batch:
+                self._batched.append(service)
             service.batch.append(request)
         elif service is not None and service.idle:
             self._deliver(service.least_recently_used(), request, now)
@@ -241,13 +246,11 @@ class BrokerCore(Core):
 
     # -- workers ---------------------------------------------------------------------------------------------
 
-    def _worker_command(self, peer: Peer, dialect: WorkerDialect, command: Command, rest: Frames, now: float) -> None:
-        worker = self.workers.get(peer)
-        if worker is None:
+    def _worker_command(self, worker: WorkerPeer, command: Command, rest: Frames, now: float) -> None:
+        if worker.service is NO_SERVICE:
             state = WorkerState.NONE
-            worker = WorkerPeer(peer, dialect, NO_SERVICE)
         else:
-            state = WorkerState.BUSY if worker.request else WorkerState.IDLE
+            state = WorkerState.IDLE if worker.request is None else WorkerState.BUSY
             self._heard(worker, now)
         action = TRANSITIONS.get((state, command), BrokerCore._unexpected)
         action(self, worker, rest, now)
@@ -333,22 +336,22 @@ class BrokerCore(Core):
 
     def _deliver(self, worker: WorkerPeer, request: Request, now: float) -> None:
         worker.request = request
-        if (mark := request.mark) is not None:
-            self.delivered[mark] = request
+        if request.mark is not None:
+            self.delivered[request.mark] = request
         request.token = b"%016x" % next(self._tokens)
         request.deliveries += 1
-        self._send_worker(worker, Command.REQUEST, (request.token, b"", *request.body), now)
+        self._send_worker(worker, Command.REQUEST, [request.token, b"", *request.body], now)
         if worker.dialect.silent_when_busy:
             self._heard(worker, now)
 
     def _take_from(self, worker: WorkerPeer) -> Request | None:
         """Take its request from a worker."""
         request, worker.request = worker.request, None
-        if request is not None and (mark := request.mark) is not None and self.delivered.get(mark) is request:
-            del self.delivered[mark]
+        if request is not None and request.mark is not None and self.delivered.get(request.mark) is request:
+            del self.delivered[request.mark]
         return request
 
-    def _send_worker(self, worker: WorkerPeer, command: Command, rest: tuple[bytes, ...], now: float) -> None:
+    def _send_worker(self, worker: WorkerPeer, command: Command, rest: Sequence[bytes], now: float) -> None:
         self._output.append((worker.peer, worker.dialect.encode(command, rest)))
         if worker.peer in self.workers:
             self._heartbeats.set(worker, now + worker.heartbeat.interval)

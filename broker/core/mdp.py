@@ -184,7 +184,7 @@ CLIENT_DIALECTS_02 = {dialect.request[1]: dialect for dialect in CLIENT_DIALECTS
 class WorkerDialect:
     """How one version of MDP/Worker frames its commands."""
 
-    __slots__ = ("_codes", "_prefix", "commands", "name", "silent_when_busy")
+    __slots__ = ("_codes", "_head", "_length", "commands", "name", "silent_when_busy")
 
     heartbeats = True
     """Whether its peers send any."""
@@ -203,7 +203,8 @@ class WorkerDialect:
         self.name = name
         self.silent_when_busy = silent_when_busy
         """Whether its workers send no heartbeats while they work (majortomo's do not)."""
-        self._prefix = prefix
+        self._head = list(prefix)
+        self._length = len(prefix)
         self._codes = {command: (*prefix, code) for command, code in codes.items()}
         self.commands = {code: command for command, code in codes.items()}
         """By the frame after the header."""
@@ -218,8 +219,8 @@ class WorkerDialect:
 
     def parse(self, frames: Frames) -> tuple[Command, Frames] | None:
         """The command and what follows it, or None when the message is not of this dialect."""
-        at = len(self._prefix)
-        if len(frames) <= at or tuple(frames[:at]) != self._prefix:
+        at = self._length
+        if len(frames) <= at or frames[:at] != self._head:
             return None
         command = self.commands.get(frames[at])
         return None if command is None else (command, frames[at + 1 :])

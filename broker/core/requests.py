@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import count
 
 from broker.config import BrokerConfig
@@ -30,37 +29,55 @@ def footprint(frames: Frames) -> int:
     return sum(map(len, frames)) + _FRAME * len(frames)
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """A request with its client, its dialect, and what has been sent of its reply."""
 
-    peer: Peer
-    stack: Frames
-    dialect: ClientDialect
-    service: bytes
-    body: Frames
-    arrived: float
-    size: int = 0
-    """Its footprint, address stack included; set while it waits."""
-    token: bytes = b""
-    """The worker's `client` frame; new at each delivery, so that a reply can be told from a stale one."""
-    deliveries: int = 0
-    partials_sent: int = 0
-    partials_seen: int = 0
-    """PARTIALs of the present delivery."""
-    collected: Frames = field(default_factory=list)
-    """For clients whose version has no PARTIAL: the frames so far, to go out with FINAL."""
-    collected_size: int = 0
-    answered: bool = False
-    """Whether an integrated service has answered it."""
-    wanted: bool = True
-    """Not any more when its client took it back while a worker had it: no second worker gets it."""
+    __slots__ = (
+        "answered",
+        "arrived",
+        "body",
+        "collected",
+        "collected_size",
+        "deliveries",
+        "dialect",
+        "mark",
+        "partials_seen",
+        "partials_sent",
+        "peer",
+        "service",
+        "size",
+        "stack",
+        "token",
+        "wanted",
+    )
 
-    @property
-    def mark(self) -> tuple[Peer, bytes] | None:
+    def __init__(
+        self, peer: Peer, stack: Frames, dialect: ClientDialect, service: bytes, body: Frames, arrived: float
+    ) -> None:
+        self.peer = peer
+        self.stack = stack
+        self.dialect = dialect
+        self.service = service
+        self.body = body
+        self.arrived = arrived
+        self.mark: tuple[Peer, bytes] | None = (peer, stack[-2]) if len(stack) > 1 else None
         """The client, and the last address frame of its request, which name the request when it is cancelled. None: it
         has no address frame."""
-        return (self.peer, self.stack[-2]) if len(self.stack) >= 2 else None
+        self.size = 0
+        """Its footprint, address stack included; set when it is to wait."""
+        self.token = b""
+        """The worker's `client` frame; new at each delivery, so that a reply can be told from a stale one."""
+        self.deliveries = 0
+        self.partials_sent = 0
+        self.partials_seen = 0
+        """PARTIALs of the present delivery."""
+        self.collected: Frames | None = None
+        """For clients whose version has no PARTIAL: the frames so far, to go out with FINAL."""
+        self.collected_size = 0
+        self.answered = False
+        """Whether an integrated service has answered it."""
+        self.wanted = True
+        """Not any more when its client took it back while a worker had it: no second worker gets it."""
 
     def partial(self, body: Frames) -> Frames | None:
         """The PARTIAL message for the client, or None when there is nothing to send (yet)."""
@@ -70,6 +87,8 @@ class Request:
         self.partials_sent += 1
         body = body or EMPTY
         if self.dialect.partial is None:
+            if self.collected is None:
+                self.collected = []
             self.collected += body
             self.collected_size += footprint(body)
             return None
@@ -83,7 +102,7 @@ class Request:
         """
         self.partials_seen = 0
         if self.dialect.partial is None:
-            self.collected, self.collected_size, self.partials_sent = [], 0, 0
+            self.collected, self.collected_size, self.partials_sent = None, 0, 0
         elif self.dialect.anew is not None and self.partials_sent:
             self.partials_sent = 0
             return self._message(self.dialect.anew, [])
@@ -219,13 +238,15 @@ class WaitingRequests:
         self._sweep_every = config.request_expiry / 10
 
     def full(self, queue: FairQueue | None, request: Request) -> str | None:
-        """Why a request may not wait as well, in this queue or a new one; None: it may."""
+        """Why a request may not wait as well, in this queue or a new one; None: it may. It is measured
+        here: ask before `push`."""
         config, here = self._config, len(queue) if queue is not None else 0
+        request.size = _size(request)
         if here >= config.max_waiting_per_service:
             return f"{here} requests wait for this service"
         if self.count >= config.max_waiting:
             return f"{self.count} requests wait in all"
-        if self.bytes + _size(request) > config.max_waiting_bytes:
+        if self.bytes + request.size > config.max_waiting_bytes:
             return f"{self.bytes} bytes wait in all"
         return None
 
@@ -237,6 +258,7 @@ class WaitingRequests:
     def push_front(self, queue: FairQueue, request: Request, now: float) -> None:
         """Have a request wait that a worker had. Its expiry begins anew."""
         request.arrived = now
+        request.size = _size(request)
         queue.push_front(request)
         self._add(request, now)
 
@@ -267,7 +289,6 @@ class WaitingRequests:
         self.sweep_at = now + self._sweep_every if self.count else None
 
     def _add(self, request: Request, now: float) -> None:
-        request.size = _size(request)
         self.count += 1
         self.bytes += request.size
         if self.sweep_at is None and self._sweep_every > 0:

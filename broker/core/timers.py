@@ -104,4 +104,8 @@ class Backoff:
 
 def earliest(*times: float | None) -> float | None:
     """The first of some deadlines; None: there is none."""
-    return min((time for time in times if time is not None), default=None)
+    first: float | None = None
+    for time in times:
+        if time is not None and (first is None or time < first):
+            first = time
+    return first
