@@ -189,15 +189,17 @@ class Broker(Shell[BrokerCore]):
     def drain(self, now: float) -> bool:
         """Take what has arrived, up to a limit, so that answers go out in between."""
         router, core = self._router, self.core
-        receive = router.receive
-        for _ in range(DRAIN_LIMIT):
-            frames = receive()
+        for taken in range(DRAIN_LIMIT):
+            if taken == 1 and not router.readable:  # mostly there is one, if not many
+                return False
+            frames = router.receive()
             if frames is None:
                 break
-            core.receive(frames[0], frames[1:], now)
+            sender = frames.pop(0)
+            core.receive(sender, frames, now)
             if router.newcomer is not None:
                 frame, router.newcomer = router.newcomer, None
-                if (worker := core.workers.get(frames[0])) is not None:
+                if (worker := core.workers.get(sender)) is not None:
                     worker.inflow = TcpInflow(frame)
         else:
             return True
@@ -235,15 +237,13 @@ class Broker(Shell[BrokerCore]):
     def _send(self, output: list[Output], now: float) -> None:
         send = self._router.send
         for peer, frames in output:
-            if isinstance(peer, LocalPeer):
+            if isinstance(peer, bytes) and frames is not None:
+                try:
+                    send(peer, frames)
+                except zmq.ZMQError:
+                    self._undeliverable(peer, frames, now)
+            elif isinstance(peer, LocalPeer):
                 peer.put(frames or [])
-                continue
-            assert isinstance(peer, bytes)
-            assert frames is not None
-            try:
-                send(peer, frames)
-            except zmq.ZMQError:
-                self._undeliverable(peer, frames, now)
 
     def _undeliverable(self, peer: Peer, frames: Frames, now: float) -> None:
         """The peer is gone, or has not read for too long: its message is dropped and counted."""
