@@ -27,10 +27,10 @@ from broker.errors import RemoteError as RemoteError
 from broker.errors import TimedOut as TimedOut
 from broker.errors import UsageError as UsageError
 from broker.handlers import Handler as Handler
+from broker.io.channel import Channel as Channel
 from broker.io.channels import SessionChannel as SessionChannel
 from broker.io.channels import WorkerChannel as WorkerChannel
 from broker.io.dealer import Dealer as Dealer
-from broker.io.loop import Channel as Channel
 from broker.io.loop import Loop as Loop
 from broker.io.sockets import unreachable as unreachable
 from broker.server import Broker as Broker

@@ -24,9 +24,10 @@ from broker.core.mdp import Command, Frames, error_body, service_fault
 from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import OutOfSockets, RemoteError, UsageError
 from broker.handlers import Handler, HandlerThreads, Measure, TooLarge, error_frames, execute, failure
+from broker.io.channel import Channel
 from broker.io.channels import WorkerChannel
 from broker.io.dealer import Dealer
-from broker.io.loop import Channel, Loop
+from broker.io.loop import Loop
 from broker.worker_log import WorkerLog
 
 log = logging.getLogger(__name__)

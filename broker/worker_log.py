@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from broker.io.loop import Channel
+from broker.io.channel import Channel
 
 SILENCES = 2
 """Heartbeat intervals after which nobody seems to be there. A broker that is there answers READY sooner."""

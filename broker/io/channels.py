@@ -11,8 +11,9 @@ from broker.core.client import ClientSession
 from broker.core.mdp import Core
 from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import OutOfSockets
+from broker.io.channel import Channel, Pollable
 from broker.io.dealer import Dealer
-from broker.io.loop import Channel, Loop, Pollable
+from broker.io.loop import Loop
 
 AnyCore = TypeVar("AnyCore", bound=Core)
 Session = TypeVar("Session", bound=ClientSession | WorkerSession)

@@ -128,7 +128,7 @@ def _pauses(timeout: float | None) -> Iterator[tuple[float, float | None]]:
     until = None if timeout is None else time.monotonic() + timeout
     pause = POLL_FIRST
     while True:
-        left = None if until is None else max(0.0, until - time.monotonic())
+        left: float | None = None if until is None else max(0.0, until - time.monotonic())
         yield (pause, left) if left is None else (min(pause, left), left)
         if left == 0.0:
             return

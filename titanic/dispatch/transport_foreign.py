@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from typing import ClassVar
 
 from broker import ClientConfig, ClientSession, ErrorReply, EventKind, Loop
 from titanic.dispatch.attempts import Send
@@ -28,7 +29,7 @@ class ForeignTransport:
     """To any MDP broker. `room` requests of one service may be in flight: MMI does not tell how many workers it has.
     Four times as many may be in flight in all, but not more than MOST."""
 
-    MOST = 256
+    MOST: ClassVar = 256
     surveys = False
 
     most_ahead = 0  # each takes a connection
