@@ -20,7 +20,7 @@ class Timers(Generic[Key]):
 
     def __init__(self) -> None:
         self._when: dict[Key, float] = {}
-        self._queued: dict[Key, tuple[float, int]] = {}  # the one heap entry that counts for a key
+        self._queued: dict[Key, tuple[float, int, Key]] = {}  # the one heap entry that counts for a key
         self._heap: list[tuple[float, int, Key]] = []
         self._ticket = count()
 
@@ -49,7 +49,7 @@ class Timers(Generic[Key]):
         """Forget a key; unknown ones are fine."""
         self._when.pop(key, None)
         if self._queued.pop(key, None) is not None and len(self._heap) > 2 * len(self._queued) + 64:
-            self._heap = [(when, ticket, key) for key, (when, ticket) in self._queued.items()]
+            self._heap = list(self._queued.values())
             heapify(self._heap)
 
     def get(self, key: Key) -> float | None:
@@ -60,14 +60,26 @@ class Timers(Generic[Key]):
         """The earliest deadline."""
         heap = self._heap
         while heap:
-            when, ticket, key = heap[0]
-            if self._queued.get(key) != (when, ticket):
+            entry = heap[0]
+            when, _, key = entry
+            if self._queued.get(key) is not entry:
                 heappop(heap)
             elif (moved := self._when[key]) > when:
                 heappop(heap)
                 self._push(key, moved)
             else:
                 return when
+        return None
+
+    def wake_at(self) -> float | None:
+        """When to ask `due` again: not after the earliest deadline, but before it when that was moved. It costs less
+        than `next` where deadlines are moved all the time, and one look in vain for each interval."""
+        heap = self._heap
+        while heap:
+            entry = heap[0]
+            if self._queued.get(entry[2]) is entry:
+                return entry[0]
+            heappop(heap)
         return None
 
     def due(self, now: float) -> Iterator[Key]:
@@ -78,9 +90,8 @@ class Timers(Generic[Key]):
             yield key
 
     def _push(self, key: Key, when: float) -> None:
-        ticket = next(self._ticket)
-        self._queued[key] = (when, ticket)
-        heappush(self._heap, (when, ticket, key))
+        entry = self._queued[key] = (when, next(self._ticket), key)
+        heappush(self._heap, entry)
 
 
 class Backoff:

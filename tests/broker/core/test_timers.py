@@ -46,6 +46,17 @@ def test_cancelled() -> None:
     assert timers.next() == 6
 
 
+def test_asking_again_at_the_time_of_a_moved_deadline_is_enough() -> None:
+    timers: Timers[str] = Timers()
+    timers.set("a", 5)
+    timers.set("a", 9)
+    assert timers.wake_at() == 5
+    assert list(timers.due(5)) == []
+    assert timers.wake_at() == 9
+    timers.cancel("a")
+    assert timers.wake_at() is None
+
+
 def test_set_while_taking() -> None:
     timers: Timers[str] = Timers()
     timers.set("a", 1)
@@ -86,7 +97,9 @@ def test_like_a_dictionary() -> None:
                 assert due == sorted((key for key in model if model[key] <= now), key=model.__getitem__)
                 for key in due:
                     del model[key]
-        assert timers.next() == min(model.values(), default=None)
+        wake_at, first = timers.wake_at(), min(model.values(), default=None)
+        assert first is None if wake_at is None else first is not None and wake_at <= first
+        assert timers.next() == first
         assert len(timers) == len(model)
 
 
