@@ -9,7 +9,7 @@ from typing import Any
 
 from broker import DEFAULT_ENDPOINT, BrokerConfig, WorkerConfig
 from titanic.errors import CallerError, Contradiction
-from titanic.store import MIN_CAPACITY, Retention
+from titanic.store import DURABILITIES, MIN_CAPACITY, Durability, Retention
 
 MOST_LANES = 150
 """ZeroMQ allows 1023 sockets in a process."""
@@ -35,6 +35,9 @@ class ServerConfig:
     """Directory of the store."""
     capacity: int | None = None
     """Size limit of the store's file; new requests are refused when it is full. None: as before, or 1 GiB."""
+    durability: Durability = "synced"
+    """When a request is acknowledged: `synced`, when it is on the disk; `relaxed`, with one sync instead of two, and a
+    power cut may take what was acknowledged within the last second; `memory`, when it is in a store that is in RAM."""
     preallocate: bool = False
     """Whether to take the whole capacity from the disk at the start."""
     closed_body_limit: int = 64 << 10
@@ -80,6 +83,8 @@ class ServerConfig:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         for wrong in contradictions(values | {"max_body": self.wire.max_body}):
             raise wrong
+        if self.durability not in DURABILITIES:
+            raise CallerError(f"durability is {self.durability!r}", f"it must be one of {', '.join(DURABILITIES)}")
         for name, (least, most) in _LIMITS.items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:

@@ -37,6 +37,10 @@ class CapacityTooSmall(CallerError):
     """The capacity leaves no room to work in."""
 
 
+class NotInMemory(CallerError):
+    """A store with the durability `memory` is to be on a disk."""
+
+
 class Contradiction(CallerError):
     """Settings, by name, that exclude each other, though each is valid."""
 

@@ -96,7 +96,10 @@ class DictStore:
     usable = True
     batch = 1000
 
-    def __init__(self, path=Path(), *, capacity=None, keep_closed=True, closed_body_limit=64 << 10):
+    def __init__(
+        self, path=Path(), *, capacity=None, keep_closed=True, closed_body_limit=64 << 10, durability="synced"
+    ):
+        self.durability = durability
         self.path = path
         self.capacity = capacity or interface.DEFAULT_CAPACITY
         self.keep_closed, self.closed_body_limit = keep_closed, closed_body_limit
@@ -110,6 +113,8 @@ class DictStore:
 
     def write(self):
         return Write(self)
+
+    def sync(self): ...
 
     def reader_check(self):
         return 0

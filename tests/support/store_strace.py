@@ -1,7 +1,8 @@
 """A store's workload under strace: killed or failed at any system call, and its writes recorded for power cuts.
 
 LMDB writes pages with pwrite64 and (after lseek) writev, makes them last with fdatasync, and then writes the page that
-says where the trees begin through a second descriptor, opened with O_DSYNC, which makes that write last by itself.
+says where the trees begin through a second descriptor, opened with O_DSYNC, which makes that write last by itself; in a
+`relaxed` store through the first one, so that it lasts from the next fdatasync on.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -21,6 +23,10 @@ from support.store_workload import read_ledger
 ROOT = Path(__file__).parents[2]
 CALLS = "pwrite64,pwritev,writev,fdatasync"
 SECTOR = 512
+PAGE = 4096
+META = 120
+"""Bytes that LMDB writes when it writes a meta page; the last eight are the transaction's number."""
+_NUMBER = struct.Struct("<Q")
 
 
 KILLED = "+++ killed by SIGKILL +++"
@@ -59,17 +65,18 @@ def trace(log: Path, options: Sequence[str | Path], module: str, *arguments: str
     return Traced(done.returncode, log.read_text(), done.stderr)
 
 
-def run(path: Path, seed: int, steps: int, *options: str) -> Run:
+def run(path: Path, seed: int, steps: int, *options: str, durability: str = "synced") -> Run:
     """Run the workload on the store `path` under strace with these options."""
     ledger = path.with_suffix(".ledger")
     ledger.unlink(missing_ok=True)
-    done = trace(path.with_suffix(".strace"), options, "store_workload", path, ledger, str(seed), str(steps))
+    workload = "store_workload", path, ledger, str(seed), str(steps), durability
+    done = trace(path.with_suffix(".strace"), options, *workload)
     return Run(done.status, done.log, read_ledger(ledger) if ledger.exists() else [])
 
 
-def calls(path: Path, seed: int, steps: int) -> list[tuple[str, int]]:
+def calls(path: Path, seed: int, steps: int, durability: str = "synced") -> list[tuple[str, int]]:
     """The calls on the data file that a whole run makes, in order: by name, and which of that name."""
-    done = run(path, seed, steps, "-P", str(path / "data.mdb"), "-e", f"trace={CALLS}")
+    done = run(path, seed, steps, "-P", str(path / "data.mdb"), "-e", f"trace={CALLS}", durability=durability)
     assert done.status == 0, done.log
     names = re.findall(rf"^\d+ +({CALLS.replace(',', '|')})\(", done.log, re.MULTILINE)
     count: Counter[str] = Counter()
@@ -87,9 +94,18 @@ class Write(NamedTuple):
     data: bytes
     lasts: bool
 
+    @property
+    def number(self) -> int:
+        """Of the transaction that writes its meta page; 0 for what is no meta page."""
+        return _NUMBER.unpack(self.data[-8:])[0] if len(self.data) == META else 0
+
 
 class Sync(NamedTuple):
     """All earlier writes last."""
+
+
+class FailedSync(NamedTuple):
+    """Of the writes before it, the disk may have taken any part, and later syncs do not make up for that."""
 
 
 class Acknowledged(NamedTuple):
@@ -98,7 +114,7 @@ class Acknowledged(NamedTuple):
     lines: int
 
 
-Recorded = Write | Sync | Acknowledged
+Recorded = Write | Sync | FailedSync | Acknowledged
 
 _OPENED = re.compile(r'openat\(.*"(?P<path>.*)", (?P<flags>[A-Z_|]+).*\) = (?P<fd>\d+)')
 _CALL = re.compile(r"^\d+ +(?P<name>\w+)\((?P<fd>\d+)(?:, (?P<rest>.*))?\) += (?P<result>\d+)")
@@ -107,9 +123,9 @@ _CALL = re.compile(r"^\d+ +(?P<name>\w+)\((?P<fd>\d+)(?:, (?P<rest>.*))?\) += (?
 RECORDING = ("-xx", "-s", str(1 << 24), "-e", f"trace={CALLS},openat,close,lseek,write,fsync,ftruncate,msync")
 
 
-def record(path: Path, seed: int, steps: int) -> list[Recorded]:
+def record(path: Path, seed: int, steps: int, *options: str, durability: str = "synced") -> list[Recorded]:
     """What a run does to the data file, in order, and when it acknowledges."""
-    done = run(path, seed, steps, *RECORDING)
+    done = run(path, seed, steps, *RECORDING, *options, durability=durability)
     assert done.status == 0, done.log[-2000:]
     return read_record(done.log, path)
 
@@ -128,6 +144,8 @@ def read_record(log: str, path: Path) -> list[Recorded]:
             continue
         match = _CALL.match(line)
         if match is None or match["fd"] not in opened:
+            if "fdatasync(" in line and INJECTED in line:
+                events.append(FailedSync())
             continue
         name, lasts = opened[match["fd"]]
         rest = match["rest"] or ""
@@ -166,26 +184,53 @@ def power_cut(before: bytes, events: list[Recorded], rng: random.Random) -> tupl
     What was synced is there. Of what came after the last sync, the disk has taken any part: whole writes, or sectors.
     """
     image = bytearray(before)
-    last_sync = max((n for n, event in enumerate(events) if isinstance(event, Sync)), default=-1)
-    mood = rng.choice(("none", "all", "writes", "sectors"))
     lines = 0
+    pending: list[Write] = []
     for n, event in enumerate(events):
         if isinstance(event, Acknowledged):
             lines = event.lines
-        elif isinstance(event, Write):
-            finished = n < len(events) - 1
-            if (
-                n < last_sync
-                or (event.lasts and finished)
-                or mood == "all"
-                or (mood == "writes" and rng.random() < 0.5)
-            ):
-                _apply(image, event.offset, event.data)
-            elif mood == "sectors":
-                for at in range(0, len(event.data), SECTOR):
-                    if rng.random() < 0.5:
-                        _apply(image, event.offset + at, event.data[at : at + SECTOR])
+        elif isinstance(event, Sync):
+            for write in pending:
+                _apply(image, write.offset, write.data)
+            pending = []
+        elif isinstance(event, FailedSync):
+            _take_part(image, pending, rng)
+            pending = []
+        elif event.lasts and n < len(events) - 1:
+            _apply(image, event.offset, event.data)
+        else:
+            pending.append(event)
+    _take_part(image, pending, rng)
     return bytes(image), lines
+
+
+def _take_part(image: bytearray, writes: list[Write], rng: random.Random) -> None:
+    mood = rng.choice(("none", "all", "writes", "sectors"))
+    for write in writes:
+        if mood == "all" or (mood == "writes" and rng.random() < 0.5):
+            _apply(image, write.offset, write.data)
+        elif mood == "sectors":
+            for at in range(0, len(write.data), SECTOR):
+                if rng.random() < 0.5:
+                    _apply(image, write.offset + at, write.data[at : at + SECTOR])
+
+
+def last_number(image: bytes) -> int:
+    """The number of the last transaction in a data file."""
+    return max(_NUMBER.unpack_from(image, page + 32 + META - 8)[0] for page in (0, PAGE))
+
+
+def left_of(image: bytes, events: list[Recorded], lines: int) -> tuple[int, int]:
+    """How many commits of those in `events` a data file does not have, and how many lines of the ledger tell of the
+    others."""
+    number, missing, seen = last_number(image), 0, 0
+    for event in events:
+        if isinstance(event, Acknowledged):
+            seen = event.lines
+        elif isinstance(event, Write) and event.number > number:
+            lines = min(lines, seen)
+            missing += 1
+    return missing, lines
 
 
 def _apply(image: bytearray, offset: int, data: bytes) -> None:

@@ -1,6 +1,6 @@
 """A seeded workload on a store, with a ledger outside of it of what was acknowledged.
 
-    python -m support.store_workload STORE LEDGER SEED STEPS
+    python -m support.store_workload STORE LEDGER SEED STEPS DURABILITY
 
 Each line of the ledger is a JSON object. A step writes one before its transaction begins (`try`) and one after it was
 committed (`did`) or failed (`failed`), so that of the last step alone it can be unknown whether it happened. The body
@@ -282,8 +282,8 @@ def read_ledger(path: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    path, ledger, seed, steps = sys.argv[1:]
-    with LmdbStore.open(path, capacity=CAPACITY) as store:
+    path, ledger, seed, steps, durability = sys.argv[1:]
+    with LmdbStore.open(path, capacity=CAPACITY, durability=durability) as store:
         Workload(store, Ledger(Path(ledger)), int(seed)).run(int(steps))
 
 

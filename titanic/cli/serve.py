@@ -27,7 +27,7 @@ from titanic.cli.serve_options import (
     take_wire,
     wire_options,
 )
-from titanic.errors import CallerError, TitanicError
+from titanic.errors import CallerError, NotInMemory, TitanicError
 from titanic.server.server import LIVE, Server
 from titanic.server.snapshot import bounded
 from titanic.server.watchdog import Watchdog
@@ -78,7 +78,10 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
         )
     new = not (store / "data.mdb").exists()
     _prepare()
-    server = Server(config)
+    try:
+        server = Server(config)
+    except NotInMemory as error:
+        raise click.UsageError(str(error)) from error
     server.start()
     queue = Queue(server)
     if config.broker is not None:
@@ -96,6 +99,8 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
         stored = f"new, for {write_size(counts.capacity)}"
     else:
         stored = f"{counted(counts.requests, 'request')}, {counts.waiting} waiting"
+    if config.durability != "synced":
+        stored += f"; durability {config.durability}"
     say(f"{way}; store {server.store.path}: {stored}", "serving")
     serve_run.run(queue, signals, settings["metrics"])
 

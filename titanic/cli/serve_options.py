@@ -25,7 +25,7 @@ from titanic.cli.options import (
 )
 from titanic.config import MOST_LANES, ServerConfig, ServiceLimits, contradictions
 from titanic.errors import Contradiction
-from titanic.store import MIN_CAPACITY, Retention
+from titanic.store import DURABILITIES, MIN_CAPACITY, Retention
 
 WIRE, SERVER = BrokerConfig(), ServerConfig()
 
@@ -126,6 +126,14 @@ queue_options = together(
         least=MIN_CAPACITY,
         default=None,
         help="Size limit of the store; default: the capacity of an existing store; 1GiB for a new one.",
+    ),
+    option(
+        "--durability",
+        type=click.Choice(DURABILITIES),
+        default=SERVER.durability,
+        help="When a request is acknowledged. synced: it is on the disk. relaxed: faster; a power cut may take what was"
+        " acknowledged within the last second. memory: for tests and caches; the store is in RAM, so --store must name"
+        " a folder there, like /dev/shm/titanic.",
     ),
     bind_option,
     option(

@@ -46,6 +46,7 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
                      used and capacity are bytes; closed counts the closed
                      requests that are remembered, lost those that were
                      forgotten before an archive had them
+    durability       "synced", "relaxed" or "memory": see serve --help
     accepting        whether there is room for a small request
     disk_full        whether the disk below the store is full
     services         {name: requests that wait}
@@ -116,11 +117,13 @@ def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None 
         full = "; its disk is full"
     else:
         full = "" if document.get("accepting", True) else "; it is full"
+    durability = document.get("durability", "synced")
+    how = "" if durability == "synced" else f"; durability {durability}"
     click.echo(
         f"store {printable(store['path'])}: {counted(store['requests'], 'request')}"
         f" ({max(0, store['waiting'] - running)} waiting, {running} running,"
         f" {store['delayed']} delayed, {store['replies']} ended),"
-        f" {size(store['used'])} of {size(store['capacity'])} used, {store['closed']} closed remembered{full}"
+        f" {size(store['used'])} of {size(store['capacity'])} used, {store['closed']} closed remembered{full}{how}"
     )
     if done is not None:
         ended = document["dispatch"]

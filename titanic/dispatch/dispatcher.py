@@ -198,7 +198,7 @@ class Dispatcher(Channel):
         if self._more:
             return 0.0
         due = self.core.next_deadline() if self.transport is not None else None
-        return earliest(due, self.waiters.next_deadline(), self.maintenance.readers_at)
+        return earliest(due, self.waiters.next_deadline(), self.maintenance.next_deadline())
 
     def flush(self, now: float) -> None:
         """One round: take in results, decide, send."""

@@ -5,6 +5,7 @@ closed requests are removed.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -12,7 +13,7 @@ from titanic.commit.writer import Write, Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.core import DispatchCore
 from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError
-from titanic.logs import Trouble
+from titanic.logs import Trouble, event
 from titanic.store import ReadTransaction, Store, WriteTransaction
 from titanic.util.clock import wall_us
 
@@ -30,6 +31,9 @@ DAMAGED_PAUSE_US = 30_000_000
 SHORTEST_ALARM = 0.02
 LONGEST_ALARM = 30.0
 """Seconds after which the wall clock is looked at again: somebody may have set it."""
+
+SYNC_EVERY = 1.0
+"""Seconds after which commits are synced that did not wait for it: what a power cut may take."""
 
 READERS_EVERY = 5.0
 """Seconds between looks for killed readers, which hold slots and pages that could be used again."""
@@ -61,28 +65,45 @@ class Maintenance:
         self.expired = expired
         self.leaps = writer.leaps
         """The wall clock, as the writer's thread sees it."""
-        self.readers_at = 0.0
+        self._readers_at = 0.0
         """When to look for killed readers."""
+        self._sync_at = 0.0 if store.durability == "relaxed" else math.inf
+        """When to sync what is not synced yet."""
         self._store = store
         self._writer = writer
         self._due_trouble = Trouble(log, "read what is due")
         self._readers_trouble = Trouble(log, "look for readers")
+        self._sync_trouble = Trouble(log, "sync the store")
 
     def begin(self) -> None:
         """Do what is due."""
         self._writer.enqueue(MaintenanceWrite(self, STEP))
 
+    def next_deadline(self) -> float:
+        """When `tick` has something to do."""
+        return min(self._readers_at, self._sync_at)
+
     def tick(self, now: float) -> None:
-        """Free what killed readers hold."""
-        if now < self.readers_at:
+        """Free what killed readers hold; have the writer's thread sync what is not synced yet."""
+        if now >= self._sync_at:
+            self._sync_at = now + SYNC_EVERY
+            self._writer.call(self._sync)
+        if now < self._readers_at:
             return
-        self.readers_at = now + READERS_EVERY
+        self._readers_at = now + READERS_EVERY
         try:
             if killed := self._store.reader_check():
                 log.warning("%d readers of the store ended without a word", killed)
             self._readers_trouble.over()
         except StoreError as error:
             self._readers_trouble.met(error)
+
+    def _sync(self) -> None:
+        try:
+            self._store.sync()
+            self._sync_trouble.over()
+        except StoreError as error:
+            self._sync_trouble.met(error, **event("write-failed"))
 
     def look(self) -> None:
         """Set the alarm to what the store says now."""

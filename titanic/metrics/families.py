@@ -122,6 +122,7 @@ def _store(snapshot: ServerSnapshot) -> Iterable[Metric]:
     }
     for name, (text, value) in gauges.items():
         yield GaugeMetricFamily(name, text, value=value)
+    yield InfoMetricFamily("titanic_store", "How the store is kept.", value={"durability": snapshot.durability})
     text = "Closed requests that left the ring for want of room before the archive had them."
     yield CounterMetricFamily("titanic_store_lost", text, value=store.lost)
 

@@ -48,6 +48,7 @@ class Server:
             preallocate=config.preallocate,
             closed_body_limit=config.closed_body_limit,
             drop_unarchived=config.drop_unarchived,
+            durability=config.durability,
         )
         self.writer = Writer(self.store)
         try:
@@ -143,6 +144,7 @@ class Server:
             refused=dict(self._context.refused),
             services=services,
             store=counts,
+            durability=self.store.durability,
             usable=self.store.usable,
             full=full,
             disk_full=disk_full,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from titanic.commit.writer import Histogram
-from titanic.store import Counts, ReadTransaction
+from titanic.store import Counts, Durability, ReadTransaction
 
 MOST_SERVICES = 100
 """Services with figures of their own: those with the most waiting. Anybody can invent names of services."""
@@ -38,6 +38,8 @@ class ServerSnapshot:
     """Refusals, by reason."""
     services: Mapping[str, ServiceSnapshot]
     store: Counts
+    durability: Durability
+    """What a commit waits for."""
     usable: bool
     """Whether the store can be used: its disk may have failed."""
     full: bool

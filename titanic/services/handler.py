@@ -71,6 +71,7 @@ class ServiceHandler:
         document: dict[str, Any] = {
             "store": {"path": str(self._store.path), **transaction.counts()._asdict()},
             "services": {name.decode(errors="replace"): count for name, count in transaction.waiting().items()},
+            "durability": self._store.durability,
             "accepting": not (disk_full or transaction.full()),
             "disk_full": disk_full,
             "since_start": {**self.counts, "commits": self._writer.commits},

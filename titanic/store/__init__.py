@@ -10,6 +10,7 @@ import os
 from titanic.store.interface import *  # noqa: F403
 from titanic.store.interface import Store
 from titanic.store.records import *  # noqa: F403
+from titanic.store.records import Durability
 from titanic.store.states import *  # noqa: F403
 
 
@@ -21,6 +22,7 @@ def open_store(
     keep_closed: bool = True,
     closed_body_limit: int = 64 << 10,
     drop_unarchived: bool = False,
+    durability: Durability = "synced",
 ) -> Store:
     """Open the store in the directory `path`, and create both if they aren't there.
 
@@ -33,7 +35,10 @@ def open_store(
     `drop_unarchived`: what is to be done when closed requests that an archive does not have yet take the room of new
     requests: drop them and count the loss, or refuse the requests.
 
-    Raises CapacityTooSmall, StoreUnwritable, NotAStore, StoreLocked, StoreTooNew or StoreCorrupt.
+    `durability`: what a commit waits for. A store may be opened with another one each time, but with `memory` only in a
+    directory that is in memory (a tmpfs).
+
+    Raises CapacityTooSmall, NotInMemory, StoreUnwritable, NotAStore, StoreLocked, StoreTooNew or StoreCorrupt.
     """
     from titanic.store.lmdb.store import LmdbStore  # only who opens a store waits for the engine's import
 
@@ -44,6 +49,7 @@ def open_store(
         keep_closed=keep_closed,
         closed_body_limit=closed_body_limit,
         drop_unarchived=drop_unarchived,
+        durability=durability,
     )
 
 

@@ -1,8 +1,11 @@
 """What a store promises, in the words of the states (states.py). `lmdb/` is the engine that keeps these promises.
 
-*Atomicity.* A write transaction is there as a whole when its `with` block has ended without an error, and it is on the
-disk then; otherwise nothing of it is. A process or a machine that dies leaves one or the other. There is one writer at
-a time: the next one waits. Readers wait for nobody and see one moment, that of their beginning.
+*Atomicity.* A write transaction is there as a whole when its `with` block has ended without an error; otherwise nothing
+of it is. A process or a machine that dies leaves one or the other. There is one writer at a time: the next one waits.
+Readers wait for nobody and see one moment, that of their beginning.
+
+*Durability.* What was committed survives the process. It survives a power cut, too, if the store is `synced`; `relaxed`
+stores may lose the last commit until they are synced, `memory` lasts as long as the machine runs (`Durability`).
 
 *Order.* Ids ascend in the order of accepting. A service's queue is ordered by priority, the highest first, then by id.
 Closed requests are numbered without gaps in the order of their closing.
@@ -37,6 +40,7 @@ from titanic.store.records import (
     ClosedRequest,
     Counts,
     Description,
+    Durability,
     NewRequest,
     Outcome,
     Page,
@@ -53,12 +57,14 @@ from titanic.store.states import State, Status
 class Store(Protocol):
     """An open store. Threads may share it; a transaction belongs to the thread that began it.
 
-    `path` is its directory, `capacity` is in bytes. `batch` is how many requests one transaction can change (but not
-    accept) however full the store is, and however far apart they are in it.
+    `path` is its directory, `capacity` is in bytes, `durability` is what its commits wait for. `batch` is how many
+    requests one transaction can change (but not accept) however full the store is, and however far apart they are in
+    it.
     """
 
     path: Path
     capacity: int
+    durability: Durability
     batch: int
 
     def read(self) -> ReadTransaction:
@@ -66,7 +72,7 @@ class Store(Protocol):
         keeps its room."""
 
     def write(self) -> WriteTransaction:
-        """`with store.write() as transaction:` waits for the writer before it, then commits and syncs on leaving.
+        """`with store.write() as transaction:` waits for the writer before it, then commits on leaving.
 
         An exception drops all of its changes. Leaving raises StoreFailed, StoreFull or StoreCorrupt when the engine
         cannot go on; nothing was changed then. Raises StoreReadOnly at once.
@@ -75,6 +81,10 @@ class Store(Protocol):
     @property
     def usable(self) -> bool:
         """Whether transactions can begin. If not, the store must be opened again; nothing is lost by that."""
+
+    def sync(self) -> None:
+        """Have all that was committed on the disk, where that is not so already. Any thread may call it, outside of its
+        transactions. Raises StoreFailed."""
 
     def reader_check(self) -> int:
         """Free what readers hold that were killed, and return how many there were. It takes microseconds."""

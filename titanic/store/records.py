@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.store.states import State, Status
@@ -12,6 +12,11 @@ from titanic.util.ids import SIZE
 DAY = 24 * 3600 * 1_000_000
 MIN_CAPACITY = 16 << 20
 DEFAULT_CAPACITY = 1 << 30
+
+Durability = Literal["synced", "relaxed", "memory"]
+"""What a commit waits for. `synced`: it is on the disk. `relaxed`: all of it is but the page that makes it valid, so a
+power cut may take the last commit, unless `Store.sync` came behind it. `memory`: nothing; the store is in RAM."""
+DURABILITIES: tuple[Durability, ...] = ("synced", "relaxed", "memory")
 
 
 class NewRequest(NamedTuple):

@@ -7,6 +7,7 @@ import signal
 import socket
 import struct
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import lmdb
 import pytest
@@ -60,6 +61,31 @@ def test_the_second_signal_ends_it_at_once(tmp_path: Path, number: int) -> None:
         worker.send(signal.SIGTERM)
         worker.ends()
     assert here("check", "--store", tmp_path / "store").code == 0
+
+
+@pytest.mark.parametrize("durability", ["synced", "relaxed", "memory"])
+def test_a_kill_loses_nothing_and_it_is_said_what_a_power_cut_may_take(durability: str) -> None:
+    said = "" if durability == "synced" else f"; durability {durability}"
+    with TemporaryDirectory(dir="/dev/shm") as folder:
+        uuids = []
+        for stored in ("new, for 1GiB", "20 requests, 20 waiting"):
+            with serving(Path(folder), "--durability", durability) as (server, endpoint), Client(endpoint) as client:
+                server.says(f"; store {folder}/store: {stored}{said}\n")
+                assert all(client.reply(uuid) is None for uuid in uuids)
+                uuids += [client.submit("s", "x") for _ in range(20)]
+                status = here("status", "--endpoint", endpoint).out.decode().splitlines()[0]
+                assert status.endswith(f" 0 closed remembered{said}")
+                assert here("status", "--json", "--endpoint", endpoint).json["durability"] == durability
+                server.kill()
+        assert here("check", "--store", f"{folder}/store").code == 0
+        assert here("status", "--json", "--store", f"{folder}/store").json["store"]["waiting"] == 40
+
+
+def test_a_store_in_memory_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
+    done = here("serve", "--bind", ANY, "--durability", "memory", "--store", tmp_path / "store")
+    assert done.code == 2
+    assert f"the store's directory {tmp_path}/store is not in memory; it is on " in done.err
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", STOPPING)

@@ -115,6 +115,7 @@ def test_the_life_of_requests_is_counted(tmp_path: Path) -> None:
     assert found["process_open_fds"] > 3
     version = here("--version").out.decode().split()[-1]
     assert found[f'titanic_info{{version="{version}"}}'] == 1
+    assert found['titanic_store_info{durability="synced"}'] == 1
 
 
 @pytest.mark.skipif(

@@ -30,7 +30,7 @@ _MOST_AT_ONCE = 64 * PAGE
 """What LMDB writes in one piece, at most."""
 
 
-def translate(error: lmdb.Error, env: lmdb.Environment, capacity: int) -> StoreError:
+def translate(error: lmdb.Error | OSError, env: lmdb.Environment, capacity: int) -> StoreError:
     """The exception to raise in place of `error`, which a transaction of `env` has raised."""
     if isinstance(error, lmdb.MapFullError):
         return StoreFull((env.info()["last_pgno"] + 1) * PAGE, capacity)

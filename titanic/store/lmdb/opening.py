@@ -28,13 +28,14 @@ from titanic.errors import NotAStore, StoreCorrupt, StoreLocked, StoreTooNew, St
 from titanic.store.lmdb import schema
 from titanic.store.lmdb.capacity import divide, reserved
 from titanic.store.lmdb.closed_ring import archive, known_archivist
+from titanic.store.lmdb.durability import flags, settle
 from titanic.store.lmdb.lmdb_errors import disk_full, is_of_the_system
 from titanic.store.lmdb.pages import SALVAGE, faults
 from titanic.store.lmdb.read import identity, waiting
 from titanic.store.lmdb.schema import FORMAT, PAGE, Databases
 from titanic.store.lmdb.transaction import Environment, Pace, Reading, Settings
 from titanic.store.lmdb.upgrade import upgrade
-from titanic.store.records import DEFAULT_CAPACITY, MIN_CAPACITY
+from titanic.store.records import DEFAULT_CAPACITY, MIN_CAPACITY, Durability
 from titanic.util.ids import SIZE, IdMaker
 
 DATA = "data.mdb"
@@ -136,14 +137,15 @@ def open_environment(
         raise unwritable(directory, error) from error
     if size < 2 * PAGE:
         raise _corrupt(data, f"it has {size} bytes")
-    env = _open(directory, max(capacity or 0, size))
+    env = _open(directory, max(capacity or 0, size), settings.durability)
     try:
         _check_length(env, data)
         found, known = _format_and_capacity(env, data, to_repair=to_repair)
         if found < FORMAT:
             env.close()
             upgrade(directory, found)
-            env = _open(directory, max(capacity or 0, data.stat().st_size))
+            env = _open(directory, max(capacity or 0, data.stat().st_size), settings.durability)
+        settle(env, settings.durability)
         room = divide(capacity or max(known or DEFAULT_CAPACITY, MIN_CAPACITY))
         environment = Environment(env, _open_databases(env, data), room, settings, IdMaker(_last_id(env)), Pace())
         nameless = False
@@ -219,7 +221,9 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _open(directory: Path, map_size: int, *, read_only: bool = False) -> lmdb.Environment:
+def _open(
+    directory: Path, map_size: int, durability: Durability = "synced", *, read_only: bool = False
+) -> lmdb.Environment:
     data = directory / DATA
     try:
         allocate_lock(directory, read_only=read_only)
@@ -232,8 +236,8 @@ def _open(directory: Path, map_size: int, *, read_only: bool = False) -> lmdb.En
             create=False,
             subdir=True,
             readonly=read_only,
-            sync=True,
             lock=True,
+            **flags(durability),
         )
         env.reader_check()  # killed ones may have all places
         return env

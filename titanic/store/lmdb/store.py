@@ -24,8 +24,9 @@ only its own pages and not all that came after. Bodies that are larger than a ro
 that any free page will do, and the file never exceeds its capacity (capacity.py).
 
 LMDB writes to free pages only and switches to them when they are synced, by writing the one page that says where the
-trees begin. So a transaction is there as a whole or not at all, and it is there for good when `write` is left. The
-cost of a transaction is the sync: put everything into one that is waiting, and do not wait for more.
+trees begin. So a transaction is there as a whole or not at all, and it is there for good when `write` is left
+(durability.py says what less strict settings do). The cost of a transaction is the sync: put everything into one that
+is waiting, and do not wait for more.
 """
 
 from __future__ import annotations
@@ -38,14 +39,16 @@ from typing import Self
 
 import lmdb
 
-from titanic.errors import NotAStore, StoreError, StoreReadOnly
+from titanic.errors import NotAStore, StoreError, StoreFailed, StoreReadOnly
 from titanic.store.lmdb import accept as accepting
 from titanic.store.lmdb import close as closing
 from titanic.store.lmdb import closed_ring, free_space, lifecycle, listing, opening, read, timers
 from titanic.store.lmdb.capacity import divide
+from titanic.store.lmdb.durability import expect_memory, rewrite_meta_pages
 from titanic.store.lmdb.lmdb_errors import translate
 from titanic.store.lmdb.pages import expect_sound
 from titanic.store.lmdb.transaction import Environment, Reading, Settings, Writing
+from titanic.store.records import Durability
 
 _ROUNDS = 256
 """Commits, at most, with which a write transaction makes room before it begins."""
@@ -85,7 +88,7 @@ class LmdbReadTransaction(Reading):
 
 
 class LmdbWriteTransaction(LmdbReadTransaction, Writing):
-    """All of the changes made in it, synced to the disk when the `with` block ends, or none (interface.py).
+    """All of the changes made in it, committed when the `with` block ends, or none (interface.py).
 
     There is one at a time: LMDB lets the next writer in when this one is done. `prepared`: it does not begin with what
     the last one left to do, which relies on rows that may be damaged.
@@ -117,6 +120,8 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
             for round_ in range(_ROUNDS):
                 self.raw = env.begin(write=True, buffers=True)
                 try:
+                    if self.environment.pace.failed:
+                        self._make_up_for_the_failure()
                     if self._prepared or round_ == _ROUNDS - 1:
                         break
                     if not free_space.is_near_the_end(self) or not free_space.clean_up_before(self):
@@ -126,9 +131,15 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
                     self.raw.abort()
                     raise
                 self.begin()
-        except lmdb.Error as error:
+        except (lmdb.Error, OSError) as error:
             raise self.translated(error) from error
         return self
+
+    def _make_up_for_the_failure(self) -> None:
+        """The disk failed. What is on it must be what LMDB thinks, before pages are used again (durability.py)."""
+        if self.environment.settings.durability == "relaxed":
+            rewrite_meta_pages(self.environment.env)
+        self.environment.pace.failed = False
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -158,6 +169,7 @@ class LmdbStore:
         self.path = path
         self._made = made
         self.capacity = environment.room.capacity
+        self.durability = environment.settings.durability
         self.batch = environment.room.batch
         self.read_only = lock_descriptor is None
         self.environment = environment
@@ -174,6 +186,7 @@ class LmdbStore:
         keep_closed: bool = True,
         closed_body_limit: int = 64 << 10,
         drop_unarchived: bool = False,
+        durability: Durability = "synced",
         to_repair: bool = False,
         verified: bool = False,
     ) -> LmdbStore:
@@ -183,9 +196,11 @@ class LmdbStore:
         `to_repair`: open it also when counters or the number of its format are damaged; repair() writes them anew.
         """
         directory = Path(path)
-        settings = Settings(keep_closed, closed_body_limit, drop_unarchived)
+        settings = Settings(keep_closed, closed_body_limit, drop_unarchived, durability)
         if capacity is not None:
             divide(capacity)
+        if durability == "memory":
+            expect_memory(directory)
         made = opening.prepare(directory)
         descriptor = opening.take_lock(directory)
         is_new = not (directory / opening.DATA).exists()
@@ -215,9 +230,12 @@ class LmdbStore:
         if not self._is_open:
             return
         self._is_open = False
-        self.environment.env.close()
-        if self._lock is not None:
-            opening.release_lock(self._lock)
+        try:
+            self.sync()
+        finally:
+            self.environment.env.close()
+            if self._lock is not None:
+                opening.release_lock(self._lock)
 
     def discard(self) -> None:
         """Close the store. If this opening has made it, and nothing was ever kept in it, it goes."""
@@ -225,6 +243,7 @@ class LmdbStore:
             with contextlib.suppress(StoreError), self.read() as transaction:
                 if read.is_untouched(transaction):
                     opening.remove(self.path, self._made)
+                    self.environment.pace.unsynced = False
         self.close()
 
     def __enter__(self) -> Self:
@@ -254,6 +273,22 @@ class LmdbStore:
         except lmdb.Error as error:
             return not isinstance(error, lmdb.PanicError)
         return True
+
+    def sync(self) -> None:
+        """Have all that was committed on the disk, where that is not so already (interface.py)."""
+        environment = self.environment
+        env, pace = environment.env, environment.pace
+        if self.durability != "relaxed" or not pace.unsynced:
+            return
+        try:
+            with env.begin(write=True):
+                pace.failed = True
+                rewrite_meta_pages(env)
+                pace.failed = pace.unsynced = False
+        except (lmdb.Error, OSError) as error:
+            raise StoreFailed(
+                f"the store in {self.path} could not be synced", str(error), "a power cut may take the last commit"
+            ) from error
 
     def reader_check(self) -> int:
         """Free the places of readers that were killed, and return how many. There are 126 places in all.

@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 
 import lmdb
 
-from titanic.errors import DiskFull, StoreCorrupt, StoreError
+from titanic.errors import DiskFull, StoreCorrupt, StoreError, StoreFailed
 from titanic.store.lmdb import blob, idempotency_key, retry_record, schema
 from titanic.store.lmdb.blob import Ref
 from titanic.store.lmdb.capacity import CHARGE, Room
@@ -24,6 +24,7 @@ from titanic.store.lmdb.idempotency_key import Holder
 from titanic.store.lmdb.lmdb_errors import room_on_disk, translate
 from titanic.store.lmdb.retry_record import Retry
 from titanic.store.lmdb.schema import PAGE, U32, U64, Databases, timer_of, unpack
+from titanic.store.records import Durability
 from titanic.util.ids import IdMaker
 
 
@@ -33,20 +34,24 @@ class Settings(NamedTuple):
     keep_closed: bool = True
     closed_body_limit: int = 64 << 10
     drop_unarchived: bool = False
+    durability: Durability = "synced"
 
 
 class Pace:
-    """What the next write transaction needs to know of the one before. Only the writer changes it.
+    """What the next write transaction needs to know of the one before. Only who holds LMDB's write lock changes it.
 
     `freed` are the pages that it freed, which cannot be used yet. `wanted` are the bytes that were refused although
     room for them can be made. `disk_refused` is what the disk had left, in bytes, when it had no room for the last
-    transaction; None when that was committed. (Any thread may read it.)
+    transaction; None when that was committed. `unsynced`: there may be a commit that the disk does not have yet.
+    `failed`: the disk failed, and has not been synced since. (Any thread may read the last three.)
     """
 
     def __init__(self) -> None:
         self.freed = 0
         self.wanted = 0
         self.disk_refused: int | None = None
+        self.unsynced = True
+        self.failed = False
 
 
 class Environment(NamedTuple):
@@ -93,7 +98,7 @@ class Reading:
         if isinstance(error, lmdb.Error):
             raise self.translated(error) from error
 
-    def translated(self, error: lmdb.Error) -> StoreError:
+    def translated(self, error: lmdb.Error | OSError) -> StoreError:
         """The exception to raise in place of LMDB's."""
         return translate(error, self.environment.env, self.environment.room.capacity)
 
@@ -185,14 +190,18 @@ class Writing(Reading):
         self.added = 0
 
     def commit(self) -> None:
-        """Write down the counters and sync everything."""
+        """Write down the counters and commit. That syncs, as far as `durability` has it."""
         self.put_counters()
         self.raw.commit()
-        self.environment.pace.freed = self.freed
-        self.environment.pace.disk_refused = None
+        pace = self.environment.pace
+        pace.freed = self.freed
+        pace.disk_refused = None
+        pace.unsynced = True
 
-    def translated(self, error: lmdb.Error) -> StoreError:
+    def translated(self, error: lmdb.Error | OSError) -> StoreError:
         found = super().translated(error)
+        if isinstance(found, StoreFailed):
+            self.environment.pace.failed = True
         if isinstance(found, DiskFull):
             with suppress(OSError):
                 self.environment.pace.disk_refused = room_on_disk(Path(self.environment.env.path()))
