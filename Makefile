@@ -11,7 +11,7 @@ SAMPLE ?= 50
 SEED   ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torture mutants tools java lint format types check bench bench-peers bench-spark wheel deb clean
+.PHONY: help demo test torture mutants tools java lint format types check bench bench-peers bench-calls bench-spark wheel deb clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -56,6 +56,9 @@ bench-peers: $(TOOLED) ## Titanic beside RabbitMQ, Redis, NATS, Celery and other
 	else echo "Not installed:$$missing. On Debian: apt-get install$$missing. They are left out."; fi
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.peers $(ARGS)
+
+bench-calls: $(TOOLED) ## What a request costs: CPU, commits, system calls. ARGS="--tree ../before --tree ." compares
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.calls $(ARGS)
 
 bench-spark: $(TOOLED) java ## The pipeline beside its limits: rows a second read, archived and written
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.pipeline

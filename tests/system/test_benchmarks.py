@@ -101,3 +101,37 @@ def test_the_list_has_every_goal() -> None:
     done = benchmark("peers", "--list")
     assert done.stdout.count("goal ≥") == 8
     assert done.returncode == 0
+
+
+def test_what_a_request_costs(tmp_path: Path) -> None:
+    """Of two trees, here twice the same one: all is counted, and put side by side."""
+    link = tmp_path / "other"
+    link.symlink_to(ROOT)
+    told = ["--tree", ROOT, "--tree", link, "--requests", 20, "--no-strace"]
+    done = benchmark("calls", "accept", "life", *told, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert set(found) == {"accept", "life"}
+    for trees in found.values():
+        assert set(trees) == {str(ROOT), str(link)}
+        for figures in trees.values():
+            assert {"a second", "CPU of client, µs", "CPU of server, µs", "switches of threads"} <= set(figures)
+            assert figures["commits"] > 0
+            assert figures["switches of threads"] > 0
+    assert {"CPU of worker, µs"} <= set(found["life"][str(link)])
+
+
+needs_strace = pytest.mark.skipif(
+    not (shutil.which("strace") or "CI" in os.environ), reason="needs strace (make tools)"
+)
+
+
+@needs_strace
+def test_system_calls_are_counted() -> None:
+    done = benchmark("calls", "accept", "--requests", 20, "--json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)["accept"]["here"]
+    assert 0 < figures["call fdatasync"] < figures["system calls"]
+    assert sum(number for name, number in figures.items() if name.startswith("call ")) == pytest.approx(
+        figures["system calls"]
+    )
