@@ -67,13 +67,14 @@ def rate(
     stored: int = 0,
     absent: int = 0,
     counted: bool = False,
+    durability: str = "synced",
 ) -> Take:
     """A rate per second, with processes of its own. `share`: one in so many of the requests is enough.
     `stored`: so many requests wait for an absent service; `absent`: one waits for each of so many such services.
     `counted`: with what the server counts."""
 
     def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
-        with Stage(conditions.folder, apart=apart) as stage:
+        with Stage(conditions.folder, apart=apart, durability=durability) as stage:
             if workers:
                 stage.work("echo", workers)
             loads.accept_batches(stage, stored)
@@ -203,7 +204,8 @@ def _tens(first: int, last: int) -> Iterator[int]:
         first *= 10
 
 
-_LIFE_ONE = rate(loads.live_one, share=40, workers=10, counted=True)
+_LIFE_ONE = partial(rate, loads.live_one, share=40, workers=10, counted=True)
+_ACCEPT_ONE = partial(rate, loads.accept_one, share=10, counted=True)
 _ECHO_ONE = partial(loads.echo, window=1)
 _ABSENT = rate(loads.live, share=4, workers=10, absent=1000)
 _SERVICES = curve(
@@ -220,13 +222,15 @@ PROGRAMME = (
     Entry("accepting", "accept", "stored and acknowledged, 1,000 in flight", rate(loads.accept)),
     Entry("accepting", "accept-100", "the same, 100 in flight", rate(partial(loads.accept, window=100))),
     Entry("accepting", "accept-many", "the same, 1,000 connections with one in flight each", from_connections(1000)),
-    Entry("accepting", "accept-one", "the same, one after another", rate(loads.accept_one, share=10, counted=True)),
+    Entry("accepting", "accept-one", "the same, one after another", _ACCEPT_ONE()),
     Entry("accepting", "accept-batch", "the same, 100 in a message, 10 in flight", rate(loads.accept_batches)),
     Entry("lives", "life", "submitted to closed, 10 workers", rate(loads.live, share=4, workers=10)),
-    Entry("lives", "life-one", "the same, one after another", _LIFE_ONE),
+    Entry("lives", "life-one", "the same, one after another", _LIFE_ONE()),
     Entry("echoes", "echo", "plain requests, 10 workers, 1,000 in flight", rate(loads.echo, workers=10)),
     Entry("echoes", "echo-1", "the same, 1 worker", rate(loads.echo, workers=1)),
     Entry("echoes", "echo-one", "the same, 1 worker, one in flight", rate(_ECHO_ONE, share=10, workers=1)),
+    Entry("relaxed", "relaxed-accept-one", "as accept-one, --durability relaxed", _ACCEPT_ONE(durability="relaxed")),
+    Entry("relaxed", "relaxed-life-one", "as life-one, --durability relaxed", _LIFE_ONE(durability="relaxed")),
     Entry("apart", "apart-accept", "broker and queue apart: as accept", rate(loads.accept, apart=True)),
     Entry("apart", "apart-accept-batch", "as accept-batch", rate(loads.accept_batches, apart=True)),
     Entry("apart", "apart-accept-one", "as accept-one", rate(loads.accept_one, share=10, apart=True)),

@@ -30,12 +30,13 @@ _UTIME, _STIME = 11, 12
 class Stage:
     """A store of its own with its server, or with a broker and a server, and workers. All of it ends with the block."""
 
-    def __init__(self, folder: Path | None, *, apart: bool = False) -> None:
+    def __init__(self, folder: Path | None, *, apart: bool = False, durability: str = "synced") -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="s", dir=folder))
         self.endpoint = f"ipc://{self.folder}/b"
         self._children = Children()
         self._processes: dict[str, Process] = {}
         self._apart = apart
+        self._durability = durability
 
     def __enter__(self) -> Self:
         try:
@@ -57,9 +58,9 @@ class Stage:
     def serve(self) -> float:
         """Start the server and return the seconds until its first answer."""
         where = "--broker" if self._apart else "--bind"
-        store = str(self.folder / "store")
+        store = ["--store", str(self.folder / "store"), "--capacity", "64GiB", "--durability", self._durability]
         start = time.perf_counter()
-        self._start("serve", "-m", "titanic", "serve", where, self.endpoint, "--store", store, "--capacity", "64GiB")
+        self._start("serve", "-m", "titanic", "serve", where, self.endpoint, *store)
         with Client(self.endpoint, timeout=0.1, retries=0) as client:
             while True:
                 try:

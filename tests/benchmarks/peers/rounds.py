@@ -32,40 +32,41 @@ class Found:
 def measure(
     row: Row, others: Iterable[type[Peer]], terms: Terms, rounds: int, requests: int, place: Path | None
 ) -> tuple[dict[str, Found], bool]:
-    """Figures by peer, and whether none of them failed. A round before the first is for warming up.
+    """Figures by peer, and whether none is missing. A round before the first is for warming up.
 
-    Whatever is missing or fails is left out; a line to stderr says why.
+    Whatever is not installed or fails is left out; a line to stderr says why.
     """
     found: dict[str, Found] = {}
-    missing = False
+    kinds = (*row.ours, *others)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="peers-", dir=place)))
         there: list[Peer] = []
-        for number, kind in enumerate((*row.ours, *others)):
+        for number, kind in enumerate(kinds):
             _say(f"{row.name}: starting {kind.name}")
             try:
                 one = stack.enter_context(kind(folder / str(number), terms))
-                found[one.name] = Found(one.version())
+                found[kind.name] = Found(one.version())
                 there.append(one)
             except (Missing, ImportError) as error:
                 hint = " (pip install '.[peers]')" if isinstance(error, ImportError) else ""
                 _say(f"{kind.name} is left out: {error}{hint}")
-                missing = True
+            except Exception as error:
+                _say(f"{kind.name} is left out: {error!r}")
         for number in range(rounds + 1):
             for one in list(there):
                 try:
                     rate, cpu = _take(one, max(1, requests // row.share // one.share))
                 except Exception as error:
-                    _say(f"{one.name} is left out from now on: {error!r}")
+                    _say(f"{one.name} is left out: {error!r}")
                     there.remove(one)
-                    missing = True
                     continue
                 _say(f"{row.name}: {f'round {number} of {rounds}' if number else 'warm-up'}: {one.name}: {rate:,.0f}/s")
                 if number:
                     found[one.name].rates.append(rate)
                     for side, used in cpu.items():
                         found[one.name].cpu.setdefault(side, []).append(used)
-    return {name: one for name, one in found.items() if one.rates}, not missing
+        complete = len(there) == len(kinds)
+    return {name: one for name, one in found.items() if one.rates}, complete
 
 
 def _take(one: Peer, count: int) -> tuple[float, dict[str, float]]:
