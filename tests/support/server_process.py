@@ -1,7 +1,7 @@
 """A server or a broker as a process of its own, with settings that suit a test:
 
-    python server_process.py serve ENDPOINT STORE [CAPACITY]       with its broker
-    python server_process.py attach ENDPOINT STORE [CAPACITY]      at the broker that is there
+    python server_process.py serve ENDPOINT STORE [CAPACITY [DURABILITY]]       with its broker
+    python server_process.py attach ENDPOINT STORE [CAPACITY [DURABILITY]]      at the broker that is there
     python server_process.py broker ENDPOINT
 
 SIGTERM stops it as it should be stopped.
@@ -16,9 +16,10 @@ from pathlib import Path
 
 from broker import Broker, BrokerConfig, WorkerConfig
 from titanic import Server, ServerConfig
+from titanic.store import Durability
 
 
-def main(mode: str, endpoint: str, store: str = "", capacity: str = "") -> None:
+def main(mode: str, endpoint: str, store: str = "", capacity: str = "", durability: Durability = "synced") -> None:
     logging.basicConfig(level=logging.INFO)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # threads inherit it
     wire = BrokerConfig(heartbeat_interval=0.2, liveness=50)  # a busy machine is no death
@@ -30,6 +31,7 @@ def main(mode: str, endpoint: str, store: str = "", capacity: str = "") -> None:
         config = ServerConfig(
             store=Path(store),
             capacity=int(capacity) if capacity else None,
+            durability=durability,
             bind=(endpoint,),
             broker=endpoint if mode == "attach" else None,
             lanes=8,

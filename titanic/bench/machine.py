@@ -9,7 +9,8 @@ from pathlib import Path
 
 import zmq
 
-from titanic.store import NewRequest, open_store
+from titanic.bench.stage import home
+from titanic.store import Durability, NewRequest, open_store
 from titanic.util.processes import Children
 
 GROUP = 100
@@ -39,6 +40,19 @@ def store(folder: Path, count: int) -> float:
             with store.write() as transaction:
                 transaction.accept_many(requests, time.time_ns() // 1000)
         return max(1, count // GROUP) * GROUP / (time.perf_counter() - start)
+
+
+def commit(folder: Path, count: int, durability: Durability = "synced") -> float:
+    """Requests put into a store in this process, each in a commit of its own, per second."""
+    with (
+        tempfile.TemporaryDirectory(dir=home(folder, durability)) as place,
+        open_store(Path(place) / "store", capacity=8 << 30, durability=durability) as store,
+    ):
+        start = time.perf_counter()
+        for _ in range(count):
+            with store.write() as transaction:
+                transaction.accept_many([NewRequest(b"absent", _BODY)], time.time_ns() // 1000)
+        return count / (time.perf_counter() - start)
 
 
 def wire_one(folder: Path, count: int) -> float:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import quantiles
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import zmq
 from titanic.bench import loads, machine
 from titanic.bench.stage import Stage
 from titanic.errors import TitanicError
+from titanic.store import DURABILITIES, Durability
 from titanic.util.processes import uninterrupted
 
 Load = Callable[[Stage, int], None]
@@ -67,7 +69,7 @@ def rate(
     stored: int = 0,
     absent: int = 0,
     counted: bool = False,
-    durability: str = "synced",
+    durability: Durability = "synced",
 ) -> Take:
     """A rate per second, with processes of its own. `share`: one in so many of the requests is enough.
     `stored`: so many requests wait for an absent service; `absent`: one waits for each of so many such services.
@@ -198,14 +200,29 @@ def curve(
     return take
 
 
+_LIFE_ONE = partial(rate, loads.live_one, share=40, workers=10, counted=True)
+_ACCEPT_ONE = partial(rate, loads.accept_one, share=10, counted=True)
+
+
+def _with(durability: Durability) -> tuple[Entry, ...]:
+    """What depends on how long a commit takes."""
+    commit = limit(partial(machine.commit, durability=durability), share=4)
+    rated = partial(rate, durability=durability)
+    return (
+        Entry("durability", f"{durability}-commit", "requests put into a store, one in each commit", commit),
+        Entry("durability", f"{durability}-accept-one", "as accept-one", _ACCEPT_ONE(durability=durability)),
+        Entry("durability", f"{durability}-accept", "as accept", rated(loads.accept)),
+        Entry("durability", f"{durability}-life-one", "as life-one", _LIFE_ONE(durability=durability)),
+        Entry("durability", f"{durability}-life", "as life", rated(loads.live, share=4, workers=10)),
+    )
+
+
 def _tens(first: int, last: int) -> Iterator[int]:
     while first <= last:
         yield first
         first *= 10
 
 
-_LIFE_ONE = partial(rate, loads.live_one, share=40, workers=10, counted=True)
-_ACCEPT_ONE = partial(rate, loads.accept_one, share=10, counted=True)
 _ECHO_ONE = partial(loads.echo, window=1)
 _ABSENT = rate(loads.live, share=4, workers=10, absent=1000)
 _SERVICES = curve(
@@ -229,8 +246,6 @@ PROGRAMME = (
     Entry("echoes", "echo", "plain requests, 10 workers, 1,000 in flight", rate(loads.echo, workers=10)),
     Entry("echoes", "echo-1", "the same, 1 worker", rate(loads.echo, workers=1)),
     Entry("echoes", "echo-one", "the same, 1 worker, one in flight", rate(_ECHO_ONE, share=10, workers=1)),
-    Entry("relaxed", "relaxed-accept-one", "as accept-one, --durability relaxed", _ACCEPT_ONE(durability="relaxed")),
-    Entry("relaxed", "relaxed-life-one", "as life-one, --durability relaxed", _LIFE_ONE(durability="relaxed")),
     Entry("apart", "apart-accept", "broker and queue apart: as accept", rate(loads.accept, apart=True)),
     Entry("apart", "apart-accept-batch", "as accept-batch", rate(loads.accept_batches, apart=True)),
     Entry("apart", "apart-accept-one", "as accept-one", rate(loads.accept_one, share=10, apart=True)),
@@ -240,6 +255,7 @@ PROGRAMME = (
     Entry("large", "large-accept", "as accept, 1,000,000 stored", rate(loads.accept, stored=1_000_000)),
     Entry("large", "large-life", "as life, 1,000,000 stored", rate(loads.live, share=4, workers=10, stored=1_000_000)),
     Entry("large", "restart", "killed and started to the first answer, 1,000,000 stored", restart(1_000_000)),
+    *chain.from_iterable(zip(*map(_with, DURABILITIES), strict=True)),
     Entry("latency", "latency", "acknowledged after", latency),
     Entry("bodies", "body", "stored and acknowledged", bodies),
     Entry("curves", "stored", "wait for an absent service", stored_curve),

@@ -15,6 +15,7 @@ from typing import Self
 from broker import Worker
 from titanic.client.client import Client
 from titanic.errors import TimedOut
+from titanic.store import Durability
 from titanic.util.processes import Children, Process, uninterrupted
 
 PATIENCE = 60.0
@@ -23,6 +24,8 @@ PATIENCE = 60.0
 TOGETHER = 250
 """Services whose workers share a process."""
 
+MEMORY = Path("/dev/shm")
+
 _UTIME, _STIME = 11, 12
 """Fields of /proc/PID/stat behind the name of the command."""
 
@@ -30,8 +33,8 @@ _UTIME, _STIME = 11, 12
 class Stage:
     """A store of its own with its server, or with a broker and a server, and workers. All of it ends with the block."""
 
-    def __init__(self, folder: Path | None, *, apart: bool = False, durability: str = "synced") -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="s", dir=folder))
+    def __init__(self, folder: Path | None, *, apart: bool = False, durability: Durability = "synced") -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="s", dir=home(folder, durability)))
         self.endpoint = f"ipc://{self.folder}/b"
         self._children = Children()
         self._processes: dict[str, Process] = {}
@@ -58,9 +61,10 @@ class Stage:
     def serve(self) -> float:
         """Start the server and return the seconds until its first answer."""
         where = "--broker" if self._apart else "--bind"
-        store = ["--store", str(self.folder / "store"), "--capacity", "64GiB", "--durability", self._durability]
+        store = str(self.folder / "store")
         start = time.perf_counter()
-        self._start("serve", "-m", "titanic", "serve", where, self.endpoint, *store)
+        options = ("--store", store, "--capacity", "64GiB", "--durability", self._durability)
+        self._start("serve", "-m", "titanic", "serve", where, self.endpoint, *options)
         with Client(self.endpoint, timeout=0.1, retries=0) as client:
             while True:
                 try:
@@ -127,6 +131,11 @@ class Stage:
         with uninterrupted():
             self._children.end()
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def home(folder: Path | None, durability: Durability) -> Path | None:
+    """Where a store is to be: in the folder, or in memory."""
+    return MEMORY if durability == "memory" else folder
 
 
 def echo(endpoint: str, service: str, jobs: str) -> None:
