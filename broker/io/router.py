@@ -52,8 +52,7 @@ _send = _backend.send
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
 _DONTWAIT = int(zmq.DONTWAIT)
-_SNDMORE = int(zmq.SNDMORE)
-_MORE = _DONTWAIT | _SNDMORE
+_MORE = _DONTWAIT | int(zmq.SNDMORE)
 
 
 class Leaving(Protocol):
