@@ -264,9 +264,8 @@ class Loop:
 
     def _timeout(self) -> int | None:
         """Milliseconds to the next deadline, rounded up: waking too early would spin."""
-        deadlines = [when for when in self._restless.values() if when is not None]
-        if (resting := self._resting.next()) is not None:
-            deadlines.append(resting)
-        if not deadlines:
-            return None
-        return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)
+        first = self._resting.wake_at()
+        for when in self._restless.values():
+            if when is not None and (first is None or when < first):
+                first = when
+        return None if first is None else max(0, int((first - time.monotonic()) * 1000) + 1)
