@@ -42,8 +42,11 @@ class LocalPeer:
         self._inbox: list[Frames] = []
 
     def send(self, messages: Sequence[Frames]) -> None:
-        """Send messages to the broker. Any thread may."""
-        self._broker.loop.call(self._broker.receive_local, self, messages)
+        """Send messages to the broker. Any thread may; in the broker's, not while it flushes."""
+        if self._broker.loop.is_here:
+            self._broker.receive_local(self, messages)
+        else:
+            self._broker.loop.call(self._broker.receive_local, self, messages)
 
     def put(self, frames: Frames) -> None:
         """Called by the broker: a message for this peer."""
@@ -113,8 +116,12 @@ class Broker(Shell[BrokerCore]):
         self._handlers[name] = handler
 
     def reply(self, answers: Iterable[tuple[Request, Frames]]) -> None:
-        """Answer requests of integrated services. Any thread may."""
-        self.loop.call(self._reply, answers)
+        """Answer requests of integrated services. Any thread may; in the broker's, where a batch is handled, or in the
+        turn of a channel that rests."""
+        if self.loop.is_here:
+            self._reply(answers)
+        else:
+            self.loop.call(self._reply, answers)
 
     def congested(self, request: Request) -> bool:
         """Whether whoever asked has enough to read on its way already, or the loop is behind: more answers of some

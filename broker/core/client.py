@@ -98,6 +98,11 @@ class RequestSession(Core, Generic[Pending]):
     def next_deadline(self) -> float | None:
         return self._deadlines.next()
 
+    @property
+    def has_events(self) -> bool:
+        """Whether `take_events` would return any."""
+        return bool(self._events)
+
     def take_events(self) -> list[ReplyEvent]:
         """News since the last call, in order."""
         events, self._events = self._events, []

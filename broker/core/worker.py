@@ -42,8 +42,6 @@ class SessionState(Enum):
     IDLE = "idle"
     BUSY = "busy"
 
-    __hash__ = object.__hash__  # as for Command: looked up for every message
-
 
 REGISTERED = (SessionState.IDLE, SessionState.BUSY)
 """READY was said."""

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from threading import get_ident
 from typing import Any, Generic, TypeVar
 
 import zmq
@@ -29,6 +30,10 @@ Owner = TypeVar("Owner")
 _get: Any = zmq.backend.Socket.get
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
+
+TURNS = 4
+"""How often channels have their turn in one round, because of what others of them did, before the sockets are looked at
+again."""
 
 BEHIND = 16
 """Calls that may wait."""
@@ -102,10 +107,7 @@ class Poller(Generic[Owner]):
 class Loop:
     """Runs channels until `stop`."""
 
-    def __init__(self, *, strict: bool = False) -> None:
-        """`strict`: whether an exception in a call ends the loop, for a thread that cannot go on when its books may be
-        wrong. Else it is logged, and the loop goes on."""
-        self._strict = strict
+    def __init__(self) -> None:
         self._channels: list[Channel] = []
         self._restless: dict[Channel, float | None] = {}
         """With their deadlines as they were after the last round."""
@@ -114,6 +116,8 @@ class Loop:
         """Their deadlines."""
         self._changed: dict[Channel, None] = {}
         """Channels whose `sockets` have changed."""
+        self._served: dict[Channel, None] = {}
+        """Channels that had their turn in this round."""
         self._unread: dict[Channel, None] = {}
         """Channels with input that no poll tells of."""
         self._poller: Poller[Channel] = Poller()
@@ -124,6 +128,7 @@ class Loop:
         self._running = False  # stays true after the end
         self._closed = False  # the pipe is gone, and its number may be somebody else's file by now
         self._stopping = False
+        self._thread = 0  # of `run`
         self._poller.add_file(self._wake_read)
 
     def add(self, channel: Channel) -> None:
@@ -138,7 +143,7 @@ class Loop:
     def remove(self, channel: Channel) -> None:
         """Close a channel and stop running it. Call this in the loop's thread."""
         self._channels.remove(channel)
-        for known in (self._restless, self._touched, self._changed, self._unread):
+        for known in (self._restless, self._touched, self._changed, self._unread, self._served):
             known.pop(channel, None)
         self._resting.cancel(channel)
         self._poller.set(channel, ())
@@ -149,12 +154,25 @@ class Loop:
         self._touched[channel] = None
 
     def call(self, function: Callable[..., None], *args: Any) -> None:
-        """Have a function called in the loop's thread, soon. Any thread may ask."""
+        """Have a function called in the loop's thread, soon. Any thread may ask. An exception is logged, and the loop
+        goes on."""
         self._calls.append((function, args))
+        if self.is_here:
+            return  # it looks for calls before it waits
         with self._guard:
             if not self._signalled and not self._closed:
                 self._signalled = True
                 os.write(self._wake_write, b"!")
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the loop runs, and in the caller's thread."""
+        return get_ident() == self._thread
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has run and runs no more."""
+        return self._closed
 
     @property
     def behind(self) -> bool:
@@ -178,10 +196,12 @@ class Loop:
         # A signal that comes just before a poll, or to another thread, does not interrupt it: the wake-up pipe does.
         here = threading.current_thread() is threading.main_thread()
         before = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False) if here else -1
+        self._thread = get_ident()
         try:
             while not self._stopping:
                 self._round()
         finally:
+            self._thread = 0
             if here:
                 signal.set_wakeup_fd(before)
             self._close()
@@ -214,7 +234,7 @@ class Loop:
                 self._unread[channel] = None
         self._changed = {}
         inputs, self._unread = self._unread, {}
-        for owner in self._poller.wait(0 if inputs or self._touched else self._timeout()):
+        for owner in self._poller.wait(0 if inputs or self._touched or self._calls else self._timeout()):
             if owner is not None:
                 inputs[owner] = None
                 continue
@@ -225,27 +245,37 @@ class Loop:
         for channel in inputs:
             if channel.drain(now):
                 self._unread[channel] = None
+        self._touched.update((channel, None) for channel in inputs if channel.rests)
+        self._touched.update(dict.fromkeys(self._resting.due(now)))
+        for _ in range(TURNS):
+            self._take_turns(now)
+            if not self._calls and not self._touched:
+                break
+        served, self._served = self._served, {}
+        for channel in served:
+            self._look(channel)
+
+    def _take_turns(self, now: float) -> None:
+        """Do what was asked for with `call`, then let the channels have their turn: first those that rest. What those
+        say to the others goes out at once."""
         for _ in range(len(self._calls)):
             function, args = self._calls.popleft()
             try:
                 function(*args)
             except Exception:
-                if self._strict:
-                    raise
                 log.exception("a fault of this program: a call failed; the loop goes on")
         touched, self._touched = self._touched, {}
-        touched.update((channel, None) for channel in inputs if channel.rests)
-        touched.update(dict.fromkeys(self._resting.due(now)))
         for channel in touched:
             deadline = self._serve(channel, channel.next_deadline(), now)
             if deadline is None:
                 self._resting.cancel(channel)
             else:
                 self._resting.set(channel, deadline)
-            self._look(channel)
-        for channel, deadline in list(self._restless.items()):  # one may add another
-            self._restless[channel] = self._serve(channel, deadline, now)
-            self._look(channel)
+            self._served[channel] = None
+        for channel, deadline in list(self._restless.items()):  # one may add another, or remove it
+            if channel in self._restless:
+                self._restless[channel] = self._serve(channel, deadline, now)
+        self._served.update(dict.fromkeys(self._restless))
 
     def _look(self, channel: Channel) -> None:
         """See what no poll would tell, after a channel had its turn."""
@@ -264,8 +294,9 @@ class Loop:
 
     def _timeout(self) -> int | None:
         """Milliseconds to the next deadline, rounded up: waking too early would spin."""
-        first = self._resting.wake_at()
-        for when in self._restless.values():
-            if when is not None and (first is None or when < first):
-                first = when
-        return None if first is None else max(0, int((first - time.monotonic()) * 1000) + 1)
+        deadlines = [when for when in self._restless.values() if when is not None]
+        if (resting := self._resting.next()) is not None:
+            deadlines.append(resting)
+        if not deadlines:
+            return None
+        return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)

@@ -52,7 +52,8 @@ _send = _backend.send
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
 _DONTWAIT = int(zmq.DONTWAIT)
-_MORE = _DONTWAIT | int(zmq.SNDMORE)
+_SNDMORE = int(zmq.SNDMORE)
+_MORE = _DONTWAIT | _SNDMORE
 
 
 class Leaving(Protocol):

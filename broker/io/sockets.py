@@ -37,7 +37,7 @@ _backend: Any = zmq.backend.Socket
 _recv = _backend.recv
 _send = _backend.send
 _DONTWAIT = int(zmq.DONTWAIT)
-_MORE = _DONTWAIT | int(zmq.SNDMORE)
+_SNDMORE = int(zmq.SNDMORE)
 
 
 def receive(socket: Socket, look: Callable[[Any], None] | None = None) -> Frames | None:
@@ -72,9 +72,10 @@ def skip(socket: Socket, most: int = 1 << 62) -> bool:
 
 def send(socket: Socket, frames: Frames) -> None:
     """One message, all or nothing, without waiting. Raises zmq.Again when the peer's queue is full."""
-    for frame in frames[:-1]:
-        _send(socket, frame, _MORE)
-    _send(socket, frames[-1], _DONTWAIT)
+    last = len(frames) - 1
+    for frame in frames[:last]:
+        _send(socket, frame, _DONTWAIT | _SNDMORE)
+    _send(socket, frames[last], _DONTWAIT)
 
 
 def full(endpoint: str) -> str:

@@ -132,26 +132,30 @@ class Client:
         """
         timeout = None if timeout is None else seconds("timeout", timeout)
         until = None if timeout is None else time.monotonic() + timeout
+        plain = ids.plain(uuid)
+        answered = False
         while True:
-            left = None if until is None else max(0.0, until - time.monotonic())
-            ask = WAIT_MOST if left is None else min(left, WAIT_MOST)
-            try:
-                frames = read_reply(uuid, self._calls.ask(tsp.REPLY, ids.plain(uuid), within=left))
-            except TimedOut:
-                if until is None or until - time.monotonic() <= 0 or (left or 0.0) <= LEAST_LOOK:
-                    raise
-                continue  # the server is away; it may come back
-            if frames is None and ask:
-                began = time.monotonic()
-                answer = self._calls.ask_once(tsp.WAIT, b"%g" % ask, ids.plain(uuid), seconds=ask)
-                if answer is not None:
-                    frames = read_reply(uuid, answer)
-                    if frames is None and time.monotonic() - began < ask / 2:
-                        time.sleep(min(ask, POLL_MOST))  # it sends us away: others want to wait, or it is shutting down
-            if frames is not None:
+            left = WAIT_MOST if until is None else max(0.0, until - time.monotonic())
+            began = time.monotonic()
+            if answered:
+                span = min(left, WAIT_MOST)
+                answer = self._calls.ask_once(tsp.WAIT, b"%g" % span, plain, seconds=span)
+            else:  # a short wait tells in any case whether a server is there
+                span = min(left, self._calls.timeout) / 2
+                try:
+                    answer = self._calls.ask(tsp.WAIT, b"%g" % span, plain, within=None if until is None else left)
+                except TimedOut:
+                    if until is None or until - time.monotonic() <= 0 or left <= LEAST_LOOK:
+                        raise
+                    continue  # the server is away; it may come back
+            answered = answer is not None
+            if answer is not None and (frames := read_reply(uuid, answer)) is not None:
                 return frames
-            if until is not None and time.monotonic() >= until:
+            now = time.monotonic()
+            if until is not None and now >= until:
                 break
+            if answered and now - began < span / 2:
+                time.sleep(min(left, POLL_MOST))  # it sends us away: others want to wait, or it is shutting down
         raise TimedOut(f"no reply to {uuid} yet", f"waited {timeout:g} s", "ask again later: the request lives on")
 
     def close(self, *uuids: str) -> None:

@@ -3,6 +3,9 @@
 Whatever changes the store is a `Write`: accepting, closing, keeping replies, putting off retries. Only when it is on
 disk are the writes told (`committed`) and send their answers. Whatever has gathered during one batch is the next one:
 under load the batches grow by themselves, and a single message waits for nobody. There is no timer and no size to tune.
+
+A light write that comes alone is committed by the thread that brings it, as long as the disk is quick: to wake the
+writer and be woken by it costs more than the sync. While a slow disk syncs, that thread must do other things.
 """
 
 from __future__ import annotations
@@ -28,6 +31,15 @@ Item = TypeVar("Item")
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 """The buckets in which commits are counted."""
+
+QUICK = 0.005
+"""Seconds, on average, that recent commits take on a quick disk."""
+
+WEIGHT = 0.2
+"""Of the last commit in that average: one that stalls keeps the writer's thread busy for some dozens of commits."""
+
+FEW, SMALL = 16, 64 << 10
+"""Frames or UUIDs, and bytes, of which a light write has no more."""
 
 AGAIN = 0.01
 """Seconds until `work` is called again that has put something off, when no item comes."""
@@ -121,7 +133,11 @@ class Histogram:
 
 
 class Write(Protocol):
-    """A batch of changes of one kind. All methods are called in the writer's thread."""
+    """A batch of changes of one kind. Methods are called in the writer's thread, or, if it is light, where it comes
+    from."""
+
+    light: bool
+    """Whether it changes little: at most FEW things with SMALL bytes."""
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         """Make the changes. A StoreError raised here drops the whole transaction; then each write is applied alone."""
@@ -147,24 +163,46 @@ def halves(items: Sequence[Item]) -> list[Sequence[Item]]:
 
 
 class Writer:
-    """The one thread that writes to the store; commits writes in the order of `enqueue`."""
+    """Writes to the store; commits writes in the order of `enqueue`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._thread: BatchThread[Write] = BatchThread("writer", self._commit)
+        self._thread: BatchThread[Write] = BatchThread("writer", self._work)
         self.start = self._thread.start
-        self.enqueue = self._thread.put
         self.call = self._thread.call
         self.stop = self._thread.stop
         self.leaps = Leaps()
         self.leaps.look(wall_us())
         """The wall clock, looked at in each commit."""
+        self._enqueued = self._done = 0
+        """Writes that the thread got, and those that it has committed and told."""
+        self._pace = 1.0
+        """Seconds that a commit takes, on average. At first nobody knows."""
         self._damage = Trouble(log, "write")
         self.commits = 0
         self.seconds = Histogram(SECONDS)
         """Seconds that commits took, with their changes."""
         self.sizes = Histogram(SIZES)
         """Changes in each commit."""
+
+    def enqueue(self, write: Write) -> None:
+        """Commit this after all that came before. One thread calls it; not inside of `committed` and `failed`."""
+        if write.light and self._pace < QUICK and self.idle:
+            self._commit([write])
+        else:
+            self._enqueued += 1
+            self._thread.put(write)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the thread has nothing to do."""
+        return self._done == self._enqueued
+
+    def _work(self, writes: list[Write]) -> None:
+        try:
+            self._commit(writes)
+        finally:
+            self._done += len(writes)
 
     def _commit(self, writes: list[Write]) -> None:
         now_us, began = wall_us(), time.monotonic()
@@ -189,8 +227,10 @@ class Writer:
             for write in writes:  # all of them: it was the disk
                 write.failed(failure)
             return
+        seconds = time.monotonic() - began
+        self._pace += (seconds - self._pace) * WEIGHT
         self.commits += 1
-        self.seconds.add(time.monotonic() - began)
+        self.seconds.add(seconds)
         self.sizes.add(sum(map(len, writes)))
         for write in writes:
             try:

@@ -137,12 +137,15 @@ class Connection(SessionChannel[ClientSession]):
         *,
         watch: bool = False,
         lost: Callable[[float], None] | None = None,
+        heard: Callable[[], None],
     ) -> None:
         """When the connection breaks, everything unanswered is sent again on a new one: the broker has died or lost us,
-        and will not answer what it was sent. `lost` is told before. `watch`: notice also the shortest break."""
+        and will not answer what it was sent. `lost` is told before. `watch`: notice also the shortest break. `heard` is
+        told when the session may have events."""
         super().__init__(session, Dealer(zmq.Context.instance(), endpoint, watch=watch, hold=True))
         self._discovery = discovery
         self._tell_lost = lost
+        self._heard = heard
         self.away = False
         """Whether no broker has what is unanswered: it is sent when it is known which broker is there."""
         self._shortage = Shortage()
@@ -161,6 +164,15 @@ class Connection(SessionChannel[ClientSession]):
         """Close the connection; what is unanswered is sent again when it is known which broker is there."""
         self._dealer.close(linger=0)
         self.away = True
+
+    def drain(self, now: float) -> bool:
+        self._heard()
+        return super().drain(now)
+
+    def tick(self, now: float) -> None:
+        super().tick(now)
+        if self.session.has_events:
+            self._heard()
 
     def next_deadline(self) -> float | None:
         return earliest(self.session.next_deadline(), self._shortage.ends)

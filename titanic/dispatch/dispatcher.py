@@ -1,7 +1,8 @@
-"""The dispatcher's thread moves requests: store → core → transport → broker, and outcomes: transport → core → writer.
+"""The dispatcher moves requests: store → core → transport → broker, and outcomes: transport → core → writer.
 
-The services tell it what was committed (`DispatcherInbox`). Clients that wait for replies wait in its loop, which
-learns first when a request has ended.
+It is a channel in the loop of the front: what has just been accepted goes to its worker in the same round. The services
+tell it what was committed (`DispatcherInbox`). Clients that wait for replies wait here, where it is known first that a
+request has ended.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from itertools import chain
 from typing import Any
 
 from broker import Channel, Loop, earliest
-from titanic.commit.writer import Writer
+from titanic.commit.writer import SMALL, Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.attempts import Finish
 from titanic.dispatch.backlogs import Fetch
@@ -37,7 +38,7 @@ from titanic.util.clock import Leaps, wall_us
 
 log = logging.getLogger(__name__)
 
-FETCH_BYTES = 16 << 20
+FETCH_BYTES = 1 << 20
 """Bytes of bodies that a round reads from the store for all services together, plus at most one body: everything else
 waits meanwhile."""
 
@@ -69,7 +70,9 @@ class _Doubt:
 
 
 class Dispatcher(Channel):
-    """Runs in a thread of its own, as a channel of its own loop."""
+    """Methods that begin with an underscore are called in the loop's thread. It rests until it is told something."""
+
+    rests = True
 
     def __init__(
         self,
@@ -78,20 +81,21 @@ class Dispatcher(Channel):
         writer: Writer,
         reader: Reader,
         send_answers: SendAnswers,
+        loop: Loop,
         most_waiters: int = MOST_WAITERS,
     ) -> None:
-        """`send_answers`: to clients that wait for replies. `most_waiters`: see `Waiters`."""
+        """`send_answers`: to clients that wait for replies. `loop`: to run in. `most_waiters`: see `Waiters`."""
         self.core = DispatchCore(config)
-        # What is in flight is known here alone, and an error halfway could lose a request for ever. So the loop ends at
-        # the first error: a server that starts again forgets none.
-        self.loop = Loop(strict=True)
+        self.loop = loop
         awaited = ReadService(WAIT, reader.read_awaited, self.replies_read, shared=True)
-        self.waiters = Waiters(send_answers, lambda asks: reader.enqueue(awaited, asks), most_waiters)
+        self.waiters = Waiters(
+            send_answers, lambda asks: reader.enqueue(awaited, asks), self._is_running, reader.congested, most_waiters
+        )
         self.failures = FailureLog()
-        self.maintenance = Maintenance(config, store, writer, self.core, self.loop.call, self._expired)
+        self.maintenance = Maintenance(config, store, writer, self.core, self.call, self._expired)
         self._clock = Leaps()
         self._clock.look(wall_us())
-        """The wall clock, as the dispatcher's thread sees it."""
+        """The wall clock, as the dispatcher sees it."""
         self._damage = Trouble(log, "dispatch")
         self._unread = Trouble(log, "read what to dispatch")
         self._counts_workers = config.broker is not None
@@ -106,60 +110,89 @@ class Dispatcher(Channel):
         """Closes that wait until no worker can get the request."""
         self._settled = threading.Event()
         self._dismissed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
-        self.start = self._thread.start
-        self.reconfigure = partial(self.loop.call, self._reconfigure)
+        self._started = self._ended = False
+        self.reconfigure = partial(self.call, self._reconfigure)
         """Goes on with other settings. Any thread may call it."""
         self.loop.add(self)
 
+    def start(self) -> None:
+        """Begin with what the store holds."""
+        self._started = True
+        self.call(self._begin)
+
+    def call(self, function: Callable[..., None], *args: Any) -> None:
+        """Have a function called in the loop's thread, with `guard`. Any thread may ask."""
+        self.loop.call(self.guard, function, *args)
+
+    def guard(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function, in the loop's thread.
+
+        What is in flight is known here alone, and an error halfway could lose a request for ever. So the first error
+        ends the dispatcher, and with it the server: one that starts again forgets none.
+        """
+        self.wake()
+        self._guarded(function, *args)
+
+    def _guarded(self, function: Callable[..., None], *args: Any) -> None:
+        if self._ended:
+            return
+        try:
+            function(*args)
+        except Exception:
+            log.exception("the dispatcher met an unexpected error")
+            self._end()
+
+    def wake(self) -> None:
+        """Something came, for its transport perhaps. Call this in the loop's thread."""
+        self.loop.touch(self)
+
     def connect(self, transport: Transport) -> None:
-        """Send requests with this from now on. Call it before `start`, or in the loop's thread."""
+        """Send requests with this from now on. Call it before the loop runs, or in its thread."""
         if self.transport is not None:
             self.transport.dismiss(time.monotonic())
         self.transport = transport
         self.core.backlogs.most_ahead = transport.most_ahead
         self.core.backlogs.surveys = transport.surveys
+        self.wake()
 
     def wind_down(self, grace: float) -> None:
         """Send nothing new, and give what is in flight `grace` seconds to come back and reach the disk. A store that
         cannot be used any more is not waited for."""
-        self.loop.call(self._set_stopping)
+        self.call(self._set_stopping)
         until = time.monotonic() + grace
-        while self._thread.is_alive() and self._store.usable and (left := until - time.monotonic()) > 0:
+        while self.alive and self._store.usable and (left := until - time.monotonic()) > 0:
             if self._settled.wait(min(left, GRACE_LOOK)):
                 return
 
     @property
     def alive(self) -> bool:
-        """Whether the thread is running."""
-        return self._thread.is_alive()
+        """Whether it works."""
+        return self._started and not self._ended and not self.loop.ended
 
     def stop(self) -> None:
-        """End the thread. What is in flight is executed again after the next start."""
-        self.loop.call(self.waiters.dismiss)
-        if self._thread.is_alive():
+        """Do nothing more; the loop goes on. What is in flight is executed again after the next start."""
+        if self.alive:
+            self.call(self.waiters.dismiss)
             self._dismissed.wait(DISMISS_MOST)
-        self.loop.stop()
-        if self._thread.is_alive():
-            self._thread.join()
+            self.call(self._end)
 
     # -- what the services tell: see DispatcherInbox (any thread) ---------------------------------------------
 
     def arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
-        self.loop.call(self._arrived, services, due_us)
+        self.call(self._arrived, services, due_us)
 
     def returned(self, services: Collection[bytes]) -> None:
-        self.loop.call(self._returned, services)
+        self.call(self._returned, services)
 
     def closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[CloseDoubt]) -> None:
-        self.loop.call(self._closed, uuids, services, doubts)
+        self.call(self._closed, uuids, services, doubts)
 
     def wait_for_replies(self, asks: Sequence[Ask]) -> None:
-        self.loop.call(lambda: self.waiters.add(asks, time.monotonic()))
+        self.call(self._wait, asks)
 
     def replies_read(self, answers: Answers) -> None:
         """What the reader found of replies that clients wait for."""
-        self.loop.call(lambda: self.waiters.found(answers))
+        self.call(self.waiters.found, answers)
 
     def running(self) -> Collection[bytes]:
         return self.core.flights.copy().keys()
@@ -178,6 +211,9 @@ class Dispatcher(Channel):
         backlogs = known.copy()
         return {name: 0 if backlog.room == 0 else None for name, backlog in backlogs.items()}
 
+    def replies_given(self) -> int:
+        return self.waiters.replies_given
+
     def stats(self) -> dict[str, Any]:
         return {
             "running": len(self.core.flights),
@@ -188,6 +224,12 @@ class Dispatcher(Channel):
     # -- the channel -----------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
+        self._guarded(self._tick, now)
+
+    def flush(self, now: float) -> None:
+        self._guarded(self._flush, now)
+
+    def _tick(self, now: float) -> None:
         self.core.tick(now)
         self.waiters.tick(now)
         self.failures.tick(now)
@@ -195,12 +237,14 @@ class Dispatcher(Channel):
 
     def next_deadline(self) -> float | None:
         """At once, when requests were left unread; else when something is due."""
+        if self._ended:
+            return None
         if self._more:
             return 0.0
         due = self.core.next_deadline() if self.transport is not None else None
         return earliest(due, self.waiters.next_deadline(), self.maintenance.next_deadline())
 
-    def flush(self, now: float) -> None:
+    def _flush(self, now: float) -> None:
         """One round: take in results, decide, send."""
         core, transport = self.core, self.transport
         if transport is not None:
@@ -242,7 +286,7 @@ class Dispatcher(Channel):
         for uuid in core.take_recalls():
             transport.recall_request(uuid, now)
         for outcomes in core.take_outcomes(now, self.waiters):
-            self._writer.enqueue(OutcomeWrite(outcomes, partial(self.loop.call, self._written), self._unwritten))
+            self._writer.enqueue(OutcomeWrite(outcomes, partial(self.call, self._written), self._unwritten))
         transport.push(now)
 
     def _uncounted(self, now: float) -> bool:
@@ -251,18 +295,25 @@ class Dispatcher(Channel):
         self._count_at = now + COUNT_EVERY
         return True
 
-    def _run(self) -> None:
-        try:
-            with self._store.read() as transaction:
-                self.core.arrived(dict.fromkeys(transaction.waiting(), DEFAULT_PRIORITY), time.monotonic())
-            self.maintenance.look()
-            self.loop.run()
-        except Exception:
-            log.exception("the dispatcher met an unexpected error")
-        finally:
-            self.failures.finish()
-            self._settled.set()  # nothing more will come
-            self._dismissed.set()
+    def _begin(self) -> None:
+        with self._store.read() as transaction:
+            self.core.arrived(dict.fromkeys(transaction.waiting(), DEFAULT_PRIORITY), time.monotonic())
+        self.maintenance.look()
+
+    def _end(self) -> None:
+        """Do nothing more, and let nobody wait for it."""
+        self._ended = True
+        self.failures.finish()
+        self._settled.set()
+        self._dismissed.set()
+
+    def _is_running(self, uuid: bytes) -> bool:
+        """Whether an outcome of this request is to be expected that its clients may hear."""
+        flight = self.core.flights.get(uuid)
+        return flight is not None and not flight.closed
+
+    def _wait(self, asks: Sequence[Ask]) -> None:
+        self.waiters.add(asks, time.monotonic())
 
     def _reconfigure(self, config: ServerConfig) -> None:
         self.maintenance.config = config
@@ -289,7 +340,7 @@ class Dispatcher(Channel):
         if uuids:
             self.maintenance.look()  # they are remembered for a time, and large ones are removed bit by bit
         for about, then in doubts:
-            # What is not in flight now never will be: this thread reads the store, which has it no more.
+            # What is not in flight now never will be: the store has it no more.
             doubt = _Doubt({uuid for uuid in about if self.core.in_doubt(uuid)}, then)
             for uuid in doubt.left:
                 self._doubts.setdefault(uuid, []).append(doubt)
@@ -308,8 +359,8 @@ class Dispatcher(Channel):
                 self._unread.met(error)
 
     def _unwritten(self, outcomes: Outcomes) -> None:
-        """Called in the writer's thread."""
-        self.loop.call(self.core.unsettled, outcomes, time.monotonic())
+        """Called by the writer, in its thread or in this one."""
+        self.call(self.core.unsettled, outcomes, time.monotonic())
 
     def _written(self, done: Outcomes, unchanged: Outcomes, without_room: Outcomes) -> None:
         core = self.core
@@ -318,8 +369,12 @@ class Dispatcher(Channel):
             flight = core.flights.get(outcome.uuid)
             if flight is None or flight.closed or outcome.uuid in unchanged_uuids:
                 continue
-            if isinstance(outcome, Finish) and outcome.status is not Status.DONE:
+            if not isinstance(outcome, Finish):
+                continue
+            if outcome.status is not Status.DONE:
                 self.failures.tell(outcome.uuid, flight.backlog.name, outcome.status, outcome.reason)
+            elif outcome.uuid in self.waiters and sum(map(len, outcome.frames)) <= SMALL:
+                self.waiters.succeeded(outcome.uuid, outcome.frames)
         uuids = [outcome.uuid for outcome in done]
         core.settled(uuids, unchanged)
         if without_room:

@@ -45,8 +45,8 @@ def pause_us(error: StoreError) -> int:
 
 
 class Maintenance:
-    """Sets the alarm of the dispatcher's core to what the store says, and does what is due. Methods are called in the
-    dispatcher's thread, unless they say otherwise."""
+    """Sets the alarm of the dispatcher's core to what the store says, and does what is due. Methods are called in its
+    loop's thread, unless they say otherwise."""
 
     def __init__(
         self,
@@ -57,14 +57,14 @@ class Maintenance:
         call: Callable[..., None],
         expired: Callable[[Sequence[tuple[bytes, bytes]]], None],
     ) -> None:
-        """`call`: has a function called in the dispatcher's thread. `expired`: is told of requests that have expired in
+        """`call`: has a function called in the loop's thread. `expired`: is told of requests that have expired in
         the store, UUID and service of each."""
         self.config = config
         self.core = core
         self.call = call
         self.expired = expired
         self.leaps = writer.leaps
-        """The wall clock, as the writer's thread sees it."""
+        """The wall clock, as the writer sees it."""
         self._readers_at = 0.0
         """When to look for killed readers."""
         self._sync_at = 0.0 if store.durability == "relaxed" else math.inf
@@ -138,6 +138,8 @@ class Maintenance:
 class MaintenanceWrite:
     """What is due, as one `Write`; at most `step` requests of each kind are moved."""
 
+    light = False
+
     def __init__(self, maintenance: Maintenance, step: int) -> None:
         self._maintenance = maintenance
         self._step = step
@@ -182,7 +184,7 @@ class MaintenanceWrite:
         self._maintenance.call(self._maintenance.set_alarm, wall_us() + pause_us(error))
 
     def tell(self) -> None:
-        """Called in the dispatcher's thread: this is on disk."""
+        """Called in the loop's thread: this is on disk."""
         maintenance, core = self._maintenance, self._maintenance.core
         core.returned(self._services)
         core.counts["expired"] += len(self._expired)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Sequence
 
 from broker import earliest
-from titanic.commit.writer import Write, halves
+from titanic.commit.writer import FEW, SMALL, Write, halves
 from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight
 from titanic.errors import StoreError, StoreFull
 from titanic.logs import event
@@ -128,7 +128,7 @@ Outcomes = Sequence[AttemptOutcome]
 
 
 class OutcomeWrite:
-    """A batch of outcomes, as one `Write`. `written` and `unwritten` are called in the writer's thread."""
+    """A batch of outcomes, as one `Write`. `written` and `unwritten` are called where it is committed."""
 
     def __init__(
         self,
@@ -144,6 +144,7 @@ class OutcomeWrite:
         self._unwritten = unwritten
         self._unchanged: list[AttemptOutcome] = []
         self._without_room: list[AttemptOutcome] = []
+        self.light = len(outcomes) <= FEW and sum(map(_size, outcomes)) <= SMALL
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         self._unchanged, self._without_room = [], []
@@ -171,6 +172,11 @@ class OutcomeWrite:
 
     def failed(self, error: StoreError) -> None:
         self._unwritten(self._outcomes)
+
+
+def _size(outcome: AttemptOutcome) -> int:
+    """Bytes that it adds to the store, roughly."""
+    return sum(map(len, outcome.frames)) if isinstance(outcome, Finish) else len(outcome.reason)
 
 
 def _write(transaction: WriteTransaction, outcome: AttemptOutcome, now_us: int, dispatched_at: int) -> bool:

@@ -228,18 +228,17 @@ class LocalTransport(_OwnBrokerTransport):
         self,
         core: DispatchCore,
         connect: Callable[[Callable[[list[Frames]], None]], LocalPeer],
-        call: Callable[..., None],
+        guard: Callable[..., None],
     ) -> None:
-        """`connect`: to the broker, as `Broker.connect_local`. `call`: has a function called in the dispatcher's
-        thread."""
+        """`connect`: to the broker, as `Broker.connect_local`. `guard`: see `Dispatcher`; it runs in the same loop."""
         super().__init__(core)
-        self._peer = connect(lambda messages: call(lambda: self.receive(messages, time.monotonic())))
+        self._peer = connect(lambda messages: guard(self.receive, messages, time.monotonic()))
 
     def dismiss(self, now: float) -> None:
         """Not called: no other broker will come."""
 
     def receive(self, messages: Sequence[Frames], now: float) -> None:
-        """Take messages from the broker; called in the dispatcher's thread."""
+        """Take messages from the broker."""
         for frames in messages:
             self.session.receive(self.session.connection, frames, now)
 
@@ -251,10 +250,13 @@ class LocalTransport(_OwnBrokerTransport):
 class SocketTransport(_OwnBrokerTransport):
     """To a broker of this project elsewhere."""
 
-    def __init__(self, core: DispatchCore, loop: Loop, endpoint: str, discovery: BrokerDiscovery) -> None:
+    def __init__(
+        self, core: DispatchCore, loop: Loop, endpoint: str, discovery: BrokerDiscovery, wake: Callable[[], None]
+    ) -> None:
+        """`wake`: the dispatcher, when something has come."""
         super().__init__(core)
         self._loop = loop
-        self._connection = Connection(self.session, endpoint, discovery, watch=True, lost=self._lost)
+        self._connection = Connection(self.session, endpoint, discovery, watch=True, lost=self._lost, heard=wake)
         loop.add(self._connection)
 
     def dismiss(self, now: float) -> None:

@@ -13,7 +13,7 @@ the others take two.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from broker import ClientConfig, ClientSession, ErrorReply, EventKind, Loop
@@ -40,12 +40,15 @@ class ForeignTransport:
         loop: Loop,
         endpoint: str,
         discovery: BrokerDiscovery,
+        wake: Callable[[], None],
         *,
         version: str,
         room: int,
         attempt_timeout: float,
     ) -> None:
+        """`wake`: the dispatcher, when something has come."""
         self._core = core
+        self._wake = wake
         self._loop = loop
         self._endpoint = endpoint
         self._discovery = discovery
@@ -61,7 +64,7 @@ class ForeignTransport:
         """UUIDs of requests in flight that are not wanted any more."""
         self._parts: PartialReplies[Connection] = PartialReplies()
         asking = ClientSession(ClientConfig(timeout=MMI_TIMEOUT, retries=0, version=version))
-        self._asking = Connection(asking, endpoint, discovery, watch=True, lost=self._lost)
+        self._asking = Connection(asking, endpoint, discovery, watch=True, lost=self._lost, heard=wake)
         self._names: deque[bytes] = deque()
         self._asked = b""
         loop.add(self._asking)
@@ -203,6 +206,7 @@ class ForeignTransport:
             self._endpoint,
             self._discovery,
             lost=lambda now: self._connection_lost(connection, now),
+            heard=self._wake,
         )
         self._made.append(connection)
         self._loop.add(connection)

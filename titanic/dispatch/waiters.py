@@ -1,7 +1,8 @@
 """titanic.wait (see PROTOCOL.md): the answer comes when the request has ended, so that nobody asks again and again.
 
-This is part of the dispatcher's loop, which learns first when a request has ended. The reader looks for the reply: once
-at the beginning, and again when something happened to the request.
+This is part of the dispatcher, which learns first when a request has ended. A small reply goes out as soon as it is on
+disk. Everything else is looked up by the reader: at the beginning, if the request is not with a worker, and again when
+something happened to it.
 """
 
 from __future__ import annotations
@@ -36,16 +37,26 @@ BAD_WAIT = tsp.bad_request("a titanic.wait is a number of seconds and a UUID of 
 
 
 class Waiters:
-    """Who waits for which reply: a container of UUIDs. Used in the dispatcher's thread."""
+    """Who waits for which reply: a container of UUIDs. Used in the dispatcher's loop."""
 
     def __init__(
-        self, send_answers: SendAnswers, look: Callable[[Sequence[Ask]], None], most: int = MOST_WAITERS
+        self,
+        send_answers: SendAnswers,
+        look: Callable[[Sequence[Ask]], None],
+        is_running: Callable[[bytes], bool],
+        congested: Callable[[Ask], bool],
+        most: int = MOST_WAITERS,
     ) -> None:
-        """`look` has the reader look for replies; what it finds comes back through `found`. `most`: when more wait,
-        those that have waited for longest hear that the reply is pending."""
+        """`look` has the reader look for replies; what it finds comes back through `found`. `is_running`: whether a
+        request is with a worker, and will be told of. `congested`: whether the peer of an ask does not read. `most`:
+        when more wait, those that have waited for longest hear that the reply is pending."""
         self._send_answers = send_answers
         self._look = look
+        self._is_running = is_running
+        self._congested = congested
         self._most = most
+        self.replies_given = 0
+        """Without the reader."""
         self.dismissing = False
         """Whether nobody may wait any more: each ask gets the answer that the store has now."""
         self._asks: dict[bytes, dict[int, Ask]] = {}
@@ -77,8 +88,12 @@ class Waiters:
             seconds, uuid = parsed
             self._asks.setdefault(uuid, {})[id(ask)] = ask
             self._known[id(ask)] = (ask, uuid)
-            self._until[id(ask)] = now + min(seconds, MOST_SECONDS)
-            good.append(ask)
+            until = now + min(seconds, MOST_SECONDS)
+            if self._is_running(uuid) and not self.dismissing:
+                self._deadlines.set(id(ask), until)
+            else:
+                self._until[id(ask)] = until
+                good.append(ask)
         if refused:
             self._send_answers(refused)
         if good:
@@ -97,6 +112,16 @@ class Waiters:
         if ended:
             self._send_answers(ended)
         self._make_room()
+
+    def succeeded(self, uuid: bytes, frames: Frames) -> None:
+        """This reply is on disk, and so small that it need not be read again."""
+        asks = [ask for ask in self._asks[uuid].values() if not self._congested(ask)]
+        for ask in asks:
+            self._forget(ask)
+        self.replies_given += len(asks)
+        self._send_answers([(ask, [tsp.OK, *frames]) for ask in asks])
+        if uuid in self._asks:
+            self.wake([uuid])
 
     def wake(self, uuids: Iterable[bytes]) -> None:
         """Something happened to these requests: have the reader look again."""

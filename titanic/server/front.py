@@ -2,6 +2,8 @@
 
 IntegratedFront    the broker runs in this process; the dispatcher needs no socket
 AttachedFront      the broker runs elsewhere, and Titanic is an ordinary worker and client of it
+
+Each has one loop in one thread, in which the dispatcher runs too.
 """
 
 from __future__ import annotations
@@ -16,7 +18,18 @@ from typing import Any, Protocol
 
 import zmq
 
-from broker import Broker, ClientConfig, ClientSession, Dealer, EventKind, Kind, OutOfSockets, SessionChannel, earliest
+from broker import (
+    Broker,
+    ClientConfig,
+    ClientSession,
+    Dealer,
+    EventKind,
+    Kind,
+    Loop,
+    OutOfSockets,
+    SessionChannel,
+    earliest,
+)
 from titanic.config import ServerConfig
 from titanic.dispatch.connection import BrokerDiscovery, Shortage
 from titanic.dispatch.dispatcher import Dispatcher
@@ -27,7 +40,7 @@ from titanic.errors import CallerError, TitanicError
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 from titanic.server.gather import GatherEndpoint
-from titanic.server.mdp_worker import LaneAsk, Lanes
+from titanic.server.mdp_worker import Lanes
 from titanic.server.watchdog import CallInThread
 from titanic.services.ask import HandleBatch, SendAnswers
 from titanic.util import file_limits
@@ -61,6 +74,8 @@ only themselves."""
 class Front(Protocol):
     """The interface of IntegratedFront and AttachedFront, with defaults. A front is started and stopped once."""
 
+    loop: Loop
+    """Where asks are handled; for the dispatcher."""
     endpoints: tuple[str, ...]
     """Where clients reach it, with real ports."""
     gathers: tuple[str, ...] = ()
@@ -120,6 +135,7 @@ class IntegratedFront(Front):
         self.most_body = config.wire.max_body
         self._broker = Broker(config.wire, version=__version__)
         self._gather: GatherEndpoint | None = None
+        self.loop = self._broker.loop
         self.send_answers = self._broker.reply
         self.congested = self._broker.congested
         try:
@@ -135,7 +151,7 @@ class IntegratedFront(Front):
         here = self._broker
         for name in tsp.SERVICES:
             here.integrate(name, partial(handle_batch, name), room=tsp.ROOM)
-        dispatcher.connect(LocalTransport(dispatcher.core, here.connect_local, dispatcher.loop.call))
+        dispatcher.connect(LocalTransport(dispatcher.core, here.connect_local, dispatcher.guard))
         here.start()
         if self._gather is not None:
             self._gather.start()
@@ -170,7 +186,7 @@ class AttachedFront(Front):
     """First it finds out which broker is there, then whether another queue serves it already. Only then are the lanes
     registered, and requests are sent in the way that suits that broker.
 
-    Methods that begin with an underscore are called in the dispatcher's thread."""
+    Methods that begin with an underscore are called in the loop's thread."""
 
     def __init__(self, config: ServerConfig, endpoint: str, store: str) -> None:
         """`store`: the path of our store; another queue is recognised by its own. Raises CallerError when the lanes
@@ -184,6 +200,7 @@ class AttachedFront(Front):
         self._config = config
         self._store = store
         self._lanes = Lanes(endpoint, lanes, config.worker)
+        self.loop = self._lanes.loop
         self._discovery = BrokerDiscovery(endpoint, config.worker.versions, self._found)
         self._dispatcher: Dispatcher
         self._kind: Kind | None = None
@@ -194,13 +211,9 @@ class AttachedFront(Front):
 
     def start(self, dispatcher: Dispatcher, handle_batch: HandleBatch) -> None:
         self._dispatcher = dispatcher
-        dispatcher.loop.add(self._discovery)
+        self.loop.add(self._discovery)
         self._discovery.start(time.monotonic())
-
-        def lost(ask: LaneAsk) -> None:
-            dispatcher.loop.call(dispatcher.waiters.forget, ask)
-
-        self._lanes.start(handle_batch, lost)
+        self._lanes.start(handle_batch, dispatcher.waiters.forget)
 
     def stop(self) -> None:
         self._lanes.stop()
@@ -214,7 +227,7 @@ class AttachedFront(Front):
         return self._lanes.registered()
 
     def threads(self) -> dict[str, CallInThread]:
-        return {"lanes": self._lanes.call}
+        return {"lanes": self.loop.call}
 
     def _found(self, kind: Kind) -> None:
         """A broker is there, perhaps another one. Serve it if no other queue does."""
@@ -229,7 +242,7 @@ class AttachedFront(Front):
             check = DuplicateQueueCheck(
                 endpoint, self._discovery, self._store, clear=self._register, taken=self._give_way
             )
-            self._dispatcher.loop.add(check)
+            self.loop.add(check)
         elif self._registered:
             self._connect()
 
@@ -252,13 +265,14 @@ class AttachedFront(Front):
         assert self._kind is not None
         endpoint, dispatcher, config = self.endpoints[0], self._dispatcher, self._config
         if self._kind.ours:
-            dispatcher.connect(SocketTransport(dispatcher.core, dispatcher.loop, endpoint, self._discovery))
+            dispatcher.connect(SocketTransport(dispatcher.core, self.loop, endpoint, self._discovery, dispatcher.wake))
             return
         transport = ForeignTransport(
             dispatcher.core,
-            dispatcher.loop,
+            self.loop,
             endpoint,
             self._discovery,
+            dispatcher.wake,
             version=self._kind.version,
             room=config.lanes,
             attempt_timeout=config.attempt_timeout,

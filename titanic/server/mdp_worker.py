@@ -18,7 +18,6 @@ import zmq
 
 from broker import Channel, Dealer, Job, Loop, OutOfSockets, WorkerChannel, WorkerConfig, WorkerLog, WorkerSession
 from titanic.protocol.tsp import Frames
-from titanic.server.watchdog import CallInThread
 from titanic.services.ask import Answers, HandleBatch, SendAnswers
 
 log = logging.getLogger(__name__)
@@ -71,17 +70,15 @@ class Lanes(Channel):
         self._endpoint = endpoint
         self._services = services
         self._config = config
-        self._loop = Loop()
-        # Any thread may call these: register with the broker, send answers back, have a function called.
-        self.register = partial(self._loop.call, self._register)
-        self.send_answers: SendAnswers = partial(self._loop.call, self._send_answers)
-        self.call: CallInThread = self._loop.call
+        self.loop = Loop()
+        # Any thread may call it.
+        self.send_answers: SendAnswers = partial(self.loop.call, self._send_answers)
         self._lanes: list[Lane] = []
         self._batches: dict[bytes, list[LaneAsk]] = {}
         interval = config.heartbeat_interval
         self._log = WorkerLog(log, "titanic", endpoint, interval, self.registered)
-        self._loop.add(self._log)
-        self._thread = threading.Thread(target=self._loop.run, name="lanes", daemon=True)
+        self.loop.add(self._log)
+        self._thread = threading.Thread(target=self.loop.run, name="lanes", daemon=True)
 
     def start(self, handle_batch: HandleBatch, lost: Callable[[LaneAsk], None]) -> None:
         """Run, without any lanes yet. `handle_batch` gets the asks. `lost` is told of asks whose connection is gone:
@@ -91,8 +88,8 @@ class Lanes(Channel):
 
     def stop(self) -> None:
         """Say good-bye and end the thread."""
-        self._loop.call(self._leave)
-        self._loop.stop()
+        self.loop.call(self._leave)
+        self.loop.stop()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -113,25 +110,26 @@ class Lanes(Channel):
         """Called by a lane that could not connect."""
         self._log.starved(str(error), now)
 
-    def _register(self) -> None:
+    def register(self) -> None:
+        """Register with the broker. Call this in the loop's thread."""
         for service, count in self._services.items():
             self._lanes += [Lane(self, service, self._endpoint, self._config) for _ in range(count)]
         for lane in self._lanes:
-            self._loop.add(lane)
-        self._loop.add(self)  # the last: its flush comes when all lanes have been looked at
+            self.loop.add(lane)
+        self.loop.add(self)  # the last: its flush comes when all lanes have been looked at
 
     def _send_answers(self, answers: Answers) -> None:
         now = time.monotonic()
         for ask, body in answers:
             ask.lane.session.final(ask.job, body, now)
-            self._loop.touch(ask.lane)
+            self.loop.touch(ask.lane)
 
     def _leave(self) -> None:
         self._log.leave()
         now = time.monotonic()
         for lane in self._lanes:
             lane.session.leave(now)
-            self._loop.touch(lane)
+            self.loop.touch(lane)
 
     def flush(self, now: float) -> None:
         """Hand over what the lanes collected."""

@@ -1,11 +1,11 @@
 """Titanic as a running thing: store, writer, front, reader, dispatcher, services.
 
 threads      job
-broker       the broker's loop (integrated), or `lanes`: worker sockets at a broker elsewhere
-writer       all changes of the store: one transaction and one sync for everything that has gathered
+broker       the broker's loop (integrated), or `lanes`: worker sockets at a broker elsewhere. In this loop runs the
+             dispatcher, which sends stored requests to their services. What comes alone is committed here, too
+writer       all other changes of the store: one transaction and one sync for everything that has gathered
 reader       titanic.reply and the other services that only read
 gather       requests without an answer, if it gathers any
-dispatcher   sends stored requests to their services and hands the outcomes to the writer
 """
 
 from __future__ import annotations
@@ -64,7 +64,13 @@ class Server:
         """Where clients reach it, and where requests that want no answer are gathered, with real ports."""
         self._reader = Reader(self.store, self.front.congested)
         self.dispatcher = Dispatcher(
-            config, self.store, self.writer, self._reader, self.front.send_answers, self.front.most_waiters
+            config,
+            self.store,
+            self.writer,
+            self._reader,
+            self.front.send_answers,
+            self.front.loop,
+            self.front.most_waiters,
         )
         self._context = ServiceContext(
             self.front.send_answers,
@@ -75,7 +81,7 @@ class Server:
             config.wire.max_waiting_bytes,
         )
         self._services = ServiceHandler(self.store, self.writer, self._reader, self._context)
-        threads = {"writer": self.writer.call, "reader": self._reader.call, "dispatcher": self.dispatcher.loop.call}
+        threads = {"writer": self.writer.call, "reader": self._reader.call}
         self.watchdog = Watchdog(threads | self.front.threads())
 
     def start(self) -> Server:

@@ -26,6 +26,8 @@ DEAD = (State.FAILED, State.EXPIRED)
 class AdminWrite:
     """A batch of asks, as one `Write`."""
 
+    light = False
+
     def __init__(self, context: ServiceContext, asks: Sequence[Ask], most: int = MOST_UUIDS) -> None:
         """`most`: how many requests one ask may change."""
         self._context = context

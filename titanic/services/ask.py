@@ -54,6 +54,9 @@ class DispatcherInbox(Protocol):
     def wait_for_replies(self, asks: Sequence[Ask]) -> None:
         """These asks for titanic.wait have come. The dispatcher answers them."""
 
+    def replies_given(self) -> int:
+        """How many replies clients got that waited for them."""
+
     def stats(self) -> dict[str, Any]:
         """What is going on, for titanic.stats."""
 

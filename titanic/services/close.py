@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from titanic.commit.writer import halves
+from titanic.commit.writer import FEW, halves
 from titanic.errors import StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Ask, ServiceContext
 from titanic.store import WriteTransaction
+
+UUID_BYTES = 33
+"""Of each in the body of an ask, with what separates it from the next."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +51,7 @@ class CloseWrite:
     def __init__(self, context: ServiceContext, asks: Sequence[Ask]) -> None:
         self._context = context
         self._asks = asks
+        self.light = sum(len(frame) for ask in asks for frame in ask.body) <= FEW * UUID_BYTES
         self._items: Sequence[tuple[_CloseAsk, bytes]] | None = None
         self._answers: list[tuple[Any, Frames]] = []
         self._begin()

@@ -40,7 +40,8 @@ class ServiceHandler:
     @property
     def counts(self) -> dict[str, int]:
         """What was counted since the start. Any thread may ask."""
-        return {**self._context.counts, "replies_given": self._reader.replies_given}
+        given = self._reader.replies_given + self._context.dispatcher.replies_given()
+        return {**self._context.counts, "replies_given": given}
 
     def handle_batch(self, name: bytes, batch: Sequence[Ask]) -> None:
         """Take a batch for one of the services; the answers follow. Never blocks. One thread calls it."""

@@ -55,6 +55,7 @@ class Reader:
     def __init__(self, store: Store, congested: Callable[[Any], bool] = lambda ask: False) -> None:
         """`congested`: whether the peer of an ask does not read the answers that are on their way to it."""
         self.replies_given = 0
+        self.congested = congested
         self._store = store
         self._turns = Turns(congested)
         self._thread: BatchThread[Batch] = BatchThread("reader", self._answer_batches)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from titanic.commit.writer import FEW, SMALL
 from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.submit_options import (
@@ -34,6 +35,7 @@ class AcceptWrite:
         self._parse = parse
         self._asks = asks
         self._size = size
+        self.light = size <= SMALL and sum(len(ask.body) for ask in asks) <= FEW
         self._begin()
 
     def _begin(self) -> None:

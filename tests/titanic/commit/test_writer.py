@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 from support.shortages import broken_disk
+from support.waiting import until
 
 from titanic.commit.writer import Writer, halves
 from titanic.errors import RecordCorrupt, StoreError, StoreFailed, StoreFull
@@ -15,6 +17,8 @@ from titanic.store.lmdb.store import LmdbWriteTransaction
 
 class Put:
     """A write that stores a request, or does not."""
+
+    light = True
 
     def __init__(self, store: Store, *, fails_with: Exception | None = None, size: int = 1) -> None:
         self.store = store
@@ -113,6 +117,8 @@ def test_the_sync_is_before_the_answer(store: Store, monkeypatch: pytest.MonkeyP
 class Pile:
     """A write of which a full store takes only two items at a time."""
 
+    light = False
+
     def __init__(self, items: list[int], heard: list[str]) -> None:
         self.items = items
         self.heard = heard
@@ -155,3 +161,75 @@ def test_one_that_cannot_tell_its_client_keeps_nobody_else_from_it(
     run(store, [Mute(store), after])
     assert after.heard == ["committed"]
     assert "could not tell" in caplog.text
+
+
+class Where(Put):
+    """It takes so long to apply, and says where that was."""
+
+    def __init__(self, store: Store, clock: Clock, seconds: float, *, light: bool = True) -> None:
+        super().__init__(store)
+        self.clock = clock
+        self.seconds = seconds
+        self.light = light
+        self.thread = ""
+        self.told = threading.Event()
+
+    def apply(self, transaction: LmdbWriteTransaction, now_us: int) -> None:
+        super().apply(transaction, now_us)
+        self.clock.now += self.seconds
+        self.thread = threading.current_thread().name
+
+    def committed(self) -> None:
+        super().committed()
+        self.told.set()
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_what_comes_alone_is_committed_where_it_comes_from_as_long_as_the_disk_is_quick(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("titanic.commit.writer.time", clock)
+    writer = Writer(store)
+    writer.start()
+    here = threading.current_thread().name
+
+    def commit(seconds: float, *, light: bool = True) -> str:
+        """Where a commit was made that took so long."""
+        write = Where(store, clock, seconds, light=light)
+        writer.enqueue(write)
+        assert write.told.wait(30)
+        until(lambda: writer.idle)
+        return write.thread
+
+    assert commit(0.0) == "writer", "nobody knows the disk yet"
+    quick = [commit(0.001) for _ in range(50)]
+    assert quick == sorted(quick, key=[*dict.fromkeys(quick)].index), "it changes once"
+    assert quick[-1] == here
+    assert commit(0.001, light=False) == "writer"
+    assert commit(0.001) == here
+    assert commit(0.05) == here, "that could not be known"
+    assert [commit(0.05) for _ in range(50)] == ["writer"] * 50
+    assert [commit(0.001) for _ in range(50)][-1] == here, "it is quick again"
+    writer.stop()
+
+
+def test_what_comes_after_something_that_waits_waits_for_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("titanic.commit.writer.time", clock)
+    monkeypatch.setattr("titanic.commit.writer.QUICK", 10.0)
+    writer = Writer(store)
+    heavy, light = Where(store, clock, 0.0, light=False), Where(store, clock, 0.0)
+    writer.enqueue(heavy)
+    writer.enqueue(light)
+    assert not light.heard
+    writer.start()
+    writer.stop()
+    assert (heavy.thread, light.thread) == ("writer", "writer")
+    assert heavy.uuid < light.uuid

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from broker import Loop
 from titanic import ServerConfig
 from titanic.commit.writer import Writer
 from titanic.dispatch.attempts import Send
@@ -62,7 +63,7 @@ def test_what_was_closed_is_not_wanted_any_more_before_a_broker_is_found_dead(
 
 
 def make(store: Store) -> Dispatcher:
-    return Dispatcher(ServerConfig(), store, Writer(store), Reader(store), lambda answers: None)
+    return Dispatcher(ServerConfig(), store, Writer(store), Reader(store), lambda answers: None, Loop())
 
 
 class Rounds:

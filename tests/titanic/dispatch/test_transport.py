@@ -223,6 +223,7 @@ class Foreign:
             self.loop,
             "inproc://nowhere",
             BrokerDiscovery("inproc://nowhere", ["0.2"], print),
+            lambda: None,
             version=version,
             room=room,
             attempt_timeout=9,
@@ -382,7 +383,7 @@ def test_what_waits_for_its_connection_is_not_with_the_broker(heard: Heard, tmp_
     loop, endpoint = Loop(), f"ipc://{tmp_path}/nowhere"
     discovery = BrokerDiscovery(endpoint, ["0.1"], print)
     discovery.kind = Kind("0.1", ours=False)
-    transport = ForeignTransport(heard, loop, endpoint, discovery, version="0.1", room=8, attempt_timeout=9)
+    transport = ForeignTransport(heard, loop, endpoint, discovery, print, version="0.1", room=8, attempt_timeout=9)
     transport.send_requests([Send(b"1", b"echo", [b"x"])], NOW)
     transport.push(NOW)
     assert transport.in_flight == [b"1"]
@@ -399,9 +400,9 @@ def test_what_is_taken_back_while_there_is_no_broker_is_not_sent_to_the_next_one
     discovery = BrokerDiscovery(endpoint, ["0.2"], print)
     transport: SocketTransport | ForeignTransport
     if ours:
-        transport = SocketTransport(heard, loop, endpoint, discovery)
+        transport = SocketTransport(heard, loop, endpoint, discovery, print)
     else:
-        transport = ForeignTransport(heard, loop, endpoint, discovery, version="0.1", room=8, attempt_timeout=9)
+        transport = ForeignTransport(heard, loop, endpoint, discovery, print, version="0.1", room=8, attempt_timeout=9)
     transport.send_requests([Send(b"1", b"echo", [b"x"]), Send(b"2", b"echo", [b"y"])], NOW)
     transport.push(NOW)
     heard.overdue = {b"1"}

@@ -27,7 +27,12 @@ class Hall:
     def __init__(self) -> None:
         self.answers: dict[Any, list[bytes]] = {}
         self.looks: list[Any] = []
-        self.waiters = Waiters(self._answer, self._look)
+        self.running: set[bytes] = set()
+        self.deaf: set[Any] = set()
+        self.waiters = self.new()
+
+    def new(self, **settings: int) -> Waiters:
+        return Waiters(self._answer, self._look, self.running.__contains__, self.deaf.__contains__, **settings)
 
     def _answer(self, answers: Sequence[tuple[Any, list[bytes]]]) -> None:
         assert answers
@@ -56,6 +61,38 @@ def test_what_is_there_already_is_answered_at_once(hall: Hall) -> None:
     assert hall.answers == {ask: [b"200", b"x"]}
     assert len(hall.waiters) == 0
     assert hall.waiters.next_deadline() is None
+
+
+def test_what_a_worker_has_is_not_looked_up_and_a_small_reply_is_passed_on(hall: Hall) -> None:
+    hall.running.add(UUID)
+    ask, other, deaf = Ask(), Ask(uuid=OTHER), Ask()
+    hall.deaf.add(deaf)
+    hall.waiters.add([ask, other, deaf], 0)
+    assert hall.looks == [other]
+    hall.store_says(b"300")
+    hall.waiters.succeeded(UUID, [b"x", b"y"])
+    assert hall.answers == {ask: [b"200", b"x", b"y"]}
+    assert hall.looks == [deaf], "the reader knows when it may read for those"
+    assert hall.waiters.replies_given == 1
+    hall.store_says(b"200", b"x", b"y")
+    assert len(hall.waiters) == 1
+
+
+def test_what_a_worker_has_is_pending_when_the_time_is_over(hall: Hall) -> None:
+    hall.running.add(UUID)
+    ask = Ask(b"5")
+    hall.waiters.add([ask], 0)
+    assert hall.waiters.next_deadline() == 5
+    hall.waiters.tick(5)
+    assert hall.answers == {ask: [b"300"]}
+
+
+def test_a_look_that_comes_back_after_the_reply_was_passed_on_says_nothing_more(hall: Hall) -> None:
+    ask = Ask()
+    hall.waiters.add([ask], 0)
+    hall.waiters.succeeded(UUID, [b"x"])
+    hall.store_says(b"200", b"x")
+    assert hall.answers == {ask: [b"200", b"x"]}
 
 
 def test_what_comes_later(hall: Hall) -> None:
@@ -194,7 +231,7 @@ def test_what_is_no_wait(hall: Hall, body: list[bytes]) -> None:
 
 
 def test_when_there_is_no_more_room_those_are_sent_away_that_have_waited_for_longest(hall: Hall) -> None:
-    hall.waiters = Waiters(hall._answer, hall._look, most=2)
+    hall.waiters = hall.new(most=2)
     asks = [Ask(uuid=bytes([number]) * 16) for number in range(5)]
     hall.waiters.add(asks[:3], 0)
     assert hall.answers == {}, "the store was not looked at for anyone yet"

@@ -16,21 +16,25 @@ from support.waiting import until
 
 from broker import BrokerConfig, RemoteError, Worker
 from broker.io.router import Router
-from titanic import Client, RequestFailed
-from titanic.store.lmdb.store import LmdbReadTransaction
+from titanic import Client, RequestFailed, Server, UnknownRequest
 
 WIRE = {"heartbeat_interval": 0.5, "request_expiry": 0.2}
 
 
 @pytest.fixture(params=["integrated", "apart"])
-def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     with ExitStack() as stack:
         if request.param == "integrated":
-            endpoint = stack.enter_context(serving(tmp_path, wire=BrokerConfig(**WIRE))).endpoints[0]
+            yield stack.enter_context(serving(tmp_path, wire=BrokerConfig(**WIRE)))
         else:
             endpoint = stack.enter_context(brokering(**WIRE))
-            stack.enter_context(serving(tmp_path, broker=endpoint))
-        yield stack.enter_context(Client(endpoint, timeout=30))
+            yield stack.enter_context(serving(tmp_path, broker=endpoint))
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.endpoints[0], timeout=30) as client:
+        yield client
 
 
 def worker_at(client: Client, service: bytes = b"echo") -> AbstractContextManager[RawWorker]:
@@ -129,59 +133,54 @@ def test_a_worker_cannot_speak_for_the_broker(client: Client, status: int) -> No
     assert client.show(uuid)["attempts"] == 2
 
 
-class Look:
-    """Stops the dispatcher in the middle of a look into the store, once, and writes down what the broker sends."""
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the broker sends: that of a request to a worker, and the answer to a close."""
+    sent: list[str] = []
+    send = Router.send
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.looks = threading.Event()
-        self.go = threading.Event()
-        self.sent: list[str] = []
-        read, send = LmdbReadTransaction.next_ready, Router.send
+    def note(router: Router, peer: bytes, frames: list[bytes]) -> None:
+        if frames[4:] == [b"stored"]:
+            sent.append("handed over")
+        elif b"titanic.close" in frames and frames[-1] == b"200":
+            sent.append("closed")
+        send(router, peer, frames)
 
-        def next_ready(transaction: LmdbReadTransaction, service: bytes, *args: object, **kwargs: object) -> object:
-            rows = read(transaction, service, *args, **kwargs)  # type: ignore[arg-type]
-            if service == b"stops":
-                self.looks.set()
-                assert self.go.wait(30)
-            return rows
-
-        def note(router: Router, peer: bytes, frames: list[bytes]) -> None:
-            if frames[4:] == [b"stored"]:
-                self.sent.append("handed over")
-            elif b"titanic.close" in frames and frames[-1] == b"200":
-                self.sent.append("closed")
-            send(router, peer, frames)
-
-        monkeypatch.setattr(LmdbReadTransaction, "next_ready", next_ready)
-        monkeypatch.setattr(Router, "send", note)
+    monkeypatch.setattr(Router, "send", note)
+    return sent
 
 
-@pytest.mark.parametrize("service", ["stops", "echo"])
-def test_what_is_closed_is_handed_to_no_worker_afterwards(
-    client: Client, monkeypatch: pytest.MonkeyPatch, service: str
-) -> None:
-    """While the dispatcher is busy: with what is read already, and with what waits in the broker for a busy worker."""
-    look = Look(monkeypatch)
-    endpoint = client.endpoint
-    with worker_at(client, b"stops"), worker_at(client) as worker, raw_client(endpoint) as raw:
+def test_what_is_closed_while_it_waits_in_the_broker_is_handed_to_no_worker(client: Client, sent: list[str]) -> None:
+    with worker_at(client) as worker, raw_client(client.endpoint) as raw:
         raw.send(b"echo", b"plain")
         token, _ = worker.take()
-        uuid = client.submit(service, "stored")
-        if service == "echo":
-            until(lambda: client.stats()["running"] == 1)
-            client.submit("stops", "other")
-        assert look.looks.wait(30)
-        with raw_client(endpoint) as closing:
-            closing.send(b"titanic.close", uuid.encode())
-            until(lambda: client.stats()["since_start"]["closed"] == 1)
-            closing.socket.poll(100)  # an answer now would be too early
-            worker.final(token, b"")
-            raw.receive()
-            look.go.set()
-            assert closing.receive() == [b"200"]
+        uuid = client.submit("echo", "stored")
+        until(lambda: client.stats()["running"] == 1)
+        client.close(uuid)
+        worker.final(token, b"")
+        raw.receive()
         client.submit("echo", "last")  # it goes the same way, behind whatever is still to come
         body: list[bytes] = []
         while body != [b"last"]:
             token, body = worker.take()
             worker.final(token, b"")
-    assert look.sent in (["handed over", "closed"], ["closed"])
+    assert sent == ["closed"]
+
+
+def test_what_is_closed_while_it_is_dispatched_is_answered_when_a_worker_has_it(
+    server: Server, client: Client, sent: list[str]
+) -> None:
+    """The close waits for the disk, and knows nothing of the worker that comes meanwhile."""
+    uuid = client.submit("echo", "stored")
+    with raw_client(client.endpoint) as closing:
+        with server.store.write():
+            closing.send(b"titanic.close", uuid.encode())
+            with worker_at(client) as worker:
+                token, _ = worker.take()
+                closing.socket.poll(100)  # an answer now would be too early
+                assert sent == ["handed over"]
+                worker.final(token, b"")
+        assert closing.receive() == [b"200"]
+    assert sent == ["handed over", "closed"]
+    with pytest.raises(UnknownRequest):
+        client.reply(uuid)

@@ -35,7 +35,7 @@ def test_every_thread_of_a_server_answers(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert not server.watchdog.look(0.0)
         until(lambda: server.watchdog.look(0.0))
-        assert set(server.watchdog.lags(0.0)) == {"writer", "reader", "dispatcher", "broker"}
+        assert set(server.watchdog.lags(0.0)) == {"writer", "reader", "broker"}
 
 
 def test_a_writer_that_is_stuck_does_not(tmp_path: Path) -> None:
