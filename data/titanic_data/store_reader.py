@@ -52,9 +52,13 @@ def forget(path: str | Path) -> None:
 
 
 def closed_range(path: str | Path) -> tuple[int, int]:
-    """The first and the last number in the ring."""
-    with store_at(path).read() as transaction:
-        return transaction.closed_range()
+    """The first and the last number in the ring, which a power cut does not undo: what a stream or an archive has, the
+    store must have, too, or it would give out the number again."""
+    store = store_at(path)
+    with store.read() as transaction:
+        found = transaction.closed_range()
+    store.sync()
+    return found
 
 
 def identity(path: str | Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,20 @@ def test_what_was_closed_since(store: Path, tmp_path: Path) -> None:
         fill(opened, 5, at=300)
     assert run(store, tmp_path / "archive").rows == 5
     assert len(rows(tmp_path / "archive")) == 305
+
+
+def test_what_it_takes_the_store_does_not_lose(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relaxed server may not have synced it. A store that lost it would give out the numbers again."""
+    happened: list[str] = []
+    sync = os.fdatasync
+
+    def note(descriptor: int) -> None:
+        happened.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", note)
+    run(store, tmp_path / "archive", reached=happened.append)
+    assert happened.index("data.mdb") < happened.index("intended")
 
 
 def test_ranges_are_bounded_in_bytes(store: Path, tmp_path: Path) -> None:

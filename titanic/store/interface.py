@@ -83,8 +83,8 @@ class Store(Protocol):
         """Whether transactions can begin. If not, the store must be opened again; nothing is lost by that."""
 
     def sync(self) -> None:
-        """Have all that was committed on the disk, where that is not so already. Any thread may call it, outside of its
-        transactions. Raises StoreFailed."""
+        """Have all that was committed on the disk, where that is not so already; a store that was opened for reading
+        has what others committed there. Any thread may call it, outside of its transactions. Raises StoreFailed."""
 
     def reader_check(self) -> int:
         """Free what readers hold that were killed, and return how many there were. It takes microseconds."""

@@ -31,7 +31,7 @@ from titanic.store import ArchiveState, Archivist, ReadTransaction, WriteTransac
 from titanic_data.archive.engines import Engine
 from titanic_data.archive.manifest import Archive, Entry, File, make_directory, measure, sync_directory, write_whole
 from titanic_data.errors import ArchiveError, ArchiveGap
-from titanic_data.store_reader import forget, identity, store_at
+from titanic_data.store_reader import closed_range, forget, identity, store_at
 
 Answer = TypeVar("Answer")
 
@@ -96,7 +96,7 @@ class Archiver:
             if not self._archive.store:
                 self._is_lost(1)  # a new archive begins where the ring does
             self._archive.note_store(self._queue.identity())
-            upto = self._queue.progress().last
+            upto = self._queue.last()
             pending = self._recover()
             self._reached("recovered")
             while (found := pending or self._next(upto)) is not None:
@@ -271,6 +271,10 @@ class Queue:
     def progress(self) -> ArchiveState:
         """Which archive is registered, what it has, and what there is."""
         return self._read(lambda transaction: transaction.archive())
+
+    def last(self) -> int:
+        """The last number that was given out, which a power cut does not undo."""
+        return closed_range(self.store)[1]
 
     def cut(self, first: int, last: int, max_bytes: int) -> int:
         """The number, from `first` to `last`, up to which the frames come to `max_bytes`."""

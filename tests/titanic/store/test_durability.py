@@ -13,7 +13,7 @@ from support.waiting import until
 
 from titanic import Client, ServerConfig
 from titanic.errors import CallerError, DiskFull, NotInMemory, StoreFailed, StoreLocked
-from titanic.store import DURABILITIES, NewRequest, open_store
+from titanic.store import DURABILITIES, NewRequest, open_read_only, open_store
 from titanic.store.lmdb import durability as module
 from titanic.store.lmdb.tools import backup, check, restore
 
@@ -101,10 +101,11 @@ def test_a_system_that_does_not_tell_is_not_trusted(ram, tmp_path, monkeypatch):
         open_store(ram / "store", durability="memory")
 
 
-def test_memory_that_is_full_is_a_full_disk(tmp_path):
+@pytest.mark.parametrize("durability", ["relaxed", "memory"])
+def test_a_full_disk_is_no_obstacle_for_long(tmp_path, durability):
     with (
         small_disk(tmp_path / "ram", "tmpfs", 8 << 20) as disk,
-        open_store(disk.path / "store", durability="memory") as store,
+        open_store(disk.path / "store", durability=durability) as store,
     ):
         uuids = accept(store)
         disk.fill()
@@ -141,6 +142,16 @@ def test_the_others_have_nothing_to_sync(ram, syncs):
             accept(store)
             store.sync()
         assert syncs == []
+
+
+def test_who_reads_can_have_it_synced(tmp_path, syncs):
+    open_store(tmp_path / "store").close()
+    with open_read_only(tmp_path / "store") as store:
+        store.sync()
+        assert len(syncs) == 1
+        syncs.error = OSError(5, "Input/output error")
+        with pytest.raises(StoreFailed, match="could not be synced"):
+            store.sync()
 
 
 def test_a_sync_that_fails_is_said_and_made_up_for(tmp_path, syncs):

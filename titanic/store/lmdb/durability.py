@@ -68,6 +68,15 @@ def rewrite_meta_pages(env: lmdb.Environment) -> None:
         os.close(descriptor)
 
 
+def sync_file(env: lmdb.Environment) -> None:
+    """Sync the file, whoever has written to it. Raises OSError."""
+    descriptor = os.open(Path(env.path()) / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def expect_memory(directory: Path) -> None:
     """Raise NotInMemory unless the directory, which need not exist yet, is on a file system in RAM."""
     device = 0

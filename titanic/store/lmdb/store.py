@@ -44,7 +44,7 @@ from titanic.store.lmdb import accept as accepting
 from titanic.store.lmdb import close as closing
 from titanic.store.lmdb import closed_ring, free_space, lifecycle, listing, opening, read, timers
 from titanic.store.lmdb.capacity import divide
-from titanic.store.lmdb.durability import expect_memory, rewrite_meta_pages
+from titanic.store.lmdb.durability import expect_memory, rewrite_meta_pages, sync_file
 from titanic.store.lmdb.lmdb_errors import translate
 from titanic.store.lmdb.pages import expect_sound
 from titanic.store.lmdb.transaction import Environment, Reading, Settings, Writing
@@ -231,7 +231,8 @@ class LmdbStore:
             return
         self._is_open = False
         try:
-            self.sync()
+            if not self.read_only:
+                self.sync()
         finally:
             self.environment.env.close()
             if self._lock is not None:
@@ -278,9 +279,12 @@ class LmdbStore:
         """Have all that was committed on the disk, where that is not so already (interface.py)."""
         environment = self.environment
         env, pace = environment.env, environment.pace
-        if self.durability != "relaxed" or not pace.unsynced:
+        if not self.read_only and (self.durability != "relaxed" or not pace.unsynced):
             return
         try:
+            if self.read_only:
+                sync_file(env)
+                return
             with env.begin(write=True):
                 pace.failed = True
                 rewrite_meta_pages(env)
