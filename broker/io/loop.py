@@ -117,7 +117,7 @@ class Loop:
         self._changed: dict[Channel, None] = {}
         """Channels whose `sockets` have changed."""
         self._served: dict[Channel, None] = {}
-        """Channels that had their turn in this round."""
+        """Channels that rest and had their turn in this round."""
         self._unread: dict[Channel, None] = {}
         """Channels with input that no poll tells of."""
         self._poller: Poller[Channel] = Poller()
@@ -245,14 +245,18 @@ class Loop:
         for channel in inputs:
             if channel.drain(now):
                 self._unread[channel] = None
-        self._touched.update((channel, None) for channel in inputs if channel.rests)
-        self._touched.update(dict.fromkeys(self._resting.due(now)))
+            if channel.rests:
+                self._touched[channel] = None
+        if (wake_at := self._resting.wake_at()) is not None and wake_at <= now:
+            self._touched.update(dict.fromkeys(self._resting.due(now)))
         for _ in range(TURNS):
             self._take_turns(now)
             if not self._calls and not self._touched:
                 break
         served, self._served = self._served, {}
         for channel in served:
+            self._look(channel)
+        for channel in self._restless:
             self._look(channel)
 
     def _take_turns(self, now: float) -> None:
@@ -275,7 +279,6 @@ class Loop:
         for channel, deadline in list(self._restless.items()):  # one may add another, or remove it
             if channel in self._restless:
                 self._restless[channel] = self._serve(channel, deadline, now)
-        self._served.update(dict.fromkeys(self._restless))
 
     def _look(self, channel: Channel) -> None:
         """See what no poll would tell, after a channel had its turn."""
