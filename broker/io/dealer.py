@@ -155,10 +155,6 @@ class Dealer:
 
     def wait(self, milliseconds: int) -> None:
         """Wait until something comes."""
-        if self._monitor is None:
-            if self.socket is not None:
-                self.socket.poll(milliseconds)
-            return
         zmq.zmq_poll([(socket, zmq.POLLIN) for socket in (self.socket, self._monitor) if socket], milliseconds)
 
     def sockets(self) -> list[Socket]:
