@@ -129,11 +129,11 @@ def test_settings_change_while_it_serves(tmp_path: Path) -> None:
     with serving(tmp_path, "--config", str(toml)) as (server, endpoint):
         toml.write_text(
             "[serve]\nlog-level = 'debug'\nkeep-dead = 60\nservice-limit = 's:waiting=1'\n"
-            "capacity = '2GiB'\nlanes = 3\n"
+            "capacity = '2GiB'\nlanes = 3\ndurability = 'relaxed'\n"
         )
         server.send(signal.SIGHUP)
         server.says("INFO titanic: reloaded: keep-dead, log-level, retry-first, service-limit\n")
-        server.says("WARNING titanic: a restart is needed for: capacity, lanes\n")
+        server.says("WARNING titanic: a restart is needed for: capacity, durability, lanes\n")
         assert here("submit", "s", "x", "--endpoint", endpoint).code == 0
         refused = here("submit", "s", "x", "--endpoint", endpoint)
         assert (refused.code, "its limit is 1" in refused.err) == (1, True)

@@ -10,11 +10,11 @@ the higher number counts. A commit, number n, does this:
 
 All three hand everything to the kernel before they answer, so a killed process loses nothing.
 
-*relaxed*. At a power cut, the disk has meta page n or n-1, n being the last commit: the last one may be lost, and no
-other. Neither kind of store is damaged. Commit n+1 writes only to pages that commit n-1 or an earlier one has freed,
-and nothing in the trees of n-1 or n is among those. Its fdatasync takes meta page n along, and only then does meta page
-n+1 take the place of n-1. `Store.sync`, called once a second (titanic/dispatch/maintenance.py) and when the store is
-closed, has the last commit on the disk, too.
+*relaxed*. At a power cut, the disk has meta page n or n-1, n being the last commit: that one may be lost, and no other,
+and the store is whole. For commit n+1 writes only to pages that commit n-1 or an earlier one has freed, and the trees
+of n-1 and n have none of those. Its fdatasync takes meta page n along, and only then does meta page n+1 take the place
+of n-1. `Store.sync`, called once a second (titanic/dispatch/maintenance.py) and when the store is closed, has the last
+commit on the disk, too.
 
 This relies on a meta page being on the disk after a sync that came later. When that sync fails, Linux may take the page
 for written all the same, and the next sync does not report it. So `rewrite_meta_pages` writes them again before the
