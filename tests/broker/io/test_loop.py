@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import zmq
 
 from broker import Channel, Loop
 
@@ -76,3 +77,86 @@ def test_a_call_that_fails_does_not_end_the_loop(caplog: pytest.LogCaptureFixtur
     loop.run()
     assert done == ["next"]
     assert "of some other part" in caplog.text
+
+
+class Relay(Channel):
+    """Hands on what it is told, in its turn, to another one: three times in all."""
+
+    def __init__(self, loop: Loop, told: list[str], *, rests: bool) -> None:
+        self.rests = rests
+        self.to = self
+        self._loop = loop
+        self._told = told
+        self._words: list[str] = []
+        loop.add(self)
+
+    def tell(self, word: str) -> None:
+        self._words.append(word)
+        if self.rests:
+            self._loop.touch(self)
+
+    def flush(self, now: float) -> None:
+        words, self._words = self._words, []
+        for word in words:
+            self._told.append(word)
+            if len(self._told) < 3:
+                self._loop.call(self.to.tell, f"{word} on")
+
+
+class Inlet(Channel):
+    """Ends the loop when something comes by its socket."""
+
+    def __init__(self, loop: Loop, told: list[str], context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._loop = loop
+        self._told = told
+        self.socket, self.outer = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        self.socket.bind("inproc://inlet")
+        self.outer.connect("inproc://inlet")
+        loop.add(self)
+
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        return [self.socket]
+
+    def drain(self, now: float) -> bool:
+        if self.socket.poll(0):  # or else it can be written to now
+            self._told.append(self.socket.recv().decode())
+            self._loop.stop()
+        return False
+
+    def close(self) -> None:
+        self.socket.close()
+        self.outer.close()
+
+
+def test_what_channels_tell_each_other_does_not_wait_for_a_poll() -> None:
+    with zmq.Context() as context:
+        loop, told = Loop(), list[str]()
+        resting, restless = Relay(loop, told, rests=True), Relay(loop, told, rests=False)
+        resting.to, restless.to = restless, resting
+        inlet = Inlet(loop, told, context)
+        loop.call(resting.tell, "so")
+        loop.call(inlet.outer.send, b"from outside")
+        loop.run()
+    assert told == ["so", "so on", "so on on", "from outside"]
+
+
+def test_a_channel_that_another_one_removes_in_its_turn_is_served_no_more() -> None:
+    loop, told = Loop(), list[str]()
+    closed: list[str] = []
+
+    class Removing(Channel):
+        def flush(self, now: float) -> None:
+            if other in loop._channels:
+                loop.remove(other)
+                loop.call(loop.stop)
+
+    class Other(Relay):
+        def close(self) -> None:
+            closed.append("closed")
+
+    loop.add(Removing())
+    other = Other(loop, told, rests=False)
+    other.tell("never")
+    loop.run()
+    assert told == []
+    assert closed == ["closed"]
