@@ -30,7 +30,7 @@ from benchmarks.peers import accept, life
 from benchmarks.peers.peer import BODY, Terms
 from benchmarks.processor import switches
 
-from broker import EventKind, Pipeline
+from broker import Client, EventKind, Pipeline
 
 TESTS = Path(__file__).parents[1]
 PATIENCE = 60.0
@@ -59,9 +59,19 @@ class Connections(accept.Titanic):
                     assert all(event.body[0] == b"200" for event in finals)
 
 
+class Echo(life.Titanic):
+    """A plain request and its reply."""
+
+    def one(self, count: int) -> None:
+        with Client(self.client.endpoint, timeout=PATIENCE) as client:
+            for _ in range(count):
+                assert client.call("echo", BODY) == [BODY]
+
+
 JOBS: dict[str, tuple[str, type[accept.Titanic], int]] = {
     "accept": ("accepted, one after another", accept.TitanicKeys, 1),
     "life": ("submitted to closed, one after another", life.Titanic, 1),
+    "echo": ("a plain request to a worker, one after another", Echo, 1),
     "connections": ("accepted, from 1,000 connections with one in flight each", Connections, CONNECTIONS),
 }
 """The text, who does it, and what the number of requests is a multiple of."""
