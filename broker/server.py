@@ -196,10 +196,11 @@ class Broker(Shell[BrokerCore]):
     def drain(self, now: float) -> bool:
         """Take what has arrived, up to a limit, so that answers go out in between."""
         router, core = self._router, self.core
+        receive = router.receive
         for taken in range(DRAIN_LIMIT):
             if taken == 1 and not router.readable:  # mostly there is one, if not many
                 return False
-            frames = router.receive()
+            frames = receive()
             if frames is None:
                 break
             sender = frames.pop(0)

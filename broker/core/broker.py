@@ -116,7 +116,7 @@ class BrokerCore(Core):
             self._expire_requests(now)
 
     def next_deadline(self) -> float | None:
-        return earliest(self._heartbeats.wake_at(), self.registry.silences.wake_at(), self.waiting.sweep_at)
+        return earliest(self._heartbeats.wake_at, self.registry.silences.wake_at, self.waiting.sweep_at)
 
     # -- more that a shell can tell it -----------------------------------------------------------------------
 

@@ -19,6 +19,9 @@ class Timers(Generic[Key]):
     """A deadline for each key, in the clock of whoever calls."""
 
     def __init__(self) -> None:
+        self.wake_at: float | None = None
+        """When to ask `due` again: not after the earliest deadline, but before it when that was moved or cancelled. It
+        costs nothing, where deadlines are moved all the time, but one look in vain for each interval."""
         self._when: dict[Key, float] = {}
         self._queued: dict[Key, tuple[float, int, Key]] = {}  # the one heap entry that counts for a key
         self._heap: list[tuple[float, int, Key]] = []
@@ -51,6 +54,8 @@ class Timers(Generic[Key]):
         if self._queued.pop(key, None) is not None and len(self._heap) > 2 * len(self._queued) + 64:
             self._heap = list(self._queued.values())
             heapify(self._heap)
+        if not self._queued:
+            self.wake_at = None
 
     def get(self, key: Key) -> float | None:
         """The deadline of a key."""
@@ -68,18 +73,9 @@ class Timers(Generic[Key]):
                 heappop(heap)
                 self._push(key, moved)
             else:
+                self.wake_at = when
                 return when
-        return None
-
-    def wake_at(self) -> float | None:
-        """When to ask `due` again: not after the earliest deadline, but before it when that was moved. It costs less
-        than `next` where deadlines are moved all the time, and one look in vain for each interval."""
-        heap = self._heap
-        while heap:
-            entry = heap[0]
-            if self._queued.get(entry[2]) is entry:
-                return entry[0]
-            heappop(heap)
+        self.wake_at = None
         return None
 
     def due(self, now: float) -> Iterator[Key]:
@@ -92,6 +88,8 @@ class Timers(Generic[Key]):
     def _push(self, key: Key, when: float) -> None:
         entry = self._queued[key] = (when, next(self._ticket), key)
         heappush(self._heap, entry)
+        if self.wake_at is None or when < self.wake_at:
+            self.wake_at = when
 
 
 class Backoff:

@@ -93,11 +93,10 @@ class Poller(Generic[Owner]):
                 return True
         return False
 
-    def wait(self, milliseconds: int | None) -> list[Owner | None]:
-        """Owners that may have input now, or None for a file, after so many milliseconds at most (None: any time)."""
+    def wait(self, seconds: float | None) -> list[Owner | None]:
+        """Owners that may have input now, or None for a file, after so many seconds at most (None: any time)."""
         owners = self._owners
-        events = self._epoll.poll(None if milliseconds is None else milliseconds / 1000)
-        return [owners[descriptor] for descriptor, _ in events if descriptor in owners]
+        return [owners[descriptor] for descriptor, _ in self._epoll.poll(seconds) if descriptor in owners]
 
     def close(self) -> None:
         """Forget all of them."""
@@ -247,7 +246,7 @@ class Loop:
                 self._unread[channel] = None
             if channel.rests:
                 self._touched[channel] = None
-        if (wake_at := self._resting.wake_at()) is not None and wake_at <= now:
+        if (wake_at := self._resting.wake_at) is not None and wake_at <= now:
             self._touched.update(dict.fromkeys(self._resting.due(now)))
         for _ in range(TURNS):
             self._take_turns(now)
@@ -295,11 +294,10 @@ class Loop:
         channel.flush(now)
         return channel.next_deadline()
 
-    def _timeout(self) -> int | None:
-        """Milliseconds to the next deadline, rounded up: waking too early would spin."""
-        deadlines = [when for when in self._restless.values() if when is not None]
-        if (resting := self._resting.next()) is not None:
-            deadlines.append(resting)
-        if not deadlines:
-            return None
-        return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)
+    def _timeout(self) -> float | None:
+        """Seconds to the next deadline. The kernel waits a little longer, for whole milliseconds."""
+        first = self._resting.wake_at
+        for when in self._restless.values():
+            if when is not None and (first is None or when < first):
+                first = when
+        return None if first is None else max(0.0, first - time.monotonic())

@@ -200,13 +200,15 @@ class Router:
             self._named(sender, frame)
         data: bytes = frame.bytes
         frames = [sender, data]
-        size = len(data)
-        while frame.more and size <= self._most_bytes and len(frames) < MOST_FRAMES:
+        size, most = len(data), self._most_bytes
+        for _ in range(MOST_FRAMES - len(frames)):
+            if not frame.more or size > most:
+                break
             frame = _recv(socket, 0, False)
             data = frame.bytes
             size += len(data)
             frames.append(data)
-        if frame.more or size > self._most_bytes:
+        if frame.more or size > most:
             if self._too_large is not None:
                 self._too_large(frames[:HEAD])
             self.skipping = skip(socket, SKIP_FRAMES)

@@ -50,11 +50,11 @@ def test_asking_again_at_the_time_of_a_moved_deadline_is_enough() -> None:
     timers: Timers[str] = Timers()
     timers.set("a", 5)
     timers.set("a", 9)
-    assert timers.wake_at() == 5
+    assert timers.wake_at == 5
     assert list(timers.due(5)) == []
-    assert timers.wake_at() == 9
+    assert timers.wake_at == 9
     timers.cancel("a")
-    assert timers.wake_at() is None
+    assert timers.wake_at is None
 
 
 def test_set_while_taking() -> None:
@@ -97,7 +97,7 @@ def test_like_a_dictionary() -> None:
                 assert due == sorted((key for key in model if model[key] <= now), key=model.__getitem__)
                 for key in due:
                     del model[key]
-        wake_at, first = timers.wake_at(), min(model.values(), default=None)
+        wake_at, first = timers.wake_at, min(model.values(), default=None)
         assert first is None if wake_at is None else first is not None and wake_at <= first
         assert timers.next() == first
         assert len(timers) == len(model)

@@ -53,7 +53,7 @@ def add(poller: Poller[str], owner: str, socket: Socket) -> None:
 
 def comes(poller: Poller[str], owner: str) -> bool:
     """Whether the poller tells of a message, at last: it may tell of other things, too."""
-    return until(lambda: poller.has_input(owner) or (owner in poller.wait(100) and poller.has_input(owner)))
+    return until(lambda: poller.has_input(owner) or (owner in poller.wait(0.1) and poller.has_input(owner)))
 
 
 def test_it_tells_of_what_comes_to_a_socket_that_had_nothing(pair: Pair, poller: Poller[str]) -> None:
@@ -71,7 +71,7 @@ def test_what_a_send_has_taken_in_is_seen_by_looking(pair: Pair, poller: Poller[
     here, there = pair()
     add(poller, "a", here)
     there.send(b"x")
-    until(lambda: "a" in poller.wait(100))
+    until(lambda: "a" in poller.wait(0.1))
     here.send(b"y")
     until(lambda: poller.has_input("a"))
     assert poller.wait(0) == []
