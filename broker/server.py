@@ -220,13 +220,11 @@ class Broker(Shell[BrokerCore]):
         core = self.core
         while self._ended:
             self._miss(self._ended.popleft(), now)
-        while True:
+        more = True
+        while more:
             for name, batch in core.take_batches():
                 self._handle(name, batch)
-            output = core.take_output()
-            if not output:
-                break
-            self._send(output, now)
+            more = self._send(core.take_output(), now)
         for local in self._locals:
             local.flush()
 
@@ -242,16 +240,20 @@ class Broker(Shell[BrokerCore]):
             body = error_body(500, f"{type(error).__name__}: {error}")
             self._reply((request, body) for request in batch)
 
-    def _send(self, output: list[Output], now: float) -> None:
+    def _send(self, output: list[Output], now: float) -> bool:
+        """Send messages; whether there may be more, since a peer is gone."""
         send = self._router.send
+        lost = False
         for peer, frames in output:
             if isinstance(peer, bytes) and frames is not None:
                 try:
                     send(peer, frames)
                 except zmq.ZMQError:
                     self._undeliverable(peer, frames, now)
+                    lost = True
             elif isinstance(peer, LocalPeer):
                 peer.put(frames or [])
+        return lost
 
     def _undeliverable(self, peer: Peer, frames: Frames, now: float) -> None:
         """The peer is gone, or has not read for too long: its message is dropped and counted."""
