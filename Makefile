@@ -11,21 +11,38 @@ SAMPLE ?= 50
 SEED   ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torture mutants tools java lint format types check bench bench-peers bench-calls bench-spark wheel deb clean
+.PHONY: help demo test test-compiled compiled torture mutants tools java lint format types check bench bench-peers bench-calls bench-spark wheel deb clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
-	@echo '  PYTHON=python3.12 chooses another Python, JOBS=4 the number of test processes'
+	@echo '  PYTHON=python3.12 chooses another Python, JOBS=4 the number of test processes,'
+	@echo '  COMPILED=1 the compiled build for torture'
 
 demo: $(READY) ## Real requests surviving absent workers and killed processes, in under a minute
 	$(BIN)/titanic demo
 
-test: $(TOOLED) tools java ## Every test, in parallel
+test: $(TOOLED) tools java compiled ## Every test, in parallel; those of cores, protocol and store on the compiled build, too
 	$(BIN)/pytest -n $(JOBS) --dist worksteal tests
+	$(ON_COMPILED) -n $(JOBS) --dist worksteal $(CORE_TESTS)
 
-torture: $(TOOLED) tools java ## The tests' long runs, summed up at the end: every crash point, power cuts, full disks, kills; under an hour
-	TITANIC_TORTURE=1 $(BIN)/pytest -n $(JOBS) --dist worksteal -m torture tests
+test-compiled: $(TOOLED) tools java compiled ## Every test on the compiled build
+	$(ON_COMPILED) -n $(JOBS) --dist worksteal tests
+
+torture: $(TOOLED) tools java $(if $(COMPILED),compiled) ## The tests' long runs, summed up at the end: every crash point, power cuts, full disks, kills; under an hour
+	TITANIC_TORTURE=1 $(if $(COMPILED),$(ON_COMPILED),$(BIN)/pytest) -n $(JOBS) --dist worksteal -m torture tests
+
+# Both packages with their compiled modules, in a folder of their own: what is installed here stays pure Python. Not optimised, which takes
+# half the time; COMPILED_LEVEL=2 makes what a wheel has.
+BUILT := build/compiled
+COMPILED_LEVEL ?= 0
+ON_COMPILED = PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(BUILT) $(BIN)/pytest -o pythonpath="$(BUILT) data tests"
+# Without those of the store that are about the disk under it, and take long.
+SLOW_STORE := %crash.py %damage.py %disk.py %durability.py %full.py %salvage.py %soak.py
+CORE_TESTS := tests/broker/core $(wildcard tests/broker/patterns/*/test_core.py) tests/titanic/protocol tests/titanic/dispatch \
+  tests/titanic/services $(filter-out $(SLOW_STORE),$(wildcard tests/titanic/store/test_*.py))
+compiled: $(TOOLED)
+	MYPYC_OPT_LEVEL=$(COMPILED_LEVEL) $(BIN)/python hatch_build.py $(BUILT)
 
 mutants: $(TOOLED) ## Small faults in store, dispatch and broker: which do the tests not notice? SAMPLE=50 of each, SEED=3; long
 	nice -n 10 $(BIN)/python tests/mutants.py run --sample $(SAMPLE) --seed $(SEED)
@@ -54,7 +71,7 @@ bench-peers: $(TOOLED) ## Titanic beside RabbitMQ, Redis, NATS, Celery and other
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
 	else echo "Not installed:$$missing. On Debian: apt-get install$$missing. They are left out."; fi
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'
+	TITANIC_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.peers $(ARGS)
 
 bench-calls: $(TOOLED) ## What a request costs: CPU, commits, system calls. ARGS="--tree ../before --tree ." compares
@@ -94,12 +111,12 @@ $(READY): pyproject.toml
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$package; \
 	  else echo "$(PYTHON) has no venv module. On Debian: apt-get install $$package"; exit 1; fi; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	TITANIC_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@echo "$(CURDIR) $$($(BIN)/python $(WHO))" >$@
 
 # What only those need who work on it: tests, tools, Spark.
 $(TOOLED): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	TITANIC_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 # Programs and headers that tests use, and the Debian packages that have them. Without them, and without the right to install them,

@@ -9,6 +9,10 @@ The protocol's cores, without sockets, are in `broker.core`. A name is loaded wh
 not wait for what a broker and a worker import. Type checkers find them in `__init__.pyi`.
 """
 
+from broker.source import choose
+
+choose()
+
 _MODULES = {
     "broker.client": ["Client", "Pipeline", "Reply"],
     "broker.config": ["DEFAULT_ENDPOINT", "BrokerConfig", "ClientConfig", "WorkerConfig"],
@@ -21,10 +25,11 @@ _MODULES = {
     "broker.handlers": ["Handler"],
     "broker.io.dealer": ["Dealer"],
     "broker.io.channel": ["Channel"],
-    "broker.io.loop": ["Loop"],
     "broker.io.channels": ["SessionChannel", "WorkerChannel"],
+    "broker.io.loop": ["Loop"],
     "broker.io.sockets": ["unreachable"],
     "broker.server": ["Broker", "LocalPeer"],
+    "broker.source": ["is_compiled"],
     "broker.worker": ["Worker"],
     "broker.worker_log": ["WorkerLog"],
 }

@@ -35,5 +35,6 @@ from broker.io.loop import Loop as Loop
 from broker.io.sockets import unreachable as unreachable
 from broker.server import Broker as Broker
 from broker.server import LocalPeer as LocalPeer
+from broker.source import is_compiled as is_compiled
 from broker.worker import Worker as Worker
 from broker.worker_log import WorkerLog as WorkerLog

@@ -17,16 +17,21 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 root=$work/root
 
+minor=$($system -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+builder=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+if [ "$builder" != "$minor" ]; then
+    echo "deb.sh: built as pure Python: compiled modules of Python $builder are nothing for the system's $minor" >&2
+    export TITANIC_PURE=1
+fi
 "$python" -m build --no-isolation --wheel --outdir "$work" "$here/.." >/dev/null
 for wheel in "$work"/titanic_queue-*.whl; do :; done
 version=$(basename "$wheel" | cut -d- -f2)
-minor=$($system -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 next=$($system -c 'import sys; print("%d.%d" % (sys.version_info[0], sys.version_info[1] + 1))')
 machine=$(uname -m)
 
 "$python" -m pip --quiet --disable-pip-version-check install --target "$root/usr/lib/titanic" --no-compile \
     --only-binary=:all: --implementation cp --python-version "$minor" --platform "manylinux_2_28_$machine" \
-    --platform "manylinux2014_$machine" --platform "manylinux_2_17_$machine" "$wheel"
+    --platform "manylinux2014_$machine" --platform "manylinux_2_17_$machine" --platform "linux_$machine" "$wheel"
 rm -rf "$root/usr/lib/titanic/bin"
 
 units=$root/lib/systemd/system

@@ -127,7 +127,7 @@ make_environment() {  # a new one beside the old: what runs goes on undisturbed 
             fail "what Titanic needs could not be fetched, see above; without a network: --wheels DIR; nothing was changed"
     fi
     "$new/bin/python" -m compileall -q "$new/lib" || true
-    version=$("$new/bin/titanic" --version | sed 's/.* //')
+    version=$("$new/bin/titanic" --version | cut -d' ' -f3)
     [ ! -e $settings ] || "$new/bin/titanic" config check $settings ||
         fail "Titanic $version does not understand these settings; nothing was changed"
     trap - EXIT
@@ -212,7 +212,7 @@ do_rollback() {
     switch_to "$old"
     ln -sfn "$now" "$prefix/previous"
     restart
-    echo "Titanic $("$prefix/current/bin/titanic" --version | sed 's/.* //') is in use again"
+    echo "Titanic $("$prefix/current/bin/titanic" --version | cut -d' ' -f3) is in use again"
 }
 
 do_uninstall() {

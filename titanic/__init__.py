@@ -10,6 +10,8 @@ imports, nor the command line for either. Type checkers find them in `__init__.p
 
 from __future__ import annotations
 
+import broker  # noqa: F401  (first: it knows whether compiled modules are wanted, or their source)
+
 _MODULES = {
     "titanic.client.client": ["Client"],
     "titanic.config": ["ServerConfig"],

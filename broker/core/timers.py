@@ -23,7 +23,8 @@ class Timers(Generic[Key]):
         """When to ask `due` again: not after the earliest deadline, but before it when that was moved or cancelled. It
         costs nothing, where deadlines are moved all the time, but one look in vain for each interval."""
         self._when: dict[Key, float] = {}
-        self._queued: dict[Key, tuple[float, int, Key]] = {}  # the one heap entry that counts for a key
+        # The one heap entry that counts for a key. Compare it with ==, not `is`: a compiled tuple is its values alone.
+        self._queued: dict[Key, tuple[float, int, Key]] = {}
         self._heap: list[tuple[float, int, Key]] = []
         self._ticket = count()
 
@@ -67,7 +68,7 @@ class Timers(Generic[Key]):
         while heap:
             entry = heap[0]
             when, _, key = entry
-            if self._queued.get(key) is not entry:
+            if self._queued.get(key) != entry:
                 heappop(heap)
             elif (moved := self._when[key]) > when:
                 heappop(heap)

@@ -188,7 +188,7 @@ def collect_wheels(folder: Path, root: Path, *more: str) -> None:
     """This source as a wheel, and the wheels of all that it needs, for the Python of a root file system."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), str(ROOT)]
-    _call(build)
+    _call(build, TITANIC_PURE="1")  # its Python may be another one
     version = subprocess.run(
         ["chroot", str(root), "python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
         capture_output=True,
@@ -201,6 +201,6 @@ def collect_wheels(folder: Path, root: Path, *more: str) -> None:
     _call([*pip, "download", "--dest", str(folder), *where, str(wheel), *more])
 
 
-def _call(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+def _call(command: Sequence[str], **env: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=os.environ | env)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -20,6 +20,7 @@ TARGETS = [
     "help",
     "demo",
     "test",
+    "test-compiled",
     "torture",
     "mutants",
     "lint",
@@ -28,6 +29,7 @@ TARGETS = [
     "check",
     "bench",
     "bench-peers",
+    "bench-calls",
     "bench-spark",
 ]
 TARGETS += ["wheel", "deb", "clean"]

@@ -23,6 +23,8 @@ from titanic.entry import leave
 from titanic.errors import TimedOut, TitanicError, UnknownRequest
 from titanic.version import __version__
 
+BUILD = "compiled" if broker.is_compiled() else "pure Python"
+
 COMMANDS = {
     "serve": ("serve", "Run the persistent queue."),
     "broker": ("serve", "Run a Majordomo broker alone."),
@@ -203,7 +205,7 @@ def _cannot_be(error: Exception) -> bool:
 
 
 @click.group(cls=Titanic, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="titanic")
+@click.version_option(__version__, prog_name="titanic", message=f"%(prog)s, version %(version)s ({BUILD})")
 def main() -> None:
     """Titanic, a persistent request queue: submit a request now, fetch its reply later.
 

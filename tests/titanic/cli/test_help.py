@@ -10,6 +10,7 @@ import click
 import pytest
 from support.cli_titanic import here, titanic
 
+from broker.core import mdp
 from titanic.cli import main
 from titanic.cli.main import COMMANDS
 
@@ -86,7 +87,8 @@ def test_the_list_of_commands() -> None:
 
 
 def test_the_version() -> None:
-    expected = f"titanic, version {version('titanic-queue')}\n".encode()
+    build = "compiled" if str(mdp.__file__).endswith(".so") else "pure Python"
+    expected = f"titanic, version {version('titanic-queue')} ({build})\n".encode()
     assert titanic("--version") == (0, expected, "")  # python -m titanic
     assert here("--version").out == expected
 

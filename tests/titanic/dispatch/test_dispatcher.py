@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.maintenance import PAUSE_US, STEP, MaintenanceWrite
 from titanic.errors import StoreFailed
 from titanic.services.reader import Reader
-from titanic.store import MIN_CAPACITY, NewRequest, Status, Store, open_store
+from titanic.store import MIN_CAPACITY, NewRequest, Status, Store
 from titanic.store.lmdb import request_record
 from titanic.util.clock import wall_us
 
@@ -36,7 +35,7 @@ class Transport:
         self.sent += sends
 
     def recall_request(self, uuid: bytes, now: float) -> None:
-        self.told.append(f"recall {uuid.decode()}")
+        self.told.append(f"recall {uuid.hex()}")
 
     def ask_presence(self, names: Sequence[bytes], now: float) -> None: ...
 
@@ -46,20 +45,6 @@ class Transport:
 
     def deliver_results(self, now: float) -> None:
         self.told.append("deliver")
-
-
-def test_what_was_closed_is_not_wanted_any_more_before_a_broker_is_found_dead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Delivering finds that out, and then all that is wanted is sent to the next broker."""
-    with open_store(tmp_path / "store", capacity=MIN_CAPACITY) as store:
-        dispatcher, transport = make(store), Transport()
-        dispatcher.connect(transport)
-        recalls = iter([[b"closed"]])
-        monkeypatch.setattr(dispatcher.core, "take_recalls", lambda: next(recalls, []))
-        dispatcher.flush(0.0)
-        dispatcher.loop.stop()
-    assert transport.told == ["recall closed", "deliver"]
 
 
 def make(store: Store) -> Dispatcher:
@@ -92,6 +77,18 @@ class Rounds:
 
 
 pytestmark = pytest.mark.settings(capacity=MIN_CAPACITY)
+
+
+def test_what_was_closed_is_not_wanted_any_more_before_a_broker_is_found_dead(store: Store) -> None:
+    """Delivering finds that out, and then all that is wanted is sent to the next broker."""
+    rounds = Rounds(store, {b"echo": 1}, b"x")
+    assert rounds.next() == [b"echo"]
+    (send,) = rounds.transport.sent
+    rounds.transport.told.clear()
+    rounds.dispatcher.core.closed([send.uuid])
+    rounds.next()
+    assert rounds.transport.told == [f"recall {send.uuid.hex()}", "deliver"]
+    rounds.dispatcher.loop.stop()
 
 
 def test_what_is_in_flight_is_not_read_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def test_the_life_of_requests_is_counted(tmp_path: Path) -> None:
     assert found["titanic_broker_workers"] == 2
     assert found['titanic_broker_events_total{event="workers_registered"}'] == 2
     assert found["process_open_fds"] > 3
-    version = here("--version").out.decode().split()[-1]
+    version = here("--version").out.decode().split()[2]
     assert found[f'titanic_info{{version="{version}"}}'] == 1
     assert found['titanic_store_info{durability="synced"}'] == 1
 

@@ -1,0 +1,146 @@
+"""Compiles the modules that pyproject.toml names, for a wheel. mypyc makes C of them as they are.
+
+A compiled module stands beside its source in the wheel; with TITANIC_PURE=1 Python loads the source (broker/source.py).
+Without a C compiler, and with TITANIC_PURE=1 while it is built, the wheel is pure Python. So is an editable install.
+
+    python hatch_build.py FOLDER    a copy of the packages in FOLDER, with the compiled modules: for the tests
+
+What is compiled stays in build/ and is used again until a source changes. MYPYC_OPT_LEVEL (0 … 3) says how hard the C
+compiler tries; at 0 it needs half the time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).parent
+PACKAGES = ("broker", "titanic")
+"""Each is compiled into one library; the modules themselves are small."""
+LEVEL = os.environ.get("MYPYC_OPT_LEVEL", "2")
+
+
+class CompileHook(BuildHookInterface[Any]):
+    """Adds the compiled modules to the wheel."""
+
+    def dependencies(self) -> list[str]:
+        """What only a build needs that compiles. Titanic's own dependencies are among it for their types."""
+        return [] if _obstacle() else ["mypy[mypyc]>=1.13", *self.metadata.core.dependencies]
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable":
+            return
+        if obstacle := _obstacle():
+            self.app.display_warning(f"titanic-queue is built as pure Python: {obstacle}")
+            return
+        done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False)
+        if done.returncode:
+            self.app.display_warning(f"{done.stdout}{done.stderr}\ntitanic-queue is built as pure Python: mypyc failed")
+            return
+        modules = _built()
+        build_data["force_include"] |= {str(modules / path): str(path) for path in _libraries(modules)}
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+
+
+def _obstacle() -> str | None:
+    """Why nothing can be compiled here, or shall be."""
+    if os.environ.get("TITANIC_PURE") == "1":
+        return "TITANIC_PURE=1 is set"
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(compiler) is None:
+        return f"there is no C compiler ({compiler})"
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        return f"there is no {header}; on Debian: apt-get install python3-dev"
+    return None
+
+
+def _built() -> Path:
+    """Where the compiled modules are."""
+    return ROOT / "build" / f"compiled-{sys.implementation.cache_tag}-{LEVEL}" / "lib"
+
+
+def _libraries(folder: Path) -> list[Path]:
+    """The compiled modules in a folder."""
+    return sorted(path.relative_to(folder) for path in folder.rglob("*.so"))
+
+
+def _compile() -> None:
+    """Compile, unless it is done already. One process at a time."""
+    folder = _built().parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        state = folder / "state"
+        wanted = _state()
+        if state.exists() and state.read_text() == wanted:
+            return
+        state.unlink(missing_ok=True)
+        shutil.rmtree(_built(), ignore_errors=True)
+        _run_mypyc(folder)
+        state.write_text(wanted)
+
+
+def _state() -> str:
+    """A hash of all that a compiled module depends on."""
+    from mypy.version import __version__ as mypy
+
+    state = hashlib.sha256(f"{sys.version} {mypy}".encode())
+    sources = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py*") if path.suffix != ".pyc"]
+    for path in sorted([Path(__file__), ROOT / "pyproject.toml", *sources]):
+        state.update(f"{path}".encode() + path.read_bytes())
+    return state.hexdigest()
+
+
+def _run_mypyc(folder: Path) -> None:
+    from mypyc.build import mypycify
+    from setuptools import Distribution
+    from setuptools.command.build_ext import build_ext
+
+    os.chdir(ROOT)  # the modules' names follow from their paths
+    hook = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]
+    found = {path for pattern in hook["custom"]["modules"] for path in ROOT.glob(pattern)}
+    modules = sorted(str(path.relative_to(ROOT)) for path in found if path.name != "__init__.py")
+    groups: list[tuple[list[str], str | None]]
+    groups = [([module for module in modules if module.startswith(f"{name}/")], name) for name in PACKAGES]
+    options = ["--config-file=", f"--cache-dir={folder / 'mypy'}"]
+    extensions = mypycify(
+        [*options, *modules], opt_level=LEVEL, debug_level="0", separate=groups, target_dir=str(folder / "c")
+    )
+    for extension in extensions:
+        # mypyc puts a _ before the names of attributes, and `_thread` becomes a word of C.
+        extension.define_macros.append(("__thread", "attribute_thread"))
+    command = build_ext(Distribution({"ext_modules": extensions}))
+    command.build_lib, command.build_temp = str(_built()), str(folder / "objects")
+    command.parallel = os.cpu_count()
+    command.ensure_finalized()
+    command.run()
+
+
+def main() -> None:
+    """Compile; with a folder, put a copy of both packages there that has the compiled modules."""
+    if obstacle := _obstacle():
+        sys.exit(f"nothing is compiled: {obstacle}")
+    _compile()
+    for name in sys.argv[1:]:
+        folder = Path(name)
+        for package in PACKAGES:
+            shutil.rmtree(folder / package, ignore_errors=True)
+            shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        for path in _libraries(_built()):
+            shutil.copy(_built() / path, folder / path)
+
+
+if __name__ == "__main__":
+    main()
