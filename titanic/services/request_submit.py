@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from titanic.commit.writer import FEW, SMALL
 from titanic.errors import InvalidRequest, StoreError, StoreFull
@@ -23,7 +23,7 @@ from titanic.protocol.tsp import Frames
 from titanic.services.ask import Ask, ServiceContext, check_names, read_object
 from titanic.store import NewRequest, WriteTransaction
 
-Parse = Callable[[Frames, int], "NewRequests"]
+Parse = Callable[[Frames, int], "Submission"]
 """The requests in the body of an ask; ValueError says what is wrong with it."""
 
 
@@ -55,11 +55,11 @@ class AcceptWrite:
         good: list[tuple[Ask, list[NewRequest]]] = []
         for ask in self._asks:
             try:
-                requests = self._parse(ask.body, now_us)
+                requests, forget = self._parse(ask.body, now_us)
                 self._check_sizes(requests)
                 good.append((ask, requests))
-                if requests.forget:  # first: the requests may need their room
-                    transaction.forget(requests.forget)
+                if forget:  # first: the requests may need their room
+                    transaction.forget(forget)
             except ValueError as error:
                 self._refuse(ask, "invalid", tsp.bad_request(str(error)))
         if self._context.limits:
@@ -158,20 +158,21 @@ class AcceptWrite:
         self._context.send_answers([(ask, tsp.failure(f"not stored: {error}")) for ask in self._asks])
 
 
-class NewRequests(list[NewRequest]):
+class Submission(NamedTuple):
     """The requests of a message. `forget`: keys that count no longer."""
 
+    requests: list[NewRequest]
     forget: Sequence[bytes] = ()
 
 
-def parse_request(body: Frames, now_us: int) -> NewRequests:
+def parse_request(body: Frames, now_us: int) -> Submission:
     """The request in the body of a titanic.request. ValueError says what is wrong."""
     if fault := tsp.request_fault(body):
         raise ValueError(fault)
-    return NewRequests([NewRequest(body[0], body[1:])])
+    return Submission([NewRequest(body[0], body[1:])])
 
 
-def parse_submit(body: Frames, now_us: int) -> NewRequests:
+def parse_submit(body: Frames, now_us: int) -> Submission:
     """The requests in the body of a titanic.submit. ValueError says what is wrong."""
     if len(body) < 3:
         raise ValueError("a titanic.submit is options, a service name and at least one body frame")
@@ -190,14 +191,11 @@ def parse_submit(body: Frames, now_us: int) -> NewRequests:
         json.dumps(policy).encode() if policy else b"",
     )
     key_until = _moment(options.get("key_for", KEY_FOR), now_us) if any(keys) else 0
-    requests = NewRequests(
-        NewRequest(service, frames, *shared, key, key_until) for frames, key in zip(bodies, keys, strict=True)
-    )
-    if "forget" in options:
-        requests.forget = [key.encode() for key in options["forget"]]
+    requests = [NewRequest(service, frames, *shared, key, key_until) for frames, key in zip(bodies, keys, strict=True)]
     if "key" in options and len(bodies) > 1:
         requests[0] = requests[0]._replace(together=len(bodies))
-    return requests
+    forget = [key.encode() for key in options["forget"]] if "forget" in options else ()
+    return Submission(requests, forget)
 
 
 def _moment(seconds: float | None, now_us: int) -> int:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from titanic.protocol.submit_options import MOST_SECONDS, Policy, read_policy
-from titanic.services.request_submit import NewRequests, parse_submit
+from titanic.services.request_submit import parse_submit
 from titanic.store import NewRequest
 
 NOW = 1_700_000_000_000_000
 SECOND = 1_000_000
 
 
-def submitted(*bodies: bytes, **options: Any) -> NewRequests:
-    return parse_submit([json.dumps(options).encode(), b"echo", *(bodies or (b"x",))], NOW)
+def submitted(*bodies: bytes, **options: Any) -> list[NewRequest]:
+    return parse_submit([json.dumps(options).encode(), b"echo", *(bodies or (b"x",))], NOW).requests
+
+
+def forgotten(**options: Any) -> Sequence[bytes]:
+    return parse_submit([json.dumps(options).encode(), b"echo", b"x"], NOW).forget
 
 
 def test_without_options_it_is_a_titanic_request() -> None:
@@ -123,8 +128,8 @@ def test_options_that_cannot_be(options: dict[str, Any]) -> None:
 
 
 def test_keys_that_count_no_longer() -> None:
-    assert submitted(forget=["a", "größe"]).forget == [b"a", "größe".encode()]
-    assert submitted().forget == ()
+    assert forgotten(forget=["a", "größe"]) == [b"a", "größe".encode()]
+    assert forgotten() == ()
 
 
 def test_one_key_for_many() -> None:
