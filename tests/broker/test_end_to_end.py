@@ -570,15 +570,16 @@ def test_a_local_peer_that_fails(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_worker_that_does_not_read_is_lost() -> None:
     """A REQUEST that its queue does not take goes to another worker; it must not be forgotten."""
     broker = Broker(BrokerConfig(send_queue=1, request_expiry=0))
-    core = broker.core
+    core, heartbeat = broker.core, b"\5"
     core.receive(b"worker", [b"", b"MDPW02", b"\1", b"echo"], 0.0)
+    core.take_output()
     core.receive(b"client", [b"MDPC02", b"\1", b"echo", b"q"], 0.0)
     output = core.take_output()
     broker._router.close()
     broker._send(output, 0.0)
     assert (len(core.workers), core.waiting.count) == (0, 1)
     core.receive(b"another", [b"", b"MDPW02", b"\1", b"echo"], 0.0)
-    assert [frames[-1] for peer, frames in core.take_output() if peer == b"another" and frames] == [b"q"]
+    assert [frames[-1] for peer, frames in core.take_output() if peer == b"another" and frames] == [heartbeat, b"q"]
     assert core.stats["unroutable"] == 1
     broker.stop()
 
