@@ -159,7 +159,9 @@ class Waiters:
 
     def _looked_up(self) -> Iterator[Ask]:
         """Those for whom the store was read, who have waited for longest first."""
-        return (ask for key, (ask, _) in self._known.items() if key not in self._until)
+        for key, (ask, _) in self._known.items():
+            if key not in self._until:
+                yield ask
 
     def _send_away(self, asks: Sequence[Ask]) -> None:
         for ask in asks:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import islice, takewhile
 from typing import NamedTuple
 
 from titanic.errors import RecordCorrupt, StoreCorrupt
@@ -118,8 +117,12 @@ def expire(
     tx: Writing, now_us: int, limit: int = 1000, skip: Collection[bytes] = (), ahead_us: int = 0
 ) -> list[tuple[bytes, bytes]]:
     """End requests whose time is over, at most `limit`, but not those in `skip`: they are running."""
-    over = takewhile(lambda timer: timer[1] <= now_us - ahead_us, tx.timers(EXPIRY))
-    due = list(islice(((key, uuid) for key, _, uuid in over if uuid not in skip), limit))
+    due: list[tuple[bytes, bytes]] = []
+    for key, time, uuid in tx.timers(EXPIRY):
+        if time > now_us - ahead_us or len(due) == limit:
+            break
+        if uuid not in skip:
+            due.append((key, uuid))
     expired: list[tuple[bytes, bytes]] = []
     for key, uuid in due:
         place = find(tx, uuid)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container
-from itertools import islice
 from pathlib import Path
 
 from titanic.errors import RecordCorrupt
@@ -204,4 +203,7 @@ def _loads_by_service(tx: Reading) -> dict[bytes, tuple[int, ...]]:
 
 def _first_time(tx: Reading, kind: bytes, skip: Collection[bytes] = ()) -> list[int]:
     """The time of the first timer of this kind, as a list of one, or of none."""
-    return list(islice((time for _, time, subject in tx.timers(kind) if subject not in skip), 1))
+    for _, time, subject in tx.timers(kind):
+        if subject not in skip:
+            return [time]
+    return []

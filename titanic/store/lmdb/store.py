@@ -33,9 +33,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from types import FunctionType, TracebackType
+from typing import Any, Self, TypeVar, cast
 
 import lmdb
 
@@ -50,8 +51,21 @@ from titanic.store.lmdb.pages import expect_sound
 from titanic.store.lmdb.transaction import Environment, Reading, Settings, Writing
 from titanic.store.records import Durability
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 _ROUNDS = 256
 """Commits, at most, with which a write transaction makes room before it begins."""
+
+
+def method(function: Function) -> Function:
+    """A function of the engine as a method. (One that is compiled does not bind by itself.)"""
+    if isinstance(function, FunctionType):
+        return function
+
+    def bound(*args: Any, **options: Any) -> Any:
+        return function(*args, **options)
+
+    return cast(Function, bound)
 
 
 class LmdbReadTransaction(Reading):
@@ -61,30 +75,30 @@ class LmdbReadTransaction(Reading):
     and do not wait for anything inside.
     """
 
-    state = read.state
-    reply = read.reply
-    request = read.request
-    holder = read.holder
-    next_ready = read.next_ready
-    next_due = read.next_due
-    waiting = read.waiting
-    oldest = read.oldest
-    load = read.load
-    counts = read.counts
-    full = read.full
-    disk_full = read.disk_full
-    identity = read.identity
-    describe = listing.describe
-    list = listing.list_requests
-    select = listing.select
-    closed = closed_ring.closed
-    closed_range = closed_ring.closed_range
-    archive = closed_ring.archive
-    archivist = closed_ring.known_archivist
-    closed_bulk = closed_ring.closed_bulk
-    cut_closed = closed_ring.cut_closed
-    request_ids = listing.request_ids
-    unended = listing.unended
+    state = method(read.state)
+    reply = method(read.reply)
+    request = method(read.request)
+    holder = method(read.holder)
+    next_ready = method(read.next_ready)
+    next_due = method(read.next_due)
+    waiting = method(read.waiting)
+    oldest = method(read.oldest)
+    load = method(read.load)
+    counts = method(read.counts)
+    full = method(read.full)
+    disk_full = method(read.disk_full)
+    identity = method(read.identity)
+    describe = method(listing.describe)
+    list = method(listing.list_requests)
+    select = method(listing.select)
+    closed = method(closed_ring.closed)
+    closed_range = method(closed_ring.closed_range)
+    archive = method(closed_ring.archive)
+    archivist = method(closed_ring.known_archivist)
+    closed_bulk = method(closed_ring.closed_bulk)
+    cut_closed = method(closed_ring.cut_closed)
+    request_ids = method(listing.request_ids)
+    unended = method(listing.unended)
 
 
 class LmdbWriteTransaction(LmdbReadTransaction, Writing):
@@ -94,21 +108,21 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
     the last one left to do, which relies on rows that may be damaged.
     """
 
-    accept = accepting.accept
-    accept_many = accepting.accept_many
-    fresh = accepting.fresh
-    forget = accepting.forget
-    finish = lifecycle.finish
-    postpone = lifecycle.postpone
-    promote = lifecycle.promote
-    expire = lifecycle.expire
-    retry = lifecycle.retry
-    close = closing.close
-    trim = timers.trim
-    recap = timers.recap
-    register_archive = closed_ring.register_archive
-    unregister_archive = closed_ring.unregister_archive
-    acknowledge_archive = closed_ring.acknowledge_archive
+    accept = method(accepting.accept)
+    accept_many = method(accepting.accept_many)
+    fresh = method(accepting.fresh)
+    forget = method(accepting.forget)
+    finish = method(lifecycle.finish)
+    postpone = method(lifecycle.postpone)
+    promote = method(lifecycle.promote)
+    expire = method(lifecycle.expire)
+    retry = method(lifecycle.retry)
+    close = method(closing.close)
+    trim = method(timers.trim)
+    recap = method(timers.recap)
+    register_archive = method(closed_ring.register_archive)
+    unregister_archive = method(closed_ring.unregister_archive)
+    acknowledge_archive = method(closed_ring.acknowledge_archive)
 
     def __init__(self, environment: Environment, *, prepared: bool = False) -> None:
         super().__init__(environment)
