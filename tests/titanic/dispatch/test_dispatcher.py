@@ -102,11 +102,13 @@ def test_what_is_in_flight_is_not_read_again(store: Store, caplog: pytest.LogCap
     """Its bodies may be large, and are not even looked at when others of the service come."""
     rounds = Rounds(store, {b"echo": 40}, b"x" * 1000)
     assert rounds.next() == [b"echo"] * 40
+    rounds.dispatcher.core.present(b"echo", 42, 0.0)
+    rounds.submit(b"echo", b"next")
     rounds.submit(b"echo", b"urgent", priority=9)
     uuids = [send.uuid for send in rounds.transport.sent]
     rows = replace(store, dict.fromkeys(uuids, b"damaged"))  # to read them would be noticed
-    assert rounds.next() == [b"echo"]
-    assert [send.body for send in rounds.transport.sent] == [[b"urgent"]]
+    assert rounds.next() == [b"echo"] * 2
+    assert [send.body for send in rounds.transport.sent] == [[b"urgent"], [b"next"]]
     assert not caplog.records
     replace(store, rows)
     rounds.dispatcher.loop.stop()
