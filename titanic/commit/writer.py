@@ -38,8 +38,9 @@ QUICK = 0.005
 WEIGHT = 0.2
 """Of the last commit in that average: one that stalls keeps the writer's thread busy for some dozens of commits."""
 
-FEW, SMALL = 16, 64 << 10
-"""Frames or UUIDs, and bytes, of which a light write has no more."""
+ALONE, FEW, SMALL = 2, 16, 64 << 10
+"""Asks, frames or UUIDs or outcomes, and bytes, of which a light write has no more. When more asks have come while one
+was committed, the writer's thread has them: while it waits for the disk, the loop takes in the next."""
 
 AGAIN = 0.01
 """Seconds until `work` is called again that has put something off, when no item comes."""
@@ -137,7 +138,7 @@ class Write(Protocol):
     from."""
 
     light: bool
-    """Whether it changes little: at most FEW things with SMALL bytes."""
+    """Whether it changes little, and comes alone: ALONE, FEW and SMALL."""
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         """Make the changes. A StoreError raised here drops the whole transaction; then each write is applied alone."""

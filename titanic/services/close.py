@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from titanic.commit.writer import FEW, halves
+from titanic.commit.writer import ALONE, FEW, halves
 from titanic.errors import StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
@@ -51,7 +51,7 @@ class CloseWrite:
     def __init__(self, context: ServiceContext, asks: Sequence[Ask]) -> None:
         self._context = context
         self._asks = asks
-        self.light = sum(len(frame) for ask in asks for frame in ask.body) <= FEW * UUID_BYTES
+        self.light = len(asks) <= ALONE and sum(len(frame) for ask in asks for frame in ask.body) <= FEW * UUID_BYTES
         self._items: Sequence[tuple[_CloseAsk, bytes]] | None = None
         self._answers: list[tuple[Any, Frames]] = []
         self._begin()

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from titanic.commit.writer import FEW, SMALL
+from titanic.commit.writer import ALONE, FEW, SMALL
 from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.submit_options import (
@@ -35,7 +35,7 @@ class AcceptWrite:
         self._parse = parse
         self._asks = asks
         self._size = size
-        self.light = size <= SMALL and sum(len(ask.body) for ask in asks) <= FEW
+        self.light = len(asks) <= ALONE and size <= SMALL and sum(len(ask.body) for ask in asks) <= FEW
         self._begin()
 
     def _begin(self) -> None:
