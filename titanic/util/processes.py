@@ -27,9 +27,12 @@ class Children:
     def start(self, log: Path, *arguments: str) -> Process:
         """Run `python …`, stdout and stderr into a file.
 
-        It has a session of its own, so that Ctrl-C does not reach it, and none of the variables that set options.
+        It has a session of its own, so that Ctrl-C does not reach it, and none of the variables that set options. It
+        is the same build as this one, compiled or not.
         """
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("TITANIC_")}
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith("TITANIC_") or key == "TITANIC_PURE"
+        }
         with uninterrupted(), self._lock:
             if self._over:  # the folder of the log may be gone, too
                 raise TitanicError("no process is started any more")
