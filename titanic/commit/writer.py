@@ -36,7 +36,8 @@ QUICK = 0.005
 """Seconds, on average, that recent commits take on a quick disk."""
 
 WEIGHT = 0.2
-"""Of the last commit in that average: one that stalls keeps the writer's thread busy for some dozens of commits."""
+"""Of the last commit in that average. After one that stalls, the writer's thread has the next ones, more of them the
+longer it took."""
 
 ALONE, FEW, SMALL = 2, 16, 64 << 10
 """Asks, frames or UUIDs or outcomes, and bytes, of which a light write has no more. When more asks have come while one
@@ -115,7 +116,7 @@ class BatchThread(Generic[Item]):
 
 
 class Histogram:
-    """One thread adds, any may read; a reader may miss the value that is being added."""
+    """One thread at a time adds, any may read; a reader may miss the value that is being added."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         """`bounds`: the upper ends of the buckets, ascending; one more bucket has the larger values."""

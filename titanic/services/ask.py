@@ -28,7 +28,7 @@ Answers = Sequence[tuple[Any, Frames]]
 """Asks, each with the body of its answer."""
 
 SendAnswers = Callable[[Answers], None]
-"""Sends answers to those who asked. Another thread than the one that asked calls it."""
+"""Sends answers to those who asked. Any thread may call it."""
 
 HandleBatch = Callable[[bytes, Sequence[Ask]], None]
 """Takes a batch of asks for the service of that name. One thread calls it."""
