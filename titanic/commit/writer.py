@@ -5,7 +5,8 @@ disk are the writes told (`committed`) and send their answers. Whatever has gath
 under load the batches grow by themselves, and a single message waits for nobody. There is no timer and no size to tune.
 
 A light write that comes alone is committed by the thread that brings it, as long as the disk is quick: to wake the
-writer and be woken by it costs more than the sync. While a slow disk syncs, that thread must do other things.
+writer and be woken by it costs more than the sync. That thread must do other things while a slow disk syncs, and
+commits take half of its time at most.
 """
 
 from __future__ import annotations
@@ -180,6 +181,8 @@ class Writer:
         """Writes that the thread got, and those that it has committed and told."""
         self._pace = 1.0
         """Seconds that a commit takes, on average. At first nobody knows."""
+        self._ended = 0.0
+        """When the last commit ended that was not the thread's, by the monotonic clock."""
         self._damage = Trouble(log, "write")
         self.commits = 0
         self.seconds = Histogram(SECONDS)
@@ -189,8 +192,9 @@ class Writer:
 
     def enqueue(self, write: Write) -> None:
         """Commit this after all that came before. One thread calls it; not inside of `committed` and `failed`."""
-        if write.light and self._pace < QUICK and self.idle:
+        if write.light and self._pace < QUICK and self.idle and time.monotonic() - self._ended > self._pace:
             self._commit([write])
+            self._ended = time.monotonic()
         else:
             self._enqueued += 1
             self._thread.put(write)

@@ -200,8 +200,9 @@ def test_what_comes_alone_is_committed_where_it_comes_from_as_long_as_the_disk_i
     writer.start()
     here = threading.current_thread().name
 
-    def commit(seconds: float, *, light: bool = True) -> str:
-        """Where a commit was made that took so long."""
+    def commit(seconds: float, *, light: bool = True, pause: float = 1.0) -> str:
+        """Where a commit was made that took so long, so long after the one before."""
+        clock.now += pause
         write = Where(store, clock, seconds, light=light)
         writer.enqueue(write)
         assert write.told.wait(30)
@@ -214,6 +215,8 @@ def test_what_comes_alone_is_committed_where_it_comes_from_as_long_as_the_disk_i
     assert quick[-1] == here
     assert commit(0.001, light=False) == "writer"
     assert commit(0.001) == here
+    assert commit(0.001, pause=0.0005) == "writer", "the one who brings them would do nothing else"
+    assert commit(0.001, pause=0.002) == here
     assert commit(0.05) == here, "that could not be known"
     assert [commit(0.05) for _ in range(50)] == ["writer"] * 50
     assert [commit(0.001) for _ in range(50)][-1] == here, "it is quick again"
