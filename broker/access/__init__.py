@@ -1,0 +1,1 @@
+"""Who may do what: users, their keys and permissions, and the file that says so."""

@@ -1,0 +1,172 @@
+"""Users, what each may do, and how a connection is told to be whose.
+
+Permissions, as the access file names them
+
+    submit    patterns of services   store requests for them
+    work      patterns of services   be a worker of them
+    call      patterns of services   send them plain requests, which nobody stores
+    read      "own" or "all"         see requests and replies: what the user submitted, or everybody's
+    close     true                   close what may be read
+    metrics   true                   see figures: titanic.stats, mmi.stats, the metrics listener
+    admin     true                   everything of everybody, but work and call
+
+What is not named is not allowed. A pattern is that of a shell (`mail.*`). Services that begin with `titanic.` or `mmi.`
+are matched only by patterns that begin so, too: whoever may work for `*` cannot take the queue's own services over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+RESERVED = ("titanic.", "mmi.")
+"""How the names of services begin that no pattern matches by chance."""
+
+
+class Permission(Enum):
+    """What a user may be allowed to do; the values are the names in the access file."""
+
+    SUBMIT = "submit"
+    WORK = "work"
+    CALL = "call"
+    READ = "read"
+    CLOSE = "close"
+    METRICS = "metrics"
+    ADMIN = "admin"
+
+    __hash__ = object.__hash__
+
+
+BY_SERVICE = (Permission.SUBMIT, Permission.WORK, Permission.CALL)
+"""Those that are given for services."""
+
+
+class Reach(Enum):
+    """Whose requests a user may read."""
+
+    NONE = "none"
+    OWN = "own"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class UserLimits:
+    """What one user may use up; 0: without a limit."""
+
+    waiting: int = 0
+    """Requests that have not ended."""
+    bytes: int = 0
+    """Bytes of their bodies."""
+    messages: int = 0
+    """Requests a second, of any kind, in a bucket of one second's; none is counted of what a worker says."""
+    connections: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class User:
+    """Somebody who connects, and what he may do."""
+
+    name: str
+    services: Mapping[Permission, Sequence[str]] = field(default_factory=dict)
+    """Patterns of services, for those in BY_SERVICE."""
+    read: Reach = Reach.NONE
+    close: bool = False
+    metrics: bool = False
+    admin: bool = False
+    limits: UserLimits = UserLimits()
+    owner: bytes = field(init=False)
+    """The name, as what he submits has it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "owner", self.name.encode())
+
+    def may(self, permission: Permission, service: bytes) -> bool:
+        """Whether he may submit to a service, work for it or call it."""
+        if self.admin and permission is Permission.SUBMIT:
+            return True
+        patterns = self.services.get(permission, ())
+        return bool(patterns) and matches(tuple(patterns), service)
+
+    def uses(self, service: bytes) -> bool:
+        """Whether he has to do with a service: only those he is told about."""
+        return self.admin or self.metrics or any(self.may(permission, service) for permission in BY_SERVICE)
+
+    def reads(self, owner: bytes) -> bool:
+        """Whether he may read what somebody submitted; `owner` is empty for what was stored before there were users."""
+        return self.reads_all or (self.read is Reach.OWN and owner == self.owner)
+
+    def closes(self, owner: bytes) -> bool:
+        """Whether he may close what somebody submitted."""
+        return self.admin or (self.close and self.reads(owner))
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether he may read everybody's."""
+        return self.admin or self.read is Reach.ALL
+
+    def to_json(self) -> bytes:
+        """All of this, for a queue that is apart from the broker: it rides in the `client` frame."""
+        document: dict[str, Any] = {"user": self.name}
+        for permission, patterns in self.services.items():
+            document[permission.value] = list(patterns)
+        document |= {"read": self.read.value, "close": self.close, "metrics": self.metrics, "admin": self.admin}
+        document["limits"] = {name: getattr(self.limits, name) for name in UserLimits.__slots__}
+        return json.dumps(document, separators=(",", ":")).encode()
+
+
+NOBODY = User("")
+"""Who is not known: he may do nothing."""
+
+
+@lru_cache(maxsize=1024)
+def user_from_json(document: bytes) -> User:
+    """The user that `to_json` told of. ValueError when it did not."""
+    try:
+        said = json.loads(document)
+        services = {permission: tuple(said[permission.value]) for permission in BY_SERVICE if permission.value in said}
+        return User(
+            said["user"],
+            services,
+            Reach(said["read"]),
+            bool(said["close"]),
+            bool(said["metrics"]),
+            bool(said["admin"]),
+            UserLimits(**said["limits"]),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"that is no user: {error}") from None
+
+
+@lru_cache(maxsize=16384)
+def matches(patterns: tuple[str, ...], service: bytes) -> bool:
+    """Whether one of the patterns is that of a service."""
+    name = service.decode(errors="replace")
+    begin = next((begin for begin in RESERVED if name.startswith(begin)), "")
+    return any(pattern.startswith(begin) and fnmatchcase(name, pattern) for pattern in patterns)
+
+
+class Access:
+    """Who may do what: the users, by what tells that a connection is theirs. Never changed; another one replaces it."""
+
+    def __init__(
+        self,
+        users: Iterable[User] = (),
+        keys: Mapping[str, User] = MappingProxyType({}),
+        tokens: Mapping[str, User] = MappingProxyType({}),
+        endpoints: Mapping[str, User] = MappingProxyType({}),
+        uids: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    ) -> None:
+        """`keys`: users by their public keys, in Z85. `tokens`: by the SHA-256 of a bearer token, in hexadecimal
+        digits. `endpoints`: who connects there is this user, without a key; `uids`: and who may connect to such an
+        `ipc://` endpoint, if not all."""
+        self.users = {user.name: user for user in users}
+        self.keys = dict(keys)
+        self.tokens = dict(tokens)
+        self.endpoints = dict(endpoints)
+        self.uids = {endpoint: tuple(allowed) for endpoint, allowed in uids.items()}
