@@ -14,6 +14,7 @@ from broker.source import choose
 choose()
 
 _MODULES = {
+    "broker.access.keys": ["Keys", "hash_token", "load_secret", "new_keys", "new_token", "public_key"],
     "broker.client": ["Client", "Pipeline", "Reply"],
     "broker.config": ["DEFAULT_ENDPOINT", "BrokerConfig", "ClientConfig", "WorkerConfig"],
     "broker.core.client": ["ANSWER", "ClientSession", "EventKind", "Kind", "Recognition"],
@@ -21,7 +22,9 @@ _MODULES = {
     "broker.core.requests": ["Request"],
     "broker.core.timers": ["Timers", "earliest"],
     "broker.core.worker": ["Job", "WorkerSession"],
-    "broker.errors": ["BrokerError", "EndpointError", "OutOfSockets", "RemoteError", "TimedOut", "UsageError"],
+    "broker.errors": [
+        *("AccessError", "BrokerError", "EndpointError", "OutOfSockets", "RemoteError", "TimedOut", "UsageError"),
+    ],
     "broker.handlers": ["Handler"],
     "broker.io.dealer": ["Dealer"],
     "broker.io.channel": ["Channel"],

@@ -1,3 +1,9 @@
+from broker.access.keys import Keys as Keys
+from broker.access.keys import hash_token as hash_token
+from broker.access.keys import load_secret as load_secret
+from broker.access.keys import new_keys as new_keys
+from broker.access.keys import new_token as new_token
+from broker.access.keys import public_key as public_key
 from broker.client import Client as Client
 from broker.client import Pipeline as Pipeline
 from broker.client import Reply as Reply
@@ -20,6 +26,7 @@ from broker.core.timers import Timers as Timers
 from broker.core.timers import earliest as earliest
 from broker.core.worker import Job as Job
 from broker.core.worker import WorkerSession as WorkerSession
+from broker.errors import AccessError as AccessError
 from broker.errors import BrokerError as BrokerError
 from broker.errors import EndpointError as EndpointError
 from broker.errors import OutOfSockets as OutOfSockets

@@ -2,6 +2,7 @@
 
 BrokerError
 ├── UsageError          the caller's mistake: a bad service name, an empty body, a closed client
+│   └── AccessError     a key, a key file or an access file that cannot be used
 ├── EndpointError       an endpoint that cannot be bound or connected
 │   └── OutOfSockets    not now: the process has as many files or sockets open as it may have
 ├── TimedOut            nobody answered, after all retries
@@ -17,6 +18,11 @@ class BrokerError(Exception):
 
 class UsageError(BrokerError, ValueError):
     """The call itself is wrong; trying again will not help."""
+
+
+class AccessError(UsageError):
+    """A key, a key file or an access file cannot be used; the text names the file, and the line if it has to do with
+    one."""
 
 
 class EndpointError(BrokerError):

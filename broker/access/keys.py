@@ -1,0 +1,211 @@
+"""Key pairs and the files they are kept in; bearer tokens.
+
+A pair has a public and a secret half, each 40 characters of Z85 (https://rfc.zeromq.org/spec/32/). Files are those of
+pyzmq's `zmq.auth` and CZMQ: NAME.key has the public half, to hand out; NAME.key_secret has both. They are read and
+written here: `zmq.auth` makes secret files that everybody may read for a moment, takes 7 ms to import, and checks
+nothing of what it reads.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from broker.errors import AccessError
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,32}")
+"""What users are called, and key files before their suffix: shorter than a key, so that none is taken for one."""
+PUBLIC_SUFFIX, SECRET_SUFFIX = ".key", ".key_secret"
+
+KEY_CHARACTERS = 40
+ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+"""Z85's digits; five of them are 32 bits, the first of them the highest."""
+_DIGITS = {character: value for value, character in enumerate(ALPHABET)}
+
+MOST_BYTES = 64 * 1024
+"""A larger file is none with a key."""
+
+PUBLIC_BANNER = "# The public key of {name}: hand it out to whoever has to know it.\n"
+SECRET_BANNER = "# The secret key of {name}: whoever can read this file can be {name}. Do not copy or share it.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """A key pair, each half 40 bytes of Z85."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+def key_fault(key: str) -> str:
+    """Why this is no key; empty if it is one. The text does not have the key in it: it may be a secret one."""
+    if len(key) != KEY_CHARACTERS:
+        return f"a key has {KEY_CHARACTERS} characters, this one has {len(key)}"
+    strange = sorted({character for character in key if character not in _DIGITS})
+    if strange:
+        return f"a key is written in Z85, which has no {', '.join(map(repr, strange))}"
+    for at in range(0, KEY_CHARACTERS, 5):
+        value = 0
+        for character in key[at : at + 5]:
+            value = value * 85 + _DIGITS[character]
+        if value >= 1 << 32:
+            return "a key is written in Z85, and no key comes out as this one"
+    return ""
+
+
+def new_keys(directory: str | Path, name: str, overwrite: bool = False) -> tuple[Path, Path]:
+    """Make a key pair; the paths of the public and of the secret file, the latter readable by its owner only.
+
+    Raises AccessError: the name cannot be one, one of the files exists and `overwrite` is false, or the directory
+    cannot be written to.
+    """
+    import zmq  # who only reads keys does without
+
+    if not NAME.fullmatch(name):
+        raise AccessError(f"{name!r} cannot be the name of a key; take 1 to 32 letters, digits, '_', '.' and '-'")
+    public, secret = Path(directory, name + PUBLIC_SUFFIX), Path(directory, name + SECRET_SUFFIX)
+    for path in () if overwrite else (secret, public):
+        if os.path.lexists(path):
+            raise AccessError(f"{path}: there is such a file already, and it is kept; choose another name")
+    pair = Keys(*zmq.curve_keypair())
+    body = f'metadata\ncurve\n    public-key = "{pair.public.decode()}"\n'
+    _write(
+        secret,
+        SECRET_BANNER.format(name=name) + body + f'    secret-key = "{pair.secret.decode()}"\n',
+        0o600,
+        overwrite,
+    )
+    try:
+        _write(public, PUBLIC_BANNER.format(name=name) + body, 0o644, overwrite)
+    except AccessError:
+        if not overwrite:
+            secret.unlink(missing_ok=True)  # half a pair is in the way of another try
+        raise
+    return public, secret
+
+
+def _write(path: Path, text: str, mode: int, overwrite: bool) -> None:
+    """Write a file that has its rights from its first moment, and is there for good."""
+    target = path.with_name(f".{path.name}.{os.urandom(4).hex()}") if overwrite else path
+    try:
+        file = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        try:
+            os.fchmod(file, mode)  # the umask may have taken some away
+            with open(file, "w", encoding="ascii", closefd=False) as stream:
+                stream.write(text)
+            os.fsync(file)
+            if overwrite:
+                target.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                target.unlink()
+            raise
+        finally:
+            os.close(file)
+    except OSError as error:
+        advice = "make the directory first" if isinstance(error, FileNotFoundError) else "choose another directory"
+        raise AccessError(f"{path}: cannot be written: {error.strerror}; {advice}") from error
+
+
+def load_secret(path: str | Path) -> Keys:
+    """The pair of a secret key file. AccessError: it cannot be read, has no secret key, or everybody may read it.
+
+    Only everybody's rights count: those of a group are given on purpose, and systemd's LoadCredential hands files out
+    with mode 0440 and an access list, which looks like a group's.
+    """
+    text, mode = _read(path)
+    found = _keys_in(path, text)
+    if b"secret-key" not in found:
+        advice = f"give the file that ends with {SECRET_SUFFIX}"
+        raise AccessError(f"{path}: it has only the public half of a pair, and the secret one is needed; {advice}")
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        fact = "everybody on this machine may read" if mode & stat.S_IROTH else "everybody on this machine may write"
+        raise AccessError(
+            f"{path}: {fact} this secret key (mode {mode:04o}); run: chmod 600 {path}, and make another pair if others"
+            " were on this machine"
+        )
+    pair = Keys(found[b"public-key"], found[b"secret-key"])
+    _check_pair(path, pair)
+    return pair
+
+
+def _check_pair(path: str | Path, pair: Keys) -> None:
+    import zmq  # whoever has a secret key connects or listens; who looks at public ones does without
+
+    if zmq.curve_public(pair.secret) != pair.public:
+        raise AccessError(f"{path}: its two halves are not of one pair; restore the file, or make another pair")
+
+
+def public_key(text_or_path: str | Path, folder: str | Path = "") -> str:
+    """A public key in Z85: the text itself, or what is in a key file, which may be a secret one, too.
+
+    `folder` is where relative paths begin. Raises AccessError when it is neither.
+    """
+    text = os.fspath(text_or_path)
+    path = Path(folder, text)
+    named = not isinstance(text_or_path, str) or text.endswith((PUBLIC_SUFFIX, SECRET_SUFFIX))
+    if not named and not os.path.lexists(path):
+        fault = key_fault(text)
+        if not fault:
+            return text
+        like_a_key = abs(len(text) - KEY_CHARACTERS) < 5 and not text.startswith(("/", "."))
+        shown = f"{text[:4]}…" if like_a_key else text  # it may be a secret one, mistyped
+        raise AccessError(
+            f"{shown!r} is neither a public key nor a file with one: {fault}; give the 40 characters that"
+            f" `titanic keys show` prints, or the path of a {PUBLIC_SUFFIX} file"
+        )
+    return _keys_in(path, _read(path)[0])[b"public-key"].decode()
+
+
+def has_secret(path: str | Path) -> bool:
+    """Whether a key file has a secret half. AccessError as for `public_key`."""
+    return b"secret-key" in _keys_in(path, _read(path)[0])
+
+
+def _read(path: str | Path) -> tuple[bytes, int]:
+    """A file's content and its mode: of the same file, whatever happens to its name."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(MOST_BYTES + 1), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    except FileNotFoundError as error:
+        raise AccessError(f"{path}: there is no such key file; `titanic keys new` makes a pair") from error
+    except (OSError, ValueError) as error:
+        fact = error.strerror if isinstance(error, OSError) else "no path has a NUL in it"
+        raise AccessError(f"{path}: this key file cannot be read: {fact}; give yourself the right to") from error
+
+
+def _keys_in(path: str | Path, text: bytes) -> dict[bytes, bytes]:
+    """What a key file has: `public-key`, and in a secret one `secret-key`."""
+    found: dict[bytes, bytes] = {}
+    for number, line in enumerate(text.splitlines() if len(text) <= MOST_BYTES else (), 1):
+        name, equals, value = line.partition(b"=")
+        name = name.strip()
+        if not equals or name not in (b"public-key", b"secret-key"):
+            continue
+        if name in found:
+            raise AccessError(f"{path}:{number}: there is a second {name.decode()}; keep one")
+        found[name] = value.strip().strip(b"\"'")
+        if fault := key_fault(found[name].decode("latin-1")):
+            raise AccessError(f"{path}:{number}: that is no {name.decode()}: {fault}; copy the file once more")
+    if b"public-key" not in found:
+        raise AccessError(f'{path}: this is no key file: it has no line public-key = "…"; `titanic keys new` makes one')
+    return found
+
+
+def new_token() -> tuple[str, str]:
+    """A bearer token of 256 random bits, and its hash for the access file."""
+    from secrets import token_urlsafe  # brings OpenSSL, and only few want a token
+
+    token = token_urlsafe(32)
+    return token, hash_token(token)
+
+
+def hash_token(token: str) -> str:
+    """`sha256:` and 64 hexadecimal digits. Enough for a token that is random: nobody can try them all."""
+    from hashlib import sha256  # brings OpenSSL, which a client does without
+
+    return f"sha256:{sha256(token.encode()).hexdigest()}"
