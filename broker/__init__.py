@@ -15,6 +15,7 @@ choose()
 
 _MODULES = {
     "broker.access.keys": ["Keys", "hash_token", "load_secret", "new_keys", "new_token", "public_key"],
+    "broker.access.users": ["NOBODY", "Permission", "Reach", "User", "UserLimits", "user_from_json"],
     "broker.client": ["Client", "Pipeline", "Reply"],
     "broker.config": ["DEFAULT_ENDPOINT", "BrokerConfig", "ClientConfig", "WorkerConfig"],
     "broker.core.client": ["ANSWER", "ClientSession", "EventKind", "Kind", "Recognition"],

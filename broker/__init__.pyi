@@ -4,6 +4,12 @@ from broker.access.keys import load_secret as load_secret
 from broker.access.keys import new_keys as new_keys
 from broker.access.keys import new_token as new_token
 from broker.access.keys import public_key as public_key
+from broker.access.users import NOBODY as NOBODY
+from broker.access.users import Permission as Permission
+from broker.access.users import Reach as Reach
+from broker.access.users import User as User
+from broker.access.users import UserLimits as UserLimits
+from broker.access.users import user_from_json as user_from_json
 from broker.client import Client as Client
 from broker.client import Pipeline as Pipeline
 from broker.client import Reply as Reply

@@ -53,6 +53,11 @@ def bad_request(text: str) -> Frames:
     return [b"400 " + text.encode()]
 
 
+def forbidden(text: str) -> Frames:
+    """The body of a 403: the user lacks a permission."""
+    return [b"403 forbidden: " + text.encode(errors="replace")]
+
+
 def failure(text: str) -> Frames:
     """The body of a 500: Titanic could not do it."""
     return [b"500 " + text.encode()]
