@@ -38,12 +38,15 @@ from broker.errors import EndpointError as EndpointError
 from broker.errors import OutOfSockets as OutOfSockets
 from broker.errors import RemoteError as RemoteError
 from broker.errors import TimedOut as TimedOut
+from broker.errors import Unprotected as Unprotected
 from broker.errors import UsageError as UsageError
 from broker.handlers import Handler as Handler
 from broker.io.channel import Channel as Channel
 from broker.io.channels import SessionChannel as SessionChannel
 from broker.io.channels import WorkerChannel as WorkerChannel
 from broker.io.dealer import Dealer as Dealer
+from broker.io.exposure import is_exposed as is_exposed
+from broker.io.exposure import protect as protect
 from broker.io.loop import Loop as Loop
 from broker.io.sockets import unreachable as unreachable
 from broker.server import Broker as Broker

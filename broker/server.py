@@ -20,6 +20,7 @@ from broker.core.mmi import About, counters
 from broker.core.requests import Request
 from broker.io.channels import Shell
 from broker.io.dealer import TcpInflow
+from broker.io.exposure import protect
 from broker.io.router import ConnectionCount, NamedConnections, Outbox, Router
 from broker.io.sockets import DRAIN_LIMIT, MOST_FRAMES
 
@@ -80,7 +81,10 @@ class Broker(Shell[BrokerCore]):
         *,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         version: str = "",
+        open: bool = False,
     ) -> None:
+        """`open`: whether endpoints that other machines can reach are meant to be so without access control."""
+        self._open = open
         self.config = config or BrokerConfig()
         self.most_bytes = max(2 * self.config.max_body, LEAST_BYTES)
         """Of a message that comes in."""
@@ -104,7 +108,10 @@ class Broker(Shell[BrokerCore]):
         self.loop.add(self._peers)
 
     def bind(self, endpoint: str) -> str:
-        """Listen on one more endpoint, before the broker runs; the endpoint with its real port comes back."""
+        """Listen on one more endpoint, before the broker runs; the endpoint with its real port comes back.
+
+        Raises Unprotected for one that other machines can reach, without access control."""
+        protect(endpoint, open=self._open)
         bound = self._router.bind(endpoint)
         self.core.about = replace(self.core.about, endpoints=(*self.core.about.endpoints, bound))
         return bound
