@@ -56,7 +56,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
 
     \b
     Example:
-      titanic serve --store /var/lib/titanic --capacity 20GiB --bind ipc:///run/titanic/titanic.sock
+      titanic serve --store /var/lib/titanic --capacity 20GiB --bind tcp://10.0.0.1:5555 --open
       titanic serve --store S --broker tcp://10.0.0.5:5555
       titanic serve --store S --gather tcp://127.0.0.1:5557
     """
