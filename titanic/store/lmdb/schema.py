@@ -57,7 +57,7 @@ import lmdb
 from titanic.errors import StoreCorrupt
 from titanic.util.ids import SIZE
 
-FORMAT = 3
+FORMAT = 4
 
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")
