@@ -1,3 +1,8 @@
+from broker.access.access_file import AccessFile as AccessFile
+from broker.access.access_file import is_loopback as is_loopback
+from broker.access.access_file import load_access as load_access
+from broker.access.decision import Decision as Decision
+from broker.access.decision import deciding as deciding
 from broker.access.keys import Keys as Keys
 from broker.access.keys import hash_token as hash_token
 from broker.access.keys import load_secret as load_secret
