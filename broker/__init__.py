@@ -14,8 +14,6 @@ from broker.source import choose
 choose()
 
 _MODULES = {
-    "broker.access.access_file": ["AccessFile", "is_loopback", "load_access"],
-    "broker.access.decision": ["Decision", "deciding"],
     "broker.access.keys": ["Keys", "hash_token", "load_secret", "new_keys", "new_token", "public_key"],
     "broker.access.users": ["NOBODY", "Permission", "Reach", "User", "UserLimits", "user_from_json"],
     "broker.client": ["Client", "Pipeline", "Reply"],
@@ -26,14 +24,20 @@ _MODULES = {
     "broker.core.timers": ["Timers", "earliest"],
     "broker.core.worker": ["Job", "WorkerSession"],
     "broker.errors": [
-        *("AccessError", "BrokerError", "EndpointError", "OutOfSockets", "RemoteError", "TimedOut", "Unprotected"),
+        "AccessError",
+        "BrokerError",
+        "EndpointError",
+        "KeyRefused",
+        "OutOfSockets",
+        "RemoteError",
+        "TimedOut",
         "UsageError",
     ],
     "broker.handlers": ["Handler"],
+    "broker.io.curve": ["Curve", "Key", "credentials"],
     "broker.io.dealer": ["Dealer"],
     "broker.io.channel": ["Channel"],
     "broker.io.channels": ["SessionChannel", "WorkerChannel"],
-    "broker.io.exposure": ["is_exposed", "protect"],
     "broker.io.loop": ["Loop"],
     "broker.io.sockets": ["unreachable"],
     "broker.server": ["Broker", "LocalPeer"],

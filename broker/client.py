@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import zmq
@@ -19,7 +20,8 @@ import zmq
 from broker.config import DEFAULT_ENDPOINT, ClientConfig
 from broker.core.client import ClientSession, EventKind, ReplyEvent
 from broker.core.mdp import Frames, read_error, service_fault
-from broker.errors import EndpointError, RemoteError, TimedOut, UsageError
+from broker.errors import EndpointError, KeyRefused, RemoteError, TimedOut, UsageError
+from broker.io.curve import SUSPICIOUS, Curve, Doubt, Key, credentials
 from broker.io.dealer import Dealer
 from broker.io.sockets import MOST_BODY_FRAMES, unreachable
 
@@ -60,15 +62,17 @@ class Conversation:
     hasty = True
     """Whether to leave a server as soon as the connection breaks, or cannot be made, while another one may live."""
 
-    def __init__(self, endpoint: str | Sequence[str], session: ClientSession) -> None:
+    def __init__(self, endpoint: str | Sequence[str], session: ClientSession, curve: Curve | None = None) -> None:
         several = not isinstance(endpoint, str) and len(endpoint) > 1
-        self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=several and self.hasty)
+        self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=several and self.hasty, curve=curve)
         self.endpoint = str(self._dealer.servers)
         self.config = session.config
         self._session = session
         self._closed = False
         self._looked: tuple[float, str] = (float("-inf"), "")
         """When it was last checked whether a broker can be reached, and the reason if not."""
+        self._doubt: Doubt | None = None
+        """Whether the key is refused: wondered about while nothing has come."""
         self._turn = _Turn()
         self._asker = 0
         """The thread that asked last."""
@@ -76,6 +80,7 @@ class Conversation:
     def close(self) -> None:
         """Close the connection. Requests in flight are forgotten here; the broker may still work on them."""
         self._closed = True
+        self._believe()
         self._dealer.close()
 
     @property
@@ -122,8 +127,42 @@ class Conversation:
         if now >= self._looked[0] + LOOK_AGAIN:
             self._looked = (now, unreachable(self._dealer.servers.names))
         reason = self._looked[1]
+        refusals = "" if reason else self._refusals()
         advice = "is a broker there?" if reason else "is a broker there, and does the service have a worker?"
-        raise TimedOut("; ".join(filter(None, (f"no answer from {self.endpoint}", reason, advice))), reason)
+        raise TimedOut("; ".join(filter(None, (f"no answer from {self.endpoint}", reason, refusals, advice))), reason)
+
+    def _wonder(self, now: float, deadlines: list[float]) -> None:
+        """Nothing has come by this connection yet: the key may be refused. ZeroMQ does not tell."""
+        if self._doubt is None:
+            self._doubt = self._dealer.doubt(now + SUSPICIOUS)
+        if self._doubt.due is not None:
+            deadlines.append(self._doubt.due)
+
+    def _heed(self, doubt: Doubt, now: float) -> None:
+        """Raise KeyRefused when it is certain."""
+        if self._dealer.inflow is not None:
+            self._believe()
+            return
+        doubt.tick(now)
+        if reason := doubt.refused:
+            self._believe()
+            raise KeyRefused(reason)
+
+    def _believe(self) -> None:
+        """Something has come, or the matter is settled."""
+        if self._doubt is not None:
+            self._doubt.close()
+            self._doubt = None
+
+    def _refusals(self) -> str:
+        """A request was given up: why some servers refuse the key, if so. Raises KeyRefused when all of them do."""
+        if (doubt := self._doubt) is None:
+            return ""
+        doubt.finish(SUSPICIOUS)
+        self._believe()
+        if doubt.refused:
+            raise KeyRefused(doubt.refused)
+        return doubt.refusals
 
     def _pump(self, until: float | None) -> bool:
         """Move messages until something came or a deadline passed; False when `until` has passed."""
@@ -133,8 +172,10 @@ class Conversation:
                 raise UsageError("the client is closed")
             now = time.monotonic()
             deadlines = [when for when in (until, session.next_deadline()) if when is not None]
+            if dealer.inflow is None:  # nothing has come by this connection yet
+                self._wonder(now, deadlines)
             wait = min([LONGEST_POLL, *((when - now) * 1000 + 1 for when in deadlines)])
-            dealer.wait(max(0, int(wait)))
+            dealer.wait(max(0, int(wait)), self._doubt.sockets() if self._doubt is not None else ())
             now = time.monotonic()
             while (frames := dealer.receive()) is not None:
                 session.receive(dealer.number, frames, now)
@@ -144,6 +185,8 @@ class Conversation:
                 session.lost(now)
             session.tick(now)
             dealer.send(session.take_output())
+            if self._doubt is not None:
+                self._heed(self._doubt, now)
         return until is None or now < until
 
 
@@ -160,9 +203,16 @@ class _MdpClient(Conversation):
         timeout: float | None = 2.5,
         retries: int = 3,
         version: str = "0.2",
+        key: Key = None,
+        server_key: str | Path | None = None,
     ) -> None:
-        """`timeout`: of a try, in seconds (None: for ever). `retries`: how often to try again."""
-        super().__init__(endpoint, ClientSession(ClientConfig(timeout, retries, version), correlated=self._correlated))
+        """`timeout`: of a try, in seconds (None: for ever). `retries`: how often to try again.
+
+        For a server that wants keys, `key` is the secret key file of this client, and `server_key` the server's public
+        key file, or the key itself, 40 characters of Z85. A server that refuses them raises KeyRefused.
+        """
+        session = ClientSession(ClientConfig(timeout, retries, version), correlated=self._correlated)
+        super().__init__(endpoint, session, credentials(key, server_key))
         self._events: deque[ReplyEvent] = deque()
         """What has come and was not told yet (only of a Pipeline)."""
 
@@ -215,7 +265,7 @@ class Reply(NamedTuple):
     body: Frames
     final: bool
     """Whether it is the last part."""
-    error: TimedOut | RemoteError | None = None
+    error: TimedOut | RemoteError | KeyRefused | None = None
     """Why there is no reply; `final` is true then."""
 
 
@@ -268,7 +318,7 @@ class Pipeline(_MdpClient):
         event = self._events.popleft()
         try:
             return Reply(event.ticket, self._body_of(event), event.kind is EventKind.FINAL)
-        except (TimedOut, RemoteError) as error:
+        except (TimedOut, RemoteError, KeyRefused) as error:
             return Reply(event.ticket, [], True, error)
 
     def map(self, service: Body, bodies: Iterable[Body | Iterable[Body]], *, window: int = 1000) -> Iterator[Frames]:

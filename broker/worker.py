@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 import zmq
@@ -26,6 +27,7 @@ from broker.errors import OutOfSockets, RemoteError, UsageError
 from broker.handlers import Handler, HandlerThreads, Measure, TooLarge, error_frames, execute, failure
 from broker.io.channel import Channel
 from broker.io.channels import WorkerChannel
+from broker.io.curve import Key, credentials
 from broker.io.dealer import Dealer
 from broker.io.loop import Loop
 from broker.worker_log import WorkerLog
@@ -52,7 +54,10 @@ class Worker:
         *,
         jobs: int = 1,
         config: WorkerConfig | None = None,
+        key: Key = None,
+        server_key: str | Path | None = None,
     ) -> None:
+        """`key`, `server_key`: as of `broker.Client`. A worker whose key is refused logs why, and goes on trying."""
         name = service.encode() if isinstance(service, str) else service
         if fault := service_fault(name):
             raise UsageError(fault)
@@ -65,6 +70,7 @@ class Worker:
         self._thread: threading.Thread | None = None
         endpoints = Servers(endpoint)
         self._ended = False
+        self._curve = credentials(key, server_key)
         self._channels = [
             _Registration(self, self._new_session(config), endpoints.names, watch=self._watch) for _ in range(jobs)
         ]
@@ -73,7 +79,13 @@ class Worker:
         self._config = config or WorkerConfig()
         interval = self._config.heartbeat_interval
         self._log = WorkerLog(
-            log, name.decode(errors="replace"), str(endpoints), interval, self._any_registered, kind=self._registers_at
+            log,
+            name.decode(errors="replace"),
+            str(endpoints),
+            interval,
+            self._any_registered,
+            kind=self._registers_at,
+            doubt=self._channels[0].doubt,
         )
         self._loop.add(self._log)
 
@@ -85,7 +97,7 @@ class Worker:
 
     def _connection(self, channel: _Registration, endpoints: Sequence[str], *, watch: bool) -> Dealer:
         """Called by a channel, for the sockets that it speaks through."""
-        return Dealer(zmq.Context.instance(), endpoints, watch=watch, hold=True)
+        return Dealer(zmq.Context.instance(), endpoints, watch=watch, hold=True, curve=self._curve)
 
     def _new_session(self, config: WorkerConfig | None) -> WorkerSession:
         """Protocols other than MDP have their own."""

@@ -1,11 +1,14 @@
-"""What a worker's log says of its broker: that it is there, that it is lost, and now and then that nobody answers."""
+"""What a worker's log says of its broker: that it is there, that it is lost, that it refuses the key, and now and then
+that nobody answers."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from broker.io.channel import Channel
+from broker.core.timers import earliest
+from broker.io.channel import Channel, Pollable
+from broker.io.curve import SUSPICIOUS, Doubt
 
 SILENCES = 2
 """Heartbeat intervals after which nobody seems to be there. A broker that is there answers READY sooner."""
@@ -18,7 +21,8 @@ STARVED_EVERY = 60.0
 
 
 class WorkerLog(Channel):
-    """A channel without a socket; add it to the loop behind the channels that it reports on."""
+    """Add it to the loop behind the channels that it reports on. It has sockets only while it wonders whether the key
+    is refused."""
 
     def __init__(
         self,
@@ -29,12 +33,16 @@ class WorkerLog(Channel):
         registered: Callable[[], bool],
         *,
         kind: str = "broker",
+        doubt: Callable[[float], Doubt] | None = None,
     ) -> None:
         """`name`: of the worker. `registered`: whether the broker has answered any of its connections. `kind`: what
-        it is called, if it is none."""
+        it is called, if it is none. `doubt`: how to find out, from a time on, whether the key is refused."""
         self._log = log
         self._name = name
         self._endpoint = endpoint
+        self._new_doubt = doubt or (lambda when: Doubt())
+        self._doubt = Doubt()
+        """Whether the key is refused, while nobody answers."""
         self._kind = kind
         self._registered = registered
         self._first = self._pause = SILENCES * interval
@@ -61,12 +69,26 @@ class WorkerLog(Channel):
             self._refused = True
             self._warn_at = now
 
+    def sockets(self) -> Iterable[Pollable]:
+        return self._doubt.sockets()
+
+    def changed(self) -> bool:
+        return self._doubt.changed()
+
+    def drain(self, now: float) -> bool:
+        self.tick(now)
+        return False
+
     def tick(self, now: float) -> None:
         """Warn: no answer for a while, or a refusal."""
-        if self._silent_since is None or now < self._warn_at:
+        self._doubt.tick(now)
+        key_refused = self._doubt.refused
+        if self._over or self._silent_since is None or (now < self._warn_at and not key_refused):
             return
         where, silence = self._endpoint, now - self._silent_since
-        if self._refused:
+        if key_refused:
+            self._log.error("%s; still trying", key_refused)
+        elif self._refused:
             text = "the %s at %s takes no worker of %s: the name is reserved, or it has all it may have; still trying"
             self._log.warning(text, self._kind, where, self._name)
         else:
@@ -74,12 +96,16 @@ class WorkerLog(Channel):
             self._log.warning(text, where, silence, self._kind)
         self._pause = min(PAUSE_MOST, 2 * self._pause)
         self._warn_at = now + self._pause
+        if key_refused:
+            self._wonder(self._warn_at - SUSPICIOUS)  # it may be another reason by then
 
     def next_deadline(self) -> float | None:
         """The next warning; at once before the first look, for which nothing else might wake the loop."""
         if self._over or self._there:
             return None
-        return 0.0 if self._silent_since is None else self._warn_at
+        if self._silent_since is None:
+            return 0.0
+        return earliest(self._warn_at, self._doubt.due)
 
     def flush(self, now: float) -> None:
         there = self._registered()
@@ -88,9 +114,19 @@ class WorkerLog(Channel):
         if there:
             self._log.info("%s is registered at %s", self._name, self._endpoint)
             self._silent_since, self._refused = None, False
+            self._doubt.close()
         else:
             if self._there:
                 self._log.warning("lost the %s at %s; connecting again", self._kind, self._endpoint)
             self._silent_since, self._pause = now, self._first
             self._warn_at = now + self._pause
+            self._wonder(now + SUSPICIOUS)
         self._there = there
+
+    def close(self) -> None:
+        self._doubt.close()
+
+    def _wonder(self, when: float) -> None:
+        """Find out then whether the key is refused."""
+        self._doubt.close()
+        self._doubt = self._new_doubt(when)

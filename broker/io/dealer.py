@@ -15,6 +15,7 @@ import zmq
 from broker.core.endpoints import Health, Servers
 from broker.core.mdp import Frames, Output
 from broker.errors import EndpointError, OutOfSockets
+from broker.io.curve import Curve, Doubt
 from broker.io.sockets import LINGER, Socket, connect, full, monitored_event, receive, send, skip
 
 UNACKNOWLEDGED = 15_000
@@ -44,7 +45,13 @@ class Dealer:
     """
 
     def __init__(
-        self, context: zmq.Context[Socket], endpoint: str | Sequence[str], *, watch: bool = False, hold: bool = False
+        self,
+        context: zmq.Context[Socket],
+        endpoint: str | Sequence[str],
+        *,
+        watch: bool = False,
+        hold: bool = False,
+        curve: Curve | None = None,
     ) -> None:
         """`watch`: learn from the transport when the connection breaks (`broke` tells); of several endpoints, also
         that it cannot be made.
@@ -52,8 +59,11 @@ class Dealer:
         `hold`: send nothing before the connection is made, and nothing to a peer that may have taken its place: what is
         sent earlier waits here, and what is sent after the connection broke is dropped. This also makes `broke` tell,
         without the sockets that watching takes, but not of a break that was mended before `broke` was called.
+
+        `curve`: keys, for a server that wants some.
         """
         self.context = context
+        self.curve = curve
         self.servers = Servers(endpoint)
         self.server = self.servers.choose()
         """The endpoint of the present connection, or of the last one."""
@@ -148,14 +158,19 @@ class Dealer:
         """Whether a new connection would go to a server that is not known to be dead."""
         return self.servers.health(self.servers.choose()) is not Health.DEAD
 
+    def doubt(self, when: float) -> Doubt:
+        """To find out, from then on, whether the servers refuse the key."""
+        return Doubt(self.servers.names, self.curve, when)
+
     @property
     def _breaks(self) -> int:
         """The events to watch for."""
         return zmq.EVENT_DISCONNECTED | (zmq.EVENT_CONNECT_RETRIED if len(self.servers) > 1 else 0)
 
-    def wait(self, milliseconds: int) -> None:
-        """Wait until something comes."""
-        zmq.zmq_poll([(socket, zmq.POLLIN) for socket in (self.socket, self._monitor) if socket], milliseconds)
+    def wait(self, milliseconds: int, others: Iterable[Socket] = ()) -> None:
+        """Wait until something comes, here or at other sockets."""
+        sockets = [(socket, zmq.POLLIN) for socket in (self.socket, self._monitor, *others) if socket]
+        zmq.zmq_poll(sockets, milliseconds)
 
     def sockets(self) -> list[Socket]:
         """What to poll."""
@@ -208,6 +223,8 @@ class Dealer:
     def _make_socket(self) -> None:
         socket = self.socket = self.context.socket(zmq.DEALER)
         socket.linger = LINGER
+        if self.curve is not None:
+            self.curve.apply(socket)
         socket.sndhwm = socket.rcvhwm = 0
         # A cut cable or a stopped machine sends no good-bye: let the transport find out, by what it sends and is not
         # acknowledged. An answer to that may wait behind a large message.

@@ -106,14 +106,9 @@ def unreachable(endpoints: Iterable[str], patience: float = 0.5) -> str:
 
 
 def _refusal(endpoint: str, patience: float) -> str:
-    tcp = re.fullmatch(r"tcp://(?:[^;]*;)?\[?([^;\]]+)\]?:(\d+)", endpoint)
     try:
-        if tcp is not None:
-            stream.create_connection((tcp[1], int(tcp[2])), patience).close()
-        elif endpoint.startswith("ipc://"):
-            with stream.socket(stream.AF_UNIX) as probe:
-                probe.settimeout(patience)
-                probe.connect(re.sub("^@", "\0", endpoint.removeprefix("ipc://")))
+        if (probe := connection_to(endpoint, patience)) is not None:
+            probe.close()
     except TimeoutError:
         return "no connection"
     except BlockingIOError:  # many others want to connect, too
@@ -122,6 +117,23 @@ def _refusal(endpoint: str, patience: float) -> str:
         fact = getattr(error, "strerror", None) or str(error)
         return fact[:1].lower() + fact[1:]
     return ""
+
+
+def connection_to(endpoint: str, patience: float) -> stream.socket | None:
+    """A connection past ZeroMQ, made in so many seconds; None: this kind of endpoint has none."""
+    tcp = re.fullmatch(r"tcp://(?:[^;]*;)?\[?([^;\]]+)\]?:(\d+)", endpoint)
+    if tcp is not None:
+        return stream.create_connection((tcp[1], int(tcp[2])), patience)
+    if not endpoint.startswith("ipc://"):
+        return None
+    connection = stream.socket(stream.AF_UNIX)
+    try:
+        connection.settimeout(patience)
+        connection.connect(re.sub("^@", "\0", endpoint.removeprefix("ipc://")))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def bind(socket: Socket, endpoint: str) -> str:

@@ -49,9 +49,9 @@ def broker(bind: str, bind_server: str = SERVER) -> None:
 
     \b
     Example:
-      titanic pattern generaldomo broker --bind tcp://0.0.0.0:5555 --bind-server tcp://0.0.0.0:5556 --open
+      titanic pattern generaldomo broker --bind tcp://0.0.0.0:5555 --bind-server tcp://0.0.0.0:5556
     """
-    here = GeneraldomoBroker(version=__version__, open=True)  # what may be open was checked
+    here = GeneraldomoBroker(version=__version__)
     run(here, f"broker at {here.bind(bind)}, for CLIENT sockets at {here.bind_server(bind_server)}")
 
 

@@ -1,0 +1,270 @@
+"""Keys of a connection (CURVE): how a socket gets them, and how a client finds out that they are refused.
+
+ZeroMQ does not tell. A connection that is refused is tried again, without end: to its session it looks as if nobody
+were there. So when nothing was heard for a while, `Doubt` makes another connection and watches its handshake:
+
+    what the monitor says               the mechanism that the server's greeting names      it is
+    ----------------------------------  --------------------------------------------------  -------------------------
+    HANDSHAKE_SUCCEEDED                 –                                                   fine, the answer is late
+    HANDSHAKE_FAILED_AUTH 400           –                                                   a key that nobody has
+    any other HANDSHAKE_FAILED          CURVE, and so have we                               another server's key
+                                        CURVE, and we have no key                           a missing key
+                                        NULL, and we have a key                             a key that is not wanted
+    nothing of these                    –                                                   nobody there, or slow
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import zmq
+
+from broker.errors import EndpointError, UsageError
+from broker.io.sockets import Socket, connect, connection_to, full, receive
+
+SUSPICIOUS = 0.5
+"""Seconds without a word after which the handshake is looked at."""
+
+PATIENCE = 0.5
+"""Seconds for a server's greeting."""
+
+REFUSED_TWICE = 2
+"""Handshakes that must fail before the server's key is blamed: one may fail because the server just stops."""
+
+MOST_FAILURES = 5
+"""Handshakes that may fail for no known reason before it is looked at no more."""
+
+_REFUSED = 400
+"""What a ZAP handler says of a key that it does not know."""
+
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | _FAILED
+
+_EVENT = struct.Struct("=HI")
+
+_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"
+"""How a greeting of ZMTP 3 begins; the server answers with its own."""
+
+_GREETING_SIZE = 64
+_MECHANISM = slice(12, 32)
+
+
+class Curve(NamedTuple):
+    """What a client needs for an encrypted connection: its own pair of keys and the server's public one, in Z85."""
+
+    public: bytes
+    secret: bytes
+    server: bytes
+
+    def __repr__(self) -> str:
+        return f"Curve(public={self.public!r}, server={self.server!r})"  # nobody wants the secret in a log
+
+    def apply(self, socket: Socket) -> None:
+        """Have a socket connect with these keys from now on."""
+        socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = self
+
+
+Key = str | Path | Curve | None
+"""A secret key file, or all keys at once."""
+
+
+def credentials(key: Key, server_key: str | Path | None) -> Curve | None:
+    """The keys of a client: `key` is its secret key file, `server_key` the server's public key file, or that key in
+    Z85. None for neither. A `Curve` is taken as it is.
+
+    Raises UsageError for one without the other, and for files that hold no such key.
+    """
+    if isinstance(key, Curve):
+        return key
+    if key is None and server_key is None:
+        return None
+    if key is None or server_key is None:
+        given, missing = ("a key", "a server key") if server_key is None else ("a server key", "a key")
+        raise UsageError(
+            f"{given} without {missing}; an encrypted connection needs both;"
+            " give your secret key file and the server's public key, or neither"
+        )
+    from broker.access.keys import load_secret, public_key  # who has no keys does without
+
+    own = load_secret(key)
+    return Curve(own.public, own.secret, public_key(server_key).encode())
+
+
+class Handshake:
+    """A connection of its own to one endpoint, to learn how the handshake ends."""
+
+    def __init__(self, endpoint: str, curve: Curve | None) -> None:
+        """Raises zmq.ZMQError when there are no sockets, EndpointError when there can be no such endpoint."""
+        self._endpoint = endpoint
+        self._curve = curve
+        self._failures = 0
+        self.passed = False
+        """Whether the server let us in, or does not for another reason than keys."""
+        self.refusal = ""
+        """Why it did not, if it is certain that it does not."""
+        context: zmq.Context[Socket] = zmq.Context.instance()
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        try:
+            if curve is not None:
+                curve.apply(self._socket)
+            self.monitor: Socket = self._socket.get_monitor_socket(_EVENTS)
+        except zmq.ZMQError:
+            self._socket.close(0)
+            raise
+        try:
+            connect(self._socket, endpoint)
+        except EndpointError:
+            self.close()
+            raise
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known how it ended. Otherwise nobody is there, or not yet."""
+        return self.passed or bool(self.refusal)
+
+    def look(self) -> None:
+        """Take in what the monitor has to say."""
+        while not self.known and (frames := receive(self.monitor)) is not None:
+            event, value = _EVENT.unpack_from(frames[0])
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.passed = True
+            elif event & _FAILED:
+                self._failures += 1
+                self.refusal = _mismatch(self._endpoint, self._curve, self._failures)
+                self.passed = not self.refusal and self._failures >= MOST_FAILURES
+            elif value == _REFUSED:
+                self.refusal = _unknown(self._endpoint, self._curve)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.disable_monitor()
+        self.monitor.close(0)
+        self._socket.close(0)
+
+
+class Doubt:
+    """For a session that hears nothing: whether its servers refuse the key. It makes a connection to each of them.
+    Nothing is known while nobody is there: then they are tried again and again."""
+
+    def __init__(self, endpoints: Sequence[str] = (), curve: Curve | None = None, begin: float = 0.0) -> None:
+        """`begin`: when to make the connections."""
+        self._endpoints = [endpoint for endpoint in dict.fromkeys(endpoints) if not endpoint.startswith("inproc:")]
+        self._curve = curve
+        self._handshakes: dict[str, Handshake] = {}
+        """Those of which nothing is known yet, by endpoint."""
+        self._refusals: dict[str, str] = {}
+        self._changed = True
+        self.due: float | None = begin if self._endpoints else None
+        """When `tick` has something to do, whatever comes at `sockets`."""
+        self.over = not self._endpoints
+        """Whether it is no matter of keys, or was closed."""
+
+    def sockets(self) -> list[Socket]:
+        """What to poll."""
+        self._changed = False
+        return [handshake.monitor for handshake in self._handshakes.values()]
+
+    def changed(self) -> bool:
+        """Whether `sockets` has changed since it was asked."""
+        return self._changed
+
+    def tick(self, now: float) -> None:
+        """Take in what is known by now."""
+        if self.due is not None and now >= self.due:
+            self._begin()
+        for endpoint, handshake in list(self._handshakes.items()):
+            handshake.look()
+            if handshake.passed:
+                self.close()
+                return
+            if handshake.refusal:
+                self._refusals[endpoint] = handshake.refusal
+                self._handshakes.pop(endpoint).close()
+                self._changed = True
+
+    def finish(self, patience: float) -> None:
+        """Find out now, in so many seconds at most, if there was no time for it yet."""
+        if self.due is None:
+            return
+        self._begin()
+        until = time.monotonic() + patience
+        while self._handshakes and (left := until - time.monotonic()) > 0:
+            zmq.zmq_poll([(monitor, zmq.POLLIN) for monitor in self.sockets()], int(left * 1000) + 1)
+            self.tick(until)
+
+    @property
+    def refusals(self) -> str:
+        """Why servers refuse the key: those that do."""
+        return "; ".join(self._refusals.values())
+
+    @property
+    def refused(self) -> str:
+        """The same, if all of them do."""
+        return self.refusals if len(self._refusals) == len(self._endpoints) else ""
+
+    def close(self) -> None:
+        """Close the connections, and look at nothing any more."""
+        for handshake in self._handshakes.values():
+            handshake.close()
+        self._changed = bool(self._handshakes)
+        self._handshakes, self.due, self.over = {}, None, True
+
+    def _begin(self) -> None:
+        self.due = None
+        try:
+            for endpoint in self._endpoints:
+                self._handshakes[endpoint] = Handshake(endpoint, self._curve)
+        except (zmq.ZMQError, EndpointError):  # no sockets now, or no such endpoint; its own connection tells of it
+            self.close()
+        self._changed = True
+
+
+def _unknown(endpoint: str, curve: Curve | None) -> str:
+    if curve is None:
+        return (
+            f"the server at {endpoint} refused this client; nobody gets in there without a key;"
+            " connect where it takes keys, with yours (key) and the server's public one (server key)"
+        )
+    return (
+        f"the server at {endpoint} refused this key; no user there has the public key {curve.public.decode()};"
+        " have it added to the server's access file, or use another key"
+    )
+
+
+def _mismatch(endpoint: str, curve: Curve | None, failures: int) -> str:
+    """Why the two could not even begin; empty: it is not known, or not about keys."""
+    mechanism = _mechanism(endpoint)
+    if curve is None and mechanism == b"CURVE":
+        return (
+            f"the server at {endpoint} wants a key; this client has none;"
+            " give it its secret key file (key) and the server's public key (server key)"
+        )
+    if curve is not None and mechanism == b"NULL":
+        return (
+            f"the server at {endpoint} takes no keys; what is sent there is not encrypted;"
+            " connect where it takes keys, or leave key and server key out"
+        )
+    if curve is not None and mechanism == b"CURVE" and failures >= REFUSED_TWICE:
+        return (
+            f"the server at {endpoint} has another key; it cannot read what is encrypted for the server key"
+            f" {curve.server.decode()}; give the public key of that server (server key)"
+        )
+    return ""
+
+
+def _mechanism(endpoint: str) -> bytes:
+    """The mechanism in the greeting of a server; empty when there is no greeting."""
+    greeting = b""
+    with suppress(OSError, ValueError):
+        if (connection := connection_to(full(endpoint), PATIENCE)) is not None:
+            with connection:
+                connection.sendall(_GREETING)
+                while len(greeting) < _GREETING_SIZE and (part := connection.recv(_GREETING_SIZE - len(greeting))):
+                    greeting += part
+    return greeting[_MECHANISM].rstrip(b"\0")

@@ -1,0 +1,166 @@
+"""Clients and workers whose key is refused: they say so, and in which of four ways."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from support.keyed_router import CURVE_SERVER, key_files, keyed_router, new_curve
+from support.waiting import until
+
+from broker import AccessError, Client, Curve, KeyRefused, Pipeline, TimedOut, UsageError, Worker, credentials
+
+IN_TIME = 2.0
+"""Seconds in which a client must know that its key is refused."""
+
+
+@contextmanager
+def refusing(case: str) -> Iterator[tuple[str, Curve | None, str]]:
+    """A server that refuses a client: its endpoint, the client's keys, what the client says."""
+    curve = new_curve()
+    known, theirs, text = {
+        "unknown": ((), curve, f"refused this key; no user there has the public key {curve.public.decode()}"),
+        "server key": ((curve.public,), new_curve(new_curve().public), "has another key"),
+        "missing": ((curve.public,), None, "wants a key; this client has none"),
+        "not wanted": (None, curve, "takes no keys"),
+    }[case]
+    with keyed_router(known) as endpoint:
+        yield endpoint, theirs, f"the server at {endpoint} {text}"
+
+
+CASES = pytest.mark.parametrize("case", ["unknown", "server key", "missing", "not wanted"])
+
+
+def test_with_the_right_keys_all_is_as_without(tmp_path: Path) -> None:
+    secret, curve = key_files(tmp_path)
+    with (
+        keyed_router([curve.public]) as endpoint,
+        Client(endpoint, key=secret, server_key=CURVE_SERVER.public.decode()) as client,
+        Pipeline(endpoint, key=curve) as pipeline,
+    ):
+        assert client.call("echo", b"hello") == [b"hello"]
+        assert list(pipeline.map("echo", [b"1", b"2"])) == [[b"1"], [b"2"]]
+
+
+@CASES
+def test_a_client_that_is_refused_says_why_in_time(case: str) -> None:
+    with refusing(case) as (endpoint, curve, text), Client(endpoint, key=curve) as client:
+        for _ in range(2):  # it asks anew each time: the server may have learned of the key
+            began = time.monotonic()
+            with pytest.raises(KeyRefused, match="^" + re.escape(text)):
+                client.call("echo", b"hello", timeout=60)
+            assert time.monotonic() - began < IN_TIME
+
+
+@CASES
+def test_also_when_it_has_less_time_than_that(case: str) -> None:
+    with (
+        refusing(case) as (endpoint, curve, _),
+        Client(endpoint, key=curve, timeout=0.05, retries=1) as client,
+        pytest.raises(KeyRefused),
+    ):
+        client.call("echo", b"hello")
+
+
+def test_a_pipeline_says_it_too() -> None:
+    with refusing("unknown") as (endpoint, curve, _):
+        with Pipeline(endpoint, key=curve, timeout=None) as pipeline, pytest.raises(KeyRefused):
+            list(pipeline.map("echo", [b"1", b"2"]))
+        with Pipeline(endpoint, key=curve, timeout=0.05, retries=0) as pipeline:
+            pipeline.send("echo", b"1")
+            reply = pipeline.receive()
+            assert reply is not None
+            assert isinstance(reply.error, KeyRefused)
+
+
+def test_nobody_there_is_no_refusal() -> None:
+    with (
+        Client("tcp://127.0.0.1:1", key=new_curve(), timeout=0.6, retries=0) as client,
+        pytest.raises(TimedOut, match="connection refused"),
+    ):
+        client.call("echo", b"hello")
+
+
+def test_a_server_that_comes_later_still_refuses(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/late"
+    with ExitStack() as stack, Pipeline(endpoint, key=new_curve(), timeout=None) as pipeline:
+        pipeline.send("echo", b"hello")
+        assert pipeline.receive(0.7) is None
+        stack.enter_context(keyed_router([], endpoint))
+        with pytest.raises(KeyRefused):
+            pipeline.receive(30)
+
+
+def test_a_slow_server_is_waited_for() -> None:
+    """The handshake succeeds, the answer is late."""
+    curve = new_curve()
+    with (
+        keyed_router([curve.public]) as endpoint,
+        Client(endpoint, key=curve, timeout=0.8, retries=0) as client,
+        pytest.raises(TimedOut, match="is a broker there"),
+    ):
+        client.call("silence", b"hello")
+
+
+def test_of_several_servers_one_that_lets_it_in_is_used() -> None:
+    curve = new_curve()
+    with (
+        keyed_router([]) as first,
+        keyed_router([curve.public]) as second,
+        Client([first, second], key=curve) as client,
+    ):
+        assert client.call("echo", b"hello") == [b"hello"]
+
+
+def test_of_several_servers_all_must_refuse() -> None:
+    curve = new_curve()
+    with keyed_router([]) as first, keyed_router(None) as second:
+        with Client([first, second], key=curve, timeout=60) as client, pytest.raises(KeyRefused) as caught:
+            client.call("echo", b"hello")
+        assert first in str(caught.value)
+        assert second in str(caught.value)
+        with (
+            Client([first, "tcp://127.0.0.1:1"], key=curve, timeout=0.8, retries=0) as client,
+            pytest.raises(TimedOut, match=f"the server at {first} refused this key"),
+        ):
+            client.call("echo", b"hello")
+
+
+@CASES
+def test_a_worker_logs_it_at_once_and_goes_on_trying(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    with refusing(case) as (endpoint, curve, text), Worker("upper", lambda frames: frames, endpoint, key=curve):
+        began = time.monotonic()
+        (record,) = until(lambda: [record for record in caplog.records if record.levelno >= logging.WARNING])
+        assert time.monotonic() - began < IN_TIME
+        assert record.levelno == logging.ERROR
+        assert record.message.startswith(text)
+        assert record.message.endswith("; still trying")
+
+
+@pytest.mark.parametrize("one", ["key", "server_key"])
+def test_one_key_alone_is_the_callers_mistake(one: str, tmp_path: Path) -> None:
+    secret, _ = key_files(tmp_path)
+    what = {one: secret if one == "key" else CURVE_SERVER.public.decode()}
+    for kind in (Client, Pipeline, lambda **keys: Worker("upper", lambda frames: frames, **keys)):
+        make: Callable[..., object] = kind  # type: ignore[assignment]
+        with pytest.raises(UsageError, match="needs both"):
+            make(**what)
+
+
+def test_files_that_hold_no_keys_are_told_apart(tmp_path: Path) -> None:
+    secret, _ = key_files(tmp_path)
+    with pytest.raises(AccessError, match="there is no such key file"):
+        credentials(tmp_path / "absent", CURVE_SERVER.public.decode())
+    with pytest.raises(AccessError, match="neither a public key nor a file"):
+        credentials(secret, "short")
+
+
+def test_a_secret_is_not_shown() -> None:
+    curve = new_curve()
+    assert curve.secret.decode() not in repr(curve)
+    assert curve.secret.decode() not in f"{curve}"
