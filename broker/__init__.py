@@ -14,6 +14,8 @@ from broker.source import choose
 choose()
 
 _MODULES = {
+    "broker.access.access_file": ["AccessFile", "is_loopback", "load_access"],
+    "broker.access.decision": ["Decision", "deciding"],
     "broker.access.keys": ["Keys", "hash_token", "load_secret", "new_keys", "new_token", "public_key"],
     "broker.access.users": ["NOBODY", "Permission", "Reach", "User", "UserLimits", "user_from_json"],
     "broker.client": ["Client", "Pipeline", "Reply"],
@@ -31,6 +33,7 @@ _MODULES = {
         "OutOfSockets",
         "RemoteError",
         "TimedOut",
+        "Unprotected",
         "UsageError",
     ],
     "broker.handlers": ["Handler"],
@@ -38,6 +41,7 @@ _MODULES = {
     "broker.io.dealer": ["Dealer"],
     "broker.io.channel": ["Channel"],
     "broker.io.channels": ["SessionChannel", "WorkerChannel"],
+    "broker.io.exposure": ["is_exposed", "protect"],
     "broker.io.loop": ["Loop"],
     "broker.io.sockets": ["unreachable"],
     "broker.server": ["Broker", "LocalPeer"],

@@ -1,3 +1,8 @@
+from broker.access.access_file import AccessFile as AccessFile
+from broker.access.access_file import is_loopback as is_loopback
+from broker.access.access_file import load_access as load_access
+from broker.access.decision import Decision as Decision
+from broker.access.decision import deciding as deciding
 from broker.access.keys import Keys as Keys
 from broker.access.keys import hash_token as hash_token
 from broker.access.keys import load_secret as load_secret
@@ -39,6 +44,7 @@ from broker.errors import KeyRefused as KeyRefused
 from broker.errors import OutOfSockets as OutOfSockets
 from broker.errors import RemoteError as RemoteError
 from broker.errors import TimedOut as TimedOut
+from broker.errors import Unprotected as Unprotected
 from broker.errors import UsageError as UsageError
 from broker.handlers import Handler as Handler
 from broker.io.channel import Channel as Channel
@@ -48,6 +54,8 @@ from broker.io.curve import Curve as Curve
 from broker.io.curve import Key as Key
 from broker.io.curve import credentials as credentials
 from broker.io.dealer import Dealer as Dealer
+from broker.io.exposure import is_exposed as is_exposed
+from broker.io.exposure import protect as protect
 from broker.io.loop import Loop as Loop
 from broker.io.sockets import unreachable as unreachable
 from broker.server import Broker as Broker

@@ -5,6 +5,7 @@ BrokerError
 │   └── AccessError     a key, a key file or an access file that cannot be used
 ├── EndpointError       an endpoint that cannot be bound or connected
 │   ├── OutOfSockets    not now: the process has as many files or sockets open as it may have
+│   ├── Unprotected     other machines could reach it, and there is no access control
 │   └── KeyRefused      a server is there, and does not take the key, or wants one
 ├── TimedOut            nobody answered, after all retries
 └── RemoteError         the other side answered with an error reply (status, text, detail)
@@ -32,6 +33,20 @@ class EndpointError(BrokerError):
 
 class OutOfSockets(EndpointError):
     """No socket can be opened now: the process has as many files or sockets open as it may have."""
+
+
+class Unprotected(EndpointError):
+    """Other machines could reach what is to listen there, and there is no access control."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(
+            f"cannot bind {endpoint}: other machines could reach it, and without access control whoever does may"
+            " submit, read, close and work; turn access control on:\n"
+            "    titanic keys server && titanic keys new NAME    makes the keys of the server and of a user\n"
+            '    access.toml: [users.NAME] keys = ["NAME.key"], submit = ["*"], read = "own"    says what he may do\n'
+            "    --access access.toml --key server.key_secret    has the server look at it\n"
+            "or bind tcp://127.0.0.1 or ipc://; or say that it is meant: --open, in Python open=True"
+        )
 
 
 class KeyRefused(EndpointError):

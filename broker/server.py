@@ -7,19 +7,25 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import zmq
 
+from broker.access.keys import Keys
+from broker.access.rules import Guard, Rule
+from broker.access.users import Access, User
 from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore
 from broker.core.mdp import Frames, Output, Peer, error_body
 from broker.core.mmi import About, counters
 from broker.core.requests import Request
+from broker.errors import UsageError
 from broker.io.channels import Shell
 from broker.io.dealer import TcpInflow
+from broker.io.exposure import protect
 from broker.io.router import ConnectionCount, NamedConnections, Outbox, Router
 from broker.io.sockets import DRAIN_LIMIT, MOST_FRAMES
 
@@ -36,7 +42,9 @@ BatchHandler = Callable[[list[Request]], None]
 class LocalPeer:
     """A client in the broker's own process: the same messages as on a socket, without the socket."""
 
-    def __init__(self, broker: Broker, deliver: Callable[[list[Frames]], None]) -> None:
+    def __init__(self, broker: Broker, deliver: Callable[[list[Frames]], None], user: User | None = None) -> None:
+        self.user = user
+        """As whom it speaks, with access control; None: it may do everything."""
         self._broker = broker
         self._deliver = deliver
         self._inbox: list[Frames] = []
@@ -80,12 +88,22 @@ class Broker(Shell[BrokerCore]):
         *,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         version: str = "",
+        open: bool = False,
+        access: Access | None = None,
+        rules: Mapping[bytes, Rule] = MappingProxyType({}),
+        keys: Keys | None = None,
     ) -> None:
+        """`open`: whether endpoints that other machines can reach are meant to be so without access control. `access`:
+        who may do what; without it everybody may do everything. `rules`: for services that need more than the
+        permission to call them. `keys`: the broker's own, for endpoints that are encrypted."""
+        self._open = open
         self.config = config or BrokerConfig()
         self.most_bytes = max(2 * self.config.max_body, LEAST_BYTES)
         """Of a message that comes in."""
         about = About(version=version, instance=secrets.token_hex(8), pid=os.getpid())
         super().__init__(BrokerCore(self.config, now=time.monotonic(), about=about))
+        if access is not None:
+            self.core.guard = Guard(access, rules, self.core.stats)
         self._router = Router(
             context or zmq.Context.instance(),
             most_bytes=self.most_bytes,
@@ -104,7 +122,10 @@ class Broker(Shell[BrokerCore]):
         self.loop.add(self._peers)
 
     def bind(self, endpoint: str) -> str:
-        """Listen on one more endpoint, before the broker runs; the endpoint with its real port comes back."""
+        """Listen on one more endpoint, before the broker runs; the endpoint with its real port comes back.
+
+        Raises Unprotected for one that other machines can reach, without access control."""
+        protect(endpoint, open=self._open)
         bound = self._router.bind(endpoint)
         self.core.about = replace(self.core.about, endpoints=(*self.core.about.endpoints, bound))
         return bound
@@ -128,14 +149,25 @@ class Broker(Shell[BrokerCore]):
         size would only fill the memory, and in the end be dropped. Any thread may ask."""
         return self.loop.behind or self._router.outbox.full(request.peer)
 
+    def reload(self, access: Access) -> None:
+        """From now on this holds, for connections that are open as well. Any thread may ask; only a broker that was
+        made with access control has it."""
+        if self.core.guard is None:
+            raise UsageError("this broker runs without access control; start it again with access=…")
+        if self.loop.is_here:
+            self._reload(access)
+        else:
+            self.loop.call(self._reload, access)
+
     @property
     def outbox(self) -> Outbox:
         """What is queued for all peers."""
         return self._router.outbox
 
-    def connect_local(self, deliver: Callable[[list[Frames]], None]) -> LocalPeer:
-        """A client without a socket. `deliver` gets its replies in batches, in the broker's thread."""
-        peer = LocalPeer(self, deliver)
+    def connect_local(self, deliver: Callable[[list[Frames]], None], user: User | None = None) -> LocalPeer:
+        """A client without a socket. `deliver` gets its replies in batches, in the broker's thread. `user`: as whom it
+        speaks, with access control; None: it may do everything."""
+        peer = LocalPeer(self, deliver, user)
         self._locals.append(peer)
         return peer
 
@@ -158,7 +190,12 @@ class Broker(Shell[BrokerCore]):
         """Take messages of a local peer as if they had come through the socket."""
         now = time.monotonic()
         for frames in messages:
-            self.core.receive(peer, frames, now)
+            self.core.receive(peer, frames, now, peer.user)
+
+    def _reload(self, access: Access) -> None:
+        assert self.core.guard is not None
+        self.core.guard.swap(access)
+        self.core.documents.forget()
 
     def _too_large(self, head: Frames) -> None:
         most = f"more than {MOST_FRAMES} frames or {self.most_bytes} bytes, which this broker takes at most"

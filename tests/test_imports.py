@@ -35,7 +35,7 @@ def sources(package: str) -> list[str]:
 CORES = [
     source
     for source in sources("broker")
-    if source.startswith("broker/core/")
+    if source.startswith(("broker/core/", "broker/access/rules.py", "broker/access/users.py"))
     or (source.startswith("broker/patterns/") and source.rpartition("/")[2] in CORE_NAMES)
 ]
 

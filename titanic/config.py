@@ -51,6 +51,9 @@ class ServerConfig:
     """Limits of single services, by name."""
     bind: tuple[str, ...] = (DEFAULT_ENDPOINT,)
     """Endpoints of the integrated broker."""
+    open: bool = False
+    """Whether endpoints that other machines can reach are meant to be so without access control: else they are
+    refused."""
     gather: tuple[str, ...] = ()
     """Endpoints of a GATHER socket, for requests without an answer; with the integrated broker only."""
     broker: str | None = None

@@ -122,12 +122,10 @@ def load_secret(path: str | Path) -> Keys:
     if b"secret-key" not in found:
         advice = f"give the file that ends with {SECRET_SUFFIX}"
         raise AccessError(f"{path}: it has only the public half of a pair, and the secret one is needed; {advice}")
-    if mode & (stat.S_IROTH | stat.S_IWOTH):
-        fact = "everybody on this machine may read" if mode & stat.S_IROTH else "everybody on this machine may write"
-        raise AccessError(
-            f"{path}: {fact} this secret key (mode {mode:04o}); run: chmod 600 {path}, and make another pair if others"
-            " were on this machine"
-        )
+    if mode & stat.S_IROTH:
+        fact = f"everybody on this machine may read this secret key (mode {mode:04o})"
+        advice = f"run: chmod 600 {path}, and make another pair if others were on this machine"
+        raise AccessError(f"{path}: {fact}; {advice}")
     pair = Keys(found[b"public-key"], found[b"secret-key"])
     _check_pair(path, pair)
     return pair
@@ -161,21 +159,20 @@ def public_key(text_or_path: str | Path, folder: str | Path = "") -> str:
     return _keys_in(path, _read(path)[0])[b"public-key"].decode()
 
 
-def has_secret(path: str | Path) -> bool:
-    """Whether a key file has a secret half. AccessError as for `public_key`."""
-    return b"secret-key" in _keys_in(path, _read(path)[0])
-
-
 def _read(path: str | Path) -> tuple[bytes, int]:
     """A file's content and its mode: of the same file, whatever happens to its name."""
     try:
         with Path(path).open("rb") as file:
-            return file.read(MOST_BYTES + 1), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            content, mode = file.read(MOST_BYTES + 1), os.fstat(file.fileno()).st_mode
     except FileNotFoundError as error:
         raise AccessError(f"{path}: there is no such key file; `titanic keys new` makes a pair") from error
     except (OSError, ValueError) as error:
         fact = error.strerror if isinstance(error, OSError) else "no path has a NUL in it"
         raise AccessError(f"{path}: this key file cannot be read: {fact}; give yourself the right to") from error
+    if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
+        fact = f"everybody on this machine may change this key file (mode {stat.S_IMODE(mode):04o})"
+        raise AccessError(f"{path}: {fact}; run: chmod o-w {path}, and see that the key is still the right one")
+    return content, stat.S_IMODE(mode)
 
 
 def _keys_in(path: str | Path, text: bytes) -> dict[bytes, bytes]:

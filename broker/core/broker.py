@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import count
 
+from broker.access.rules import Guard
+from broker.access.users import User
 from broker.config import BrokerConfig
 from broker.core import mmi
 from broker.core.mdp import (
@@ -40,12 +42,9 @@ from broker.core.mdp import (
     service_fault,
 )
 from broker.core.requests import Request, WaitingRequests, as_workers, read_request
-from broker.core.services import Service, WorkerPeer, WorkerRegistry, WorkerState
+from broker.core.services import NO_SERVICE, Service, WorkerPeer, WorkerRegistry, WorkerState
 from broker.core.timers import earliest
 from broker.errors import UsageError
-
-NO_SERVICE = Service(b"", 0)
-"""That of a worker that has not registered yet."""
 
 
 class BrokerCore(Core):
@@ -64,6 +63,8 @@ class BrokerCore(Core):
         self.waiting = WaitingRequests(self.config)
         self.stats: dict[str, int] = dict.fromkeys(mmi.COUNTERS, 0)
         self.documents = mmi.Documents()
+        self.guard: Guard | None = None
+        """Who may do what; None: everybody may do everything."""
         self.delivered: dict[tuple[Peer, bytes], Request] = {}
         """Requests that workers have, by their marks."""
         self._batched: list[Service] = []
@@ -71,8 +72,9 @@ class BrokerCore(Core):
         self._heard, self._heartbeats = self.registry.heard, self.registry.heartbeats
         self._tokens = count(1)
 
-    def receive(self, peer: Peer, frames: Frames, now: float) -> None:
-        """Take a message. One that is not MDP is counted and dropped."""
+    def receive(self, peer: Peer, frames: Frames, now: float, user: User | None = None) -> None:
+        """Take a message. One that is not MDP is counted and dropped. `user`: who sent it, with access control; the
+        broker's own process sends without."""
         worker = self.workers.get(peer)
         if worker is not None and (parsed := worker.dialect.parse(frames)) is not None:  # most have not to be looked at
             self._worker_command(worker, parsed[0], parsed[1], now)
@@ -84,17 +86,18 @@ class BrokerCore(Core):
         if frame == CLIENT_02:
             client = CLIENT_DIALECTS_02.get(frames[at + 1]) if len(frames) > at + 2 else None
             if client is not None and (not client.delimited or (at and frames[at - 1] == b"")):
-                self._request(peer, frames[:at], client, frames[at + 2], frames[at + 3 :], now)
+                self._request(peer, frames[:at], client, frames[at + 2], frames[at + 3 :], now, user)
                 return
         elif frame == CLIENT_01:
             if at and frames[at - 1] == b"" and len(frames) > at + 1:
-                self._request(peer, frames[:at], CLIENT_V01, frames[at + 1], frames[at + 2 :], now)
+                self._request(peer, frames[:at], CLIENT_V01, frames[at + 1], frames[at + 2 :], now, user)
                 return
         else:
             dialect = WORKER_DIALECTS.get(tuple(frames[: at + 1]))
             command = dialect.commands.get(frames[at + 1]) if dialect and len(frames) > at + 1 else None
             if dialect is not None and command is not None:
-                self._worker_command(worker or WorkerPeer(peer, dialect, NO_SERVICE), command, frames[at + 2 :], now)
+                worker = worker or WorkerPeer(peer, dialect, NO_SERVICE, user=user)
+                self._worker_command(worker, command, frames[at + 2 :], now)
                 return
         self._malformed(peer, now)
 
@@ -103,10 +106,7 @@ class BrokerCore(Core):
         due = self.next_deadline()
         if due is not None and now > due + self.config.heartbeat_interval / 2:
             self.deaf(now)  # the workers were not silent, this process was: stopped, or busy
-        silent = self.registry.silent(now)
-        for worker in silent:  # first, so that none of them gets another's request
-            worker.service.idle.pop(worker, None)
-        for worker in silent:
+        for worker in self.registry.silent(now):
             self.stats["workers_expired"] += 1
             self._send_worker(worker, Command.DISCONNECT, (), now)
             self._forget(worker, now)
@@ -168,12 +168,8 @@ class BrokerCore(Core):
 
     def take_batches(self) -> list[tuple[bytes, list[Request]]]:
         """The requests for integrated services since the last call."""
-        batches: list[tuple[bytes, list[Request]]] = []
-        for service in self._batched:
-            batches.append((service.name, service.batch or []))
-            service.batch = []
-        self._batched.clear()
-        return batches
+        batched, self._batched = self._batched, []
+        return [(service.name, service.take_batch()) for service in batched]
 
     def reply(self, request: Request, body: Frames) -> None:
         """Answer a request of an integrated service; all but the first answer are dropped."""
@@ -184,15 +180,17 @@ class BrokerCore(Core):
     # -- clients ---------------------------------------------------------------------------------------------
 
     def _request(
-        self, peer: Peer, stack: Frames, dialect: ClientDialect, name: bytes, body: Frames, now: float
+        self, peer: Peer, stack: Frames, dialect: ClientDialect, name: bytes, body: Frames, now: float, who: User | None
     ) -> None:
         self.stats["requests"] += 1
         service = self.services.get(name)
-        request = Request(peer, stack, dialect, name, body, now)
-        if not body:
+        request = Request(peer, stack, dialect, name, body, now, who)
+        if who is not None and self.guard is not None and (refusal := self.guard.refuses(request, who, now)):
+            self._output.append((peer, refusal))
+        elif not body:
             self._refuse(request, 400, "a request needs at least one body frame")
         elif service is None and name.startswith(b"mmi."):
-            self._output.append((peer, request.final(mmi.answer(self, peer, name, body, now))))
+            self._output.append((peer, request.final(mmi.answer(self, peer, name, body, now, who))))
         elif service is None and (fault := service_fault(name)):
             self._refuse(request, 400, fault)
         elif (size := sum(map(len, body))) > (most := self.config.max_body if service is None else service.most):
@@ -258,12 +256,8 @@ class BrokerCore(Core):
     def _register(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
         name = rest[0] if len(rest) == 1 else b""
         service = self.services.get(name)
-        if (
-            service_fault(name)
-            or name.startswith(b"mmi.")
-            or (service is not None and service.batch is not None)
-            or len(self.workers) >= self.config.max_workers
-        ):
+        guard = self.guard if worker.user is not None else None
+        if not self.registry.admits(name, service) or (guard is not None and not guard.may_work(worker, name)):
             self._unexpected(worker, rest, now)
             return
         if service is None:
@@ -339,6 +333,8 @@ class BrokerCore(Core):
         if request.mark is not None:
             self.delivered[request.mark] = request
         request.token = b"%016x" % next(self._tokens)
+        if request.user is not None and self.guard is not None:
+            request.token += self.guard.asker(request.service, request.user)
         request.deliveries += 1
         self._send_worker(worker, Command.REQUEST, [request.token, b"", *request.body], now)
         if worker.dialect.silent_when_busy:

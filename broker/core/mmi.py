@@ -7,10 +7,12 @@ titanic/PROTOCOL.md. All but mmi.service are more than the RFC asks for.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from broker.access.rules import Guard
+from broker.access.users import User
 from broker.config import BrokerConfig
 from broker.core.mdp import Frames, Peer
 from broker.core.requests import WaitingRequests
@@ -22,6 +24,7 @@ COUNTERS = (
     "requests",
     "replies",
     "refused",
+    "forbidden",
     "requests_expired",
     "redelivered",
     "given_up",
@@ -62,12 +65,13 @@ class ManagedBroker(Protocol):
     waiting: WaitingRequests
     stats: dict[str, int]
     documents: Documents
+    guard: Guard | None
 
     def cancel(self, peer: Peer, name: bytes, mark: bytes) -> bool:
         """Take a request back that no worker has yet; whether that was possible."""
 
 
-Document = Callable[[ManagedBroker, float], Any]
+Document = Callable[[ManagedBroker, float, User | None], Any]
 
 SMALL = 1000
 """Services and workers up to which a document is made anew for each question."""
@@ -76,50 +80,76 @@ FRESH_FOR = 1e-5
 """Seconds that a larger one is good for, for each of them: a few times what it takes to make it, so that questions
 cannot keep the broker from its work, and a second where there are 100,000."""
 
+MOST_KEPT = 32
+"""Large documents that are kept."""
+
 
 class Documents:
     """The answers in JSON, the large ones kept for a while."""
 
     def __init__(self) -> None:
-        self._kept: dict[bytes, tuple[float, bytes]] = {}
+        self._kept: dict[tuple[bytes, str | None], tuple[float, bytes]] = {}
+        """With their names, and who is told that; None: who is told everything."""
 
-    def get(self, name: bytes, document: Document, core: ManagedBroker, now: float) -> bytes:
+    def get(self, name: bytes, document: Document, core: ManagedBroker, now: float, user: User | None) -> bytes:
         entries = len(core.services) + len(core.workers)
         if entries <= SMALL:
             self._kept.clear()
-            return json.dumps(document(core, now)).encode()
-        until, text = self._kept.get(name, (now, b""))
+            return json.dumps(document(core, now, user)).encode()
+        reader = user.name if user is not None and core.guard is not None and not core.guard.sees_all(user) else None
+        until, text = self._kept.get((name, reader), (now, b""))
         if now >= until:
-            text = json.dumps(document(core, now)).encode()
-            self._kept[name] = (now + FRESH_FOR * entries, text)
+            text = json.dumps(document(core, now, user)).encode()
+            if (name, reader) not in self._kept and len(self._kept) >= MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
+            # The more readers there are, the less often each gets a new one: together they cost what one does.
+            self._kept[name, reader] = (now + FRESH_FOR * entries * (len(self._kept) + 1), text)
         return text
 
+    def forget(self) -> None:
+        """Everybody may see something else from now on."""
+        self._kept.clear()
 
-def answer(core: ManagedBroker, peer: Peer, name: bytes, body: Frames, now: float) -> Frames:
-    """The body of the reply to a peer's request for an `mmi.` service."""
+
+def answer(core: ManagedBroker, peer: Peer, name: bytes, body: Frames, now: float, user: User | None = None) -> Frames:
+    """The body of the reply to a peer's request for an `mmi.` service. `user`: who asks, with access control; he is
+    told of the services that he may use."""
     if name == b"mmi.service":
-        return [_presence(core, body[0])]
+        return [_presence(core, body[0], user)]
     if name == b"mmi.cancel":
         if len(body) != 2:
             return [b"400"]
         return [b"200" if core.cancel(peer, *body) else b"404"]
     document = _DOCUMENTS.get(name)
-    return [b"501"] if document is None else [core.documents.get(name, document, core, now)]
+    return [b"501"] if document is None else [core.documents.get(name, document, core, now, user)]
 
 
-def _presence(core: ManagedBroker, name: bytes) -> bytes:
+def _presence(core: ManagedBroker, name: bytes, user: User | None) -> bytes:
     if not name:
         return b"400"
+    if name in _DOCUMENTS or name in _ACTIONS:
+        return b"200"
     service = core.services.get(name)
     present = service is not None and (service.workers > 0 or service.batch is not None)
-    return b"200" if present or name in _DOCUMENTS or name in _ACTIONS else b"404"
+    return b"200" if present and _sees(core, user, name) else b"404"
+
+
+def _sees(core: ManagedBroker, user: User | None, name: bytes) -> bool:
+    return user is None or core.guard is None or core.guard.sees(user, name)
+
+
+def _seen(core: ManagedBroker, user: User | None) -> Iterable[Service]:
+    """The services that somebody is told about."""
+    if user is None or core.guard is None or core.guard.sees_all(user):
+        return core.services.values()
+    return [service for service in core.services.values() if core.guard.sees(user, service.name)]
 
 
 def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-def _services(core: ManagedBroker, now: float) -> list[dict[str, Any]]:
+def _services(core: ManagedBroker, now: float, user: User | None) -> list[dict[str, Any]]:
     return [
         {
             "name": _text(service.name),
@@ -128,15 +158,15 @@ def _services(core: ManagedBroker, now: float) -> list[dict[str, Any]]:
             "waiting": len(service.waiting),
             "integrated": service.batch is not None,
         }
-        for service in core.services.values()
+        for service in _seen(core, user)
     ]
 
 
-def _workers(core: ManagedBroker, now: float) -> dict[str, int]:
-    return {_text(service.name): service.workers for service in core.services.values() if service.workers}
+def _workers(core: ManagedBroker, now: float, user: User | None) -> dict[str, int]:
+    return {_text(service.name): service.workers for service in _seen(core, user) if service.workers}
 
 
-def counters(core: ManagedBroker, now: float) -> dict[str, int]:
+def counters(core: ManagedBroker, now: float, user: User | None = None) -> dict[str, int]:
     """What was counted since the start (`COUNTERS`), and what is there now (`GAUGES`). Any thread may ask."""
     workers = core.workers.copy().values()
     return {
@@ -150,8 +180,9 @@ def counters(core: ManagedBroker, now: float) -> dict[str, int]:
     }
 
 
-def _broker(core: ManagedBroker, now: float) -> dict[str, Any]:
-    return {**asdict(core.about), "uptime": round(now - core.started, 3), "limits": asdict(core.config)}
+def _broker(core: ManagedBroker, now: float, user: User | None) -> dict[str, Any]:
+    document = {**asdict(core.about), "uptime": round(now - core.started, 3), "limits": asdict(core.config)}
+    return document if core.guard is None else {**document, "access": True}
 
 
 _DOCUMENTS: dict[bytes, Document] = {

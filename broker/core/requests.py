@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import count
 
+from broker.access.users import User
 from broker.config import BrokerConfig
 from broker.core.mdp import (
     CLIENT_DIALECTS,
@@ -48,11 +49,19 @@ class Request:
         "size",
         "stack",
         "token",
+        "user",
         "wanted",
     )
 
     def __init__(
-        self, peer: Peer, stack: Frames, dialect: ClientDialect, service: bytes, body: Frames, arrived: float
+        self,
+        peer: Peer,
+        stack: Frames,
+        dialect: ClientDialect,
+        service: bytes,
+        body: Frames,
+        arrived: float,
+        user: User | None = None,
     ) -> None:
         self.peer = peer
         self.stack = stack
@@ -60,6 +69,8 @@ class Request:
         self.service = service
         self.body = body
         self.arrived = arrived
+        self.user = user
+        """Who asks; None without access control, and for what this process itself asks."""
         self.mark: tuple[Peer, bytes] | None = (peer, stack[-2]) if len(stack) > 1 else None
         """The client, and the last address frame of its request, which name the request when it is cancelled. None: it
         has no address frame."""

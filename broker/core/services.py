@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from broker.access.users import User
 from broker.config import BrokerConfig
 from broker.core.heartbeat import Heartbeat
-from broker.core.mdp import Peer, WorkerDialect
+from broker.core.mdp import Peer, WorkerDialect, service_fault
 from broker.core.requests import FairQueue, Request
 from broker.core.timers import Timers
 
@@ -44,6 +45,8 @@ class WorkerPeer:
     """What the transport knows of its connection."""
     request: Request | None = None
     """What it works on; None while it is free."""
+    user: User | None = None
+    """Whose it is; None without access control."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -66,11 +69,20 @@ class Service:
         """Whether nothing is left that the broker would have to remember it for."""
         return not self.workers and not self.waiting and self.batch is None
 
+    def take_batch(self) -> list[Request]:
+        """The requests of an integrated service."""
+        batch, self.batch = self.batch or [], []
+        return batch
+
     def least_recently_used(self) -> WorkerPeer:
         """Take the free worker that has been free for longest; StopIteration when there is none."""
         worker = next(iter(self.idle))
         del self.idle[worker]
         return worker
+
+
+NO_SERVICE = Service(b"", 0)
+"""That of a worker that has not registered yet."""
 
 
 class WorkerRegistry:
@@ -83,6 +95,12 @@ class WorkerRegistry:
         """When each is due to be sent one."""
         self.silences: Timers[WorkerPeer] = Timers()
         """When each is gone, unless something comes from it."""
+
+    def admits(self, name: bytes, service: Service | None) -> bool:
+        """Whether a worker may register for a service, or for this name, which is none yet."""
+        if service is None and (service_fault(name) is not None or name.startswith(b"mmi.")):
+            return False
+        return (service is None or service.batch is None) and len(self.workers) < self._config.max_workers
 
     def add(self, worker: WorkerPeer, service: Service, now: float) -> None:
         """A worker has registered."""
@@ -122,7 +140,10 @@ class WorkerRegistry:
 
     def silent(self, now: float) -> list[WorkerPeer]:
         """The workers that are gone. One that is in the middle of a message gets more time."""
-        return [worker for worker in self.silences.due(now) if not self._sends(worker, now)]
+        silent = [worker for worker in self.silences.due(now) if not self._sends(worker, now)]
+        for worker in silent:  # all of them, so that none gets another's request
+            worker.service.idle.pop(worker, None)
+        return silent
 
     def _await(self, worker: WorkerPeer, now: float) -> None:
         """Wait for the next message."""

@@ -78,7 +78,7 @@ class Tables:
 
     def __init__(self):
         self.requests: dict[bytes, Row] = {}
-        self.keys: dict[bytes, Holder] = {}
+        self.keys: dict[tuple[bytes, bytes], Holder] = {}  # by owner and key
         self.closed: dict[int, ClosedRequest] = {}
         self.sequence = self.archived_upto = 0
         self.registered = False
@@ -167,8 +167,12 @@ class Read:
         sizes |= {"reply_frames": len(reply), "reply_bytes": size_of(reply)}
         return made(interface.Description, *sources, state=row.state, **sizes)
 
-    def holder(self, key):
-        holder = self.tables.keys.get(key)
+    def owner(self, uuid):
+        row = self.tables.requests.get(uuid)
+        return row and row.new.owner
+
+    def holder(self, key, owner=b""):
+        holder = self.tables.keys.get((owner, key))
         return holder and holder.uuids[0]
 
     # -- queues ----------------------------------------------------------------------------------------------
@@ -206,13 +210,13 @@ class Read:
 
     # -- listing and counts ----------------------------------------------------------------------------------
 
-    def select(self, states=None, *, service=None, older_than=None, after=None, limit=100):
+    def select(self, states=None, *, service=None, older_than=None, owner=None, after=None, limit=100):
         page = interface.Page()
         last = after
         for uuid, row in sorted(self.tables.requests.items()):
             if uuid <= (after or b"") or (states is not None and row.state not in states):
                 continue
-            if service not in (None, row.new.service):
+            if service not in (None, row.new.service) or owner not in (None, row.new.owner):
                 continue
             if len(page) >= limit:
                 page.next = last
@@ -225,7 +229,11 @@ class Read:
 
     def load(self, service):
         sizes = [row.size for row in self.rows(*UNENDED) if row.new.service == service]
-        return interface.ServiceLoad(len(sizes), sum(sizes))
+        return interface.Load(len(sizes), sum(sizes))
+
+    def owner_load(self, owner):
+        sizes = [row.size for row in self.rows(*UNENDED) if owner and row.new.owner == owner]
+        return interface.Load(len(sizes), sum(sizes))
 
     def used(self):
         closed = sum(size_of([*one.request, *one.reply]) for one in self.tables.closed.values())
@@ -342,9 +350,9 @@ class Write(Read):
                 continue
             request_record.check_key(new.key, new.key_until)
             count = request_record.check_together(new.together, len(requests) - n)
-            holder = (taken | given).get(new.key)
+            holder = (taken | given).get((new.owner, new.key))
             if holder is None:
-                given[new.key] = Holder(new.key_until, uuids[n : n + count], now_us)
+                given[new.owner, new.key] = Holder(new.key_until, uuids[n : n + count], now_us)
             elif len(holder.uuids) != count:
                 fact = f"it was given to {len(holder.uuids)} in one message"
                 raise InvalidRequest("the key stands for other requests", fact, "use another key")
@@ -369,9 +377,9 @@ class Write(Read):
         _, known = self.look_up(requests, [b""] * len(requests), now_us, now_us - ahead_us)
         return [new for n, new in enumerate(requests) if n not in known]
 
-    def forget(self, keys):
+    def forget(self, keys, owner=b""):
         for key in keys:
-            self.tables.keys.pop(key, None)
+            self.tables.keys.pop((owner, key), None)
 
     # -- from state to state ---------------------------------------------------------------------------------
 
@@ -469,7 +477,8 @@ class Write(Read):
         policy = policy or interface.Retention()
         sure_us, left, done = now_us - ahead_us, limit, []
         keys = sorted((holder.until, key) for key, holder in self.tables.keys.items() if holder.until <= sure_us)[:left]
-        self.forget([key for _, key in keys])
+        for _, key in keys:
+            del self.tables.keys[key]
         left -= len(keys)
         for states, kept in ((REPLIED, policy.reply_retention), (DEAD, policy.dead_retention)):
             ends = sorted((row.outcome.finished_at, row.uuid) for row in self.rows(*states) if kept)

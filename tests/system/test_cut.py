@@ -32,7 +32,7 @@ class Sides:
         self.folder = folder
 
     def run(self, side: str, name: str, *arguments: str) -> AbstractContextManager[Running]:
-        return running(self.folder / name, *arguments, program=self.wire.program(side))
+        return running(self.folder / name, *arguments, program=self.wire.program(side), TITANIC_OPEN="1")
 
     def pattern(self, side: str, name: str, *arguments: str) -> AbstractContextManager[Running]:
         return self.run(side, name, "pattern", *arguments)

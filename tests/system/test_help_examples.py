@@ -54,7 +54,7 @@ QUEUE = [
 ]
 SCRIPTS = {
     "queue": ["mkdir -p /var/lib", "titanic serve --store /var/lib/titanic", *QUEUE],
-    "serve": ["mkdir -p /var/lib", "titanic broker --bind tcp://10.0.0.5:5555 &", "=serve"],
+    "serve": ["mkdir -p /var/lib", "titanic broker --bind tcp://10.0.0.5:5555 --open &", "=serve"],
     "broker": ["=broker"],
     "work": [BROKER, "=work"],
     "store": [

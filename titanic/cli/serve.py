@@ -20,6 +20,7 @@ from titanic.cli.running import say
 from titanic.cli.serve_options import (
     KEEPING,
     bind_option,
+    open_option,
     queue_options,
     rule,
     running_options,
@@ -55,7 +56,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
 
     \b
     Example:
-      titanic serve --store /var/lib/titanic --capacity 20GiB --bind tcp://10.0.0.1:5555
+      titanic serve --store /var/lib/titanic --capacity 20GiB --bind tcp://10.0.0.1:5555 --open
       titanic serve --store S --broker tcp://10.0.0.5:5555
       titanic serve --store S --gather tcp://127.0.0.1:5557
     """
@@ -102,30 +103,31 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     if config.durability != "synced":
         stored += f"; durability {config.durability}"
     say(f"{way}; store {server.store.path}: {stored}", "serving")
-    serve_run.run(queue, signals, settings["metrics"])
+    serve_run.run(queue, signals, settings["metrics"], open=config.open)
 
 
 @command("broker")
 @bind_option
+@open_option
 @wire_options
 @running_options
-def broker(bind: tuple[str, ...], log_level: str, log_format: str, **settings: Any) -> None:
+def broker(bind: tuple[str, ...], open: bool, log_level: str, log_format: str, **settings: Any) -> None:
     """Run a Majordomo broker alone: MDP 0.1 and 0.2; nothing is stored.
 
     `titanic serve --broker ENDPOINT` adds the persistent queue to it, from another process.
 
     \b
     Example:
-      titanic broker --bind tcp://0.0.0.0:5555
+      titanic broker --bind tcp://0.0.0.0:5555 --open
     """
     signals = serve_run.begin(log_level, log_format)
     _prepare()
     metrics = settings.pop("metrics")
-    here = Broker(take_wire(settings), version=__version__)
+    here = Broker(take_wire(settings), version=__version__, open=open)
     endpoints = [here.bind(endpoint) for endpoint in bind]
     here.start()
     say(f"broker at {', '.join(endpoints)}", "serving")
-    serve_run.run(Switch(here), signals, metrics)
+    serve_run.run(Switch(here), signals, metrics, open=open)
 
 
 class Rate:

@@ -58,6 +58,13 @@ bind_option = listening(
     help="Where to listen, * or 0 for any free port; may be given repeatedly.",
 )
 
+open_option = option(
+    "--open",
+    is_flag=True,
+    help="Listen where other machines can connect, without access control: whoever does may submit, read, close and"
+    " work.",
+)
+
 wire_options = together(
     size("--max-body", default="64MiB", group=TRAFFIC, help="Largest body of a request."),
     seconds(
@@ -148,6 +155,7 @@ queue_options = together(
         default=(),
         help="Where to receive requests that need no reply, from SCATTER sockets; may be given repeatedly.",
     ),
+    open_option,
     seconds("--grace", least=0, default=SERVER.grace, help="On shutdown: how long running requests may still take."),
     kept("--keep-replies", default="7d", help="How long replies that no client closes are kept; 0: for ever."),
     kept("--keep-dead", default="30d", help="How long failed and expired requests are kept; 0: for ever."),

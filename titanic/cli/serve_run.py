@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import click
 
+from broker import is_exposed
 from titanic import logs
 from titanic.cli.config_file import strangers
 from titanic.cli.endpoint import Address
@@ -126,12 +127,13 @@ def begin(level: str, format: str) -> Signals:
     return Signals()
 
 
-def run(subject: Subject, signals: Signals, metrics: Address | None) -> None:
-    """Run it until its end; exit with an error unless a signal ended it. `metrics`: where to serve its metrics."""
+def run(subject: Subject, signals: Signals, metrics: Address | None, *, open: bool) -> None:
+    """Run it until its end; exit with an error unless a signal ended it. `metrics`: where to serve its metrics; `open`:
+    other machines may read them."""
     ending = Stop(subject.stop)
     try:
-        stop_listening = None if metrics is None else _listen(subject, signals, metrics)
-    except TitanicError:
+        stop_listening = None if metrics is None else _listen(subject, signals, metrics, open=open)
+    except (TitanicError, click.UsageError):
         subject.withdraw()
         raise
     _run(subject, signals, Notifier())
@@ -140,9 +142,15 @@ def run(subject: Subject, signals: Signals, metrics: Address | None) -> None:
         stop_listening()
 
 
-def _listen(subject: Subject, signals: Signals, address: Address) -> Callable[[], None]:
+def _listen(subject: Subject, signals: Signals, address: Address, *, open: bool) -> Callable[[], None]:
     """Serve the metrics; returns what stops that."""
     from titanic.metrics.listener import Listener  # not every server pays for it
+
+    if not open and is_exposed(f"tcp://{address}"):
+        raise click.UsageError(
+            f"cannot serve metrics at {address}: other machines could read them; serve them at"
+            f" 127.0.0.1:{address.port}, or say that it is meant: --open"
+        )
 
     def unhealthy() -> str:
         late = subject.watchdog.late(time.monotonic(), LATE)

@@ -29,6 +29,7 @@ from broker import (
     OutOfSockets,
     SessionChannel,
     earliest,
+    protect,
 )
 from titanic.config import ServerConfig
 from titanic.dispatch.connection import BrokerDiscovery, Shortage
@@ -133,7 +134,7 @@ class IntegratedFront(Front):
     def __init__(self, config: ServerConfig) -> None:
         """Bind the endpoints: raises broker.EndpointError, or broker.patterns.MissingDrafts."""
         self.most_body = config.wire.max_body
-        self._broker = Broker(config.wire, version=__version__)
+        self._broker = Broker(config.wire, version=__version__, open=config.open)
         self._gather: GatherEndpoint | None = None
         self.loop = self._broker.loop
         self.send_answers = self._broker.reply
@@ -142,6 +143,8 @@ class IntegratedFront(Front):
             self.endpoints = tuple(self._broker.bind(endpoint) for endpoint in config.bind)
             if config.gather:
                 self._gather = GatherEndpoint(self._broker)
+                for endpoint in config.gather:
+                    protect(endpoint, open=config.open)
                 self.gathers = tuple(self._gather.bind(endpoint) for endpoint in config.gather)
         except BaseException:
             self.stop()

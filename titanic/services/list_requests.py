@@ -93,6 +93,8 @@ def _document(row: Description, running: bool) -> dict[str, Any]:
     document["state"] = state.name.lower()
     policy = read_policy(row.options)
     document["options"] = {name: value for name, value in policy._asdict().items() if value}
+    if not row.owner:
+        del document["owner"]
     # A damaged record may have bytes anywhere.
     return {
         key: value.decode(errors="replace") if isinstance(value, bytes) else value for key, value in document.items()

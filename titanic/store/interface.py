@@ -41,13 +41,13 @@ from titanic.store.records import (
     Counts,
     Description,
     Durability,
+    Load,
     NewRequest,
     Outcome,
     Page,
     Pending,
     ReadyRow,
     Retention,
-    ServiceLoad,
     StoredRequest,
     Trimmed,
 )
@@ -125,9 +125,13 @@ class ReadTransaction(Protocol):
     def describe(self, uuid: bytes) -> Description | None:
         """The request without its frames, which are not checked; None when it is unknown."""
 
-    def holder(self, key: bytes) -> bytes | None:
-        """The id of the request that was submitted with this idempotency key, also when it is closed; None when the
-        key is unknown or forgotten."""
+    def owner(self, uuid: bytes) -> bytes | None:
+        """Who submitted the request; empty when it belongs to nobody: there was no access control, or its record is so
+        damaged that it cannot be told. None when it is unknown."""
+
+    def holder(self, key: bytes, owner: bytes = b"") -> bytes | None:
+        """The id of the request that its owner submitted with this idempotency key, also when it is closed; None when
+        the key is unknown or forgotten. Each owner's keys are his own."""
 
     # -- queues ----------------------------------------------------------------------------------------------
 
@@ -161,18 +165,23 @@ class ReadTransaction(Protocol):
         *,
         service: bytes | None = None,
         older_than: int | None = None,
+        owner: bytes | None = None,
         after: bytes | None = None,
         limit: int = 100,
     ) -> Page:
-        """Up to `limit` requests in the order of their ids (oldest first), of these states and this service if given.
+        """Up to `limit` requests in the order of their ids (oldest first), of these states, this service and this owner
+        if given (`owner` is empty for those that belong to nobody).
 
         `older_than` leaves out those that ended at that time or later or, if they have not ended, were submitted then.
         Begins behind the request `after`. Looks at a bounded number of requests; `next` of what it returns is where to
         go on.
         """
 
-    def load(self, service: bytes) -> ServiceLoad:
+    def load(self, service: bytes) -> Load:
         """What the service has to do, without counting."""
+
+    def owner_load(self, owner: bytes) -> Load:
+        """What is to be done for an owner, without counting; nothing is counted for the empty one."""
 
     def counts(self) -> Counts:
         """Totals, without counting."""
@@ -235,6 +244,7 @@ class ReadTransaction(Protocol):
         *,
         service: bytes | None = None,
         state: State | None = None,
+        owner: bytes | None = None,
         after: bytes | None = None,
         limit: int = 100,
     ) -> Page:
@@ -262,8 +272,8 @@ class WriteTransaction(ReadTransaction, Protocol):
     def fresh(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[NewRequest]:
         """Those that `accept` would store: their key is not taken."""
 
-    def forget(self, keys: Sequence[bytes]) -> None:
-        """Forget these idempotency keys before their time; unknown ones are fine."""
+    def forget(self, keys: Sequence[bytes], owner: bytes = b"") -> None:
+        """Forget these idempotency keys of an owner before their time; unknown ones are fine."""
 
     # -- from state to state ---------------------------------------------------------------------------------
 

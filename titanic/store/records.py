@@ -23,7 +23,8 @@ class NewRequest(NamedTuple):
     """A request to be accepted. Times are µs since the epoch.
 
     Of requests with the same `key`, one is accepted until `key_until`. With `together`, the key is not this one's own,
-    but that of so many from this one on, the others of which have none: all of them are accepted, or none.
+    but that of so many from this one on, the others of which have none: all of them are accepted, or none. `owner` is
+    who submitted it, empty without access control. Each owner's keys are his own: others may use the same ones.
     """
 
     service: bytes
@@ -36,6 +37,7 @@ class NewRequest(NamedTuple):
     key: bytes = b""
     key_until: int = 0
     together: int = 0
+    owner: bytes = b""
 
 
 class StoredRequest(NamedTuple):
@@ -51,6 +53,7 @@ class StoredRequest(NamedTuple):
     max_attempts: int
     options: bytes
     key: bytes = b""
+    owner: bytes = b""
 
 
 class Outcome(NamedTuple):
@@ -127,10 +130,11 @@ class Description(NamedTuple):
     reply_frames: int = 0
     reply_bytes: int = 0
     key: bytes = b""
+    owner: bytes = b""
 
 
-class ServiceLoad(NamedTuple):
-    """The requests of a service that have not ended, delayed ones included, and their bytes."""
+class Load(NamedTuple):
+    """The requests of a service, or of an owner, that have not ended, delayed ones included, and their bytes."""
 
     waiting: int
     bytes: int

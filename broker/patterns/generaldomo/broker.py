@@ -20,6 +20,7 @@ from broker.core.mdp import Frames, service_fault
 from broker.core.worker import WorkerSession
 from broker.errors import UsageError
 from broker.io.dealer import Dealer
+from broker.io.exposure import protect
 from broker.patterns.generaldomo.core import DomoSession
 from broker.patterns.generaldomo.sockets import ClientDealer, ServerSocket
 from broker.patterns.request_reply.client import SharedClient
@@ -36,12 +37,13 @@ class GeneraldomoBroker(Broker):
     broker.run()
     """
 
-    def __init__(self, config: BrokerConfig | None = None, *, version: str = "") -> None:
-        super().__init__(config, version=version)
+    def __init__(self, config: BrokerConfig | None = None, *, version: str = "", open: bool = False) -> None:
+        super().__init__(config, version=version, open=open)
         self._servers: list[ServerSocket] = []
 
     def bind_server(self, endpoint: str) -> str:
         """Listen to CLIENT sockets, before the broker runs; the endpoint with its real port comes back."""
+        protect(endpoint, open=self._open)
         server = ServerSocket(self)
         bound = server.open(endpoint)
         self._servers.append(server)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from zmq.utils import z85
 
 from broker import AccessError, Keys, UsageError, hash_token, load_secret, new_keys, new_token, public_key
-from broker.access.keys import ALPHABET, has_secret, key_fault
+from broker.access.keys import ALPHABET, key_fault
 
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
 """The one in ZeroMQ's manual."""
@@ -41,7 +41,6 @@ def test_a_pair_in_files_of_pyzmq(tmp_path: Path, umask: int) -> None:
     assert zmq.auth.load_certificate(public) == (pair.public, None)
     assert zmq.curve_public(pair.secret) == pair.public
     assert public_key(public) == public_key(str(secret)) == public_key(pair.public.decode()) == pair.public.decode()
-    assert (has_secret(public), has_secret(secret)) == (False, True)
     assert pair.secret not in public.read_bytes()
     assert pair.secret.decode() not in repr(pair) + str(pair)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shop.key", "shop.key_secret"]
@@ -107,13 +106,23 @@ def test_where_no_file_can_be_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rights", "fact"), [(0o644, "may read"), (0o604, "may read"), (0o606, "may read"), (0o602, "may write")]
+    ("rights", "fact"),
+    [(0o644, "read this secret"), (0o604, "read this secret"), (0o606, "change this"), (0o602, "change this")],
 )
 def test_a_secret_that_is_none(tmp_path: Path, rights: int, fact: str) -> None:
     _, secret = new_keys(tmp_path, "shop")
     secret.chmod(rights)
-    with pytest.raises(AccessError, match=rf"everybody on this machine {fact} .*mode {rights:04o}.*chmod 600 {secret}"):
+    with pytest.raises(
+        AccessError, match=rf"everybody on this machine may {fact} key.*mode {rights:04o}.*run: chmod .* {secret}"
+    ):
         load_secret(secret)
+
+
+def test_a_public_key_that_anybody_may_change(tmp_path: Path) -> None:
+    public, _ = new_keys(tmp_path, "shop")
+    public.chmod(0o646)
+    with pytest.raises(AccessError, match=rf"everybody on this machine may change .*run: chmod o-w {public}"):
+        public_key(public)
 
 
 @pytest.mark.parametrize("rights", [0o600, 0o400, 0o440, 0o640])

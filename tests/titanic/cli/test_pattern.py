@@ -196,9 +196,17 @@ def test_freelance_goes_on_with_the_server_that_is_left(model: str, tmp_path: Pa
     ],
 )
 def test_freelance_servers_have_to_know_where_they_are(where: tuple[str, ...]) -> None:
-    done = here("pattern", "freelance", "server", *where)
+    done = here("pattern", "freelance", "server", "--open", *where)
     assert done.code == 2
     assert "in model 3 servers have to know what clients connect to, like --public" in done.err
+
+
+def test_servers_are_not_open_by_mistake() -> None:
+    """Patterns have no access control."""
+    queue = ("pattern", "simple-pirate", "queue", "--bind", "tcp://127.0.0.1:*", "--bind-workers", "tcp://0.0.0.0:*")
+    done = here(*queue)
+    assert done.code == 2
+    assert "other machines could reach tcp://0.0.0.0:*, and patterns have no access control" in done.err
 
 
 def test_freelance_servers_find_out_where_they_are(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_the_port_is_free_again_right_after_a_kill(tmp_path: Path) -> None:
 
 def refusal(store: Path, bind: str = ANY, code: int = 1) -> str:
     """What `titanic serve` says when it cannot."""
-    done = titanic("serve", "--bind", bind, "--store", store)
+    done = titanic("serve", "--bind", bind, "--store", store, TITANIC_OPEN="1", TITANIC_LOG_LEVEL="error")
     assert (done.code, done.out) == (code, b"")
     assert len(done.err.splitlines()) == 1
     return done.err
@@ -170,6 +170,42 @@ def test_the_address_is_not_there_yet(tmp_path: Path, host: str) -> None:
     """It may come: while the machine boots, or with a failover. Whoever starts us tries again, which 2 would forbid."""
     said = refusal(tmp_path / "store", f"tcp://{host}:5555", 1)
     assert "; this machine has no such address: choose one that it has, or 0.0.0.0 for all" in said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("serve", "--bind", "tcp://0.0.0.0:*"),
+        ("serve", "--bind", ANY, "--bind", "*:*"),
+        ("broker", "--bind", "tcp://0.0.0.0:*"),
+    ],
+)
+def test_an_address_is_not_open_by_mistake(tmp_path: Path, command: tuple[str, ...]) -> None:
+    store = ("--store", str(tmp_path / "store")) if command[0] == "serve" else ()
+    done = titanic(*command, *store)
+    assert done.code == 2  # systemd does not try again
+    what, keys, users, options, way_out = done.err.splitlines()
+    assert what.startswith(f"titanic: cannot bind {command[-1]}: other machines could reach it")
+    assert keys.split()[:3] == ["titanic", "keys", "server"]
+    assert users.split()[:2] == ["access.toml:", "[users.NAME]"]
+    assert options.split()[:4] == ["--access", "access.toml", "--key", "server.key_secret"]
+    assert "--open, in Python open=True" in way_out
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("command", ["serve", "broker"])
+def test_an_open_address_is_logged_once(tmp_path: Path, command: str) -> None:
+    store = ("--store", tmp_path / "store") if command == "serve" else ()
+    done = titanic(command, "--bind", ANY, "--bind", "tcp://192.0.2.1:5555", "--open", *store)
+    assert done.err.count("tcp://192.0.2.1:5555 is open: whoever reaches it") == 1
+    assert done.err.count("is open") == 1
+    assert "cannot bind tcp://192.0.2.1:5555: " in done.err  # this machine has no such address
+
+
+def test_metrics_are_not_open_by_mistake(tmp_path: Path) -> None:
+    done = titanic("serve", "--bind", ANY, "--store", tmp_path / "store", "--metrics", ":0")
+    assert done.code == 2
+    assert "cannot serve metrics at :0: other machines could read them" in done.err
 
 
 def test_the_store_cannot_be_there(tmp_path: Path) -> None:

@@ -77,12 +77,13 @@ STORED = [state for state in State if state is not State.RUNNING]
 
 def test_a_request_comes_back_as_it_was_accepted(store):
     new = NewRequest("größe".encode(), [b"one", b"", b"\0" * 5000], 7, 0, NOW + 60 * SECOND, 3, b'{"key": "k"}')
+    new = new._replace(owner=b"shop")
     (uuid,) = accept(store, new)
     with store.read() as txn:
         found = txn.request(uuid)
     assert found.uuid == uuid
     assert found.submitted_at == NOW
-    assert found == (uuid, *new[:2], new.priority, NOW, *new[3:8])
+    assert found == (uuid, *new[:2], new.priority, NOW, *new[3:8], new.owner)
 
 
 def test_ids_come_in_the_order_of_the_requests(store):

@@ -21,6 +21,7 @@ from titanic.util.ids import IdMaker
 
 START = 1_795_258_520_106_479
 SERVICES = [b"a", b"ab", b"b"]
+OWNERS = [b"", b"eve", b"evelyn"]
 CAPACITY = 16 << 20
 POLICY = Retention(reply_retention=40, dead_retention=70, closed_retention=90)
 DEAD = (State.FAILED, State.EXPIRED)
@@ -39,6 +40,7 @@ REQUESTS = st.builds(
     key=st.sampled_from([b"", b"", b"", b"k", b"l"]),
     key_until=st.sampled_from([START + 10, START + 60, START + 200]),
     together=st.just(0),
+    owner=st.sampled_from(OWNERS),
 )
 TOGETHER = 3
 
@@ -46,7 +48,8 @@ TOGETHER = 3
 def share_a_key(requests):
     """The first has the key of all."""
     first, *others = requests
-    return [first._replace(key=b"all", together=TOGETHER), *(one._replace(key=b"") for one in others)]
+    others = [one._replace(key=b"", owner=first.owner) for one in others]
+    return [first._replace(key=b"all", together=TOGETHER), *others]
 
 
 GROUPS = st.one_of(
@@ -173,9 +176,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert closed == (known and (known.new.service, known.state))
         assert self.both(lambda txn: txn.close(uuid, self.now)) is None
 
-    @rule(key=st.sampled_from([b"k", b"all", b"unknown"]))
-    def forget(self, key):
-        self.both(lambda txn: txn.forget([key]))
+    @rule(key=st.sampled_from([b"k", b"all", b"unknown"]), owner=st.sampled_from(OWNERS))
+    def forget(self, key, owner):
+        self.both(lambda txn: txn.forget([key], owner))
 
     @rule(share=st.floats(0, 1))
     def archive(self, share):
@@ -242,6 +245,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert txn.reply(uuid) == expected.reply(uuid)
             assert txn.describe(uuid) == expected.describe(uuid)
             assert txn.state(uuid) == expected.state(uuid)
+            assert txn.owner(uuid) == expected.owner(uuid)
 
     @invariant()
     def the_queues_are_right(self):
@@ -250,8 +254,20 @@ class StoreMachine(RuleBasedStateMachine):
             loads = {service: txn.load(service) for service in SERVICES}
             pages = [txn.select(states, limit=1000) for states in (None, DEAD, [State.DELAYED], [State.WAITING])]
             pages += [txn.list(service=service, limit=1000) for service in SERVICES]
-            holders = [txn.holder(key) for key in (b"k", b"l", b"all")]
-            return rows, loads, pages, holders, txn.waiting(), txn.counts()[:4], txn.next_due(ahead_us=self.ahead)
+            pages += [txn.select(DEAD, owner=owner, limit=1000) for owner in OWNERS]
+            pages += [txn.list(owner=owner, limit=1000) for owner in [*OWNERS, b"ev"]]
+            holders = [txn.holder(key, owner) for key in (b"k", b"l", b"all") for owner in OWNERS]
+            owned = [txn.owner_load(owner) for owner in OWNERS]
+            return (
+                rows,
+                loads,
+                owned,
+                pages,
+                holders,
+                txn.waiting(),
+                txn.counts()[:4],
+                txn.next_due(ahead_us=self.ahead),
+            )
 
         with self.store.read() as txn, self.model.read() as expected:
             assert seen(txn) == seen(expected)

@@ -29,6 +29,7 @@ REQUESTS = st.builds(
     key=st.text(max_size=60).map(str.encode),
     key_until=st.just(0),
     together=st.just(0),
+    owner=st.sampled_from([b"", b"e", b"shop", b"x" * 32]),
 )
 OUTCOMES = st.builds(
     Outcome,
@@ -90,8 +91,12 @@ def part(frames, shelf=None):
 
 @given(REQUESTS, U64)
 def test_a_request_comes_back(new, submitted_at):
-    found = request_record.decode(UUID, memoryview(request_record.encode(UUID, new, submitted_at)))
-    assert found == (UUID, new.service, list(new.body), new.priority, submitted_at, *new[3:8])
+    record = memoryview(request_record.encode(UUID, new, submitted_at))
+    found = request_record.decode(UUID, record)
+    assert found == (UUID, new.service, list(new.body), new.priority, submitted_at, *new[3:8], new.owner)
+    assert request_record.owner_in(record) == new.owner
+    without = request_record.encode(UUID, new._replace(owner=b""), submitted_at)
+    assert len(record) == len(without) + len(new.owner)
 
 
 @given(OUTCOMES)
@@ -99,13 +104,15 @@ def test_an_outcome_comes_back(end):
     assert outcome_record.decode(UUID, memoryview(outcome_record.encode(UUID, end))) == end
 
 
-@pytest.mark.parametrize("size", [1900, 1962, 1963, 5000])
-def test_a_large_body_stands_elsewhere(size):
-    shelf, new = Shelf(), NewRequest(b"echo", [bytes(size)], key=b"k")
+@pytest.mark.parametrize("owner", [b"", b"shop"])
+@pytest.mark.parametrize("size", [1900, 1957, 1958, 1962, 1963, 5000])
+def test_a_large_body_stands_elsewhere(size, owner):
+    shelf, new = Shelf(), NewRequest(b"echo", [bytes(size)], key=b"k", owner=owner)
     record = request_record.encode(UUID, new, 5, shelf.place)
     assert len(record) <= INLINE
-    assert bool(shelf.bodies) == (size > 1961)
-    assert request_record.decode(UUID, memoryview(record), shelf.fetch).body == new.body
+    assert bool(shelf.bodies) == (size + len(owner) > 1961)
+    found = request_record.decode(UUID, memoryview(record), shelf.fetch)
+    assert (found.body, found.key, found.owner) == (new.body, new.key, owner)
     header = request_record.decode_header(UUID, record)
     assert header.size == len(request_record.encode(UUID, new, 5))
 
@@ -168,10 +175,14 @@ RECORDS = [
         request_record.decode,
         request_record.encode(UUID, NewRequest(b"echo", [b"one", b"", b"three"], options=b"{}"), 5),
     ),
+    (
+        request_record.decode,
+        request_record.encode(UUID, NewRequest(b"echo", [b"one"], options=b"{}", owner=b"shop"), 5),
+    ),
     (outcome_record.decode, outcome_record.encode(UUID, Outcome(Status.FAILED, [b"x"], "no", 3, 4, 5))),
     (retry_record.decode, retry_record.encode(UUID, Retry(1, 2, 3, "no"))),
 ]
-NAMES = ["request", "outcome", "retry"]
+NAMES = ["request", "owned request", "outcome", "retry"]
 TWO = part([b"one"]), part([b"two", b""])
 A_LIFE = ClosedRecord(Status.FAILED, True, 1, 2, 3, 4, 5, UUID, b"echo", b"key", "no", 4, *TWO)
 
@@ -221,6 +232,17 @@ def test_the_layout_of_a_request_is_as_documented():
     assert record[:4].hex() == "02000703"
     assert record[8:44].hex() == ("010000000000000002000000000000000300000000000000040004000200000001000000")
     assert record[44:] == b"echo" + b"key" + b"{}" + b"\2\0\0\0hi"
+    owned = request_record.encode(UUID, NewRequest(b"echo", [b"hi"], 7, 2, 3, 4, b"{}", b"key", owner=b"shop"), 1)
+    assert (owned[:4].hex(), owned[8:44]) == ("03080703", record[8:44])
+    assert owned[44:] == b"echo" + b"key" + b"shop" + b"{}" + b"\2\0\0\0hi"
+
+
+def test_an_owner_that_cannot_be_told_is_none():
+    record = request_record.encode(UUID, NewRequest(b"echo", [], owner=b"shop"), 1)
+    for size in range(len(record) - 1):
+        assert request_record.owner_in(record[:size]) in (b"", b"shop")
+    for odd in (b"\2" + record[1:], record[:1] + b"\x42" + record[2:], record[:34] + b"\xff\xff" + record[36:]):
+        assert request_record.owner_in(odd) == b""
 
 
 @pytest.mark.parametrize("new", [b"x" * 256, b"\xff"])
@@ -273,6 +295,9 @@ def test_a_long_reason_is_cut_without_breaking_a_letter():
         NewRequest(b"echo", [], max_attempts=65536),
         NewRequest(b"echo", [], options=b"x" * 1001),
         NewRequest(b"echo", [], key=b"x" * 256),
+        NewRequest(b"echo", [], owner=b"x" * 33),
+        NewRequest(b"echo", [], owner=b"a\xffb"),
+        NewRequest(b"echo", [], owner=b"a\0"),
     ],
     ids=lambda new: repr(new)[:60],
 )

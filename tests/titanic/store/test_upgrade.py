@@ -91,6 +91,37 @@ def test_keys_of_format_2_count_as_before(path):
         assert check(store) == []
 
 
+def test_what_is_in_a_store_of_format_3_belongs_to_nobody(path):
+    expected = unpack(path, 3)
+    keys = expected["keys"]
+    with LmdbStore.open(path) as store:
+        expect_all(store, expected)
+        with store.write() as txn:
+            stored = {bytes.fromhex(row["uuid"]) for row in expected["requests"] if row["state"]}
+            assert {row.uuid for row in txn.list(owner=b"", limit=1000)} == stored
+            assert {row.owner for row in txn.list(limit=1000)} == {txn.owner(uuid) for uuid in stored} == {b""}
+            assert not txn.list(owner=b"shop")
+            assert {name: [*txn.load(name.encode())] for name in expected["loads"]} == expected["loads"]
+            assert {key: txn.holder(key.encode()).hex() for key in keys} == {key: ids[0] for key, ids in keys.items()}
+            assert not any(txn.holder(key.encode(), b"shop") for key in keys)
+            closed = [[life.uuid.hex(), life.status.name] for life in txn.closed(0, 99, 1 << 30)]
+            assert closed == expected["closed"]
+            # It goes on working, with owners and without.
+            of_shop = NewRequest(b"echo", [b"1"], key=b"order 7", key_until=NOW + HOUR, owner=b"shop")
+            (mine,) = txn.accept([of_shop], NOW)
+            (first,) = txn.accept([of_shop._replace(owner=b"")], NOW)
+            assert (mine.new, first.new, first.uuid.hex()) == (True, False, keys["order 7"][0])
+            assert txn.promote(NOW + 5 * HOUR)
+            assert txn.expire(NOW + 5 * HOUR)
+        assert check(store) == []
+        with store.write() as txn:
+            for row in txn.list(limit=1000):
+                assert txn.close(row.uuid, NOW)
+            txn.trim(NOW + 200 * HOUR)
+            assert txn.raw.stat(txn.db.keys)["entries"] == txn.raw.stat(txn.db.timers)["entries"] == 0
+        assert check(store) == []
+
+
 DIE = """
 import os, sys
 from titanic.store.lmdb.store import LmdbStore
@@ -126,7 +157,7 @@ def test_a_store_above_its_capacity_is_converted_and_can_be_emptied(path):
 
 def test_who_only_reads_cannot_convert(path):
     unpack(path, 1)
-    with pytest.raises(StoreTooOld, match="its format is 1, read is format 3; open it once for writing"):
+    with pytest.raises(StoreTooOld, match="its format is 1, read is format 4; open it once for writing"):
         LmdbStore.open_read_only(path)
 
 

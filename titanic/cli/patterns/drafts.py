@@ -49,9 +49,9 @@ def broker(bind: str, bind_server: str = SERVER) -> None:
 
     \b
     Example:
-      titanic pattern generaldomo broker --bind tcp://0.0.0.0:5555 --bind-server tcp://0.0.0.0:5556
+      titanic pattern generaldomo broker --bind tcp://0.0.0.0:5555 --bind-server tcp://0.0.0.0:5556 --open
     """
-    here = GeneraldomoBroker(version=__version__)
+    here = GeneraldomoBroker(version=__version__, open=True)  # what may be open was checked
     run(here, f"broker at {here.bind(bind)}, for CLIENT sockets at {here.bind_server(bind_server)}")
 
 

@@ -72,7 +72,7 @@ def server(command: tuple[str, ...], bind: str, *, public: str = "", model: int 
     Example:
       titanic pattern freelance server --bind tcp://127.0.0.1:5555 -- tr a-z A-Z &
       titanic pattern freelance server --bind tcp://127.0.0.1:5556 -- tr a-z A-Z &
-      titanic pattern freelance server --bind tcp://0.0.0.0:5557 --public tcp://10.0.0.1:5557
+      titanic pattern freelance server --bind tcp://0.0.0.0:5557 --public tcp://10.0.0.1:5557 --open
     """
     try:
         here = freelance_server(handler(command), bind, model=model, public=public, jobs=jobs)

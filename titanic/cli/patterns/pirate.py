@@ -64,7 +64,7 @@ def queue(bind: str, *, bind_workers: str = WORKERS) -> None:
 
     \b
     Example:
-      titanic pattern simple-pirate queue --bind tcp://0.0.0.0:5555 --bind-workers tcp://0.0.0.0:5556
+      titanic pattern simple-pirate queue --bind tcp://0.0.0.0:5555 --bind-workers tcp://0.0.0.0:5556 --open
     """
     here = SimpleQueue()
     run(here, f"queue at {here.bind_clients(bind)}, for workers at {here.bind_workers(bind_workers)}")
@@ -96,7 +96,7 @@ def paranoid_queue(bind: str, *, bind_workers: str = WORKERS, heartbeat: float) 
 
     \b
     Example:
-      titanic pattern paranoid-pirate queue --bind tcp://0.0.0.0:5555 --bind-workers tcp://0.0.0.0:5556
+      titanic pattern paranoid-pirate queue --bind tcp://0.0.0.0:5555 --bind-workers tcp://0.0.0.0:5556 --open
     """
     here = ParanoidQueue(QueueConfig(heartbeat_interval=heartbeat))
     run(here, f"queue at {here.bind_clients(bind)}, for workers at {here.bind_workers(bind_workers)}")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO, Protocol
+from itertools import chain
+from typing import Any, BinaryIO, Protocol, cast
 
 import click
 
-from broker import DEFAULT_ENDPOINT
+from broker import DEFAULT_ENDPOINT, is_exposed
 from titanic import logs
 from titanic.cli.options import ENDPOINTS, Function, GroupedCommand, option, read_span
 from titanic.cli.running import Ending, say
@@ -49,6 +51,7 @@ OPTIONS: dict[str, Settings] = {
         "default": 1,
         "help": "Requests to work on at a time.",
     },
+    "open": {"is_flag": True, "help": "Listen where other machines can connect: patterns have no access control."},
     "lines": {"type": click.File("rb"), "metavar": "FILE", "help": "A message for each line; - is standard input."},
 }
 
@@ -61,7 +64,10 @@ def role(group: click.Group, **more: Settings) -> Callable[[Function], click.Com
     """
 
     def make(function: Function) -> click.Command:
-        for name, parameter in reversed([*inspect.signature(function).parameters.items()]):
+        parameters = inspect.signature(function).parameters
+        if binds := [name for name in parameters if name.startswith("bind")]:
+            function = option("--open", **OPTIONS["open"])(_guarded(function, binds))
+        for name, parameter in reversed([*parameters.items()]):
             if name in ARGUMENTS:
                 function = click.argument(name, **ARGUMENTS[name])(function)
                 continue
@@ -73,6 +79,23 @@ def role(group: click.Group, **more: Settings) -> Callable[[Function], click.Com
         return group.command(function.__name__.rpartition("_")[2], cls=GroupedCommand)(function)
 
     return make
+
+
+def _guarded(function: Function, binds: list[str]) -> Function:
+    """A role that listens where other machines can connect only when that is meant; `binds`: its options for that."""
+
+    @functools.wraps(function)
+    def role(*, open: bool, **given: Any) -> Any:
+        endpoints = [given[name] for name in binds if given[name] is not None]
+        for endpoint in chain.from_iterable([one] if isinstance(one, str) else one for one in endpoints):
+            if not open and is_exposed(endpoint):
+                raise click.UsageError(
+                    f"other machines could reach {endpoint}, and patterns have no access control; bind a loopback"
+                    " address, or say that it is meant: --open"
+                )
+        return function(**given)
+
+    return cast(Function, role)
 
 
 class Runs(Protocol):

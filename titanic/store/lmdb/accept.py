@@ -12,7 +12,7 @@ from titanic.store.lmdb import idempotency_key, request_record, retry_record
 from titanic.store.lmdb.blob import REF_SIZE, Ref, refer
 from titanic.store.lmdb.capacity import CHARGE
 from titanic.store.lmdb.free_space import could_fit, drop_oldest, fits, recount
-from titanic.store.lmdb.idempotency_key import Holder
+from titanic.store.lmdb.idempotency_key import Holder, row_key
 from titanic.store.lmdb.retry_record import Retry
 from titanic.store.lmdb.schema import EXPIRY, KEY, PAGE, cost, later_key, ready_prefix, service_of, timer_key
 from titanic.store.lmdb.transaction import Writing
@@ -31,8 +31,8 @@ Row = tuple[bytes, bytes]
 class _Keys(NamedTuple):
     """The idempotency keys of a batch. Requests are named by their place in it.
 
-    `taken` are those whose key is taken, which are not stored. `holders` has the keys that are new, and `extras` the
-    bytes that each of those needs.
+    `taken` are those whose key is taken, which are not stored. `holders` has the keys that are new, as their rows are
+    to have them, and `extras` the bytes that each of those needs.
     """
 
     taken: set[int]
@@ -44,7 +44,7 @@ class _Plan(NamedTuple):
     """What is to be written for a batch: the rows by database, the blobs, and the room that they need.
 
     `sizes` are those of the records, in order, 0 for a request that is not stored; `extras` what some need besides;
-    `loads` the bytes of each request, by the beginning of its row in `ready`.
+    `loads` the bytes of each request, by the beginning of its row in `ready`; `owned` those of each owner.
     """
 
     records: list[Row]
@@ -56,6 +56,7 @@ class _Plan(NamedTuple):
     sizes: list[int]
     extras: dict[int, int]
     loads: dict[bytes, list[int]]
+    owned: dict[bytes, list[int]]
 
 
 def accept_many(tx: Writing, requests: Sequence[NewRequest], now_us: int) -> list[bytes]:
@@ -76,17 +77,20 @@ def fresh(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: in
     fresh = []
     known = 0  # up to which the requests share a key that is taken
     for n, new in enumerate(requests):
-        if new.key and (new.key in seen or _holder(tx, new.key, sure_us) is not None):
-            known = n + max(1, new.together)
+        if new.key:
+            key = row_key(new.key, new.owner)
+            if key in seen or _holder(tx, key, sure_us) is not None:
+                known = n + max(1, new.together)
+            seen.add(key)
         if n >= known:
             fresh.append(new)
-        seen.add(new.key)
     return fresh
 
 
-def forget(tx: Writing, keys: Sequence[bytes]) -> None:
-    """Forget these idempotency keys before their time; unknown ones are fine."""
-    for key in keys:
+def forget(tx: Writing, keys: Sequence[bytes], owner: bytes = b"") -> None:
+    """Forget these idempotency keys of an owner before their time; unknown ones are fine."""
+    for given in keys:
+        key = row_key(given, owner)
         if (holder := tx.key_holder(key)) is not None:
             tx.delete(tx.db.timers, timer_key(KEY, holder.until, key))
             tx.delete(tx.db.keys, key)
@@ -116,6 +120,9 @@ def _look_up_keys(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes
     for n, new in enumerate(requests):
         if key := new.key:
             request_record.check_key(key, new.key_until)
+            if new.owner:
+                request_record.check_owner(new.owner)
+                key = row_key(key, new.owner)
             count = request_record.check_together(new.together, len(requests) - n)
             holder = keys.holders.get(key) or _holder(tx, key, sure_us)
             if holder is None:
@@ -136,8 +143,8 @@ def _look_up_keys(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes
 
 def _plan(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], now_us: int, keys: _Keys) -> _Plan:
     """Plan the rows. Raises InvalidRequest when a request cannot be stored, even if its key is taken."""
-    plan = _Plan([], [], [], [], [], [], [], {}, {})
-    records, ready, later, retries, timers, blobs, sizes, extras, loads = plan
+    plan = _Plan([], [], [], [], [], [], [], {}, {}, {})
+    records, ready, later, retries, timers, blobs, sizes, extras, loads, owned = plan
     encode, taken, keyed = request_record.encode, keys.taken, keys.extras
     last = b""
     load: list[int] = []
@@ -154,7 +161,7 @@ def _plan(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], now_u
             encode(uuid, new, now_us)
             sizes.append(0)
             continue
-        service, _, priority, not_before, expires_at, _, _, _, _, _ = new
+        service, _, priority, not_before, expires_at, _, _, _, _, _, owner = new
         record = encode(uuid, new, now_us, put_blob)
         records.append((uuid, record))
         prefix = ready_prefix(service, priority)
@@ -169,6 +176,8 @@ def _plan(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], now_u
             placed += 1
             load[-1] += ref.size - REF_SIZE
             extra += ref.pages * PAGE
+        if owner:
+            owned.setdefault(owner, []).append(load[-1])
         if not_before > now_us:
             delay = retry_record.encode(uuid, Retry(0, not_before))
             later.append((later_key(not_before, uuid), prefix))
@@ -208,6 +217,8 @@ def _write(tx: Writing, plan: _Plan) -> None:
         tx.count_load(service_of(prefix), pending=len(load), size=sum(load))
     for prefix, n in Counter([key[:-SIZE] for key, _ in plan.ready]).items():
         tx.count_load(service_of(prefix), ready=n)
+    for owner, load in plan.owned.items():
+        tx.count_owned(owner, pending=len(load), size=sum(load))
 
 
 def _holder(tx: Writing, key: bytes, now_us: int) -> Holder | None:

@@ -25,7 +25,7 @@ Header = TypeVar("Header", RequestHeader, OutcomeHeader)
 
 _MOST_DROPPED = 20
 _DAMAGED = Part(Where.DAMAGED)
-_UNREADABLE = RequestHeader(b"", 0, 0, 0, 0, 0, b"", b"", 0, 0, 0, None)
+_UNREADABLE = RequestHeader(b"", 0, 0, 0, 0, 0, b"", b"", b"", 0, 0, 0, None)
 _NEVER_TRIED = Retry(0, 0)
 
 

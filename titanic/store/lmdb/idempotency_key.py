@@ -1,6 +1,6 @@
 """Idempotency keys: one request per key, or one message of several, however often it is submitted.
 
-The row, little-endian, in database `keys` under the key. It outlives its request: a client that repeats a
+The row, little-endian, in database `keys` under the key (`row_key`). It outlives its request: a client that repeats a
 submission after the reply was fetched and the request closed still gets the first id.
 
     offset  size  field
@@ -19,6 +19,11 @@ from titanic.util.ids import SIZE
 
 _TIMES = struct.Struct("<QQ")
 _UNTIL = struct.Struct("<Q")
+
+
+def row_key(key: bytes, owner: bytes) -> bytes:
+    """The key of the row. Those of an owner are apart from all others: FF is in no UTF-8, so in no key and no owner."""
+    return b"\xff%b\xff%b" % (owner, key) if owner else key
 
 
 class Holder(NamedTuple):

@@ -167,6 +167,8 @@ def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
     if expires_at:
         tx.put(tx.db.timers, timer_key(EXPIRY, expires_at, uuid), b"")
     tx.count_load(header.service, ready=0 if past.due else 1, pending=1, size=header.size)
+    if header.owner:
+        tx.count_owned(header.owner, pending=1, size=header.size)
     return True
 
 
@@ -203,6 +205,8 @@ def leave(tx: Writing, uuid: bytes, place: Place) -> None:
         tx.delete(tx.db.timers, timer_key(EXPIRY, expires_at, uuid))
     if place.service is not None:
         tx.count_load(place.service, pending=-1, size=-header.size if header else 0)
+    if header is not None and header.owner:
+        tx.count_owned(header.owner, pending=-1, size=-header.size)
 
 
 def _forget_delay(tx: Writing, uuid: bytes) -> None:

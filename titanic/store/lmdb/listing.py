@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 import lmdb
 
-from titanic.store.lmdb import outcome_record, request_record
+from titanic.store.lmdb import outcome_record, read, request_record
 from titanic.store.lmdb.retry_record import expiry
 from titanic.store.lmdb.schema import ready_prefix
 from titanic.store.lmdb.transaction import Reading
@@ -50,6 +50,7 @@ def describe(tx: Reading, uuid: bytes) -> Description | None:
         reply_frames=end.frame_count if end else 0,
         reply_bytes=end.body_size - 4 * end.frame_count if end else 0,
         key=header.key,
+        owner=header.owner,
     )
 
 
@@ -58,11 +59,12 @@ def list_requests(
     *,
     service: bytes | None = None,
     state: State | None = None,
+    owner: bytes | None = None,
     after: bytes | None = None,
     limit: int = 100,
 ) -> Page:
     """`select` of one state, or of all."""
-    return select(tx, None if state is None else (state,), service=service, after=after, limit=limit)
+    return select(tx, None if state is None else (state,), service=service, owner=owner, after=after, limit=limit)
 
 
 def select(
@@ -71,10 +73,11 @@ def select(
     *,
     service: bytes | None = None,
     older_than: int | None = None,
+    owner: bytes | None = None,
     after: bytes | None = None,
     limit: int = 100,
 ) -> Page:
-    """Up to `limit` requests in the order of their ids (oldest first), of these states and this service if given."""
+    """Up to `limit` requests in the order of their ids (oldest first), of these states, service and owner if given."""
     page = Page()
     looked_at = 0
     last = after
@@ -84,6 +87,8 @@ def select(
             break
         looked_at += 1
         last = uuid
+        if owner is not None and read.owner(tx, uuid) != owner:
+            continue  # nor is what cannot be read: it may be another's
         found = describe(tx, uuid)
         if found is None or service not in (None, found.service):
             continue

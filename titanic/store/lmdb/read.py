@@ -10,12 +10,13 @@ from titanic.protocol.submit_options import MAX_KEY
 from titanic.store.lmdb import outcome_record, request_record, schema
 from titanic.store.lmdb.closed_ring import oldest_closing
 from titanic.store.lmdb.free_space import can_make_way
+from titanic.store.lmdb.idempotency_key import row_key
 from titanic.store.lmdb.lmdb_errors import short_of_disk
 from titanic.store.lmdb.record import verify
 from titanic.store.lmdb.retry_record import expiry
 from titanic.store.lmdb.schema import PAGE, due_of, odd_row, ready_prefix, unpack, uuid_of
 from titanic.store.lmdb.transaction import Reading
-from titanic.store.records import Counts, Outcome, Pending, ReadyRow, Retention, ServiceLoad, StoredRequest
+from titanic.store.records import Counts, Load, Outcome, Pending, ReadyRow, Retention, StoredRequest
 from titanic.store.states import State
 from titanic.util.ids import SIZE, time_of
 
@@ -46,9 +47,15 @@ def request(tx: Reading, uuid: bytes) -> StoredRequest | None:
     return None if record is None else request_record.decode(uuid, record, tx.fetch)
 
 
-def holder(tx: Reading, key: bytes) -> bytes | None:
-    """The id of the request that was submitted with this idempotency key, also when it is closed."""
-    holder = tx.key_holder(key) if 0 < len(key) <= MAX_KEY else None
+def owner(tx: Reading, uuid: bytes) -> bytes | None:
+    """Who submitted the request; empty when it belongs to nobody, or that cannot be told. None when it is unknown."""
+    record = tx.raw.get(uuid, db=tx.db.requests)
+    return None if record is None else request_record.owner_in(record)
+
+
+def holder(tx: Reading, key: bytes, owner: bytes = b"") -> bytes | None:
+    """The id of the request that its owner submitted with this idempotency key, also when it is closed."""
+    holder = tx.key_holder(row_key(key, owner)) if 0 < len(key) <= MAX_KEY and key[0] != 0xFF else None
     return None if holder is None else holder.uuid
 
 
@@ -132,11 +139,18 @@ def oldest(tx: Reading, service: bytes) -> int | None:
     return min(times, default=None)
 
 
-def load(tx: Reading, service: bytes) -> ServiceLoad:
+def load(tx: Reading, service: bytes) -> Load:
     """What the service has to do, without counting."""
     tx.put_counters()
     _, waiting, size = tx.meta_row(schema.LOAD_PREFIX + service, schema.LOAD) or (0, 0, 0)
-    return ServiceLoad(waiting, size)
+    return Load(waiting, size)
+
+
+def owner_load(tx: Reading, owner: bytes) -> Load:
+    """What is to be done for an owner, without counting."""
+    tx.put_counters()
+    waiting, size = tx.meta_row(schema.OWNER_PREFIX + owner, schema.OWNER_LOAD) or (0, 0)
+    return Load(waiting, size)
 
 
 def counts(tx: Reading) -> Counts:

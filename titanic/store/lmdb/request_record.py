@@ -3,8 +3,8 @@
 The record, little-endian, in database `requests` under the request's id. It is written once.
 
     offset  size  field
-         0     1  record format, 2
-         1     1  flags: 1 = the body is in a blob
+         0     1  record format: 3, or without an owner 2
+         1     1  1 = the body is in a blob; + 2 w: bytes of owner, 0 … 32
          2     1  priority, 0 (last) … 9 (first)
          3     1  k: bytes of idempotency key, 0 = none
          4     4  CRC-32 (record.py)
@@ -17,10 +17,12 @@ The record, little-endian, in database `requests` under the request's id. It is 
         40     4  number of frames
         44     s  service
       44+s     k  idempotency key, UTF-8
-    44+s+k     o  options
-  44+s+k+o        body: frames (record.py), or a reference to them (blob.py)
+    44+s+k     w  owner: who submitted it
+  44+s+k+w     o  options
+44+s+k+w+o        body: frames (record.py), or a reference to them (blob.py)
 
-Format 1 is the same without flags and key, their bytes being 0; its bodies stand in the record whatever their size.
+Format 1 is the same without blob, owner and key, their bytes being 0; its bodies stand in the record whatever their
+size.
 """
 
 from __future__ import annotations
@@ -40,14 +42,18 @@ from titanic.store.records import NewRequest, StoredRequest
 DATABASE = "requests"
 MAX_SERVICE = 255
 MAX_OPTIONS = 1000
+MAX_OWNER = 32
 
 _FORMAT = 2
-_FORMATS = (1, 2)
+_OWNED_FORMAT = 3
+_FORMATS = (1, 2, 3)
 _IN_BLOB = 1
 _PREFIX = [bytes((_FORMAT, 0, priority, 0)) for priority in range(MAX_PRIORITY + 1)]
 _HEADER = struct.Struct("<BBBBIQQQHHII")
 _REST = struct.Struct("<QQQHHII")  # the header from BODY on
 _MAX_REST = INLINE - BODY
+_SERVICE_SIZE = struct.Struct("<H")
+_SERVICE_SIZE_AT = 34
 _pack_rest = _REST.pack
 
 
@@ -62,6 +68,7 @@ class RequestHeader(NamedTuple):
     max_attempts: int
     options: bytes
     key: bytes
+    owner: bytes
     frame_count: int
     body_at: int
     body_size: int  # with the frames' lengths
@@ -84,6 +91,17 @@ def check_service(service: bytes) -> None:
         printable = False
     if not printable:
         raise InvalidRequest("the service's name isn't printable UTF-8", repr(service[:40]), "choose another")
+
+
+@lru_cache(maxsize=4096)
+def check_owner(owner: bytes) -> None:
+    """Raise InvalidRequest unless `owner` is at most 32 bytes of printable UTF-8."""
+    try:
+        right = len(owner) <= MAX_OWNER and owner.decode().isprintable()
+    except UnicodeDecodeError:
+        right = False
+    if not right:
+        raise InvalidRequest("the owner can't be one", repr(owner[:40]), f"use 1 to {MAX_OWNER} printable bytes")
 
 
 def check_key(key: bytes, until: int) -> None:
@@ -111,7 +129,7 @@ def encode(uuid: bytes, request: NewRequest, submitted_at: int, put_blob: PutBlo
 
     A body that is too large for the row is given to `put_blob`.
     """
-    service, body, priority, not_before, expires_at, max_attempts, options, key, _, together = request
+    service, body, priority, not_before, expires_at, max_attempts, options, key, _, together, owner = request
     if together:
         key = b""
     check_service(service)
@@ -124,13 +142,16 @@ def encode(uuid: bytes, request: NewRequest, submitted_at: int, put_blob: PutBlo
         rest = _pack_rest(submitted_at, not_before, expires_at, max_attempts, len(service), len(options), len(body))
         if key:
             prefix = bytes((_FORMAT, 0, priority, len(key)))
+        if owner:
+            check_owner(owner)
+            prefix = bytes((_OWNED_FORMAT, len(owner) << 1, priority, len(key)))
         frames = join_frames(body)
     except (struct.error, ValueError) as error:
         raise InvalidRequest("a number or size in the request is out of range", str(error)) from error
-    rest = b"".join((rest, service, key, options, frames))
+    rest = b"".join((rest, service, key, owner, options, frames))
     if len(rest) > _MAX_REST and put_blob is not None:
         rest = rest[: len(rest) - len(frames)] + put_blob(frames).pack()
-        prefix = bytes((_FORMAT, _IN_BLOB, priority, len(key)))
+        prefix = bytes((prefix[0], prefix[1] | _IN_BLOB, priority, len(key)))
     return seal(uuid, prefix, rest)
 
 
@@ -145,12 +166,13 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> RequestHeader:
     format_, flags, priority, key_size, _, submitted_at, not_before, expires_at, max_attempts = fields[:9]
     service_size, options_size, frame_count = fields[9:]
     key_at = _HEADER.size + service_size
-    options_at = key_at + key_size
+    owner_at = key_at + key_size
+    options_at = owner_at + (flags >> 1)
     body_at = options_at + options_size
     ref_size = blob.REF_SIZE if flags & _IN_BLOB else 0
     if format_ not in _FORMATS:
         raise RecordCorrupt(uuid, DATABASE, f"record format {format_} is unknown")
-    if body_at + ref_size > len(record) or priority > MAX_PRIORITY or not service_size:
+    if body_at + ref_size > len(record) or priority > MAX_PRIORITY or not service_size or flags >> 1 > MAX_OWNER:
         raise RecordCorrupt(uuid, DATABASE, "its header makes no sense")
     ref = blob.unpack(record, body_at) if ref_size else None
     return RequestHeader(
@@ -161,7 +183,8 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> RequestHeader:
         expires_at,
         max_attempts,
         bytes(record[options_at:body_at]),
-        bytes(record[key_at:options_at]),
+        bytes(record[key_at:owner_at]),
+        bytes(record[owner_at:options_at]) if flags > _IN_BLOB else b"",
         frame_count,
         body_at,
         ref.size if ref else len(record) - body_at,
@@ -184,7 +207,18 @@ def decode(uuid: bytes, record: memoryview, fetch: FetchBlob = refuse_blob) -> S
         max_attempts=header.max_attempts,
         options=header.options,
         key=header.key,
+        owner=header.owner,
     )
+
+
+def owner_in(record: memoryview | bytes) -> bytes:
+    """The owner, without looking at all else; empty when it cannot be told."""
+    if len(record) < _HEADER.size or record[0] != _OWNED_FORMAT:
+        return b""
+    (service_size,) = _SERVICE_SIZE.unpack_from(record, _SERVICE_SIZE_AT)
+    at = _HEADER.size + service_size + record[3]
+    size = record[1] >> 1
+    return bytes(record[at : at + size]) if size <= MAX_OWNER and at + size <= len(record) else b""
 
 
 def decode_body(uuid: bytes, record: memoryview, header: RequestHeader, fetch: FetchBlob) -> list[bytes]:

@@ -11,28 +11,31 @@
                b"settled"                                 no meaning: written to have something to commit
                b"n" + service                             3 × u64: rows of `ready`; requests that have not ended,
                                                           and their bytes; no row instead of zeros
+               b"o" + owner                               2 × u64: requests that have not ended, and their bytes; no
+                                                          row instead of zeros, none for those without an owner
     requests   uuid                                       request_record.py: header and body
     replies    uuid                                       outcome_record.py: how it ended, and the reply
     ready      service + 00 + (9 - priority) + uuid       nothing: what can be dispatched now
     later      due, u64 µs + uuid                         service + 00 + (9 - priority)
     retries    uuid                                       retry_record.py: attempts, delay, last error
-    keys       idempotency key                            2 × u64 µs, until when it counts, when it came + uuids
+    keys       idempotency key, of those without an owner 2 × u64 µs, until when it counts, when it came + uuids
+               FF + owner + FF + idempotency key          the same
     timers     b"E" + expires_at, u64 µs + uuid           nothing: a request that has not ended and can expire
                b"R" + finished_at, u64 µs + uuid          nothing: a reply (DONE, CANCELLED)
                b"D" + finished_at, u64 µs + uuid          nothing: a dead request (FAILED, EXPIRED)
-               b"K" + until, u64 µs + idempotency key     nothing: a row of `keys`
+               b"K" + until, u64 µs + key in `keys`       nothing: a row of `keys`
     closed     sequence, u64                              closed_record.py: a closed request
     blobs      id, u64 + index, u32                       blob.py: a piece of a body too large for its record
     graves     id, u64                                    u32 pieces: a blob that is to be deleted, bit by bit
     aside      what was repaired + its key                the damaged record, for people
 
 Numbers in keys are big-endian, so that they sort; in values little-endian. A service's name has no NUL, so no
-name is the beginning of another's rows, and the longest key is 255 + 2 + 16 bytes (LMDB takes 511). A row of
+name is the beginning of another's rows, and the longest key is 9 + 34 + 255 bytes (LMDB takes 511). A row of
 `later` holds the beginning of the key that it will have in `ready`: a request becomes ready without being
 looked at.
 
-The counts per service in `meta` are there so that a start needs no scan, however many requests are stored, and
-a limit per service none either.
+The counts per service and owner in `meta` are there so that a start needs no scan, however many requests are
+stored, and a limit per service or owner none either.
 
 To change a key or the meaning of a database (changes inside a record don't need it, see record.py):
     1. Pack a store written by the code as it is into tests/titanic/store/formats/format-N.tar.gz, with all that can be
@@ -54,11 +57,12 @@ import lmdb
 from titanic.errors import StoreCorrupt
 from titanic.util.ids import SIZE
 
-FORMAT = 3
+FORMAT = 4
 
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")
 LOAD = struct.Struct("<QQQ")
+OWNER_LOAD = struct.Struct("<QQ")
 ARCHIVE = struct.Struct("<BQ")
 _TIME = struct.Struct(">Q")
 _TIMER = struct.Struct(">cQ")
@@ -73,6 +77,7 @@ IDENTITY_KEY = b"identity"
 LOST_KEY = b"lost"
 SETTLED_KEY = b"settled"
 LOAD_PREFIX = b"n"
+OWNER_PREFIX = b"o"
 
 EXPIRY = b"E"
 REPLIED = b"R"
@@ -152,7 +157,7 @@ def uuid_of(key: bytes) -> bytes:
 
 
 def timer_key(kind: bytes, time: int, subject: bytes) -> bytes:
-    """The key in `timers`; `time` in µs since the epoch, `subject` a uuid or an idempotency key."""
+    """The key in `timers`; `time` in µs since the epoch, `subject` a uuid or a key of `keys`."""
     return kind + _TIME.pack(time) + subject
 
 

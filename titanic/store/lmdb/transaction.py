@@ -182,6 +182,7 @@ class Writing(Reading):
         """Forget what an earlier LMDB transaction of this one has counted."""
         # Counters are put once, at the end, however many requests the transaction touches.
         self._loads: dict[bytes, list[int]] = {}
+        self._owned: dict[bytes, list[int]] = {}
         self._next_blob: int | None = None
         self.sequence: int | None = None
         self.lost = 0
@@ -252,6 +253,12 @@ class Writing(Reading):
         change[1] += pending
         change[2] += size
 
+    def count_owned(self, owner: bytes, *, pending: int, size: int) -> None:
+        """An owner has so many more requests that have not ended, and their bytes."""
+        change = self._owned.setdefault(owner, [0, 0])
+        change[0] += pending
+        change[1] += size
+
     def put_counters(self) -> None:
         """Write down what was counted. Raises StoreCorrupt when a counter would be negative."""
         meta = self.db.meta
@@ -273,6 +280,14 @@ class Writing(Reading):
             elif row is not None:
                 self.raw.delete(key, db=meta)
         self._loads.clear()
+        for owner, change in self._owned.items():
+            key = schema.OWNER_PREFIX + owner
+            pending, size = map(sum, zip(change, self.meta_row(key, schema.OWNER_LOAD) or (0, 0), strict=True))
+            if pending > 0:
+                self.raw.put(key, schema.OWNER_LOAD.pack(pending, max(size, 0)), db=meta)
+            else:  # below 0 when an owner was damaged: no row tells whether it is right, and the request must end
+                self.raw.delete(key, db=meta)
+        self._owned.clear()
 
     def last_sequence(self) -> int:
         return super().last_sequence() if self.sequence is None else self.sequence

@@ -76,7 +76,15 @@ def _add_when_keys_came(env: lmdb.Environment, txn: lmdb.Transaction[memoryview]
         txn.put(key, idempotency_key.modern(row), db=keys)
 
 
+def _belong_to_nobody(env: lmdb.Environment, txn: lmdb.Transaction[memoryview]) -> None:
+    """3 → 4: requests and keys can have an owner. What is there has none, and is written as it was.
+
+    Earlier versions must not touch what belongs to somebody: they would not count it.
+    """
+
+
 STEPS: dict[int, Callable[[lmdb.Environment, lmdb.Transaction[memoryview]], None]] = {
     1: _add_timers_and_loads,
     2: _add_when_keys_came,
+    3: _belong_to_nobody,
 }

@@ -20,6 +20,7 @@ from titanic.store.lmdb.schema import (
     EXPIRY,
     KEY,
     LOAD,
+    OWNER_LOAD,
     REPLIED,
     U32,
     U64,
@@ -79,6 +80,10 @@ def _requests(walk: Walk) -> None:
                 load = walk.loads.setdefault(header.service, [0, 0, 0])
                 load[1] += 1
                 load[2] += header.size
+                if header.owner:
+                    owned = walk.owned.setdefault(header.owner, [0, 0])
+                    owned[0] += 1
+                    owned[1] += header.size
             verify(uuid, record, request_record.DATABASE)
             request_record.decode_body(uuid, record, header, walk.tx.fetch)
         except RecordCorrupt as error:
@@ -222,11 +227,11 @@ def _keys(walk: Walk) -> None:
         if record is None:
             continue  # it was closed
         try:
-            found = request_record.decode_header(holder.uuid, record).key
+            header = request_record.decode_header(holder.uuid, record)
         except RecordCorrupt:
             continue
-        if found not in (key, b""):
-            what = f"its request {holder.uuid.hex()} has the key {found!r}"
+        if header.key and idempotency_key.row_key(header.key, header.owner) != key:
+            what = f"its request {holder.uuid.hex()} has the key {header.key!r}"
             walk.report("keys", key, what, Remedy(Verb.SET_ASIDE, "keys", key))
 
 
@@ -318,6 +323,24 @@ def _meta(walk: Walk) -> None:
         else:
             remedy = Remedy(Verb.DELETE, "meta", key)
         what = f"{counted.get(service)} for {service!r}, there are {ready} ready of {pending}, {size} bytes"
+        walk.report("meta", None, what, remedy)
+    _owned_loads(walk)
+
+
+def _owned_loads(walk: Walk) -> None:
+    counted: dict[bytes, bytes] = {}
+    for view, value in walk.tx.raw.cursor(walk.tx.db.meta).iternext():
+        if view[:1] == schema.OWNER_PREFIX:
+            counted[bytes(view[len(schema.OWNER_PREFIX) :])] = bytes(value)
+    right = {owner: OWNER_LOAD.pack(*load) for owner, load in walk.owned.items()}
+    for owner in counted.keys() | right.keys():
+        if counted.get(owner) == right.get(owner):
+            continue
+        key = schema.OWNER_PREFIX + owner
+        load = right.get(owner)
+        remedy = Remedy(Verb.DELETE, "meta", key) if load is None else Remedy(Verb.PUT, "meta", key, load)
+        pending, size = walk.owned.get(owner, (0, 0))
+        what = f"what is counted for the owner {owner!r} is wrong, there are {pending} requests, {size} bytes"
         walk.report("meta", None, what, remedy)
 
 

@@ -63,8 +63,8 @@ class Remedy(NamedTuple):
 class Walk:
     """A walk through the store in a transaction, and what it has found so far.
 
-    `refs` are the blobs that records refer to, by id; `loads` are those of the services, by name, as `meta` counts
-    them; `seen` are the rows that were looked at, of `total` in all databases.
+    `refs` are the blobs that records refer to, by id; `loads` are those of the services, by name, and `owned` those of
+    the owners, as `meta` counts them; `seen` are the rows that were looked at, of `total` in all databases.
     """
 
     def __init__(self, tx: Reading) -> None:
@@ -73,6 +73,7 @@ class Walk:
         self.remedies: list[Remedy] = []
         self.refs: dict[int, Ref] = {}
         self.loads: dict[bytes, list[int]] = {}
+        self.owned: dict[bytes, list[int]] = {}
         self.seen = self.total = 0
         self.tell: Callable[[int, int], None] = lambda seen, total: None
 

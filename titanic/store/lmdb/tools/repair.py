@@ -94,23 +94,24 @@ class _Mender:
     def _fail(self, remedy: Remedy, database: lmdb._Database) -> None:
         """A request that can't be read, or isn't there, becomes a stand-in that has failed."""
         raw, uuid = self._raw, remedy.key
-        service, priority, submitted_at = self._what_is_known(uuid)
+        service, priority, submitted_at, owner = self._what_is_known(uuid)
         self._set_aside(remedy, database)
         if not _is_id(uuid):
             return
-        stand_in = request_record.encode(uuid, NewRequest(service, [], priority), submitted_at)
+        stand_in = request_record.encode(uuid, NewRequest(service, [], priority, owner=owner), submitted_at)
         raw.put(uuid, stand_in, db=self._db.requests)
         if raw.get(uuid, db=self._db.replies) is None:
             self._end(uuid, remedy.value.decode())
 
-    def _what_is_known(self, uuid: bytes) -> tuple[bytes, int, int]:
-        """Service, priority and time of a request that is damaged, from its header or its row in a queue."""
+    def _what_is_known(self, uuid: bytes) -> tuple[bytes, int, int, bytes]:
+        """Service, priority, time and owner of a request that is damaged, from its header or its row in a queue."""
         record = self._raw.get(uuid, db=self._db.requests)
         if record is not None:
             try:
                 header = request_record.decode_header(uuid, record)
                 request_record.check_service(header.service)
-                return header.service, header.priority, header.submitted_at
+                request_record.check_owner(header.owner)
+                return header.service, header.priority, header.submitted_at, header.owner
             except Exception:  # it is damaged: anything can be wrong with it
                 pass
         prefix = search(self._tx, uuid).prefix
@@ -118,8 +119,8 @@ class _Mender:
             service, priority = service_of(prefix), priority_in(prefix + uuid)
             with suppress(InvalidRequest):
                 request_record.check_service(service)
-                return service, priority if 0 <= priority <= MAX_PRIORITY else DEFAULT_PRIORITY, 0
-        return UNKNOWN_SERVICE, DEFAULT_PRIORITY, 0
+                return service, priority if 0 <= priority <= MAX_PRIORITY else DEFAULT_PRIORITY, 0, b""
+        return UNKNOWN_SERVICE, DEFAULT_PRIORITY, 0, b""
 
     def _lose_reply(self, remedy: Remedy, database: lmdb._Database) -> None:
         self._set_aside(remedy, database)

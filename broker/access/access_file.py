@@ -1,0 +1,371 @@
+"""The access file: users and what each may do, in TOML.
+
+    [roles.sender]
+    submit = ["mail.*", "resize"]
+    read = "own"
+    close = true
+
+    [users.shop]
+    keys = ["rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7", "shop2.key"]
+    roles = ["sender"]
+    limits = { waiting = 100_000, messages = 1000 }
+
+    [users.prometheus]
+    tokens = ["sha256:…"]
+    metrics = true
+
+    [endpoints."ipc:///run/titanic/titanic.sock"]
+    user = "shop"
+    uids = [0, "www-data"]
+
+A key is a public one in Z85, or a file with one; relative paths begin where the access file is. A user has his own
+permissions and those of his roles: lists are added up, "all" beats "own", true beats false. A limit of his own beats
+those of his roles, and of theirs the lowest holds. A file is taken whole or not at all: whatever is not understood is
+a fault, because a permission that is misspelt might be one that was to be taken away.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+import pwd
+import re
+import stat
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from broker.access.keys import NAME, SECRET_SUFFIX, public_key
+from broker.access.toml_lines import Keys, lines_of
+from broker.access.users import BY_SERVICE, Access, Permission, Reach, User, UserLimits
+from broker.core.mdp import service_fault
+from broker.errors import AccessError
+
+MOST_BYTES = 16 * 1024 * 1024
+MOST_FAULTS = 100
+"""So many are told at once."""
+MOST_LIMIT = 1 << 62
+MOST_UID = (1 << 32) - 2
+
+PATTERNS = tuple(permission.value for permission in BY_SERVICE)
+FLAGS = (Permission.CLOSE.value, Permission.METRICS.value, Permission.ADMIN.value)
+LIMITS = UserLimits.__slots__
+OF_ROLES = (*PATTERNS, Permission.READ.value, *FLAGS, "limits")
+OF_USERS = ("keys", "tokens", "roles", *OF_ROLES)
+OF_ENDPOINTS = ("user", "uids")
+TABLES = ("roles", "users", "endpoints")
+
+Table = Mapping[str, Any]
+
+
+def load_access(path: str | Path) -> Access:
+    """Who may do what, as a file says. Raises AccessError, with a line for each fault: FILE:LINE: what is wrong."""
+    return AccessFile(path).access
+
+
+class AccessFile:
+    """An access file that was read and has no fault, and the lines of what it says."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises AccessError, as `load_access` does."""
+        self.path = Path(path)
+        text = _read(self.path)
+        self.text = text
+        self._faults: list[tuple[int, str]] = []
+        try:
+            document = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            at = re.search(r"at line (\d+)", str(error))
+            fact = re.sub(r" \(at [^()]*\)$", "", str(error))
+            line = int(at[1]) if at else text.rstrip("\n").count("\n") + 1
+            raise AccessError(f"{path}:{line}: this is not TOML: {fact}; correct the line") from error
+        except (ValueError, RecursionError) as error:  # numbers of thousands of digits, lists in lists in lists
+            raise AccessError(f"{path}:1: this is not TOML that can be read: {error}; it is no access file") from error
+        self._unknown((), document, TABLES)
+        self.roles = self._tables(document, "roles")
+        self.users = self._tables(document, "users")
+        endpoints = self._tables(document, "endpoints")
+        for name, role in self.roles.items():
+            self._check_name(("roles", name), "role")
+            self._check(("roles", name), role, OF_ROLES)
+        for name, user in self.users.items():
+            self._check_name(("users", name), "user")
+            self._check(("users", name), user, OF_USERS)
+            self._check_roles(("users", name, "roles"), user.get("roles", []))
+        keys, tokens = self._keys(), self._tokens()
+        uids = {name: self._endpoint(name, endpoint) for name, endpoint in endpoints.items()}
+        if self._faults:
+            faults = sorted(dict.fromkeys(self._faults))
+            told = [f"{self.path}:{line}: {fact}" for line, fact in faults[:MOST_FAULTS]]
+            more = [f"{self.path}: and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
+            raise AccessError("\n".join(told + more))
+        users = {name: self._user(name) for name in self.users}
+        self.access = Access(
+            users.values(),
+            {key: users[name] for key, name in keys.items()},
+            {token: users[name] for token, name in tokens.items()},
+            {name: users[endpoint["user"]] for name, endpoint in endpoints.items()},
+            {name: allowed for name, allowed in uids.items() if allowed is not None},
+        )
+
+    def line(self, path: Keys) -> int:
+        """The line, from 1, of a table, a key or a text in a list; of the nearest above it if it has none itself."""
+        while path and path not in self._lines:
+            path = path[:-1]
+        return self._lines.get(path, 1)
+
+    @cached_property
+    def _lines(self) -> dict[Keys, int]:
+        """Not before somebody asks: it takes four times as long as reading the file."""
+        return lines_of(self.text)
+
+    def _fault(self, path: Keys, fact: str) -> None:
+        self._faults.append((self.line(path), "".join(one if one.isprintable() else repr(one)[1:-1] for one in fact)))
+
+    def _near(self, name: str, known: Iterable[str], advice: str) -> str:
+        """What may have been meant, else some other advice. It takes long where there is much, so not too often."""
+        few = len(self._faults) < 20
+        near = difflib.get_close_matches(name[:80], list(known)[:1000], n=1) if few else []
+        return f"did you mean {near[0]}?" if near else advice
+
+    def _unknown(self, path: Keys, table: Table, known: Iterable[str]) -> None:
+        for key in table:
+            if key not in known:
+                advice = self._near(key, known, f"here may be {', '.join(known)}")
+                self._fault((*path, key), f"unknown {_shown((*path, key))}; {advice}")
+
+    def _tables(self, document: Table, kind: str) -> dict[str, Table]:
+        """The tables below one: what is no table is a fault and left out."""
+        found = document.get(kind, {})
+        if not isinstance(found, dict):
+            self._fault((kind,), f"{kind} is {_kind(found)}; it must be tables, like [{kind}.NAME]")
+            return {}
+        for name, table in found.items():
+            if not isinstance(table, dict):
+                advice = f"it must be a table, like [{kind}.NAME]"
+                self._fault((kind, name), f"{_shown((kind, name))} is {_kind(table)}; {advice}")
+        return {name: table for name, table in found.items() if isinstance(table, dict)}
+
+    def _check_name(self, path: tuple[str, str], what: str) -> None:
+        if not NAME.fullmatch(path[1]):
+            advice = "take 1 to 32 letters, digits, '_', '.' and '-'"
+            self._fault(path, f"{path[1][:80]!r} cannot be the name of a {what}; {advice}")
+
+    def _check(self, path: Keys, table: Table, known: tuple[str, ...]) -> None:
+        """Permissions and limits, of a user or of a role."""
+        self._unknown(path, table, known)
+        for key in PATTERNS:
+            for number, pattern in self._texts((*path, key), table.get(key, []), '["mail.*"]'):
+                if fact := _pattern_fault(pattern):
+                    self._fault((*path, key, number), f"{_shown((*path, key))}: {fact}")
+        for key in FLAGS:
+            if not isinstance(table.get(key, False), bool):
+                self._fault((*path, key), f"{_shown((*path, key))} is {_kind(table[key])}; it must be true or false")
+        if "read" in table and table["read"] not in ("own", "all"):
+            advice = 'it must be "own" or "all"; leave it out if nothing may be read'
+            self._fault((*path, "read"), f"{_shown((*path, 'read'))} is {_quoted(table['read'])}; {advice}")
+        limits = table.get("limits", {})
+        if not isinstance(limits, dict):
+            self._fault(
+                (*path, "limits"), f"{_shown((*path, 'limits'))} is {_kind(limits)}; write it like {{ waiting = 1000 }}"
+            )
+            return
+        self._unknown((*path, "limits"), limits, LIMITS)
+        for key in LIMITS:
+            limit = limits.get(key, 0)
+            if type(limit) is not int or not 0 <= limit < MOST_LIMIT:
+                where = (*path, "limits", key)
+                self._fault(where, f"{_shown(where)} is {_quoted(limit)}; it must be a whole number, 0 for no limit")
+
+    def _texts(self, path: Keys, found: Any, example: str) -> list[tuple[int, str]]:
+        """The texts of a list with their places in it; all else is a fault."""
+        if not isinstance(found, list):
+            self._fault(path, f"{_shown(path)} is {_kind(found)}; it must be a list of texts, like {example}")
+            return []
+        for number, one in enumerate(found):
+            if not isinstance(one, str):
+                self._fault(
+                    (*path, number),
+                    f"{_shown(path)} has {_kind(one)} in it; it must be a list of texts, like {example}",
+                )
+        return [(number, one) for number, one in enumerate(found) if isinstance(one, str)]
+
+    def _check_roles(self, path: Keys, found: Any) -> None:
+        for number, role in self._texts(path, found, '["sender"]'):
+            if role not in self.roles:
+                advice = self._near(role, self.roles, "add it, or take it out here")
+                self._fault((*path, number), f"{_shown(path)}: there is no role {_quoted(role)}; {advice}")
+
+    def _keys(self) -> dict[str, str]:
+        """Names of users by their public keys."""
+        found: dict[str, tuple[str, Keys]] = {}
+        for name, user in self.users.items():
+            path = ("users", name, "keys")
+            for number, text in self._texts(path, user.get("keys", []), '["shop.key"]'):
+                if text.endswith(SECRET_SUFFIX):
+                    fact = f"{text!r} is a secret key file, which belongs to the user alone"
+                    self._fault((*path, number), f"{_shown(path)}: {fact}; give the one that ends with .key")
+                    continue
+                try:
+                    key = public_key(text, self.path.parent)
+                except AccessError as error:
+                    self._fault((*path, number), f"{_shown(path)}: {error}")
+                else:
+                    self._take(found, key, name, (*path, number), "key")
+        return {key: name for key, (name, _) in found.items()}
+
+    def _tokens(self) -> dict[str, str]:
+        """Names of users by the hashes of their tokens. No fault shows one: it may be the token itself."""
+        found: dict[str, tuple[str, Keys]] = {}
+        for name, user in self.users.items():
+            path = ("users", name, "tokens")
+            for number, text in self._texts(path, user.get("tokens", []), '["sha256:…"]'):
+                if re.fullmatch("sha256:[0-9a-fA-F]{64}", text):
+                    self._take(found, text.removeprefix("sha256:").lower(), name, (*path, number), "token")
+                else:
+                    fact = "a token is given by its hash, sha256: and 64 hexadecimal digits"
+                    advice = "`titanic keys token` makes one and prints it"
+                    self._fault((*path, number), f"{_shown(path)}: {fact}; {advice}")
+        return {token: name for token, (name, _) in found.items()}
+
+    def _take(self, found: dict[str, tuple[str, Keys]], secret: str, name: str, path: Keys, what: str) -> None:
+        """A key or a token is one user's."""
+        owner, where = found.setdefault(secret, (name, path))
+        if owner != name:
+            advice = f"make another {what} for one of them"
+            fact = f"this {what} is that of user {owner}, too, in line {self.line(where)}"
+            self._fault(path, f"{_shown(path[:-1])}: {fact}; {advice}")
+
+    def _endpoint(self, name: str, endpoint: Table) -> tuple[int, ...] | None:
+        """The numbers of the users of the machine who may connect to an endpoint; None: everybody."""
+        path = ("endpoints", name)
+        local = name.startswith("ipc://") and len(name) > len("ipc://")
+        if not local and not is_loopback(name):
+            fact = "who connects there needs no key, so it must be one that only this machine reaches"
+            self._fault(path, f"{_shown(path)}: {fact}; write it like ipc:///run/titanic/titanic.sock")
+        self._unknown(path, endpoint, OF_ENDPOINTS)
+        user = endpoint.get("user")
+        if not isinstance(user, str):
+            fact = f"is {_kind(user)}" if "user" in endpoint else "is missing"
+            self._fault((*path, "user"), f'{_shown((*path, "user"))} {fact}; write it like user = "shop"')
+        elif user not in self.users:
+            advice = self._near(user, self.users, "add it, or name another")
+            self._fault((*path, "user"), f"{_shown((*path, 'user'))}: there is no user {_quoted(user)}; {advice}")
+        if "uids" not in endpoint:
+            return None
+        where, uids = (*path, "uids"), endpoint["uids"]
+        if not local:
+            self._fault(where, f"{_shown(where)}: only an ipc:// endpoint knows who connects; leave them out")
+        if not isinstance(uids, list) or not uids:
+            fact = "names nobody" if uids == [] else f"is {_kind(uids)}"
+            self._fault(where, f'{_shown(where)} {fact}; write it like uids = [0, "www-data"], or leave it out')
+            return ()
+        return tuple(self._uid((*where, number), uid) for number, uid in enumerate(uids))
+
+    def _uid(self, path: Keys, uid: Any) -> int:
+        if type(uid) is int and 0 <= uid <= MOST_UID:
+            return uid
+        if isinstance(uid, str):
+            try:
+                return pwd.getpwnam(uid).pw_uid
+            except (KeyError, ValueError):
+                fact = f"this machine has no user {_quoted(uid)}"
+        else:
+            fact = f"{_quoted(uid)} is no user of a machine"
+        self._fault(path, f"{_shown(path[:-1])}: {fact}; give a name that `getent passwd` prints, or a number")
+        return MOST_UID
+
+    def _user(self, name: str) -> User:
+        """A user with what his roles give him."""
+        own = self.users[name]
+        given = [own, *(self.roles[role] for role in own.get("roles", []))]
+        services = {
+            permission: tuple(dict.fromkeys(pattern for table in given for pattern in table.get(permission.value, [])))
+            for permission in BY_SERVICE
+        }
+        reads = {table.get("read") for table in given}
+        flags = {flag: any(table.get(flag, False) for table in given) for flag in FLAGS}
+        return User(
+            name,
+            {permission: patterns for permission, patterns in services.items() if patterns},
+            Reach.ALL if "all" in reads else Reach.OWN if "own" in reads else Reach.NONE,
+            limits=UserLimits(**{key: _limit(given, key) for key in LIMITS}),
+            **flags,
+        )
+
+
+def _limit(given: list[Table], key: str) -> int:
+    """The limit of a user: his own, else the lowest of his roles."""
+    own, *roles = (table.get("limits", {}) for table in given)
+    if key in own:
+        return int(own[key])
+    return min((int(limits[key]) for limits in roles if limits.get(key)), default=0)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        fact = error.strerror if isinstance(error, OSError) else "no path has a NUL in it"
+        raise AccessError(f"{path}: the access file cannot be read: {fact}; give one that can") from error
+    if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
+        fact = "everybody on this machine may change this file, and so may do anything"
+        raise AccessError(f"{path}: {fact}; run: chmod o-w {path}")
+    if len(content) > MOST_BYTES:
+        raise AccessError(f"{path}: it is larger than {MOST_BYTES >> 20} MiB; give the access file")
+    try:
+        return content.decode().replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise AccessError(f"{path}:{line}: this is not TOML: it is not UTF-8; correct the line") from error
+
+
+def _pattern_fault(pattern: str) -> str:
+    """What is wrong with a pattern of services; empty: nothing."""
+    if fact := service_fault(pattern.encode(errors="replace")):
+        return f"{_quoted(pattern)} matches no service: {fact}; write it like mail or mail.*"
+    if "[" in pattern and "]" not in pattern:
+        return f"{_quoted(pattern)} has a [ that nothing closes; write a set like mail.[ab], and [[] for the character"
+    return ""
+
+
+def is_loopback(endpoint: str) -> bool:
+    """Whether a `tcp://` endpoint is one that only this machine reaches."""
+    match = re.fullmatch(r"tcp://(?:\[([^\]]+)\]|([^\[\]:]+)):(\d+|\*)", endpoint)
+    if match is None:
+        return False
+    host = match[1] or match[2]
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def _shown(path: Keys) -> str:
+    """A way as the file would have it: [users.shop] keys."""
+    parts = [part if _BARE.fullmatch(part) else f'"{part}"' for part in (str(one)[:80] for one in path)]
+    if len(parts) < 2:
+        return f"[{parts[0]}]"
+    below = ".".join(parts[2:])
+    return f"[{'.'.join(parts[:2])}]" + (f" {below}" if below else "")
+
+
+def _kind(value: Any) -> str:
+    """What a value is; not the value: it may be a secret in the wrong place."""
+    kinds = {bool: "true or false", int: "a number", float: "a number", str: "a text", list: "a list", dict: "a table"}
+    return kinds.get(type(value), "a time")
+
+
+def _quoted(value: Any) -> str:
+    """A value that is no secret, or what it is."""
+    if isinstance(value, str):
+        return repr(value[:80])
+    return str(value) if type(value) is int and abs(value) < 1 << 64 else _kind(value)

@@ -1,0 +1,130 @@
+"""Which line of an access file decides what a user may do, for people who wonder."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.access.access_file import AccessFile
+from broker.access.toml_lines import Keys
+from broker.access.users import BY_SERVICE, RESERVED, Permission, Reach, User, matches
+from broker.core.mdp import service_fault
+from broker.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a user may do something, and what says so."""
+
+    allowed: bool
+    path: Path
+    line: int
+    """From 1; 0: no line does, as the user is not in the file."""
+    text: str
+    """That line."""
+    reason: str
+    """Why, in a sentence; for what is not allowed, what would have to be added."""
+
+
+def deciding(path: str | Path, user: str, action: str, service: str = "") -> Decision:
+    """What decides whether a user may do something.
+
+    `action` is a permission of the access file; `service` is needed for those that are given for services. Raises
+    AccessError for a file with a fault, UsageError for an action or a service that cannot be.
+    """
+    try:
+        permission = Permission(action)
+    except ValueError:
+        actions = ", ".join(one.value for one in Permission)
+        raise UsageError(f"{action!r} is no action; take one of {actions}") from None
+    if permission in BY_SERVICE and (fault := service_fault(service.encode(errors="replace"))):
+        raise UsageError(f"{action} is allowed for services: {fault}; name a service")
+    file = AccessFile(path)
+    if user not in file.access.users:
+        near = difflib.get_close_matches(user, file.access.users, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"add [users.{user}]"
+        return Decision(False, file.path, 0, "", f"there is no user {user!r}; {advice}")
+    return _Question(file, file.access.users[user], permission, service).answer()
+
+
+class _Question:
+    """What one user wants to do."""
+
+    def __init__(self, file: AccessFile, user: User, permission: Permission, service: str) -> None:
+        self._file = file
+        self._user = user
+        self._permission = permission
+        self._service = service
+        tables = [("users", user.name), *(("roles", role) for role in file.users[user.name].get("roles", []))]
+        self._tables: list[tuple[Keys, dict[str, object]]] = [
+            (path, dict(getattr(file, path[0])[path[1]])) for path in tables
+        ]
+        """His own table, then those of his roles."""
+
+    def answer(self) -> Decision:
+        name, permission = self._user.name, self._permission
+        if permission in BY_SERVICE:
+            return self._of_service()
+        if permission is Permission.READ:
+            if self._user.admin:
+                return self._yes(self._admin(), f"{name} is an admin, who reads everybody's requests")
+            if self._user.read is Reach.NONE:
+                return self._no('read = "own" or read = "all"')
+            whose = "everybody's requests" if self._user.reads_all else "his own requests"
+            return self._yes(self._first("read", self._user.read.value), f"{name} reads {whose}")
+        if permission is Permission.CLOSE:
+            return self._of_close()
+        if getattr(self._user, permission.value):
+            return self._yes(self._first(permission.value, True), f"{name} has {permission.value}")
+        if permission is Permission.METRICS and self._user.admin:
+            return self._yes(self._admin(), f"{name} is an admin, who sees all figures")
+        return self._no(f"{permission.value} = true")
+
+    def _of_service(self) -> Decision:
+        action, wanted = self._permission.value, f'{self._permission.value} = ["{self._service}"]'
+        if not self._user.may(self._permission, self._service.encode()):
+            return self._no(wanted, self._reserved())
+        for table, content in self._tables:
+            patterns = content.get(action, [])
+            for number, pattern in enumerate(patterns if isinstance(patterns, list) else ()):
+                if matches((pattern,), self._service.encode()):
+                    return self._yes((*table, action, number), f"{pattern!r} matches {self._service}")
+        return self._yes(self._admin(), f"{self._user.name} is an admin, who may submit to every service")
+
+    def _reserved(self) -> str:
+        """Why `*` does not match."""
+        begin = next((begin for begin in RESERVED if self._service.startswith(begin)), "")
+        return f" ({self._service} is matched only by patterns that begin with {begin})" if begin else ""
+
+    def _of_close(self) -> Decision:
+        name = self._user.name
+        if self._user.admin:
+            return self._yes(self._admin(), f"{name} is an admin, who closes everybody's requests")
+        if not self._user.close:
+            return self._no("close = true")
+        where = self._first("close", True)
+        if self._user.read is Reach.NONE:
+            reason = f'{name} closes only what he reads, which is nothing; it takes read = "own" or read = "all"'
+            return self._decision(False, where, reason)
+        whose = "everybody's requests" if self._user.reads_all else "his own requests"
+        return self._yes(where, f"{name} closes {whose}")
+
+    def _admin(self) -> Keys:
+        return self._first("admin", True)
+
+    def _first(self, key: str, value: object) -> Keys:
+        """Where something is said first: by himself, else by a role."""
+        return next((*table, key) for table, content in self._tables if content.get(key) == value)
+
+    def _yes(self, path: Keys, reason: str) -> Decision:
+        return self._decision(True, path, reason)
+
+    def _no(self, wanted: str, why: str = "") -> Decision:
+        whose = " or to one of his roles" if len(self._tables) > 1 else ""
+        reason = f"no line allows it{why}; add {wanted} here{whose}"
+        return self._decision(False, ("users", self._user.name), reason)
+
+    def _decision(self, allowed: bool, path: Keys, reason: str) -> Decision:
+        line = self._file.line(path)
+        return Decision(allowed, self._file.path, line, self._file.text.split("\n")[line - 1].strip(), reason)

@@ -1,0 +1,138 @@
+"""Which permission each message needs, of a client and of a worker. `BrokerCore` asks before it routes anything.
+
+    message                         permission                  without it
+    ------------------------------  --------------------------  -------------------------------------------------
+    REQUEST for a service           call = [the service]        error reply, 403
+    REQUEST for one with a rule     what its rule says          what its rule answers
+    REQUEST for mmi.stats           metrics, admin              error reply, 403
+    other mmi. services             none                        they tell of the services that the user sees
+    READY of a worker               work = [the service]        DISCONNECT
+    any REQUEST                     fewer than limits.messages  error reply, 429; with a rule: 500 busy, as in RFC 9
+
+A user sees the services that he may submit to, work for or call, and those with a rule; with metrics or admin, all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from broker.access.users import NOBODY, Access, Permission, User
+from broker.core.mdp import ERROR, Frames, Peer, error_body, service_fault
+from broker.core.requests import Request
+from broker.core.services import WorkerPeer
+
+Rule = Callable[[User, Frames], Frames | None]
+"""Whether a user may send a service this body: the body of the refusal, or None when he may."""
+
+MOST_REPORTS = 64
+"""Refusals kept for the log until somebody takes them; the others are only counted."""
+
+_QUEUE = b"titanic."
+"""How the names of services begin whose workers are told who asks."""
+
+
+class Refusal(NamedTuple):
+    """Something that somebody was not allowed to do. `user` is empty when nobody knows him."""
+
+    user: str
+    action: str
+    service: str
+    peer: Peer
+
+
+class Guard:
+    """Looks up what a user may do, and counts what was refused."""
+
+    def __init__(
+        self, access: Access, rules: Mapping[bytes, Rule] = MappingProxyType({}), stats: dict[str, int] | None = None
+    ) -> None:
+        """`rules`: for services that need more than `call`, by their names. `stats`: has a counter `forbidden`."""
+        self.access = access
+        self.rules = dict(rules)
+        self.refusals: dict[tuple[str, str], int] = {}
+        """How often each user was refused each action."""
+        self._stats = {"forbidden": 0} if stats is None else stats
+        self._reports: list[Refusal] = []
+        self._documents: dict[User, bytes] = {}
+
+    def swap(self, access: Access) -> None:
+        """From now on this holds."""
+        self.access = access
+        self._documents.clear()
+        self.refusals = {key: count for key, count in self.refusals.items() if not key[0] or key[0] in access.users}
+
+    def now_called(self, user: User) -> User:
+        """The user of the same name by what holds now; NOBODY when there is none any more."""
+        return self.access.users.get(user.name, NOBODY)
+
+    def refuses(self, request: Request, user: User, now: float) -> Frames | None:
+        """The answer to a request that its user may not send; None when he may."""
+        body = self._refusal(request, user)
+        if body is None:
+            return None
+        return request.refusal(body) if body[0] == ERROR else request.final(body)
+
+    def may_work(self, worker: WorkerPeer, service: bytes) -> bool:
+        """Whether somebody may be a worker of a service; if not, it is counted."""
+        user = worker.user
+        if user is None or user.may(Permission.WORK, service):
+            return True
+        self.refused(user, "work", service, worker.peer)
+        return False
+
+    def sees(self, user: User, service: bytes) -> bool:
+        """Whether a user is told about a service."""
+        return (service in self.rules and user is not NOBODY) or user.uses(service)
+
+    def sees_all(self, user: User) -> bool:
+        """Whether a user is told about every service."""
+        return user.admin or user.metrics
+
+    def _refusal(self, request: Request, user: User) -> Frames | None:
+        """The body of the answer."""
+        service, rule = request.service, self.rules.get(request.service)
+        if rule is not None:
+            refusal = rule(user, request.body)
+            if refusal is not None:
+                self.refused(user, service.decode(errors="replace"), service, request.peer)
+            return refusal
+        if service.startswith(b"mmi."):
+            if service != b"mmi.stats" or user.metrics or user.admin:
+                return None
+            self.refused(user, "metrics", service, request.peer)
+            return error_body(403, f"forbidden: {_who(user)} may not see mmi.stats; it needs metrics = true")
+        if user.may(Permission.CALL, service) or service_fault(service) is not None:
+            return None
+        self.refused(user, "call", service, request.peer)
+        name = service.decode()
+        return error_body(403, f"forbidden: {_who(user)} may not call '{name}'; it needs call = [\"{name}\"]")
+
+    def asker(self, service: bytes, user: User) -> bytes:
+        """What a worker's `client` frame has behind the number, so that a queue apart from the broker knows who asks;
+        nothing for other services."""
+        if not service.startswith(_QUEUE):
+            return b""
+        document = self._documents.get(user)
+        if document is None:
+            document = self._documents[user] = b" " + user.to_json()
+        return document
+
+    def refused(self, user: User, action: str, service: bytes, peer: Peer) -> None:
+        """Count a refusal, and remember it for the log."""
+        self._stats["forbidden"] += 1
+        key = (user.name, action)
+        self.refusals[key] = self.refusals.get(key, 0) + 1
+        if len(self._reports) < MOST_REPORTS:
+            self._reports.append(Refusal(user.name, action, service[:255].decode(errors="replace"), peer))
+
+    def take_reports(self) -> Iterator[Refusal]:
+        """The refusals since the last call, or the first of them."""
+        if self._reports:
+            reports, self._reports = self._reports, []
+            yield from reports
+
+
+def _who(user: User) -> str:
+    return f"user '{user.name}'" if user.name else "a connection without a user"

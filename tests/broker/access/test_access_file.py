@@ -1,0 +1,321 @@
+"""The access file: what it gives, and what is wrong with it, where."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from broker import AccessError, AccessFile, load_access, new_keys, public_key
+from broker.access.access_file import is_loopback
+from broker.access.users import Permission, Reach, UserLimits
+
+KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
+OTHER = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
+TOKEN = "sha256:" + "0a" * 32
+
+EXAMPLE = f"""\
+[roles.sender]
+submit = ["mail.*", "resize"]
+read = "own"
+close = true
+limits = {{ waiting = 10, bytes = 5 }}
+
+[roles.auditor]
+submit = ["mail.*", "audit"]
+read = "all"
+limits = {{ waiting = 7 }}
+
+[users.shop]
+keys = [
+    "{KEY}",  # at home
+    "shop2.key",
+]
+roles = ["sender"]
+call = ["echo"]
+limits = {{ bytes = 1_000, messages = 1000, connections = 50 }}
+
+[users.chief]
+roles = ["sender", "auditor"]
+admin = true
+
+[users.prometheus]
+tokens = ["{TOKEN}"]
+metrics = true
+
+[endpoints."ipc:///run/titanic/titanic.sock"]
+user = "shop"
+uids = [0, "root", 33]
+
+[endpoints."tcp://127.0.0.1:5555"]
+user = "chief"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    new_keys(tmp_path, "shop2")
+    path = tmp_path / "access.toml"
+    path.write_text(EXAMPLE)
+    return path
+
+
+def test_all_that_a_file_can_say(file: Path) -> None:
+    access = load_access(file)
+    shop, chief, prometheus = (access.users[name] for name in ("shop", "chief", "prometheus"))
+    assert access.keys == {KEY: shop, public_key(file.parent / "shop2.key"): shop}
+    assert access.tokens == {"0a" * 32: prometheus}
+    assert access.endpoints == {"ipc:///run/titanic/titanic.sock": shop, "tcp://127.0.0.1:5555": chief}
+    assert access.uids == {"ipc:///run/titanic/titanic.sock": (0, 0, 33)}
+    assert shop.services == {Permission.SUBMIT: ("mail.*", "resize"), Permission.CALL: ("echo",)}
+    assert (shop.read, shop.close, shop.metrics, shop.admin) == (Reach.OWN, True, False, False)
+    assert shop.limits == UserLimits(waiting=10, bytes=1000, messages=1000, connections=50)
+    assert chief.services == {Permission.SUBMIT: ("mail.*", "resize", "audit")}
+    assert (chief.read, chief.close, chief.metrics, chief.admin) == (Reach.ALL, True, False, True)
+    assert chief.limits == UserLimits(waiting=7, bytes=5)
+    assert (prometheus.services, prometheus.read, prometheus.metrics) == ({}, Reach.NONE, True)
+    assert set(AccessFile(file).roles) == {"sender", "auditor"}
+
+
+def test_a_limit_of_ones_own_can_be_none(file: Path) -> None:
+    file.write_text("[roles.r]\nlimits.waiting = 5\n[users.u]\nroles = ['r']\nlimits.waiting = 0")
+    assert load_access(file).users["u"].limits.waiting == 0
+
+
+def test_a_file_that_says_nothing_allows_nothing(file: Path) -> None:
+    file.write_text("# nobody yet\n")
+    access = load_access(file)
+    assert (access.users, access.keys, access.tokens, access.endpoints) == ({}, {}, {}, {})
+
+
+def test_every_line_is_found(file: Path) -> None:
+    found = AccessFile(file)
+    lines = EXAMPLE.split("\n")
+    for path, text in [
+        (("roles", "sender"), "[roles.sender]"),
+        (("roles", "sender", "submit", 1), 'submit = ["mail.*", "resize"]'),
+        (("users", "shop"), "[users.shop]"),
+        (("users", "shop", "keys"), "keys = ["),
+        (("users", "shop", "keys", 1), '    "shop2.key",'),
+        (("endpoints", "tcp://127.0.0.1:5555", "user"), 'user = "chief"'),
+    ]:
+        assert lines[found.line(path) - 1] == text
+
+
+def test_other_ways_to_write_it(file: Path) -> None:
+    file.write_text(
+        'roles = { a = { submit = ["x", "y"] } }\n'
+        "\n"
+        'users.one.roles = ["a"]\r\n'
+        "users.one.submit = [ # all\n"
+        "  '''\n"
+        'z\'\'\',  """q""""""]\n'.replace('""""""', '"""')
+        + '["users" . two]\n'
+        'submit = [\n\n"b]#",\n"c"]\n'
+    )
+    found = AccessFile(file)
+    assert found.access.users["one"].services[Permission.SUBMIT] == ("z", "q", "x", "y")
+    assert found.access.users["two"].services[Permission.SUBMIT] == ("b]#", "c")
+    wanted = {
+        ("roles", "a", "submit"): 1,
+        ("users", "one", "roles", 0): 3,
+        ("users", "one", "submit", 0): 5,
+        ("users", "one", "submit", 1): 6,
+        ("users", "two"): 7,
+        ("users", "two", "submit", 0): 10,
+        ("users", "two", "submit", 1): 11,
+    }
+    assert {path: found.line(path) for path in wanted} == wanted
+
+
+U = "[users.u]\n"
+WRONG = [
+    # What is not TOML.
+    ("[users", 1, "this is not TOML: Expected ']'"),
+    ("[users.a]\nread = own", 2, "this is not TOML: Invalid value; correct the line"),
+    ("[users.a]\nsubmit = ['x'\n", 2, "this is not TOML: Unclosed array"),
+    ("[users.a]\n[users.a]", 2, "this is not TOML: Cannot declare ('users', 'a') twice"),
+    (f"x = {'[' * 5000}", 1, "this is not TOML that can be read: "),
+    (f"x = {'9' * 5000}", 1, "this is not TOML that can be read: "),
+    # What nobody knows.
+    ("[user.shop]", 1, "unknown [user]; did you mean users?"),
+    ("\nopen = true", 2, "unknown [open]; here may be roles, users, endpoints"),
+    (U + "\nsubmitt = ['x']", 3, "unknown [users.u] submitt; did you mean submit?"),
+    (U + "password = 'x'", 2, "unknown [users.u] password; here may be keys, tokens, roles, submit,"),
+    ("[roles.r]\nkeys = []", 2, "unknown [roles.r] keys; here may be submit, work, call, read,"),
+    (U + "limits = { wating = 3 }", 2, "unknown [users.u] limits.wating; did you mean waiting?"),
+    ("[endpoints.'ipc://x']\nuser = 'u'\nuid = [0]\n" + U, 3, 'unknown [endpoints."ipc://x"] uid; did you mean uids?'),
+    # Values of the wrong kind.
+    ("users = 3", 1, "users is a number; it must be tables, like [users.NAME]"),
+    ("[users]\nshop = 'x'", 2, "[users.shop] is a text; it must be a table, like [users.NAME]"),
+    ("[[users]]\nshop = 'x'", 1, "users is a list; it must be tables, like [users.NAME]"),
+    (U + "submit = 'mail.*'", 2, '[users.u] submit is a text; it must be a list of texts, like ["mail.*"]'),
+    (U + "work = ['a', 3]", 2, "[users.u] work has a number in it; it must be a list of texts"),
+    (U + "close = 'yes'", 2, "[users.u] close is a text; it must be true or false"),
+    (U + "admin = 1", 2, "[users.u] admin is a number; it must be true or false"),
+    (U + "read = 'mine'", 2, '[users.u] read is \'mine\'; it must be "own" or "all"; leave it out if nothing'),
+    (U + "read = true", 2, '[users.u] read is true or false; it must be "own" or "all"'),
+    (U + "roles = 'r'", 2, '[users.u] roles is a text; it must be a list of texts, like ["sender"]'),
+    (U + "limits = 5", 2, "[users.u] limits is a number; write it like { waiting = 1000 }"),
+    (U + "limits.bytes = -1", 2, "[users.u] limits.bytes is -1; it must be a whole number, 0 for no limit"),
+    (U + "limits.bytes = '1GiB'", 2, "[users.u] limits.bytes is '1GiB'; it must be a whole number"),
+    (U + "limits.messages = 0.5", 2, "[users.u] limits.messages is a number; it must be a whole number"),
+    (U + f"limits.messages = 0x{'f' * 6000}", 2, "[users.u] limits.messages is a number; it must be a whole number"),
+    (U + "limits.waiting = true", 2, "[users.u] limits.waiting is true or false; it must be a whole number"),
+    (U + "read = 2026-01-01", 2, "[users.u] read is a time; it must be"),
+    # Names.
+    ("[users.'a b']", 1, "'a b' cannot be the name of a user; take 1 to 32 letters, digits, '_', '.' and '-'"),
+    (f"[users.{'a' * 33}]", 1, f"'{'a' * 33}' cannot be the name of a user"),
+    ("[users.'']", 1, "'' cannot be the name of a user"),
+    ('[roles."a\\n"]', 1, "'a\\n' cannot be the name of a role"),
+    (U + "roles = [\n'sendr']\n[roles.sender]", 3, "[users.u] roles: there is no role 'sendr'; did you mean sender?"),
+    (U + "roles = ['x']", 2, "[users.u] roles: there is no role 'x'; add it, or take it out here"),
+    # Patterns.
+    (U + "submit = ['']", 2, "[users.u] submit: '' matches no service: service name is empty; write it like mail or"),
+    (U + 'submit = ["a\\u0000"]', 2, "[users.u] submit: 'a\\x00' matches no service: service name has characters"),
+    (U + "call = ['x', 'mail.[ab']", 2, "[users.u] call: 'mail.[ab' has a [ that nothing closes; write a set like"),
+    # Keys and tokens.
+    (U + f"keys = ['{KEY[:-1]}']", 2, "[users.u] keys: 'rq:r…' is neither a public key nor a file with one: a key"),
+    (U + f"keys = [\n\n'{KEY[:-1]}~']", 4, "[users.u] keys: 'rq:r…' is neither a public key nor a file with one"),
+    (U + "keys = ['shop.key']", 2, "[users.u] keys: FOLDER/shop.key: there is no such key file"),
+    (U + "keys = ['shop.key_secret']", 2, "[users.u] keys: 'shop.key_secret' is a secret key file, which belongs to"),
+    (U + "keys = ['\\n.key']", 2, "[users.u] keys: FOLDER/\\n.key: there is no such key file"),
+    (U + "tokens = ['open sesame']", 2, "[users.u] tokens: a token is given by its hash, sha256: and 64 hexadecimal"),
+    (U + f"tokens = ['{TOKEN[:-1]}']", 2, "[users.u] tokens: a token is given by its hash"),
+    (
+        U + f"keys = ['{KEY}']\n[users.v]\nkeys = [\n'{OTHER}',\n'{KEY}']",
+        6,
+        "[users.v] keys: this key is that of user u, too, in line 2; make another key for one of them",
+    ),
+    (
+        U + f"tokens = ['{TOKEN}']\n[users.v]\ntokens = ['{TOKEN.upper().replace('SHA', 'sha')}']",
+        4,
+        "[users.v] tokens: this token is that of user u, too, in line 2; make another token for one of them",
+    ),
+    # Endpoints.
+    (U + "[endpoints.'tcp://*:5555']\nuser = 'u'", 2, '[endpoints."tcp://*:5555"]: who connects there needs no key'),
+    (U + "[endpoints.'tcp://10.0.0.5:5555']\nuser = 'u'", 2, '[endpoints."tcp://10.0.0.5:5555"]: who connects'),
+    (U + "[endpoints.'inproc://x']\nuser = 'u'", 2, '[endpoints."inproc://x"]: who connects there needs no key'),
+    (U + "[endpoints.'ipc://']\nuser = 'u'", 2, '[endpoints."ipc://"]: who connects there needs no key'),
+    ("[endpoints.'ipc://x']", 1, '[endpoints."ipc://x"] user is missing; write it like user = "shop"'),
+    ("[endpoints.'ipc://x']\nuser = 3", 2, '[endpoints."ipc://x"] user is a number; write it like user = "shop"'),
+    (U + "[endpoints.'ipc://x']\nuser = 'v'", 3, "[endpoints.\"ipc://x\"] user: there is no user 'v'; add it, or name"),
+    (
+        U + "[endpoints.'tcp://127.0.0.1:1']\nuser = 'u'\nuids = [0]",
+        4,
+        '[endpoints."tcp://127.0.0.1:1"] uids: only an ipc:// endpoint knows who connects; leave them out',
+    ),
+    (U + "[endpoints.'ipc://x']\nuser = 'u'\nuids = []", 4, '[endpoints."ipc://x"] uids names nobody; write it like'),
+    (U + "[endpoints.'ipc://x']\nuser = 'u'\nuids = 0", 4, '[endpoints."ipc://x"] uids is a number; write it like'),
+    (
+        U + "[endpoints.'ipc://x']\nuser = 'u'\nuids = ['no such one']",
+        4,
+        "[endpoints.\"ipc://x\"] uids: this machine has no user 'no such one'; give a name that `getent passwd` prints",
+    ),
+    (U + "[endpoints.'ipc://x']\nuser = 'u'\nuids = [-1]", 4, '[endpoints."ipc://x"] uids: -1 is no user of a machine'),
+    (U + "[endpoints.'ipc://x']\nuser = 'u'\nuids = [true]", 4, '[endpoints."ipc://x"] uids: true or false is no user'),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "fact"), WRONG)
+def test_it_is_told_where_and_why(file: Path, text: str, line: int, fact: str) -> None:
+    file.write_text(text)
+    with pytest.raises(AccessError) as caught:
+        load_access(file)
+    fact = fact.replace("FOLDER", str(file.parent))
+    assert str(caught.value).startswith(f"{file}:{line}: {fact}")
+    assert "\n" not in str(caught.value)
+    assert "; " in str(caught.value)
+
+
+def test_all_faults_are_told_at_once(file: Path) -> None:
+    file.write_text("[users.a]\nx = 1\nread = 'none'\n[user]\n[roles.r]\nadmin = 3\n")
+    with pytest.raises(AccessError) as caught:
+        load_access(file)
+    assert [line.split(":")[1] for line in str(caught.value).splitlines()] == ["2", "3", "4", "6"]
+    file.write_text("[users.a]\n" + "".join(f"x{number} = 1\n" for number in range(5000)))
+    with pytest.raises(AccessError) as caught:
+        load_access(file)
+    assert str(caught.value).splitlines()[-1] == f"{file}: and 4900 more"
+
+
+def test_no_secret_is_told(file: Path) -> None:
+    """A key or a token in the wrong place may be a secret one."""
+    secret = OTHER
+    for text in (
+        f"[users.u]\nkeys = '{secret}'",
+        f"[users.u]\nkeys = ['{secret}x']",
+        f"[users.u]\nkeys = ['~{secret[:-1]}']",
+        f"[users.u]\ntokens = ['{secret}']",
+        f"[users.u]\ntokens = '{secret}'",
+        f"[users.u]\nclose = '{secret}'",
+    ):
+        file.write_text(text)
+        with pytest.raises(AccessError) as caught:
+            load_access(file)
+        assert secret[1:-1] not in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "access.toml"
+    for wrong, fact in (
+        (path, f"{path}: the access file cannot be read: No such file or directory; give one"),
+        (tmp_path, f"{tmp_path}: the access file cannot be read: Is a directory; give one"),
+        ("a\0b", "a\0b: the access file cannot be read: no path has a NUL in it"),
+    ):
+        with pytest.raises(AccessError, match=re.escape(fact)):
+            load_access(wrong)
+    path.write_bytes(b"[users.a]\n# caf\xe9\n")
+    with pytest.raises(AccessError, match=re.escape(f"{path}:2: this is not TOML: it is not UTF-8; correct the line")):
+        load_access(path)
+    path.write_bytes(b"")
+    path.chmod(0o646)
+    with pytest.raises(AccessError, match=re.escape(f"may do anything; run: chmod o-w {path}")):
+        load_access(path)
+
+
+def test_names_of_users_of_the_machine(file: Path) -> None:
+    mine = pwd.getpwuid(os.getuid())
+    file.write_text(f"[users.u]\n[endpoints.'ipc://x']\nuser = 'u'\nuids = ['{mine.pw_name}']")
+    assert load_access(file).uids == {"ipc://x": (mine.pw_uid,)}
+
+
+def test_what_only_this_machine_reaches() -> None:
+    near = ["127.0.0.1:5555", "127.1.2.3:*", "localhost:5555", "[::1]:5555"]
+    far = ["*:5555", "0.0.0.0:5555", "10.0.0.5:5555", "[::]:5555", "localhost.example:1", "127.0.0.1", "::1:5555", ""]
+    assert [is_loopback(f"tcp://{one}") for one in near + far] == [True] * len(near) + [False] * len(far)
+    assert not is_loopback("ipc://127.0.0.1:5555")
+
+
+PIECES = st.sampled_from(
+    [
+        *EXAMPLE.splitlines(keepends=True),
+        *("[", "]", "{", "}", '"', "'", '"""', "'''", "=", ",", ".", "\n", "\\", "#", "\0", "é", "\r", "\ufeff"),
+        *("users", "roles", "[users.x]\n", "keys", "limits", "= 5\n", "true", "nan", "1e999", "-0x1", "2026-01-01"),
+        *('["a", [], {}]', "{a = {}}", "[[", "]]\n", "= [[]]\n", 'uids = ["\\u0000", "\\ud800"]\n', '"\\U0001F600"'),
+    ]
+)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    pieces=st.lists(PIECES, max_size=30),
+    cut=st.integers(0, len(EXAMPLE)),
+    end=st.integers(0, len(EXAMPLE)),
+    noise=st.binary(max_size=4),
+)
+def test_whatever_is_in_it(file: Path, pieces: list[str], cut: int, end: int, noise: bytes) -> None:
+    """It is understood, or refused with a line: nothing else ever comes of it."""
+    content = "".join(pieces).encode(errors="surrogatepass")
+    for text in (content, EXAMPLE.encode()[:cut] + content + noise + EXAMPLE.encode()[end:]):
+        file.write_bytes(text)
+        try:
+            load_access(file)
+        except AccessError as error:
+            lines = str(error).splitlines()
+            assert all(re.match(rf"{re.escape(str(file))}:\d+: .*; ", line) for line in lines), lines

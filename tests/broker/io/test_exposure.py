@@ -1,0 +1,76 @@
+"""Which endpoints other machines can reach, and what may listen there."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker import Broker, EndpointError, Unprotected, is_exposed
+from titanic import Server, ServerConfig
+
+HERE = [
+    "tcp://127.0.0.1:5555",
+    "tcp://127.9.9.9:*",
+    "tcp://127.1:5555",
+    "tcp://localhost:5555",
+    "localhost:5555",
+    "tcp://[::1]:5555",
+    "tcp://lo:*",
+    "ipc:///run/titanic.sock",
+    "inproc://x",
+    "nonsense",
+    "tcp://127.0.0.1",
+    "carrier://pigeon",
+]
+"""Also what libzmq refuses: its own error says more."""
+
+EXPOSED = [
+    "tcp://*:5555",
+    "*:*",
+    "tcp://0.0.0.0:*",
+    "tcp://0:5555",
+    "tcp://[::]:5555",
+    "tcp://[*]:5555",
+    "tcp://:5555",
+    "tcp://10.0.0.5:5555",
+    "tcp://[2001:db8::1]:5555",
+    "tcp://no-such-card:5555",
+    "tcp://127.0.0.1 :5555",
+    "tcp://127.0.0.1;0.0.0.0:5555",
+    "tcp://127.0.0.1.example.invalid:5555",
+    "ws://127.0.0.1:5555",
+]
+
+
+@pytest.mark.parametrize("endpoint", HERE)
+def test_on_this_machine(endpoint: str) -> None:
+    assert not is_exposed(endpoint)
+
+
+@pytest.mark.parametrize("endpoint", EXPOSED)
+def test_for_others(endpoint: str) -> None:
+    assert is_exposed(endpoint)
+
+
+def test_a_broker_listens_to_others_only_when_that_is_meant(caplog: pytest.LogCaptureFixture) -> None:
+    shy = Broker()
+    with shy:
+        with pytest.raises(Unprotected, match="titanic keys server"):
+            shy.bind("tcp://0.0.0.0:*")
+        shy.bind("tcp://127.0.0.1:*")
+    assert caplog.records == []
+    with Broker(open=True) as frank:
+        with pytest.raises(EndpointError, match="this machine has no such address"):
+            frank.bind("tcp://192.0.2.1:5555")
+        frank.bind("tcp://127.0.0.1:*")
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+@pytest.mark.parametrize("name", ["bind", "gather"])
+def test_a_server_too(tmp_path: Path, name: str) -> None:
+    settings: dict[str, Any] = {"bind": ("tcp://127.0.0.1:*",), name: ("tcp://0.0.0.0:*",)}
+    with pytest.raises(EndpointError, match=r"open=True"):
+        Server(ServerConfig(store=tmp_path / "store", **settings))
