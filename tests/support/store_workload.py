@@ -39,6 +39,16 @@ def body(number: int) -> bytes:
     return rng.randbytes(rng.choice(SIZES))
 
 
+def owner(number: int) -> bytes:
+    """Who submits request `number`."""
+    return (b"", b"eve", b"bob")[number % 3]
+
+
+def key(number: int) -> bytes:
+    """Its idempotency key, if it has one: others have the same."""
+    return b"key %d" % (number // 3)
+
+
 def digest(frames: list[bytes]) -> str:
     return sha256(b"\0".join(frames)).hexdigest()
 
@@ -96,8 +106,9 @@ class Workload:
                 [body(number)],
                 not_before=self.now + 5 if number % 7 == 0 else 0,
                 expires_at=self.now + 40 if number % 5 == 0 else 0,
-                key=b"key %d" % number if keyed else b"",
+                key=key(number) if keyed else b"",
                 key_until=self.now + 10**9 if keyed else 0,
+                owner=owner(number),
             )
             for number in numbers
         ]
@@ -204,7 +215,7 @@ def verify(path: Path, lines: list[dict[str, Any]]) -> int:
     """
     known: dict[str, dict[str, Any]] = {}
     doubt: dict[str, Any] | None = None
-    keys: dict[str, str] = {}
+    keys: dict[int, str] = {}
     tidied = False
     for line in lines:
         if "try" in line:
@@ -219,7 +230,7 @@ def verify(path: Path, lines: list[dict[str, Any]]) -> int:
             for number, uuid in zip(step["numbers"], line["result"], strict=True):
                 known[uuid] = {"number": number}
                 if step["keyed"]:
-                    keys[f"key {number}"] = uuid
+                    keys[number] = uuid
         for uuid in step.get("uuids", ()):
             if step["act"] in ("finish", "close"):
                 known[uuid][step["act"]] = step.get("status", True)
@@ -244,6 +255,7 @@ def verify(path: Path, lines: list[dict[str, Any]]) -> int:
                 assert (found is None) == (uuid in ring), f"{uuid} is in one place"
                 content = found.body if found else ring[uuid].request
                 assert digest(content) == digest([body(facts["number"])]), f"{uuid} is as it was accepted"
+                assert txn.owner(bytes.fromhex(uuid)) == (owner(facts["number"]) if found else None)
                 waits = found and not isinstance(reply, Outcome)
                 retried = waits and uuid in in_doubt and doubt is not None and doubt["act"] == "retry"
                 if "finish" in facts and not retried:
@@ -268,7 +280,7 @@ def verify(path: Path, lines: list[dict[str, Any]]) -> int:
         wanted = len(doubt["numbers"]) if doubt and doubt["act"] == "accept" else 0
         assert len(strangers) in (0, wanted), "a step happens wholly or not at all"
         with store.write() as txn:  # the store goes on
-            again = [NewRequest(b"s", [], key=key.encode(), key_until=2 * START) for key in keys]
+            again = [NewRequest(b"s", [], key=key(n), key_until=2 * START, owner=owner(n)) for n in keys]
             assert [one.uuid.hex() for one in txn.accept(again, START)] == list(keys.values()), "keys are remembered"
             txn.accept_many([NewRequest(b"s", [b"one more"])], START)
         assert check(store) == []

@@ -26,6 +26,7 @@ from titanic.store.lmdb.tools import backup, check, repair, restore
 NOW = 1_795_258_520_106_479
 HOUR = 3_600_000_000
 CAPACITY = 16 << 20
+OWNERS = (b"", b"shop")
 CALLS = "pwrite64,pwritev,writev,write,fdatasync,fsync,ftruncate,fallocate,rename,mkdir,unlink"
 
 pytestmark = [
@@ -40,7 +41,8 @@ def fill(path, now=NOW, ahead=1):
     """A store with requests in every place; their ids. What has a time has it a few times `ahead` µs after `now`."""
     with LmdbStore.open(path, capacity=CAPACITY) as store, store.write() as txn:
         uuids = txn.accept_many(
-            [NewRequest(b"s", [bytes(n * 300)], expires_at=now + 9 * ahead) for n in range(60)], now
+            [NewRequest(b"s", [bytes(n * 300)], expires_at=now + 9 * ahead, owner=OWNERS[n % 2]) for n in range(60)],
+            now,
         )
         for uuid in uuids[:20]:
             txn.finish(uuid, Status.DONE, [uuid], attempts=1, dispatched_at=now, finished_at=now)
@@ -55,6 +57,7 @@ def expect(path, uuids):
         assert check(store) == []
         with store.read() as txn:
             assert all(txn.request(uuid).body == [bytes(n * 300)] for n, uuid in enumerate(uuids))
+            assert all(txn.owner(uuid) == OWNERS[n % 2] for n, uuid in enumerate(uuids))
             assert all(txn.reply(uuid).frames == [uuid] for uuid in uuids[:20])
             assert all(txn.state(uuid) is State.DELAYED for uuid in uuids[20:30])
             assert all(txn.state(uuid) is State.WAITING for uuid in uuids[30:])

@@ -19,6 +19,7 @@ from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check, check_apart, repair, salvage
 
 COUNT = 140
+OWNERS = (b"", b"shop")
 KINDS = ("zero", "random", "head", "other")
 
 
@@ -31,7 +32,10 @@ def sound(tmp_path_factory) -> tuple[Path, list[bytes]]:
             for uuid in txn.accept_many([NewRequest(b"echo", [bytes(size)]) for size in range(400, 440)], NOW):
                 assert txn.close(uuid, NOW + 1)
         with store.write() as txn:
-            new = [NewRequest(b"echo", [b"%d" % n, bytes(300)], key=b"key %d" % n, key_until=NOW) for n in range(COUNT)]
+            new = [
+                NewRequest(b"echo", [b"%d" % n, bytes(300)], key=b"key %d" % n, key_until=NOW, owner=OWNERS[n % 2])
+                for n in range(COUNT)
+            ]
             uuids = txn.accept_many([*new, NewRequest(b"echo", [bytes(9000)], expires_at=NOW + 50)], NOW)
         with store.write() as txn:
             for uuid in uuids[: COUNT // 3]:
@@ -108,6 +112,8 @@ def mend(path: Path, uuids: list[bytes]) -> tuple[int, int]:
             states = [txn.state(uuid) for uuid in uuids]
             assert None not in states
             requests = [txn.request(uuid) for uuid in uuids]
+            whole = [(n, one) for n, one in enumerate(requests[:COUNT]) if one and one.body]
+            assert all(one.owner == OWNERS[n % 2] for n, one in whole)
             replies = [txn.reply(uuid) for uuid in uuids[: COUNT // 3]]
         with store.write() as txn:
             (new,) = txn.accept_many([NewRequest(b"echo", [bytes(9000)])], NOW)

@@ -1,0 +1,282 @@
+"""Whose a request is: each owner's keys, requests and loads are apart from everybody else's."""
+
+import pytest
+from support.dropping import drop
+
+from titanic.errors import InvalidRequest
+from titanic.store import Accepted, NewRequest, State, Status
+from titanic.store.lmdb import listing
+from titanic.store.lmdb.request_record import decode_header
+from titanic.store.lmdb.schema import OWNER_PREFIX
+from titanic.store.lmdb.tools import check, repair
+
+pytestmark = [pytest.mark.usefixtures("engine"), pytest.mark.settings(capacity=16 << 20)]
+
+NOW = 1_795_258_520_106_479
+LATER = NOW + 1000
+EVE, BOB, NOBODY = b"eve", b"bob", b""
+OWNERS = [EVE, BOB, NOBODY]
+
+
+def owned(owner, body=b"body", key=b"", **options):
+    return NewRequest(b"echo", [body], key=key, key_until=LATER if key else 0, owner=owner, **options)
+
+
+def accept(store, *requests, now=NOW):
+    with store.write() as txn:
+        return txn.accept(requests, now)
+
+
+def ids(store, *requests):
+    return [one.uuid for one in accept(store, *requests)]
+
+
+def loads(store):
+    """How many requests of each owner have not ended."""
+    with store.read() as txn:
+        found = {owner: txn.owner_load(owner) for owner in OWNERS}
+    assert all(bool(load.waiting) == bool(load.bytes) for load in found.values())
+    return [found[owner].waiting for owner in OWNERS]
+
+
+def finish(store, uuid, status=Status.DONE):
+    with store.write() as txn:
+        return txn.finish(uuid, status, [], attempts=1, dispatched_at=NOW, finished_at=NOW + 1)
+
+
+def close(store, *uuids):
+    with store.write() as txn:
+        for uuid in uuids:
+            assert txn.close(uuid, NOW + 2)
+
+
+# -- keys ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_key_is_each_owners_own(store, at_once):
+    requests = [owned(owner, owner, b"k") for owner in OWNERS]
+    first = accept(store, *requests) if at_once else [accept(store, one)[0] for one in requests]
+    assert [one.new for one in first] == [True] * 3
+    assert accept(store, *requests) == [Accepted(one.uuid, False) for one in first]
+    with store.write() as txn:
+        assert txn.fresh(requests, NOW) == []
+        assert [txn.holder(b"k", owner) for owner in OWNERS] == [one.uuid for one in first]
+        assert [txn.request(one.uuid).body for one in first] == [[owner] for owner in OWNERS]
+        assert [txn.describe(one.uuid).key for one in first] == [b"k"] * 3
+        assert txn.fresh([owned(b"mallory", key=b"k")], NOW)
+        assert txn.holder(b"k", b"mallory") is None
+
+
+def test_it_is_forgotten_for_its_owner_alone(store):
+    uuids = ids(store, *(owned(owner, key=b"k") for owner in OWNERS))
+    with store.write() as txn:
+        txn.forget([b"k"], EVE)
+        assert [txn.holder(b"k", owner) for owner in OWNERS] == [None, *uuids[1:]]
+        txn.forget([b"k"])
+        assert [txn.holder(b"k", owner) for owner in OWNERS] == [None, uuids[1], None]
+    with store.write() as txn:
+        assert txn.trim(LATER - 1).keys == 0
+        assert txn.trim(LATER).keys == 1
+    assert not any(accept(store, owned(owner, key=b"k"), now=LATER)[0].uuid in uuids for owner in OWNERS)
+
+
+def test_a_message_of_several_shares_the_key_of_its_owner(store):
+    def group(owner):
+        return [owned(owner, key=b"g", together=3), owned(owner), owned(owner)]
+
+    first = {owner: ids(store, *group(owner)) for owner in OWNERS}
+    assert len({uuid for uuids in first.values() for uuid in uuids}) == 9
+    assert all(accept(store, *group(owner)) == [(uuid, False) for uuid in first[owner]] for owner in OWNERS)
+    with pytest.raises(InvalidRequest, match="stands for other requests"):
+        accept(store, owned(EVE, key=b"g"))
+    assert accept(store, owned(b"mallory", key=b"g"))[0].new
+
+
+def test_no_key_leads_to_another_owners(store):
+    """As it stands in `keys`, or where an owner and a key together look like others."""
+    (uuid,) = ids(store, owned(b"ab", key=b"cd"))
+    with store.write() as txn:
+        for key, owner in ((b"\xffab\xffcd", b""), (b"bcd", b"a"), (b"d", b"abc"), (b"cd", b"a"), (b"cd", b"")):
+            assert txn.holder(key, owner) is None
+        assert txn.holder(b"cd", b"ab") == uuid
+    for key, owner in ((b"\xffab\xffcd", b""), (b"\xffcd", b"ab"), (b"cd", b"ab\xff"), (b"cd", b"x" * 33)):
+        with pytest.raises(InvalidRequest):
+            accept(store, owned(owner, key=key))
+
+
+def test_an_owners_keys_follow_a_clock_that_is_set_back(store):
+    (uuid,) = ids(store, owned(EVE, key=b"k"))
+    with store.write() as txn:
+        assert txn.recap(NOW - 5000) == (1, None)
+        assert txn.trim(NOW - 4001).keys == 0
+        assert txn.holder(b"k", EVE) == uuid
+        assert txn.trim(NOW - 4000).keys == 1
+        assert txn.holder(b"k", EVE) is None
+
+
+# -- loads ---------------------------------------------------------------------------------------------------
+
+
+def test_who_waits_is_counted_by_owner_through_every_state(store):
+    one, two, late, mortal, other, nobodys = ids(
+        store,
+        owned(EVE),
+        owned(EVE, bytes(5000)),
+        owned(EVE, not_before=NOW + 50),
+        owned(EVE, expires_at=NOW + 60),
+        owned(BOB),
+        owned(NOBODY),
+    )
+    assert loads(store) == [4, 1, 0]
+    finish(store, one)
+    assert loads(store) == [3, 1, 0]
+    finish(store, two, Status.FAILED)
+    assert loads(store) == [2, 1, 0]
+    with store.write() as txn:
+        assert txn.postpone(other, due=NOW + 9, attempts=1, dispatched_at=NOW, reason="no")
+        assert txn.promote(NOW + 50) == [(b"echo", 2)]
+        assert txn.owner_load(EVE).waiting == 2
+        assert txn.expire(NOW + 60) == [(mortal, b"echo")]
+        assert txn.owner_load(EVE).waiting == 1, "a transaction sees what it has changed"
+    assert loads(store) == [1, 1, 0]
+    with store.write() as txn:
+        before = txn.owner_load(EVE).bytes
+        assert txn.retry(two, NOW + 70)
+        assert txn.retry(mortal, NOW + 70)
+        assert txn.owner_load(EVE).bytes > before + 5000
+    assert loads(store) == [3, 1, 0]
+    close(store, one, two)
+    assert loads(store) == [2, 1, 0]
+    close(store, late, mortal, other, nobodys)
+    assert loads(store) == [0, 0, 0]
+
+
+def test_what_is_closed_by_time_was_counted_before(store):
+    done, failed, _ = ids(store, *[owned(EVE)] * 3)
+    finish(store, done)
+    finish(store, failed, Status.FAILED)
+    with store.write() as txn:
+        trimmed = txn.trim(NOW + 365 * 24 * 3600 * 1_000_000)
+    assert (trimmed.replies, trimmed.dead) == (1, 1)
+    assert loads(store) == [1, 0, 0]
+
+
+def test_what_was_dropped_or_is_known_is_not_counted(store):
+    accept(store, owned(EVE, key=b"k"), owned(EVE, key=b"k"))
+    accept(store, owned(EVE, key=b"k"))
+    drop(store, lambda txn: txn.accept([owned(EVE)], NOW) and txn.owner_load(EVE))
+    assert loads(store) == [1, 0, 0]
+
+
+# -- listing -------------------------------------------------------------------------------------------------
+
+
+def test_requests_are_listed_by_owner(store):
+    uuids = ids(store, *(owned(OWNERS[n % 3]) for n in range(12)))
+    for uuid in uuids[6:]:
+        finish(store, uuid)
+    with store.read() as txn:
+        for n, owner in enumerate(OWNERS):
+            assert [row.uuid for row in txn.list(owner=owner)] == uuids[n::3]
+            assert [row.uuid for row in txn.list(owner=owner, state=State.DONE)] == uuids[6 + n :: 3]
+            waiting = txn.list(owner=owner, state=State.WAITING, service=b"echo")
+            assert [(row.uuid, row.owner) for row in waiting] == [(uuid, owner) for uuid in uuids[n:6:3]]
+            page = txn.select(owner=owner, limit=1)
+            assert [row.uuid for row in txn.select(owner=owner, after=page.next)] == uuids[3 + n :: 3]
+        assert [row.uuid for row in txn.list()] == uuids
+        assert [txn.owner(uuid) for uuid in uuids] == OWNERS * 4
+        assert txn.owner(bytes(16)) is None
+        assert txn.list(owner=b"ev") == txn.list(owner=b"even") == []
+
+
+@pytest.mark.lmdb
+def test_a_listing_looks_at_a_bounded_number_of_others_requests(store):
+    others = listing.LOOKED_AT + 100
+    accept(store, *[owned(BOB, b"")] * others)
+    (mine,) = ids(store, owned(EVE))
+    with store.read() as txn:
+        page = txn.list(owner=EVE)
+        assert (page, page.next is not None) == ([], True)
+        assert [row.uuid for row in txn.list(owner=EVE, after=page.next)] == [mine]
+
+
+# -- damage --------------------------------------------------------------------------------------------------
+
+
+def change(store, uuid, edit):
+    """Change the record of a request."""
+    with store.write() as txn:
+        record = bytearray(txn.raw.get(uuid, db=txn.db.requests))
+        edit(record)
+        txn.raw.put(uuid, bytes(record), db=txn.db.requests)
+
+
+def problems(store):
+    return sorted({problem.where.split()[0] for problem in check(store)})
+
+
+@pytest.mark.lmdb
+@pytest.mark.parametrize("row", [None, b"\1", bytes(16), b"\7" * 16])
+def test_a_wrong_count_is_found_and_mended(store, row):
+    accept(store, owned(EVE), owned(EVE), owned(BOB))
+    with store.read() as txn:
+        right = txn.owner_load(EVE)
+    with store.write() as txn:
+        txn.raw.put(OWNER_PREFIX + b"gone", bytes(16), db=txn.db.meta)
+        if row is None:
+            txn.raw.delete(OWNER_PREFIX + EVE, db=txn.db.meta)
+        else:
+            txn.raw.put(OWNER_PREFIX + EVE, row, db=txn.db.meta)
+    assert problems(store) == ["meta"]
+    assert len(check(store)) == 2
+    repair(store, NOW)
+    with store.read() as txn:
+        assert (txn.owner_load(EVE), txn.owner_load(b"gone").waiting) == (right, 0)
+
+
+@pytest.mark.lmdb
+def test_a_damaged_request_stays_its_owners_where_that_can_be_told(store):
+    whole, spoilt = ids(store, owned(EVE), owned(EVE, key=b"k"))
+    change(store, spoilt, lambda record: record.__setitem__(-1, record[-1] ^ 1))
+    repair(store, NOW)
+    with store.read() as txn:
+        assert (txn.owner(spoilt), txn.state(spoilt)) == (EVE, State.FAILED)
+        assert [row.uuid for row in txn.list(owner=EVE)] == [whole, spoilt]
+        assert txn.holder(b"k", EVE) == spoilt
+    assert loads(store) == [1, 0, 0]
+
+
+@pytest.mark.lmdb
+def test_what_cannot_be_told_belongs_to_nobody_and_hinders_no_owner(store):
+    spoilt, mine = ids(store, owned(EVE), owned(EVE))
+    change(store, spoilt, lambda record: record.__setitem__(slice(None), b"\xff" * len(record)))
+    with store.read() as txn:
+        assert txn.owner(spoilt) == NOBODY
+        assert [row.uuid for row in txn.list(owner=EVE)] == [mine]
+    repair(store, NOW)
+    with store.read() as txn:
+        assert (txn.owner(spoilt), txn.request(spoilt).service) == (NOBODY, b"echo")
+        assert [row.uuid for row in txn.list(owner=EVE)] == [mine]
+    assert loads(store) == [1, 0, 0]
+
+
+@pytest.mark.lmdb
+def test_a_request_whose_owner_is_damaged_can_end(store):
+    """No row beside the record says whose it is, so the counts are wrong until they are mended."""
+    one, two = ids(store, owned(EVE), owned(EVE))
+
+    def rename(record):
+        at = decode_header(one, bytes(record)).body_at - len(EVE)
+        assert record[at : at + len(EVE)] == EVE
+        record[at] ^= 1
+
+    change(store, one, rename)
+    assert finish(store, one)
+    close(store, one)
+    assert loads(store) == [2, 0, 0]
+    assert "meta" in problems(store)
+    repair(store, NOW)
+    assert loads(store) == [1, 0, 0]
+    close(store, two)
+    assert loads(store) == [0, 0, 0]
