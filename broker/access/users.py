@@ -25,6 +25,12 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+MAX_NAME = 32
+"""Characters of a user's name."""
+
+MAX_SERVICE = 255
+"""Bytes of a service's name, as in MDP."""
+
 RESERVED = ("titanic.", "mmi.")
 """How the names of services begin that no pattern matches by chance."""
 
@@ -91,7 +97,8 @@ class User:
         if self.admin and permission is Permission.SUBMIT:
             return True
         patterns = self.services.get(permission, ())
-        return bool(patterns) and matches(tuple(patterns), service)
+        # What is longer is no name, and must not fill the memory of `matches`.
+        return bool(patterns) and len(service) <= MAX_SERVICE and matches(tuple(patterns), service)
 
     def uses(self, service: bytes) -> bool:
         """Whether he has to do with a service: only those he is told about."""
@@ -130,17 +137,18 @@ def user_from_json(document: bytes) -> User:
     try:
         said = json.loads(document)
         services = {permission: tuple(said[permission.value]) for permission in BY_SERVICE if permission.value in said}
-        return User(
-            said["user"],
-            services,
-            Reach(said["read"]),
-            bool(said["close"]),
-            bool(said["metrics"]),
-            bool(said["admin"]),
-            UserLimits(**said["limits"]),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
+        limits = UserLimits(**said["limits"])
+        name, reach, rights = said["user"], Reach(said["read"]), [said[one] for one in ("close", "metrics", "admin")]
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"that is no user: {error}") from None
+    texts = [name, *(pattern for patterns in services.values() for pattern in patterns)]
+    counts = [getattr(limits, one) for one in UserLimits.__slots__]
+    if not all(isinstance(text, str) and text.isprintable() for text in texts) or len(name) > MAX_NAME:
+        raise ValueError("that is no user: a name or a pattern is no text")
+    if not all(type(right) is bool for right in rights) or not all(type(count) is int for count in counts):
+        raise ValueError("that is no user: a permission or a limit is of a wrong type")
+    close, metrics, admin = rights
+    return User(name, services, reach, close, metrics, admin, limits)
 
 
 @lru_cache(maxsize=16384)
