@@ -89,7 +89,8 @@ class Waiters:
             self._asks.setdefault(uuid, {})[id(ask)] = ask
             self._known[id(ask)] = (ask, uuid)
             until = now + min(seconds, MOST_SECONDS)
-            if self._is_running(uuid) and not self.dismissing:
+            # With access control the reader looks first whose the request is.
+            if ask.user is None and self._is_running(uuid) and not self.dismissing:
                 self._deadlines.set(id(ask), until)
             else:
                 self._until[id(ask)] = until
@@ -114,12 +115,18 @@ class Waiters:
         self._make_room()
 
     def succeeded(self, uuid: bytes, frames: Frames) -> None:
-        """This reply is on disk, and so small that it need not be read again."""
-        asks = [ask for ask in self._asks[uuid].values() if not self._congested(ask)]
+        """This reply is on disk, and so small that it need not be read again. Users of whom it is not known yet whether
+        they may read it are not told: the reader looks for them."""
+        asks = [
+            ask
+            for ask in self._asks[uuid].values()
+            if (ask.user is None or id(ask) not in self._until) and not self._congested(ask)
+        ]
         for ask in asks:
             self._forget(ask)
         self.replies_given += len(asks)
-        self._send_answers([(ask, [tsp.OK, *frames]) for ask in asks])
+        if asks:
+            self._send_answers([(ask, [tsp.OK, *frames]) for ask in asks])
         if uuid in self._asks:
             self.wake([uuid])
 

@@ -2,8 +2,8 @@
 
     log.warning("failed: %s", reason, extra=event("failed", uuid=…, service=…))
 
-Fields are `event`, a fixed word for programs to look for, and the `uuid` and `service` it is about. Bodies of requests
-and replies are never logged.
+Fields are `event`, a fixed word for programs to look for, the `uuid` and `service` it is about, and of a refusal the
+`user`, the `action` and, from the broker, the `peer`. Bodies of requests and replies are never logged.
 """
 
 from titanic.logs.output import FORMATS, begin, event, line, set_level

@@ -26,7 +26,7 @@ from titanic.version import __version__
 FORMATS = ("auto", "text", "json", "journal")
 """`auto`: the journal when stderr goes there, else text."""
 
-FIELDS = ("event", "uuid", "service")
+FIELDS = ("event", "uuid", "service", "user", "action", "peer")
 MOST_FIELD = 200
 """Characters of a field: a name may be anything."""
 
@@ -77,9 +77,10 @@ def line(text: str, event: str) -> str:
     return f"titanic {__version__} {text}\n"
 
 
-def event(name: str, *, uuid: bytes = b"", service: bytes = b"") -> dict[str, Any]:
+def event(name: str, *, uuid: bytes = b"", service: bytes = b"", user: str = "", action: str = "") -> dict[str, Any]:
     """What to pass as `extra` to a logging call."""
-    fields = {"event": name, "uuid": uuid.hex(), "service": service.decode(errors="replace")[:MOST_FIELD]}
+    shown = service.decode(errors="replace")[:MOST_FIELD]
+    fields = {"event": name, "uuid": uuid.hex(), "service": shown, "user": user[:MOST_FIELD], "action": action}
     return {name: value for name, value in fields.items() if value}
 
 
@@ -89,7 +90,7 @@ def fields_of(record: logging.LogRecord) -> dict[str, str]:
 
 
 class Json(logging.Formatter):
-    """An object per line: {time, level, logger, message, and, where there are, event, uuid, service, error}."""
+    """An object per line: {time, level, logger, message, and, where there are, FIELDS and error}."""
 
     def format(self, record: logging.LogRecord) -> str:
         document = _document(record.levelname, record.name, record.getMessage(), record.created) | fields_of(record)

@@ -37,6 +37,11 @@ def lacks_submit(user: User, service: bytes) -> str | None:
     return f"user '{user.name}' may not submit to '{name}'; it needs submit = [\"{name}\"]"
 
 
+def refused_submit(name: bytes, fault: str) -> Frames:
+    """The answer of titanic.request or titanic.submit; RFC 9 has no 403."""
+    return tsp.bad_request(f"forbidden: {fault}") if name == tsp.REQUEST else tsp.forbidden(fault)
+
+
 def lacks_list(user: User) -> str | None:
     """Why a user may list nothing, nor retry anything."""
     if user.admin or user.read is not Reach.NONE:
@@ -68,11 +73,14 @@ def _request(user: User, body: Frames) -> Frames | None:
     if tsp.request_fault(body):  # first: names of any length must not reach the memory of `User.may`
         return None
     fault = lacks_submit(user, body[0])
-    return None if fault is None else tsp.bad_request(f"forbidden: {fault}")
+    return None if fault is None else refused_submit(tsp.REQUEST, fault)
 
 
 def _submit(user: User, body: Frames) -> Frames | None:
-    return None if tsp.request_fault(body[1:]) else _refused(lacks_submit(user, body[1]))
+    if tsp.request_fault(body[1:]):
+        return None
+    fault = lacks_submit(user, body[1])
+    return None if fault is None else refused_submit(tsp.SUBMIT, fault)
 
 
 def _list(user: User, body: Frames) -> Frames | None:

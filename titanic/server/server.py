@@ -21,6 +21,7 @@ from titanic.server.front import AttachedFront, Front, IntegratedFront
 from titanic.server.gather import LAST
 from titanic.server.snapshot import ServerSnapshot, WorkerCounts, service_snapshots
 from titanic.server.watchdog import Watchdog
+from titanic.services.access import Refusals
 from titanic.services.ask import ServiceContext
 from titanic.services.handler import ServiceHandler
 from titanic.services.reader import Reader
@@ -62,7 +63,8 @@ class Server:
             raise
         self.endpoints, self.gathers = self.front.endpoints, self.front.gathers
         """Where clients reach it, and where requests that want no answer are gathered, with real ports."""
-        self._reader = Reader(self.store, self.front.congested)
+        self._refusals = Refusals()
+        self._reader = Reader(self.store, self.front.congested, self._refusals)
         self.dispatcher = Dispatcher(
             config,
             self.store,
@@ -79,6 +81,7 @@ class Server:
             config.limits,
             self.front.most_body,
             config.wire.max_waiting_bytes,
+            self._refusals,
         )
         self._services = ServiceHandler(self.store, self.writer, self._reader, self._context)
         threads = {"writer": self.writer.call, "reader": self._reader.call}

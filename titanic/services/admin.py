@@ -10,11 +10,14 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from broker import User
 from titanic.commit.writer import halves
 from titanic.errors import InvalidArchive, StoreError, StoreFull
 from titanic.protocol import tsp
+from titanic.protocol.permissions import lacks_archive, lacks_list, lacks_purge, lacks_submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
+from titanic.services.access import Forbidden, is_hidden, is_kept, not_his
 from titanic.services.ask import Ask, ServiceContext, check_names, read_id, read_object
 from titanic.store import Archivist, State, WriteTransaction
 
@@ -41,17 +44,26 @@ class AdminWrite:
         self._closed: list[bytes] = []
         self._doubtful: list[bytes] = []
         self._services: set[bytes] = set()
+        self._forbidden: list[tuple[User, str, bytes]] = []
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         self._begin()
         for ask in self._asks:
             try:
                 options = read_options(ask.body)
-                obey = _archive if options["do"] == "archive" else self._obey
-                document = obey(transaction, options, now_us)
+                if ask.user is not None:
+                    _check(ask.user, options["do"])
+                if options["do"] == "archive":
+                    document = _archive(transaction, options)
+                else:
+                    document = self._obey(transaction, options, now_us, ask.user)
                 self._answers.append((ask, [tsp.OK, json.dumps(document).encode()]))
             except (ValueError, InvalidArchive) as error:
                 self._answers.append((ask, tsp.bad_request(str(error))))
+            except Forbidden as error:
+                if ask.user is not None:
+                    self._forbidden.append((ask.user, str(error), b""))
+                self._answers.append((ask, tsp.forbidden(str(error))))
             except StoreFull as error:
                 self._answers.append((ask, tsp.failure(f"not done, or not all of it: {error}")))
 
@@ -64,7 +76,9 @@ class AdminWrite:
             return [AdminWrite(self._context, half, self._most) for half in halves(self._asks)]
         return [AdminWrite(self._context, self._asks, self._most // 4)] if self._most >= 4 else []
 
-    def _obey(self, transaction: WriteTransaction, options: dict[str, Any], now_us: int) -> dict[str, Any]:
+    def _obey(
+        self, transaction: WriteTransaction, options: dict[str, Any], now_us: int, user: User | None
+    ) -> dict[str, Any]:
         following: bytes | None = None
         uuids: Collection[bytes]
         if options["uuids"] is not None:
@@ -77,6 +91,7 @@ class AdminWrite:
                 states=options["states"],
                 service=options["service"],
                 older_than=None if older is None else now_us - int(older * 1e6),
+                owner=None if user is None or user.reads_all else user.owner,
                 after=options["after"],
                 limit=self._most,
             )
@@ -85,17 +100,27 @@ class AdminWrite:
                 running = self._context.dispatcher.running()
                 uuids = [uuid for uuid in uuids if uuid not in running]
         act = self._retry if options["do"] == "retry" else self._purge
-        done = sum(act(transaction, uuid, now_us) for uuid in uuids)
+        done = sum(act(transaction, uuid, now_us, user) for uuid in uuids)
         return {"done": done, "next": following.hex() if following else None}
 
-    def _retry(self, transaction: WriteTransaction, uuid: bytes, now_us: int) -> bool:
+    def _retry(self, transaction: WriteTransaction, uuid: bytes, now_us: int, user: User | None) -> bool:
+        if user is not None and is_hidden(transaction, user, uuid):
+            return self._keep(user, uuid, not_his(user, uuid))
         row = transaction.describe(uuid)
+        if row is not None and user is not None and (fault := lacks_submit(user, row.service)) is not None:
+            return self._keep(user, uuid, fault)
         if row is None or not transaction.retry(uuid, now_us):
             return False
         self._returned.add(row.service)
         return True
 
-    def _purge(self, transaction: WriteTransaction, uuid: bytes, now_us: int) -> bool:
+    def _keep(self, user: User, uuid: bytes, why: str) -> bool:
+        self._forbidden.append((user, why, uuid))
+        return False
+
+    def _purge(self, transaction: WriteTransaction, uuid: bytes, now_us: int, user: User | None) -> bool:
+        if user is not None and is_kept(transaction, user, uuid):
+            return self._keep(user, uuid, not_his(user, uuid))
         closed = transaction.close(uuid, now_us)
         if closed is None:
             return False
@@ -106,6 +131,8 @@ class AdminWrite:
         return True
 
     def committed(self) -> None:
+        for user, why, uuid in self._forbidden:
+            self._context.refusals.add(user, tsp.ADMIN, why, uuid=uuid)
         if self._returned:
             self._context.dispatcher.returned(self._returned)
         if self._closed:  # the answer waits like that of a titanic.close
@@ -117,6 +144,16 @@ class AdminWrite:
 
     def failed(self, error: StoreError) -> None:
         self._context.send_answers([(ask, tsp.failure(f"not done: {error}")) for ask in self._asks])
+
+
+def _check(user: User, do: str) -> None:
+    """Raise Forbidden for what the user may do with no request."""
+    fault = _LACKS[do](user)
+    if fault is not None:
+        raise Forbidden(fault)
+
+
+_LACKS = {"retry": lacks_list, "purge": lacks_purge, "archive": lacks_archive}
 
 
 def read_options(body: Frames) -> dict[str, Any]:
@@ -180,7 +217,7 @@ def read_archive_options(given: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _archive(transaction: WriteTransaction, options: dict[str, Any], now_us: int) -> dict[str, Any]:
+def _archive(transaction: WriteTransaction, options: dict[str, Any]) -> dict[str, Any]:
     identity = transaction.identity()
     if options["store"] is not None and options["store"] != identity:
         fact = f"its id is {identity.hex() if identity else 'not there yet'}, meant is {options['store'].hex()}"

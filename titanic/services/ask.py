@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from broker import User
 from titanic.config import ServiceLimits
 from titanic.protocol.tsp import Frames
+from titanic.services.access import Refusals
 from titanic.util import ids
 from titanic.util.clock import Leaps
 from titanic.util.text import quoted
@@ -21,7 +23,11 @@ class Ask(Protocol):
 
     @property
     def peer(self) -> object:
-        """Who asked."""
+        """From where it came."""
+
+    @property
+    def user(self) -> User | None:
+        """Who asks; None without access control: all is allowed."""
 
 
 Answers = Sequence[tuple[Any, Frames]]
@@ -64,7 +70,7 @@ class DispatcherInbox(Protocol):
         """The requests that are with a worker now, or whose outcome is on its way to the disk."""
 
 
-REASONS = ("invalid", "store_full", "service_full", "busy", "stopping", "disk")
+REASONS = ("invalid", "forbidden", "store_full", "service_full", "user_full", "busy", "stopping", "disk")
 """Why requests are refused."""
 
 
@@ -82,6 +88,8 @@ class ServiceContext:
     """Bytes of the body of a request, at most; None: the broker refuses what is too large."""
     most_bytes: int = 1 << 30
     """Bytes of bodies that may wait for the disk; more are refused, or a slow disk would fill the memory."""
+    refusals: Refusals = field(default_factory=Refusals)
+    """What users lacked a permission for."""
     refusing: str = ""
     """When not empty, every new request is refused with this text. Any thread may set it."""
     # What follows is counted in one thread each, because += is not atomic.

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from broker import User
 from titanic.commit.writer import ALONE, FEW, halves
 from titanic.errors import StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
+from titanic.services.access import is_kept, not_his
 from titanic.services.ask import Ask, ServiceContext
 from titanic.store import WriteTransaction
 
@@ -61,12 +63,17 @@ class CloseWrite:
         self._services: set[bytes] = set()
         self._doubtful: set[int] = set()
         self._refused: dict[int, str] = {}
+        self._forbidden: list[tuple[User, bytes]] = []
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         if self._items is None:
             self._items = self._read()
         self._begin()
-        for at, (_, uuid) in enumerate(self._items):
+        for at, (closing, uuid) in enumerate(self._items):
+            user = closing.ask.user
+            if user is not None and is_kept(transaction, user, uuid):  # answered like an unknown one
+                self._forbidden.append((user, uuid))
+                continue
             try:
                 closed = transaction.close(uuid, now_us)
                 if closed is not None:
@@ -94,6 +101,8 @@ class CloseWrite:
 
     def committed(self) -> None:
         self._context.counts["closed"] += len(self._closed)
+        for user, uuid in self._forbidden:
+            self._context.refusals.add(user, tsp.CLOSE, not_his(user, uuid), uuid=uuid)
         self._tell()
 
     def failed(self, error: StoreError) -> None:

@@ -15,8 +15,10 @@ from typing import Any
 
 from titanic.commit.writer import Writer
 from titanic.protocol import tsp
+from titanic.protocol.permissions import lacks_stats
 from titanic.protocol.tsp import Frames
 from titanic.services import list_requests
+from titanic.services.access import Forbidden
 from titanic.services.admin import AdminWrite
 from titanic.services.ask import Ask, ServiceContext
 from titanic.services.close import CloseWrite
@@ -54,7 +56,7 @@ class ServiceHandler:
                 self._context.send_answers([(ask, tsp.failure(text)) for ask in batch])
                 return
             self._bytes_taken += size
-            self._writer.enqueue(AcceptWrite(self._context, PARSERS[name], batch, size))
+            self._writer.enqueue(AcceptWrite(self._context, name, batch, size))
         elif name == tsp.CLOSE:
             self._writer.enqueue(CloseWrite(self._context, batch))
         elif name == tsp.ADMIN:
@@ -64,10 +66,12 @@ class ServiceHandler:
         else:
             self._reader.enqueue(self._read_services[name], batch)
 
-    def _read_list(self, transaction: ReadTransaction, body: Frames) -> Frames:
-        return list_requests.answer(transaction, body, self._context.dispatcher.running)
+    def _read_list(self, transaction: ReadTransaction, ask: Ask) -> Frames:
+        return list_requests.answer(transaction, ask.body, self._context.dispatcher.running, ask.user)
 
-    def _read_stats(self, transaction: ReadTransaction, body: Frames) -> Frames:
+    def _read_stats(self, transaction: ReadTransaction, ask: Ask) -> Frames:
+        if ask.user is not None and (fault := lacks_stats(ask.user)) is not None:
+            raise Forbidden(fault)
         disk_full = transaction.disk_full()
         document: dict[str, Any] = {
             "store": {"path": str(self._store.path), **transaction.counts()._asdict()},

@@ -6,9 +6,13 @@ import json
 from collections.abc import Callable, Collection
 from typing import Any
 
+from broker import User
+from titanic.errors import RecordCorrupt
 from titanic.protocol import tsp
+from titanic.protocol.permissions import lacks_list
 from titanic.protocol.submit_options import MOST_UUIDS, read_policy
 from titanic.protocol.tsp import Frames
+from titanic.services.access import Forbidden, is_hidden
 from titanic.services.ask import check_names, read_id, read_object
 from titanic.store import Description, ReadTransaction, State
 from titanic.util.text import quoted
@@ -16,31 +20,58 @@ from titanic.util.text import quoted
 KNOWN = ("after", "keys", "limit", "service", "state", "uuid")
 
 
-def answer(transaction: ReadTransaction, body: Frames, running: Callable[[], Collection[bytes]]) -> Frames:
-    """The answer to a titanic.list. `running`: the requests that workers have, which the store does not know."""
+DAMAGED = tsp.failure("not read: a record of the store is damaged; ask who runs the server for a titanic check")
+"""For those who must not know whose record."""
+
+
+def answer(
+    transaction: ReadTransaction, body: Frames, running: Callable[[], Collection[bytes]], user: User | None = None
+) -> Frames:
+    """The answer to a titanic.list. `running`: the requests that workers have, which the store does not know. `user`:
+    who asks, and gets what he may read; None: all. Raises Forbidden when that is nothing."""
+    if user is not None and (fault := lacks_list(user)) is not None:
+        raise Forbidden(fault)
     try:
-        options = read_options(body)
+        return _answer(transaction, read_options(body), running, user)
     except ValueError as error:
         return tsp.bad_request(str(error))
+    except RecordCorrupt:
+        if user is None or user.reads_all:
+            raise
+        return DAMAGED
+
+
+def _answer(
+    transaction: ReadTransaction,
+    options: dict[str, Any],
+    running: Callable[[], Collection[bytes]],
+    user: User | None,
+) -> Frames:
+    owner = None if user is None or user.reads_all else user.owner
     now_running = running()
     following: bytes | None = None
     holders: dict[str, bytes] = {}
     if options["keys"] is not None:
-        found = ((key, transaction.holder(key.encode(errors="replace"))) for key in options["keys"])
+        namespace = b"" if user is None else user.owner
+        found = ((key, transaction.holder(key.encode(errors="replace"), namespace)) for key in options["keys"])
         holders = {key: uuid for key, uuid in found if uuid is not None}
-        rows = _described(transaction, list(holders.values()))
+        rows = _described(transaction, list(holders.values()), user)
     elif (uuid := options["uuid"]) is not None:
-        rows = _described(transaction, [uuid])
+        rows = _described(transaction, [uuid], user)
     elif options["state"] is State.RUNNING:
         behind = options["after"] or b""
-        rows = _described(transaction, sorted(uuid for uuid in now_running if uuid > behind))
+        rows = _described(transaction, sorted(uuid for uuid in now_running if uuid > behind), user)
         rows = [row for row in rows if options["service"] in (None, row.service)]
         if len(rows) > options["limit"]:
             rows = rows[: options["limit"]]
             following = rows[-1].uuid
     else:
         page = transaction.list(
-            service=options["service"], state=options["state"], after=options["after"], limit=options["limit"]
+            service=options["service"],
+            state=options["state"],
+            owner=owner,
+            after=options["after"],
+            limit=options["limit"],
         )
         rows, following = page, page.next
         if options["state"] is State.WAITING:
@@ -54,8 +85,9 @@ def answer(transaction: ReadTransaction, body: Frames, running: Callable[[], Col
     return [tsp.OK, json.dumps(document).encode()]
 
 
-def _described(transaction: ReadTransaction, uuids: Collection[bytes]) -> list[Description]:
-    return [row for uuid in uuids if (row := transaction.describe(uuid)) is not None]
+def _described(transaction: ReadTransaction, uuids: Collection[bytes], user: User | None) -> list[Description]:
+    seen = (uuid for uuid in uuids if not is_hidden(transaction, user, uuid))
+    return [row for uuid in seen if (row := transaction.describe(uuid)) is not None]
 
 
 def read_options(body: Frames) -> dict[str, Any]:

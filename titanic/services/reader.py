@@ -11,12 +11,15 @@ import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from broker import User
 from titanic.commit.writer import BatchThread
 from titanic.errors import RecordCorrupt, StoreError
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
+from titanic.services.access import Forbidden, Refusals, is_hidden, not_his
 from titanic.services.ask import Answers, Ask, SendAnswers
 from titanic.store import Outcome, ReadTransaction, Status, Store
 
@@ -39,11 +42,11 @@ class ReadService:
     """A service that only reads, and who gets what was read."""
 
     name: bytes
-    read: Callable[[ReadTransaction, Frames], Frames]
-    """The answer to an ask with such a body."""
+    read: Callable[[ReadTransaction, Ask], Frames]
+    """The answer to an ask. Raises Forbidden."""
     send_answers: SendAnswers
     shared: bool = False
-    """Whether asks with the same last frame share an answer: many clients may wait for one request."""
+    """Whether asks of a user with the same last frame share an answer: many clients may wait for one request."""
 
 
 Batch = tuple[ReadService, Sequence[Ask]]
@@ -52,8 +55,12 @@ Batch = tuple[ReadService, Sequence[Ask]]
 class Reader:
     """Answers asks that only read the store."""
 
-    def __init__(self, store: Store, congested: Callable[[Any], bool] = lambda ask: False) -> None:
-        """`congested`: whether the peer of an ask does not read the answers that are on their way to it."""
+    def __init__(
+        self, store: Store, congested: Callable[[Any], bool] = lambda ask: False, refusals: Refusals | None = None
+    ) -> None:
+        """`congested`: whether the peer of an ask does not read the answers that are on their way to it. `refusals`:
+        where it is counted what users lacked a permission for."""
+        self.refusals = refusals or Refusals()
         self.replies_given = 0
         self.congested = congested
         self._store = store
@@ -67,27 +74,39 @@ class Reader:
         """Read the answers to these asks. Any thread may call."""
         self._thread.put((service, asks))
 
-    def read_reply(self, transaction: ReadTransaction, body: Frames) -> Frames:
+    def read_reply(self, transaction: ReadTransaction, ask: Ask) -> Frames:
         """The answer to a titanic.reply."""
-        frames, found = read_replies(transaction, body)
+        return self._read_replies(transaction, tsp.REPLY, ask.body, ask.user)
+
+    def read_awaited(self, transaction: ReadTransaction, ask: Ask) -> Frames:
+        """The answer to a titanic.wait as the store has it now."""
+        return self._read_replies(transaction, tsp.WAIT, ask.body[1:], ask.user)
+
+    def _read_replies(self, transaction: ReadTransaction, name: bytes, body: Frames, user: User | None) -> Frames:
+        hides = None if user is None else partial(self._hides, transaction, name, user)
+        frames, found = read_replies(transaction, body, hides)
         self.replies_given += found
         return frames
 
-    def read_awaited(self, transaction: ReadTransaction, body: Frames) -> Frames:
-        """The answer to a titanic.wait as the store has it now."""
-        return self.read_reply(transaction, body[1:])
+    def _hides(self, transaction: ReadTransaction, name: bytes, user: User, uuid: bytes) -> bool:
+        if not is_hidden(transaction, user, uuid):
+            return False
+        self.refusals.add(user, name, not_his(user, uuid), uuid=uuid)
+        return True
 
     def _answer_batches(self, batches: list[Batch]) -> bool:
-        turns, shared = self._turns, dict[bytes, Frames]()
+        turns, shared = self._turns, dict[object, Frames]()
         portion, filled = _portion(), 0
         asks = turns.next(batches)
         try:
             with self._store.read() as transaction:
                 for service, ask in asks:
-                    key = ask.body[-1] if service.shared else b""
+                    key: object = None
+                    if service.shared:  # not with another user: whose it is was looked up for this one
+                        key = ask.body[-1] if ask.user is None else (ask.user, ask.body[-1])
                     frames = shared.get(key) if key else None
                     if frames is None:
-                        frames = _read_one(transaction, service, ask.body)
+                        frames = self._read_one(transaction, service, ask)
                         if key:
                             shared[key] = frames
                     size = sum(map(len, frames))
@@ -105,6 +124,19 @@ class Reader:
         _send(portion)
         return len(turns) > 0
 
+    def _read_one(self, transaction: ReadTransaction, service: ReadService, ask: Ask) -> Frames:
+        try:
+            return service.read(transaction, ask)
+        except Forbidden as error:
+            if ask.user is not None:
+                self.refusals.add(ask.user, service.name, str(error))
+            return tsp.forbidden(str(error))
+        except StoreError as error:  # the others are not failed by one damaged record
+            return tsp.failure(f"not read: {error}")
+        except Exception as error:  # an ask without an answer would block its lane for ever
+            log.exception("a fault of this program: could not answer %s", service.name.decode())
+            return tsp.failure(f"not read: {type(error).__name__}: {error}")
+
 
 def _portion() -> defaultdict[ReadService, list[tuple[Any, Frames]]]:
     """Answers that were read and not sent yet."""
@@ -114,16 +146,6 @@ def _portion() -> defaultdict[ReadService, list[tuple[Any, Frames]]]:
 def _send(portion: Mapping[ReadService, Answers]) -> None:
     for service, answers in portion.items():
         service.send_answers(answers)
-
-
-def _read_one(transaction: ReadTransaction, service: ReadService, body: Frames) -> Frames:
-    try:
-        return service.read(transaction, body)
-    except StoreError as error:  # the others are not failed by one damaged record
-        return tsp.failure(f"not read: {error}")
-    except Exception as error:  # an ask without an answer would block its lane for ever
-        log.exception("a fault of this program: could not answer %s", service.name.decode())
-        return tsp.failure(f"not read: {type(error).__name__}: {error}")
 
 
 class Turns:
@@ -180,19 +202,24 @@ class Turns:
             self._refused.append((service, ask))
 
 
-def read_replies(transaction: ReadTransaction, body: Frames) -> tuple[Frames, int]:
-    """The answer to a titanic.reply, and how many replies are in it."""
+def read_replies(
+    transaction: ReadTransaction, body: Frames, hides: Callable[[bytes], bool] | None = None
+) -> tuple[Frames, int]:
+    """The answer to a titanic.reply, and how many replies are in it. `hides`: whether a request is to be answered like
+    an unknown one; None: none is."""
     uuids = tsp.read_uuids(body)
     if uuids is None:
         return tsp.BAD_UUID, 0
     if len(uuids) > 1:
-        return _summed_up(transaction, uuids)
-    frames = _read_reply(transaction, uuids[0])
+        return _summed_up(transaction, uuids, hides)
+    frames = _read_reply(transaction, uuids[0], hides)
     return frames, int(frames[0] != tsp.PENDING and frames is not tsp.UNKNOWN)
 
 
-def _read_reply(transaction: ReadTransaction, uuid: bytes) -> Frames:
+def _read_reply(transaction: ReadTransaction, uuid: bytes, hides: Callable[[bytes], bool] | None) -> Frames:
     """How one request has ended, in the words of RFC 9."""
+    if hides is not None and hides(uuid):
+        return tsp.UNKNOWN
     outcome = transaction.reply(uuid)
     if outcome is None:
         return tsp.UNKNOWN
@@ -203,13 +230,15 @@ def _read_reply(transaction: ReadTransaction, uuid: bytes) -> Frames:
     return tsp.ended(outcome.status.name.lower(), outcome.reason, outcome.frames)
 
 
-def _summed_up(transaction: ReadTransaction, uuids: Sequence[bytes]) -> tuple[Frames, int]:
+def _summed_up(
+    transaction: ReadTransaction, uuids: Sequence[bytes], hides: Callable[[bytes], bool] | None
+) -> tuple[Frames, int]:
     summary: list[bytes] = []
     frames: Frames = []
     found = size = 0
     for uuid in uuids:
         try:
-            status, *own = _read_reply(transaction, uuid)
+            status, *own = _read_reply(transaction, uuid, hides)
         except RecordCorrupt as error:  # the others are not kept back by a damaged record
             status, *own = tsp.failure(f"not read: {error}")
         found += status != tsp.PENDING and status is not tsp.UNKNOWN[0]

@@ -7,9 +7,12 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from broker import User, UserLimits
 from titanic.commit.writer import ALONE, FEW, SMALL
+from titanic.config import ServiceLimits
 from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
+from titanic.protocol.permissions import lacks_submit, refused_submit
 from titanic.protocol.submit_options import (
     DEFAULT_PRIORITY,
     KEY_FOR,
@@ -21,18 +24,19 @@ from titanic.protocol.submit_options import (
 )
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Ask, ServiceContext, check_names, read_object
-from titanic.store import NewRequest, WriteTransaction
+from titanic.store import Load, NewRequest, WriteTransaction
 
-Parse = Callable[[Frames, int], "Submission"]
-"""The requests in the body of an ask; ValueError says what is wrong with it."""
+Parse = Callable[[Frames, int, bytes], "Submission"]
+"""The requests of an owner in the body of an ask; ValueError says what is wrong with it."""
 
 
 class AcceptWrite:
     """A batch of asks for one of the services in `PARSERS`, as one `Write`."""
 
-    def __init__(self, context: ServiceContext, parse: Parse, asks: Sequence[Ask], size: int) -> None:
+    def __init__(self, context: ServiceContext, name: bytes, asks: Sequence[Ask], size: int) -> None:
         self._context = context
-        self._parse = parse
+        self._name = name
+        self._parse = PARSERS[name]
         self._asks = asks
         self._size = size
         self.light = len(asks) <= ALONE and size <= SMALL and sum(len(ask.body) for ask in asks) <= FEW
@@ -45,6 +49,7 @@ class AcceptWrite:
         self._accepted = 0
         self._repeated = 0
         self._refused: list[str] = []
+        self._forbidden: list[tuple[User, str, bytes]] = []
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         self._begin()
@@ -52,21 +57,28 @@ class AcceptWrite:
             for ask in self._asks:
                 self._refuse(ask, "stopping", tsp.failure(self._context.refusing))
             return
-        good: list[tuple[Ask, list[NewRequest]]] = []
+        together: list[tuple[Ask, list[NewRequest]]] = []
+        alone: list[tuple[Ask, list[NewRequest]]] = []
         for ask in self._asks:
+            user = ask.user
+            owner = b"" if user is None else user.owner
             try:
-                requests, forget = self._parse(ask.body, now_us)
+                requests, forget = self._parse(ask.body, now_us, owner)
                 self._check_sizes(requests)
-                good.append((ask, requests))
-                if forget:  # first: the requests may need their room
-                    transaction.forget(forget)
             except ValueError as error:
                 self._refuse(ask, "invalid", tsp.bad_request(str(error)))
-        if self._context.limits:
-            for one in good:  # one by one: each counts against the limit of the next
-                self._accept(transaction, [one], now_us)
-        else:
-            self._accept(transaction, good, now_us)
+                continue
+            if user is not None and (fault := lacks_submit(user, requests[0].service)) is not None:
+                self._forbidden.append((user, fault, requests[0].service))
+                self._refuse(ask, "forbidden", refused_submit(self._name, fault))
+                continue
+            limited = self._context.limits or (user is not None and _has_limit(user))
+            (alone if limited else together).append((ask, requests))
+            if forget:  # first: the requests may need their room
+                transaction.forget(forget, owner)
+        self._accept(transaction, together, now_us)
+        for one in alone:  # each counts against the limit of the next
+            self._accept(transaction, [one], now_us)
 
     def _check_sizes(self, requests: Sequence[NewRequest]) -> None:
         """Raise ValueError for a body that no worker would get."""
@@ -81,8 +93,9 @@ class AcceptWrite:
         if not requests:
             return
         try:
-            if self._context.limits and (fault := self._beyond_limit(transaction, requests, now_us)):
-                self._refuse(asks[0][0], "service_full", tsp.failure(fault))
+            user = asks[0][0].user
+            limited = self._context.limits or (user is not None and _has_limit(user))
+            if limited and self._is_full(transaction, asks[0], now_us):
                 return
             accepted = transaction.accept(requests, now_us, self._context.leaps.ahead_us)
         except (StoreFull, InvalidRequest) as error:
@@ -114,19 +127,26 @@ class AcceptWrite:
             highest = self._arrived.get(request.service, -1)
             self._arrived[request.service] = max(highest, request.priority)
 
-    def _beyond_limit(self, transaction: WriteTransaction, requests: Sequence[NewRequest], now_us: int) -> str | None:
-        name = requests[0].service
+    def _is_full(self, transaction: WriteTransaction, one: tuple[Ask, list[NewRequest]], now_us: int) -> bool:
+        """Whether an ask is refused because its service or its user has too many requests."""
+        ask, requests = one
+        name, user = requests[0].service, ask.user
         limits = self._context.limits.get(name)
+        if limits is None and (user is None or not _has_limit(user)):
+            return False
         # A request that is submitted again gets its first UUID, which takes no room.
-        if limits is None or not (requests := transaction.fresh(requests, now_us, self._context.leaps.ahead_us)):
-            return None
-        load = transaction.load(name)
-        if limits.waiting and load.waiting + len(requests) > limits.waiting:
-            return f"service full: {load.waiting} requests wait for {name.decode()}; its limit is {limits.waiting}"
+        if not (requests := transaction.fresh(requests, now_us, self._context.leaps.ahead_us)):
+            return False
         size = sum(len(frame) for request in requests for frame in request.body)
-        if limits.bytes and load.bytes + size > limits.bytes:
-            return f"service full: {load.bytes} bytes wait for {name.decode()}; its limit is {limits.bytes}"
-        return None
+        if limits is not None and (fault := _fault(transaction.load(name), limits, len(requests), size, name.decode())):
+            self._refuse(ask, "service_full", tsp.failure(f"service full: {fault}"))
+        elif user is not None and (
+            fault := _fault(transaction.owner_load(user.owner), user.limits, len(requests), size, f"user '{user.name}'")
+        ):
+            self._refuse(ask, "user_full", tsp.failure(f"user full: {fault}"))
+        else:
+            return False
+        return True
 
     def _refuse(self, ask: Ask, reason: str, answer: Frames) -> None:
         self._refused.append(reason)
@@ -147,6 +167,8 @@ class AcceptWrite:
         context.counts["refused"] += len(self._refused)
         for reason in self._refused:
             context.refused[reason] += 1
+        for user, fault, service in self._forbidden:
+            context.refusals.add(user, self._name, fault, service=service)
         context.send_answers(self._answers)
         if self._arrived or self._due is not None:
             context.dispatcher.arrived(self._arrived, self._due)
@@ -158,6 +180,19 @@ class AcceptWrite:
         self._context.send_answers([(ask, tsp.failure(f"not stored: {error}")) for ask in self._asks])
 
 
+def _has_limit(user: User) -> bool:
+    return bool(user.limits.waiting or user.limits.bytes)
+
+
+def _fault(load: Load, limits: ServiceLimits | UserLimits, more: int, size: int, whose: str) -> str | None:
+    """Why so many more requests of this size are too many; None: they are not."""
+    if limits.waiting and load.waiting + more > limits.waiting:
+        return f"{load.waiting} requests wait for {whose}; its limit is {limits.waiting}"
+    if limits.bytes and load.bytes + size > limits.bytes:
+        return f"{load.bytes} bytes wait for {whose}; its limit is {limits.bytes}"
+    return None
+
+
 class Submission(NamedTuple):
     """The requests of a message. `forget`: keys that count no longer."""
 
@@ -165,15 +200,15 @@ class Submission(NamedTuple):
     forget: Sequence[bytes] = ()
 
 
-def parse_request(body: Frames, now_us: int) -> Submission:
+def parse_request(body: Frames, now_us: int, owner: bytes = b"") -> Submission:
     """The request in the body of a titanic.request. ValueError says what is wrong."""
     if fault := tsp.request_fault(body):
         raise ValueError(fault)
-    return Submission([NewRequest(body[0], body[1:])])
+    return Submission([NewRequest(body[0], body[1:], owner=owner)])
 
 
-def parse_submit(body: Frames, now_us: int) -> Submission:
-    """The requests in the body of a titanic.submit. ValueError says what is wrong."""
+def parse_submit(body: Frames, now_us: int, owner: bytes = b"") -> Submission:
+    """The requests of an owner in the body of a titanic.submit. ValueError says what is wrong."""
     if len(body) < 3:
         raise ValueError("a titanic.submit is options, a service name and at least one body frame")
     options = _read(body[0])
@@ -191,7 +226,9 @@ def parse_submit(body: Frames, now_us: int) -> Submission:
         json.dumps(policy).encode() if policy else b"",
     )
     key_until = _moment(options.get("key_for", KEY_FOR), now_us) if any(keys) else 0
-    requests = [NewRequest(service, frames, *shared, key, key_until) for frames, key in zip(bodies, keys, strict=True)]
+    requests = [
+        NewRequest(service, frames, *shared, key, key_until, 0, owner) for frames, key in zip(bodies, keys, strict=True)
+    ]
     if "key" in options and len(bodies) > 1:
         requests[0] = requests[0]._replace(together=len(bodies))
     forget = [key.encode() for key in options["forget"]] if "forget" in options else ()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from broker import User
 from titanic.dispatch import waiters
 from titanic.dispatch.waiters import Waiters, read
 from titanic.protocol import tsp
@@ -16,8 +17,9 @@ OTHER = bytes(16)
 
 
 class Ask:
-    def __init__(self, seconds: bytes = b"5", uuid: bytes = UUID) -> None:
+    def __init__(self, seconds: bytes = b"5", uuid: bytes = UUID, user: User | None = None) -> None:
         self.peer = None
+        self.user = user
         self.body = [seconds, uuid.hex().encode()]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.raw_mdp import raw_client, raw_worker
@@ -227,10 +228,10 @@ def test_whoever_waits_at_the_end_is_told_what_the_store_says(tmp_path: Path, mo
     asked, go = threading.Event(), threading.Event()
     answer = reader.read_replies
 
-    def slowly(transaction: ReadTransaction, body: list[bytes]) -> tuple[list[bytes], int]:
+    def slowly(transaction: ReadTransaction, body: list[bytes], hides: Any) -> tuple[list[bytes], int]:
         asked.set()
         assert go.wait(30)
-        return answer(transaction, body)
+        return answer(transaction, body, hides)
 
     monkeypatch.setattr(reader, "read_replies", slowly)
     monkeypatch.setattr(dispatcher, "DISMISS_MOST", 30)

@@ -12,6 +12,7 @@ import pytest
 from support.shortages import broken_disk
 from support.store_engines import damage_reply
 
+from broker import User
 from titanic.commit.writer import Writer
 from titanic.errors import StoreFailed, StoreFull
 from titanic.protocol import tsp
@@ -27,8 +28,9 @@ from titanic.store import MIN_CAPACITY, ReadTransaction, Status, Store, WriteTra
 class Ask:
     peer = "client"
 
-    def __init__(self, *body: bytes) -> None:
+    def __init__(self, *body: bytes, user: User | None = None) -> None:
         self.body: Frames = list(body)
+        self.user = user
 
 
 class Desk:
@@ -74,9 +76,12 @@ class Desk:
     def running(self) -> set[bytes]:
         return set()
 
-    def ask(self, name: bytes, *bodies: list[bytes]) -> list[Frames]:
+    def ask(self, name: bytes, *bodies: list[bytes], user: User | None = None) -> list[Frames]:
         """All in one batch."""
-        asks = [Ask(*body) for body in bodies]
+        return self.put(name, *(Ask(*body, user=user) for body in bodies))
+
+    def put(self, name: bytes, *asks: Ask) -> list[Frames]:
+        """All in one batch."""
         self.services.handle_batch(name, asks)
         while not all(ask in self.answers for ask in asks):
             done = Event()
