@@ -22,7 +22,7 @@ import struct
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from broker.config import ClientConfig
 from broker.core.mdp import CLIENT_DIALECTS, EMPTY, ClientDialect, Core, Frames, Peer, ReplyMessage, read_error
@@ -311,10 +311,12 @@ _WHO, _ANY = b"mmi.broker", b"mmi.service"
 
 
 class Kind(NamedTuple):
-    """What a broker is: the version of MDP to speak with it, and whether it is one of this project."""
+    """What a broker is: the version of MDP to speak with it, whether it is one of this project, and whether it has
+    access control: then it tells the workers of `titanic.` services who asks."""
 
     version: str
     ours: bool
+    access: bool = False
 
 
 class Recognition:
@@ -353,15 +355,17 @@ class Recognition:
             reply = VERSIONS[version].parse_reply(frames)
             if reply is not None and reply.service in (_WHO, _ANY, None):
                 if self._kind is None:
-                    ours = reply.service == _WHO and _tells(reply.body)
-                    self._kind = Kind(self._best if ours else version, ours)
+                    about = _about(reply.body) if reply.service == _WHO else {}
+                    ours = bool(about.get("software"))
+                    self._kind = Kind(self._best if ours else version, ours, ours and bool(about.get("access")))
                 return self._kind
         return None
 
 
-def _tells(body: Frames) -> bool:
-    """Whether this is how a broker of this project answers mmi.broker."""
+def _about(body: Frames) -> dict[str, Any]:
+    """How a broker of this project answers mmi.broker; nothing when this is no such answer."""
     try:
-        return bool(json.loads(body[0])["software"])
-    except (IndexError, KeyError, TypeError, ValueError):
-        return False
+        about = json.loads(body[0])
+    except (IndexError, ValueError, RecursionError):
+        return {}
+    return about if isinstance(about, dict) else {}

@@ -237,6 +237,7 @@ class AttachedFront(Front):
         if kind == self._kind:
             return
         endpoint, before, self._kind = self.endpoints[0], self._kind, kind
+        self._lanes.kind = kind
         if kind.ours:
             log.info("the broker at %s is one of this project, and speaks MDP %s", endpoint, kind.version)
         else:

@@ -16,7 +16,21 @@ from typing import ClassVar
 
 import zmq
 
-from broker import Channel, Dealer, Job, Loop, OutOfSockets, WorkerChannel, WorkerConfig, WorkerLog, WorkerSession
+from broker import (
+    NOBODY,
+    Channel,
+    Dealer,
+    Job,
+    Kind,
+    Loop,
+    OutOfSockets,
+    User,
+    WorkerChannel,
+    WorkerConfig,
+    WorkerLog,
+    WorkerSession,
+    user_from_json,
+)
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Answers, HandleBatch, SendAnswers
 
@@ -30,8 +44,25 @@ class LaneAsk:
     lane: Lane
     job: int
     body: Frames
+    user: User | None
+    """Who asks, as the broker says; None: it has no access control."""
     peer: ClassVar[None] = None
-    """The same for all: the broker does not say for whom it asks."""
+    """The same for all: the broker does not say from where it came."""
+
+
+def user_in(client: bytes, kind: Kind | None) -> User | None:
+    """Who asks, by the `client` frame of a request. `kind`: the broker, as it was last found to be.
+
+    One with access control tells it behind the number of the delivery and a space. It is believed before it is known
+    which broker is there: another one may just have taken its place. Who cannot be told from its frame is NOBODY.
+    """
+    _, space, document = client.partition(b" ")
+    if space:
+        try:
+            return user_from_json(document)
+        except ValueError:
+            return None if kind is not None and not kind.ours else NOBODY
+    return NOBODY if kind is not None and kind.access else None
 
 
 class Lane(WorkerChannel):
@@ -45,7 +76,7 @@ class Lane(WorkerChannel):
         """The last one."""
 
     def _begin(self, job: Job) -> None:
-        self._ask = LaneAsk(self, job.number, job.body)
+        self._ask = LaneAsk(self, job.number, job.body, user_in(job.client, self._lanes.kind))
         self._lanes.collect(self._ask)
 
     def _starved(self, error: OutOfSockets, now: float) -> None:
@@ -70,6 +101,8 @@ class Lanes(Channel):
         self._endpoint = endpoint
         self._services = services
         self._config = config
+        self.kind: Kind | None = None
+        """The broker, as it was last found to be."""
         self.loop = Loop()
         # Any thread may call it.
         self.send_answers: SendAnswers = partial(self.loop.call, self._send_answers)
