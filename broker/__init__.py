@@ -14,9 +14,9 @@ from broker.source import choose
 choose()
 
 _MODULES = {
-    "broker.access.access_file": ["AccessFile", "is_loopback", "load_access"],
+    "broker.access.access_file": ["AccessFile", "load_access"],
     "broker.access.decision": ["Decision", "deciding"],
-    "broker.access.keys": ["Keys", "hash_token", "load_secret", "new_keys", "new_token", "public_key"],
+    "broker.access.keys": ["Keys", "hash_token", "keep_keys", "load_secret", "new_keys", "new_token", "public_key"],
     "broker.access.users": ["NOBODY", "Permission", "Reach", "User", "UserLimits", "user_from_json"],
     "broker.client": ["Client", "Pipeline", "Reply"],
     "broker.config": ["DEFAULT_ENDPOINT", "BrokerConfig", "ClientConfig", "WorkerConfig"],

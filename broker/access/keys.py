@@ -72,15 +72,9 @@ def new_keys(directory: str | Path, name: str, overwrite: bool = False) -> tuple
         if os.path.lexists(path):
             raise AccessError(f"{path}: there is such a file already, and it is kept; choose another name")
     pair = Keys(*zmq.curve_keypair())
-    body = f'metadata\ncurve\n    public-key = "{pair.public.decode()}"\n'
-    _write(
-        secret,
-        SECRET_BANNER.format(name=name) + body + f'    secret-key = "{pair.secret.decode()}"\n',
-        0o600,
-        overwrite,
-    )
+    _write(secret, _file_of(name, pair, secret=True), 0o600, overwrite)
     try:
-        _write(public, PUBLIC_BANNER.format(name=name) + body, 0o644, overwrite)
+        _write(public, _file_of(name, pair), 0o644, overwrite)
     except AccessError:
         if not overwrite:
             secret.unlink(missing_ok=True)  # half a pair is in the way of another try
@@ -88,7 +82,31 @@ def new_keys(directory: str | Path, name: str, overwrite: bool = False) -> tuple
     return public, secret
 
 
-def _write(path: Path, text: str, mode: int, overwrite: bool) -> None:
+def keep_keys(directory: str | Path, name: str) -> bool:
+    """Make a key pair unless it is there; whether it was made. For scripts that may run again: a pair that is there is
+    kept, and gets its public file again if that is missing. Raises AccessError as `new_keys`, and when what is there is
+    no key."""
+    public, secret = Path(directory, name + PUBLIC_SUFFIX), Path(directory, name + SECRET_SUFFIX)
+    if not os.path.lexists(secret):
+        new_keys(directory, name)
+        return True
+    pair = load_secret(secret)
+    if not os.path.lexists(public):
+        _write(public, _file_of(name, pair), 0o644)
+    elif public_key(public) != pair.public.decode():
+        raise AccessError(f"{public}: it is not the public half of {secret}; move the one away that is wrong")
+    return False
+
+
+def _file_of(name: str, pair: Keys, secret: bool = False) -> str:
+    """What a key file says, the public one or the secret one."""
+    lines = ["metadata", "curve", f'    public-key = "{pair.public.decode()}"']
+    if secret:
+        lines.append(f'    secret-key = "{pair.secret.decode()}"')
+    return (SECRET_BANNER if secret else PUBLIC_BANNER).format(name=name) + "".join(f"{line}\n" for line in lines)
+
+
+def _write(path: Path, text: str, mode: int, overwrite: bool = False) -> None:
     """Write a file that has its rights from its first moment, and is there for good."""
     target = path.with_name(f".{path.name}.{os.urandom(4).hex()}") if overwrite else path
     try:

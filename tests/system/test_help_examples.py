@@ -43,6 +43,8 @@ EXAMPLES = dict(_examples(main, ()))
 SERVE, UPPER, BROKER = "titanic serve &", "titanic work upper -- tr a-z A-Z &", "titanic broker &"
 LINES = "printf 'a@example.org\\nb@example.org\\n' >addresses.txt"
 
+ACCESS = """printf '[users.shop]\\nsubmit = ["mail.*"]\\nread = "own"\\n' >/etc/titanic/access.toml"""
+
 QUEUE = [
     *(SERVE, UPPER, "titanic work resize -- tr a-z A-Z &", LINES, "printf 'a picture' >big.png"),
     *("=submit", """test "$(cat small.png)" = 'A PICTURE'""", "=call"),
@@ -62,6 +64,8 @@ SCRIPTS = {
         *("=check", "=backup", "rm -r /var/lib/titanic", "=restore"),
     ],
     "config": ["mkdir -p /etc/titanic", "cp TOML /etc/titanic", "=config", "=config check", "=config show"],
+    "keys": ["mkdir -p /etc/titanic", "=keys", "=keys new", "=keys server", "=keys show", "=keys token"],
+    "access": ["mkdir -p /etc/titanic", ACCESS, "=access", "=access check", "=access test"],
     "bench": ["mkdir -p /var/lib", "=bench"],
     "demo": ["mkdir ~/Documents", "cp TOML ~/Documents", "=demo"],
     "lazy pirate": ["=pattern", "=pattern lazy-pirate client"],

@@ -42,6 +42,8 @@ COMMANDS = {
     "check": ("check_backup", "Check a store, or repair it."),
     "backup": ("check_backup", "Copy a store, also while a server uses it."),
     "restore": ("check_backup", "Make a store from a backup."),
+    "keys": ("keys", "Make the keys of users and of the server."),
+    "access": ("access", "Check an access file; tell what it allows."),
     "pattern": ("patterns", "Run another of the Guide's reliability patterns."),
     "config": ("config_command", "Show settings and where they come from; check a file."),
     "bench": ("bench", "Measure the speed of this machine."),

@@ -1,0 +1,110 @@
+"""`titanic access`: whether a file is right, and which line decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.cli_titanic import here
+
+from broker.access.users import Permission
+from titanic.cli.access import ACTIONS
+
+FILE = """\
+[roles.sender]
+submit = ["mail.*"]
+read = "own"
+[users.shop]
+roles = ["sender"]
+keys = ["shop.key"]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    assert here("keys", "new", "shop", "--dir", tmp_path).code == 0
+    path = tmp_path / "access.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_file_that_is_right(file: Path) -> None:
+    done = here("access", "check", file)
+    assert (done.code, done.err) == (0, "")
+    assert done.line == f"{file}: 1 user, 1 role, 1 key, 0 tokens, 0 endpoints: all right"
+    counts = {"users": 1, "roles": 1, "keys": 1, "tokens": 0, "endpoints": 0}
+    assert here("access", "check", file, "--json").json == counts
+
+
+def test_each_mistake_on_a_line(file: Path) -> None:
+    file.write_text(FILE + "admin = 1\nlimits.x = 3\n")
+    done = here("access", "check", file)
+    assert (done.code, done.out) == (1, b"")
+    assert done.err.splitlines() == [
+        f"{file}:7: [users.shop] admin is a number; it must be true or false",
+        f"{file}:8: unknown [users.shop] limits.x; here may be waiting, bytes, messages, connections",
+    ]
+    missing = here("access", "check", file.parent / "none")
+    assert missing.code == 1
+    assert missing.err.startswith(f"{file.parent}/none: the access file cannot be read: No such file or directory; ")
+
+
+@pytest.mark.parametrize(
+    ("question", "code", "answer"),
+    [
+        ("shop submit mail.x", 0, ['{file}:2: submit = ["mail.*"]', "allowed: 'mail.*' matches mail.x"]),
+        ("shop read", 0, ['{file}:3: read = "own"', "allowed: shop reads his own requests"]),
+        (
+            "shop work mail.x",
+            1,
+            [
+                "{file}:4: [users.shop]",
+                'not allowed: no line allows it; add work = ["mail.x"] here or to one of his roles',
+            ],
+        ),
+        ("shpo read", 1, ["{file}: no line", "not allowed: there is no user 'shpo'; did you mean shop?"]),
+    ],
+)
+def test_the_line_that_decides(file: Path, question: str, code: int, answer: list[str]) -> None:
+    done = here("access", "test", *question.split(), "--access", file)
+    assert (done.code, done.err) == (code, "")
+    assert done.out.decode().splitlines() == [line.format(file=file) for line in answer]
+    told = here("access", "test", *question.split(), "--json", TITANIC_ACCESS=str(file))
+    assert told.code == code
+    assert told.json["allowed"] is (code == 0)
+    assert told.json["file"] == str(file)
+    assert f"llowed: {told.json['reason']}" in answer[1]
+    assert answer[0].endswith(f":{told.json['line']}: {told.json['text']}") or not told.json["line"]
+
+
+def test_questions_that_cannot_be(file: Path) -> None:
+    for arguments, fact in (
+        (("shop", "submit"), "submit is allowed for services: service name is empty; name a service"),
+        (("shop", "write"), "'write' is not one of 'submit', 'work',"),
+    ):
+        done = here("access", "test", *arguments, "--access", file)
+        assert (done.code, done.out) == (2, b"")
+        assert fact in done.err
+    assert "missing option '--access'" in here("access", "test", "shop", "read").err
+    file.write_text(FILE + "x = 1\n")
+    done = here("access", "test", "shop", "read", "--access", file)
+    assert (done.code, done.out) == (1, b"")
+    assert done.err.startswith(f"titanic: {file}:7: unknown [users.shop] x; ")
+
+
+def test_every_permission_can_be_asked_for() -> None:
+    assert [one.value for one in Permission] == list(ACTIONS)
+
+
+@pytest.mark.parametrize("command", ["check", "test"])
+def test_help(command: str) -> None:
+    done = here("access", command, "--help")
+    assert done.code == 0
+    assert b"Example:" in done.out
+    assert b"--json prints" in done.out
+    assert b"..." not in here("access", "--help").out.partition(b"Commands:")[2]
+
+
+def test_completion_knows_the_actions() -> None:
+    env = {"_TITANIC_COMPLETE": "bash_complete", "COMP_WORDS": "titanic access test shop ", "COMP_CWORD": "4"}
+    assert here(**env).out.decode().split() == [f"plain,{action}" for action in ACTIONS]

@@ -1,0 +1,117 @@
+"""`titanic access`: whether an access file is right, and what it allows."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from broker import AccessError, AccessFile, UsageError, deciding
+from titanic.cli.exit_codes import EXIT_FAILED
+from titanic.cli.options import command, json_flag, option
+from titanic.cli.printing import print_json
+from titanic.util.text import counted, printable
+
+ACTIONS = ("submit", "work", "call", "read", "close", "metrics", "admin")
+
+
+@click.group("access")
+def access() -> None:
+    """Check an access file; tell what it allows. No server is asked.
+
+    \b
+    Example:
+      titanic access check /etc/titanic/access.toml
+      titanic access test shop submit mail.welcome --access /etc/titanic/access.toml
+    """
+
+
+@command("check")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@json_flag
+def check(path: Path, as_json: bool) -> None:
+    """Check an access file, and the key files that it names.
+
+    Nothing is started or changed. Prints each mistake on a line, with file and line number; exits with 1 then. A server
+    takes a file without mistakes, and no other: when it reads one with mistakes again, it goes on with what it had.
+
+    --json prints {users, roles, keys, tokens, endpoints}, how many there are.
+
+    \b
+    Example:
+      titanic access check /etc/titanic/access.toml
+    """
+    try:
+        file = AccessFile(path)
+    except AccessError as error:
+        for fault in str(error).splitlines():
+            click.echo(printable(fault), err=True)
+        sys.exit(EXIT_FAILED)
+    found = file.access
+    counts = {
+        "users": len(found.users),
+        "roles": len(file.roles),
+        "keys": len(found.keys),
+        "tokens": len(found.tokens),
+        "endpoints": len(found.endpoints),
+    }
+    if as_json:
+        print_json(counts)
+    else:
+        shown = ", ".join(counted(count, noun.removesuffix("s")) for noun, count in counts.items())
+        click.echo(f"{path}: {shown}: all right")
+
+
+@command("test")
+@click.argument("user")
+@click.argument("action", type=click.Choice(ACTIONS))
+@click.argument("service", default="")
+@json_flag
+@option(
+    "--access",
+    "path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    required=True,
+    help="The access file.",
+)
+def test(user: str, action: str, service: str, path: Path, as_json: bool) -> None:
+    """Tell whether a user may do something, and why.
+
+    Prints the line of the access file that decides. Exits with 0 if USER may do ACTION, else with 1. SERVICE is needed
+    for submit, work and call; the other actions are the same for all services. When nothing allows it, the line is that
+    of the user's table, and what would have to be added is told.
+
+    --json prints {allowed, file, line, text, reason}; line is 0 when the file does not have the user.
+
+    \b
+    Example:
+      titanic access test shop submit mail.welcome --access /etc/titanic/access.toml
+      titanic access test shop read --access /etc/titanic/access.toml
+    """
+    try:
+        found = deciding(path, user, action, service)
+    except AccessError:
+        raise
+    except UsageError as error:
+        raise click.UsageError(str(error)) from error
+    if as_json:
+        print_json(
+            {
+                "allowed": found.allowed,
+                "file": str(found.path),
+                "line": found.line,
+                "text": found.text,
+                "reason": found.reason,
+            }
+        )
+    else:
+        click.echo(printable(f"{found.path}:{found.line}: {found.text}" if found.line else f"{found.path}: no line"))
+        click.echo(printable(f"{'allowed' if found.allowed else 'not allowed'}: {found.reason}"))
+    if not found.allowed:
+        sys.exit(EXIT_FAILED)
+
+
+access.add_command(check)
+access.add_command(test)
