@@ -16,7 +16,9 @@ _MODULES = {
     "titanic.client.client": ["Client"],
     "titanic.config": ["ServerConfig"],
     "titanic.errors": [
+        "Forbidden",
         "InvalidRequest",
+        "KeyRefused",
         "Refused",
         "RequestError",
         "RequestFailed",

@@ -1,6 +1,8 @@
 from titanic.client.client import Client as Client
 from titanic.config import ServerConfig as ServerConfig
+from titanic.errors import Forbidden as Forbidden
 from titanic.errors import InvalidRequest as InvalidRequest
+from titanic.errors import KeyRefused as KeyRefused
 from titanic.errors import Refused as Refused
 from titanic.errors import RequestError as RequestError
 from titanic.errors import RequestFailed as RequestFailed

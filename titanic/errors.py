@@ -49,6 +49,14 @@ class Contradiction(CallerError):
         self.settings = settings
 
 
+class KeyRefused(CallerError):
+    """A server is there, but refuses the connection: because of the key, or because there is none."""
+
+
+class Forbidden(CallerError):
+    """The user whose key this is lacks a permission. The text names it."""
+
+
 class UnknownRequest(CallerError):
     """No request has this UUID."""
 

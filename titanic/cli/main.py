@@ -203,6 +203,8 @@ _MAY_COME = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENODEV)
 def _cannot_be(error: Exception) -> bool:
     """Whether the error is an endpoint that can never work."""
     found = error if isinstance(error, broker.EndpointError) else error.__cause__
+    if isinstance(found, broker.KeyRefused):
+        return False
     return isinstance(found, broker.EndpointError) and getattr(found.__cause__, "errno", None) not in _MAY_COME
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import broker
-from broker import Pipeline
+from broker import Curve, Pipeline
 from titanic.errors import InvalidRequest
 from titanic.protocol import tsp
 from titanic.protocol.answers import server_died, translate
@@ -37,13 +37,15 @@ PAUSE = 0.01
 class Calls:
     """Requests to one Titanic and their answers. One thread at a time may use it."""
 
-    def __init__(self, endpoint: str | Sequence[str], timeout: float, retries: int, version: str) -> None:
+    def __init__(
+        self, endpoint: str | Sequence[str], timeout: float, retries: int, version: str, curve: Curve | None
+    ) -> None:
         self.timeout = timeout
         self.patience = timeout * (1 + retries)
         """Seconds that a call takes at most."""
         self._endpoints = endpoint
-        self._settings: dict[str, Any] = {"timeout": timeout, "retries": retries, "version": version}
-        self._single = broker.Client(endpoint, timeout=timeout, retries=retries, version=version)
+        self._settings: dict[str, Any] = {"timeout": timeout, "retries": retries, "version": version, "key": curve}
+        self._single = broker.Client(endpoint, **self._settings)
         self._many: Pipeline | None = None
         self.limits = BrokerLimits(self._single)
         self._asked_again = 0

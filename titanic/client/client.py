@@ -15,9 +15,10 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Self, Unpack
 
-from broker import DEFAULT_ENDPOINT
+from broker import DEFAULT_ENDPOINT, Key, credentials
 from titanic.client import batching
 from titanic.client.batching import POLL_MOST, GeneratedKeys
 from titanic.client.calls import LEAST_LOOK, LONGEST_TRY, Body, Calls
@@ -50,13 +51,19 @@ class Client:
         timeout: Span = 5.0,
         retries: int = 2,
         version: str = "0.2",
+        key: Key = None,
+        server_key: str | Path | None = None,
     ) -> None:
         """`timeout` (seconds, or a timedelta) for each of 1 + `retries` tries; `version` of MDP: 0.2, 0.1 or majortomo.
 
         Of several endpoints the next one is used when one fails. They should lead to the same queue: no other knows
         its UUIDs.
+
+        For a server with access control, `key` is the secret key file of this client, and `server_key` the server's
+        public key file, or the key itself, 40 characters of Z85. KeyRefused is raised when the server does not take
+        them, Forbidden when the user whose key it is lacks a permission.
         """
-        self._calls = Calls(endpoint, seconds("timeout", timeout), retries, version)
+        self._calls = Calls(endpoint, seconds("timeout", timeout), retries, version, credentials(key, server_key))
         self._released_keys: deque[str] = deque()
         self.endpoint = self._calls.endpoint
 

@@ -8,7 +8,9 @@ from typing import Literal, TypedDict
 import broker
 from titanic.errors import (
     CallerError,
+    Forbidden,
     InvalidRequest,
+    KeyRefused,
     Refused,
     RequestError,
     RequestFailed,
@@ -60,8 +62,12 @@ def translate(error: broker.BrokerError, service: bytes, endpoint: str, waited: 
         return _silence(service, endpoint, waited, error.reason)
     if isinstance(error, broker.UsageError):
         return InvalidRequest(str(error))
+    if isinstance(error, broker.KeyRefused):
+        return KeyRefused(str(error))
     if isinstance(error, broker.EndpointError):
         return CallerError(str(error))
+    if isinstance(error, broker.RemoteError) and error.status == 403:
+        return Forbidden(error.text)
     if isinstance(error, broker.RemoteError) and error.status < 500:
         return InvalidRequest(error.text)
     if server_died(error):
@@ -96,6 +102,8 @@ def check(reply: Frames) -> Frames:
         raise Refused("the answer is not one of Titanic's", repr(reply[:1]), "is another service behind this name?")
     if status.code == 400:
         raise InvalidRequest(status.text)
+    if status.code == 403:
+        raise Forbidden(status.text)
     if status.code != 200:
         raise Refused(status.text)
     return reply[1:]

@@ -1,0 +1,47 @@
+"""A client of Titanic whose key is refused."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from support.keyed_router import CURVE_SERVER, key_files, keyed_router, new_curve
+
+import broker
+from titanic import Client, KeyRefused
+from titanic.protocol import tsp
+
+
+def test_every_way_to_ask_says_that_the_key_is_refused(tmp_path: Path) -> None:
+    secret, _ = key_files(tmp_path)
+    with (
+        keyed_router([]) as first,
+        keyed_router([]) as second,
+        Client([first, second], key=secret, server_key=CURVE_SERVER.public.decode()) as client,
+    ):
+        for ask in (
+            lambda: client.submit("upper", b"hello"),
+            lambda: client.submit_many("upper", [b"1", b"2"]),
+            lambda: client.wait("01a1ff29e82d7a2da099783c4f481113", timeout=60),
+            lambda: client.call("upper", b"hello"),
+        ):
+            began = time.monotonic()
+            with pytest.raises(KeyRefused, match="refused this key"):
+                ask()
+            assert time.monotonic() - began < 2
+
+
+def test_all_its_connections_have_the_keys() -> None:
+    """Of a message that is echoed nothing makes sense, but it arrives."""
+    curve = new_curve()
+    with keyed_router([curve.public]) as endpoint, Client(endpoint, key=curve) as client:
+        assert client.call("echo", b"hello") == [b"hello"]
+        with client._calls.pipeline(5.0) as pipeline:
+            assert list(pipeline.map("echo", [b"1"])) == [[b"1"]]
+        assert list(client._calls.pipeline().map(tsp.STATS, [b"1"])) == [[b"1"]]
+
+
+def test_a_key_alone_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    with pytest.raises(broker.UsageError, match="needs both"):
+        Client("tcp://127.0.0.1:1", key=tmp_path / "client.key_secret")
