@@ -6,7 +6,7 @@
     close = true
 
     [users.shop]
-    keys = ["rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7", "shop2.key"]
+    keys = ["sp0])R=zQCU9/bvY2{BuT.Zb*@u2xy2o:oBIsK+H", "shop2.key"]
     roles = ["sender"]
     limits = { waiting = 100_000, messages = 1000 }
 

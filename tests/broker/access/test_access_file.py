@@ -133,6 +133,15 @@ def test_other_ways_to_write_it(file: Path) -> None:
     assert {path: found.line(path) for path in wanted} == wanted
 
 
+def test_the_file_in_the_handbook(file: Path) -> None:
+    text = (Path(__file__).parents[3] / "titanic/README.md").read_text()
+    (example,) = re.findall(r"^```toml\n(\[roles.*?)^```", text, re.MULTILINE | re.DOTALL)
+    file.write_text(example.replace('"www-data"', str(os.getuid())))
+    access = load_access(file)
+    assert {*access.users} == {"shop", "mailer", "prometheus", "chief"}
+    assert len(access.keys) == 3
+
+
 U = "[users.u]\n"
 WRONG = [
     # What is not TOML.
