@@ -17,7 +17,7 @@ _MODULES = {
     "broker.access.access_file": ["AccessFile", "load_access"],
     "broker.access.decision": ["Decision", "deciding"],
     "broker.access.keys": ["Keys", "hash_token", "keep_keys", "load_secret", "new_keys", "new_token", "public_key"],
-    "broker.access.users": ["NOBODY", "Permission", "Reach", "User", "UserLimits", "user_from_json"],
+    "broker.access.users": ["NOBODY", "Access", "Permission", "Reach", "User", "UserLimits", "user_from_json"],
     "broker.client": ["Client", "Pipeline", "Reply"],
     "broker.config": ["DEFAULT_ENDPOINT", "BrokerConfig", "ClientConfig", "WorkerConfig"],
     "broker.core.client": ["ANSWER", "ClientSession", "EventKind", "Kind", "Recognition"],

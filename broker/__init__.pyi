@@ -10,6 +10,7 @@ from broker.access.keys import new_keys as new_keys
 from broker.access.keys import new_token as new_token
 from broker.access.keys import public_key as public_key
 from broker.access.users import NOBODY as NOBODY
+from broker.access.users import Access as Access
 from broker.access.users import Permission as Permission
 from broker.access.users import Reach as Reach
 from broker.access.users import User as User

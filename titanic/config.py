@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,13 @@ class ServerConfig:
     refused."""
     gather: tuple[str, ...] = ()
     """Endpoints of a GATHER socket, for requests without an answer; with the integrated broker only."""
+    access: Path | None = None
+    """The file that says who may do what; None: whoever connects may do everything. With the integrated broker only."""
+    key: Path | None = None
+    """File with a secret key: with `access` the one that clients know this server by; with a `broker` that is secured
+    the one that this server says who it is with."""
+    server_key: str | Path | None = None
+    """With a `broker` that is secured: its public key, in Z85 or in a file."""
     broker: str | None = None
     """Endpoint of a broker in another process; None: the broker runs in this process."""
     lanes: int = 64
@@ -84,7 +92,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        for wrong in contradictions(values | {"max_body": self.wire.max_body}):
+        for wrong in chain(contradictions(values | {"max_body": self.wire.max_body}), access_contradictions(values)):
             raise wrong
         if self.durability not in DURABILITIES:
             raise CallerError(f"durability is {self.durability!r}", f"it must be one of {', '.join(DURABILITIES)}")
@@ -114,6 +122,30 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[Contradiction]:
     if first > most:
         what, fact = f"retry_first is {first:g} s", f"it must not be more than retry_most, {most:g} s"
         yield Contradiction(("retry_first", "retry_most"), what, fact, "change one of the two")
+
+
+def access_contradictions(values: Mapping[str, Any]) -> Iterator[Contradiction]:
+    """Those among the settings of access control. A file may have some of these, and the environment the others."""
+    access, key, server_key = values["access"], values["key"], values["server_key"]
+    if values["broker"] is None:
+        if access is not None and values["open"]:
+            what, fact = "open is for endpoints without access control", "access says who may do what"
+            yield Contradiction(("open", "access"), what, fact, "leave one out")
+        if access is not None and key is None:
+            what, fact = "access is given without key", "clients have to know that this is the right server"
+            advice = "make its key with `titanic keys server`, and give the secret file as key"
+            yield Contradiction(("access", "key"), what, fact, advice)
+        return
+    if access is not None:
+        what = "access is for the integrated broker"
+        fact = "access control is where clients connect, and a broker that is not of this project has none"
+        yield Contradiction(
+            ("access", "broker"), what, fact, "give it to `titanic broker` there, and leave it out here"
+        )
+    if (server_key is None) != (key is None):
+        given, missing = ("key", "server_key") if server_key is None else ("server_key", "key")
+        what, fact = f"{given} is given without {missing}", "a broker that is secured takes both"
+        yield Contradiction((given, missing), what, fact, "give both; `titanic keys new` makes a key")
 
 
 _LIMITS: dict[str, tuple[float, float]] = {

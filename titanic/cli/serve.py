@@ -13,13 +13,15 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from broker import Broker
+from broker import AccessError, Broker
 from titanic.cli import serve_run
 from titanic.cli.options import command, write_size
 from titanic.cli.running import say
 from titanic.cli.serve_options import (
     KEEPING,
+    access_option,
     bind_option,
+    key_option,
     open_option,
     queue_options,
     rule,
@@ -28,13 +30,14 @@ from titanic.cli.serve_options import (
     take_wire,
     wire_options,
 )
+from titanic.config import access_contradictions
 from titanic.errors import CallerError, NotInMemory, TitanicError
+from titanic.server.access_control import AccessControl, new_broker
 from titanic.server.server import LIVE, Server
 from titanic.server.snapshot import bounded
 from titanic.server.watchdog import Watchdog
 from titanic.util import file_limits
 from titanic.util.text import counted
-from titanic.version import __version__
 
 M_MMAP_THRESHOLD = -3
 
@@ -67,6 +70,10 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
         raise click.UsageError(
             "--mdp is for a broker elsewhere, named by --broker; the integrated one speaks all versions"
         )
+    for name, others in (("key", ("access", "broker")), ("server_key", ("broker",))):
+        if chosen(name) is ParameterSource.COMMANDLINE and all(settings[other] is None for other in others):
+            needs = " or ".join(f"--{other}" for other in others)
+            raise click.UsageError(f"--{name.replace('_', '-')} is for {needs}; without that it would not be used")
     try:
         config = server_config({"bind": bind, **settings})
     except CallerError as error:  # it would not be better the next time
@@ -81,7 +88,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     _prepare()
     try:
         server = Server(config)
-    except NotInMemory as error:
+    except (NotInMemory, AccessError) as error:
         raise click.UsageError(str(error)) from error
     server.start()
     queue = Queue(server)
@@ -102,16 +109,22 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
         stored = f"{counted(counts.requests, 'request')}, {counts.waiting} waiting"
     if config.durability != "synced":
         stored += f"; durability {config.durability}"
+    if server.control is not None:
+        stored += f"; {server.control}"
     say(f"{way}; store {server.store.path}: {stored}", "serving")
     serve_run.run(queue, signals, settings["metrics"], open=config.open)
 
 
 @command("broker")
 @bind_option
+@access_option
+@key_option("File with the secret key by which clients know this broker; with --access.")
 @open_option
 @wire_options
 @running_options
-def broker(bind: tuple[str, ...], open: bool, log_level: str, log_format: str, **settings: Any) -> None:
+def broker(
+    bind: tuple[str, ...], access: Path | None, key: Path | None, log_level: str, log_format: str, **settings: Any
+) -> None:
     """Run a Majordomo broker alone: MDP 0.1 and 0.2; nothing is stored.
 
     `titanic serve --broker ENDPOINT` adds the persistent queue to it, from another process.
@@ -123,11 +136,24 @@ def broker(bind: tuple[str, ...], open: bool, log_level: str, log_format: str, *
     signals = serve_run.begin(log_level, log_format)
     _prepare()
     metrics = settings.pop("metrics")
-    here = Broker(take_wire(settings), version=__version__, open=open)
+    open = settings.pop("open")
+    if access is None and click.get_current_context().get_parameter_source("key") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--key is for --access; without that it would not be used")
+    for wrong in access_contradictions(
+        {"broker": None, "access": access, "key": key, "server_key": None, "open": open}
+    ):
+        raise click.UsageError(str(wrong))
+    try:
+        control = AccessControl(access, key) if access and key else None
+    except AccessError as error:
+        raise click.UsageError(str(error)) from error
+    here = new_broker(take_wire(settings), control, open=open)
     endpoints = [here.bind(endpoint) for endpoint in bind]
+    if control is not None:
+        control.warn_of_unbound(bind)
     here.start()
-    say(f"broker at {', '.join(endpoints)}", "serving")
-    serve_run.run(Switch(here), signals, metrics, open=open)
+    say(f"broker at {', '.join(endpoints)}{f'; {control}' if control else ''}", "serving")
+    serve_run.run(Switch(here, control), signals, metrics, open=open)
 
 
 class Rate:
@@ -207,8 +233,9 @@ class Queue(serve_run.Subject):
 class Switch(serve_run.Subject):
     """A `Broker`, as `serve_run.run` runs it."""
 
-    def __init__(self, here: Broker) -> None:
+    def __init__(self, here: Broker, control: AccessControl | None) -> None:
         self._broker = here
+        self._control = control
         self._rate = Rate()
         self.watchdog = Watchdog({"broker": here.loop.call})
         self.stop, self.workers = here.stop, here.workers
@@ -221,6 +248,12 @@ class Switch(serve_run.Subject):
         core = self._broker.core
         rate = self._rate.of(core.stats["requests"])
         return f"{core.waiting.count} waiting, {counted(len(core.workers), 'worker')}, {rate:.0f} requests a second"
+
+    def reload(self, settings: dict[str, object]) -> None:
+        if self._control is not None:
+            access = self._control.read_again()
+            self._control.swap(access)
+            self._broker.reload(access)
 
     def collect(self) -> Iterable[Any]:
         from titanic.metrics import families

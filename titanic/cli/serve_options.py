@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from broker import DEFAULT_ENDPOINT, BrokerConfig, WorkerConfig
 from titanic.cli.endpoint import BOUND, BROKER, Listen
 from titanic.cli.options import (
     FOLDER,
+    Function,
     broker_version,
     configured,
     log_options,
@@ -35,6 +37,8 @@ KEPT, TRIED, TRAFFIC, OPERATION = "What is kept", "Attempts", "The broker's traf
 kept = partial(seconds, least=0, group=KEPT)
 tried = partial(seconds, least=0, group=TRIED)
 listening = partial(option, type=BOUND, multiple=True, metavar="ENDPOINT")
+FILE = click.Path(dir_okay=False, path_type=Path)
+
 traffic = partial(option, type=click.IntRange(1), metavar="N", group=TRAFFIC)
 
 running_options = together(
@@ -63,6 +67,20 @@ open_option = option(
     is_flag=True,
     help="Listen where other machines can connect, without access control: whoever does may submit, read, close and"
     " work.",
+)
+
+
+def key_option(help: str) -> Callable[[Function], Function]:
+    """`--key`."""
+    return option("--key", type=FILE, metavar="FILE", default=None, help=help)
+
+
+access_option = option(
+    "--access",
+    type=FILE,
+    metavar="FILE",
+    default=None,
+    help="The file that says who may do what; needs --key. Default: whoever connects may do everything.",
 )
 
 wire_options = together(
@@ -154,6 +172,17 @@ queue_options = together(
         "--gather",
         default=(),
         help="Where to receive requests that need no reply, from SCATTER sockets; may be given repeatedly.",
+    ),
+    access_option,
+    key_option(
+        "File with a secret key. With --access: the key by which clients know this server. With --broker: the one by"
+        " which the broker knows who this is; then give --server-key, too."
+    ),
+    option(
+        "--server-key",
+        metavar="FILE|Z85",
+        default=None,
+        help="With --broker, when that has access control: its public key.",
     ),
     open_option,
     seconds("--grace", least=0, default=SERVER.grace, help="On shutdown: how long running requests may still take."),

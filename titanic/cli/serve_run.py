@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import click
 
-from broker import is_exposed
+from broker import AccessError, is_exposed
 from titanic import logs
 from titanic.cli.config_file import strangers
 from titanic.cli.endpoint import Address
@@ -253,14 +253,15 @@ def _reload(subject: Subject, context: click.Context) -> None:
     try:
         settings = parse_again(context)
         changed = {name for name, value in settings.items() if value != context.params[name]}
-        logs.set_level(settings["log_level"])
         subject.reload(settings)
+        logs.set_level(settings["log_level"])
     except click.UsageError as error:
         fault = error.format_message().replace("\n", " | ")
         log.error("not reloaded, nothing has changed: %s", fault, extra=logs.event("reload-refused"))
         return
-    except CallerError as error:
-        log.error("not reloaded, nothing has changed: %s", error, extra=logs.event("reload-refused"))
+    except (CallerError, AccessError) as error:
+        fault = str(error).replace("\n", " | ")
+        log.error("not reloaded, nothing has changed: %s", fault, extra=logs.event("reload-refused"))
         return
     taken = sorted(_named(context, changed & (subject.live | {"log_level"})))
     waiting = sorted(_named(context, changed - subject.live - {"log_level"}))

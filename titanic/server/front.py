@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import zmq
 
 from broker import (
-    Broker,
+    Access,
     ClientConfig,
     ClientSession,
     Dealer,
@@ -29,7 +29,6 @@ from broker import (
     OutOfSockets,
     SessionChannel,
     earliest,
-    protect,
 )
 from titanic.config import ServerConfig
 from titanic.dispatch.connection import BrokerDiscovery, Shortage
@@ -40,12 +39,12 @@ from titanic.dispatch.waiters import MOST_WAITERS
 from titanic.errors import CallerError, TitanicError
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
-from titanic.server.gather import GatherEndpoint
+from titanic.server.access_control import AccessControl, new_broker
+from titanic.server.gather import LAST, Gathering
 from titanic.server.mdp_worker import Lanes
 from titanic.server.watchdog import CallInThread
 from titanic.services.ask import HandleBatch, SendAnswers
 from titanic.util import file_limits
-from titanic.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +95,10 @@ class Front(Protocol):
         """Give asks to `handle_batch` from now on, and a transport to the dispatcher as soon as there is a broker.
         Called before the dispatcher starts. An endpoint that cannot be right raises broker.EndpointError."""
 
+    def reload(self, access: Access) -> None:
+        """This says from now on who may do what. Any thread may call it."""
+        return
+
     def stop_gathering(self, patience: float) -> None:
         """Gather no more requests; those that have come get `patience` seconds to be stored."""
         return
@@ -131,24 +134,23 @@ class Front(Protocol):
 class IntegratedFront(Front):
     """The broker's loop hands batches to the services."""
 
-    def __init__(self, config: ServerConfig) -> None:
-        """Bind the endpoints: raises broker.EndpointError, or broker.patterns.MissingDrafts."""
+    def __init__(self, config: ServerConfig, control: AccessControl | None) -> None:
+        """Bind the endpoints: raises broker.EndpointError, AccessError, or broker.patterns.MissingDrafts."""
         self.most_body = config.wire.max_body
-        self._broker = Broker(config.wire, version=__version__, open=config.open)
-        self._gather: GatherEndpoint | None = None
+        self._broker = new_broker(config.wire, control, open=config.open)
+        self._gathering: Gathering | None = None
         self.loop = self._broker.loop
         self.send_answers = self._broker.reply
         self.congested = self._broker.congested
         try:
             self.endpoints = tuple(self._broker.bind(endpoint) for endpoint in config.bind)
-            if config.gather:
-                self._gather = GatherEndpoint(self._broker)
-                for endpoint in config.gather:
-                    protect(endpoint, open=config.open)
-                self.gathers = tuple(self._gather.bind(endpoint) for endpoint in config.gather)
+            self._gathering = Gathering(self._broker, config.gather, control, open=config.open)
+            self.gathers = self._gathering.endpoints
         except BaseException:
             self.stop()
             raise
+        if control is not None:
+            control.warn_of_unbound((*config.bind, *config.gather))
 
     def start(self, dispatcher: Dispatcher, handle_batch: HandleBatch) -> None:
         here = self._broker
@@ -156,27 +158,32 @@ class IntegratedFront(Front):
             here.integrate(name, partial(handle_batch, name), room=tsp.ROOM)
         dispatcher.connect(LocalTransport(dispatcher.core, here.connect_local, dispatcher.guard))
         here.start()
-        if self._gather is not None:
-            self._gather.start()
+        if self._gathering is not None:
+            self._gathering.start()
+
+    def reload(self, access: Access) -> None:
+        self._broker.reload(access)
+        if self._gathering is not None:
+            self._gathering.reload(access)
 
     def stop_gathering(self, patience: float) -> None:
-        if self._gather is not None:
-            self._gather.stop(patience)
+        if self._gathering is not None:
+            self._gathering.stop(patience)
 
     def stop(self) -> None:
-        if self._gather is not None:
-            self._gather.stop()
+        if self._gathering is not None:
+            self._gathering.stop(LAST)
         self._broker.stop()
 
     @property
     def alive(self) -> bool:
-        return self._broker.alive and (self._gather is None or self._gather.alive)
+        return self._broker.alive and (self._gathering is None or self._gathering.alive)
 
     def workers(self) -> dict[bytes, int]:
         return self._broker.workers()
 
     def gathered(self) -> dict[str, int]:
-        return {} if self._gather is None else {**self._gather.counts, "waiting": self._gather.waiting}
+        return {} if self._gathering is None else self._gathering.counts()
 
     def counters(self) -> Mapping[str, int]:
         return self._broker.counters()

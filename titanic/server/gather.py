@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
-from broker import Broker, ClientConfig, ClientSession, read_error
+from broker import NOBODY, Access, Broker, ClientConfig, ClientSession, User, protect, read_error
 from broker.patterns import Gather, unpack
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
+from titanic.server.access_control import AccessControl
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +40,13 @@ LAST = 5.0
 class GatherEndpoint:
     """The GATHER socket, the thread that reads it, and the messages that are not stored yet."""
 
-    def __init__(self, here: Broker) -> None:
-        """Raises broker.patterns.MissingDrafts."""
+    def __init__(self, here: Broker, user: User | None) -> None:
+        """`user`: as whom it submits; None: there is no access control. Raises broker.patterns.MissingDrafts."""
         self.counts = {"stored": 0, "dropped": 0}
         self._gather = Gather()
         self.bind = self._gather.bind
         self._answers: SimpleQueue[list[Frames]] = SimpleQueue()
-        self._peer = here.connect_local(self._answers.put)
+        self.peer = here.connect_local(self._answers.put, user)
         self._session = ClientSession(ClientConfig(timeout=None), correlated=True)
         self._in_hand: dict[int, Frames] = {}
         self._refused: list[Frames] = []
@@ -113,7 +115,7 @@ class GatherEndpoint:
         now = time.monotonic()
         for frames in messages:
             self._in_hand[self._session.request(tsp.REQUEST, frames, now)] = frames
-        self._peer.send([frames for _, frames in self._session.take_output() if frames is not None])
+        self.peer.send([frames for _, frames in self._session.take_output() if frames is not None])
 
     def _hear(self, patience: float) -> None:
         try:
@@ -141,6 +143,62 @@ class GatherEndpoint:
         self.counts["dropped"] += 1
         if self.counts["dropped"] in (1, 10, 100) or self.counts["dropped"] % 1000 == 0:
             log.warning("%d gathered messages dropped; the last one because %s", self.counts["dropped"], why)
+
+
+class Gathering:
+    """All GATHER endpoints of a server: one socket for all. With access control each has one of its own, and a user:
+    messages do not tell by which endpoint they came, nor who sent them."""
+
+    def __init__(self, here: Broker, endpoints: Sequence[str], control: AccessControl | None, *, open: bool) -> None:
+        """Bind them: raises broker.EndpointError, AccessError, or broker.patterns.MissingDrafts. `open`: other machines
+        may reach them."""
+        self.endpoints: tuple[str, ...] = ()
+        """With real ports."""
+        self._sockets: list[GatherEndpoint] = []
+        self._named: list[tuple[str, GatherEndpoint]] = []
+        for endpoint in endpoints:
+            protect(endpoint, open=open and control is None)
+        if control is not None:
+            control.check_gathering(endpoints)
+        try:
+            for endpoint in endpoints:
+                if control is not None or not self._sockets:
+                    self._sockets.append(
+                        GatherEndpoint(here, None if control is None else control.access.endpoints[endpoint])
+                    )
+                self.endpoints += (self._sockets[-1].bind(endpoint),)
+                self._named.append((endpoint, self._sockets[-1]))
+        except BaseException:
+            self.stop(0.0)
+            raise
+
+    def start(self) -> None:
+        """Take messages."""
+        for one in self._sockets:
+            one.start()
+
+    def stop(self, patience: float) -> None:
+        """Store what has come, within `patience` seconds. The broker still has to run."""
+        end = time.monotonic() + patience
+        for one in self._sockets:
+            one.stop(max(0.0, end - time.monotonic()))
+
+    def reload(self, access: Access) -> None:
+        """The users may be others now."""
+        for endpoint, one in self._named:
+            one.peer.user = access.endpoints.get(endpoint, NOBODY)
+
+    @property
+    def alive(self) -> bool:
+        """Whether all threads run."""
+        return all(one.alive for one in self._sockets)
+
+    def counts(self) -> dict[str, int]:
+        """Messages "stored", "dropped", and "waiting" for either; empty without endpoints."""
+        if not self._sockets:
+            return {}
+        counts = {name: sum(one.counts[name] for one in self._sockets) for name in ("stored", "dropped")}
+        return {**counts, "waiting": sum(one.waiting for one in self._sockets)}
 
 
 def _status(body: Frames) -> tsp.StatusFrame | None:

@@ -17,6 +17,7 @@ from titanic.commit.writer import Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.errors import TitanicError
+from titanic.server.access_control import AccessControl
 from titanic.server.front import AttachedFront, Front, IntegratedFront
 from titanic.server.gather import LAST
 from titanic.server.snapshot import ServerSnapshot, WorkerCounts, service_snapshots
@@ -41,8 +42,11 @@ class Server:
     """A Titanic. `start`, then `stop`; or as a context manager."""
 
     def __init__(self, config: ServerConfig) -> None:
-        """Open the store and bind the endpoints: raises StoreError or broker.EndpointError."""
+        """Open the store and bind the endpoints: raises StoreError, broker.EndpointError, or broker.AccessError for an
+        access file with a fault."""
         self.config = config
+        self.control = AccessControl(config.access, config.key) if config.access and config.key else None
+        """Who may do what; None: everybody everything."""
         self.store = open_store(
             config.store,
             capacity=config.capacity,
@@ -55,7 +59,7 @@ class Server:
         try:
             self.front: Front
             if config.broker is None:
-                self.front = IntegratedFront(config)
+                self.front = IntegratedFront(config, self.control)
             else:
                 self.front = AttachedFront(config, config.broker, str(self.store.path))
         except BaseException:
@@ -171,10 +175,15 @@ class Server:
         return {name: SHORTAGES[name] for name in found if found[name]}
 
     def reload(self, config: ServerConfig) -> None:
-        """Go on with the settings of `config` that are LIVE; the others stay as they were."""
+        """Go on with the settings of `config` that are LIVE, and with what the access file says now; the others stay as
+        they were. Raises broker.AccessError when that file has a fault: then nothing changes."""
+        access = None if self.control is None else self.control.read_again()
         self.config = replace(self.config, **{name: getattr(config, name) for name in LIVE})
         self.dispatcher.reconfigure(self.config)
         self._context.limits = self.config.limits
+        if self.control is not None and access is not None:
+            self.control.swap(access)
+            self.front.reload(access)
 
     def _end(self, *, begun: bool) -> None:
         """Close what is open, once the threads that use the store have ended, or never began."""

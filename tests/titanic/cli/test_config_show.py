@@ -44,7 +44,7 @@ def test_what_is_wrong_is_said(toml: Path) -> None:
     assert here("config", "show", "serv").err.endswith("no such command: serv; did you mean serve?\n")
     assert "--grace" in here("config", "show", "serve", "--grace", "soon").err
     err = here("config", "show", "serve", "--garce", "1").err
-    assert err == "titanic: no such option: --garce; did you mean --gather or --grace?\n"
+    assert err == "titanic: no such option: --garce; did you mean --access or --gather or --grace?\n"
     toml.write_text("[serve]\ngarce = 1\n")
     done = here("config", "show", "--config", toml)
     assert (done.code, done.out) == (1, b"")

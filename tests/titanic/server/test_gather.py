@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.access_files import AccessFiles
 from support.cli_titanic import here, running
 from support.serving import serving
 from support.shortages import no_draft_sockets
@@ -135,3 +136,32 @@ def test_the_commands(tmp_path: Path) -> None:
         server.send(signal.SIGTERM)
         assert server.ends() == 0
     assert here("serve", "--broker", where, "--gather", ANY, "--store", tmp_path / "other").code == 2
+
+
+def test_with_access_control_each_endpoint_submits_as_its_user(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also after another file says who that is."""
+    endpoints = [f"ipc://{tmp_path}/{name}" for name in "ab"]
+    users = '[users.a]\nsubmit = ["a"]\n[users.b]\nsubmit = ["b"]\n'
+    named = [f'[endpoints."{endpoint}"]\nuser = "{name}"\n' for endpoint, name in zip(endpoints, "ab", strict=True)]
+    files = AccessFiles(tmp_path / "access", users + "".join(named))
+    with serving(tmp_path, gather=tuple(endpoints), access=files.path, key=files.key) as server:
+
+        def send(*services: bytes) -> None:
+            for endpoint in endpoints:
+                with Scatter() as scatter:
+                    scatter.connect(endpoint)
+                    for service in services:
+                        scatter.send(pack([service, b"x"]))
+
+        send(b"a", b"b")
+        until(lambda: server.gathered == {"stored": 2, "dropped": 2, "waiting": 0})
+        with server.store.read() as transaction:
+            found = {one.service for one in transaction.list()}
+        assert found == {b"a", b"b"}
+        files.write(users + named[0].replace('user = "a"', 'user = "b"'))
+        server.reload(server.config)
+        send(b"b")
+        until(lambda: server.gathered == {"stored": 3, "dropped": 3, "waiting": 0})
+    assert "may not submit to 'b'" in caplog.text

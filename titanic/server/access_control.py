@@ -1,0 +1,97 @@
+"""Access control of a server: its access file and its key, read at the start; the file again when it has changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from broker import Access, AccessError, Broker, BrokerConfig, load_access, load_secret
+from titanic import logs
+from titanic.protocol.permissions import RULES
+from titanic.util.text import counted
+from titanic.version import __version__
+
+log = logging.getLogger("titanic")
+
+
+class AccessControl:
+    """Who may do what at this server."""
+
+    def __init__(self, path: Path, key: Path) -> None:
+        """Raises broker.AccessError for a file with a fault."""
+        self._path = path
+        self.keys = load_secret(key)
+        """The server's own."""
+        self.access = load_access(path)
+
+    def __str__(self) -> str:
+        return f"access control on, {counted(len(self.access.users), 'user')}"
+
+    def check_gathering(self, endpoints: Iterable[str]) -> None:
+        """Raise AccessError for an endpoint whose messages would be nobody's: those sockets do not tell who sends."""
+        for endpoint in endpoints:
+            if endpoint not in self.access.endpoints:
+                raise AccessError(
+                    f"{self._path}: it does not say who sends to the gather endpoint {endpoint}, and messages that are"
+                    f' gathered do not say it; give it a user: [endpoints."{endpoint}"] user = "NAME"'
+                )
+            if endpoint in self.access.uids:
+                raise AccessError(
+                    f'{self._path}: [endpoints."{endpoint}"] has uids, which gather cannot check; leave them out, and'
+                    " let the rights of the folder say who may connect"
+                )
+
+    def warn_of_unbound(self, endpoints: Iterable[str]) -> None:
+        """Log endpoints that the file names and nobody listens at: they may be misspelt."""
+        for endpoint in self.access.endpoints.keys() - set(endpoints):
+            text = '%s has [endpoints."%s"], and nothing listens there; is it spelt as in bind or gather?'
+            log.warning(text, self._path, endpoint, extra=logs.event("endpoint-unknown"))
+
+    def read_again(self) -> Access:
+        """What the file says now; nothing changes yet. Raises broker.AccessError."""
+        return load_access(self._path)
+
+    def swap(self, access: Access) -> None:
+        """From now on this holds; what is different from before is logged. The broker is not told by this."""
+        before, self.access = self.access, access
+        log.info(
+            "%s read again: %s",
+            self._path,
+            ", ".join(_changes(before, access)) or "nothing has changed",
+            extra=logs.event("access-reloaded"),
+        )
+
+
+def new_broker(config: BrokerConfig, control: AccessControl | None, *, open: bool) -> Broker:
+    """A broker with access control, or without."""
+    if control is None:
+        return Broker(config, version=__version__, open=open)
+    return Broker(config, version=__version__, access=control.access, keys=control.keys, rules=RULES)
+
+
+def _changes(before: Access, after: Access) -> Iterable[str]:
+    """The users added, removed and changed."""
+    was, now = _all_about(before), _all_about(after)
+    for what, names in (
+        ("added", now.keys() - was.keys()),
+        ("removed", was.keys() - now.keys()),
+        ("changed", {name for name in was.keys() & now.keys() if was[name] != now[name]}),
+    ):
+        if names:
+            shown = sorted(names)
+            more = f" and {len(shown) - MOST_NAMES} more" if len(shown) > MOST_NAMES else ""
+            yield f"{what} {' '.join(shown[:MOST_NAMES])}{more}"
+
+
+MOST_NAMES = 20
+"""Users that are named in a line of the log."""
+
+
+def _all_about(access: Access) -> dict[str, object]:
+    """What a file says about each user: what he may do, and how he is known."""
+    found: dict[str, list[object]] = {name: [user.to_json()] for name, user in access.users.items()}
+    for known in (access.keys, access.tokens, access.endpoints):
+        for by, user in sorted(known.items()):
+            found[user.name].append((by, access.uids.get(by)))
+    return dict(found)
