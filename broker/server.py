@@ -23,6 +23,7 @@ from broker.core.mdp import Frames, Output, Peer, error_body
 from broker.core.mmi import About, counters
 from broker.core.requests import Request
 from broker.errors import UsageError
+from broker.io.access_control import AccessControl
 from broker.io.channels import Shell
 from broker.io.dealer import TcpInflow
 from broker.io.exposure import protect
@@ -102,15 +103,22 @@ class Broker(Shell[BrokerCore]):
         """Of a message that comes in."""
         about = About(version=version, instance=secrets.token_hex(8), pid=os.getpid())
         super().__init__(BrokerCore(self.config, now=time.monotonic(), about=about))
+        self._access: AccessControl | None = None
         if access is not None:
-            self.core.guard = Guard(access, rules, self.core.stats)
+            if context is not None:
+                raise UsageError("a broker with access control has a context of its own; leave `context` out")
+            guard = self.core.guard = Guard(access, rules, self.core.stats)
+            self._access = AccessControl(guard, keys, self._settle)
+            self.loop.add(self._access.zap)
+            context = self._access.context
         self._router = Router(
             context or zmq.Context.instance(),
             most_bytes=self.most_bytes,
             send_queue=self.config.send_queue,
             send_bytes=self.config.send_queue_bytes,
             too_large=self._too_large,
-            named=self._named,
+            look=self._named if self._access is None else self._access.connections.look,
+            distrust=self._access is not None,
         )
         self._handlers: dict[bytes, BatchHandler] = {}
         self._locals: list[LocalPeer] = []
@@ -118,15 +126,26 @@ class Broker(Shell[BrokerCore]):
         """Connections of peers that have given themselves a name."""
         self._ended: deque[int] = deque()
         """Connections that have ended in this round: what was said on them is read first."""
-        self._peers = ConnectionCount(self._router.socket, self._connected, self._ended.append)
+        self._peers = ConnectionCount(
+            self._router.socket,
+            self._connected,
+            self._ended.append,
+            None if self._access is None else self._access.connections.accepted,
+            None if self._access is None else self._access.failed,
+        )
         self.loop.add(self._peers)
 
     def bind(self, endpoint: str) -> str:
         """Listen on one more endpoint, before the broker runs; the endpoint with its real port comes back.
 
         Raises Unprotected for one that other machines can reach, without access control."""
-        protect(endpoint, open=self._open)
+        if self._access is None:
+            protect(endpoint, open=self._open)
+        else:
+            self._access.prepare(self._router.socket, endpoint)
         bound = self._router.bind(endpoint)
+        if self._access is not None:
+            self._access.connections.bound(bound)
         self.core.about = replace(self.core.about, endpoints=(*self.core.about.endpoints, bound))
         return bound
 
@@ -193,9 +212,11 @@ class Broker(Shell[BrokerCore]):
             self.core.receive(peer, frames, now, peer.user)
 
     def _reload(self, access: Access) -> None:
-        assert self.core.guard is not None
-        self.core.guard.swap(access)
-        self.core.documents.forget()
+        if self._access is not None:
+            self._access.swap(access)
+            self.core.revoke(self._access.guard, time.monotonic())
+            for local in self._locals:
+                local.user = local.user and self._access.guard.now_called(local.user)
 
     def _too_large(self, head: Frames) -> None:
         most = f"more than {MOST_FRAMES} frames or {self.most_bytes} bytes, which this broker takes at most"
@@ -208,20 +229,26 @@ class Broker(Shell[BrokerCore]):
     def _connected(self, peers: int) -> None:
         self.core.peers = peers
 
-    def _named(self, peer: bytes, frame: Any) -> None:
-        if (connection := self.names.new(peer, frame)) is None:
-            return
+    def _named(self, peer: bytes, frame: Any) -> bool:
+        if (connection := self.names.new(peer, frame)) is not None:
+            self._settle(connection)
+            if self.names.opened(peer, connection):
+                self.core.lost(peer, time.monotonic())
+        return True
+
+    def _settle(self, connection: int) -> None:
+        """What is known of a connection by this number is of one before: it has ended."""
         now = time.monotonic()
         while self._peers.drain(now):
             pass
         if connection in self._ended:
             self._ended.remove(connection)
             self._miss(connection, now)
-        if self.names.opened(peer, connection):
-            self.core.lost(peer, now)
 
     def _miss(self, connection: int, now: float) -> None:
-        if (peer := self.names.closed(connection)) is not None:
+        if self._access is not None:
+            self._access.connections.closed(connection)
+        elif (peer := self.names.closed(connection)) is not None:
             self.core.lost(peer, now)
 
     def _shut_down(self) -> None:
@@ -233,15 +260,19 @@ class Broker(Shell[BrokerCore]):
     def drain(self, now: float) -> bool:
         """Take what has arrived, up to a limit, so that answers go out in between."""
         router, core = self._router, self.core
-        receive = router.receive
+        receive, user = router.receive, None
         for taken in range(DRAIN_LIMIT):
             if taken == 1 and not router.readable:  # mostly there is one, if not many
                 return False
             frames = receive()
-            if frames is None:
-                break
+            if not frames:
+                if frames is None:
+                    break
+                continue
+            if self._access is not None:
+                user = self._access.connections.user
             sender = frames.pop(0)
-            core.receive(sender, frames, now)
+            core.receive(sender, frames, now, user)
             if router.newcomer is not None:
                 frame, router.newcomer = router.newcomer, None
                 if (worker := core.workers.get(sender)) is not None:
@@ -264,10 +295,14 @@ class Broker(Shell[BrokerCore]):
             more = self._send(core.take_output(), now)
         for local in self._locals:
             local.flush()
+        if self._access is not None:
+            self._access.report(now)
 
     def close(self) -> None:
         self._peers.close()  # first: it looks at the other
         self._router.close()
+        if self._access is not None:
+            self._access.close()
 
     def _handle(self, name: bytes, batch: list[Request]) -> None:
         try:

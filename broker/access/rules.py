@@ -63,6 +63,19 @@ class Guard:
         self._documents.clear()
         self.refusals = {key: count for key, count in self.refusals.items() if not key[0] or key[0] in access.users}
 
+    def bans(self, request: Request) -> bool:
+        """Whether a request may not be here any more that was let in before."""
+        if request.user is not None:
+            request.user = self.now_called(request.user)
+        return request.user is NOBODY
+
+    def dismisses(self, worker: WorkerPeer) -> bool:
+        """Whether a worker may not be here any more that has registered before."""
+        if worker.user is None:
+            return False
+        worker.user = self.now_called(worker.user)
+        return not self.may_work(worker, worker.service.name)
+
     def now_called(self, user: User) -> User:
         """The user of the same name by what holds now; NOBODY when there is none any more."""
         return self.access.users.get(user.name, NOBODY)
@@ -103,7 +116,7 @@ class Guard:
                 return None
             self.refused(user, "metrics", service, request.peer)
             return error_body(403, f"forbidden: {_who(user)} may not see mmi.stats; it needs metrics = true")
-        if user.may(Permission.CALL, service) or service_fault(service) is not None:
+        if service_fault(service) is not None or user.may(Permission.CALL, service):  # `may` remembers names
             return None
         self.refused(user, "call", service, request.peer)
         name = service.decode()

@@ -11,9 +11,6 @@ way back. Whatever dialect either side speaks, each is answered in its own. A wo
 
 `refuse` answers DISCONNECT and forgets the worker, which comes back with READY on a new socket. Whenever a busy
 worker is forgotten, its request goes to the front of the queue, for another worker.
-
-Services can be *integrated* (RFC 7 and 18 allow it): their requests are collected and handed over in batches
-with `take_batches`, and answered with `reply`, at once or later.
 """
 
 from __future__ import annotations
@@ -73,8 +70,7 @@ class BrokerCore(Core):
         self._tokens = count(1)
 
     def receive(self, peer: Peer, frames: Frames, now: float, user: User | None = None) -> None:
-        """Take a message. One that is not MDP is counted and dropped. `user`: who sent it, with access control; the
-        broker's own process sends without."""
+        """Take a message of a `user` (None: unchecked). One that is not MDP is counted and dropped."""
         worker = self.workers.get(peer)
         if worker is not None and (parsed := worker.dialect.parse(frames)) is not None:  # most have not to be looked at
             self._worker_command(worker, parsed[0], parsed[1], now)
@@ -154,6 +150,16 @@ class BrokerCore(Core):
             self._take_from(worker)
             self._send_worker(worker, Command.DISCONNECT, (), now)
             self._forget(worker, now)
+
+    def revoke(self, guard: Guard, now: float) -> None:
+        """The guard has other users: workers and waiting requests go that may not be here any more."""
+        self.documents.forget()
+        for worker in [worker for worker in self.workers.values() if guard.dismisses(worker)]:
+            self._unexpected(worker, [], now)
+        for service in list(self.services.values()):
+            for request in self.waiting.take(service.waiting, guard.bans):
+                self._answer_cancelled(request)
+            self._drop_unused(service)
 
     # -- integrated services ---------------------------------------------------------------------------------
 

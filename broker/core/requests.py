@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
 from broker.access.users import User
@@ -231,6 +231,17 @@ class FairQueue:
         for peer in emptied:
             del self._queues[peer]
 
+    def take(self, unwanted: Callable[[Request], bool]) -> list[Request]:
+        """Take out some requests, after a look at all."""
+        taken = []
+        for queue in [self._front, *self._queues.values()]:
+            for key in [key for key, request in queue.items() if unwanted(request)]:
+                taken.append(queue.pop(key))
+        for peer in [peer for peer, queue in self._queues.items() if not queue]:
+            del self._queues[peer]
+        self._length -= len(taken)
+        return taken
+
     def _key(self, request: Request, queue: InOrder) -> Key:
         """The key of a request: its mark, or, should it have none or one that is taken, a number."""
         key = request.mark
@@ -287,6 +298,13 @@ class WaitingRequests:
             self.count -= 1
             self.bytes -= request.size
         return request
+
+    def take(self, queue: FairQueue, unwanted: Callable[[Request], bool]) -> list[Request]:
+        """Take out some requests, after a look at all."""
+        taken = queue.take(unwanted)
+        self.count -= len(taken)
+        self.bytes -= sum(request.size for request in taken)
+        return taken
 
     def take_expired(self, queue: FairQueue, now: float) -> Iterator[Request]:
         """Take out the requests that have waited for too long. Call `swept` after the last queue."""

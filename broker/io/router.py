@@ -49,6 +49,7 @@ _backend: Any = zmq.backend.Socket
 _get = _backend.get
 _recv = _backend.recv
 _send = _backend.send
+_FAILED = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
 _DONTWAIT = int(zmq.DONTWAIT)
@@ -145,11 +146,13 @@ class Router:
         send_queue: int = 10_000,
         send_bytes: int = 1 << 30,
         too_large: Callable[[Frames], None] | None = None,
-        named: Callable[[bytes, Any], None] | None = None,
+        look: Callable[[bytes, Any], bool] | None = None,
+        distrust: bool = False,
     ) -> None:
         """`most_bytes`: of a message that comes in, and of one of its frames. `too_large` is called with the first
-        HEAD frames of each message that has more, its sender in front; `named` with a sender that has given itself
-        its name, and a frame of the message."""
+        HEAD frames of each message that has more, its sender in front; `look` with a sender that has given itself
+        its name, and a frame of the message: it says whether the message is to be read. `distrust`: `look` at every
+        sender, and let none take the name of another that is still connected."""
         self.outbox = Outbox(send_bytes)
         self.skipping = False
         """Whether a message is being thrown away, with more to come. Nothing else can be received meanwhile."""
@@ -157,12 +160,14 @@ class Router:
         """The last frame of a message that looks like READY: it tells the connection that the message came by."""
         self._most_bytes = most_bytes
         self._too_large = too_large
-        self._named = named
+        self._look = look
+        self._trusted = -1 if distrust else 0
+        """How names begin of those who are not looked at: names of the ROUTER's own making begin with 0."""
         socket = self.socket = context.socket(zmq.ROUTER)
         socket.linger = LINGER
         socket.router_mandatory = True
         # Without it a peer that comes back with its name gets nothing until its old connection ends.
-        socket.router_handover = True
+        socket.router_handover = not distrust
         socket.sndhwm = send_queue
         socket.rcvhwm = DRAIN_LIMIT * 10
         socket.maxmsgsize = most_bytes
@@ -185,7 +190,7 @@ class Router:
 
     def receive(self) -> Frames | None:
         """One message with its sender in front, or None when there is none (while `skipping`: yet). Of a message that
-        is too large only the sender is returned."""
+        is too large only the sender is returned, and nothing of one that is not to be read."""
         if self.skipping:
             self.skipping = skip(self.socket, SKIP_FRAMES)
             if self.skipping:
@@ -196,8 +201,9 @@ class Router:
         except zmq.Again:
             return None
         frame = _recv(socket, 0, False)
-        if sender[0] and self._named is not None:  # names of the ROUTER's own making begin with 0
-            self._named(sender, frame)
+        if sender[0] != self._trusted and self._look is not None and not self._look(sender, frame):
+            self.skipping = frame.more and skip(socket, SKIP_FRAMES)
+            return []
         data: bytes = frame.bytes
         frames = [sender, data]
         size, most = len(data), self._most_bytes
@@ -293,17 +299,27 @@ class ConnectionCount(Channel):
 
     rests = True
 
-    def __init__(self, socket: Socket, tell: Callable[[int], None], closed: Callable[[int], None]) -> None:
-        """`tell` gets the count when it changes, `closed` the file descriptor of a connection that is gone."""
+    def __init__(
+        self,
+        socket: Socket,
+        tell: Callable[[int], None],
+        closed: Callable[[int], None],
+        accepted: Callable[[int], None] | None = None,
+        failed: Callable[[], None] | None = None,
+    ) -> None:
+        """`tell` gets the count when it changes, `closed` and `accepted` the file descriptor of a connection. `failed`
+        is called when one was not made before anybody was asked whether it may be."""
         self._watched = socket
         self._tell = tell
         self._closed = closed
+        self._accepted = accepted
+        self._failed = failed
         self._count = 0
         self._monitor: Socket | None = socket.context.socket(zmq.PAIR)
         # Without a limit: when its queue is full, ZeroMQ's own thread waits, which does the work of all connections.
         self._monitor.rcvhwm = 0
         address = f"inproc://peers-{secrets.token_hex(8)}"
-        socket.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        socket.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | (_FAILED if failed is not None else 0))
         self._monitor.connect(address)
 
     def sockets(self) -> list[Socket]:
@@ -317,11 +333,16 @@ class ConnectionCount(Channel):
         for left in range(DRAIN_LIMIT, -1, -1):
             if not left or (frames := receive(self._monitor)) is None:
                 break
-            if monitored_event(frames) == zmq.EVENT_ACCEPTED:
+            event, connection = monitored_event(frames), int.from_bytes(frames[0][2:6], sys.byteorder)
+            if event == zmq.EVENT_ACCEPTED:
                 self._count += 1
-            else:
+                if self._accepted is not None:
+                    self._accepted(connection)
+            elif event == zmq.EVENT_DISCONNECTED:
                 self._count -= 1
-                self._closed(int.from_bytes(frames[0][2:6], sys.byteorder))
+                self._closed(connection)
+            elif self._failed is not None:
+                self._failed()
         if self._count != before:
             self._tell(self._count)
         return not left

@@ -1,0 +1,93 @@
+"""Access control at the broker's sockets: who gets in, whose each connection is, and what the log says of refusals."""
+
+from __future__ import annotations
+
+import logging
+import resource
+from collections.abc import Callable
+
+import zmq
+
+from broker.access.keys import Keys
+from broker.access.rules import Guard, Refusal
+from broker.access.users import NOBODY, Access
+from broker.io.sockets import Socket
+from broker.io.user_connections import UserConnections
+from broker.io.zap import ZapHandler, enforce, secure
+
+log = logging.getLogger("broker.access")
+
+SILENT_SHARE = 4
+"""One of so many file descriptors of the process may belong to a connection that has not said anything."""
+
+MOST_SILENT = 10_000
+
+LINE_EVERY = 1.0
+"""Seconds between two lines of the log on refusals of one kind to one user."""
+
+MOST_THROTTLED = 1000
+
+
+class AccessControl:
+    """The ZAP handler in a context of its own, and the connections that it let in."""
+
+    def __init__(self, guard: Guard, keys: Keys | None, settle: Callable[[int], None]) -> None:
+        """`settle`: see `UserConnections`."""
+        self.guard = guard
+        self.context: zmq.Context[Socket] = zmq.Context()
+        self._keys = keys
+        self.zap = ZapHandler(self.context, guard.access, self._stranger)
+        self.connections = UserConnections(guard, settle, _most_silent())
+        self._throttled: dict[tuple[str, str], float] = {}
+
+    def prepare(self, socket: Socket, endpoint: str) -> None:
+        """Set security for the endpoint that a socket is bound to next. Raises EndpointError, UsageError."""
+        enforce(socket)
+        secure(socket, endpoint, self.guard.access, self._keys)
+
+    def swap(self, access: Access) -> None:
+        """From now on this holds; who is not known any more is disconnected."""
+        self.guard.swap(access)
+        self.zap.swap(access)
+        self.connections.swap()
+
+    def failed(self) -> None:
+        """A handshake failed before anybody was asked."""
+        self.guard.refused(NOBODY, "handshake", b"", "")
+
+    def report(self, now: float) -> None:
+        """Log the refusals since the last call; a line a second for each kind of each user."""
+        for refusal in self.guard.take_reports():
+            kind = (refusal.user, refusal.action)
+            if now < self._throttled.get(kind, now):
+                continue
+            if len(self._throttled) >= MOST_THROTTLED:
+                self._throttled.clear()
+            self._throttled[kind] = now + LINE_EVERY
+            self._write(refusal)
+
+    def close(self) -> None:
+        """Close the handler and the context, behind the other sockets. What was sent may still go out for a moment."""
+        self.zap.close()
+        self.context.term()
+
+    def _write(self, refusal: Refusal) -> None:
+        peer = refusal.peer if isinstance(refusal.peer, str) else self.connections.address(refusal.peer)
+        text = "refused: user %r, %s%s, from %s; %d times so far"
+        log.warning(
+            text,
+            refusal.user,
+            refusal.action,
+            f" {refusal.service!r}" if refusal.service else "",
+            peer or "?",
+            self.guard.refusals.get((refusal.user, refusal.action), 0),
+            extra={"user": refusal.user, "action": refusal.action, "service": refusal.service, "peer": peer},
+        )
+
+    def _stranger(self, address: str, endpoint: str) -> None:
+        self.guard.refused(NOBODY, "connect", b"", address)
+
+
+def _most_silent() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_SILENT if soft == resource.RLIM_INFINITY else min(MOST_SILENT, max(16, soft // SILENT_SHARE))

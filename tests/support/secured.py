@@ -1,0 +1,94 @@
+"""Peers with keys, and a broker that lets in only whom it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import zmq
+
+from broker import Access, Broker, BrokerConfig, Keys, Permission, Reach, User, UserLimits
+
+
+def new_pair() -> Keys:
+    """A key pair that nobody had before."""
+    return Keys(*zmq.curve_keypair())
+
+
+SERVER = new_pair()
+"""The broker's."""
+
+
+def user(
+    name: str,
+    *,
+    submit: Sequence[str] = (),
+    work: Sequence[str] = (),
+    call: Sequence[str] = (),
+    read: str = "none",
+    limits: Mapping[str, int] | None = None,
+    **flags: bool,
+) -> User:
+    """A user, as an access file would have him. `flags`: close, metrics, admin."""
+    services = {Permission.SUBMIT: submit, Permission.WORK: work, Permission.CALL: call}
+    return User(
+        name,
+        {permission: tuple(patterns) for permission, patterns in services.items() if patterns},
+        Reach(read),
+        limits=UserLimits(**(limits or {})),
+        **flags,
+    )
+
+
+def access(users: Mapping[User, Keys], endpoints: Mapping[str, User] | None = None, **more: Any) -> Access:
+    """Users with their keys, and those that are known by an endpoint."""
+    everybody = {*users, *(endpoints or {}).values()}
+    return Access(everybody, {pair.public.decode(): who for who, pair in users.items()}, {}, endpoints or {}, **more)
+
+
+def keyed(socket: zmq.Socket[bytes], pair: Keys, server: bytes = SERVER.public) -> zmq.Socket[bytes]:
+    """Give a socket its key, before it connects."""
+    socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = pair.public, pair.secret, server
+    return socket
+
+
+@contextmanager
+def raw_socket(
+    endpoint: str, pair: Keys | None = None, kind: int = zmq.DEALER, *, server: bytes = SERVER.public, name: bytes = b""
+) -> Iterator[zmq.Socket[bytes]]:
+    """A socket that is connected, with a key or without."""
+    with zmq.Context.instance().socket(kind) as socket:
+        socket.linger = 0
+        if name:
+            socket.routing_id = name
+        if pair is not None:
+            keyed(socket, pair, server)
+        socket.connect(endpoint)
+        yield socket
+
+
+@contextmanager
+def secured_broker(
+    access: Access,
+    bind: Sequence[str] = ("tcp://127.0.0.1:*",),
+    *,
+    rules: Mapping[Any, Any] | None = None,
+    **settings: Any,
+) -> Iterator[Broker]:
+    """A broker that runs with access control; its endpoints are in `core.about.endpoints`."""
+    broker = Broker(BrokerConfig(**settings), access=access, rules=rules or {}, keys=SERVER)
+    try:
+        for endpoint in bind:
+            broker.bind(endpoint)
+    except BaseException:
+        broker.stop()
+        raise
+    with broker:
+        yield broker
+
+
+def told(socket: zmq.Socket[bytes], timeout: float = 30.0) -> list[bytes]:
+    """The next message."""
+    assert socket.poll(int(timeout * 1000)), "nothing came"
+    return socket.recv_multipart()
