@@ -34,7 +34,11 @@ def lacks_submit(user: User, service: bytes) -> str | None:
     if user.may(Permission.SUBMIT, service):
         return None
     name = service.decode(errors="replace")
-    return f"user '{user.name}' may not submit to '{name}'; it needs submit = [\"{name}\"]"
+    return f"{_who(user)} may not submit to '{name}'; it needs submit = [\"{name}\"]"
+
+
+def _who(user: User) -> str:
+    return f"user '{user.name}'" if user.name else "a connection without a user"
 
 
 def refused_submit(name: bytes, fault: str) -> Frames:
@@ -54,7 +58,7 @@ def lacks_stats(user: User) -> str | None:
     with it."""
     if user.metrics or user.reads_all or user.may(Permission.WORK, tsp.STATS):
         return None
-    return f"user '{user.name}' may not see figures; it needs metrics = true"
+    return f"{_who(user)} may not see figures; it needs metrics = true"
 
 
 def lacks_purge(user: User) -> str | None:
@@ -66,7 +70,7 @@ def lacks_purge(user: User) -> str | None:
 
 def lacks_archive(user: User) -> str | None:
     """Why a user may not say what an archive has."""
-    return None if user.admin else f"user '{user.name}' may not manage the archive; it needs admin = true"
+    return None if user.admin else f"{_who(user)} may not manage the archive; it needs admin = true"
 
 
 def _request(user: User, body: Frames) -> Frames | None:

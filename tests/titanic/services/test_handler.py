@@ -3,120 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
+from support.desk import Ask, Desk
 from support.shortages import broken_disk
 from support.store_engines import damage_reply
 
-from broker import User
-from titanic.commit.writer import Writer
 from titanic.errors import StoreFailed, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.submit_options import MOST_UUIDS
-from titanic.protocol.tsp import Frames
 from titanic.services import reader
-from titanic.services.ask import Answers, CloseDoubt, ServiceContext
-from titanic.services.handler import ServiceHandler
-from titanic.services.reader import Reader, ReadService
+from titanic.services.ask import Answers
+from titanic.services.reader import ReadService
 from titanic.store import MIN_CAPACITY, ReadTransaction, Status, Store, WriteTransaction
-
-
-class Ask:
-    peer = "client"
-
-    def __init__(self, *body: bytes, user: User | None = None) -> None:
-        self.body: Frames = list(body)
-        self.user = user
-
-
-class Desk:
-    """The services, with somebody who writes down all that is answered and told."""
-
-    def __init__(self, store: Store, **settings: Any) -> None:
-        self.store = store
-        self.writer = Writer(store)
-        self.answers: dict[Ask, Frames] = {}
-        self.told: list[Any] = []
-        self.reader = Reader(store)
-        context = ServiceContext(self._answer, self, self.writer.leaps, **settings)
-        self.services = ServiceHandler(store, self.writer, self.reader, context)
-
-    def _answer(self, answers: Answers) -> None:
-        for ask, body in answers:
-            assert ask not in self.answers, "answered twice"
-            self.answers[ask] = body
-
-    def arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
-        if services:
-            self.told.append(dict(services))
-        if due_us is not None:
-            self.told.append(due_us)
-
-    def returned(self, services: Collection[bytes]) -> None:
-        self.told.append(("returned", set(services)))
-
-    def closed(self, uuids: list[bytes], services: set[bytes], doubts: list[CloseDoubt]) -> None:
-        self.told.append(uuids)
-        for _, then in doubts:
-            then()
-
-    def wait_for_replies(self, asks: Any) -> None:
-        self.told.append(("wait", list(asks)))
-
-    def replies_given(self) -> int:
-        return 0
-
-    def stats(self) -> dict[str, Any]:
-        return {"running": 0}
-
-    def running(self) -> set[bytes]:
-        return set()
-
-    def ask(self, name: bytes, *bodies: list[bytes], user: User | None = None) -> list[Frames]:
-        """All in one batch."""
-        return self.put(name, *(Ask(*body, user=user) for body in bodies))
-
-    def put(self, name: bytes, *asks: Ask) -> list[Frames]:
-        """All in one batch."""
-        self.services.handle_batch(name, asks)
-        while not all(ask in self.answers for ask in asks):
-            done = Event()
-            self.writer.enqueue(_Flag(done))
-            assert done.wait(30)
-        return [self.answers[ask] for ask in asks]
-
-
-class _Flag:
-    light = False
-
-    def __init__(self, event: Event) -> None:
-        self._event = event
-
-    def apply(self, transaction: WriteTransaction, now_us: int) -> None: ...
-
-    def __len__(self) -> int:
-        return 0
-
-    def committed(self) -> None:
-        self._event.set()
-
-    def failed(self, error: Exception) -> None:
-        self._event.set()
-
-
-@pytest.fixture
-def desk(tmp_path: Path, engine: Callable[..., Store]) -> Iterator[Desk]:
-    with engine(tmp_path / "store", capacity=MIN_CAPACITY) as store:
-        desk = Desk(store)
-        desk.writer.start()
-        desk.reader.start()
-        yield desk
-        desk.reader.stop()
-        desk.writer.stop()
 
 
 def accept(desk: Desk, *names: bytes) -> list[bytes]:

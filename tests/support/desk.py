@@ -1,0 +1,110 @@
+"""Titanic's services without a broker: who asks, and somebody who writes down all that is answered and told."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from threading import Event
+from typing import Any
+
+from broker import User
+from titanic.commit.writer import Writer
+from titanic.protocol import tsp
+from titanic.protocol.tsp import Frames
+from titanic.services.ask import Answers, CloseDoubt, ServiceContext
+from titanic.services.handler import ServiceHandler
+from titanic.services.reader import Reader, ReadService
+from titanic.store import Store, WriteTransaction
+
+
+class Ask:
+    peer = "client"
+
+    def __init__(self, *body: bytes, user: User | None = None) -> None:
+        self.body: Frames = list(body)
+        self.user = user
+
+
+class Desk:
+    """The services, with somebody who writes down all that is answered and told."""
+
+    def __init__(self, store: Store, **settings: Any) -> None:
+        self.store = store
+        self.writer = Writer(store)
+        self.answers: dict[Ask, Frames] = {}
+        self.told: list[Any] = []
+        self.at_work: set[bytes] = set()
+        """The requests that workers have."""
+        self.reader = Reader(store)
+        self.context = ServiceContext(self._answer, self, self.writer.leaps, refusals=self.reader.refusals, **settings)
+        self.services = ServiceHandler(store, self.writer, self.reader, self.context)
+
+    def _answer(self, answers: Answers) -> None:
+        for ask, body in answers:
+            assert ask not in self.answers, "answered twice"
+            self.answers[ask] = body
+
+    def arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
+        if services:
+            self.told.append(dict(services))
+        if due_us is not None:
+            self.told.append(due_us)
+
+    def returned(self, services: Collection[bytes]) -> None:
+        self.told.append(("returned", set(services)))
+
+    def closed(self, uuids: list[bytes], services: set[bytes], doubts: list[CloseDoubt]) -> None:
+        self.told.append(uuids)
+        for _, then in doubts:
+            then()
+
+    def wait_for_replies(self, asks: Any) -> None:
+        self.told.append(("wait", list(asks)))
+
+    def replies_given(self) -> int:
+        return 0
+
+    def stats(self) -> dict[str, Any]:
+        return {"running": 0}
+
+    def running(self) -> set[bytes]:
+        return self.at_work
+
+    def ask(self, name: bytes, *bodies: list[bytes], user: User | None = None) -> list[Frames]:
+        """All in one batch."""
+        return self.put(name, *(Ask(*body, user=user) for body in bodies))
+
+    def wait(self, *asks: Ask) -> list[Frames]:
+        """What the reader finds at its first look for a titanic.wait."""
+        service = ReadService(tsp.WAIT, self.reader.read_awaited, self._answer, shared=True)
+        self.reader.enqueue(service, asks)
+        return self._await(asks)
+
+    def put(self, name: bytes, *asks: Ask) -> list[Frames]:
+        """All in one batch."""
+        self.services.handle_batch(name, asks)
+        return self._await(asks)
+
+    def _await(self, asks: Sequence[Ask]) -> list[Frames]:
+        while not all(ask in self.answers for ask in asks):
+            done = Event()
+            self.writer.enqueue(_Flag(done))
+            assert done.wait(30)
+        return [self.answers[ask] for ask in asks]
+
+
+class _Flag:
+    light = False
+
+    def __init__(self, event: Event) -> None:
+        self._event = event
+
+    def apply(self, transaction: WriteTransaction, now_us: int) -> None: ...
+
+    def __len__(self) -> int:
+        return 0
+
+    def committed(self) -> None:
+        self._event.set()
+
+    def failed(self, error: Exception) -> None:
+        self._event.set()
