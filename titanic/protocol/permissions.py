@@ -50,7 +50,7 @@ def lacks_list(user: User) -> str | None:
     """Why a user may list nothing, nor retry anything."""
     if user.admin or user.read is not Reach.NONE:
         return None
-    return f'user \'{user.name}\' may not read requests; it needs read = "own" or "all"'
+    return f'{_who(user)} may not read requests; it needs read = "own" or "all"'
 
 
 def lacks_stats(user: User) -> str | None:
@@ -65,7 +65,7 @@ def lacks_purge(user: User) -> str | None:
     """Why a user may purge nothing."""
     if user.admin or (user.close and user.read is not Reach.NONE):
         return None
-    return f'user \'{user.name}\' may not close requests; it needs close = true and read = "own" or "all"'
+    return f'{_who(user)} may not close requests; it needs close = true and read = "own" or "all"'
 
 
 def lacks_archive(user: User) -> str | None:

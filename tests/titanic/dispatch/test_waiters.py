@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker import User
+from broker import Reach, User
 from titanic.dispatch import waiters
 from titanic.dispatch.waiters import Waiters, read
 from titanic.protocol import tsp
@@ -245,3 +245,60 @@ def test_when_there_is_no_more_room_those_are_sent_away_that_have_waited_for_lon
     assert hall.answers == {key: [b"300"] for key in asks[:3]} | {key: [b"200", b"x"] for key in asks[3:]}
     assert len(hall.waiters) == 0
     assert hall.waiters.next_deadline() is None
+
+
+# -- with access control: nobody is told before the reader has found that he may read the request -------------------
+
+USER = User("shop", read=Reach.OWN)
+
+
+def test_a_user_is_looked_for_also_when_a_worker_has_the_request(hall: Hall) -> None:
+    hall.running.add(UUID)
+    ask, other, unchecked = Ask(user=USER), Ask(user=USER), Ask()
+    hall.waiters.add([ask, other, unchecked], 0)
+    assert hall.looks == [ask, other]
+    looks, hall.looks = hall.looks, []
+    hall.waiters.found([(looks[0], [tsp.PENDING]), (looks[1], tsp.UNKNOWN)])
+    assert hall.answers == {other: tsp.UNKNOWN}
+    hall.waiters.succeeded(UUID, [b"x"])
+    assert hall.answers == {ask: [b"200", b"x"], other: tsp.UNKNOWN, unchecked: [b"200", b"x"]}
+    assert len(hall.waiters) == 0
+
+
+def test_a_reply_that_comes_before_the_first_look_is_not_passed_on(hall: Hall) -> None:
+    """The request was unknown when the ask came, or its worker was quick."""
+    his, others, unchecked = Ask(user=USER), Ask(user=User("other", read=Reach.OWN)), Ask()
+    hall.waiters.add([his, others, unchecked], 0)
+    hall.waiters.succeeded(UUID, [b"x"])
+    assert hall.answers == {unchecked: [b"200", b"x"]}
+    assert hall.waiters.replies_given == 1
+    assert set(hall.looks) == {his, others, unchecked}
+    hall.looks.remove(unchecked)
+    looks, hall.looks = hall.looks, []
+    hall.waiters.found([(ask, [b"200", b"x"] if ask is his else tsp.UNKNOWN) for ask in looks])
+    assert hall.answers == {unchecked: [b"200", b"x"], his: [b"200", b"x"], others: tsp.UNKNOWN}
+    assert len(hall.waiters) == 0
+
+
+def test_only_users_wait_and_none_is_looked_for_yet(hall: Hall) -> None:
+    ask = Ask(user=USER)
+    hall.waiters.add([ask], 0)
+    hall.waiters.succeeded(UUID, [b"x"])
+    assert hall.answers == {}
+    hall.store_says(*tsp.UNKNOWN)
+    assert hall.answers == {ask: tsp.UNKNOWN}
+
+
+@pytest.mark.parametrize("happens", ["time", "room", "end"])
+def test_pending_is_an_answer_too_and_waits_for_the_look(hall: Hall, happens: str) -> None:
+    """An unknown UUID and somebody else's must not be told apart by it."""
+    hall.waiters = hall.new(most=1)
+    hall.running.add(UUID)
+    ask = Ask(b"1", user=USER)
+    hall.waiters.add([ask, Ask(b"1", OTHER, user=USER)] if happens == "room" else [ask], 0)
+    if happens == "end":
+        hall.waiters.dismiss()
+    hall.waiters.tick(5)
+    assert hall.answers == {}
+    hall.store_says(*tsp.UNKNOWN)
+    assert hall.answers[ask] == tsp.UNKNOWN
