@@ -211,7 +211,7 @@ def _commands_of(context: click.Context, group: click.Group) -> Commands:
 def options_of(command: click.Command) -> Options:
     """A command's options by their names in a file."""
     options = [one for one in command.params if isinstance(one, click.Option) and one.name != "config"]
-    found = Options({max(one.opts, key=len).lstrip("-"): one for one in options})
+    found = Options({getattr(one, "in_file", "") or max(one.opts, key=len).lstrip("-"): one for one in options})
     found.rule = getattr(command, "rule", None)
     return found
 

@@ -25,7 +25,7 @@ AGAIN = 0.1
 def connect(reach: Reach, *, wait: float | None = None) -> Client:
     """A client that waits for `wait` seconds, by default TRIES times the time-out."""
     tell(reach.endpoint, TRIES * reach.timeout if wait is None else wait)
-    return Client(reach.endpoint, timeout=reach.timeout, version=reach.mdp)
+    return Client(reach.endpoint, timeout=reach.timeout, version=reach.mdp, key=reach.curve)
 
 
 def connect_to_look(reach: Reach, advice: str = "", *, tries: int = TRIES) -> Client:
@@ -38,7 +38,7 @@ def connect_to_look(reach: Reach, advice: str = "", *, tries: int = TRIES) -> Cl
                 reason, f"tried for {seconds:g} s", f"is a server running, and is this its endpoint?{advice}"
             )
         time.sleep(AGAIN)
-    return Client(reach.endpoint, timeout=reach.timeout, retries=tries - 1, version=reach.mdp)
+    return Client(reach.endpoint, timeout=reach.timeout, retries=tries - 1, version=reach.mdp, key=reach.curve)
 
 
 def tell(endpoint: tuple[str, ...], seconds: float) -> None:
@@ -50,14 +50,14 @@ def tell(endpoint: tuple[str, ...], seconds: float) -> None:
 def name_version(error: Exception, reach: Reach) -> None:
     """After a time-out: raises TimedOut that names the version to speak when the broker there knows only 0.1."""
     for where in reach.endpoint if reach.mdp != "0.1" else ():
-        if not unreachable([where]) and answers([where], "0.1") and _is_other(where):
+        if not unreachable([where]) and answers(reach, [where], "0.1") and _is_other(reach, where):
             fact = f"the broker at {where} answers in 0.1, and is not of this project"
             raise TimedOut(f"no answer in MDP {reach.mdp}", fact, "try --mdp 0.1") from error
 
 
-def answers(endpoint: Sequence[str], mdp: str) -> bool:
-    """Whether a broker answers in this version of MDP."""
-    with broker.Client(endpoint, timeout=1.0, retries=0, version=mdp) as client:
+def answers(reach: Reach, endpoint: Sequence[str], mdp: str) -> bool:
+    """Whether a broker answers there in this version of MDP."""
+    with broker.Client(endpoint, timeout=1.0, retries=0, version=mdp, key=reach.curve) as client:
         try:
             client.present("mmi.service")
         except broker.BrokerError:
@@ -65,9 +65,9 @@ def answers(endpoint: Sequence[str], mdp: str) -> bool:
         return True
 
 
-def _is_other(endpoint: str) -> bool:
+def _is_other(reach: Reach, endpoint: str) -> bool:
     """Whether a broker that answers in MDP 0.1 is not of this project."""
-    with broker.Client(endpoint, timeout=1.0, retries=0, version="0.1") as client:
+    with broker.Client(endpoint, timeout=1.0, retries=0, version="0.1", key=reach.curve) as client:
         try:
             return not client.call("mmi.broker", b"")[0].startswith(b"{")
         except broker.BrokerError:

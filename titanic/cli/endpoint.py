@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
+import broker
 from titanic.cli.printing import say
 
 
@@ -87,8 +88,9 @@ class Listen(click.ParamType[Address]):
 
 
 class Reach(NamedTuple):
-    """How to reach a broker: endpoints, seconds to wait for an answer, version of MDP."""
+    """How to reach a broker: endpoints, seconds to wait for an answer, version of MDP, keys."""
 
     endpoint: tuple[str, ...]
     timeout: float
     mdp: str
+    curve: broker.Curve | None

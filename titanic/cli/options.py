@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -48,11 +48,12 @@ ARGUMENTS = "titanic.arguments"
 
 
 class Option(click.Option):
-    """An option that can belong to a group."""
+    """An option that can belong to a group. `in_file` is its name in files: by default its longest one."""
 
-    def __init__(self, *names: Any, group: str = "", **settings: Any) -> None:
+    def __init__(self, *names: Any, group: str = "", in_file: str = "", **settings: Any) -> None:
         super().__init__(*names, **settings)
         self.group = group
+        self.in_file = in_file
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         """As click does; an error about a value of the environment names the variable."""
@@ -164,8 +165,52 @@ def endpoint_option(group: str = "") -> Callable[[Function], Function]:
     return option("--endpoint", **ENDPOINTS, group=group, help=BROKER_ENDPOINTS)
 
 
-def reaching(timeout: float, patience: str) -> Callable[[Function], Function]:
-    """`--endpoint`, `--timeout` and `--mdp`, which a command gets as `reach`. `patience`: what the time-out is for."""
+def key_options(group: str = "", *, names: Sequence[str] = ("--key", "--key-file")) -> Callable[[Function], Function]:
+    """`--key` and `--server-key`, which a command gets as `curve`."""
+    return together(
+        option(
+            *names,
+            "key_file",
+            type=click.Path(dir_okay=False),
+            metavar="FILE",
+            default=None,
+            envvar="TITANIC_KEY",
+            group=group,
+            in_file="key",
+            help="Your secret key file, for a server with access control.",
+        ),
+        option(
+            "--server-key",
+            metavar="KEY",
+            default=None,
+            group=group,
+            help="That server's public key, or the file that it is in.",
+        ),
+        _with_keys,
+    )
+
+
+def _with_keys(function: Function) -> Function:
+    """Give a command its two options as one `curve`."""
+
+    @functools.wraps(function)
+    def with_keys(*args: Any, key_file: str | None, server_key: str | None, **settings: Any) -> Any:
+        curve = None
+        if key_file is not None or server_key is not None:
+            try:
+                curve = broker.credentials(key_file, server_key)
+            except broker.UsageError as error:
+                raise click.UsageError(str(error)) from error
+        return function(*args, curve=curve, **settings)
+
+    return cast("Function", with_keys)
+
+
+def reaching(timeout: float, patience: str, keys: Callable[..., Any] | None = None) -> Callable[[Function], Function]:
+    """`--endpoint`, `--timeout`, `--mdp` and `key_options`, which a command gets as `reach`.
+
+    `patience`: what the time-out is for. `keys`: options for the keys, if others.
+    """
     return together(
         endpoint_option(CONNECTION),
         seconds("--timeout", least=0.001, default=timeout, group=CONNECTION, help=patience),
@@ -176,13 +221,14 @@ def reaching(timeout: float, patience: str) -> Callable[[Function], Function]:
             group=CONNECTION,
             help="Version of the Majordomo Protocol to speak; brokers of other projects may want another.",
         ),
+        keys or key_options(CONNECTION),
         configured,
         _reaching,
     )
 
 
 def _reaching(function: Function) -> Function:
-    """Give the three options to a command as its `reach`; have a time-out say so when another version would do."""
+    """Give these options to a command as its `reach`; have a time-out say so when another version would do."""
 
     @functools.wraps(function)
     def asking(*args: Any, **settings: Any) -> Any:
@@ -198,7 +244,9 @@ def _reaching(function: Function) -> Function:
     return cast("Function", asking)
 
 
-endpoint = reaching(5.0, "Wait for an answer, at each of 3 tries.")
+EACH_TRY = "Wait for an answer, at each of 3 tries."
+
+endpoint = reaching(5.0, EACH_TRY)
 
 
 class Folder(click.Path):

@@ -14,7 +14,17 @@ import broker
 from titanic.cli.connect import TRIES, answers, connect, tell
 from titanic.cli.endpoint import Reach
 from titanic.cli.exit_codes import EXIT_FAILED, EXIT_PENDING, EXIT_UNKNOWN
-from titanic.cli.options import command, endpoint, json_flag, option, seconds
+from titanic.cli.options import (
+    CONNECTION,
+    EACH_TRY,
+    command,
+    endpoint,
+    json_flag,
+    key_options,
+    option,
+    reaching,
+    seconds,
+)
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.printing import Bar, json_frames, print_body, print_json, say, until
 from titanic.client.calls import BrokerLimits
@@ -49,6 +59,9 @@ stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="Read the body f
 @json_flag
 @option(
     "--key",
+    "--idempotency-key",
+    "key",
+    envvar="TITANIC_SUBMIT_KEY",  # TITANIC_KEY is that of the connection
     metavar="KEY",
     default=None,
     group=CHOICES,
@@ -82,7 +95,7 @@ stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="Read the body f
     group=CHOICES,
     help="Maximum run time of one attempt.",
 )
-@endpoint
+@reaching(5.0, EACH_TRY, key_options(CONNECTION, names=["--key-file"]))
 def submit(
     service: str,
     body: tuple[bytes, ...],
@@ -292,7 +305,8 @@ def call(service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool,
     if body and from_stdin:
         raise click.UsageError("BODY and --stdin exclude each other")
     tell(reach.endpoint, TRIES * reach.timeout)
-    with broker.Client(reach.endpoint, timeout=reach.timeout, retries=TRIES - 1, version=reach.mdp) as client:
+    settings: dict[str, Any] = {"version": reach.mdp, "key": reach.curve}
+    with broker.Client(reach.endpoint, timeout=reach.timeout, retries=TRIES - 1, **settings) as client:
         frames = _stdin() if from_stdin else body or (b"",)
         BrokerLimits(client).check(frames)
         try:
@@ -303,7 +317,7 @@ def call(service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool,
             say(error, error.detail)
             sys.exit(EXIT_FAILED)
         except broker.TimedOut as error:
-            if not error.reason and answers(reach.endpoint, reach.mdp):
+            if not error.reason and answers(reach, reach.endpoint, reach.mdp):
                 advice = "does the service have a worker?"
                 raise TimedOut(f"no answer from {service}", "the broker answers", advice) from None
             raise

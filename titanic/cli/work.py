@@ -15,9 +15,18 @@ import threading
 
 import click
 
-from broker import RemoteError, Worker, WorkerConfig
+from broker import Curve, RemoteError, Worker, WorkerConfig
 from titanic import logs
-from titanic.cli.options import broker_version, command, configured, endpoint_option, log_options, option, seconds
+from titanic.cli.options import (
+    broker_version,
+    command,
+    configured,
+    endpoint_option,
+    key_options,
+    log_options,
+    option,
+    seconds,
+)
 from titanic.cli.printing import as_text
 from titanic.cli.running import Ending, say
 from titanic.protocol.tsp import Frames
@@ -128,6 +137,7 @@ def _watch(worker: Worker) -> None:
 @click.argument("service")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @endpoint_option()
+@key_options()
 @broker_version("0.2", "0.1", "majortomo")
 @seconds("--heartbeat", least=0.01, default=2.5, help="Interval of heartbeats; the broker's, if that is shorter.")
 @seconds("--limit", least=0.001, default=None, help="Maximum run time of a command; it is killed when it takes longer.")
@@ -142,6 +152,7 @@ def work(
     heartbeat: float,
     mdp: str | None,
     endpoint: tuple[str, ...],
+    curve: Curve | None,
     log_level: str,
     log_format: str,
 ) -> None:
@@ -163,7 +174,7 @@ def work(
         raise click.UsageError(f"command not found: {command[0]}")
     handler = CommandHandler(command, limit)
     config = WorkerConfig(heartbeat_interval=heartbeat, versions=(mdp,) if mdp else WorkerConfig().versions)
-    worker = Worker(service, handler, endpoint, jobs=jobs, config=config)
+    worker = Worker(service, handler, endpoint, jobs=jobs, config=config, key=curve)
 
     def at_once() -> None:
         worker.abandon()  # first: that a command was killed is no reply

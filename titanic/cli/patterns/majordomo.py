@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 import click
 
-from broker import Client, Pipeline, Worker
+from broker import Client, Curve, Pipeline, Worker
 from broker.patterns import Idempotent, Replies, Stamps
 from titanic.cli.options import BROKER_ENDPOINTS
 from titanic.cli.patterns.roles import COUNT, TIME, each_message, handler, role, run
@@ -33,6 +33,7 @@ def client(
     lines: BinaryIO | None,
     window: int = 1000,
     endpoint: tuple[str, ...],
+    curve: Curve | None,
     timeout: float = 5.0,
     retries: int = 3,
 ) -> None:
@@ -47,7 +48,7 @@ def client(
       titanic pattern majordomo-async client upper --lines addresses.txt --window 10000
     """
     requests = each_message(bodies, lines, "BODY")
-    with Pipeline(endpoint, timeout=timeout, retries=retries) as pipeline:
+    with Pipeline(endpoint, timeout=timeout, retries=retries, key=curve) as pipeline:
         for reply in pipeline.map(service, requests, window=window):
             click.echo(b"".join(reply).removesuffix(b"\n"))
 
@@ -71,6 +72,7 @@ def worker(
     command: tuple[str, ...],
     *,
     endpoint: tuple[str, ...],
+    curve: Curve | None,
     keep: int = 100_000,
     keep_for: float = 86_400.0,
     jobs: int,
@@ -84,7 +86,8 @@ def worker(
       titanic pattern idempotent worker pay --jobs 4 -- tee -a payments.txt
     """
     once = Idempotent(handler(command), Replies(most=keep, keep=keep_for))
-    run(Worker(service, once, endpoint, jobs=jobs), f"connecting to {' or '.join(endpoint)} to work on {service}")
+    worker = Worker(service, once, endpoint, jobs=jobs, key=curve)
+    run(worker, f"connecting to {' or '.join(endpoint)} to work on {service}")
 
 
 @role(
@@ -96,6 +99,7 @@ def idempotent_client(
     service: str,
     body: tuple[str, ...],
     endpoint: tuple[str, ...],
+    curve: Curve | None,
     timeout: float = 5.0,
     retries: int = 3,
     name: str | None = None,
@@ -107,5 +111,5 @@ def idempotent_client(
     Example:
       titanic pattern idempotent client pay 100 --name shop-7 --number 42
     """
-    with Client(endpoint, timeout=timeout, retries=retries) as asking:
+    with Client(endpoint, timeout=timeout, retries=retries, key=curve) as asking:
         print_body(asking.call(service, *Stamps(name, number)(*body)))

@@ -14,7 +14,7 @@ import click
 
 from broker import DEFAULT_ENDPOINT, is_exposed
 from titanic import logs
-from titanic.cli.options import ENDPOINTS, Function, GroupedCommand, option, read_span
+from titanic.cli.options import ENDPOINTS, Function, GroupedCommand, key_options, option, read_span
 from titanic.cli.running import Ending, say
 from titanic.cli.work import CommandHandler
 from titanic.protocol.tsp import Frames
@@ -59,8 +59,8 @@ OPTIONS: dict[str, Settings] = {
 def role(group: click.Group, **more: Settings) -> Callable[[Function], click.Command]:
     """Make a function a command of a group, which is called like the last word of the function.
 
-    Its parameters are the command's: those of ARGUMENTS, and options. An option has the settings of OPTIONS, those in
-    `more`, and the default of the parameter, as far as there are any.
+    Its parameters are the command's: those of ARGUMENTS, `curve` for the keys, and options. An option has the settings
+    of OPTIONS, those in `more`, and the default of the parameter, as far as there are any.
     """
 
     def make(function: Function) -> click.Command:
@@ -68,6 +68,9 @@ def role(group: click.Group, **more: Settings) -> Callable[[Function], click.Com
         if binds := [name for name in parameters if name.startswith("bind")]:
             function = option("--open", **OPTIONS["open"])(_guarded(function, binds))
         for name, parameter in reversed([*parameters.items()]):
+            if name == "curve":
+                function = key_options()(function)
+                continue
             if name in ARGUMENTS:
                 function = click.argument(name, **ARGUMENTS[name])(function)
                 continue
