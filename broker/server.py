@@ -15,7 +15,7 @@ from typing import Any
 import zmq
 
 from broker.access.keys import Keys
-from broker.access.rules import Guard, Rule
+from broker.access.rules import Guard, Review, Rule
 from broker.access.users import Access, User
 from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore
@@ -129,7 +129,7 @@ class Broker(Shell[BrokerCore]):
         self._peers = ConnectionCount(
             self._router.socket,
             self._connected,
-            self._ended.append,
+            self._ended.append if self._access is None else self._access.connections.closed,
             None if self._access is None else self._access.connections.accepted,
             None if self._access is None else self._access.failed,
         )
@@ -214,9 +214,14 @@ class Broker(Shell[BrokerCore]):
     def _reload(self, access: Access) -> None:
         if self._access is not None:
             self._access.swap(access)
-            self.core.revoke(self._access.guard, time.monotonic())
             for local in self._locals:
                 local.user = local.user and self._access.guard.now_called(local.user)
+            self.core.revoke(Review(self._access.guard, self._whose), time.monotonic())
+
+    def _whose(self, peer: Peer) -> User | None:
+        if isinstance(peer, LocalPeer):
+            return peer.user
+        return self._access.connections.whose(peer) if self._access is not None else None
 
     def _too_large(self, head: Frames) -> None:
         most = f"more than {MOST_FRAMES} frames or {self.most_bytes} bytes, which this broker takes at most"
@@ -231,24 +236,23 @@ class Broker(Shell[BrokerCore]):
 
     def _named(self, peer: bytes, frame: Any) -> bool:
         if (connection := self.names.new(peer, frame)) is not None:
-            self._settle(connection)
+            self._settle()
+            now = time.monotonic()
+            if connection in self._ended:
+                self._ended.remove(connection)
+                self._miss(connection, now)
             if self.names.opened(peer, connection):
-                self.core.lost(peer, time.monotonic())
+                self.core.lost(peer, now)
         return True
 
-    def _settle(self, connection: int) -> None:
-        """What is known of a connection by this number is of one before: it has ended."""
+    def _settle(self) -> None:
+        """Learn of all connections that have ended."""
         now = time.monotonic()
         while self._peers.drain(now):
             pass
-        if connection in self._ended:
-            self._ended.remove(connection)
-            self._miss(connection, now)
 
     def _miss(self, connection: int, now: float) -> None:
-        if self._access is not None:
-            self._access.connections.closed(connection)
-        elif (peer := self.names.closed(connection)) is not None:
+        if (peer := self.names.closed(connection)) is not None:
             self.core.lost(peer, now)
 
     def _shut_down(self) -> None:

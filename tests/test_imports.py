@@ -35,7 +35,8 @@ def sources(package: str) -> list[str]:
 CORES = [
     source
     for source in sources("broker")
-    if source.startswith(("broker/core/", "broker/access/rules.py", "broker/access/users.py"))
+    if source.startswith("broker/core/")
+    or source in {f"broker/access/{name}.py" for name in ("buckets", "rules", "users")}
     or (source.startswith("broker/patterns/") and source.rpartition("/")[2] in CORE_NAMES)
 ]
 

@@ -14,11 +14,14 @@ A user sees the services that he may submit to, work for or call, and those with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import translate
 from types import MappingProxyType
 from typing import NamedTuple
 
-from broker.access.users import NOBODY, Access, Permission, User
+from broker.access.buckets import Buckets
+from broker.access.users import NOBODY, RESERVED, Access, Permission, User
 from broker.core.mdp import ERROR, Frames, Peer, error_body, service_fault
 from broker.core.requests import Request
 from broker.core.services import WorkerPeer
@@ -54,6 +57,7 @@ class Guard:
         self.refusals: dict[tuple[str, str], int] = {}
         """How often each user was refused each action."""
         self._stats = {"forbidden": 0} if stats is None else stats
+        self._buckets = Buckets()
         self._reports: list[Refusal] = []
         self._documents: dict[User, bytes] = {}
 
@@ -61,20 +65,8 @@ class Guard:
         """From now on this holds."""
         self.access = access
         self._documents.clear()
+        self._buckets.keep(access.users)
         self.refusals = {key: count for key, count in self.refusals.items() if not key[0] or key[0] in access.users}
-
-    def bans(self, request: Request) -> bool:
-        """Whether a request may not be here any more that was let in before."""
-        if request.user is not None:
-            request.user = self.now_called(request.user)
-        return request.user is NOBODY
-
-    def dismisses(self, worker: WorkerPeer) -> bool:
-        """Whether a worker may not be here any more that has registered before."""
-        if worker.user is None:
-            return False
-        worker.user = self.now_called(worker.user)
-        return not self.may_work(worker, worker.service.name)
 
     def now_called(self, user: User) -> User:
         """The user of the same name by what holds now; NOBODY when there is none any more."""
@@ -82,7 +74,7 @@ class Guard:
 
     def refuses(self, request: Request, user: User, now: float) -> Frames | None:
         """The answer to a request that its user may not send; None when he may."""
-        body = self._refusal(request, user)
+        body = self._refusal(request, user) if self._buckets.take(user, now) else self._too_many(request, user)
         if body is None:
             return None
         return request.refusal(body) if body[0] == ERROR else request.final(body)
@@ -98,6 +90,22 @@ class Guard:
     def sees(self, user: User, service: bytes) -> bool:
         """Whether a user is told about a service."""
         return (service in self.rules and user is not NOBODY) or user.uses(service)
+
+    def sight(self, user: User) -> Callable[[bytes], bool]:
+        """The same for many services: with one look at each, however many patterns he has."""
+        patterns = {pattern for patterns in user.services.values() for pattern in patterns}
+        begins = ["", *RESERVED]
+        found = {begin: _compiled(pattern for pattern in patterns if pattern.startswith(begin)) for begin in begins}
+        rules = self.rules if user is not NOBODY else {}
+
+        def sees(service: bytes) -> bool:
+            if service in rules:
+                return True
+            name = service.decode(errors="replace")
+            begin = next((begin for begin in RESERVED if name.startswith(begin)), "")
+            return found[begin].match(name) is not None
+
+        return sees
 
     def sees_all(self, user: User) -> bool:
         """Whether a user is told about every service."""
@@ -122,6 +130,13 @@ class Guard:
         name = service.decode()
         return error_body(403, f"forbidden: {_who(user)} may not call '{name}'; it needs call = [\"{name}\"]")
 
+    def _too_many(self, request: Request, user: User) -> Frames:
+        self.refused(user, "messages", request.service, request.peer)
+        text = f"user '{user.name}' sends more than {user.limits.messages} messages a second; try again later"
+        if request.service in self.rules:
+            return [f"500 busy: {text}".encode()]
+        return error_body(429, text)
+
     def asker(self, service: bytes, user: User) -> bytes:
         """What a worker's `client` frame has behind the number, so that a queue apart from the broker knows who asks;
         nothing for other services."""
@@ -145,6 +160,33 @@ class Guard:
         if self._reports:
             reports, self._reports = self._reports, []
             yield from reports
+
+
+class Review:
+    """Looks again at what was let in, after users have changed."""
+
+    def __init__(self, guard: Guard, whose: Callable[[Peer], User | None]) -> None:
+        """`whose`: the user that a peer's connection belongs to now; None: it may do everything."""
+        self._guard = guard
+        self._whose = whose
+
+    def keeps_worker(self, worker: WorkerPeer) -> bool:
+        """Whether a worker that has registered may stay."""
+        worker.user = self._whose(worker.peer)
+        return self._guard.may_work(worker, worker.service.name)
+
+    def drops_request(self, request: Request) -> bool:
+        """Whether a request that waits is nobody's any more, or its user may not call the service any more."""
+        user = request.user = self._whose(request.peer)
+        if user is None:
+            return False
+        return user is NOBODY or not (
+            request.service in self._guard.rules or user.may(Permission.CALL, request.service)
+        )
+
+
+def _compiled(patterns: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns)) or r"\Z\A.")
 
 
 def _who(user: User) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from broker.access.rules import Guard
+from broker.access.rules import Guard, Review
 from broker.access.users import User
 from broker.config import BrokerConfig
 from broker.core import mmi
@@ -151,13 +151,13 @@ class BrokerCore(Core):
             self._send_worker(worker, Command.DISCONNECT, (), now)
             self._forget(worker, now)
 
-    def revoke(self, guard: Guard, now: float) -> None:
-        """The guard has other users: workers and waiting requests go that may not be here any more."""
+    def revoke(self, review: Review, now: float) -> None:
+        """There are other users: workers and waiting requests go that may not be here any more."""
         self.documents.forget()
-        for worker in [worker for worker in self.workers.values() if guard.dismisses(worker)]:
+        for worker in [worker for worker in self.workers.values() if not review.keeps_worker(worker)]:
             self._unexpected(worker, [], now)
         for service in list(self.services.values()):
-            for request in self.waiting.take(service.waiting, guard.bans):
+            for request in self.waiting.take(service.waiting, review.drops_request):
                 self._answer_cancelled(request)
             self._drop_unused(service)
 

@@ -142,7 +142,8 @@ def _seen(core: ManagedBroker, user: User | None) -> Iterable[Service]:
     """The services that somebody is told about."""
     if user is None or core.guard is None or core.guard.sees_all(user):
         return core.services.values()
-    return [service for service in core.services.values() if core.guard.sees(user, service.name)]
+    sees = core.guard.sight(user)
+    return [service for service in core.services.values() if sees(service.name)]
 
 
 def _text(name: bytes) -> str:

@@ -31,7 +31,7 @@ MOST_THROTTLED = 1000
 class AccessControl:
     """The ZAP handler in a context of its own, and the connections that it let in."""
 
-    def __init__(self, guard: Guard, keys: Keys | None, settle: Callable[[int], None]) -> None:
+    def __init__(self, guard: Guard, keys: Keys | None, settle: Callable[[], None]) -> None:
         """`settle`: see `UserConnections`."""
         self.guard = guard
         self.context: zmq.Context[Socket] = zmq.Context()

@@ -45,9 +45,9 @@ class UserConnections:
     trusted: a peer may call itself what the ROUTER called another. Who gives himself any name is not admitted.
     """
 
-    def __init__(self, guard: Guard, settle: Callable[[int], None], most_silent: int) -> None:
-        """`settle` is called with the descriptor of a new connection: what has ended by that number is to be `closed`
-        before it returns. `most_silent`: connections that have not said anything."""
+    def __init__(self, guard: Guard, settle: Callable[[], None], most_silent: int) -> None:
+        """`settle` is called for a new connection: connections that have ended are to be `closed` before it returns,
+        for one of them may have had its descriptor. `most_silent`: connections that have not said anything."""
         self.user = NOBODY
         """Who sent the message that was looked at last."""
         self._guard = guard
@@ -107,6 +107,11 @@ class UserConnections:
                 self._refuse(connection, "connect")
             self._count(connection, 1)
 
+    def whose(self, sender: Any) -> User:
+        """Who is connected by this name now."""
+        connection = self._by_sender.get(sender)
+        return connection.user if connection is not None and connection.admitted else NOBODY
+
     def address(self, sender: Any) -> str:
         """Where a sender is connected from; empty when he is gone."""
         connection = self._by_sender.get(sender)
@@ -114,7 +119,7 @@ class UserConnections:
 
     def _new(self, sender: bytes, user_id: str, frame: Any) -> Connection:
         descriptor: int = frame.get(_SRCFD)
-        self._settle(descriptor)
+        self._settle()
         connection = Connection(
             sender, user_id, self._users.get(user_id, NOBODY), descriptor, self._ends(descriptor) or ("", ""), True
         )

@@ -46,8 +46,8 @@ def secure(socket: Socket, endpoint: str, access: Access, keys: Keys | None) -> 
     """Set security for what is bound next: encrypted, or, as the access file says, as a user that is known by the
     endpoint. Raises EndpointError, UsageError."""
     whole = full(endpoint)
-    if whole.startswith("inproc:"):
-        raise EndpointError(f"cannot bind {endpoint} with access control: nobody is asked there; use ipc:// or tcp://")
+    if not whole.startswith(("tcp://", "ipc://")):
+        raise EndpointError(f"cannot bind {endpoint} with access control: nobody is asked there; use tcp:// or ipc://")
     named = whole in access.endpoints
     if not named:
         if keys is None:

@@ -1,0 +1,296 @@
+"""The broker's core with a guard: what each user may do, in every dialect, and what he is told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.broker_invariants import check
+from support.secured import user
+
+from broker import NOBODY, Access, BrokerConfig, User, user_from_json
+from broker.access.rules import MOST_REPORTS, Guard, Review
+from broker.core import mmi
+from broker.core.broker import BrokerCore
+from broker.core.mdp import Frames, Peer
+
+CLIENTS: dict[str, Frames] = {
+    "0.1": [b"", b"MDPC01"],
+    "0.2": [b"MDPC02", b"\1"],
+    "majortomo": [b"", b"MDPC02", b"\2"],
+    "queue": [b"MDPC02", b"\5"],
+}
+WORKERS: dict[str, Frames] = {
+    "0.1": [b"", b"MDPW01", b"\1"],
+    "0.2": [b"MDPW02", b"\1"],
+    "majortomo": [b"", b"MDPW02", b"\1"],
+}
+CALLER = user("caller", call=["echo", "mail.*"])
+WORKER = user("worker", work=["echo", "titanic.*"])
+CHIEF = user("chief", admin=True)
+FIGURES = user("figures", metrics=True)
+BUSY = user("busy", call=["*"], limits={"messages": 3})
+
+
+def rule(who: User, body: Frames) -> Frames | None:
+    return None if who.name == "caller" else [b"403 forbidden: no"]
+
+
+class Played:
+    """A core, and what it said."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.core = BrokerCore(BrokerConfig(**settings), now=0.0)
+        self.guard = Guard(Access([CALLER, WORKER, CHIEF, FIGURES, BUSY]), {b"titanic.submit": rule}, self.core.stats)
+        self.core.guard = self.guard
+        self.now = 0.0
+
+    def said(self, who: User | None, peer: str, *frames: bytes) -> list[Frames]:
+        """What a peer is answered at once."""
+        self.core.receive(peer, [*frames], self.now, who)
+        check(self.core)
+        return [frames or [] for to, frames in self.core.take_output() if to == peer]
+
+    def ask(self, who: User | None, service: bytes, *body: bytes) -> Frames:
+        ((*_, service_again, answer),) = [
+            (*frames[:2], frames[2], frames[3:])
+            for frames in self.said(who, f"asks as {who and who.name}", b"MDPC02", b"\1", service, *(body or (b"",)))
+        ]
+        assert service_again == service
+        return answer
+
+    def document(self, who: User | None, service: bytes) -> Any:
+        (document,) = self.ask(who, service)
+        return json.loads(document)
+
+
+@pytest.fixture
+def played() -> Played:
+    return Played()
+
+
+@pytest.mark.parametrize("dialect", CLIENTS)
+def test_call(played: Played, dialect: str) -> None:
+    for who, allowed in {CALLER: True, None: True, WORKER: False, NOBODY: False, CHIEF: False}.items():
+        said = played.said(who, "client", *CLIENTS[dialect], b"echo", b"hi")
+        assert bool(said) is not allowed
+        if not allowed:
+            name = who.name if who is not None else ""
+            assert said[0][-2] == b"MDPE01"
+            expected = f"user '{name}'" if name else "a connection without a user"
+            assert said[0][-1] == f"403 forbidden: {expected} may not call 'echo'; it needs call = [\"echo\"]".encode()
+    assert len(played.core.services[b"echo"].waiting) == 2
+    assert played.core.stats["forbidden"] == 3
+    assert played.guard.refusals == {("worker", "call"): 1, ("", "call"): 1, ("chief", "call"): 1}
+
+
+@pytest.mark.parametrize("dialect", WORKERS)
+def test_work(played: Played, dialect: str) -> None:
+    for who, allowed in {CALLER: False, NOBODY: False, CHIEF: False, WORKER: True, None: True}.items():
+        (answer,) = played.said(who, f"worker {who and who.name}", *WORKERS[dialect], b"echo")
+        assert (f"worker {who and who.name}" in played.core.workers) is allowed
+        disconnect = {"0.1": [b"", b"MDPW01", b"\5"], "0.2": [b"MDPW02", b"\6"], "majortomo": [b"", b"MDPW02", b"\6"]}
+        assert (answer == disconnect[dialect]) is not allowed
+    assert played.core.stats["forbidden"] == played.core.stats["workers_refused"] == 3
+
+
+def test_a_registered_worker_is_not_asked_again(played: Played) -> None:
+    played.said(WORKER, "worker", b"MDPW02", b"\1", b"echo")
+    played.core.receive("client", [b"MDPC02", b"\1", b"echo", b"hi"], 0.0, CALLER)
+    ((_, request),) = played.core.take_output()
+    assert request is not None
+    assert request[2] == b"%016x" % 1, "a worker of any service is not told who asks"
+    played.core.receive("worker", [b"MDPW02", b"\4", request[2], b"", b"ho"], 0.0, WORKER)
+    assert played.core.take_output() == [("client", [b"MDPC02", b"\3", b"echo", b"ho"])]
+
+
+def test_names_that_are_none_are_refused_as_such(played: Played) -> None:
+    for name in (b"", b"a\nb", b"\xff", bytes(300)):
+        assert played.ask(CALLER, name)[1].startswith(b"400 service name")
+    assert played.guard.refusals == {}
+
+
+def test_a_rule_decides_for_its_service(played: Played) -> None:
+    played.core.integrate(b"titanic.submit")
+    assert played.ask(WORKER, b"titanic.submit", b"x") == [b"403 forbidden: no"]
+    assert played.said(CALLER, "client", b"MDPC02", b"\1", b"titanic.submit", b"x") == []
+    ((_, (request,)),) = played.core.take_batches()
+    assert request.user is CALLER
+    assert played.guard.refusals == {("worker", "titanic.submit"): 1}
+
+
+def test_a_queue_apart_is_told_who_asks(played: Played) -> None:
+    played.said(WORKER, "queue", b"MDPW02", b"\1", b"titanic.submit")
+    played.core.receive("client", [b"MDPC02", b"\1", b"titanic.submit", b"x"], 0.0, CALLER)
+    ((_, request),) = played.core.take_output()
+    assert request is not None
+    number, _, document = request[2].partition(b" ")
+    assert number == b"%016x" % 1
+    assert user_from_json(document).name == "caller"
+    played.core.receive("queue", [b"MDPW02", b"\4", request[2], b"", b"200"], 0.0, WORKER)
+    assert played.core.take_output() == [("client", [b"MDPC02", b"\3", b"titanic.submit", b"200"])]
+    played.core.receive("own", [b"MDPC02", b"\1", b"titanic.submit", b"x"], 0.0)
+    ((_, request),) = played.core.take_output()
+    assert request is not None
+    assert request[2] == b"%016x" % 2, "this process's own requests are nobody's"
+
+
+def test_whoever_works_for_all_cannot_take_the_queue_s_services(played: Played) -> None:
+    greedy = user("greedy", work=["*"])
+    assert played.said(greedy, "worker", b"MDPW02", b"\1", b"titanic.submit") == [[b"MDPW02", b"\6"]]
+    assert played.said(greedy, "worker", b"MDPW02", b"\1", b"mmi.services") == [[b"MDPW02", b"\6"]]
+
+
+# -- mmi ---------------------------------------------------------------------------------------------------
+
+
+def test_a_user_is_told_of_the_services_that_he_may_use(played: Played) -> None:
+    for name in (b"echo", b"mail.send", b"secret"):
+        played.said(None, name.decode(), b"MDPW02", b"\1", name)
+    everything = ["echo", "mail.send", "secret"]
+    seen = {CALLER: ["echo", "mail.send"], WORKER: ["echo"], CHIEF: everything, FIGURES: everything, NOBODY: []}
+    for who, names in {**seen, None: everything}.items():
+        assert [one["name"] for one in played.document(who, b"mmi.services")] == names
+        assert played.document(who, b"mmi.workers") == dict.fromkeys(names, 1)
+        for name in everything:
+            status = b"200" if name in names else b"404"
+            assert played.ask(who, b"mmi.service", name.encode()) == [status]
+    assert played.ask(CALLER, b"mmi.service", b"mmi.services") == [b"200"]
+
+
+def test_services_with_rules_are_seen_by_every_user(played: Played) -> None:
+    played.core.integrate(b"titanic.submit")
+    for who in (CALLER, WORKER, BUSY):
+        assert played.ask(who, b"mmi.service", b"titanic.submit") == [b"200"]
+        assert "titanic.submit" in [one["name"] for one in played.document(who, b"mmi.services")]
+    assert played.ask(NOBODY, b"mmi.service", b"titanic.submit") == [b"404"]
+    assert played.document(NOBODY, b"mmi.services") == []
+
+
+def test_figures_need_their_permission(played: Played) -> None:
+    for who in (CHIEF, FIGURES, None):
+        assert played.document(who, b"mmi.stats")["forbidden"] == 0
+    assert played.ask(CALLER, b"mmi.stats")[1].startswith(b"403 forbidden: user 'caller' may not see mmi.stats")
+    assert played.document(CHIEF, b"mmi.stats")["forbidden"] == 1
+    assert played.guard.refusals == {("caller", "metrics"): 1}
+
+
+def test_the_broker_says_that_it_has_access_control(played: Played) -> None:
+    assert played.document(CALLER, b"mmi.broker")["access"] is True
+    played.core.guard = None
+    assert "access" not in played.document(None, b"mmi.broker")
+
+
+def test_nobody_can_cancel_what_is_another_s(played: Played) -> None:
+    played.said(CALLER, "client", b"mark", b"", b"MDPC02", b"\1", b"echo", b"hi")
+    assert played.ask(BUSY, b"mmi.cancel", b"echo", b"mark") == [b"404"]
+    assert len(played.core.services[b"echo"].waiting) == 1
+
+
+def test_sight_is_the_same_as_to_look_at_each() -> None:
+    names = [b"echo", b"mail.send", b"titanic.submit", b"titanic.x", b"mmi.stats", b"secret", "é".encode(), b"a\nb"]
+    patterns = ["*", "mail.*", "titanic.*", "titanic.?", "[es]*", "é", "mmi.*", "nothing"]
+    guard = Guard(Access([]), {b"titanic.submit": rule})
+    for first in patterns:
+        for second in patterns:
+            who = user("somebody", call=[first], work=[second])
+            sees = guard.sight(who)
+            assert [sees(name) for name in names] == [guard.sees(who, name) for name in names], (first, second)
+    assert not any(map(guard.sight(NOBODY), names))
+
+
+def test_large_documents_are_kept_for_a_while_for_each_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmi, "SMALL", 1)
+    monkeypatch.setattr(mmi, "FRESH_FOR", 1.0)
+    monkeypatch.setattr(mmi, "MOST_KEPT", 3)
+    played = Played()
+    for name in (b"echo", b"mail.send", b"secret"):
+        played.said(None, name.decode(), b"MDPW02", b"\1", name)
+    assert len(played.document(CALLER, b"mmi.workers")) == 2
+    assert len(played.document(WORKER, b"mmi.workers")) == 1, "nobody reads what another may"
+    assert len(played.document(CHIEF, b"mmi.workers")) == 3
+    played.said(None, "more", b"MDPW02", b"\1", b"mail.more")
+    assert len(played.document(CALLER, b"mmi.workers")) == 2, "not made anew"
+    assert len(played.document(BUSY, b"mmi.workers")) == 4, "the fourth takes the place of the first"
+    assert len(played.document(CALLER, b"mmi.workers")) == 3
+    played.core.documents.forget()
+    assert len(played.document(CHIEF, b"mmi.workers")) == 4
+
+
+# -- limits and counting -----------------------------------------------------------------------------------
+
+
+def test_messages_a_second(played: Played) -> None:
+    played.core.integrate(b"titanic.submit")
+    said = [played.said(BUSY, "client", b"MDPC02", b"\1", b"x", b"") for _ in range(4)]
+    assert [bool(one) for one in said] == [False, False, False, True]
+    assert said[3][0][-1] == b"429 user 'busy' sends more than 3 messages a second; try again later"
+    assert played.ask(BUSY, b"mmi.broker")[1].startswith(b"429")
+    assert played.ask(BUSY, b"titanic.submit")[0].startswith(b"500 busy: user 'busy' sends more")
+    assert played.said(CALLER, "other", b"MDPC02", b"\1", b"echo", b"") == [], "others are not held up"
+    played.now = 1.0
+    assert played.said(BUSY, "client", b"MDPC02", b"\1", b"x", b"") == []
+    assert played.guard.refusals == {("busy", "messages"): 3}
+
+
+def test_what_a_worker_says_is_not_limited() -> None:
+    played = Played()
+    limited = user("limited", work=["echo"], limits={"messages": 1})
+    played.said(limited, "worker", b"MDPW02", b"\1", b"echo")
+    for _ in range(10):
+        assert played.said(limited, "worker", b"MDPW02", b"\5") == []
+    assert "worker" in played.core.workers
+
+
+def test_reports_are_bounded_and_have_no_body(played: Played) -> None:
+    for _ in range(MOST_REPORTS + 10):
+        played.said(CALLER, "client", b"MDPC02", b"\1", b"secret", b"a body")
+    reports = list(played.guard.take_reports())
+    assert len(reports) == MOST_REPORTS
+    assert reports[0] == ("caller", "call", "secret", "client")
+    assert list(played.guard.take_reports()) == []
+    assert played.guard.refusals == {("caller", "call"): MOST_REPORTS + 10}
+
+
+def test_counts_of_users_that_are_gone_go(played: Played) -> None:
+    played.said(CALLER, "client", b"MDPC02", b"\1", b"secret", b"")
+    played.said(NOBODY, "client", b"MDPC02", b"\1", b"secret", b"")
+    played.guard.swap(Access([WORKER]))
+    assert played.guard.refusals == {("", "call"): 1}
+
+
+# -- other users -------------------------------------------------------------------------------------------
+
+
+def test_revoked(played: Played) -> None:
+    """Workers go, requests that wait are answered with 499; what is done for others goes on."""
+    played.said(WORKER, "worker", b"MDPW02", b"\1", b"echo")
+    played.said(None, "own worker", b"MDPW02", b"\1", b"own")
+    for number in range(3):
+        played.core.receive("client", [b"%d" % number, b"", b"MDPC02", b"\1", b"mail.x", b""], 0.0, CALLER)
+    played.core.receive("other", [b"", b"MDPC02", b"\1", b"mail.x", b""], 0.0, BUSY)
+    played.core.receive("own", [b"", b"MDPC02", b"\1", b"mail.x", b""], 0.0)
+    assert played.core.take_output() == []
+    whose: dict[Peer, User | None] = {"other": BUSY, "own": None, "own worker": None}
+    played.core.revoke(Review(played.guard, lambda peer: whose.get(peer, NOBODY)), 0.0)
+    check(played.core)
+    assert list(played.core.workers) == ["own worker"]
+    assert len(played.core.services[b"mail.x"].waiting) == 2
+    output = played.core.take_output()
+    assert [peer for peer, _ in output] == ["worker", "client", "client", "client"]
+    assert all(b"499 " in frames[-1] for _, frames in output[1:] if frames is not None)
+
+
+def test_a_user_who_may_do_less(played: Played) -> None:
+    played.said(WORKER, "worker", b"MDPW02", b"\1", b"echo")
+    played.core.receive("client", [b"MDPC02", b"\1", b"echo", b""], 0.0, CALLER)
+    played.core.receive("client", [b"MDPC02", b"\1", b"mail.x", b""], 0.0, CALLER)
+    played.core.take_output()
+    less = user("caller", call=["echo"])
+    whose: dict[Peer, User | None] = {"client": less, "worker": user("worker", work=["titanic.*"])}
+    played.core.revoke(Review(played.guard, lambda peer: whose.get(peer, NOBODY)), 0.0)
+    check(played.core)
+    assert played.core.workers == {}
+    assert list(played.core.services) == [b"echo"], "the request that the worker had waits for another"
+    assert [peer for peer, _ in played.core.take_output()] == ["worker", "client"]
