@@ -34,7 +34,6 @@ import re
 import stat
 import tomllib
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +73,7 @@ class AccessFile:
         self.path = Path(path)
         text = _read(self.path)
         self.text = text
+        self._lines: dict[Keys, int] | None = None
         self._faults: list[tuple[int, str]] = []
         try:
             document = tomllib.loads(text)
@@ -113,14 +113,11 @@ class AccessFile:
 
     def line(self, path: Keys) -> int:
         """The line, from 1, of a table, a key or a text in a list; of the nearest above it if it has none itself."""
+        if self._lines is None:  # not before: it takes four times as long as reading the file
+            self._lines = lines_of(self.text)
         while path and path not in self._lines:
             path = path[:-1]
         return self._lines.get(path, 1)
-
-    @cached_property
-    def _lines(self) -> dict[Keys, int]:
-        """Not before somebody asks: it takes four times as long as reading the file."""
-        return lines_of(self.text)
 
     def _fault(self, path: Keys, fact: str) -> None:
         self._faults.append((self.line(path), "".join(one if one.isprintable() else repr(one)[1:-1] for one in fact)))
@@ -245,7 +242,7 @@ class AccessFile:
         local = name.startswith("ipc://") and len(name) > len("ipc://")
         if not local and not is_loopback(name):
             fact = "who connects there needs no key, so it must be one that only this machine reaches"
-            self._fault(path, f"{_shown(path)}: {fact}; write it like ipc:///run/titanic/titanic.sock")
+            self._fault(path, f"{_shown(path)}: {fact}; write it like ipc:///run/titanic.sock or tcp://127.0.0.1:5555")
         self._unknown(path, endpoint, OF_ENDPOINTS)
         user = endpoint.get("user")
         if not isinstance(user, str):

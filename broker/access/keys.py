@@ -118,6 +118,7 @@ def _write(path: Path, text: str, mode: int, overwrite: bool = False) -> None:
             os.fsync(file)
             if overwrite:
                 target.replace(path)
+            _sync(path.parent)
         except BaseException:
             with suppress(OSError):
                 target.unlink()
@@ -127,6 +128,15 @@ def _write(path: Path, text: str, mode: int, overwrite: bool = False) -> None:
     except OSError as error:
         advice = "make the directory first" if isinstance(error, FileNotFoundError) else "choose another directory"
         raise AccessError(f"{path}: cannot be written: {error.strerror}; {advice}") from error
+
+
+def _sync(directory: Path) -> None:
+    """Have a directory's new names on disk."""
+    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def load_secret(path: str | Path) -> Keys:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 
 from broker import AccessError, AccessFile, load_access, new_keys, public_key
 from broker.access.access_file import is_loopback
+from broker.access.toml_lines import Keys, lines_of
 from broker.access.users import Permission, Reach, UserLimits
 
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
@@ -311,7 +315,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     pieces=st.lists(PIECES, max_size=30),
     cut=st.integers(0, len(EXAMPLE)),
@@ -328,3 +332,75 @@ def test_whatever_is_in_it(file: Path, pieces: list[str], cut: int, end: int, no
         except AccessError as error:
             lines = str(error).splitlines()
             assert all(re.match(rf"{re.escape(str(file))}:\d+: .*; ", line) for line in lines), lines
+
+
+def known(text: str) -> dict[Keys, int]:
+    """The lines of a document's keys, found slowly: where it is cut off after a statement, it is still TOML."""
+    found: dict[Keys, int] = {}
+    begin = 0
+    lines = text.split("\n")
+    for number, line in enumerate(lines, 1):
+        if begin or not re.match(r"\s*(#|$)", line):
+            begin = begin or number
+            try:
+                document = tomllib.loads("\n".join(lines[:number]))
+            except tomllib.TOMLDecodeError:
+                continue
+            for path in paths(document):
+                found.setdefault(path, begin)
+            begin = 0
+    return found
+
+
+def paths(table: dict[str, Any], above: Keys = ()) -> Iterator[Keys]:
+    for key, value in table.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from paths(value, (*above, key))
+
+
+STATEMENTS = st.sampled_from(
+    [
+        "[a]",
+        "[a.b]",
+        '[ "c d" . e ] # x',
+        "",
+        "# [g]",
+        "  ",
+        "k = 1",
+        "a.b = 2",
+        "'q'.r = [",
+        '"x", ',
+        "'y#[',",
+        "] # end",
+        's = """\n\\""" [z]\n"""',
+        "t = '''\n[x]\n''''",
+        't = """"""',
+        'u = """a"""""',
+        "v = {w = [1], x = {y = '}'}}",
+        'l = ["]", "\\"#", \'"\']',
+        "m = [ # [\n'p',\n'q', [1, 2], {n = '{'},\n]",
+        "p = ['a',\n\n'b', # ]\n'c'\n]",
+    ]
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(STATEMENTS, max_size=12))
+def test_lines_are_those_of_the_keys(statements: list[str]) -> None:
+    """Statements are left out until it is TOML."""
+    chosen: list[str] = []
+    for at in range(len(statements)):
+        for end in range(at + 1, min(at + 5, len(statements)) + 1):
+            try:
+                tomllib.loads("\n".join([*chosen, *statements[at:end]]))
+            except tomllib.TOMLDecodeError:
+                continue
+            chosen += statements[at:end]
+            break
+    text = "\n".join(chosen)
+    found = lines_of(text)
+    assert {path: line for path, line in found.items() if not isinstance(path[-1], int)} == known(text)
+    for path, line in found.items():
+        if path[-2:] == ("p", 1):
+            assert text.split("\n")[line - 1] == "'b', # ]"

@@ -128,7 +128,7 @@ def toml(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     tables=st.fixed_dictionaries({"users.u": PERMISSIONS, "roles.r": PERMISSIONS, "roles.s": PERMISSIONS}),
     roles=st.lists(st.sampled_from("rs"), max_size=2),

@@ -125,6 +125,28 @@ def test_where_no_file_can_be_made(tmp_path: Path) -> None:
         new_keys(tmp_path / "missing", "x")
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("good", [0, 2])
+def test_a_disk_that_fails_leaves_no_half_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool, good: int
+) -> None:
+    """Neither a new one, nor in place of one that is there."""
+    if overwrite:
+        new_keys(tmp_path, "x")
+    before = {path.name for path in tmp_path.iterdir()}
+    real, calls = os.fsync, iter(range(100))
+
+    def failing(file: int) -> None:
+        if next(calls) >= good:
+            raise OSError(28, "No space left on device")
+        real(file)
+
+    monkeypatch.setattr("os.fsync", failing)
+    with pytest.raises(AccessError, match="cannot be written: No space left on device"):
+        new_keys(tmp_path, "x", overwrite)
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
 @pytest.mark.parametrize(
     ("rights", "fact"),
     [(0o644, "read this secret"), (0o604, "read this secret"), (0o606, "change this"), (0o602, "change this")],
