@@ -39,7 +39,7 @@ from typing import Any
 
 from broker.access.keys import NAME, SECRET_SUFFIX, public_key
 from broker.access.toml_lines import Keys, lines_of
-from broker.access.users import BY_SERVICE, Access, Permission, Reach, User, UserLimits
+from broker.access.users import BY_SERVICE, LIMITS, Access, Permission, Reach, User, UserLimits
 from broker.core.mdp import service_fault
 from broker.errors import AccessError
 
@@ -51,7 +51,6 @@ MOST_UID = (1 << 32) - 2
 
 PATTERNS = tuple(permission.value for permission in BY_SERVICE)
 FLAGS = (Permission.CLOSE.value, Permission.METRICS.value, Permission.ADMIN.value)
-LIMITS = UserLimits.__slots__
 OF_ROLES = (*PATTERNS, Permission.READ.value, *FLAGS, "limits")
 OF_USERS = ("keys", "tokens", "roles", *OF_ROLES)
 OF_ENDPOINTS = ("user", "uids")

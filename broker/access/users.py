@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -74,6 +74,10 @@ class UserLimits:
     connections: int = 0
 
 
+LIMITS = tuple(one.name for one in fields(UserLimits))
+"""Their names, as in the access file."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class User:
     """Somebody who connects, and what he may do."""
@@ -123,7 +127,7 @@ class User:
         for permission, patterns in self.services.items():
             document[permission.value] = list(patterns)
         document |= {"read": self.read.value, "close": self.close, "metrics": self.metrics, "admin": self.admin}
-        document["limits"] = {name: getattr(self.limits, name) for name in UserLimits.__slots__}
+        document["limits"] = {name: getattr(self.limits, name) for name in LIMITS}
         return json.dumps(document, separators=(",", ":")).encode()
 
 
@@ -142,7 +146,7 @@ def user_from_json(document: bytes) -> User:
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"that is no user: {error}") from None
     texts = [name, *(pattern for patterns in services.values() for pattern in patterns)]
-    counts = [getattr(limits, one) for one in UserLimits.__slots__]
+    counts = [getattr(limits, one) for one in LIMITS]
     if not all(isinstance(text, str) and text.isprintable() for text in texts) or len(name) > MAX_NAME:
         raise ValueError("that is no user: a name or a pattern is no text")
     if not all(type(right) is bool for right in rights) or not all(type(count) is int for count in counts):
