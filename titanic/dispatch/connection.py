@@ -7,7 +7,18 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from broker import ANSWER, Channel, ClientSession, Dealer, Kind, OutOfSockets, Recognition, SessionChannel, earliest
+from broker import (
+    ANSWER,
+    Channel,
+    ClientSession,
+    Curve,
+    Dealer,
+    Kind,
+    OutOfSockets,
+    Recognition,
+    SessionChannel,
+    earliest,
+)
 from titanic.logs import Trouble
 
 log = logging.getLogger(__name__)
@@ -50,11 +61,15 @@ class BrokerDiscovery(Channel):
     """Asks on a connection of its own. When any connection to the broker breaks, another broker may have taken its
     place."""
 
-    def __init__(self, endpoint: str, versions: Sequence[str], found: Callable[[Kind], None]) -> None:
-        """`versions`: those of MDP that may be spoken. `found` is told each time."""
+    def __init__(
+        self, endpoint: str, versions: Sequence[str], found: Callable[[Kind], None], curve: Curve | None = None
+    ) -> None:
+        """`versions`: those of MDP that may be spoken. `found` is told each time. `curve`: the keys of all connections
+        to this broker."""
+        self.curve = curve
         self.kind: Kind | None = None
         """Which broker it is; None: not known yet, or not any more."""
-        self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=True, hold=True)
+        self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=True, hold=True, curve=curve)
         self._versions = versions
         self._found = found
         self._recognition = Recognition(versions)
@@ -142,7 +157,8 @@ class Connection(SessionChannel[ClientSession]):
         """When the connection breaks, everything unanswered is sent again on a new one: the broker has died or lost us,
         and will not answer what it was sent. `lost` is told before. `watch`: notice also the shortest break. `heard` is
         told when the session may have events."""
-        super().__init__(session, Dealer(zmq.Context.instance(), endpoint, watch=watch, hold=True))
+        dealer = Dealer(zmq.Context.instance(), endpoint, watch=watch, hold=True, curve=discovery.curve)
+        super().__init__(session, dealer)
         self._discovery = discovery
         self._tell_lost = lost
         self._heard = heard

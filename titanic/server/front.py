@@ -28,6 +28,7 @@ from broker import (
     Loop,
     OutOfSockets,
     SessionChannel,
+    credentials,
     earliest,
 )
 from titanic.config import ServerConfig
@@ -200,18 +201,18 @@ class AttachedFront(Front):
 
     def __init__(self, config: ServerConfig, endpoint: str, store: str) -> None:
         """`store`: the path of our store; another queue is recognised by its own. Raises CallerError when the lanes
-        need more file descriptors than the process may have."""
+        need more file descriptors than the process may have, broker.AccessError when the keys cannot be used."""
         self.endpoints = (endpoint,)
         # A client that waits takes a lane: the next one must find one that is free.
         self.most_waiters = config.lanes - max(1, config.lanes // 8)
         lanes = {name: config.lanes if name in BUSY_SERVICES else min(FEW_LANES, config.lanes) for name in tsp.SERVICES}
         connections = sum(lanes.values()) + min(4 * config.lanes, ForeignTransport.MOST)
         file_limits.require(2 * connections + OTHER_FILES, f"{config.lanes} lanes")
-        self._config = config
-        self._store = store
-        self._lanes = Lanes(endpoint, lanes, config.worker)
+        self._config, self._store = config, store
+        curve = credentials(config.key, config.server_key)
+        self._lanes = Lanes(endpoint, lanes, config.worker, curve)
+        self._discovery = BrokerDiscovery(endpoint, config.worker.versions, self._found, curve)
         self.loop = self._lanes.loop
-        self._discovery = BrokerDiscovery(endpoint, config.worker.versions, self._found)
         self._dispatcher: Dispatcher
         self._kind: Kind | None = None
         """The last broker that was found."""
@@ -312,7 +313,7 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
         taken: Callable[[str], None],
     ) -> None:
         """`store`: where our own store is."""
-        super().__init__(ClientSession(), Dealer(zmq.Context.instance(), endpoint, hold=True))
+        super().__init__(ClientSession(), Dealer(zmq.Context.instance(), endpoint, hold=True, curve=discovery.curve))
         self._endpoint = endpoint
         self._store = store
         self._discovery = discovery

@@ -19,7 +19,9 @@ import zmq
 from broker import (
     NOBODY,
     Channel,
+    Curve,
     Dealer,
+    Doubt,
     Job,
     Kind,
     Loop,
@@ -70,7 +72,7 @@ class Lane(WorkerChannel):
 
     def __init__(self, lanes: Lanes, service: bytes, endpoint: str, config: WorkerConfig) -> None:
         session = WorkerSession(service, config, now=time.monotonic())
-        super().__init__(session, Dealer(zmq.Context.instance(), endpoint, hold=True))
+        super().__init__(session, Dealer(zmq.Context.instance(), endpoint, hold=True, curve=lanes.curve))
         self._lanes = lanes
         self._ask: LaneAsk | None = None
         """The last one."""
@@ -94,8 +96,11 @@ class Lane(WorkerChannel):
 class Lanes(Channel):
     """All lanes of all services, in one thread."""
 
-    def __init__(self, endpoint: str, services: Mapping[bytes, int], config: WorkerConfig) -> None:
-        """`services`: how many lanes each has."""
+    def __init__(
+        self, endpoint: str, services: Mapping[bytes, int], config: WorkerConfig, curve: Curve | None = None
+    ) -> None:
+        """`services`: how many lanes each has. `curve`: the keys of their connections."""
+        self.curve = curve
         self.lost: Callable[[LaneAsk], None]
         self._handle_batch: HandleBatch
         self._endpoint = endpoint
@@ -109,7 +114,8 @@ class Lanes(Channel):
         self._lanes: list[Lane] = []
         self._batches: dict[bytes, list[LaneAsk]] = {}
         interval = config.heartbeat_interval
-        self._log = WorkerLog(log, "titanic", endpoint, interval, self.registered)
+        doubt = partial(Doubt, [endpoint], curve)
+        self._log = WorkerLog(log, "titanic", endpoint, interval, self.registered, doubt=doubt)
         self.loop.add(self._log)
         self._thread = threading.Thread(target=self.loop.run, name="lanes", daemon=True)
 
