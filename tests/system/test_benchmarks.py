@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli_titanic import CLEAN, running
+from support.cli_titanic import CLEAN, running, titanic
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,6 +37,15 @@ def benchmark(name: str, *arguments: object, **env: str) -> subprocess.Completed
 
 def rows_of(path: Path) -> Any:
     return json.loads(path.read_text())["rows"]
+
+
+def test_encrypted(tmp_path: Path) -> None:
+    """Accepting and whole lives with keys and an access file, which are made for the run and gone after it."""
+    chosen = ("plain-accept", "curve-accept", "curve-life")
+    figures = titanic("bench", *chosen, "--requests", "40", "--folder", tmp_path, "--json")
+    assert figures.code == 0, figures.err
+    assert [(figure["name"], figure["value"] > 0) for figure in figures.json] == [(name, True) for name in chosen]
+    assert list(tmp_path.iterdir()) == []
 
 
 @needs_libzmq

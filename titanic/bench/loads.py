@@ -20,7 +20,7 @@ BATCH = 100
 
 def accept(stage: Stage, count: int, *, window: int = 1000, body: bytes = BODY) -> None:
     """Stored and acknowledged, each in a message of its own."""
-    with Pipeline(stage.endpoint, timeout=PATIENCE) as pipeline:
+    with stage.pipeline() as pipeline:
         _all_fine(pipeline.map(tsp.REQUEST, [[ABSENT, body]] * count, window=window))
 
 
@@ -33,7 +33,7 @@ def accept_one(stage: Stage, count: int) -> None:
 def accept_batches(stage: Stage, count: int, *, window: int = 10) -> None:
     """Stored and acknowledged, BATCH of them in a message, `window` messages in flight."""
     message: list[str | bytes] = [json.dumps({"many": True}), ABSENT, *[BODY] * BATCH]
-    with Pipeline(stage.endpoint, timeout=PATIENCE) as pipeline:
+    with stage.pipeline() as pipeline:
         _all_fine(pipeline.map(tsp.SUBMIT, [message] * max(1, count // BATCH), window=window))
 
 
@@ -54,13 +54,13 @@ def live_one(stage: Stage, count: int) -> None:
 
 def leave_waiting(stage: Stage, services: int) -> None:
     """Store a request for each of so many services that have no worker."""
-    with Pipeline(stage.endpoint, timeout=PATIENCE) as pipeline:
+    with stage.pipeline() as pipeline:
         _all_fine(pipeline.map(tsp.REQUEST, ([b"absent%d" % number, BODY] for number in range(services))))
 
 
 def live_services(stage: Stage, count: int, services: int) -> None:
     """As `live`, each request for the next of so many services, whose workers are there."""
-    with Pipeline(stage.endpoint, timeout=PATIENCE) as pipeline:
+    with stage.pipeline() as pipeline:
         rows = ([b"many%d" % (number % services), BODY] for number in range(count))
         uuids = [reply[1].decode() for reply in pipeline.map(tsp.REQUEST, rows)]
     _fetch_and_close(stage, uuids)
@@ -68,7 +68,7 @@ def live_services(stage: Stage, count: int, services: int) -> None:
 
 def echo(stage: Stage, count: int, *, service: str = "echo", window: int = 1000) -> None:
     """Plain requests, through the broker to the workers and back."""
-    with Pipeline(stage.endpoint, timeout=PATIENCE) as pipeline:
+    with stage.pipeline() as pipeline:
         if any(reply != [BODY] for reply in pipeline.map(service, [BODY] * count, window=window)):
             raise TitanicError("a reply was wrong")
 
@@ -77,7 +77,7 @@ def echo(stage: Stage, count: int, *, service: str = "echo", window: int = 1000)
 def connections(stage: Stage, count: int) -> Iterator[list[Pipeline]]:
     """So many connections of this process."""
     with ExitStack() as stack:
-        yield [stack.enter_context(Pipeline(stage.endpoint, timeout=PATIENCE)) for _ in range(count)]
+        yield [stack.enter_context(stage.pipeline()) for _ in range(count)]
 
 
 def accept_by_many(stage: Stage, count: int, *, clients: int) -> None:
@@ -107,7 +107,7 @@ def latencies(stage: Stage, rate: float, seconds: float) -> list[float]:
     """
     count = max(1, int(rate * seconds))
     found: list[float] = []
-    with Pipeline(stage.endpoint, timeout=PATIENCE) as pipeline:
+    with stage.pipeline() as pipeline:
         due: dict[int, float] = {}
         start = time.perf_counter()
         sent = 0

@@ -70,13 +70,14 @@ def rate(
     absent: int = 0,
     counted: bool = False,
     durability: Durability = "synced",
+    encrypted: bool = False,
 ) -> Take:
     """A rate per second, with processes of its own. `share`: one in so many of the requests is enough.
     `stored`: so many requests wait for an absent service; `absent`: one waits for each of so many such services.
-    `counted`: with what the server counts."""
+    `counted`: with what the server counts. `encrypted`: with access control, and keys for everybody."""
 
     def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
-        with Stage(conditions.folder, apart=apart, durability=durability) as stage:
+        with Stage(conditions.folder, apart=apart, durability=durability, encrypted=encrypted) as stage:
             if workers:
                 stage.work("echo", workers)
             loads.accept_batches(stage, stored)
@@ -217,6 +218,18 @@ def _with(durability: Durability) -> tuple[Entry, ...]:
     )
 
 
+def _both(encrypted: bool) -> tuple[Entry, ...]:
+    """What encryption and access control may cost."""
+    kind, how = ("curve", "with keys and an access file: ") if encrypted else ("plain", "")
+    rated = partial(rate, encrypted=encrypted)
+    return (
+        Entry("curve", f"{kind}-accept", f"{how}as accept", rated(loads.accept)),
+        Entry("curve", f"{kind}-accept-batch", f"{how}as accept-batch", rated(loads.accept_batches)),
+        Entry("curve", f"{kind}-life", f"{how}as life", rated(loads.live, share=4, workers=10)),
+        Entry("curve", f"{kind}-life-one", f"{how}as life-one", _LIFE_ONE(encrypted=encrypted)),
+    )
+
+
 def _tens(first: int, last: int) -> Iterator[int]:
     while first <= last:
         yield first
@@ -256,6 +269,7 @@ PROGRAMME = (
     Entry("large", "large-life", "as life, 1,000,000 stored", rate(loads.live, share=4, workers=10, stored=1_000_000)),
     Entry("large", "restart", "killed and started to the first answer, 1,000,000 stored", restart(1_000_000)),
     *chain.from_iterable(zip(*map(_with, DURABILITIES), strict=True)),
+    *chain.from_iterable(zip(_both(False), _both(True), strict=True)),
     Entry("latency", "latency", "acknowledged after", latency),
     Entry("bodies", "body", "stored and acknowledged", bodies),
     Entry("curves", "stored", "wait for an absent service", stored_curve),

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from broker import Worker
+from broker import Pipeline, Worker, new_keys
 from titanic.client.client import Client
 from titanic.errors import TimedOut
 from titanic.store import Durability
@@ -26,6 +26,18 @@ TOGETHER = 250
 
 MEMORY = Path("/dev/shm")
 
+ACCESS = """
+[users.bench]
+keys = ["bench.key"]
+submit = ["*"]
+work = ["*"]
+call = ["*"]
+read = "own"
+close = true
+metrics = true
+"""
+"""The access file of an encrypted stage: who measures may do all that the loads do."""
+
 _UTIME, _STIME = 11, 12
 """Fields of /proc/PID/stat behind the name of the command."""
 
@@ -33,20 +45,30 @@ _UTIME, _STIME = 11, 12
 class Stage:
     """A store of its own with its server, or with a broker and a server, and workers. All of it ends with the block."""
 
-    def __init__(self, folder: Path | None, *, apart: bool = False, durability: Durability = "synced") -> None:
+    def __init__(
+        self, folder: Path | None, *, apart: bool = False, durability: Durability = "synced", encrypted: bool = False
+    ) -> None:
+        """`encrypted`: the server has access control, and clients and workers have keys, all of it made here. Not with
+        `apart`."""
         self.folder = Path(tempfile.mkdtemp(prefix="s", dir=home(folder, durability)))
         self.endpoint = f"ipc://{self.folder}/b"
         self._children = Children()
         self._processes: dict[str, Process] = {}
         self._apart = apart
         self._durability = durability
+        self._key: Path | None = None
+        self._server_key: Path | None = None
+        self._access: tuple[str, ...] = ()
+        """Options of the server."""
+        if encrypted:
+            self._encrypt()
 
     def __enter__(self) -> Self:
         try:
             if self._apart:
                 self._start("broker", "-m", "titanic", "broker", "--bind", self.endpoint)
             self.serve()
-            self.client = Client(self.endpoint, timeout=PATIENCE)
+            self.client = self._connect()
         except BaseException:
             self._end()
             raise
@@ -63,9 +85,9 @@ class Stage:
         where = "--broker" if self._apart else "--bind"
         store = str(self.folder / "store")
         start = time.perf_counter()
-        options = ("--store", store, "--capacity", "64GiB", "--durability", self._durability)
+        options = ("--store", store, "--capacity", "64GiB", "--durability", self._durability, *self._access)
         self._start("serve", "-m", "titanic", "serve", where, self.endpoint, *options)
-        with Client(self.endpoint, timeout=0.1, retries=0) as client:
+        with self._connect(timeout=0.1, retries=0) as client:
             while True:
                 try:
                     client.stats()
@@ -80,13 +102,17 @@ class Stage:
         process.kill()
         process.wait()
 
+    def pipeline(self) -> Pipeline:
+        """Another connection."""
+        return Pipeline(self.endpoint, timeout=PATIENCE, key=self._key, server_key=self._server_key)
+
     def work(self, service: str, jobs: int) -> None:
         """Start a process with some echo workers; return when they answer."""
         name = f"work {service} {jobs}"
         if name not in self._processes:
             code = "import sys; from titanic.bench import stage; stage.echo(*sys.argv[1:])"
-            self._start(name, "-c", code, self.endpoint, service, str(jobs))
-            with Client(self.endpoint, timeout=PATIENCE) as client:
+            self._start(name, "-c", code, self.endpoint, service, str(jobs), *self._key_files())
+            with self._connect() as client:
                 client.call(service, b"are you there")
 
     def work_many(self, services: int) -> None:
@@ -94,8 +120,8 @@ class Stage:
         code = "import sys; from titanic.bench import stage; stage.echo_many(*sys.argv[1:])"
         for first in range(0, services, TOGETHER):
             last = min(services, first + TOGETHER)
-            self._start(f"work {first}", "-c", code, self.endpoint, str(first), str(last))
-        with Client(self.endpoint, timeout=PATIENCE) as client:
+            self._start(f"work {first}", "-c", code, self.endpoint, str(first), str(last), *self._key_files())
+        with self._connect() as client:
             for number in range(services):
                 client.call(f"many{number}", b"are you there")
 
@@ -123,6 +149,21 @@ class Stage:
         """Bytes of the server's own memory."""
         return memory_bytes(self._processes["serve"].pid)
 
+    def _connect(self, timeout: float = PATIENCE, retries: int = 2) -> Client:
+        return Client(self.endpoint, timeout=timeout, retries=retries, key=self._key, server_key=self._server_key)
+
+    def _encrypt(self) -> None:
+        """Make keys for both sides, and the access file."""
+        self._server_key, secret = new_keys(self.folder, "server")
+        _, self._key = new_keys(self.folder, "bench")
+        access = self.folder / "access.toml"
+        access.write_text(ACCESS)
+        self._access = ("--access", str(access), "--key", str(secret))
+
+    def _key_files(self) -> tuple[str, ...]:
+        """For the program of a process that works."""
+        return (str(self._key), str(self._server_key)) if self._key is not None else ()
+
     def _start(self, name: str, *arguments: str) -> None:
         log = self.folder / f"{name}.log"
         self._processes[name] = self._children.start(log, *arguments)
@@ -138,14 +179,17 @@ def home(folder: Path | None, durability: Durability) -> Path | None:
     return MEMORY if durability == "memory" else folder
 
 
-def echo(endpoint: str, service: str, jobs: str) -> None:
+def echo(endpoint: str, service: str, jobs: str, key: str | None = None, server_key: str | None = None) -> None:
     """Run echo workers of one service: the program of a process that `work` starts."""
-    Worker(service, lambda body: body, endpoint, jobs=int(jobs)).run()
+    Worker(service, lambda body: body, endpoint, jobs=int(jobs), key=key, server_key=server_key).run()
 
 
-def echo_many(endpoint: str, first: str, last: str) -> None:
+def echo_many(endpoint: str, first: str, last: str, key: str | None = None, server_key: str | None = None) -> None:
     """Run an echo worker for each of some services: the program of a process that `work_many` starts."""
-    workers = [Worker(f"many{number}", lambda body: body, endpoint) for number in range(int(first), int(last))]
+    workers = [
+        Worker(f"many{number}", lambda body: body, endpoint, key=key, server_key=server_key)
+        for number in range(int(first), int(last))
+    ]
     for worker in workers:
         worker.start()
     threading.Event().wait()
