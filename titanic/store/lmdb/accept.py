@@ -213,12 +213,13 @@ def _write(tx: Writing, plan: _Plan) -> None:
     for ref, body in plan.blobs:
         tx.put_blob(ref, body)
     tx.freed += len(plan.loads) + len(plan.later) + len(plan.timers) + 8
+    delayed: dict[bytes, int] = Counter([prefix for _, prefix in plan.later]) if plan.later else {}
     for prefix, load in plan.loads.items():
-        tx.count_load(service_of(prefix), pending=len(load), size=sum(load))
-    for prefix, n in Counter([key[:-SIZE] for key, _ in plan.ready]).items():
-        tx.count_load(service_of(prefix), ready=n)
-    for owner, load in plan.owned.items():
-        tx.count_owned(owner, pending=len(load), size=sum(load))
+        n = len(load)
+        tx.count_load(service_of(prefix), ready=n - delayed.get(prefix, 0), pending=n, size=sum(load))
+    if plan.owned:  # rarely
+        for owner, load in plan.owned.items():
+            tx.count_owned(owner, pending=len(load), size=sum(load))
 
 
 def _holder(tx: Writing, key: bytes, now_us: int) -> Holder | None:

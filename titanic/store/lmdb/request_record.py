@@ -145,13 +145,14 @@ def encode(uuid: bytes, request: NewRequest, submitted_at: int, put_blob: PutBlo
         if owner:
             check_owner(owner)
             prefix = bytes((_OWNED_FORMAT, len(owner) << 1, priority, len(key)))
+            key += owner  # which stands behind it
         frames = join_frames(body)
     except (struct.error, ValueError) as error:
         raise InvalidRequest("a number or size in the request is out of range", str(error)) from error
-    rest = b"".join((rest, service, key, owner, options, frames))
+    rest = b"".join((rest, service, key, options, frames))
     if len(rest) > _MAX_REST and put_blob is not None:
         rest = rest[: len(rest) - len(frames)] + put_blob(frames).pack()
-        prefix = bytes((prefix[0], prefix[1] | _IN_BLOB, priority, len(key)))
+        prefix = bytes((prefix[0], prefix[1] | _IN_BLOB)) + prefix[2:]
     return seal(uuid, prefix, rest)
 
 
@@ -167,12 +168,13 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> RequestHeader:
     service_size, options_size, frame_count = fields[9:]
     key_at = _HEADER.size + service_size
     owner_at = key_at + key_size
-    options_at = owner_at + (flags >> 1)
+    owner_size = flags >> 1
+    options_at = owner_at + owner_size
     body_at = options_at + options_size
     ref_size = blob.REF_SIZE if flags & _IN_BLOB else 0
     if format_ not in _FORMATS:
         raise RecordCorrupt(uuid, DATABASE, f"record format {format_} is unknown")
-    if body_at + ref_size > len(record) or priority > MAX_PRIORITY or not service_size or flags >> 1 > MAX_OWNER:
+    if body_at + ref_size > len(record) or priority > MAX_PRIORITY or not service_size or owner_size > MAX_OWNER:
         raise RecordCorrupt(uuid, DATABASE, "its header makes no sense")
     ref = blob.unpack(record, body_at) if ref_size else None
     return RequestHeader(
@@ -182,9 +184,9 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> RequestHeader:
         not_before,
         expires_at,
         max_attempts,
-        bytes(record[options_at:body_at]),
-        bytes(record[key_at:owner_at]),
-        bytes(record[owner_at:options_at]) if flags > _IN_BLOB else b"",
+        bytes(record[options_at:body_at]) if options_size else b"",
+        bytes(record[key_at:owner_at]) if key_size else b"",
+        bytes(record[owner_at:options_at]) if owner_size else b"",
         frame_count,
         body_at,
         ref.size if ref else len(record) - body_at,

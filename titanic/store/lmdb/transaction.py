@@ -280,13 +280,17 @@ class Writing(Reading):
             elif row is not None:
                 self.raw.delete(key, db=meta)
         self._loads.clear()
+        if self._owned:
+            self._put_owned()
+
+    def _put_owned(self) -> None:
         for owner, change in self._owned.items():
             key = schema.OWNER_PREFIX + owner
             pending, size = map(sum, zip(change, self.meta_row(key, schema.OWNER_LOAD) or (0, 0), strict=True))
             if pending > 0:
-                self.raw.put(key, schema.OWNER_LOAD.pack(pending, max(size, 0)), db=meta)
+                self.raw.put(key, schema.OWNER_LOAD.pack(pending, max(size, 0)), db=self.db.meta)
             else:  # below 0 when an owner was damaged: no row tells whether it is right, and the request must end
-                self.raw.delete(key, db=meta)
+                self.raw.delete(key, db=self.db.meta)
         self._owned.clear()
 
     def last_sequence(self) -> int:
