@@ -203,6 +203,11 @@ class Broker(Shell[BrokerCore]):
         """What `mmi.stats` tells. Any thread may ask."""
         return counters(self.core, 0.0)
 
+    def refusals(self) -> dict[tuple[str, str], int]:
+        """How often each user was refused what, by his name and the action; the name is empty for those whom nobody
+        knows. Any thread may ask."""
+        return {} if self.core.guard is None else self.core.guard.refusals.copy()
+
     # -- called in the loop's thread -------------------------------------------------------------------------
 
     def receive_local(self, peer: LocalPeer, messages: Sequence[Frames]) -> None:

@@ -81,7 +81,13 @@ class AccessControl:
             f" {refusal.service!r}" if refusal.service else "",
             peer or "?",
             self.guard.refusals.get((refusal.user, refusal.action), 0),
-            extra={"user": refusal.user, "action": refusal.action, "service": refusal.service, "peer": peer},
+            extra={
+                "event": "forbidden",
+                "user": refusal.user,
+                "action": refusal.action,
+                "service": refusal.service,
+                "peer": peer,
+            },
         )
 
     def _stranger(self, address: str, endpoint: str) -> None:

@@ -34,7 +34,7 @@ from titanic.config import access_contradictions
 from titanic.errors import CallerError, NotInMemory, TitanicError
 from titanic.server.access_control import AccessControl, new_broker
 from titanic.server.server import LIVE, Server
-from titanic.server.snapshot import bounded
+from titanic.server.snapshot import bounded, refusals
 from titanic.server.watchdog import Watchdog
 from titanic.util import file_limits
 from titanic.util.text import counted
@@ -263,6 +263,7 @@ class Switch(serve_run.Subject):
         yield families.workers(bounded(workers))
         yield families.threads(self.watchdog.lags(time.monotonic()))
         yield from families.broker(self._broker.counters())
+        yield from families.refusals(refusals(self._broker.refusals()))
 
 
 def _prepare() -> None:

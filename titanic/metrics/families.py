@@ -44,6 +44,7 @@ def queue(snapshot: ServerSnapshot) -> Iterator[Metric]:
         yield CounterMetricFamily(metric, text, value=snapshot.counted[name])
     text = "Requests that were not stored."
     yield _labelled("titanic_requests_refused", text, "reason", snapshot.refused, CounterMetricFamily)
+    yield from refusals(snapshot.forbidden)
     yield from _services(snapshot)
     yield from _store(snapshot)
     yield _histogram("titanic_commit_seconds", "Time of a commit: changes, write and sync.", snapshot.commit_seconds)
@@ -83,6 +84,16 @@ def broker(counters: Mapping[str, int]) -> Iterator[Metric]:
     events = {name: count for name, count in counters.items() if name not in gauges}
     text = "What the broker counts: see mmi.stats."
     yield _labelled("titanic_broker_events", text, "event", events, CounterMetricFamily)
+
+
+def refusals(counts: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
+    """What users lacked a permission for; nothing until there is something."""
+    if counts:
+        text = "What users lacked a permission for; an action is a service of Titanic, or what was asked of the broker."
+        family = CounterMetricFamily("titanic_refusals", text, labels=["user", "action"])
+        for labels, count in counts.items():
+            family.add_metric(list(labels), count)
+        yield family
 
 
 def workers(count: Mapping[str, int | None]) -> Metric:

@@ -131,6 +131,10 @@ class Front(Protocol):
         """The integrated broker's counters."""
         return None
 
+    def refusals(self) -> Mapping[tuple[str, str], int]:
+        """What the integrated broker refused, by user and action."""
+        return {}
+
 
 class IntegratedFront(Front):
     """The broker's loop hands batches to the services."""
@@ -188,6 +192,9 @@ class IntegratedFront(Front):
 
     def counters(self) -> Mapping[str, int]:
         return self._broker.counters()
+
+    def refusals(self) -> Mapping[tuple[str, str], int]:
+        return self._broker.refusals()
 
     def threads(self) -> dict[str, CallInThread]:
         return {"broker": self._broker.loop.call}

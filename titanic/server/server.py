@@ -20,7 +20,7 @@ from titanic.errors import TitanicError
 from titanic.server.access_control import AccessControl
 from titanic.server.front import AttachedFront, Front, IntegratedFront
 from titanic.server.gather import LAST
-from titanic.server.snapshot import ServerSnapshot, WorkerCounts, service_snapshots
+from titanic.server.snapshot import ServerSnapshot, WorkerCounts, refusals, service_snapshots
 from titanic.server.watchdog import Watchdog
 from titanic.services.access import Refusals
 from titanic.services.ask import ServiceContext
@@ -155,6 +155,7 @@ class Server:
         return ServerSnapshot(
             counted={**self._services.counts, **self.dispatcher.core.counts},
             refused=dict(self._context.refused),
+            forbidden=refusals(self._refusals.counts, self.front.refusals()),
             services=services,
             store=counts,
             durability=self.store.durability,

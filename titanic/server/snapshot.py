@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +14,12 @@ MOST_SERVICES = 100
 """Services with figures of their own: those with the most waiting. Anybody can invent names of services."""
 
 OTHERS = "(others)"
+
+MOST_REFUSALS = 200
+"""Users and actions whose refusals have figures of their own."""
+
+UNKNOWN = "(unknown)"
+"""Instead of a user's name: nobody knows whose the connection is."""
 
 WorkerCounts = Mapping[bytes, int | None]
 """How many workers services have; one that is not in it has none. None: some, it is not known how many."""
@@ -36,6 +43,8 @@ class ServerSnapshot:
     """Requests since the start, by what became of them."""
     refused: Mapping[str, int]
     """Refusals, by reason."""
+    forbidden: Mapping[tuple[str, str], int]
+    """What users lacked a permission for, by user and action."""
     services: Mapping[str, ServiceSnapshot]
     store: Counts
     durability: Durability
@@ -94,6 +103,17 @@ def others(
         for each in (waiting, running, workers)
     ]
     return {OTHERS: ServiceSnapshot(rest[0] or 0, rest[1] or 0, rest[2])} if any(rest) else {}
+
+
+def refusals(*counted: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+    """The sums of several counts by user and action: the largest of them, and the sum of the others."""
+    total: Counter[tuple[str, str]] = Counter()
+    for counts in counted:
+        total.update(counts)
+    keys = sorted(total, key=lambda key: (-total[key], key))
+    rest = sum(total[key] for key in keys[MOST_REFUSALS:])
+    found = {(user or UNKNOWN, action): total[user, action] for user, action in keys[:MOST_REFUSALS]}
+    return found | ({(OTHERS, ""): found.get((OTHERS, ""), 0) + rest} if rest else {})
 
 
 def bounded(counts: Mapping[str, int]) -> dict[str, int]:
