@@ -71,6 +71,15 @@ def test_the_broker_apart_is_one_line_more(tmp_path: Path) -> None:
     assert found == re.findall(r'^#metrics = "([^"]+)"', (DEPLOY / "titanic.toml").read_text(), re.MULTILINE)
 
 
+@needs_promtool
+def test_with_a_token_it_is_some_lines_more(tmp_path: Path) -> None:
+    text = (ALERTS.parent / "scrape.yml").read_text()
+    text = text.replace("# authorization:", "authorization:").replace("#   credentials_file", "  credentials_file")
+    (tmp_path / "scrape.yml").write_text(text)
+    promtool("check", "config", "--syntax-only", str(tmp_path / "scrape.yml"))
+    assert text.count("\n    authorization:\n      credentials_file: /") == 1
+
+
 def test_every_alert_is_tried() -> None:
     tried = re.findall(r"alertname: (\w+)", (ALERTS.parent / "alerts_test.yml").read_text())
     assert len(alerts()) > 10

@@ -177,7 +177,7 @@ class Queue(serve_run.Subject):
     def __init__(self, server: Server) -> None:
         self._server = server
         self._rate = Rate()
-        self.watchdog, self.stop = server.watchdog, server.stop
+        self.watchdog, self.stop, self.control = server.watchdog, server.stop, server.control
 
     def wait_for_broker(self, signals: serve_run.Signals) -> None:
         """Wait a moment for the broker's answer: when another queue serves it, only that is reported."""
@@ -235,7 +235,7 @@ class Switch(serve_run.Subject):
 
     def __init__(self, here: Broker, control: AccessControl | None) -> None:
         self._broker = here
-        self._control = control
+        self.control = control
         self._rate = Rate()
         self.watchdog = Watchdog({"broker": here.loop.call})
         self.stop, self.workers = here.stop, here.workers
@@ -250,9 +250,9 @@ class Switch(serve_run.Subject):
         return f"{core.waiting.count} waiting, {counted(len(core.workers), 'worker')}, {rate:.0f} requests a second"
 
     def reload(self, settings: dict[str, object]) -> None:
-        if self._control is not None:
-            access = self._control.read_again()
-            self._control.swap(access)
+        if self.control is not None:
+            access = self.control.read_again()
+            self.control.swap(access)
             self._broker.reload(access)
 
     def collect(self) -> Iterable[Any]:

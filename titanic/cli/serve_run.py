@@ -33,6 +33,7 @@ from titanic.cli.running import Ending, say
 from titanic.dispatch.service_log import PresenceLog
 from titanic.errors import CallerError, TitanicError
 from titanic.logs import Trouble
+from titanic.server.access_control import AccessControl
 from titanic.server.watchdog import Watchdog
 from titanic.util.sd_notify import Notifier
 
@@ -63,6 +64,8 @@ class Subject(Protocol):
     watchdog: Watchdog
     live: frozenset[str] = frozenset()
     """Parameters of the command that `reload` takes over."""
+    control: AccessControl | None = None
+    """Who may do what; None: everybody everything."""
 
     @property
     def problem(self) -> TitanicError | None:
@@ -146,11 +149,14 @@ def _listen(subject: Subject, signals: Signals, address: Address, *, open: bool)
     """Serve the metrics; returns what stops that."""
     from titanic.metrics.listener import Listener  # not every server pays for it
 
-    if not open and is_exposed(f"tcp://{address}"):
+    exposed = is_exposed(f"tcp://{address}")
+    if exposed and not open and subject.control is None:
         raise click.UsageError(
             f"cannot serve metrics at {address}: other machines could read them; serve them at"
-            f" 127.0.0.1:{address.port}, or say that it is meant: --open"
+            f" 127.0.0.1:{address.port}, give --access with a user who has metrics = true and a token, or say that it"
+            " is meant: --open"
         )
+    admits = subject.control.admits if exposed and subject.control is not None else None
 
     def unhealthy() -> str:
         late = subject.watchdog.late(time.monotonic(), LATE)
@@ -165,7 +171,7 @@ def _listen(subject: Subject, signals: Signals, address: Address, *, open: bool)
             return fault
         return "" if subject.ready else "its broker is not there yet"
 
-    listener = Listener(*address, subject.collect, unhealthy=unhealthy, unready=unready)
+    listener = Listener(*address, subject.collect, unhealthy=unhealthy, unready=unready, admits=admits)
     say(f"metrics at http://{Address(address.host, listener.port)}/metrics", "metrics")
     return listener.stop
 

@@ -3,6 +3,9 @@
 MOST requests are answered at a time; the others wait in the backlog of the system. While some wait, slow peers are
 disconnected: a connection that sends no request or does not read its answer must neither keep monitoring out nor use
 up the threads of the process.
+
+Where other machines can connect, /metrics is for those with a token (`Authorization: Bearer …`). What is not here is
+told without one: load balancers and service managers have none.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, CollectorRegistry
@@ -45,8 +49,18 @@ Fault = Callable[[], str]
 class Listener:
     """Answers HTTP requests in threads, from its creation until `stop`."""
 
-    def __init__(self, host: str, port: int, collect: Collect, *, unhealthy: Fault, unready: Fault) -> None:
-        """Raises CallerError when the address cannot be bound."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        collect: Collect,
+        *,
+        unhealthy: Fault,
+        unready: Fault,
+        admits: Callable[[str], bool] | None = None,
+    ) -> None:
+        """`admits`: whether who has a bearer token may see the metrics; None: everybody may. Raises CallerError when
+        the address cannot be bound."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Figures(collect, unready))
         registry.register(families.Process())
@@ -61,6 +75,7 @@ class Listener:
             advice = "is another one running? give --metrics another port" if taken else "choose one that is there"
             raise CallerError(f"cannot serve metrics at {where}", error.strerror or str(error), advice) from error
         self._server.registry = registry
+        self._server.admits = admits
         self._server.pages = {"/healthz": unhealthy, "/readyz": unready}
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
@@ -81,6 +96,7 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_address = True
     request_queue_size = 128  # with the default of 5, a few peers at once have to wait a second and connect again
     registry: CollectorRegistry
+    admits: Callable[[str], bool] | None
     pages: Mapping[str, Fault]
 
     def __init__(self, *arguments: Any) -> None:
@@ -163,6 +179,12 @@ class _Asked(BaseHTTPRequestHandler):
         self.do_GET()
 
     def _metrics(self) -> None:
+        if (admits := self.server.admits) is not None and not admits(self._token()):
+            log.warning("no metrics for %s: it has no token of a user with metrics", self.client_address[0])
+            text = b"this takes the bearer token of a user with metrics; titanic keys token makes one\n"
+            challenge = {"WWW-Authenticate": 'Bearer realm="titanic"'}
+            self._answer(HTTPStatus.UNAUTHORIZED, "text/plain; charset=utf-8", text, challenge)
+            return
         encode, kind = choose_encoder(self.headers.get("Accept", ""))
         try:
             body = encode(self.server.registry)
@@ -171,8 +193,16 @@ class _Asked(BaseHTTPRequestHandler):
             return
         self._answer(HTTPStatus.OK, kind, body)
 
-    def _answer(self, code: HTTPStatus, kind: str, body: bytes) -> None:
+    def _token(self) -> str:
+        """The bearer token of the request; empty when there is none, or more than one."""
+        given = self.headers.get_all("Authorization", [])
+        scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        return token.strip() if scheme.lower() == "bearer" else ""
+
+    def _answer(self, code: HTTPStatus, kind: str, body: bytes, more: Mapping[str, str] = MappingProxyType({})) -> None:
         self.send_response(code)
+        for name, value in more.items():
+            self.send_header(name, value)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

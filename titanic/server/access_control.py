@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from broker import Access, AccessError, Broker, BrokerConfig, load_access, load_secret
+from broker import Access, AccessError, Broker, BrokerConfig, hash_token, load_access, load_secret
 from titanic import logs
 from titanic.protocol.permissions import RULES
 from titanic.util.text import counted
@@ -27,6 +28,13 @@ class AccessControl:
 
     def __str__(self) -> str:
         return f"access control on, {counted(len(self.access.users), 'user')}"
+
+    def admits(self, token: str) -> bool:
+        """Whether a bearer token is that of a user who may see figures. Any thread may ask."""
+        found, admitted = hash_token(token).removeprefix("sha256:"), False
+        for known, user in self.access.tokens.items():  # each takes the same time, whichever it is
+            admitted |= hmac.compare_digest(known, found) & (user.metrics or user.admin)
+        return admitted
 
     def check_gathering(self, endpoints: Iterable[str]) -> None:
         """Raise AccessError for an endpoint whose messages would be nobody's: those sockets do not tell who sends."""

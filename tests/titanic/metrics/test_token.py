@@ -1,0 +1,144 @@
+"""Metrics where other machines can read them are for those with a token."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+
+import pytest
+from support.access_files import ALICE, AccessFiles
+from support.alone import ALONE
+from support.cli_titanic import CLEAN
+
+from broker import hash_token
+from titanic.metrics.listener import Listener
+from titanic.server.access_control import AccessControl
+
+ROOT = Path(__file__).parents[3]
+TOKENS = {name: (f"token-of-{name}", hash_token(f"token-of-{name}")) for name in ("metrics", "admin", "nothing")}
+FILE = ALICE + "".join(
+    f'[users.{name}]\ntokens = ["{hashed}"]\n' + (f"{name} = true\n" if name != "nothing" else "")
+    for name, (_, hashed) in TOKENS.items()
+)
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> AccessControl:
+    files = AccessFiles(tmp_path / "access", FILE)
+    return AccessControl(files.path, files.key)
+
+
+@pytest.fixture
+def port(control: AccessControl) -> Iterator[int]:
+    listener = Listener("127.0.0.1", 0, list, unhealthy=str, unready=str, admits=control.admits)
+    yield listener.port
+    listener.stop()
+
+
+def ask(port: int, path: str, *headers: str, method: str = "GET") -> HTTPResponse:
+    connection = HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.putrequest(method, path)
+    for header in headers:
+        connection.putheader("Authorization", header)
+    connection.endheaders()
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer
+
+
+RIGHT = f"Bearer {TOKENS['metrics'][0]}"
+
+
+@pytest.mark.parametrize("header", [RIGHT, RIGHT.replace("Bearer", "bearer"), f"Bearer {TOKENS['admin'][0]}"])
+def test_who_has_the_permission_sees_them(port: int, header: str) -> None:
+    assert ask(port, "/metrics", header).status == 200
+    assert ask(port, "/metrics", header, method="HEAD").status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (),
+        ("",),
+        ("Bearer",),
+        ("Bearer ",),
+        (f"Bearer {TOKENS['nothing'][0]}",),
+        (f"Bearer {TOKENS['metrics'][1]}",),  # its hash
+        (f"Bearer {TOKENS['metrics'][1].removeprefix('sha256:')}",),
+        (f"{RIGHT}x",),
+        (RIGHT[:-1],),
+        (f"Basic {TOKENS['metrics'][0]}",),
+        (TOKENS["metrics"][0],),
+        (RIGHT, RIGHT),
+        (f"Bearer {'x' * 60_000}",),
+        ("Bearer \xff\xfe",),
+    ],
+)
+def test_all_others_are_told_what_it_takes(
+    port: int, headers: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    for method in ("GET", "HEAD"):
+        answer = ask(port, "/metrics?x=1", *headers, method=method)
+        assert (answer.status, answer.getheader("WWW-Authenticate")) == (401, 'Bearer realm="titanic"')
+    assert "no metrics for 127.0.0.1" in caplog.text
+    assert not any(header[-20:] in caplog.text for header in headers if len(header) > 20)
+
+
+def test_health_is_told_to_everybody(port: int) -> None:
+    assert [ask(port, page).status for page in ("/healthz", "/readyz", "/else")] == [200, 200, 404]
+
+
+def test_a_token_that_is_taken_away_is_refused_at_once(tmp_path: Path, control: AccessControl, port: int) -> None:
+    (tmp_path / "access/access.toml").write_text(ALICE)
+    control.swap(control.read_again())
+    assert ask(port, "/metrics", RIGHT).status == 401
+
+
+LOOK = """
+import sys
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+secured, local, open = "10.0.0.1:9001", "127.0.0.1:9002", "10.0.0.1:9003"
+for where in (f"{secured}/metrics", f"{secured}/healthz", secured, f"{local}/metrics", f"{open}/metrics"):
+    asked = Request(f"http://{where}")
+    if where == secured:
+        asked = Request(f"http://{where}/metrics", headers={"Authorization": sys.argv[1]})
+    try:
+        print(urlopen(asked, timeout=30).status)
+    except HTTPError as error:
+        print(error.code)
+"""
+
+
+def test_a_server_asks_for_it_where_others_can_connect(tmp_path: Path) -> None:
+    """In a network of its own, whose 10.0.0.1 is not the loopback's."""
+    files = AccessFiles(tmp_path / "access", FILE)
+    (tmp_path / "look.py").write_text(LOOK)
+    lines = [
+        f"titanic broker {' '.join(files.options)} --bind tcp://127.0.0.1:5001 --metrics 10.0.0.1:9001 &",
+        f"titanic broker {' '.join(files.options)} --bind tcp://127.0.0.1:5002 --metrics 127.0.0.1:9002 &",
+        "titanic broker --bind tcp://127.0.0.1:5003 --metrics 10.0.0.1:9003 --open &",
+        f"{sys.executable} look.py '{RIGHT}'",
+        "titanic broker --bind tcp://127.0.0.1:5004 --metrics 10.0.0.1:9004",
+    ]
+    done = subprocess.run(
+        [*ALONE, sys.executable, "-m", "support.alone"],
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=CLEAN | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    assert results[3][1].split() == ["401", "200", "200", "200", "200"], results
+    assert results[4][0] == 2
+    assert "other machines could read them" in results[4][2]
