@@ -144,7 +144,9 @@ class Document:
         own = {name for name, one in found.items() if len(one.keys) == 2}
         for wrong in rule(values, own):
             where = max((found[name] for name in wrong.settings if name in found), key=lambda one: one.place.line)
-            text = str(wrong).replace("_", "-")
+            text = str(wrong)
+            for name in wrong.settings:
+                text = text.replace(name, name.replace("_", "-"))
             self._complain(where.keys, f"{_shown(where.keys)}: {text}")
 
     def _check_keys(self) -> None:

@@ -19,6 +19,7 @@ from titanic.cli.options import command, write_size
 from titanic.cli.running import say
 from titanic.cli.serve_options import (
     KEEPING,
+    access_faults,
     access_option,
     bind_option,
     key_option,
@@ -115,7 +116,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     serve_run.run(queue, signals, settings["metrics"], open=config.open)
 
 
-@command("broker")
+@command("broker", rule=access_faults)
 @bind_option
 @access_option
 @key_option("File with the secret key by which clients know this broker; with --access.")

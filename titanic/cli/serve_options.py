@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from broker import DEFAULT_ENDPOINT, BrokerConfig, WorkerConfig
+from broker import DEFAULT_ENDPOINT, AccessError, BrokerConfig, WorkerConfig, load_access
 from titanic.cli.endpoint import BOUND, BROKER, Listen
 from titanic.cli.options import (
     FOLDER,
@@ -248,9 +248,21 @@ field of."""
 def rule(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradiction]:
     """What contradicts itself in a file. (Above the tables `bind` may be meant for `titanic broker`.)"""
     yield from contradictions(values)
+    yield from access_faults(values, own)
     if {"bind", "broker"} <= own:
         what, fact = "bind is for the integrated broker", "with another one there is none"
         yield Contradiction(("bind", "broker"), what, fact, "leave one out")
+
+
+def access_faults(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradiction]:
+    """The faults of the access file that a file names, unless somebody looks who may not read it."""
+    access: Path | None = values["access"]
+    if access is None or (access.exists() and not os.access(access, os.R_OK)):
+        return
+    try:
+        load_access(access)
+    except AccessError as error:
+        yield Contradiction(("access",), str(error), "", "")
 
 
 def server_config(settings: dict[str, Any]) -> ServerConfig:

@@ -136,3 +136,18 @@ def test_gathering_needs_a_user_for_each_endpoint(tmp_path: Path, files: AccessF
     done = titanic(*start)
     assert done.code == 2
     assert "has uids, which gather cannot check" in done.err
+
+
+@BOTH
+def test_config_check_looks_into_the_access_file(command: str, tmp_path: Path, files: AccessFiles) -> None:
+    """So that a reload by systemd fails, and says why."""
+    toml = tmp_path / "titanic_settings.toml"
+    toml.write_text(f'[{command}]\nmax-body = "1MiB"\naccess = "{files.path}"\n')
+    assert here("config", "check", toml).code == 0
+    files.write(ALICE + "[users.bob]\nreed = 1\n")
+    done = here("config", "check", toml)
+    assert done.code == 1
+    assert done.err.startswith(f"{toml}:3: [{command}] access: {files.path}:9: unknown [users.bob] reed; did you mean ")
+    files.path.unlink()
+    assert "no such file" in here("config", "check", toml).err.lower()
+    assert here("config", "show", command, "--config", toml).code == 1
