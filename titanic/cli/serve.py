@@ -33,7 +33,7 @@ from titanic.cli.serve_options import (
 )
 from titanic.config import access_contradictions
 from titanic.errors import CallerError, NotInMemory, TitanicError
-from titanic.server.access_control import AccessControl, new_broker
+from titanic.server.access_control import ServerAccess, new_broker
 from titanic.server.server import LIVE, Server
 from titanic.server.snapshot import bounded, refusals
 from titanic.server.watchdog import Watchdog
@@ -145,7 +145,7 @@ def broker(
     ):
         raise click.UsageError(str(wrong))
     try:
-        control = AccessControl(access, key) if access and key else None
+        control = ServerAccess(access, key) if access and key else None
     except AccessError as error:
         raise click.UsageError(str(error)) from error
     here = new_broker(take_wire(settings), control, open=open)
@@ -234,7 +234,7 @@ class Queue(serve_run.Subject):
 class Switch(serve_run.Subject):
     """A `Broker`, as `serve_run.run` runs it."""
 
-    def __init__(self, here: Broker, control: AccessControl | None) -> None:
+    def __init__(self, here: Broker, control: ServerAccess | None) -> None:
         self._broker = here
         self.control = control
         self._rate = Rate()

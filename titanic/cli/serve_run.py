@@ -33,7 +33,7 @@ from titanic.cli.running import Ending, say
 from titanic.dispatch.service_log import PresenceLog
 from titanic.errors import CallerError, TitanicError
 from titanic.logs import Trouble
-from titanic.server.access_control import AccessControl
+from titanic.server.access_control import ServerAccess
 from titanic.server.watchdog import Watchdog
 from titanic.util.sd_notify import Notifier
 
@@ -64,7 +64,7 @@ class Subject(Protocol):
     watchdog: Watchdog
     live: frozenset[str] = frozenset()
     """Parameters of the command that `reload` takes over."""
-    control: AccessControl | None = None
+    control: ServerAccess | None = None
     """Who may do what; None: everybody everything."""
 
     @property

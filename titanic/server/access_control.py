@@ -16,7 +16,7 @@ from titanic.version import __version__
 log = logging.getLogger("titanic")
 
 
-class AccessControl:
+class ServerAccess:
     """Who may do what at this server."""
 
     def __init__(self, path: Path, key: Path) -> None:
@@ -71,7 +71,7 @@ class AccessControl:
         )
 
 
-def new_broker(config: BrokerConfig, control: AccessControl | None, *, open: bool) -> Broker:
+def new_broker(config: BrokerConfig, control: ServerAccess | None, *, open: bool) -> Broker:
     """A broker with access control, or without."""
     if control is None:
         return Broker(config, version=__version__, open=open)

@@ -40,7 +40,7 @@ from titanic.dispatch.waiters import MOST_WAITERS
 from titanic.errors import CallerError, TitanicError
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
-from titanic.server.access_control import AccessControl, new_broker
+from titanic.server.access_control import ServerAccess, new_broker
 from titanic.server.gather import LAST, Gathering
 from titanic.server.mdp_worker import Lanes
 from titanic.server.watchdog import CallInThread
@@ -139,7 +139,7 @@ class Front(Protocol):
 class IntegratedFront(Front):
     """The broker's loop hands batches to the services."""
 
-    def __init__(self, config: ServerConfig, control: AccessControl | None) -> None:
+    def __init__(self, config: ServerConfig, control: ServerAccess | None) -> None:
         """Bind the endpoints: raises broker.EndpointError, AccessError, or broker.patterns.MissingDrafts."""
         self.most_body = config.wire.max_body
         self._broker = new_broker(config.wire, control, open=config.open)

@@ -17,7 +17,7 @@ from broker import NOBODY, Access, Broker, ClientConfig, ClientSession, User, pr
 from broker.patterns import Gather, unpack
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
-from titanic.server.access_control import AccessControl
+from titanic.server.access_control import ServerAccess
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class Gathering:
     """All GATHER endpoints of a server: one socket for all. With access control each has one of its own, and a user:
     messages do not tell by which endpoint they came, nor who sent them."""
 
-    def __init__(self, here: Broker, endpoints: Sequence[str], control: AccessControl | None, *, open: bool) -> None:
+    def __init__(self, here: Broker, endpoints: Sequence[str], control: ServerAccess | None, *, open: bool) -> None:
         """Bind them: raises broker.EndpointError, AccessError, or broker.patterns.MissingDrafts. `open`: other machines
         may reach them."""
         self.endpoints: tuple[str, ...] = ()

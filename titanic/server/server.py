@@ -17,7 +17,7 @@ from titanic.commit.writer import Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.errors import TitanicError
-from titanic.server.access_control import AccessControl
+from titanic.server.access_control import ServerAccess
 from titanic.server.front import AttachedFront, Front, IntegratedFront
 from titanic.server.gather import LAST
 from titanic.server.snapshot import ServerSnapshot, WorkerCounts, refusals, service_snapshots
@@ -45,7 +45,7 @@ class Server:
         """Open the store and bind the endpoints: raises StoreError, broker.EndpointError, or broker.AccessError for an
         access file with a fault."""
         self.config = config
-        self.control = AccessControl(config.access, config.key) if config.access and config.key else None
+        self.control = ServerAccess(config.access, config.key) if config.access and config.key else None
         """Who may do what; None: everybody everything."""
         self.store = open_store(
             config.store,

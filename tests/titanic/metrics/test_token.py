@@ -16,7 +16,7 @@ from support.cli_titanic import CLEAN
 
 from broker import hash_token
 from titanic.metrics.listener import Listener
-from titanic.server.access_control import AccessControl
+from titanic.server.access_control import ServerAccess
 
 ROOT = Path(__file__).parents[3]
 TOKENS = {name: (f"token-of-{name}", hash_token(f"token-of-{name}")) for name in ("metrics", "admin", "nothing")}
@@ -27,13 +27,13 @@ FILE = ALICE + "".join(
 
 
 @pytest.fixture
-def control(tmp_path: Path) -> AccessControl:
+def control(tmp_path: Path) -> ServerAccess:
     files = AccessFiles(tmp_path / "access", FILE)
-    return AccessControl(files.path, files.key)
+    return ServerAccess(files.path, files.key)
 
 
 @pytest.fixture
-def port(control: AccessControl) -> Iterator[int]:
+def port(control: ServerAccess) -> Iterator[int]:
     listener = Listener("127.0.0.1", 0, list, unhealthy=str, unready=str, admits=control.admits)
     yield listener.port
     listener.stop()
@@ -93,7 +93,7 @@ def test_health_is_told_to_everybody(port: int) -> None:
     assert [ask(port, page).status for page in ("/healthz", "/readyz", "/else")] == [200, 200, 404]
 
 
-def test_a_token_that_is_taken_away_is_refused_at_once(tmp_path: Path, control: AccessControl, port: int) -> None:
+def test_a_token_that_is_taken_away_is_refused_at_once(tmp_path: Path, control: ServerAccess, port: int) -> None:
     (tmp_path / "access/access.toml").write_text(ALICE)
     control.swap(control.read_again())
     assert ask(port, "/metrics", RIGHT).status == 401
