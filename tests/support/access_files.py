@@ -13,14 +13,14 @@ BOB = '[users.bob]\nkeys = ["bob.key"]\n'
 
 
 class AccessFiles:
-    """`access.toml`, and keys of the server, of alice and of bob."""
+    """`access.toml`, and keys of the server, of alice, of bob and of a queue apart."""
 
     def __init__(self, folder: Path, text: str = ALICE + BOB) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.path = folder / "access.toml"
         self.server_key, self.key = new_keys(folder, "server")
-        for name in ("alice", "bob"):
+        for name in ("alice", "bob", "queue"):
             new_keys(folder, name)
         self.write(text)
 

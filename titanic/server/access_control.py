@@ -52,7 +52,8 @@ class ServerAccess:
 
     def warn_of_unbound(self, endpoints: Iterable[str]) -> None:
         """Log endpoints that the file names and nobody listens at: they may be misspelt."""
-        for endpoint in self.access.endpoints.keys() - set(endpoints):
+        bound = {endpoint if "://" in endpoint else f"tcp://{endpoint}" for endpoint in endpoints}
+        for endpoint in self.access.endpoints.keys() - bound:
             text = '%s has [endpoints."%s"], and nothing listens there; is it spelt as in bind or gather?'
             log.warning(text, self._path, endpoint, extra=logs.event("endpoint-unknown"))
 

@@ -1,0 +1,122 @@
+"""A server with access control, integrated and at a broker apart: clients with keys are served, others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.access_files import ALICE, BOB, AccessFiles
+from support.serving import QUICK, serving
+from support.waiting import until
+
+from broker import Broker, BrokerConfig, EndpointError, Worker, load_access, load_secret
+from titanic import Client, UnknownRequest
+from titanic.errors import Forbidden, KeyRefused, TimedOut
+from titanic.protocol.permissions import RULES
+
+QUEUE = '[users.queue]\nkeys = ["queue.key"]\nwork = ["titanic.*"]\ncall = ["*"]\n'
+"""A queue that is apart from its broker."""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> AccessFiles:
+    return AccessFiles(tmp_path / "access", ALICE + BOB + QUEUE)
+
+
+@contextmanager
+def integrated(folder: Path, files: AccessFiles) -> Iterator[str]:
+    with serving(folder, access=files.path, key=files.key) as server:
+        yield server.endpoints[0]
+
+
+@contextmanager
+def apart(folder: Path, files: AccessFiles) -> Iterator[str]:
+    access, keys = load_access(files.path), load_secret(files.key)
+    broker = Broker(BrokerConfig(heartbeat_interval=0.5), access=access, keys=keys, rules=RULES)
+    endpoint = broker.bind("tcp://127.0.0.1:*")
+    settings = {"broker": endpoint, "key": files.secret("queue"), "server_key": files.server_key}
+    with broker, serving(folder, **settings) as server:
+        until(lambda: server.ready)
+        yield endpoint
+
+
+@pytest.fixture(params=[integrated, apart])
+def endpoint(request: pytest.FixtureRequest, tmp_path: Path, files: AccessFiles) -> Iterator[str]:
+    with request.param(tmp_path, files) as endpoint:
+        yield endpoint
+
+
+def keys(files: AccessFiles, name: str) -> dict[str, Any]:
+    return {"key": files.secret(name), "server_key": files.server_key}
+
+
+def test_a_request_lives_with_keys_on_all_sides(endpoint: str, files: AccessFiles) -> None:
+    alice = keys(files, "alice")
+    with (
+        Worker("upper", lambda frames: frames[0].upper(), endpoint, config=QUICK, **alice),
+        Client(endpoint, timeout=30, **alice) as client,
+    ):
+        uuid = client.submit("upper", b"hello")
+        assert client.wait(uuid, 30) == [b"HELLO"]
+        assert [row["uuid"] for row in client.list()[0]] == [uuid]
+        with Client(endpoint, timeout=30, **keys(files, "bob")) as other:
+            with pytest.raises(
+                Forbidden, match=r"user 'bob' may not submit to 'upper'; it needs submit = \[\"upper\"\]"
+            ):
+                other.submit("upper", b"x")
+            with pytest.raises(UnknownRequest):
+                other.reply(uuid)
+        client.close(uuid)
+
+
+def test_who_has_no_key_or_an_unknown_one_is_told_so(endpoint: str, files: AccessFiles, tmp_path: Path) -> None:
+    stranger = AccessFiles(tmp_path / "stranger")
+    for credentials in (
+        {},
+        {"key": stranger.secret("alice"), "server_key": files.server_key},
+        {"key": files.secret("alice"), "server_key": stranger.server_key},
+    ):
+        with Client(endpoint, timeout=30, retries=0, **credentials) as client, pytest.raises(KeyRefused):
+            client.submit("upper", b"x")
+
+
+def test_a_queue_apart_whose_key_is_refused_says_so(
+    tmp_path: Path, files: AccessFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = Broker(BrokerConfig(), access=load_access(files.path), keys=load_secret(files.key), rules=RULES)
+    endpoint = broker.bind("tcp://127.0.0.1:*")
+    stranger = AccessFiles(tmp_path / "stranger")
+    settings = {"broker": endpoint, "key": stranger.secret("bob"), "server_key": files.server_key}
+    with broker, serving(tmp_path, **settings) as server:
+        until(lambda: "refused this key" in caplog.text)
+        assert not server.ready
+
+
+def test_where_others_can_connect_it_takes_keys(tmp_path: Path, files: AccessFiles) -> None:
+    """It gets as far as binding; this machine has no such address."""
+    with (
+        pytest.raises(EndpointError, match="this machine has no such address"),
+        serving(tmp_path, access=files.path, key=files.key, bind=("tcp://192.0.2.1:5555",)),
+    ):
+        pass
+
+
+def test_a_user_who_is_taken_away_is_not_served_any_more(tmp_path: Path, files: AccessFiles) -> None:
+    with (
+        serving(tmp_path, access=files.path, key=files.key) as server,
+        Client(server.endpoints[0], timeout=1, retries=0, **keys(files, "alice")) as client,
+    ):
+        client.submit("upper", b"x")
+        files.write(BOB)
+        server.reload(server.config)
+        with pytest.raises((KeyRefused, TimedOut)):
+            client.submit("upper", b"x")
+        with (
+            Client(server.endpoints[0], timeout=30, retries=0, **keys(files, "alice")) as again,
+            pytest.raises(KeyRefused, match="refused this key"),
+        ):
+            again.submit("upper", b"x")
+        assert server.accepted == 1
