@@ -123,6 +123,7 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
 
     \b
     uuid, service
+    owner                    the user who submitted it; absent without one
     state                    waiting, delayed, running, done, failed, expired
     key, priority, max_attempts, expires_at, not_before
                              what it was submitted with
@@ -158,6 +159,8 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
     """What is shown of a request: names and values. What is not set, or has its default, is left out."""
     yield "uuid", row["uuid"]
     yield "service", printable(row["service"])
+    if owner := row.get("owner"):
+        yield "owner", printable(owner)
     yield "state", row["state"]
     yield "submitted", f"{moment(row['submitted_at'])} ({age(row['submitted_at'])} ago)"
     yield "body", f"{counted(row['body_frames'], 'frame')}, {size(row['body_bytes'])}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 import broker
 from titanic.errors import (
@@ -50,6 +50,8 @@ class RequestInfo(TypedDict):
     """Why it failed, the last time or for good."""
     reply_frames: int
     reply_bytes: int
+    owner: NotRequired[str]
+    """The user who submitted it; absent when that was nobody."""
 
 
 LOOKS = {tsp.REPLY, tsp.WAIT, tsp.LIST, tsp.STATS}

@@ -43,3 +43,17 @@ def test_each_version_is_asked_once_and_known_by_its_answer(asked: Recognition) 
     assert {frames[0] for frames in asked.ask()} == {b"MDPC02"}
     assert asked.ask() == []
     assert asked.learn([b"MDPC02", b"\3", b"mmi.service", b"200"]) == Kind("0.2", ours=False)
+
+
+@pytest.mark.parametrize("access", [True, False])
+def test_a_broker_tells_that_it_has_access_control(access: bool) -> None:
+    about = b'{"software": "titanic", "access": %b}' % (b"true" if access else b"false")
+    asked = Recognition(("0.2", "0.1"))
+    asked.ask()
+    assert asked.learn([b"MDPC01", b"mmi.broker", about]) == Kind("0.2", ours=True, access=access)
+
+
+def test_others_have_none_whatever_they_say() -> None:
+    asked = Recognition(("0.2", "0.1"))
+    asked.ask()
+    assert asked.learn([b"MDPC01", b"mmi.broker", b'{"access": true}']) == Kind("0.1", ours=False)

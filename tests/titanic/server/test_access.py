@@ -1,0 +1,205 @@
+"""Users of a real server, with keys: what each gets of his own and of others' requests, integrated and apart."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.secured import raw_socket, told
+from support.serving import QUICK, serving
+from support.waiting import until
+
+from broker import NOBODY, BrokerConfig, Curve, Kind, Reach, User, Worker, load_secret, new_keys
+from titanic import Client, Forbidden, Server, UnknownRequest
+from titanic.server.access_control import AccessControl, new_broker
+from titanic.server.mdp_worker import user_in
+
+ACCESS = """
+[roles.sender]
+submit = ["mail.*"]
+read = "own"
+close = true
+[users.shop]
+roles = ["sender"]
+keys = ["shop.key"]
+[users.other]
+roles = ["sender"]
+keys = ["other.key"]
+[users.small]
+submit = ["mail.*"]
+keys = ["small.key"]
+limits = { waiting = 1 }
+[users.audit]
+read = "all"
+keys = ["audit.key"]
+[users.root]
+admin = true
+keys = ["root.key"]
+[users.works]
+work = ["mail.*"]
+keys = ["works.key"]
+[users.queue]
+work = ["titanic.*"]
+call = ["*"]
+keys = ["queue.key"]
+"""
+"""`queue` is a Titanic apart from its broker."""
+
+
+@dataclass
+class House:
+    """A server with access control, and the keys of its users."""
+
+    server: Server
+    endpoint: str
+    folder: Path
+    refused: Callable[[], dict[tuple[str, str], int]]
+    """What users lacked a permission for, by user and action."""
+
+    def client(self, name: str) -> Client:
+        key, server_key = self.folder / f"{name}.key_secret", self.folder / "server.key"
+        return Client(self.endpoint, timeout=30, key=key, server_key=server_key)
+
+    def worker(self, handler: Callable[[list[bytes]], list[bytes]]) -> Worker:
+        pair, server = load_secret(self.folder / "works.key_secret"), load_secret(self.folder / "server.key_secret")
+        key = Curve(pair.public, pair.secret, server.public)
+        return Worker("mail.send", handler, self.endpoint, config=QUICK, key=key)
+
+    def raw(self, name: str, service: bytes, *body: bytes) -> list[bytes]:
+        """The body of the answer to somebody's message."""
+        pair, server = load_secret(self.folder / f"{name}.key_secret"), load_secret(self.folder / "server.key_secret")
+        with raw_socket(self.endpoint, pair, server=server.public) as socket:
+            socket.send_multipart([b"MDPC02", b"\x01", service, *body])
+            frames = told(socket)
+            assert frames[:3] == [b"MDPC02", b"\x03", service]
+            return frames[3:]
+
+
+@pytest.fixture(params=["integrated", "apart"])
+def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
+    for name in ("server", "shop", "other", "small", "audit", "root", "works", "queue"):
+        new_keys(tmp_path, name)
+    path, key = tmp_path / "access.toml", tmp_path / "server.key_secret"
+    path.write_text(ACCESS)
+    if request.param == "integrated":
+        with serving(tmp_path, access=path, key=key) as server:
+            yield House(server, server.endpoints[0], tmp_path, lambda: dict(server.snapshot().forbidden))
+        return
+    broker = new_broker(BrokerConfig(), AccessControl(path, key), open=False)
+    endpoint = broker.bind("tcp://127.0.0.1:*")
+    keys = {"key": tmp_path / "queue.key_secret", "server_key": str(tmp_path / "server.key")}
+    with broker, serving(tmp_path, broker=endpoint, **keys) as server:
+        until(lambda: server.ready)
+        yield House(server, endpoint, tmp_path, lambda: broker.refusals() | dict(server.snapshot().forbidden))
+
+
+def test_each_user_has_his_own(house: House) -> None:
+    with house.client("shop") as shop, house.client("other") as other, house.client("audit") as audit:
+        his = shop.submit("mail.send", b"1", key="k")
+        theirs = other.submit("mail.send", b"2", key="k")
+        assert his != theirs
+        assert shop.reply(his) is None
+        for forbidden in (other.reply, other.show, lambda uuid: other.wait(uuid, 30)):
+            with pytest.raises(UnknownRequest):
+                forbidden(his)
+        other.close(his)
+        assert other.retry(his) == 0
+        assert audit.show(his)["state"] == "waiting"
+        assert [row["uuid"] for row in other.list()[0]] == [theirs]
+        assert [row["uuid"] for row in shop.list(state="waiting")[0]] == [his]
+        assert {row["uuid"]: row.get("owner") for row in audit.list()[0]} == {his: "shop", theirs: "other"}
+        assert shop.find(["k"])[0] == {"k": his}
+        with pytest.raises(Forbidden, match=r"user 'shop' may not submit to 'upper'; it needs submit = \[\"upper\"\]"):
+            shop.submit("upper", b"x")
+        with pytest.raises(Forbidden, match="user 'audit' may not submit"):
+            audit.submit("mail.send", b"x")
+        with pytest.raises(Forbidden, match="user 'shop' may not see figures"):
+            shop.stats()
+        assert audit.stats()["store"]["requests"] == 2
+        audit.close(his)
+        shop.close(his)
+        with pytest.raises(UnknownRequest):
+            audit.show(his)
+    with house.client("root") as root:
+        assert root.purge(state="waiting") == 1
+        assert root.archive(register=True)["registered"] is True
+    for key in (("other", "titanic.reply"), ("other", "titanic.close"), ("other", "titanic.admin")):
+        assert house.refused()[key] >= 1
+    for key in (("shop", "titanic.submit"), ("shop", "titanic.stats"), ("audit", "titanic.submit")):
+        assert house.refused()[key] == 1
+
+
+def test_nobody_is_told_how_others_requests_end(house: House) -> None:
+    """Neither while a worker has one, nor when its reply is sent with its commit."""
+    begun, go = threading.Event(), threading.Event()
+
+    def work(frames: list[bytes]) -> list[bytes]:
+        begun.set()
+        assert go.wait(60)
+        return frames
+
+    found: list[list[bytes]] = []
+    with house.worker(work), house.client("shop") as shop, house.client("other") as other:
+        uuid = shop.submit("mail.send", b"secret")
+        assert begun.wait(60)
+        with pytest.raises(UnknownRequest):
+            other.wait(uuid, 60)
+        waiting = threading.Thread(target=lambda: found.append(shop.wait(uuid, 60)))
+        waiting.start()
+        until(lambda: len(house.server.dispatcher.waiters) == 1)
+        go.set()
+        waiting.join()
+        assert found == [[b"secret"]]
+        with pytest.raises(UnknownRequest):
+            other.reply(uuid)
+
+
+def test_statuses_and_limits(house: House) -> None:
+    refusal = b"forbidden: user 'small' may not submit to 'upper'; it needs submit = [\"upper\"]"
+    assert house.raw("small", b"titanic.request", b"upper", b"x") == [b"400 " + refusal]
+    assert house.raw("small", b"titanic.submit", b"{}", b"upper", b"x") == [b"403 " + refusal]
+    assert house.raw("small", b"titanic.submit", b"{", b"mail.send", b"x")[0].startswith(b"400 options are not JSON")
+    status, uuid = house.raw("small", b"titanic.request", b"mail.send", b"x")
+    assert status == b"200"
+    full = [b"500 user full: 1 requests wait for user 'small'; its limit is 1"]
+    assert house.raw("small", b"titanic.request", b"mail.send", b"x") == full
+    unknown = house.raw("root", b"titanic.reply", b"0" * 32)
+    assert house.raw("small", b"titanic.reply", uuid) == unknown, "he may not read even what is his"
+    assert house.raw("small", b"titanic.close", uuid) == [b"200"]
+    assert house.raw("root", b"titanic.reply", uuid) == [b"300"]
+    assert house.raw("small", b"titanic.list", b"{}")[0].startswith(b"403 forbidden: ")
+    assert house.raw("audit", b"titanic.admin", b'{"do": "archive"}')[0].startswith(b"403 forbidden: ")
+
+
+OURS, SECURED, FOREIGN = Kind("0.2", ours=True), Kind("0.2", ours=True, access=True), Kind("0.1", ours=False)
+NUMBER = b"%016x" % 7
+SHOP = User("shop", read=Reach.OWN)
+
+
+@pytest.mark.parametrize("kind", [None, OURS, SECURED, FOREIGN])
+def test_the_broker_says_who_asks_before_it_is_known_which_one_is_there(kind: Kind | None) -> None:
+    found = user_in(NUMBER + b" " + SHOP.to_json(), kind)
+    assert found is not None
+    assert (found.name, found.read) == ("shop", Reach.OWN)
+
+
+@pytest.mark.parametrize("kind", [None, OURS, FOREIGN])
+def test_without_access_control_all_is_allowed(kind: Kind | None) -> None:
+    assert user_in(NUMBER, kind) is None
+    assert user_in(b"", kind) is None
+
+
+@pytest.mark.parametrize(
+    "client",
+    [b"", NUMBER, NUMBER + b" ", NUMBER + b" {}", NUMBER + b' {"user": "root", "admin": true}', b" \xff", b" []"],
+)
+def test_whoever_is_not_named_at_a_broker_with_access_control_is_nobody(client: bytes) -> None:
+    assert user_in(client, SECURED) is NOBODY
+
+
+def test_frames_of_foreign_brokers_may_be_anything() -> None:
+    assert user_in(b"a b", FOREIGN) is None
+    assert user_in(b"a b", OURS) is NOBODY
