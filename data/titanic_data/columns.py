@@ -86,7 +86,7 @@ class _Closed:
         """The frames of `request` or `reply`, joined."""
         header = self.header
         frame = header[f"{part}_frames"] == 1
-        start = self._ends[2] + 4 * frame
+        start = self._ends[2] + header["owner_size"] + 4 * frame
         there = np.ones(self.count, bool)
         if part == "reply":
             start += header["request_size"]

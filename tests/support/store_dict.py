@@ -293,9 +293,21 @@ class Read:
             times = one.submitted_at, one.dispatched_at, one.replied_at, one.closed_at
             where = 2 * one.request_left_out, 2 * one.reply_left_out
             parts = len(one.request), one.request_bytes, len(one.reply), one.reply_bytes
-            sizes = len(one.service), len(one.key), len(error)
-            data += HEADER.pack(1, kind, one.attempts, 0, *times, one.uuid, *sizes, *where, one.priority, 0, *parts)
-            data += b"".join([one.service, one.key, error, *one.request, *one.reply])
+            texts = one.service, one.key, error
+            data += HEADER.pack(
+                1,
+                kind,
+                one.attempts,
+                0,
+                *times,
+                one.uuid,
+                *map(len, texts),
+                *where,
+                one.priority,
+                len(one.owner),
+                *parts,
+            )
+            data += b"".join([*texts, one.owner, *one.request, *one.reply])
         return interface.ClosedBulk(first, data, starts, apart)
 
     def cut_closed(self, first, last, max_bytes):

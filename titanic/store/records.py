@@ -227,7 +227,7 @@ CLOSED_LAYOUT = (
     ("request_where", "B"),
     ("reply_where", "B"),
     ("priority", "B"),
-    ("reserved", "B"),
+    ("owner_size", "B"),
     ("request_frames", "I"),
     ("request_size", "I"),
     ("reply_frames", "I"),
@@ -265,13 +265,14 @@ class ClosedRequest(NamedTuple):
     reply_bytes: int
     request_left_out: bool
     reply_left_out: bool
+    owner: bytes = b""
 
 
 class ClosedBulk(NamedTuple):
     """The records of closed requests with the numbers from `first` on, without gaps.
 
     `data` has them one after the other, each beginning where `starts` says. A record is the header of
-    CLOSED_LAYOUT, then service, key and error, then the request's frames and the reply's: at most one of each,
+    CLOSED_LAYOUT, then service, key, error and owner, then the request's frames and the reply's: at most one of each,
     as a u32 length and the bytes. Of all others (several frames, or a body that is elsewhere) `apart` has the whole
     under their place in `starts`; their frames follow the record, the request's and then the reply's, without lengths.
     """

@@ -16,13 +16,13 @@ BODIES: list[list[bytes]] = [[b"one"], [], [b"a", b"", b"ccc"], [b"x" * 5000], [
 
 @pytest.fixture
 def store(tmp_path: Path) -> LmdbStore:
-    """Closed requests of all kinds, twice, with numbers 1 to 12."""
+    """Closed requests of all kinds, twice, with numbers 1 to 12; the second time with an owner."""
     store = LmdbStore.open(tmp_path / "store")
     for turn in range(2):
         for number, body in enumerate(BODIES):
             with store.write() as txn:
                 new = NewRequest(b"service %d" % number, body, key=b"%d %d" % (turn, number), key_until=1 << 60)
-                (uuid,) = txn.accept_many([new], 1000)
+                (uuid,) = txn.accept_many([new._replace(owner=turn * b"shop")], 1000)
             with store.write() as txn:
                 if number != 1:
                     txn.finish(uuid, Status.DONE, body[::-1], attempts=1, dispatched_at=2000, finished_at=3000)
@@ -45,6 +45,11 @@ def test_records_in_one_piece(store: LmdbStore) -> None:
         assert header["closed_at"] == entry.closed_at
         name = bulk.data[start + dtype.itemsize :][: header["service_size"]]
         assert name == entry.service
+        assert entry.owner == (b"shop" if number > 5 else b"")
+        if number not in bulk.apart and entry.request:
+            texts = sum(int(header[f"{text}_size"]) for text in ("service", "key", "error", "owner"))
+            at = start + dtype.itemsize + texts + 4
+            assert bulk.data[at : at + entry.request_bytes] == entry.request[0]
         if number in bulk.apart:
             assert bulk.apart[number] == entry
     assert sorted(bulk.apart) == [2, 3, 4, 8, 9, 10]

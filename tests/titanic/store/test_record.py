@@ -64,6 +64,7 @@ LIVES = st.builds(
     priority=st.integers(0, 9),
     request=st.none(),
     reply=st.none(),
+    owner=st.sampled_from([b"", b"e", b"x" * 32]),
 )
 
 
@@ -139,7 +140,8 @@ def test_a_life_comes_back(life, request_frames, reply_frames, one_away, other_a
     assert found[6:10] == life[3:7]
     assert (found.request, found.reply) == (request_frames, reply_frames)
     assert found.request_bytes == sum(map(len, request_frames))
-    assert (found.unclaimed, found.priority) == (life.unclaimed, life.priority)
+    assert (found.unclaimed, found.priority, found.owner) == (life.unclaimed, life.priority, life.owner)
+    assert record[0] == (2 if life.owner else 1)
     assert not found.request_left_out
     assert not found.reply_left_out
 
@@ -185,6 +187,7 @@ RECORDS = [
 NAMES = ["request", "owned request", "outcome", "retry"]
 TWO = part([b"one"]), part([b"two", b""])
 A_LIFE = ClosedRecord(Status.FAILED, True, 1, 2, 3, 4, 5, UUID, b"echo", b"key", "no", 4, *TWO)
+LIVES_BY_OWNER = [A_LIFE, A_LIFE._replace(owner=b"shop")]
 
 
 @pytest.mark.parametrize(("decode", "record"), RECORDS, ids=NAMES)
@@ -198,8 +201,9 @@ def test_every_flipped_bit_is_found(decode, record):
         assert raised.value.uuid == UUID
 
 
-def test_every_flipped_bit_in_a_life_is_found():
-    record = closed_record.encode(7, A_LIFE)
+@pytest.mark.parametrize("life", LIVES_BY_OWNER, ids=["nobody's", "owned"])
+def test_every_flipped_bit_in_a_life_is_found(life):
+    record = closed_record.encode(7, life)
     assert closed_record.decode(7, memoryview(record)).reply == [b"two", b""]
     for bit in range(8 * len(record)):
         flipped = bytearray(record)

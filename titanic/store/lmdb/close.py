@@ -69,6 +69,7 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
             priority=known.priority,
             request=request_part,
             reply=reply_part,
+            owner=known.owner,
         )
         kept = _remember(tx, closed)
     if place is not None:

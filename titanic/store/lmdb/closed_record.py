@@ -6,7 +6,7 @@ writer), so whoever has read up to a number has seen all there was. The ids can'
 order than they came.
 
     offset  size  field
-         0     1  record format, 1
+         0     1  record format: 2, or without an owner 1
          1     1  status (states.Status); + 128 = nobody closed it, its retention ended
          2     2  attempts made
          4     4  CRC-32 (record.py), over the number as the key
@@ -21,7 +21,7 @@ order than they came.
         60     1  where the request's frames are (Where)
         61     1  where the reply's frames are (Where)
         62     1  priority
-        63     1  reserved, 0
+        63     1  w: bytes of owner
         64     4  number of the request's frames
         68     4  bytes of the request's frames, with their lengths
         72     4  number of the reply's frames
@@ -29,7 +29,8 @@ order than they came.
         80     s  service
       80+s     k  idempotency key
     80+s+k     e  error, UTF-8: why it failed or expired
-  80+s+k+e        the request's frames (record.py), a reference to them (blob.py), or nothing
+  80+s+k+e     w  owner: who submitted it
+80+s+k+e+w        the request's frames (record.py), a reference to them (blob.py), or nothing
                   the same of the reply
 """
 
@@ -56,7 +57,7 @@ def fields(*names: str) -> struct.Struct:
     return struct.Struct("<" + "".join(c if n in names else f"{struct.calcsize(c)}x" for n, c in CLOSED_LAYOUT))
 
 
-_FORMAT = 1
+_FORMAT, _OWNED_FORMAT = _FORMATS = 1, 2
 _HEADER = fields(*dict(CLOSED_LAYOUT))
 _PARTS = fields("request_where", "reply_where", "request_size", "reply_size")
 _PREFIX = struct.Struct("<BBH")
@@ -120,6 +121,7 @@ class ClosedRecord(NamedTuple):
     priority: int = 0
     request: Part = NO_FRAMES
     reply: Part = NO_FRAMES
+    owner: bytes = b""
 
     @property
     def refs(self) -> list[Ref]:
@@ -144,20 +146,20 @@ def encode(sequence: int, closed: ClosedRecord) -> bytes:
         request.where,
         reply.where,
         closed.priority,
-        0,
+        len(closed.owner),
         request.frames,
         request.size,
         reply.frames,
         reply.size,
     )
-    prefix = _PREFIX.pack(_FORMAT, kind, min(closed.attempts, 0xFFFF))
-    texts = (rest, closed.service, closed.key, error, request.data, reply.data)
+    prefix = _PREFIX.pack(_OWNED_FORMAT if closed.owner else _FORMAT, kind, min(closed.attempts, 0xFFFF))
+    texts = (rest, closed.service, closed.key, error, closed.owner, request.data, reply.data)
     return seal(closed_key(sequence), prefix, b"".join(texts))
 
 
 def size(closed: ClosedRecord) -> int:
     """Bytes of the record."""
-    texts = len(closed.service) + len(closed.key) + len(cut(closed.error))
+    texts = len(closed.service) + len(closed.key) + len(cut(closed.error)) + len(closed.owner)
     return _HEADER.size + texts + len(closed.request.data) + len(closed.reply.data)
 
 
@@ -181,13 +183,13 @@ def decode_header(sequence: int, record: memoryview) -> ClosedRecord:
     format_, kind, attempts, _, submitted_at, dispatched_at, replied_at, closed_at, uuid, *sizes = _HEADER.unpack_from(
         record
     )
-    where, other_where, priority, _, frames, length, other_frames, other_length = sizes[3:]
-    if format_ != _FORMAT:
+    where, other_where, priority, owner_size, frames, length, other_frames, other_length = sizes[3:]
+    if format_ not in _FORMATS:
         raise RecordCorrupt(key, DATABASE, f"record format {format_} is unknown")
     status = _STATUS.get(kind & ~UNCLAIMED)
     at = _HEADER.size
     texts = []
-    for text_size in sizes[:3]:
+    for text_size in (*sizes[:3], owner_size):
         texts.append(bytes(record[at : at + text_size]))
         at += text_size
     parts: list[Part] = []
@@ -216,6 +218,7 @@ def decode_header(sequence: int, record: memoryview) -> ClosedRecord:
         priority=priority,
         request=parts[0],
         reply=parts[1],
+        owner=texts[3],
     )
 
 
@@ -247,6 +250,7 @@ def decode_rest(sequence: int, closed: ClosedRecord, fetch: FetchBlob) -> Closed
         reply_bytes=closed.reply.frame_bytes,
         request_left_out=closed.request.is_left_out,
         reply_left_out=closed.reply.is_left_out,
+        owner=closed.owner,
     )
 
 

@@ -33,7 +33,7 @@ _head = struct.Struct(f">Q{PREFIX}s")
 
 _rest = itemgetter(slice(BODY, None))
 
-_FORMAT = 1
+_FORMATS = (1, 2)
 _AT_ONCE = 1000
 """Records of which the sums are made before the next are read."""
 _MOST_NAME = 255
@@ -146,7 +146,7 @@ def _plain(number: int, rows: list[bytes]) -> bool:
         for total, (format_, crc, request_where, reply_where, request_frames, reply_frames) in zip(
             sums, map(_places.unpack_from, rows), strict=True
         ):
-            if total != crc or format_ != _FORMAT:
+            if total != crc or format_ not in _FORMATS:
                 return False
             if request_where or reply_where or request_frames > 1 or reply_frames > 1:
                 return False
