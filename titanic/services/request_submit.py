@@ -30,6 +30,13 @@ Parse = Callable[[Frames, int, bytes], "Submission"]
 """The requests of an owner in the body of an ask; ValueError says what is wrong with it."""
 
 
+_Parsed = tuple[Ask, list[NewRequest]]
+"""An ask, and the requests in it."""
+
+MARGIN = 512
+"""Bytes that the store may count for a request besides its body."""
+
+
 class AcceptWrite:
     """A batch of asks for one of the services in `PARSERS`, as one `Write`."""
 
@@ -57,8 +64,8 @@ class AcceptWrite:
             for ask in self._asks:
                 self._refuse(ask, "stopping", tsp.failure(self._context.refusing))
             return
-        together: list[tuple[Ask, list[NewRequest]]] = []
-        alone: list[tuple[Ask, list[NewRequest]]] = []
+        together: list[_Parsed] = []
+        alone: list[_Parsed] = []
         for ask in self._asks:
             user = ask.user
             owner = b"" if user is None else user.owner
@@ -76,9 +83,12 @@ class AcceptWrite:
             (alone if limited else together).append((ask, requests))
             if forget:  # first: the requests may need their room
                 transaction.forget(forget, owner)
+        if alone and not self._context.limits and _all_fit(transaction, alone):
+            together += alone
+            alone = []
         self._accept(transaction, together, now_us)
         for one in alone:  # each counts against the limit of the next
-            self._accept(transaction, [one], now_us)
+            self._accept(transaction, [one], now_us, alone=True)
 
     def _check_sizes(self, requests: Sequence[NewRequest]) -> None:
         """Raise ValueError for a body that no worker would get."""
@@ -88,14 +98,15 @@ class AcceptWrite:
                 if (size := sum(map(len, request.body))) > most:
                     raise ValueError(f"body has {size} bytes; this server takes at most {most}")
 
-    def _accept(self, transaction: WriteTransaction, asks: Sequence[tuple[Ask, list[NewRequest]]], now_us: int) -> None:
+    def _accept(
+        self, transaction: WriteTransaction, asks: Sequence[_Parsed], now_us: int, *, alone: bool = False
+    ) -> None:
+        """`alone`: the limits of its service and its user are not known to suffice."""
         requests = [request for _, each in asks for request in each]
         if not requests:
             return
         try:
-            user = asks[0][0].user
-            limited = self._context.limits or (user is not None and _has_limit(user))
-            if limited and self._is_full(transaction, asks[0], now_us):
+            if alone and self._is_full(transaction, asks[0], now_us):
                 return
             accepted = transaction.accept(requests, now_us, self._context.leaps.ahead_us)
         except (StoreFull, InvalidRequest) as error:
@@ -127,7 +138,7 @@ class AcceptWrite:
             highest = self._arrived.get(request.service, -1)
             self._arrived[request.service] = max(highest, request.priority)
 
-    def _is_full(self, transaction: WriteTransaction, one: tuple[Ask, list[NewRequest]], now_us: int) -> bool:
+    def _is_full(self, transaction: WriteTransaction, one: _Parsed, now_us: int) -> bool:
         """Whether an ask is refused because its service or its user has too many requests."""
         ask, requests = one
         name, user = requests[0].service, ask.user
@@ -182,6 +193,20 @@ class AcceptWrite:
 
 def _has_limit(user: User) -> bool:
     return bool(user.limits.waiting or user.limits.bytes)
+
+
+def _all_fit(transaction: WriteTransaction, asks: Sequence[_Parsed]) -> bool:
+    """Whether the limits of all users suffice for these, even if none is submitted again: then they need not be looked
+    at one by one."""
+    more: dict[bytes, tuple[int, int]] = {}
+    for ask, requests in asks:
+        if ask.user is not None:
+            count, size = more.get(ask.user.owner, (0, 0))
+            size += sum(len(frame) + MARGIN for request in requests for frame in request.body)
+            more[ask.user.owner] = (count + len(requests), size)
+    loads = {owner: transaction.owner_load(owner) for owner in more}
+    users = {ask.user for ask, _ in asks if ask.user is not None}
+    return not any(_fault(loads[user.owner], user.limits, *more[user.owner], "") for user in users)
 
 
 def _fault(load: Load, limits: ServiceLimits | UserLimits, more: int, size: int, whose: str) -> str | None:

@@ -275,6 +275,25 @@ def test_what_is_submitted_again_takes_no_room(desk: Desk) -> None:
     assert submit(desk, user, key="other")[0].startswith(b"500 user full: ")
 
 
+@pytest.mark.parametrize("waiting", [2, 10])
+def test_keys_that_are_repeated_in_one_batch_count_once(desk: Desk, waiting: int) -> None:
+    user = limited(waiting=waiting)
+    asks = [Ask(b'{"key": "%b"}' % key, b"mail.send", b"x", user=user) for key in (b"k", b"k", b"l", b"k")]
+    answers = desk.put(tsp.SUBMIT, *asks)
+    assert [answer[0] for answer in answers] == [b"200"] * 4
+    assert answers[0] == answers[1] == answers[3]
+    with desk.store.read() as transaction:
+        assert transaction.owner_load(b"small").waiting == 2
+
+
+def test_one_user_at_his_limit_keeps_no_other_from_submitting(desk: Desk) -> None:
+    body = [b"{}", b"mail.send", b"x"]
+    large = User("large", MAIL, limits=UserLimits(waiting=1000))
+    asks = [Ask(*body, user=user) for user in (limited(waiting=1), large) * 3]
+    answers = desk.put(tsp.SUBMIT, *asks)
+    assert [answer[0][:3] for answer in answers] == [b"200", b"200", b"500", b"200", b"500", b"200"]
+
+
 def test_the_limits_of_service_and_user_hold_both(desk: Desk) -> None:
     desk.context.limits = {b"mail.send": ServiceLimits(waiting=2)}
     assert [submit(desk, limited(waiting=1))[0][:9] for _ in range(2)] == [b"200", b"500 user "]
