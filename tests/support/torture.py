@@ -33,6 +33,8 @@ COUNTED = (
     "parts of replies sent",
     "errors of workers",
     "submissions refused",
+    "malformed handshakes",
+    "malformed ZAP requests",
 )
 FAULTS = ("lost", "wrong", "unreadable stores")
 tally: Counter[str] = Counter()
