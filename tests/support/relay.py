@@ -1,4 +1,4 @@
-"""A line between a broker and others, which may be slow, stall, break, or be down: a relay of TCP."""
+"""A line between a broker and others, which may be slow, stall, break, be down, or be tapped: a relay of TCP."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ ABORT = struct.pack("ii", 1, 0)
 class Relay:
     """Where it leads to is chosen when it is made; who connects to `endpoint` speaks over it. It is up at first."""
 
-    def __init__(self, endpoint: str, rate: float = math.inf) -> None:
-        """`rate`: bytes a second, each way."""
-        host, port = endpoint.removeprefix("tcp://").split(":")
-        self._there = (host, int(port))
+    def __init__(self, endpoint: str, rate: float = math.inf, *, tapped: bool = False) -> None:
+        """`rate`: bytes a second, each way. The `endpoint` may be an ipc:// one."""
+        self._there = endpoint
         self._rate = rate
+        self._tapped = tapped
         self._stalled = threading.Event()
         self._over = threading.Event()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
+        self.heard: list[bytearray] = []
+        """What went over the line, if it is tapped: of each connection, what went there and what came back."""
         self._port = 0
         self.up()
         self.endpoint = f"tcp://127.0.0.1:{self._port}"
@@ -80,7 +82,7 @@ class Relay:
                 here, _ = listener.accept()
                 self._sockets.append(here)
                 with suppress(OSError):
-                    there = socket.create_connection(self._there)
+                    there = _connected(self._there)
                     self._sockets.append(there)
                     for one in (here, there):
                         # What has been sent but not read would come in one go, however slow the line is.
@@ -95,7 +97,11 @@ class Relay:
             ends.callback(source.shutdown, socket.SHUT_RDWR)
             ends.callback(target.shutdown, socket.SHUT_RDWR)
             free_at = 0.0
+            heard = bytearray()
+            self.heard.append(heard)
             while data := source.recv(CHUNK):
+                if self._tapped:
+                    heard += data
                 free_at = max(free_at, time.monotonic()) + len(data) / self._rate
                 while self._stalled.is_set() and not self._over.wait(0.05):
                     pass
@@ -104,9 +110,23 @@ class Relay:
                 target.sendall(data)
 
 
+def _connected(endpoint: str) -> socket.socket:
+    protocol, address = endpoint.split("://")
+    if protocol == "ipc":
+        there = socket.socket(socket.AF_UNIX)
+        try:
+            there.connect(address)
+        except OSError:
+            there.close()
+            raise
+        return there
+    host, port = address.split(":")
+    return socket.create_connection((host, int(port)))
+
+
 @contextmanager
-def relay(endpoint: str, rate: float = math.inf) -> Iterator[Relay]:
-    made = Relay(endpoint, rate)
+def relay(endpoint: str, rate: float = math.inf, *, tapped: bool = False) -> Iterator[Relay]:
+    made = Relay(endpoint, rate, tapped=tapped)
     try:
         yield made
     finally:
