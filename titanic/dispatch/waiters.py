@@ -22,6 +22,9 @@ MOST_SECONDS = 3600.0
 
 MOST_WAITERS = 100_000
 
+MOST_OF_USER = MOST_WAITERS // 4
+"""Those of one user, with access control: others must be able to wait as well."""
+
 
 def read(body: Frames) -> tuple[float, bytes] | None:
     """The seconds and the UUID in the body of a titanic.wait; None when it makes no sense."""
@@ -63,6 +66,8 @@ class Waiters:
         """Those for each request, by their ids."""
         self._known: dict[int, tuple[Ask, bytes]] = {}
         """All of them, and the request of each."""
+        self._of_users: dict[bytes, int] = {}
+        """How many are each user's, with access control."""
         self._until: dict[int, float] = {}
         """Deadlines of asks whose first look into the store is not done yet: that look answers them."""
         self._deadlines: Timers[int] = Timers()
@@ -85,6 +90,12 @@ class Waiters:
             if len(self._known) >= MOST_WAITERS:
                 refused.append((ask, tsp.failure(f"busy: {MOST_WAITERS} clients wait already")))
                 continue
+            if ask.user is not None:
+                waiting = self._of_users.get(ask.user.owner, 0)
+                if waiting >= MOST_OF_USER:
+                    refused.append((ask, tsp.failure(f"busy: {MOST_OF_USER} clients of this user wait already")))
+                    continue
+                self._of_users[ask.user.owner] = waiting + 1
             seconds, uuid = parsed
             self._asks.setdefault(uuid, {})[id(ask)] = ask
             self._known[id(ask)] = (ask, uuid)
@@ -182,6 +193,10 @@ class Waiters:
             return False
         self._until.pop(id(ask), None)
         self._deadlines.cancel(id(ask))
+        if ask.user is not None:
+            self._of_users[ask.user.owner] -= 1
+            if not self._of_users[ask.user.owner]:
+                del self._of_users[ask.user.owner]
         asks = self._asks[known[1]]
         del asks[id(ask)]
         if not asks:

@@ -12,9 +12,12 @@ from collections.abc import Callable
 
 from broker import User
 from titanic.logs import COUNTED, LINES, WINDOW, Throttle, event
-from titanic.store import ReadTransaction
+from titanic.store import Page, ReadTransaction
 
 log = logging.getLogger(__name__)
+
+BLURRED = 4
+"""Bytes of an id that `place_behind` leaves out."""
 
 MOST_COUNTED = 1000
 """Users and actions that are counted apart."""
@@ -41,6 +44,15 @@ def is_kept(transaction: ReadTransaction, user: User | None, uuid: bytes) -> boo
         return False
     owner = transaction.owner(uuid)
     return owner is not None and not user.closes(owner)
+
+
+def place_behind(page: Page, user: User | None) -> bytes | None:
+    """Where the list goes on behind a page; None: it was the last. A page may end at somebody else's request: then its
+    place is given without the last half of its random part, a little before it. It is passed over once more."""
+    place = page.next
+    if place is None or user is None or user.reads_all or (page and page[-1].uuid == place):
+        return place
+    return place[:-BLURRED] + bytes(BLURRED)
 
 
 class Refusals:

@@ -17,7 +17,7 @@ from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks_archive, lacks_list, lacks_purge, lacks_submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
-from titanic.services.access import Forbidden, is_hidden, is_kept, not_his
+from titanic.services.access import Forbidden, is_hidden, is_kept, not_his, place_behind
 from titanic.services.ask import Ask, ServiceContext, check_names, read_id, read_object
 from titanic.store import Archivist, State, WriteTransaction
 
@@ -95,7 +95,7 @@ class AdminWrite:
                 after=options["after"],
                 limit=self._most,
             )
-            uuids, following = [row.uuid for row in page], page.next
+            uuids, following = [row.uuid for row in page], place_behind(page, user)
             if options["do"] == "purge":
                 running = self._context.dispatcher.running()
                 uuids = [uuid for uuid in uuids if uuid not in running]

@@ -12,7 +12,7 @@ from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks_list
 from titanic.protocol.submit_options import MOST_UUIDS, read_policy
 from titanic.protocol.tsp import Frames
-from titanic.services.access import Forbidden, is_hidden
+from titanic.services.access import Forbidden, is_hidden, place_behind
 from titanic.services.ask import check_names, read_id, read_object
 from titanic.store import Description, ReadTransaction, State
 from titanic.util.text import quoted
@@ -73,7 +73,7 @@ def _answer(
             after=options["after"],
             limit=options["limit"],
         )
-        rows, following = page, page.next
+        rows, following = page, place_behind(page, user)
         if options["state"] is State.WAITING:
             rows = [row for row in page if row.uuid not in now_running]
     document: dict[str, Any] = {

@@ -302,3 +302,19 @@ def test_pending_is_an_answer_too_and_waits_for_the_look(hall: Hall, happens: st
     assert hall.answers == {}
     hall.store_says(*tsp.UNKNOWN)
     assert hall.answers[ask] == tsp.UNKNOWN
+
+
+def test_one_user_cannot_keep_others_from_waiting(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiters, "MOST_OF_USER", 2)
+    his = [Ask(user=USER) for _ in range(3)]
+    theirs, unchecked = Ask(user=User("other", read=Reach.OWN)), Ask()
+    hall.waiters.add([*his, theirs, unchecked], 0)
+    assert hall.answers == {his[2]: [b"500 busy: 2 clients of this user wait already"]}
+    hall.waiters.forget(his[0])
+    again = Ask(user=USER)
+    hall.waiters.add([again], 0)
+    assert again not in hall.answers
+    hall.store_says(*tsp.UNKNOWN)
+    assert len(hall.waiters) == 0
+    hall.waiters.add(more := [Ask(user=USER), Ask(user=USER)], 0)
+    assert not any(ask in hall.answers for ask in more)

@@ -14,6 +14,7 @@ from titanic.config import ServiceLimits
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 from titanic.store import Status
+from titanic.store.lmdb import listing
 
 MAIL = {Permission.SUBMIT: ("mail.*",)}
 SHOP = User("shop", MAIL, Reach.OWN, close=True)
@@ -319,6 +320,30 @@ def test_damage_of_others_is_not_told(desk: Desk, three: Three) -> None:
     for options in (b"{}", b'{"uuid": "%b"}' % three.done, b'{"state": "done"}'):
         (answer,) = desk.ask(tsp.LIST, [options], user=OTHER)
         assert three.done not in b"".join(answer)
+
+
+@pytest.mark.lmdb
+def test_a_page_that_ends_at_a_request_of_others_does_not_name_it(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "LOOKED_AT", 2)
+    users = (SHOP, OTHER, OTHER, OTHER, SHOP, OTHER, OTHER, SHOP)
+    uuids = {submit(desk, user)[1].decode(): user for user in users}
+    theirs = {uuid for uuid, user in uuids.items() if user is OTHER}
+    found: list[str] = []
+    places: list[str] = []
+    options: dict[str, Any] = {}
+    while True:
+        ((_, document),) = desk.ask(tsp.LIST, [json.dumps(options).encode()], user=SHOP)
+        page = json.loads(document)
+        found += [row["uuid"] for row in page["requests"]]
+        if page["next"] is None:
+            break
+        places.append(page["next"])
+        assert len(places) < 10
+        options["after"] = page["next"]
+    assert found == [uuid for uuid, user in uuids.items() if user is SHOP]
+    assert theirs.isdisjoint(places)
+    (answer,) = desk.ask(tsp.ADMIN, [b'{"do": "retry"}'], user=SHOP)
+    assert not any(uuid.encode() in answer[1] for uuid in theirs)
 
 
 def test_refusals_are_logged_with_neither_body_nor_key(
