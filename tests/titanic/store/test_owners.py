@@ -99,6 +99,7 @@ def test_no_key_leads_to_another_owners(store):
     with store.write() as txn:
         for key, owner in ((b"\xffab\xffcd", b""), (b"bcd", b"a"), (b"d", b"abc"), (b"cd", b"a"), (b"cd", b"")):
             assert txn.holder(key, owner) is None
+            txn.forget([key], owner)
         assert txn.holder(b"cd", b"ab") == uuid
     for key, owner in ((b"\xffab\xffcd", b""), (b"\xffcd", b"ab"), (b"cd", b"ab\xff"), (b"cd", b"x" * 33)):
         with pytest.raises(InvalidRequest):

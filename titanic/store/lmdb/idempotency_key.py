@@ -22,8 +22,11 @@ _UNTIL = struct.Struct("<Q")
 
 
 def row_key(key: bytes, owner: bytes) -> bytes:
-    """The key of the row. Those of an owner are apart from all others: FF is in no UTF-8, so in no key and no owner."""
-    return b"\xff%b\xff%b" % (owner, key) if owner else key
+    """The key of the row. Those of an owner are apart from all others: FF is in no UTF-8, so in no key and no owner.
+
+    What begins so and is no key is that of an owner without a name, whom nobody is.
+    """
+    return b"\xff%b\xff%b" % (owner, key) if owner or key[:1] == b"\xff" else key
 
 
 class Holder(NamedTuple):

@@ -55,7 +55,7 @@ def owner(tx: Reading, uuid: bytes) -> bytes | None:
 
 def holder(tx: Reading, key: bytes, owner: bytes = b"") -> bytes | None:
     """The id of the request that its owner submitted with this idempotency key, also when it is closed."""
-    holder = tx.key_holder(row_key(key, owner)) if 0 < len(key) <= MAX_KEY and key[0] != 0xFF else None
+    holder = tx.key_holder(row_key(key, owner)) if 0 < len(key) <= MAX_KEY else None
     return None if holder is None else holder.uuid
 
 
