@@ -39,9 +39,21 @@ static void die(const char *what) {
     exit(70);
 }
 
+/* Give a socket one of its keys, in Z85, if the environment has it: all three are needed where a server wants keys. */
+static void set_key(void *dealer, int option, const char *variable) {
+    const char *key = getenv(variable);
+    if (key && zmq_setsockopt(dealer, option, key, strlen(key) + 1))
+        die(variable);
+}
+
 /* A DEALER socket that is connected. At most `queue` messages wait in it each way, 0: any number. */
 static void *connected(void *context, const char *endpoint, int linger, int queue) {
     void *dealer = zmq_socket(context, ZMQ_DEALER);
+    if (dealer) {
+        set_key(dealer, ZMQ_CURVE_PUBLICKEY, "CURVE_PUBLIC");
+        set_key(dealer, ZMQ_CURVE_SECRETKEY, "CURVE_SECRET");
+        set_key(dealer, ZMQ_CURVE_SERVERKEY, "CURVE_SERVER");
+    }
     if (!dealer || zmq_setsockopt(dealer, ZMQ_LINGER, &linger, sizeof linger) ||
         zmq_setsockopt(dealer, ZMQ_SNDHWM, &queue, sizeof queue) ||
         zmq_setsockopt(dealer, ZMQ_RCVHWM, &queue, sizeof queue) || zmq_connect(dealer, endpoint))

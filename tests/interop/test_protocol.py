@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import zmq
 from support.cli_titanic import PATIENCE, Running, running, serving
+from support.serving import serving as serving_here
 from support.waiting import until
 
-from broker import Client
+from broker import Client, load_secret, new_keys
 from titanic.protocol import tsp
 
 HERE = Path(__file__).parent
@@ -197,3 +198,57 @@ def test_a_client_and_a_worker_in_c(tmp_path: Path, build: Build, apart: bool) -
         worker.terminate()
         assert worker.wait(PATIENCE) == 0
         until(lambda: ask("mmi.service", "shout") == (0, ["404"]))
+
+
+ACCESS = """
+[users.shop]
+keys = ["shop.key"]
+submit = ["shout"]
+read = "own"
+close = true
+
+[users.shouter]
+keys = ["shouter.key"]
+work = ["shout"]
+
+[users.stranger]
+keys = ["stranger.key"]
+call = ["other"]
+"""
+
+
+@needs_libzmq
+def test_a_client_and_a_worker_in_c_with_keys(tmp_path: Path, build: Build) -> None:
+    """The same programs: only the three options of their sockets are set."""
+    (tmp_path / "access.toml").write_text(ACCESS)
+    secrets = {name: new_keys(tmp_path, name)[1] for name in ("server", "shop", "shouter", "stranger")}
+    server_key = load_secret(secrets["server"]).public.decode()
+
+    def start(user: str, program: str, *words: str) -> subprocess.Popen[str]:
+        pair = load_secret(secrets[user])
+        keys = {"CURVE_PUBLIC": pair.public.decode(), "CURVE_SECRET": pair.secret.decode(), "CURVE_SERVER": server_key}
+        command = [build(program), server.endpoints[0], *words]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | keys)
+        stack.enter_context(process)
+        stack.callback(process.kill)
+        return process
+
+    def ask(user: str, service: str, *frames: str) -> tuple[int, list[str]]:
+        process = start(user, "client", "ask", service, *frames)
+        return process.wait(PATIENCE), (process.stdout.read() if process.stdout else "").splitlines()
+
+    with ExitStack() as stack:
+        settings = {"access": tmp_path / "access.toml", "key": secrets["server"]}
+        server = stack.enter_context(serving_here(tmp_path, **settings))
+        worker = start("shouter", "worker", "shout")
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "registered\n"
+        code, (status, uuid) = ask("shop", "titanic.submit", "{}", "shout", "hello")
+        assert (code, status) == (0, "200")
+        assert ask("shop", "titanic.wait", "20", uuid) == (0, ["200", "HELLO"])
+        assert ask("stranger", "titanic.reply", uuid)[0] == 4
+        code, (refusal,) = ask("stranger", "titanic.submit", "{}", "shout", "hello")
+        assert refusal.startswith("403 forbidden: user 'stranger' may not submit to 'shout'")
+        assert ask("shop", "titanic.close", uuid) == (0, ["200"])
+        worker.terminate()
+        assert worker.wait(PATIENCE) == 0

@@ -181,10 +181,10 @@ def key_options(group: str = "", *, names: Sequence[str] = ("--key", "--key-file
         ),
         option(
             "--server-key",
-            metavar="KEY",
+            metavar="FILE|Z85",
             default=None,
             group=group,
-            help="That server's public key, or the file that it is in.",
+            help="That server's public key.",
         ),
         _with_keys,
     )
