@@ -52,6 +52,10 @@ class WriteOptions(NamedTuple):
 
     endpoint: str = DEFAULT_ENDPOINT
     """The endpoint of the queue."""
+    keyfile: str | None = None
+    """For a queue with access control: a secret key file, where the tasks run."""
+    serverkey: str | None = None
+    """With keyFile: the server's public key, or its public key file."""
     service: str = ""
     """The service of rows that name none."""
     keycolumn: str = "key"
@@ -128,7 +132,11 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     if all(name.lower() == CHECKPOINT for name in given):
         advice = f'say .option("service", …).option("endpoint", …), or {VIEW_TO_WRITE}'
         raise InvalidOption("there are no options", CATALOG, advice)
-    return WriteOptions(**_parsed(given, _WRITE, STREAMING))
+    options = WriteOptions(**_parsed(given, _WRITE, STREAMING))
+    if (options.keyfile is None) != (options.serverkey is None):
+        fact = f"keyFile is {options.keyfile!r}, serverKey {options.serverkey!r}"
+        raise InvalidOption("an encrypted connection needs keyFile and serverKey", fact, "give both, or neither")
+    return options
 
 
 def request_service_fault(name: str) -> str | None:
@@ -236,6 +244,8 @@ _READ: dict[str, Callable[[str], Any]] = {  # each name as users write it, and h
 }
 _WRITE: dict[str, Callable[[str], Any]] = {
     "endpoint": _endpoint,
+    "keyFile": _path,
+    "serverKey": _word,
     "service": _service,
     "keyColumn": _word,
     "bodyColumn": _word,

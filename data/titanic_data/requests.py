@@ -13,11 +13,13 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from broker import Key
 from titanic import Client, Refused, TimedOut
 from titanic_data.errors import InvalidRows, suggest
 from titanic_data.options import WriteOptions, request_service_fault
@@ -73,10 +75,11 @@ class Row(NamedTuple):
     body: bytes | list[bytes]
 
 
-def connect(endpoint: str, seconds: float) -> Client:
+def connect(endpoint: str, seconds: float, key: Key = None, server_key: str | Path | None = None) -> Client:
     """A client whose tries take `seconds` in all."""
     tries = max(1, math.ceil(seconds / ANSWER))
-    return Client(endpoint, timeout=max(seconds / tries, 0.1), retries=tries - 1)
+    timeout = max(seconds / tries, 0.1)
+    return Client(endpoint, timeout=timeout, retries=tries - 1, key=key, server_key=server_key)
 
 
 def layout(types: Mapping[str, str], options: WriteOptions) -> Layout:
@@ -191,7 +194,7 @@ def submit(found: Layout, batches: Iterable[Any]) -> int:
     sizes: dict[Any, int] = defaultdict(int)
     gathered = 0
 
-    with connect(options.endpoint, options.timeout) as client:
+    with connect(options.endpoint, options.timeout, options.keyfile, options.serverkey) as client:
 
         def flush(group: Any) -> None:
             nonlocal gathered

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -50,7 +51,13 @@ class Replayed(NamedTuple):
 
 
 def collect(
-    keys: DataFrame, endpoint: str = DEFAULT_ENDPOINT, *, key_column: str = "key", timeout: float = 0.0
+    keys: DataFrame,
+    endpoint: str = DEFAULT_ENDPOINT,
+    *,
+    key_column: str = "key",
+    timeout: float = 0.0,
+    key: str | None = None,
+    server_key: str | None = None,
 ) -> DataFrame:
     """The replies to the requests that were submitted with the keys in a column, one row for each: see REPLIES.
 
@@ -58,36 +65,54 @@ def collect(
     queue that does not answer has at least five of these seconds, however late the task begins; five are the default.
     Nothing is closed: replies can be read again until `close`. The queue remembers a key for as long as the option
     keyFor says.
+
+    `key`, `server_key`: as of `titanic.Client`, here and below. The tasks read the files: they must be where tasks run.
     """
     until, least = time.time() + timeout, min(timeout or ANSWER, ANSWER)
     found = _ask(
         keys,
         key_column,
         REPLIES,
-        lambda: connect(endpoint, max(until - time.time(), least)),
+        lambda: connect(endpoint, max(until - time.time(), least), key, server_key),
         lambda client, names: pa.array(_replies(client, names, until), _REPLY),
     )
     return found.select("answer.*")
 
 
-def known(keys: DataFrame, endpoint: str = DEFAULT_ENDPOINT, *, key_column: str = "key") -> int:
+def known(
+    keys: DataFrame,
+    endpoint: str = DEFAULT_ENDPOINT,
+    *,
+    key_column: str = "key",
+    key: str | None = None,
+    server_key: str | None = None,
+) -> int:
     """How many of the keys in a column the queue remembers."""
+    connected = partial(Client, endpoint, key=key, server_key=server_key)
 
     def find(client: Client, names: list[Any]) -> pa.Array:
         found, _ = client.find([key for key in names if key])
         return pa.array([key in found for key in names])
 
-    return _ask(keys, key_column, "BOOLEAN", lambda: Client(endpoint), find).where("answer").count()
+    return _ask(keys, key_column, "BOOLEAN", connected, find).where("answer").count()
 
 
-def close(requests: DataFrame, endpoint: str = DEFAULT_ENDPOINT, *, id_column: str = "request_id") -> int:
+def close(
+    requests: DataFrame,
+    endpoint: str = DEFAULT_ENDPOINT,
+    *,
+    id_column: str = "request_id",
+    key: str | None = None,
+    server_key: str | None = None,
+) -> int:
     """Close the requests whose UUIDs are in a column, and return their number. They move to the ring."""
+    connected = partial(Client, endpoint, key=key, server_key=server_key)
 
     def end(client: Client, uuids: list[Any]) -> pa.Array:
         client.close_many(uuid for uuid in uuids if uuid is not None)
         return pa.array(uuids, pa.string())
 
-    return _ask(requests, id_column, "STRING", lambda: Client(endpoint), end).where("answer IS NOT NULL").count()
+    return _ask(requests, id_column, "STRING", connected, end).where("answer IS NOT NULL").count()
 
 
 def requests_again(closed: DataFrame, name: str = "replay") -> DataFrame:
@@ -104,7 +129,13 @@ def requests_again(closed: DataFrame, name: str = "replay") -> DataFrame:
 
 
 def replay(
-    closed: DataFrame, endpoint: str = DEFAULT_ENDPOINT, *, name: str = "replay", skip_missing: bool = False
+    closed: DataFrame,
+    endpoint: str = DEFAULT_ENDPOINT,
+    *,
+    name: str = "replay",
+    skip_missing: bool = False,
+    key: str | None = None,
+    server_key: str | None = None,
 ) -> Replayed:
     """Submit archived requests again. Raises Incomplete, before anything is submitted, when some bodies were too large
     for the ring to keep; with `skip_missing` these requests are left out."""
@@ -114,9 +145,12 @@ def replay(
         fact = f"the bodies of {missing} were larger than the ring keeps"
         raise Incomplete("not all of these requests can be submitted again", fact, "leave them out with --skip-missing")
     count = rows.count()
-    before = known(rows, endpoint)
+    before = known(rows, endpoint, key=key, server_key=server_key)
     writer = rows.write.format("titanic").mode("append").option("bodyColumn", "frames")
-    writer.option("endpoint", endpoint).save()
+    for option, value in (("endpoint", endpoint), ("keyFile", key), ("serverKey", server_key)):
+        if value is not None:
+            writer = writer.option(option, value)
+    writer.save()
     return Replayed(count, count - before)
 
 

@@ -18,12 +18,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from broker import DEFAULT_ENDPOINT, RemoteError, Worker, WorkerConfig
+from broker import DEFAULT_ENDPOINT, Key, RemoteError, Worker, WorkerConfig
 from titanic_data.errors import InvalidRows, SparkEnded
 
 if TYPE_CHECKING:
@@ -68,12 +69,15 @@ class SparkWorker:
         *,
         lanes: int = LANES,
         config: WorkerConfig | None = None,
+        key: Key = None,
+        server_key: str | Path | None = None,
     ) -> None:
         self._spark = spark
         self._transform = transform
         self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
         self._lanes = lanes
-        self._worker = Worker(service, self._handle, endpoint, jobs=lanes, config=config)
+        keys: dict[str, Any] = {"key": key, "server_key": server_key}
+        self._worker = Worker(service, self._handle, endpoint, jobs=lanes, config=config, **keys)
         self._fault = ""
         self._jobs = threading.Thread(target=self._work, name="spark jobs", daemon=True)
         self.batches: list[int] = []

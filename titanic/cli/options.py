@@ -167,6 +167,11 @@ def endpoint_option(group: str = "") -> Callable[[Function], Function]:
 
 def key_options(group: str = "", *, names: Sequence[str] = ("--key", "--key-file")) -> Callable[[Function], Function]:
     """`--key` and `--server-key`, which a command gets as `curve`."""
+    return together(key_file_options(group, names), _with_keys)
+
+
+def key_file_options(group: str = "", names: Sequence[str] = ("--key", "--key-file")) -> Callable[[Function], Function]:
+    """The same, which a command gets as `key_file` and `server_key`: as they were given."""
     return together(
         option(
             *names,
@@ -186,7 +191,6 @@ def key_options(group: str = "", *, names: Sequence[str] = ("--key", "--key-file
             group=group,
             help="That server's public key.",
         ),
-        _with_keys,
     )
 
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 
-from broker import DEFAULT_ENDPOINT
+from broker import DEFAULT_ENDPOINT, Key, credentials
 from titanic import Client, InvalidRequest
 from titanic.errors import StoreLocked
 from titanic.store import ArchiveState, Archivist, ReadTransaction, WriteTransaction, open_store
@@ -262,9 +262,18 @@ def publish(
 class Queue:
     """The store whose ring is archived, and the server that has it open, if one runs."""
 
-    def __init__(self, store: Path, endpoint: str = DEFAULT_ENDPOINT) -> None:
+    def __init__(
+        self,
+        store: Path,
+        endpoint: str = DEFAULT_ENDPOINT,
+        *,
+        key: Key = None,
+        server_key: str | Path | None = None,
+    ) -> None:
+        """`key`, `server_key`: as of `titanic.Client`."""
         self.store = store
         self.endpoint = endpoint
+        self._curve = credentials(key, server_key)
         self.uncertain = False
         """Whether a server has not answered yet what it was told, and may have done it."""
 
@@ -334,7 +343,7 @@ class Queue:
             with open_store(self.store) as store, store.write() as transaction:
                 change(transaction)
         except StoreLocked:
-            with Client(self.endpoint) as client:
+            with Client(self.endpoint, key=self._curve) as client:
                 self._expect(client.archive(), identity)
                 self.uncertain = True
                 try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,7 +19,7 @@ from titanic_data.archive import ENGINES, Archive, Archiver, Engine, Entry, PyAr
 from titanic_data.archive.archiver import BYTES, ROWS
 from titanic_data.archive.maintenance import KEEP
 from titanic_data.archive.verify import expect_sizes
-from titanic_data.cli.options import archive_option, command, endpoint_option, store_option
+from titanic_data.cli.options import archive_option, command, endpoint_option, key_options, store_option
 
 
 @command()
@@ -38,12 +39,14 @@ from titanic_data.cli.options import archive_option, command, endpoint_option, s
 )
 @option("--engine", type=click.Choice(ENGINES), default="pyarrow", help="What writes Parquet.")
 @endpoint_option
+@key_options
 @archive_option
 @store_option
 def archive(
     store: Path,
     archive: Path,
     endpoint: str,
+    keys: dict[str, Any],
     engine: str,
     rows_per_range: int,
     bytes_per_range: int,
@@ -64,7 +67,7 @@ def archive(
       titanic-data archive --store /var/lib/titanic --archive /archive
     """
     total = 0
-    queue = Queue(store, endpoint)
+    queue = Queue(store, endpoint, **keys)
     progress = queue.progress()  # raises an error without a store, before anything is made
     writer = _engine(engine)  # raises an error without Java
     made = Archive.create(archive)
@@ -235,15 +238,16 @@ def rebuild_manifest(archive: Path, allow_gap: bool) -> None:
 
 @command()
 @endpoint_option
+@key_options
 @store_option
-def unregister(store: Path, endpoint: str) -> None:
+def unregister(store: Path, endpoint: str, keys: dict[str, Any]) -> None:
     """Let the ring of a store go on without an archive: closed requests may leave it before they are archived.
 
     \b
     Example:
       titanic-data unregister --store /var/lib/titanic
     """
-    Queue(store, endpoint).unregister()
+    Queue(store, endpoint, **keys).unregister()
     click.echo(f"{store}: the ring no longer waits for an archive")
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from broker import DEFAULT_ENDPOINT
-from titanic.cli.options import FOLDER, configured, option
+from broker import DEFAULT_ENDPOINT, UsageError, credentials
+from titanic.cli.options import FOLDER, configured, key_file_options, option
 from titanic.cli.options import command as plain_command
 from titanic.config import ServerConfig
 from titanic_data.session import explain, is_of_spark
@@ -36,6 +38,23 @@ store_option = option(
 endpoint_option = option(
     "--endpoint", metavar="ENDPOINT", default=DEFAULT_ENDPOINT, help="Endpoint of the queue, if its server runs."
 )
+
+
+def key_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--key` and `--server-key`, which a command gets as `keys`: arguments of whatever asks the queue. They are looked
+    at here, before Spark's tasks do."""
+
+    @functools.wraps(function)
+    def with_keys(*args: Any, key_file: str | None, server_key: str | None, **settings: Any) -> Any:
+        keys = {}
+        try:
+            if (curve := credentials(key_file, server_key)) is not None:
+                keys = {"key": str(Path(str(key_file)).absolute()), "server_key": curve.server.decode()}
+        except UsageError as error:
+            raise click.UsageError(str(error)) from error
+        return function(*args, keys=keys, **settings)
+
+    return key_file_options()(with_keys)
 
 
 def only(frame: DataFrame, where: str) -> DataFrame:

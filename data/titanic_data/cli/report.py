@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -13,7 +13,7 @@ from titanic import Client
 from titanic.cli.options import json_flag, option
 from titanic.cli.printing import pyplot
 from titanic.util.text import counted
-from titanic_data.cli.options import archive_option, command, only, store_option
+from titanic_data.cli.options import archive_option, command, key_options, only, store_option
 from titanic_data.cli.report_output import PICTURES, TIMES, draw, print_answer
 from titanic_data.errors import suggest
 
@@ -40,6 +40,7 @@ OUT = click.Path(path_type=Path, dir_okay=False)
     help="For latency, throughput and backlog: the period of a row.",
 )
 @option("--endpoint", metavar="ENDPOINT", default=None, help="For duplicates: ask this queue how many it avoided.")
+@key_options
 @option("--where", metavar="SQL", default=None, help="Only requests for which this condition is true.")
 @option("--live", is_flag=True, help="Look at the ring of --store instead of an archive.")
 @option("--parquet", type=click.Path(path_type=Path), metavar="FILE", default=None, help="Look at such a file instead.")
@@ -53,6 +54,7 @@ def report(
     live: bool,
     where: str | None,
     endpoint: str | None,
+    keys: dict[str, Any],
     by: str,
     levels: tuple[str, ...],
     parquet_out: Path | None,
@@ -91,7 +93,7 @@ def report(
         pyplot("spark")  # raises its error before the work
     avoided = None
     if endpoint is not None and name == "duplicates":
-        with Client(endpoint) as client:
+        with Client(endpoint, **keys) as client:
             avoided = client.stats()["since_start"]["repeated"]
     closed = _closed(archive, store, parquet, live)
     if where is not None:

@@ -16,7 +16,7 @@ from titanic.cli.options import log_options, option, seconds
 from titanic.cli.printing import print_table
 from titanic.cli.running import Ending, say
 from titanic.util.text import counted
-from titanic_data.cli.options import archive_option, command, endpoint_option, only
+from titanic_data.cli.options import archive_option, command, endpoint_option, key_options, only
 from titanic_data.session import as_file
 
 if TYPE_CHECKING:  # the help needs no pyspark
@@ -35,7 +35,16 @@ key_option = option("--key-column", metavar="NAME", default="key", help="The col
 @key_option
 @option("--service", metavar="SERVICE", default=None, help="The service of all rows. Default: the column `service`.")
 @endpoint_option
-def submit(source: Path, endpoint: str, service: str | None, key_column: str, body_column: str, window: int) -> None:
+@key_options
+def submit(
+    source: Path,
+    endpoint: str,
+    keys: dict[str, Any],
+    service: str | None,
+    key_column: str,
+    body_column: str,
+    window: int,
+) -> None:
     """Submit each row of FILE as a request: Parquet, CSV with a header, JSON lines, ORC, or a directory of them.
 
     The key makes it one request, however often you run this. The columns ttl, delay, priority and max_attempts are
@@ -54,6 +63,7 @@ def submit(source: Path, endpoint: str, service: str | None, key_column: str, bo
         "window": window,
         "endpoint": endpoint,
         **({} if service is None else {"service": service}),
+        **({"keyFile": keys["key"], "serverKey": keys["server_key"]} if keys else {}),
     }
     rows.write.format("titanic").mode("append").options(**options).save()
     click.echo(f"{counted(rows.count(), 'row')} of {source} submitted")
@@ -66,7 +76,10 @@ def submit(source: Path, endpoint: str, service: str | None, key_column: str, bo
 @seconds("--wait", least=0, default=0.0, help="How long to wait for pending replies.")
 @key_option
 @endpoint_option
-def collect(source: Path, out: Path, endpoint: str, key_column: str, wait: float, close_them: bool) -> None:
+@key_options
+def collect(
+    source: Path, out: Path, endpoint: str, keys: dict[str, Any], key_column: str, wait: float, close_them: bool
+) -> None:
     """Write the replies to the requests with the keys in FILE to the new directory OUT, as Parquet.
 
     Its columns are key, request_id, state (ok, failed, expired, pending, closed, unknown), reply, reply_sizes, error.
@@ -82,12 +95,12 @@ def collect(source: Path, out: Path, endpoint: str, key_column: str, wait: float
     if out.exists():
         raise click.UsageError(f"{out} exists already")
     spark = session(quick=True)
-    replies = spark_client.collect(_read(spark, source), endpoint, key_column=key_column, timeout=wait)
+    replies = spark_client.collect(_read(spark, source), endpoint, key_column=key_column, timeout=wait, **keys)
     replies.write.parquet(f"file:{out.absolute()}")
     written = spark.read.parquet(as_file(out))
     states = {row["state"]: row["count"] for row in written.groupBy("state").count().orderBy("state").collect()}
     if close_them:
-        spark_client.close(written.where("state IN ('ok', 'failed', 'expired')"), endpoint)
+        spark_client.close(written.where("state IN ('ok', 'failed', 'expired')"), endpoint, **keys)
     click.echo(f"{out}: " + (", ".join(f"{count} {state}" for state, count in states.items()) or "no keys"))
     if "pending" in states:
         sys.exit(EXIT_PENDING)
@@ -99,8 +112,11 @@ def collect(source: Path, out: Path, endpoint: str, key_column: str, wait: float
 @option("--dry-run", is_flag=True, help="Only show what would be submitted.")
 @option("--where", metavar="SQL", required=True, help="Which requests: a condition on the columns of the archive.")
 @endpoint_option
+@key_options
 @archive_option
-def replay(archive: Path, endpoint: str, where: str, dry_run: bool, skip_missing: bool, name: str) -> None:
+def replay(
+    archive: Path, endpoint: str, keys: dict[str, Any], where: str, dry_run: bool, skip_missing: bool, name: str
+) -> None:
     """Submit archived requests again. Keys make it one request each, also when you run this twice.
 
     \b
@@ -115,7 +131,7 @@ def replay(archive: Path, endpoint: str, where: str, dry_run: bool, skip_missing
     Archive.open(archive)
     chosen = only(archive_frame(session(quick=True), archive), where)
     if not dry_run:
-        done = spark_client.replay(chosen, endpoint, name=name, skip_missing=skip_missing)
+        done = spark_client.replay(chosen, endpoint, name=name, skip_missing=skip_missing, **keys)
         others = f", the others were submitted before under the name {name!r}" if done.new < done.requests else ""
         click.echo(f"{counted(done.requests, 'request')} submitted again: {done.new} new{others}")
         return
@@ -142,8 +158,18 @@ def _read(spark: SparkSession, source: Path) -> DataFrame:
 @option("--lanes", type=click.IntRange(1, 500), metavar="N", default=256, help="Most requests of a batch.")
 @option("--arrow", is_flag=True, help="FUNCTION takes and returns an Arrow array of bodies, in Spark's tasks.")
 @endpoint_option
+@key_options
 @log_options
-def work(service: str, function: str, endpoint: str, arrow: bool, lanes: int, log_level: str, log_format: str) -> None:
+def work(
+    service: str,
+    function: str,
+    endpoint: str,
+    keys: dict[str, Any],
+    arrow: bool,
+    lanes: int,
+    log_level: str,
+    log_format: str,
+) -> None:
     """Serve SERVICE with Spark: FUNCTION takes a batch of requests as a DataFrame and returns the replies.
 
     The DataFrame has the columns id, body (binary) and frames. The returned one has id and reply (text, binary or an
@@ -169,7 +195,7 @@ def work(service: str, function: str, endpoint: str, arrow: bool, lanes: int, lo
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it logs its connections; an error is reported anyway
     logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)  # some of it goes to the root logger
     transform = spark_worker.arrow(found) if arrow else found
-    worker = spark_worker.SparkWorker(session(), service, transform, endpoint, lanes=lanes)
+    worker = spark_worker.SparkWorker(session(), service, transform, endpoint, lanes=lanes, **keys)
     ending = Ending(worker.stop, worker.abandon)
     say(f"connecting to {endpoint} to work on {service} with Spark", "serving")
     worker.run()
