@@ -39,6 +39,10 @@ READY = b"\1"
 UNREAD_SECONDS = 120
 """A peer that reads nothing of what is queued for it for this long has its connection closed by the system."""
 
+BACKLOG = 4096
+"""Connections that wait to be accepted, if the system allows as many. ZeroMQ has 100: of a thousand clients that come
+back at once, or beside a flood, the others would try again a second later."""
+
 ENOUGH = 16 << 20
 """Bytes queued for one peer from which it has enough to read."""
 
@@ -168,6 +172,7 @@ class Router:
         socket.router_mandatory = True
         # Without it a peer that comes back with its name gets nothing until its old connection ends.
         socket.router_handover = not distrust
+        socket.backlog = BACKLOG
         socket.sndhwm = send_queue
         socket.rcvhwm = DRAIN_LIMIT * 10
         socket.maxmsgsize = most_bytes

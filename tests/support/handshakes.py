@@ -256,6 +256,13 @@ class Malformed:
         return bytes((LONG_COMMAND,)) + len(body).to_bytes(8) + body
 
 
+def without_keys() -> Iterator[Attempt]:
+    """What every client does that has no key."""
+    greeting = b"\xff" + bytes(8) + b"\x7f\3\1" + b"NULL".ljust(20, b"\0") + bytes(32)
+    while True:
+        yield Attempt("without a key", ((0, greeting),), End.WAITS)
+
+
 class _Client:
     """One connection."""
 
