@@ -109,8 +109,9 @@ class User:
         return self.admin or self.metrics or any(self.may(permission, service) for permission in BY_SERVICE)
 
     def reads(self, owner: bytes) -> bool:
-        """Whether he may read what somebody submitted; `owner` is empty for what was stored before there were users."""
-        return self.reads_all or (self.read is Reach.OWN and owner == self.owner)
+        """Whether he may read what somebody submitted. `owner` is empty for what was stored before there were users:
+        that is nobody's own."""
+        return self.reads_all or (self.read is Reach.OWN and owner == self.owner and owner != b"")
 
     def closes(self, owner: bytes) -> bool:
         """Whether he may close what somebody submitted."""

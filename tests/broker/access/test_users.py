@@ -68,3 +68,12 @@ def test_names_that_are_too_long_are_not_kept() -> None:
     assert not SHOP.may(Permission.CALL, b"x" * 256)
     assert matches.cache_info().currsize == 0
     assert SHOP.may(Permission.CALL, b"x" * 255)
+
+
+def test_what_belongs_to_nobody_is_nobodys_own() -> None:
+    nameless = User("", read=Reach.OWN, close=True)
+    assert not nameless.reads(b"")
+    assert not nameless.closes(b"")
+    assert SHOP.reads(b"shop")
+    assert not SHOP.reads(b"")
+    assert User("audit", read=Reach.ALL).reads(b"")
