@@ -67,7 +67,7 @@ class UserConnections:
 
     def look(self, sender: bytes, frame: Any) -> bool:
         """Whether a message may be read of which this is a frame; then `user` is whose it is."""
-        user_id = _property(frame, "User-Id")
+        user_id = _user_id(frame)
         connection = self._by_sender.get(sender)
         if connection is None or connection.user_id != user_id:
             connection = self._new(sender, user_id, frame)
@@ -126,7 +126,7 @@ class UserConnections:
         most = connection.user.limits.connections
         if connection.user is NOBODY:
             self._refuse(connection, "connect")
-        elif _property(frame, "Identity"):
+        elif _is_named(sender, frame):
             self._refuse(connection, "name")
         elif most and self._counts.get(connection.user.name, 0) >= most:
             self._refuse(connection, "connections")
@@ -181,9 +181,20 @@ class UserConnections:
         return name.replace("\0", "@", 1) in self._ports
 
 
-def _property(frame: Any, name: str) -> str:
+def _is_named(sender: bytes, frame: Any) -> bool:
+    """Whether a peer has given itself a name. Of two that it gives, ZeroMQ takes the last and tells of the first: so
+    the name that it got is looked at as well. The ROUTER makes names of a 0 and four bytes."""
+    if len(sender) != 5 or sender[0] != 0:
+        return True
     try:
-        value: str = frame.get(name)
+        return bool(frame.get("Identity"))
+    except zmq.ZMQError:  # it has not said anything of a name, which ZMTP allows
+        return False
+
+
+def _user_id(frame: Any) -> str:
+    try:
+        value: str = frame.get("User-Id")
         return value
     except zmq.ZMQError:  # never, of a connection that was let in; a value that nobody has
         return "?"

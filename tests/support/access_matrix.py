@@ -17,7 +17,7 @@ from support.waiting import until
 from broker import BrokerConfig, Curve, Worker, load_secret, new_keys
 from broker.access.keys import Keys
 from titanic import Server
-from titanic.server.access_control import AccessControl, new_broker
+from titanic.server.access_control import ServerAccess, new_broker
 
 NEEDS = {
     "call": 'call = ["*"]',
@@ -149,7 +149,9 @@ def matrix(folder: Path, people: Mapping[str, Mapping[str, str]], apart: bool, o
     on they may do what they are to. `others`: see `stock_up`."""
     everybody = {**STAFF, **people}
     keys = {name: new_pair() for name in everybody}
-    _, key = new_keys(folder, "server")
+    server_key, key = new_keys(folder, "server")
+    queue_key = new_keys(folder, "queue-key")[1]
+    keys["queue"] = load_secret(queue_key)
     access = folder / "access.toml"
     access.write_text(
         access_file({name: {**lines, "submit": NEEDS["submit"]} for name, lines in everybody.items()}, keys, folder)
@@ -159,11 +161,13 @@ def matrix(folder: Path, people: Mapping[str, Mapping[str, str]], apart: bool, o
     with ExitStack() as stack:
         reload: Callable[[], None]
         if apart:
-            control = AccessControl(access, key)
+            control = ServerAccess(access, key)
             broker = new_broker(BrokerConfig(), control, open=False)
             endpoints = [broker.bind(endpoint) for endpoint in bind]
             stack.enter_context(broker)
-            server = stack.enter_context(Server(config(folder, broker=f"ipc://{folder}/queue")))
+            server = stack.enter_context(
+                Server(config(folder, broker=endpoints[0], key=queue_key, server_key=server_key))
+            )
             reload = lambda: broker.reload(control.read_again())  # noqa: E731
             until(lambda: server.ready)
         else:

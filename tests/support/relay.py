@@ -82,7 +82,7 @@ class Relay:
                 here, _ = listener.accept()
                 self._sockets.append(here)
                 with suppress(OSError):
-                    there = _connected(self._there)
+                    there = connected(self._there)
                     self._sockets.append(there)
                     for one in (here, there):
                         # What has been sent but not read would come in one go, however slow the line is.
@@ -110,7 +110,8 @@ class Relay:
                 target.sendall(data)
 
 
-def _connected(endpoint: str) -> socket.socket:
+def connected(endpoint: str) -> socket.socket:
+    """A stream to a tcp:// or ipc:// endpoint."""
     protocol, address = endpoint.split("://")
     if protocol == "ipc":
         there = socket.socket(socket.AF_UNIX)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import urlsplit
+
+from support.relay import connected
 
 
 @contextmanager
-def zmtp(endpoint: str, kind: bytes) -> Iterator[socket.socket]:
-    """A connection to a tcp:// endpoint, after the handshake, from a socket of this kind."""
-    url = urlsplit(endpoint)
-    assert url.port is not None
-    with socket.create_connection(("127.0.0.1", url.port), timeout=60) as stream:
+def zmtp(endpoint: str, kind: bytes, *properties: tuple[bytes, bytes]) -> Iterator[socket.socket]:
+    """A connection to a tcp:// or ipc:// endpoint, after the handshake, from a socket of this kind, which says this of
+    itself, too."""
+    with connected(endpoint) as stream:
+        stream.settimeout(60)
         stream.sendall(b"\xff" + bytes(8) + b"\x7f" + b"\3\1" + b"NULL".ljust(20, b"\0") + bytes(32))
-        ready = b"\5READY" + b"\x0bSocket-Type" + len(kind).to_bytes(4) + kind
+        said = ((b"Socket-Type", kind), *properties)
+        ready = b"\5READY" + b"".join(bytes([len(name)]) + name + len(what).to_bytes(4) + what for name, what in said)
         stream.sendall(b"\4" + bytes([len(ready)]) + ready)
         with stream.makefile("rb") as heard:
             heard.read(64)  # its greeting
