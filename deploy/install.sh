@@ -176,6 +176,11 @@ END
     fi
 }
 
+make_key() {  # the server's own, for access control: made once, and kept
+    "$prefix/current/bin/titanic" keys server --dir /etc/titanic >/dev/null ||
+        echo "/etc/titanic/server.key_secret was not made; without it access control cannot be on" >&2
+}
+
 do_install() {
     ! dpkg-query -W -f '${Status}' titanic-queue 2>/dev/null | grep -q ' installed$' ||
         fail "Titanic is installed as a Debian package here; take one of the two (apt-get remove titanic-queue)"
@@ -192,6 +197,7 @@ do_install() {
         done
     fi
     install_files
+    make_key
     if [ $start = no ]; then
         ! booted || systemctl daemon-reload
     elif [ $first = yes ] && booted; then
