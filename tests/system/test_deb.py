@@ -47,6 +47,14 @@ def test_its_life(here: Machine) -> None:
     assert kept in here.does("titanic", "ls", "--offline")
     assert "/etc/titanic/titanic.toml:" in here.does("titanic", "config", "show", "serve")
     assert here.run("dpkg", "--verify", "titanic-queue").out == ""
+    # The server's own key is there, and root's alone. The service starts without it, too.
+    rights = "stat -c '%U %a %n' /etc/titanic/server.*"
+    assert here.says(rights).splitlines() == [
+        "root 644 /etc/titanic/server.key",
+        "root 600 /etc/titanic/server.key_secret",
+    ]
+    assert here.shows("titanic", "LoadCredential") == "server.key_secret:/etc/titanic/server.key_secret"
+    own_key = here.does("cat", "/etc/titanic/server.key")
     version = here.does("python3", "-c", "import sys; print(sys.version_info[:2])")
     build = "compiled" if version == str(sys.version_info[:2]) else "pure Python"
     assert here.does("titanic", "--version").endswith(f" ({build})")
@@ -60,6 +68,7 @@ def test_its_life(here: Machine) -> None:
     assert here.shows("titanic", "MainPID") not in (before, "0")
     assert here.shows("titanic-worker@upper", "ActiveState") == "active"
     assert "grace = 3.0" in settings.read_text()
+    assert here.does("cat", "/etc/titanic/server.key") == own_key
     assert here.run("titanic", "reply", kept, user=SOMEBODY).code == 3
 
     # What somebody stopped is left alone.
@@ -76,9 +85,11 @@ def test_its_life(here: Machine) -> None:
     here.does("dpkg", "--install", new)
     assert (here.shows("titanic", "ActiveState"), here.shows("titanic", "UnitFileState")) == ("inactive", "disabled")
 
-    # What was enabled runs again.
+    # What was enabled runs again, also without the key.
+    here.says("mv /etc/titanic/server.key_secret /root")
     units = ["titanic.service", "titanic-worker@upper.service", "titanic-backup.timer", "titanic-archive.timer"]
     here.does("systemctl", "enable", "--now", *units)
+    here.says("mv /root/server.key_secret /etc/titanic")
     here.does("dpkg", "--remove", "titanic-queue")
     here.does("dpkg", "--install", new)
     assert [here.shows(unit, "ActiveState") for unit in units] == ["active"] * 4

@@ -47,3 +47,50 @@ def test_both_sides_in_python(tmp_path: Path) -> None:
     results = json.loads(done.stdout)
     assert [code for code, _, _ in results] == [0, 0, 0, 0], results
     assert [results[at][1] for at in (1, 3)] == ["[b'HELLO']\n"] * 2
+
+
+def transcript(title: str) -> list[tuple[str, str]]:
+    """The commands of a section, and what each says."""
+    section = (ROOT / "README.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    lines = textwrap.dedent("".join(BLOCK.findall(section)))
+    return [
+        (one.partition("\n")[0], one.partition("\n")[2]) for one in re.split(r"^\$ ", lines, flags=re.MULTILINE)[1:]
+    ]
+
+
+def like(text: str) -> list[str]:
+    """The lines of an output, with one name for all keys, and for all UUIDs. Lines that go on in a second
+    one, because a page is not that wide, are one line."""
+    whole = re.sub(r" public key\n", " public key ", text)
+    whole = re.sub(r"(?<=[:y] )\S{40}(?=;|$)", "KEY", whole, flags=re.MULTILINE)
+    return re.sub(r"\b[0-9a-f]{32}\b", "UUID", whole).strip().splitlines()
+
+
+def test_access_control(tmp_path: Path) -> None:
+    """In one shell. What goes on in the background may say more: the README leaves out what is logged."""
+    steps = transcript("Access control")
+    assert len(steps) > 10
+    script = ["python -c 'from support.alone import bring_up; bring_up()'"]
+    for number, (command, said) in enumerate(steps):
+        if command.startswith("cat >"):
+            command += f" <<'END'\n{said}\nEND"
+        elif command.endswith("&"):
+            begun = f"until grep -qsE 'serving at|is registered' {number}; do sleep 0.05; done"
+            command = f"{command.removesuffix('&')} >{number} 2>&1 &\n{begun}"
+        elif not command.startswith("export "):
+            command = f"{{ {command}; }} >{number} 2>&1"
+        script.append(command)
+    script.append("kill $(jobs -p); wait")
+    (tmp_path / "bin").mkdir()
+    for name, words in (("titanic", "-m titanic "), ("python", "")):
+        program = tmp_path / "bin" / name
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} {words}"$@"\n')
+        program.chmod(0o755)
+    env = CLEAN | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PATH": f"{tmp_path / 'bin'}:{CLEAN['PATH']}"}
+    subprocess.run([*ALONE, "bash", "-c", "\n".join(script)], cwd=tmp_path, env=env, timeout=100, check=False)
+    for number, (command, said) in enumerate(steps):
+        if not command.startswith(("cat >", "export ")):
+            found = like((tmp_path / str(number)).read_text())
+            wanted = like(said)
+            assert [line for line in wanted if line not in found] == [], command
+            assert command.endswith("&") or len(found) == len(wanted), command

@@ -207,6 +207,39 @@ def test_its_upkeep(here: Machine) -> None:
     here.does("systemctl", "start", "titanic-worker@lower")
     assert here.does("titanic", "submit", "lower", "QUIET", "--wait", "60").splitlines()[-1] == "quiet"
 
+    # With access control: by TCP with a key, through the socket as the user that it stands for.
+    (key,) = here.says("stat -c '%U %a %n' /etc/titanic/*_secret").splitlines()
+    assert key == "root 600 /etc/titanic/server.key_secret"
+    here.does("titanic", "keys", "new", "shop", "--dir", "/etc/titanic")
+    shop, friends = '[users.shop]\nkeys = ["shop.key"]\nsubmit = ["*"]\n', '[users.friends]\nsubmit = ["absent"]\n'
+    access = here.folder / "etc/titanic/access.toml"
+    access.write_text(f'{shop}{friends}[endpoints."ipc:///run/titanic/titanic.sock"]\nuser = "friends"\n')
+    here.says("chgrp titanic /etc/titanic/access.toml; chmod 640 /etc/titanic/access.toml")
+    here.says(rf"sed -i '/^\[serve\]/,/^\[work\]/ s/^#\(access\|key\) = /\1 = /' {TOML}")
+    here.does("systemctl", "restart", "titanic")
+    assert "access control on, 2 users" in here.journal("-u", "titanic")
+    assert here.run("cat", "/run/credentials/titanic.service/server.key_secret", user="friend").code != 0
+    keys = ("--key-file", "/etc/titanic/shop.key_secret", "--server-key", "/etc/titanic/server.key")
+    here.does("titanic", "submit", "anything", "x", *keys)
+    refused = here.run("titanic", "submit", "anything", "x", user=SOMEBODY)
+    assert (refused.code, "wants a key; this client has none" in refused.err) == (1, True), refused
+    assert here.run("titanic", "submit", "anything", "x", *keys, user=SOMEBODY).code == 2  # the file is root's
+    here.does("titanic", "submit", "absent", "x", *ipc, user="friend")
+    refused = here.run("titanic", "submit", "anything", "x", *ipc, user="friend")
+    assert (refused.code, "user 'friends' may not submit to 'anything'" in refused.err) == (1, True), refused
+    # The file is read again as a whole, or not at all, which fails.
+    whole = access.read_text()
+    access.write_text(f"{whole}[users.more]\nsubmits = []\n")
+    assert here.run("systemctl", "reload", "titanic").code != 0
+    here.until(lambda: re.search(r"access\.toml:\d+: unknown \[users\.more\] submits; did you", here.journal()))
+    here.does("titanic", "submit", "anything", "x", *keys)
+    access.write_text(whole.replace(shop, ""))
+    here.does("systemctl", "reload", "titanic")
+    here.until(lambda: "removed shop" in here.journal("TITANIC_EVENT=access-reloaded"))
+    refused = here.run("titanic", "submit", "anything", "x", *keys)
+    assert (refused.code, "refused this key" in refused.err) == (1, True), refused
+    here.says(rf"sed -i 's/^\(access\|key\) = /#\1 = /' {TOML}")
+
     # Broker and queue apart.
     here.does("systemctl", "disable", "--now", "titanic")
     here.does("systemctl", "enable", "--now", "titanic-broker", "titanic-store")
