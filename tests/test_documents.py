@@ -14,6 +14,7 @@ DOCUMENTS = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "SECURITY.md",
     "titanic/README.md",
     "titanic/PROTOCOL.md",
     "broker/README.md",

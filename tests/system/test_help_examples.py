@@ -56,8 +56,11 @@ QUEUE = [
 ]
 SCRIPTS = {
     "queue": ["mkdir -p /var/lib", "titanic serve --store /var/lib/titanic", *QUEUE],
-    "serve": ["mkdir -p /var/lib", "titanic broker --bind tcp://10.0.0.5:5555 --open &", "=serve"],
-    "broker": ["=broker"],
+    "serve": [
+        *("mkdir -p /var/lib", "titanic keys server", "touch access.toml"),
+        *("titanic broker --bind tcp://10.0.0.5:5555 --open &", "=serve"),
+    ],
+    "broker": ["titanic keys server", "touch access.toml", "=broker"],
     "work": [BROKER, "=work"],
     "store": [
         *("mkdir -p /var/lib /backup", "titanic serve --store /var/lib/titanic"),

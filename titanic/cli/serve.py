@@ -55,12 +55,17 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     With --broker it uses the broker at that endpoint, and ends when another queue already serves that broker.
 
     Stops on SIGTERM or SIGINT: refuses new requests, finishes the running requests, exits with 0. A second
-    signal ends it at once; nothing is lost then either. On SIGHUP it reads its configuration again; settings that
-    need a restart are reported.
+    signal ends it at once; nothing is lost then either. On SIGHUP it reads its configuration and the access file
+    again; settings that need a restart are reported. A file with a mistake changes nothing.
+
+    Without --access whoever connects may do everything. So it binds only addresses that no other machine can reach,
+    unless --open says that it is meant. With --access each connection by TCP takes a key and is encrypted; the file
+    may let others in by an ipc:// endpoint.
 
     \b
     Example:
-      titanic serve --store /var/lib/titanic --capacity 20GiB --bind tcp://10.0.0.1:5555 --open
+      titanic serve --store /var/lib/titanic --capacity 20GiB --max-body 1MiB
+      titanic serve --store S --bind tcp://10.0.0.1:5555 --access access.toml --key server.key_secret
       titanic serve --store S --broker tcp://10.0.0.5:5555
       titanic serve --store S --gather tcp://127.0.0.1:5557
     """
@@ -128,10 +133,13 @@ def broker(
 ) -> None:
     """Run a Majordomo broker alone: MDP 0.1 and 0.2; nothing is stored.
 
-    `titanic serve --broker ENDPOINT` adds the persistent queue to it, from another process.
+    `titanic serve --broker ENDPOINT` adds the persistent queue to it, from another process. With --access each
+    connection by TCP takes a key and is encrypted; without, it binds only addresses that no other machine can reach,
+    unless --open says that it is meant.
 
     \b
     Example:
+      titanic broker --bind tcp://0.0.0.0:5555 --access access.toml --key server.key_secret
       titanic broker --bind tcp://0.0.0.0:5555 --open
     """
     signals = serve_run.begin(log_level, log_format)
