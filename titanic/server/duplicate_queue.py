@@ -1,0 +1,133 @@
+"""Whether another queue serves the same broker: then one of the two has to give way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Callable
+
+import zmq
+
+from broker import ClientConfig, ClientSession, Dealer, EventKind, OutOfSockets, SessionChannel, earliest
+from titanic.dispatch.connection import BrokerDiscovery, Shortage
+from titanic.protocol import tsp
+from titanic.protocol.tsp import Frames
+
+log = logging.getLogger(__name__)
+
+PATIENCE, RETRIES = 1.0, 1
+"""Seconds that a queue has for its answer, in each of two tries."""
+
+LOOKS, PAUSE = 10, (0.3, 1.0)
+"""How often it looks again after it has registered, and the seconds between, at random: two queues in step would see
+only themselves."""
+
+
+class DuplicateQueueCheck(SessionChannel[ClientSession]):
+    """Whether another queue serves a broker already: looks, then calls `clear`, or `taken` with the store of the queue
+    that answered. `taken` may also be called some seconds after `clear`.
+
+    Two queues would share the requests for `titanic.request` and the other services: a reply would be looked for in the
+    wrong store. Registered names prove nothing: those of a queue that was killed stay registered until its heartbeats
+    are missed, and it must be possible to start it again at once. So the queue that is registered is asked for an
+    answer. Two queues that start together find nobody, and both register. So each looks a few times more, and one of
+    them gives way.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        discovery: BrokerDiscovery,
+        store: str,
+        *,
+        clear: Callable[[], None],
+        taken: Callable[[str], None],
+    ) -> None:
+        """`store`: where our own store is."""
+        super().__init__(ClientSession(), Dealer(zmq.Context.instance(), endpoint, hold=True, curve=discovery.curve))
+        self._endpoint = endpoint
+        self._store = store
+        self._discovery = discovery
+        self._clear = clear
+        self._taken = taken
+        self._asked: bytes | None = None
+        self._done = False
+        self._registered = False
+        self._looks = 0
+        """How often it has looked since it registered."""
+        self._again_at: float | None = None
+        """When it looks again."""
+        self._shortage = Shortage()
+
+    def next_deadline(self) -> float | None:
+        return None if self._done else earliest(self._again_at, self.session.next_deadline(), self._shortage.ends)
+
+    def flush(self, now: float) -> None:
+        if self._done or self._shortage.lasts(now) or (self._again_at is not None and now < self._again_at):
+            return
+        self._again_at = None
+        if self._discovery.kind is None:
+            self._dealer.close(linger=0)
+            self._asked = None
+            return
+        if self._asked is None:
+            self.session = ClientSession(ClientConfig(PATIENCE, RETRIES, self._discovery.kind.version))
+            self._ask(b"mmi.service", tsp.STATS, now)
+        for _, kind, body in self.session.take_events():
+            self._learn(body if kind is EventKind.FINAL else None, now)
+        try:
+            self._dealer.send(self.session.take_output())
+            self._shortage.over()
+        except OutOfSockets as error:  # nobody was asked
+            self._shortage.met(error, now)
+            self._asked = None
+        if self._done:
+            self._dealer.close()
+
+    def _lost(self, now: float) -> None:
+        """The discovery sees it, too; all questions are asked again once it knows which broker is there."""
+
+    def _ask(self, service: bytes, body: bytes, now: float) -> None:
+        self._asked = service
+        self.session.request(service, [body], now)
+
+    def _learn(self, answer: Frames | None, now: float) -> None:
+        """The question has this answer, or none."""
+        if self._asked == b"mmi.service":
+            if answer is None:  # the broker has gone; another queue may be registered when it is back
+                self._asked = None
+            elif answer[:1] == [b"200"]:
+                self._ask(tsp.STATS, b"{}", now)
+            else:
+                self._go_on(now)
+        elif answer is not None and answer[:1] == [tsp.OK]:
+            other = _store(answer)
+            if self._registered and other >= self._store:  # ourselves, or one that sees us, too, and gives way
+                self._go_on(now)
+            else:
+                self._done = True
+                self._taken(other)
+        else:
+            if not self._registered:
+                log.info("the queue that is registered at %s does not answer: taking its place", self._endpoint)
+            self._go_on(now)
+
+    def _go_on(self, now: float) -> None:
+        """No queue answers to which this one has to give way."""
+        self._asked = None
+        if not self._registered:
+            self._registered = True
+            self._clear()
+        elif self._looks >= LOOKS:
+            self._done = True
+        self._looks += 1
+        self._again_at = now + random.uniform(*PAUSE)
+
+
+def _store(answer: Frames) -> str:
+    """The path of the other queue's store, from its titanic.stats."""
+    try:
+        return str(json.loads(answer[1])["store"]["path"])
+    except (IndexError, KeyError, TypeError, ValueError):
+        return "unknown"
