@@ -28,13 +28,11 @@ from broker.io.sockets import MOST_BODY_FRAMES, unreachable
 Body = bytes | str
 Self = TypeVar("Self", bound="Conversation")
 
-
 LONGEST_POLL = 1000
 """Milliseconds. A Ctrl-C that comes just before a poll is only seen when it ends."""
 
 LOOK_AGAIN = 1.0
 """Seconds for which one check holds whether a broker can be reached: many requests may be given up at once."""
-
 
 TOGETHER = 100
 """Requests that are sent at once: a sixth less of the processor than one by one. For more, a broker would wait."""
@@ -69,8 +67,8 @@ class Conversation:
         self.config = session.config
         self._session = session
         self._closed = False
-        self._looked: tuple[float, str] = (float("-inf"), "")
-        """When it was last checked whether a broker can be reached, and the reason if not."""
+        self._looked: tuple[float, str, Doubt | None] = (float("-inf"), "", None)
+        """When it was last checked whether a broker can be reached, the reason if not, and what is known of the key."""
         self._doubt: Doubt | None = None
         """Whether the key is refused: wondered about while nothing has come."""
         self._turn = _Turn()
@@ -125,9 +123,12 @@ class Conversation:
             return reply_body(event, "")
         now = time.monotonic()
         if now >= self._looked[0] + LOOK_AGAIN:
-            self._looked = (now, unreachable(self._dealer.servers.names))
-        reason = self._looked[1]
-        refusals = "" if reason else self._refusals()
+            reason = unreachable(self._dealer.servers.names)
+            self._looked = (now, reason, None if reason else self._check_key())
+        _, reason, doubt = self._looked
+        if doubt is not None and doubt.refused:
+            raise KeyRefused(doubt.refused)
+        refusals = "" if doubt is None else doubt.refusals
         advice = "is a broker there?" if reason else "is a broker there, and does the service have a worker?"
         raise TimedOut("; ".join(filter(None, (f"no answer from {self.endpoint}", reason, refusals, advice))), reason)
 
@@ -144,9 +145,9 @@ class Conversation:
             self._believe()
             return
         doubt.tick(now)
-        if reason := doubt.refused:
+        if doubt.refused:
             self._believe()
-            raise KeyRefused(reason)
+            raise KeyRefused(doubt.refused)
 
     def _believe(self) -> None:
         """Something has come, or the matter is settled."""
@@ -154,15 +155,14 @@ class Conversation:
             self._doubt.close()
             self._doubt = None
 
-    def _refusals(self) -> str:
-        """A request was given up: why some servers refuse the key, if so. Raises KeyRefused when all of them do."""
-        if (doubt := self._doubt) is None:
-            return ""
-        doubt.finish(SUSPICIOUS)
-        self._believe()
-        if doubt.refused:
-            raise KeyRefused(doubt.refused)
-        return doubt.refusals
+    def _check_key(self) -> Doubt | None:
+        """A request was given up: whether servers refuse the key."""
+        if self._doubt is None and self._dealer.curve is not None:  # it was let in; that may be over
+            self._doubt = self._dealer.doubt(0.0)
+        if (doubt := self._doubt) is not None:
+            doubt.finish(SUSPICIOUS)
+            self._believe()
+        return doubt
 
     def _pump(self, until: float | None) -> bool:
         """Move messages until something came or a deadline passed; False when `until` has passed."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.keyed_router import CURVE_SERVER, key_files, keyed_router, new_curve
+from support.secured import SERVER, access, new_pair, secured_broker, user
 from support.waiting import until
 
 from broker import AccessError, Client, Curve, KeyRefused, Pipeline, TimedOut, UsageError, Worker, credentials
@@ -94,6 +95,23 @@ def test_a_server_that_comes_later_still_refuses(tmp_path: Path) -> None:
         stack.enter_context(keyed_router([], endpoint))
         with pytest.raises(KeyRefused):
             pipeline.receive(30)
+
+
+def test_a_user_who_is_taken_away_is_told() -> None:
+    """The client was let in before, and its connection is a good one as far as it can see."""
+    alice, anybody = new_pair(), user("anybody", call=["mmi.*"])
+    curve = Curve(alice.public, alice.secret, SERVER.public)
+    with secured_broker(access({anybody: alice})) as broker, ExitStack() as stack:
+        (endpoint,) = broker.core.about.endpoints
+        client = stack.enter_context(Client(endpoint, key=curve, timeout=0.5, retries=0))
+        pipeline = stack.enter_context(Pipeline(endpoint, key=curve, timeout=0.5, retries=0))
+        assert client.call("mmi.broker", b"")
+        assert list(pipeline.map("mmi.broker", [b""]))
+        broker.reload(access({}))
+        asks = (lambda: client.call("mmi.broker", b""), lambda: list(pipeline.map("mmi.broker", [b"", b""])))
+        for ask in asks:
+            with pytest.raises(KeyRefused, match="refused this key"):
+                all(iter(ask, []))  # the last answers may still come
 
 
 def test_a_slow_server_is_waited_for() -> None:
