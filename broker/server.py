@@ -16,7 +16,7 @@ import zmq
 
 from broker.access.keys import Keys
 from broker.access.rules import Guard, Review, Rule
-from broker.access.users import Access, User
+from broker.access.users import NOBODY, Access, User
 from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore
 from broker.core.mdp import Frames, Output, Peer, error_body
@@ -29,6 +29,7 @@ from broker.io.dealer import TcpInflow
 from broker.io.exposure import protect
 from broker.io.router import ConnectionCount, NamedConnections, Outbox, Router
 from broker.io.sockets import DRAIN_LIMIT, MOST_FRAMES
+from broker.io.user_connections import Connection
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ class Broker(Shell[BrokerCore]):
         self._peers = ConnectionCount(
             self._router.socket,
             self._connected,
-            self._ended.append if self._access is None else self._access.connections.closed,
+            self._ended.append if self._access is None else self._access.connections.ended,
             None if self._access is None else self._access.connections.accepted,
             None if self._access is None else self._access.failed,
         )
@@ -166,7 +167,8 @@ class Broker(Shell[BrokerCore]):
     def congested(self, request: Request) -> bool:
         """Whether whoever asked has enough to read on its way already, or the loop is behind: more answers of some
         size would only fill the memory, and in the end be dropped. Any thread may ask."""
-        return self.loop.behind or self._router.outbox.full(request.peer)
+        peer = request.peer.sender if isinstance(request.peer, Connection) else request.peer
+        return self.loop.behind or self._router.outbox.full(peer)
 
     def reload(self, access: Access) -> None:
         """From now on this holds, for connections that are open as well. Any thread may ask; only a broker that was
@@ -224,13 +226,15 @@ class Broker(Shell[BrokerCore]):
             self.core.revoke(Review(self._access.guard, self._whose), time.monotonic())
 
     def _whose(self, peer: Peer) -> User | None:
+        """Who a peer is now, with access control; None: this process."""
         if isinstance(peer, LocalPeer):
             return peer.user
-        return self._access.connections.whose(peer) if self._access is not None else None
+        return peer.user if isinstance(peer, Connection) and peer.there and peer.admitted else NOBODY
 
     def _too_large(self, head: Frames) -> None:
         most = f"more than {MOST_FRAMES} frames or {self.most_bytes} bytes, which this broker takes at most"
-        self.core.too_large(head[0], head[1:], most)
+        peer = head[0] if self._access is None else self._access.connections.speaker
+        self.core.too_large(peer, head[1:], most)
 
     def _reply(self, answers: Iterable[tuple[Request, Frames]]) -> None:
         for request, body in answers:
@@ -269,7 +273,7 @@ class Broker(Shell[BrokerCore]):
     def drain(self, now: float) -> bool:
         """Take what has arrived, up to a limit, so that answers go out in between."""
         router, core = self._router, self.core
-        receive, user = router.receive, None
+        receive, access, user = router.receive, self._access, None
         for taken in range(DRAIN_LIMIT):
             if taken == 1 and not router.readable:  # mostly there is one, if not many
                 return False
@@ -278,9 +282,10 @@ class Broker(Shell[BrokerCore]):
                 if frames is None:
                     break
                 continue
-            if self._access is not None:
-                user = self._access.connections.user
-            sender = frames.pop(0)
+            sender: Peer = frames.pop(0)
+            if access is not None:
+                sender = access.connections.speaker
+                user = sender.user
             core.receive(sender, frames, now, user)
             if router.newcomer is not None:
                 frame, router.newcomer = router.newcomer, None
@@ -305,6 +310,8 @@ class Broker(Shell[BrokerCore]):
         for local in self._locals:
             local.flush()
         if self._access is not None:
+            if self._access.connections.ends and not self._router.readable:
+                self._access.connections.forget_ended()
             self._access.report(now)
 
     def close(self) -> None:
@@ -334,7 +341,20 @@ class Broker(Shell[BrokerCore]):
                     lost = True
             elif isinstance(peer, LocalPeer):
                 peer.put(frames or [])
+            elif isinstance(peer, Connection) and frames is not None:
+                lost = not self._send_to(peer, frames, now) or lost
         return lost
+
+    def _send_to(self, connection: Connection, frames: Frames, now: float) -> bool:
+        """Send a message, with access control; false when the peer is gone, or has not read for too long."""
+        try:
+            if connection.there:
+                self._router.send(connection.sender, frames)
+                return True
+        except zmq.ZMQError:
+            pass
+        self._undeliverable(connection, frames, now)
+        return False
 
     def _undeliverable(self, peer: Peer, frames: Frames, now: float) -> None:
         """The peer is gone, or has not read for too long: its message is dropped and counted."""

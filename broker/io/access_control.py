@@ -12,7 +12,7 @@ from broker.access.keys import Keys
 from broker.access.rules import Guard, Refusal
 from broker.access.users import NOBODY, Access
 from broker.io.sockets import Socket
-from broker.io.user_connections import UserConnections
+from broker.io.user_connections import Connection, UserConnections
 from broker.io.zap import ZapHandler, enforce, secure
 
 log = logging.getLogger("broker.access")
@@ -72,7 +72,7 @@ class AccessControl:
         self.context.term()
 
     def _write(self, refusal: Refusal) -> None:
-        peer = refusal.peer if isinstance(refusal.peer, str) else self.connections.address(refusal.peer)
+        peer = refusal.peer.address if isinstance(refusal.peer, Connection) else refusal.peer
         text = "refused: user %r, %s%s, from %s; %d times so far"
         log.warning(
             text,

@@ -19,7 +19,7 @@ import zmq
 from broker.core.mdp import Frames, Peer
 from broker.core.requests import footprint
 from broker.io.channel import Channel
-from broker.io.sockets import DRAIN_LIMIT, LINGER, MOST_FRAMES, Socket, bind, monitored_event, receive, skip
+from broker.io.sockets import DRAIN_LIMIT, LINGER, MOST_FRAMES, Socket, bind, monitored_event, receive, seed_names, skip
 
 SKIP_FRAMES = 100_000
 """Frames of a message that is too large that are thrown away in one go: a twentieth of a second's work."""
@@ -167,6 +167,7 @@ class Router:
         self._look = look
         self._trusted = -1 if distrust else 0
         """How names begin of those who are not looked at: names of the ROUTER's own making begin with 0."""
+        seed_names()
         socket = self.socket = context.socket(zmq.ROUTER)
         socket.linger = LINGER
         socket.router_mandatory = True

@@ -6,8 +6,10 @@ used as here, 2.8 and 3.3: an echo ROUTER does 98,000 round trips a second inste
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import re
+import secrets
 import socket as stream
 import sys
 from collections.abc import Callable, Iterable
@@ -38,6 +40,15 @@ _recv = _backend.recv
 _send = _backend.send
 _DONTWAIT = int(zmq.DONTWAIT)
 _SNDMORE = int(zmq.SNDMORE)
+
+
+def seed_names() -> None:
+    """Have a ROUTER that is made next begin to count its names at random.
+
+    libzmq takes a number for it from `rand`, which nobody seeds in pyzmq's wheel: each process would begin with the
+    same. Who knows the next name can take it, and libzmq ends the process when it is to give it to another.
+    """
+    ctypes.CDLL(None).srand(secrets.randbits(32))
 
 
 def receive(socket: Socket, look: Callable[[Any], None] | None = None) -> Frames | None:

@@ -18,10 +18,12 @@ _SRCFD = int(zmq.SRCFD)
 Ends = tuple[Any, Any]
 """The addresses of both ends of a connection."""
 
+_NO_ENDS: Ends = ("", "")
+
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """A connection that has said something."""
+    """A connection that has said something: a peer of the core. Who takes its name over is another one."""
 
     sender: bytes
     user_id: str
@@ -29,11 +31,14 @@ class Connection:
     user: User
     descriptor: int
     ends: Ends
-    admitted: bool
+    there: bool
+    """Whether something can be sent to it."""
+    admitted: bool = True
+    """Whether what it says is read."""
 
     @property
     def address(self) -> str:
-        """Where it comes from, or to, if there is no telling: ipc."""
+        """Where it comes from; for ipc, where it has come to."""
         peer = self.ends[1] or self.ends[0]
         return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
 
@@ -42,18 +47,22 @@ class UserConnections:
     """Connections by the names of their senders and by their file descriptors.
 
     ZeroMQ tells of a message whose connection it came by. That is asked for every message, for names are not to be
-    trusted: a peer may call itself what the ROUTER called another. Who gives himself any name is not admitted.
+    trusted: a peer may call itself what the ROUTER has called another. Who gives himself a name is not admitted. One
+    that begins with a zero byte, as the ROUTER's do, cannot be told from those; so who has the name of a connection
+    that is gone is another peer, and gets nothing that was meant for that one.
     """
 
     def __init__(self, guard: Guard, settle: Callable[[], None], most_silent: int) -> None:
-        """`settle` is called for a new connection: connections that have ended are to be `closed` before it returns,
-        for one of them may have had its descriptor. `most_silent`: connections that have not said anything."""
-        self.user = NOBODY
-        """Who sent the message that was looked at last."""
+        """`settle` is called for a new connection: it tells of all that have `ended`, for one of them may have had the
+        descriptor. `most_silent`: connections that have not said anything."""
+        self.speaker = Connection(b"", "", NOBODY, -1, _NO_ENDS, there=False, admitted=False)
+        """By which the message came that was looked at last."""
         self._guard = guard
         self._settle = settle
         self._most_silent = most_silent
         self._silent: dict[int, None] = {}
+        self._ended: dict[int, bool] = {}
+        """Gone; but what was said on them may not be read yet. Whether `forget_ended` was called since."""
         self._by_sender: dict[bytes, Connection] = {}
         self._by_descriptor: dict[int, Connection] = {}
         self._counts: dict[str, int] = {}
@@ -66,12 +75,12 @@ class UserConnections:
         return len(self._by_sender)
 
     def look(self, sender: bytes, frame: Any) -> bool:
-        """Whether a message may be read of which this is a frame; then `user` is whose it is."""
+        """Whether a message may be read of which this is a frame; `speaker` is who sent it."""
         user_id = _user_id(frame)
         connection = self._by_sender.get(sender)
         if connection is None or connection.user_id != user_id:
             connection = self._new(sender, user_id, frame)
-        self.user = connection.user
+        self.speaker = connection
         return connection.admitted
 
     def bound(self, endpoint: str) -> None:
@@ -81,7 +90,7 @@ class UserConnections:
 
     def accepted(self, descriptor: int) -> None:
         """There is a new connection. If too many have not said anything, the one that was first ends."""
-        self._silent.pop(descriptor, None)
+        self._close(descriptor)
         self._silent[descriptor] = None
         if len(self._silent) > self._most_silent:
             oldest = next(iter(self._silent))
@@ -89,12 +98,23 @@ class UserConnections:
             self._shut(oldest, None)
             self._guard.refused(NOBODY, "silent", b"", "")
 
-    def closed(self, descriptor: int) -> None:
+    def ended(self, descriptor: int) -> None:
         """A connection is gone."""
         self._silent.pop(descriptor, None)
-        connection = self._by_descriptor.pop(descriptor, None)
-        if connection is not None:
-            self._forget(connection)
+        self._ended[descriptor] = False
+
+    @property
+    def ends(self) -> bool:
+        """Whether there are connections that have ended, and are to be forgotten."""
+        return bool(self._ended)
+
+    def forget_ended(self) -> None:
+        """There is nothing to read now. What has just ended may still bring something: it is told before that is."""
+        for descriptor, before in [*self._ended.items()]:
+            if before:
+                self._close(descriptor)
+            else:
+                self._ended[descriptor] = True
 
     def swap(self) -> None:
         """The guard has other users: who is none any more is disconnected."""
@@ -107,46 +127,43 @@ class UserConnections:
                 self._refuse(connection, "connect")
             self._count(connection, 1)
 
-    def whose(self, sender: Any) -> User:
-        """Who is connected by this name now."""
-        connection = self._by_sender.get(sender)
-        return connection.user if connection is not None and connection.admitted else NOBODY
-
-    def address(self, sender: Any) -> str:
-        """Where a sender is connected from; empty when he is gone."""
-        connection = self._by_sender.get(sender)
-        return connection.address if connection is not None else ""
-
     def _new(self, sender: bytes, user_id: str, frame: Any) -> Connection:
         descriptor: int = frame.get(_SRCFD)
         self._settle()
-        connection = Connection(
-            sender, user_id, self._users.get(user_id, NOBODY), descriptor, self._ends(descriptor) or ("", ""), True
-        )
-        most = connection.user.limits.connections
-        if connection.user is NOBODY:
+        if descriptor in self._ended:
+            self._close(descriptor)
+        ends = self._ends(descriptor)
+        user = self._users.get(user_id, NOBODY)
+        connection = Connection(sender, user_id, user, descriptor, ends, there=ends is not _NO_ENDS)
+        most = user.limits.connections
+        if user is NOBODY:
             self._refuse(connection, "connect")
         elif _is_named(sender, frame):
             self._refuse(connection, "name")
-        elif most and self._counts.get(connection.user.name, 0) >= most:
+        elif most and self._counts.get(user.name, 0) >= most:
             self._refuse(connection, "connections")
-        if connection.ends != ("", ""):  # else it has gone, and nobody would tell that it has
-            self.closed(descriptor)
-            if (former := self._by_sender.pop(sender, None)) is not None:
-                del self._by_descriptor[former.descriptor]
-                self._count(former, -1)
+        if connection.there:  # else nobody would tell when it is gone
+            self._close(descriptor)
+            if (former := self._by_sender.get(sender)) is not None:
+                self._close(former.descriptor)
             self._by_sender[sender] = self._by_descriptor[descriptor] = connection
             self._count(connection, 1)
         return connection
 
+    def _close(self, descriptor: int) -> None:
+        """Forget what is known of a connection by this number."""
+        self._silent.pop(descriptor, None)
+        self._ended.pop(descriptor, None)
+        connection = self._by_descriptor.pop(descriptor, None)
+        if connection is not None:
+            connection.there = False
+            del self._by_sender[connection.sender]
+            self._count(connection, -1)
+
     def _refuse(self, connection: Connection, action: str) -> None:
         connection.admitted = False
         self._shut(connection.descriptor, connection.ends)
-        self._guard.refused(connection.user, action, b"", connection.address)
-
-    def _forget(self, connection: Connection) -> None:
-        del self._by_sender[connection.sender]
-        self._count(connection, -1)
+        self._guard.refused(connection.user, action, b"", connection)
 
     def _count(self, connection: Connection, change: int) -> None:
         if connection.admitted:
@@ -165,14 +182,14 @@ class UserConnections:
         except OSError:
             return
 
-    def _ends(self, descriptor: int) -> Ends | None:
-        """The ends of a connection to here; None when it is gone."""
+    def _ends(self, descriptor: int) -> Ends:
+        """The ends of a connection to here; _NO_ENDS when it is gone."""
         try:
             with stream.socket(fileno=os.dup(descriptor)) as connection:
                 ends = connection.getsockname(), connection.getpeername()
         except OSError:
-            return None
-        return ends if self._is_here(ends[0]) else None
+            return _NO_ENDS
+        return ends if self._is_here(ends[0]) else _NO_ENDS
 
     def _is_here(self, address: Any) -> bool:
         if isinstance(address, tuple):

@@ -1,37 +1,297 @@
-"""Who gets in, with real keys, and what each may do."""
+"""Access control with real keys: who gets in, what each may do, and what those do to others who may not."""
 
 from __future__ import annotations
 
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from support.secured import access, new_pair, raw_socket, secured_broker, told, user
+import zmq
+from support.broker_invariants import check
+from support.secured import SERVER, access, keyed, new_pair, raw_socket, secured_broker, told, user
 from support.waiting import until
 from support.zmtp import message, zmtp
 
-ALICE, BOB, CAROL = new_pair(), new_pair(), new_pair()
+from broker import Access, Broker, EndpointError, Keys, UsageError
+from broker.io import access_control, zap
+from broker.io.sockets import monitored_event
+from broker.io.user_connections import Connection
+
+Socket = zmq.Socket[bytes]
+
+ALICE, BOB, CAROL, LIMITED, STRANGER = (new_pair() for _ in range(5))
 CALLER = user("caller", call=["echo"])
 WORKER = user("worker", work=["echo"])
-OTHER = user("other", call=["mail.*"])
-USERS = access({CALLER: ALICE, WORKER: BOB, OTHER: CAROL})
+OTHER = user("other", call=["mail.*"], work=["mail.*"])
+FEW = user("few", call=["echo"], limits={"connections": 2})
+USERS = {CALLER: ALICE, WORKER: BOB, OTHER: CAROL, FEW: LIMITED}
+OTHERS = {CALLER: ALICE, WORKER: BOB}
+FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+KEYS = {
+    "no key": (None, b""),
+    "unknown key": (STRANGER, SERVER.public),
+    "wrong server key": (ALICE, STRANGER.public),
+}
+CLIENTS: dict[str, tuple[int, list[bytes]]] = {
+    "0.1": (zmq.REQ, [b"MDPC01"]),
+    "0.2": (zmq.DEALER, [b"MDPC02", b"\1"]),
+    "majortomo": (zmq.DEALER, [b"", b"MDPC02", b"\2"]),
+    "queue": (zmq.DEALER, [b"MDPC02", b"\5"]),
+}
+WORKERS: dict[str, tuple[list[bytes], bytes]] = {
+    "0.1": ([b"", b"MDPW01"], b"\3"),
+    "0.2": ([b"MDPW02"], b"\4"),
+    "majortomo": ([b"", b"MDPW02"], b"\4"),
+}
 
 
-def test_call() -> None:
-    with secured_broker(USERS) as broker:
-        (endpoint,) = broker.core.about.endpoints
-        with (
-            raw_socket(endpoint, BOB) as worker,
-            raw_socket(endpoint, ALICE) as client,
-            raw_socket(endpoint, CAROL) as other,
-        ):
-            worker.send_multipart([b"MDPW02", b"\1", b"echo"])
-            assert told(worker) == [b"MDPW02", b"\5"]
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with secured_broker(access(USERS)) as broker:
+        yield broker
+        sound = threading.Event()
+        broker.loop.call(lambda: (check(broker.core), sound.set()))
+        assert sound.wait(60)
+
+
+@pytest.fixture
+def echo(broker: Broker) -> Iterator[Callable[[], None]]:
+    """A worker, and a client that finds that all is well."""
+    with raw_socket(where(broker), BOB) as worker, raw_socket(where(broker), ALICE) as client:
+        worker.send_multipart([b"MDPW02", b"\1", b"echo"])
+        assert told(worker) == [b"MDPW02", b"\5"]
+
+        def ask() -> None:
             client.send_multipart([b"MDPC02", b"\1", b"echo", b"hi"])
-            request = told(worker)
+            while (request := told(worker))[1] != b"\2":
+                worker.send_multipart([b"MDPW02", b"\5"])
             worker.send_multipart([b"MDPW02", b"\4", request[2], b"", b"ho"])
             assert told(client) == [b"MDPC02", b"\3", b"echo", b"ho"]
-            other.send_multipart([b"MDPC02", b"\1", b"echo", b"hi"])
-            assert told(other)[4].startswith(b"403 forbidden: user 'other' may not call 'echo'")
+
+        ask()
+        yield ask
+        ask()
+
+
+def where(broker: Broker) -> str:
+    return broker.core.about.endpoints[0]
+
+
+def reload(broker: Broker, access: Access) -> None:
+    broker.reload(access)
+    done = threading.Event()
+    broker.loop.call(done.set)
+    assert done.wait(60)
+
+
+def refused(broker: Broker) -> dict[tuple[str, str], int]:
+    assert broker.core.guard is not None
+    return broker.core.guard.refusals.copy()
+
+
+@contextmanager
+def watched(
+    endpoint: str, pair: Keys | None = None, server: bytes = SERVER.public
+) -> Iterator[tuple[Socket, Callable[[int], None]]]:
+    """A connected socket, and what waits for an event at it."""
+    with zmq.Context.instance().socket(zmq.DEALER) as client:
+        client.linger = 0
+        if pair is not None:
+            keyed(client, pair, server)
+        monitor: Socket = client.get_monitor_socket()
+        client.connect(endpoint)
+
+        def wait(events: int) -> None:
+            while True:
+                assert monitor.poll(30_000), "no such event"
+                if monitored_event(monitor.recv_multipart()) & events:
+                    return
+
+        try:
+            yield client, wait
+        finally:
+            client.disable_monitor()
+            monitor.close(0)
+
+
+# -- who gets in -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [*CLIENTS, *WORKERS])
+@pytest.mark.parametrize("key", KEYS)
+def test_nobody_else_gets_in(broker: Broker, kind: str, key: str, echo: Callable[[], None]) -> None:
+    before = broker.core.stats["requests"], len(broker.core.workers)
+    pair, server = KEYS[key]
+    with watched(where(broker), pair, server) as (stranger, wait):
+        message = [*CLIENTS[kind][1], b"echo", b"hi"] if kind in CLIENTS else [*WORKERS[kind][0], b"\1", b"echo"]
+        stranger.send_multipart(message)
+        wait(FAILED)
+        action = ("", "connect" if key == "unknown key" else "handshake")
+        until(lambda: refused(broker).get(action))
+        assert not stranger.poll(0)
+    assert (broker.core.stats["requests"], len(broker.core.workers)) == before
+
+
+@pytest.mark.parametrize("dialect", CLIENTS)
+def test_clients(broker: Broker, dialect: str, echo: Callable[[], None]) -> None:
+    kind, head = CLIENTS[dialect]
+    with raw_socket(where(broker), CAROL, kind) as other, raw_socket(where(broker), ALICE, kind) as client:
+        other.send_multipart([*head, b"echo", b"hi"])
+        assert told(other)[-1].startswith(b"403 forbidden: user 'other' may not call 'echo'")
+        client.send_multipart([*head, b"mmi.service", b"echo"])
+        assert told(client)[-1] == b"200"
+        other.send_multipart([*head, b"mmi.service", b"echo"])
+        assert told(other)[-1] == b"404"
+    assert refused(broker) == {("other", "call"): 1}
+
+
+@pytest.mark.parametrize("dialect", WORKERS)
+def test_workers(broker: Broker, dialect: str) -> None:
+    head, final = WORKERS[dialect]
+    with raw_socket(where(broker), CAROL) as other, raw_socket(where(broker), BOB) as worker:
+        other.send_multipart([*head, b"\1", b"echo"])
+        assert told(other) == [*head, b"\5" if dialect == "0.1" else b"\6"]
+        worker.send_multipart([*head, b"\1", b"echo"])
+        assert told(worker) == [*head, b"\4" if dialect == "0.1" else b"\5"]
+        with raw_socket(where(broker), ALICE) as client:
+            client.send_multipart([b"MDPC02", b"\1", b"echo", b"hi"])
+            token = told(worker)[len(head) + 1]
+            assert len(token) == 16
+            worker.send_multipart([*head, final, token, b"", b"ho"])
+            assert told(client) == [b"MDPC02", b"\3", b"echo", b"ho"]
+    assert refused(broker) == {("other", "work"): 1}
+
+
+def test_two_keys_of_one_user(broker: Broker) -> None:
+    more = new_pair()
+    both = access(USERS)
+    both.keys[more.public.decode()] = CALLER
+    reload(broker, both)
+    for pair in (ALICE, more):
+        with raw_socket(where(broker), pair) as client:
+            client.send_multipart([b"MDPC02", b"\1", b"mmi.broker", b""])
+            assert told(client)[2] == b"mmi.broker"
+
+
+# -- endpoints with a user ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("uids", [None, [os.getuid()], [os.getuid() + 1], []])
+def test_who_connects_to_a_named_endpoint_is_its_user(tmp_path: Path, uids: list[int] | None) -> None:
+    endpoint = f"ipc://{tmp_path}/here"
+    more = {} if uids is None else {"uids": {endpoint: uids}}
+    with secured_broker(access(USERS, {endpoint: OTHER}, **more), ("tcp://127.0.0.1:*", endpoint)) as broker:
+        with watched(endpoint) as (client, wait):
+            if uids is not None and os.getuid() not in uids:
+                wait(FAILED)
+                until(lambda: refused(broker).get(("", "connect")))
+                return
+            wait(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            client.send_multipart([b"MDPC02", b"\1", b"echo", b"hi"])
+            assert told(client)[-1].startswith(b"403 forbidden: user 'other'")
+        with watched(where(broker)) as (client, wait):  # that one takes a key
+            wait(FAILED)
+
+
+def test_an_endpoint_that_stands_for_nobody_any_more(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/here"
+    with secured_broker(access(USERS, {endpoint: OTHER}), (endpoint,)) as broker, raw_socket(endpoint) as client:
+        client.send_multipart([b"MDPC02", b"\1", b"mmi.broker", b""])
+        assert told(client)[2] == b"mmi.broker"
+        reload(broker, access(USERS))
+        until(lambda: refused(broker).get(("", "connect")))
+        client.send_multipart([b"MDPC02", b"\1", b"mmi.broker", b""])
+        assert not client.poll(50)
+
+
+def test_what_cannot_be_secured_is_not_bound() -> None:
+    broker = Broker(access=access(USERS), keys=SERVER)
+    for endpoint in ("inproc://here", "ws://127.0.0.1:*"):
+        with pytest.raises(EndpointError, match="with access control"):
+            broker.bind(endpoint)
+    broker.stop()
+    broker = Broker(access=access(USERS))
+    with pytest.raises(UsageError, match="takes a key of the server"):
+        broker.bind("tcp://127.0.0.1:*")
+    broker.stop()
+    with pytest.raises(UsageError, match="context of its own"):
+        Broker(access=access(USERS), keys=SERVER, context=zmq.Context.instance())
+    broker = Broker()
+    with pytest.raises(UsageError, match="without access control"):
+        broker.reload(access(USERS))
+    broker.stop()
+
+
+def test_two_brokers_in_one_process_know_different_users() -> None:
+    with secured_broker(access({CALLER: ALICE})) as one, secured_broker(access({OTHER: CAROL})) as other:
+        for broker, pair, stranger in ((one, ALICE, CAROL), (other, CAROL, ALICE)):
+            with raw_socket(where(broker), pair) as client:
+                client.send_multipart([b"MDPC02", b"\1", b"mmi.broker", b""])
+                assert told(client)[2] == b"mmi.broker"
+            with watched(where(broker), stranger) as (client, wait):
+                wait(FAILED)
+
+
+# -- names -------------------------------------------------------------------------------------------------
+
+
+def test_names_are_refused(broker: Broker, echo: Callable[[], None]) -> None:
+    with raw_socket(where(broker), CAROL, name=b"fred") as named:
+        named.send_multipart([b"MDPC02", b"\1", b"mmi.broker", b""])
+        until(lambda: refused(broker).get(("other", "name")))
+        assert not named.poll(50)
+
+
+def test_nobody_takes_the_place_of_another(broker: Broker, echo: Callable[[], None]) -> None:
+    """A user calls himself what the ROUTER calls a worker."""
+    (worker,) = broker.core.workers
+    assert isinstance(worker, Connection)
+    with raw_socket(where(broker), CAROL, name=worker.sender) as named:
+        for _ in range(3):
+            named.send_multipart([b"MDPW02", b"\6"])
+            echo()
+        assert not named.poll(50)
+
+
+def test_nobody_takes_the_place_of_one_who_is_gone(broker: Broker) -> None:
+    """Neither what it may do, nor the replies that it waits for. ZeroMQ does not tell that the name is his own."""
+    with raw_socket(where(broker), BOB) as worker:
+        worker.send_multipart([b"MDPW02", b"\1", b"echo"])
+        assert told(worker) == [b"MDPW02", b"\5"]
+        with raw_socket(where(broker), ALICE) as client:
+            client.send_multipart([b"MDPC02", b"\1", b"echo", b"hi"])
+            token = told(worker)[2]
+        (request,) = (one.request for one in broker.core.workers.values())
+        assert request is not None
+        asker = request.peer
+        assert isinstance(asker, Connection)
+        until(lambda: broker.core.peers == 1)
+        with raw_socket(where(broker), CAROL, name=asker.sender) as named:
+            named.send_multipart([b"MDPC02", b"\1", b"echo", b"hi"])
+            assert told(named)[-1].startswith(b"403 forbidden: user 'other'")
+            worker.send_multipart([b"MDPW02", b"\4", token, b"", b"ho"])
+            until(lambda: broker.core.stats["unroutable"])
+            assert not named.poll(50)
+
+
+def test_names_are_not_foreseen() -> None:
+    """libzmq ends the process when somebody has taken the next name."""
+    begins = set()
+    for _ in range(5):
+        with secured_broker(access(USERS)) as broker, raw_socket(where(broker), ALICE) as client:
+            client.send_multipart([b"MDPC02", b"\1", b"mmi.broker", b""])
+            assert told(client)[2] == b"mmi.broker"
+            assert broker._access is not None
+            begins.add(broker._access.connections.speaker.sender)
+    assert len(begins) > 1
 
 
 NAMED = (b"Identity", b"somebody")
@@ -63,3 +323,218 @@ def test_who_gives_himself_a_name_is_not_heard(
             until(lambda: guard is not None and guard.refusals == {("caller", "name"): 1})
         else:
             assert stream.recv(100) == message(b"MDPW02", b"\6")  # he may not work
+
+
+# -- other users while it runs -----------------------------------------------------------------------------
+
+
+def test_a_revoked_user_is_disconnected(broker: Broker, echo: Callable[[], None]) -> None:
+    with watched(where(broker), CAROL) as (client, wait):
+        client.send_multipart([b"MDPC02", b"\1", b"mail.x", b"hi"])
+        until(lambda: broker.core.waiting.count == 1)
+        reload(broker, access({CALLER: ALICE, WORKER: BOB}))
+        wait(zmq.EVENT_DISCONNECTED)
+        wait(FAILED)
+        until(lambda: broker.core.waiting.count == 0)
+        echo()
+    reload(broker, access(USERS))
+    with watched(where(broker), CAROL) as (client, wait):
+        wait(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+
+
+def test_a_revoked_worker_is_gone_at_once(broker: Broker) -> None:
+    with raw_socket(where(broker), BOB) as worker, raw_socket(where(broker), ALICE) as client:
+        worker.send_multipart([b"MDPW02", b"\1", b"echo"])
+        assert told(worker) == [b"MDPW02", b"\5"]
+        client.send_multipart([b"MDPC02", b"\1", b"echo", b"hi"])
+        request = told(worker)
+        reload(broker, access({CALLER: ALICE}))
+        until(lambda: not broker.core.workers)
+        assert broker.core.waiting.count == 1, "its request waits for another worker"
+        worker.send_multipart([b"MDPW02", b"\4", request[2], b"", b"forged"])
+        assert not client.poll(50)
+
+
+def test_a_worker_who_may_not_work_any_more(broker: Broker) -> None:
+    with raw_socket(where(broker), BOB) as worker:
+        worker.send_multipart([b"MDPW02", b"\1", b"echo"])
+        assert told(worker) == [b"MDPW02", b"\5"]
+        reload(broker, access({CALLER: ALICE, user("worker", work=["mail.*"]): BOB}))
+        assert told(worker) == [b"MDPW02", b"\6"]
+        worker.send_multipart([b"MDPW02", b"\1", b"mail.send"])
+        assert told(worker) == [b"MDPW02", b"\5"], "the connection is still there"
+
+
+def test_a_key_that_is_another_user_s_now(broker: Broker) -> None:
+    with raw_socket(where(broker), BOB) as worker:
+        worker.send_multipart([b"MDPW02", b"\1", b"echo"])
+        assert told(worker) == [b"MDPW02", b"\5"]
+        reload(broker, access({WORKER: STRANGER, OTHER: BOB}))
+        assert told(worker) == [b"MDPW02", b"\6"]
+        worker.send_multipart([b"MDPC02", b"\1", b"echo", b"hi"])
+        assert told(worker)[-1].startswith(b"403 forbidden: user 'other'")
+
+
+def test_what_a_user_may_do_changes_at_once(broker: Broker, echo: Callable[[], None]) -> None:
+    with raw_socket(where(broker), CAROL) as client:
+        for who, status in ((OTHER, b"404"), (user("other", call=["echo"]), b"200"), (OTHER, b"404")):
+            reload(broker, access({**OTHERS, who: CAROL}))
+            client.send_multipart([b"MDPC02", b"\1", b"mmi.service", b"echo"])
+            assert told(client)[-1] == status
+
+
+def test_local_peers_are_users_or_may_do_everything(broker: Broker) -> None:
+    got: dict[str, list[Any]] = {"own": [], "other": []}
+    own, other = broker.connect_local(got["own"].extend), broker.connect_local(got["other"].extend, OTHER)
+    for peer in (own, other):
+        peer.send([[b"MDPC02", b"\1", b"echo", b"hi"]])
+    until(lambda: got["other"])
+    assert got["other"].pop()[-1].startswith(b"403 forbidden: user 'other'")
+    until(lambda: broker.core.waiting.count == 1)
+    reload(broker, access(OTHERS | {user("other", call=["*"]): CAROL}))
+    other.send([[b"MDPC02", b"\1", b"echo", b"hi"]])
+    until(lambda: broker.core.waiting.count == 2)
+    reload(broker, access({}))
+    until(lambda: broker.core.waiting.count == 1)
+    assert got["own"] == []
+
+
+# -- too much ----------------------------------------------------------------------------------------------
+
+
+def test_connections_of_a_user(broker: Broker, echo: Callable[[], None]) -> None:
+    def served(client: Socket) -> bool:
+        client.send_multipart([b"MDPC02", b"\1", b"mmi.broker", b""])
+        return bool(client.poll(200))
+
+    with ExitStack() as stack:
+        first, second, third = (stack.enter_context(raw_socket(where(broker), LIMITED)) for _ in range(3))
+        assert served(first)
+        assert served(second)
+        assert not served(third)
+        until(lambda: refused(broker).get(("few", "connections")))
+        assert served(first)
+        assert served(second)
+        second.close()
+        until(lambda: served(third))
+
+
+def test_connections_that_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_control, "MOST_SILENT", 5)
+    with secured_broker(access(USERS)) as broker, raw_socket(where(broker), CAROL) as client, ExitStack() as stack:
+        client.send_multipart([b"MDPC02", b"\1", b"mmi.broker", b""])
+        assert told(client)[2] == b"mmi.broker"
+        silent = [stack.enter_context(raw(broker)) for _ in range(20)]
+        for connection in silent[:15]:
+            while connection.recv(100):  # a greeting, then the end
+                pass
+        assert refused(broker)[("", "silent")] == 15
+        client.send_multipart([b"MDPC02", b"\1", b"mmi.broker", b""])
+        assert told(client)[2] == b"mmi.broker", "who has said something stays"
+
+
+def raw(broker: Broker) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", urlsplit(where(broker)).port or 0), timeout=30)
+
+
+def test_a_handshake_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zap, "HANDSHAKE", 100)
+    greeting = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0CURVE" + bytes(47)
+    with secured_broker(access(USERS)) as broker:
+        for start in (b"", b"\xff", greeting[:20], greeting, greeting + b"\4\xc8\5HELLO"):
+            with raw(broker) as stranger:
+                stranger.sendall(start)
+                while stranger.recv(1000):
+                    pass
+        until(lambda: refused(broker).get(("", "handshake"), 0) == 5)
+
+
+def test_thousands_of_failed_handshakes(broker: Broker, echo: Callable[[], None]) -> None:
+    with ExitStack() as stack:
+        for number in range(20):
+            stranger = stack.enter_context(zmq.Context.instance().socket(zmq.DEALER))
+            stranger.linger, stranger.reconnect_ivl = 0, 1
+            keyed(stranger, STRANGER if number % 2 else ALICE, SERVER.public if number % 2 else STRANGER.public)
+            stranger.connect(where(broker))
+        asked = 0
+        while sum(refused(broker).get(("", action), 0) for action in ("connect", "handshake")) < 1000:
+            echo()
+            asked += 1
+    assert asked > 10
+    assert set(refused(broker)) == {("", "connect"), ("", "handshake")}
+
+
+# -- the handler -------------------------------------------------------------------------------------------
+
+
+def test_without_the_handler_nobody_gets_in(broker: Broker, echo: Callable[[], None]) -> None:
+    control = broker._access
+    assert control is not None
+    gone = threading.Event()
+    broker.loop.call(lambda: (broker.loop.remove(control.zap), gone.set()))
+    assert gone.wait(60)
+    for pair in (ALICE, STRANGER, None):
+        with watched(where(broker), pair) as (_, wait):
+            wait(FAILED)
+
+
+def test_thousands_of_questions(broker: Broker, echo: Callable[[], None]) -> None:
+    control = broker._access
+    assert control is not None
+    with control.context.socket(zmq.DEALER) as inside:
+        inside.linger = inside.sndhwm = inside.rcvhwm = 0
+        inside.connect(zap.ADDRESS)
+        for _ in range(900):  # a ROUTER drops what nobody reads, beyond 1000
+            inside.send_multipart([b"", b"1.0", b"7", where(broker).encode(), b"", b"", b"CURVE", bytes(32)])
+        for _ in range(10):
+            echo()
+        for _ in range(900):
+            assert told(inside)[3] == b"400"
+    assert refused(broker) == {("", "connect"): 900}
+
+
+def test_malformed_questions(broker: Broker, echo: Callable[[], None]) -> None:
+    control = broker._access
+    assert control is not None
+    whole = [b"", b"1.0", b"7", where(broker).encode(), b"127.0.0.1", b"", b"CURVE", bytes(32)]
+    questions = [whole[:length] for length in range(1, len(whole))]
+    questions += [[*whole[:at], b"", *whole[at + 1 :]] for at in range(len(whole))]
+    questions += [
+        [*whole, b"more"],
+        [b"x" * 100_000] * 8,
+        [b""] * 300,
+        [*whole[:6], b"NULL"],
+        [*whole[:6], b"PLAIN", b"", b""],
+    ]
+    with control.context.socket(zmq.DEALER) as inside:
+        inside.linger = 0
+        inside.connect(zap.ADDRESS)
+        for question in questions:
+            inside.send_multipart(question)
+        inside.send_multipart([*whole[:7], zap.z85.decode(ALICE.public)])
+        answers = []
+        while not answers or answers[-1][3] != b"200":
+            answers.append(told(inside))
+        assert answers[-1] == [b"", b"1.0", b"7", b"200", b"", ALICE.public, b""]
+        assert {answer[3] for answer in answers[:-1]} == {b"400"}
+        assert not {answer[5] for answer in answers[:-1]} - {b""}
+
+
+# -- the log -----------------------------------------------------------------------------------------------
+
+
+def test_refusals_are_logged(broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_control, "LINE_EVERY", 1e9)
+    with caplog.at_level(logging.WARNING, "broker.access"), raw_socket(where(broker), CAROL) as client:
+        for _ in range(10):
+            client.send_multipart([b"MDPC02", b"\1", b"echo", b"a body"])
+            assert told(client)[-1].startswith(b"403")
+        client.send_multipart([b"MDPC02", b"\1", b"mmi.stats", b""])
+        assert told(client)[-1].startswith(b"403")
+        until(lambda: len(caplog.records) == 2)
+    first, second = caplog.records
+    fields = {name: first.__dict__[name] for name in ("user", "action", "service")}
+    assert fields == {"user": "other", "action": "call", "service": "echo"}
+    assert first.__dict__["peer"].startswith("127.0.0.1:")
+    assert (second.__dict__["action"], second.__dict__["service"]) == ("metrics", "mmi.stats")
+    assert "a body" not in caplog.text
