@@ -75,6 +75,8 @@ def join_frames(frames: Sequence[bytes]) -> bytes:
 
 def cut(reason: str) -> bytes:
     """A reason as it is stored: at most REASON_MAX bytes of UTF-8, and no half letter at the end."""
+    if not reason:
+        return b""  # mostly
     text = reason.encode(errors="replace")
     if len(text) > REASON_MAX:
         text = text[:REASON_MAX].decode(errors="ignore").encode()
