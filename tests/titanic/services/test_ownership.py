@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -41,10 +43,10 @@ def submit(desk: Desk, user: User | None, *, name: bytes = tsp.SUBMIT, **options
     return desk.ask(name, [*head, b"mail.send", b"x"], user=user)[0]
 
 
-def end(desk: Desk, uuid: bytes, status: Status = Status.DONE) -> None:
+def end(desk: Desk, uuid: bytes, status: Status = Status.DONE, reply: bytes = b"R") -> None:
     with desk.store.write() as transaction:
         transaction.finish(
-            bytes.fromhex(uuid.decode()), status, [b"R"], attempts=1, dispatched_at=1, finished_at=2, reason="so"
+            bytes.fromhex(uuid.decode()), status, [reply], attempts=1, dispatched_at=1, finished_at=2, reason="so"
         )
 
 
@@ -374,3 +376,53 @@ def test_without_access_control_nothing_is_looked_up(desk: Desk, three: Three, m
     assert desk.ask(tsp.CLOSE, [three.done]) == [[b"200"]]
     assert desk.ask(tsp.CLOSE, [three.waits], user=ROOT) == [[b"200"]]
     assert not is_known(desk, three.done)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_asked_nothing_of_others_is_in_an_answer(desk: Desk, seed: int) -> None:
+    chance = random.Random(seed)
+    owners = (SHOP, OTHER)
+    uuids: dict[bytes, User] = {}
+    closed: set[bytes] = set()
+
+    def some() -> bytes:
+        return chance.choice([*uuids, b"0" * 32])
+
+    def submitted(user: User) -> tuple[bytes, list[bytes]]:
+        options: dict[str, Any] = {"key": chance.choice("abc")} if chance.random() < 0.5 else {}
+        if chance.random() < 0.2:
+            options["forget"] = ["a"]
+        return tsp.SUBMIT, [json.dumps(options).encode(), b"mail.send", b"from-" + user.owner]
+
+    def listed_by(user: User) -> tuple[bytes, list[bytes]]:
+        options: list[dict[str, Any]] = [{}, {"keys": ["a", "b", "c"]}, {"uuid": some().decode()}]
+        options += [{"after": some().decode(), "limit": 2}, {"state": "done"}, {"state": "running"}]
+        return tsp.LIST, [json.dumps(chance.choice(options)).encode()]
+
+    def administered(user: User) -> tuple[bytes, list[bytes]]:
+        which = chance.choice([{"uuids": [some().decode(), some().decode()]}, {"state": "failed"}])
+        return tsp.ADMIN, [json.dumps({"do": chance.choice(["retry", "purge"]), **which}).encode()]
+
+    asks: list[Callable[[User], tuple[bytes, list[bytes]]]] = [submitted, listed_by, administered]
+    asks += [lambda user: (tsp.REPLY, [b"\n".join({some(), some()})]), lambda user: (tsp.REPLY, [some()])]
+    asks += [lambda user: (tsp.CLOSE, [b"\n".join((some(), some()))])]
+    for _ in range(300):
+        user = chance.choice(owners)
+        name, body = chance.choice([*asks, submitted])(user)
+        (answer,) = desk.ask(name, body, user=user)
+        if name == tsp.SUBMIT and answer[0] == b"200":
+            assert uuids.setdefault(answer[1], user) is user
+            end(desk, answer[1], chance.choice([Status.DONE, Status.FAILED]), b"for-" + user.owner)
+        desk.at_work = {bytes.fromhex(uuid.decode()) for uuid in chance.sample([*uuids], min(3, len(uuids)))}
+        other = owners[user is SHOP].owner
+        text = b"\n".join(answer)
+        assert b"from-" + other not in text
+        assert b"for-" + other not in text
+        assert b'"owner": "' + other not in text
+        assert not any(uuid in text for uuid, owner in uuids.items() if owner is not user)
+        if name in (tsp.CLOSE, tsp.ADMIN):
+            gone = {uuid for uuid in uuids if uuid not in closed and not is_known(desk, uuid)}
+            assert all(uuids[uuid] is user for uuid in gone), "somebody else's was closed"
+            closed |= gone
+    assert closed
+    assert len(uuids) - len(closed) > 0
