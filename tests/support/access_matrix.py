@@ -112,6 +112,10 @@ class Scene:
         assert isinstance(found, list)
         return found
 
+    def what_is_there(self) -> list[object]:
+        """Requests with their states, and services with their workers."""
+        return [*sorted((row["uuid"], row["state"]) for row in self.listed()), self.audit(b"mmi.workers")]
+
     def submit(self, user: str, service: bytes, count: int, **options: object) -> list[bytes]:
         status, uuids = self.peer("0.2", user).ask(
             b"titanic.submit", json.dumps({"many": True, **options}).encode(), service, *[b"body"] * count

@@ -5,7 +5,7 @@
     titanic.request                  submit, for the service in it      400 forbidden
     titanic.submit                   submit, for the service in it      403 forbidden
     titanic.reply, titanic.wait      read: the request's owner          as for an unknown UUID
-    titanic.close                    close, and read: its owner         as for an unknown UUID
+    titanic.close                    close, and read: its owner         403 without close; else as for an unknown UUID
     titanic.list                     read                               403; of others' requests: nothing
     titanic.stats                    metrics, or read = "all"           403
     titanic.admin retry              submit, and read: its owner        403 without read; else it is not done
@@ -61,8 +61,8 @@ def lacks_stats(user: User) -> str | None:
     return f"{_who(user)} may not see figures; it needs metrics = true"
 
 
-def lacks_purge(user: User) -> str | None:
-    """Why a user may purge nothing."""
+def lacks_close(user: User) -> str | None:
+    """Why a user may close nothing, nor purge. Who took a 200 for it would rely on a request that is not closed."""
     if user.admin or (user.close and user.read is not Reach.NONE):
         return None
     return f'{_who(user)} may not close requests; it needs close = true and read = "own" or "all"'
@@ -87,6 +87,10 @@ def _submit(user: User, body: Frames) -> Frames | None:
     return None if fault is None else refused_submit(tsp.SUBMIT, fault)
 
 
+def _close(user: User, body: Frames) -> Frames | None:
+    return _refused(lacks_close(user))
+
+
 def _list(user: User, body: Frames) -> Frames | None:
     return _refused(lacks_list(user))
 
@@ -109,7 +113,7 @@ RULES: Mapping[bytes, Rule] = {
     tsp.SUBMIT: _submit,
     tsp.REPLY: _by_owner,
     tsp.WAIT: _by_owner,
-    tsp.CLOSE: _by_owner,
+    tsp.CLOSE: _close,
     tsp.LIST: _list,
     tsp.STATS: _stats,
     tsp.ADMIN: _list,

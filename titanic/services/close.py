@@ -16,6 +16,7 @@ from broker import User
 from titanic.commit.writer import ALONE, FEW, halves
 from titanic.errors import StoreError, StoreFull
 from titanic.protocol import tsp
+from titanic.protocol.permissions import lacks_close
 from titanic.protocol.tsp import Frames
 from titanic.services.access import is_kept, not_his
 from titanic.services.ask import Ask, ServiceContext
@@ -116,7 +117,11 @@ class CloseWrite:
         items = []
         for ask in self._asks:
             uuids = tsp.read_uuids(ask.body)
-            if uuids is None:
+            fault = None if ask.user is None else lacks_close(ask.user)
+            if ask.user is not None and fault is not None:
+                self._context.refusals.add(ask.user, tsp.CLOSE, fault)
+                self._answers.append((ask, tsp.forbidden(fault)))
+            elif uuids is None:
                 self._answers.append((ask, tsp.BAD_UUID))
             else:
                 closing = _CloseAsk(ask, len(uuids))

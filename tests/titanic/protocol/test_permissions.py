@@ -9,7 +9,7 @@ import pytest
 
 from broker import NOBODY, Permission, Reach, User
 from titanic.protocol import tsp
-from titanic.protocol.permissions import RULES, lacks_archive, lacks_purge
+from titanic.protocol.permissions import RULES, lacks_archive, lacks_close
 from titanic.services.request_submit import PARSERS
 
 SENDER = User("shop", {Permission.SUBMIT: ("mail.*",)}, Reach.OWN, close=True)
@@ -28,7 +28,7 @@ ASKS: dict[str, tuple[bytes, list[bytes], set[User]]] = {
     "many": (tsp.SUBMIT, [b'{"many": true}', b"upper", b"mail.send", b"mail.send"], {ADMIN}),
     "reply": (tsp.REPLY, [b"0" * 32], {*EVERYBODY}),
     "wait": (tsp.WAIT, [b"1", b"0" * 32], {*EVERYBODY}),
-    "close": (tsp.CLOSE, [b"0" * 32], {*EVERYBODY}),
+    "close": (tsp.CLOSE, [b"0" * 32], {SENDER, ADMIN}),
     "list": (tsp.LIST, [b"{}"], {SENDER, READER, ADMIN}),
     "stats": (tsp.STATS, [b""], {READER, GRAPHS, QUEUE, ADMIN}),
     "admin": (tsp.ADMIN, [b'{"do": "retry"}'], {SENDER, READER, ADMIN}),
@@ -59,7 +59,7 @@ def test_the_refusal_names_what_is_missing() -> None:
 
 def test_the_archive_is_for_admins_and_purging_for_who_may_close() -> None:
     assert [user for user in EVERYBODY if lacks_archive(user) is None] == [ADMIN]
-    assert [user for user in EVERYBODY if lacks_purge(user) is None] == [SENDER, ADMIN]
+    assert [user for user in EVERYBODY if lacks_close(user) is None] == [SENDER, ADMIN]
 
 
 @pytest.mark.parametrize(

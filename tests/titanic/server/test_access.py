@@ -14,7 +14,7 @@ from support.waiting import until
 
 from broker import NOBODY, BrokerConfig, Curve, Kind, Reach, User, Worker, load_secret, new_keys
 from titanic import Client, Forbidden, Server, UnknownRequest
-from titanic.server.access_control import AccessControl, new_broker
+from titanic.server.access_control import ServerAccess, new_broker
 from titanic.server.mdp_worker import user_in
 
 ACCESS = """
@@ -88,7 +88,7 @@ def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
         with serving(tmp_path, access=path, key=key) as server:
             yield House(server, server.endpoints[0], tmp_path, lambda: dict(server.snapshot().forbidden))
         return
-    broker = new_broker(BrokerConfig(), AccessControl(path, key), open=False)
+    broker = new_broker(BrokerConfig(), ServerAccess(path, key), open=False)
     endpoint = broker.bind("tcp://127.0.0.1:*")
     keys = {"key": tmp_path / "queue.key_secret", "server_key": str(tmp_path / "server.key")}
     with broker, serving(tmp_path, broker=endpoint, **keys) as server:
@@ -119,7 +119,8 @@ def test_each_user_has_his_own(house: House) -> None:
         with pytest.raises(Forbidden, match="user 'shop' may not see figures"):
             shop.stats()
         assert audit.stats()["store"]["requests"] == 2
-        audit.close(his)
+        with pytest.raises(Forbidden, match="user 'audit' may not close requests; it needs close = true"):
+            audit.close(his)
         shop.close(his)
         with pytest.raises(UnknownRequest):
             audit.show(his)
@@ -168,7 +169,7 @@ def test_statuses_and_limits(house: House) -> None:
     assert house.raw("small", b"titanic.request", b"mail.send", b"x") == full
     unknown = house.raw("root", b"titanic.reply", b"0" * 32)
     assert house.raw("small", b"titanic.reply", uuid) == unknown, "he may not read even what is his"
-    assert house.raw("small", b"titanic.close", uuid) == [b"200"]
+    assert house.raw("small", b"titanic.close", uuid)[0].startswith(b"403 forbidden: ")
     assert house.raw("root", b"titanic.reply", uuid) == [b"300"]
     assert house.raw("small", b"titanic.list", b"{}")[0].startswith(b"403 forbidden: ")
     assert house.raw("audit", b"titanic.admin", b'{"do": "archive"}')[0].startswith(b"403 forbidden: ")
