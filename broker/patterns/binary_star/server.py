@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import zmq
 
@@ -15,6 +16,7 @@ from broker.errors import BrokerError
 from broker.handlers import Handler
 from broker.io import sockets
 from broker.io.channels import Shell
+from broker.io.curve import Key
 from broker.patterns.binary_star.core import BinaryStarCore, StarConfig, StarState
 from broker.patterns.request_reply.client import LazyPirate
 from broker.patterns.request_reply.server import Server
@@ -152,5 +154,15 @@ class BinaryStarClient(LazyPirate):
 
     hasty = False
 
-    def __init__(self, primary: str, backup: str, *, config: StarConfig | None = None, retries: int = 5) -> None:
-        super().__init__([primary, backup], timeout=1.5 * (config or StarConfig()).expiry, retries=retries)
+    def __init__(
+        self,
+        primary: str,
+        backup: str,
+        *,
+        config: StarConfig | None = None,
+        retries: int = 5,
+        key: Key = None,
+        server_key: str | Path | None = None,
+    ) -> None:
+        timeout = 1.5 * (config or StarConfig()).expiry
+        super().__init__([primary, backup], timeout=timeout, retries=retries, key=key, server_key=server_key)

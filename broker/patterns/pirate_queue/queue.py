@@ -8,6 +8,7 @@ connection, after a wait that doubles up to 32 s.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import zmq
 
@@ -16,6 +17,7 @@ from broker.core.mdp import Output
 from broker.core.worker import WorkerSession
 from broker.handlers import Handler
 from broker.io.channels import Shell
+from broker.io.curve import Key
 from broker.io.router import Router
 from broker.io.sockets import DRAIN_LIMIT
 from broker.patterns.pirate_queue.core import (
@@ -109,9 +111,18 @@ class _PirateWorker(Worker):
     _default = WorkerConfig()
     _registers_at = "queue"
 
-    def __init__(self, handler: Handler, endpoint: str, *, jobs: int = 1, config: WorkerConfig | None = None) -> None:
-        name = f"{self._dialect.name} pirate"
-        super().__init__(name, handler, endpoint, jobs=jobs, config=config or self._default)
+    def __init__(
+        self,
+        handler: Handler,
+        endpoint: str,
+        *,
+        jobs: int = 1,
+        config: WorkerConfig | None = None,
+        key: Key = None,
+        server_key: str | Path | None = None,
+    ) -> None:
+        name, config = f"{self._dialect.name} pirate", config or self._default
+        super().__init__(name, handler, endpoint, jobs=jobs, config=config, key=key, server_key=server_key)
 
     def _new_session(self, config: WorkerConfig | None) -> WorkerSession:
         return WorkerSession(self.service, config, now=time.monotonic(), dialect=self._dialect)

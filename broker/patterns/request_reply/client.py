@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 
 from broker.client import Body, Conversation, reply_body
 from broker.config import DEFAULT_ENDPOINT, ClientConfig
@@ -17,6 +18,7 @@ from broker.core.client import ClientSession, EventKind, ReplyEvent
 from broker.core.mdp import Frames
 from broker.errors import UsageError
 from broker.io.channels import AnyCore, Shell
+from broker.io.curve import Key, credentials
 from broker.patterns.request_reply.core import PLAIN
 
 
@@ -31,9 +33,17 @@ class LazyPirate(Conversation):
     """
 
     def __init__(
-        self, endpoint: str | Sequence[str] = DEFAULT_ENDPOINT, *, timeout: float | None = 2.5, retries: int = 3
+        self,
+        endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
+        *,
+        timeout: float | None = 2.5,
+        retries: int = 3,
+        key: Key = None,
+        server_key: str | Path | None = None,
     ) -> None:
-        super().__init__(endpoint, ClientSession(ClientConfig(timeout, retries), dialect=PLAIN))
+        """`key`, `server_key`: as of `broker.Client`."""
+        session = ClientSession(ClientConfig(timeout, retries), dialect=PLAIN)
+        super().__init__(endpoint, session, credentials(key, server_key))
 
     def call(self, *body: Body, timeout: float | None = None, retries: int | None = None) -> Frames:
         """The reply. Raises TimedOut after the last try, RemoteError for an error reply."""

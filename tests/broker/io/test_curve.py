@@ -15,6 +15,7 @@ from support.secured import SERVER, access, new_pair, secured_broker, user
 from support.waiting import until
 
 from broker import AccessError, Client, Curve, KeyRefused, Pipeline, TimedOut, UsageError, Worker, credentials
+from broker.patterns import BinaryStarClient, GeneraldomoWorker, LazyPirate, SimpleWorker
 
 IN_TIME = 2.0
 """Seconds in which a client must know that its key is refused."""
@@ -182,3 +183,26 @@ def test_a_secret_is_not_shown() -> None:
     curve = new_curve()
     assert curve.secret.decode() not in repr(curve)
     assert curve.secret.decode() not in f"{curve}"
+
+
+def test_a_worker_whose_user_comes_is_let_in(caplog: pytest.LogCaptureFixture) -> None:
+    """The access file was mended: the worker has gone on trying."""
+    pair, worker = new_pair(), user("worker", work=["upper"])
+    with secured_broker(access({})) as broker:
+        (endpoint,) = broker.core.about.endpoints
+        curve = Curve(pair.public, pair.secret, SERVER.public)
+        with Worker("upper", lambda frames: frames, endpoint, key=curve) as working:
+            until(lambda: "refused this key" in caplog.text)
+            broker.reload(access({worker: pair}))
+            until(lambda: working.registered)
+
+
+def test_patterns_have_keys_as_well_or_say_that_they_have_not(caplog: pytest.LogCaptureFixture) -> None:
+    with refusing("unknown") as (endpoint, curve, text):
+        for client in (LazyPirate(endpoint, key=curve), BinaryStarClient(endpoint, endpoint, key=curve)):
+            with client, pytest.raises(KeyRefused, match=re.escape(text)):
+                client.call(b"hello")
+        with SimpleWorker(lambda frames: frames, endpoint, key=curve):
+            until(lambda: text in caplog.text)
+        with pytest.raises(UsageError, match="a CLIENT socket was given keys"):
+            GeneraldomoWorker("upper", lambda frames: frames, endpoint, key=curve)
