@@ -51,7 +51,7 @@ class Unprotected(EndpointError):
 
 class KeyRefused(EndpointError):
     """A server is there, but refuses the connection: it does not know the key, has another one itself, wants a key of
-    which there is none, or takes none. The text says which of these it is."""
+    which there is none, or takes none; or it takes others of this machine only. The text says which of these it is."""
 
 
 class TimedOut(BrokerError, TimeoutError):

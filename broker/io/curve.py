@@ -10,11 +10,13 @@ were there. So when nothing was heard for a while, `Doubt` makes another connect
     any other HANDSHAKE_FAILED          CURVE, and so have we                               another server's key
                                         CURVE, and we have no key                           a missing key
                                         NULL, and we have a key                             a key that is not wanted
+                                        none: it closes an ipc:// connection                a uid that is not wanted
     nothing of these                    –                                                   nobody there, or slow
 """
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 from collections.abc import Sequence
@@ -255,16 +257,28 @@ def _mismatch(endpoint: str, curve: Curve | None, failures: int) -> str:
             f"the server at {endpoint} has another key; it cannot read what is encrypted for the server key"
             f" {curve.server.decode()}; give the public key of that server (server key)"
         )
+    if mechanism is None and failures >= REFUSED_TWICE and endpoint.startswith("ipc:"):
+        return (
+            f"the server at {endpoint} closes the connection at once; only some users of this machine may connect"
+            f" there, and this one (uid {os.geteuid()}) is none of them; run this as one of them, or have the uid"
+            " added to the server's access file"
+        )
     return ""
 
 
-def _mechanism(endpoint: str) -> bytes:
-    """The mechanism in the greeting of a server; empty when there is no greeting."""
+def _mechanism(endpoint: str) -> bytes | None:
+    """The mechanism in the greeting of a server; empty when there is no greeting, None when the server closes the
+    connection instead."""
     greeting = b""
     with suppress(OSError, ValueError):
-        if (connection := connection_to(full(endpoint), PATIENCE)) is not None:
-            with connection:
+        if (connection := connection_to(full(endpoint), PATIENCE)) is None:
+            return b""
+        with connection:
+            try:
                 connection.sendall(_GREETING)
                 while len(greeting) < _GREETING_SIZE and (part := connection.recv(_GREETING_SIZE - len(greeting))):
                     greeting += part
-    return greeting[_MECHANISM].rstrip(b"\0")
+            except ConnectionError:
+                return None
+        return greeting[_MECHANISM].rstrip(b"\0") if greeting else None
+    return b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import zmq
 from support.keyed_router import CURVE_SERVER, key_files, keyed_router, new_curve
 from support.secured import SERVER, access, new_pair, secured_broker, user
 from support.waiting import until
@@ -113,6 +115,15 @@ def test_a_user_who_is_taken_away_is_told() -> None:
         for ask in asks:
             with pytest.raises(KeyRefused, match="refused this key"):
                 all(iter(ask, []))  # the last answers may still come
+
+
+def test_a_user_of_the_machine_who_may_not_connect_is_told(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/others"
+    with zmq.Context.instance().socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.IPC_FILTER_UID, os.geteuid() + 1)
+        router.bind(endpoint)
+        with Client(endpoint) as client, pytest.raises(KeyRefused, match=rf"this one \(uid {os.geteuid()}\) is none"):
+            client.call("echo", b"hello")
 
 
 def test_a_slow_server_is_waited_for() -> None:
