@@ -108,6 +108,15 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
             else:
                 self._done = True
                 self._taken(other)
+        elif answer is not None and answer[0].startswith(b"403"):
+            log.error(
+                "it cannot be found out whether another queue serves %s already: %s; give the user of this queue's key"
+                ' work = ["titanic.*"], and make sure that there is no other one',
+                self._endpoint,
+                answer[0].decode(errors="replace"),
+            )
+            self._go_on(now)
+            self._done = True
         else:
             if not self._registered:
                 log.info("the queue that is registered at %s does not answer: taking its place", self._endpoint)

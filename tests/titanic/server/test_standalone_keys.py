@@ -77,3 +77,21 @@ def test_a_queue_whose_key_is_refused_logs_it_and_goes_on(
             (record, *_) = until(lambda: [one for one in caplog.records if one.levelno >= logging.ERROR])
             assert time.monotonic() - began < 5
         assert record.message.startswith(f"the server at {endpoint} refused this key")
+
+
+def test_a_queue_that_may_not_ask_whether_there_is_another_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pairs = {name: new_keys(tmp_path, name)[1] for name in ("one", "two")}
+    less = user("two", work=["titanic.request"], call=["*"])
+    users = {user("one", work=["titanic.*"]): load_secret(pairs["one"]), less: load_secret(pairs["two"])}
+    with secured_broker(access(users), rules=RULES, heartbeat_interval=0.5) as broker:
+        (endpoint,) = broker.core.about.endpoints
+        for folder in pairs:
+            (tmp_path / f"of-{folder}").mkdir()
+        with serving(tmp_path / "of-one", broker=endpoint, key=pairs["one"], server_key=SERVER_KEY) as first:
+            until(lambda: first.ready)
+            with serving(tmp_path / "of-two", broker=endpoint, key=pairs["two"], server_key=SERVER_KEY):
+                said = until(lambda: [line.message for line in caplog.records if "found out" in line.getMessage()])
+    assert "user 'two' may not see figures" in said[0]
+    assert 'work = ["titanic.*"]' in said[0]
