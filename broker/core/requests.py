@@ -44,6 +44,7 @@ class Request:
         "mark",
         "partials_seen",
         "partials_sent",
+        "payer",
         "peer",
         "service",
         "size",
@@ -74,6 +75,8 @@ class Request:
         self.mark: tuple[Peer, bytes] | None = (peer, stack[-2]) if len(stack) > 1 else None
         """The client, and the last address frame of its request, which name the request when it is cancelled. None: it
         has no address frame."""
+        self.payer: str | None = None
+        """The user among whose waiting requests it is counted."""
         self.size = 0
         """Its footprint, address stack included; set when it is to wait."""
         self.token = b""
@@ -249,12 +252,15 @@ class FairQueue:
 
 
 class WaitingRequests:
-    """All that wait, in the queues of all services: how many, how large, and until when."""
+    """All that wait, in the queues of all services: how many, how large, and until when. One user may have no more than
+    half of what may wait, nor of what may wait for one service: the rest is for others."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self._config = config
         self.count = 0
         self.bytes = 0
+        self.of_users: dict[str, tuple[int, int]] = {}
+        """How many are each user's, and their bytes, with access control."""
         self.sweep_at: float | None = None
         """When to look for expired ones: ten times per expiry time. That is coarse, but costs nothing per request."""
         self._sweep_every = config.request_expiry / 10
@@ -270,6 +276,14 @@ class WaitingRequests:
             return f"{self.count} requests wait in all"
         if self.bytes + request.size > config.max_waiting_bytes:
             return f"{self.bytes} bytes wait in all"
+        return None if request.user is None else self._share_used(request, request.user.name)
+
+    def _share_used(self, request: Request, name: str) -> str | None:
+        count, size = self.of_users.get(name, (0, 0))
+        if count and count >= min(self._config.max_waiting, self._config.max_waiting_per_service) // 2:
+            return f"{count} requests of user '{name}' wait"
+        if count and size + request.size > self._config.max_waiting_bytes // 2:
+            return f"{size} bytes of user '{name}' wait"
         return None
 
     def push(self, queue: FairQueue, request: Request, now: float) -> None:
@@ -287,30 +301,27 @@ class WaitingRequests:
     def pop(self, queue: FairQueue) -> Request:
         """The next request; KeyError when there is none."""
         request = queue.pop()
-        self.count -= 1
-        self.bytes -= request.size
+        self._subtract(request)
         return request
 
     def remove(self, queue: FairQueue, peer: Peer, mark: bytes) -> Request | None:
         """Take out a peer's request by its mark; None when it does not wait."""
         request = queue.remove(peer, mark)
         if request is not None:
-            self.count -= 1
-            self.bytes -= request.size
+            self._subtract(request)
         return request
 
     def take(self, queue: FairQueue, unwanted: Callable[[Request], bool]) -> list[Request]:
         """Take out some requests, after a look at all."""
         taken = queue.take(unwanted)
-        self.count -= len(taken)
-        self.bytes -= sum(request.size for request in taken)
+        for request in taken:
+            self._subtract(request)
         return taken
 
     def take_expired(self, queue: FairQueue, now: float) -> Iterator[Request]:
         """Take out the requests that have waited for too long. Call `swept` after the last queue."""
         for request in queue.take_older(now - self._config.request_expiry):
-            self.count -= 1
-            self.bytes -= request.size
+            self._subtract(request)
             yield request
 
     def swept(self, now: float) -> None:
@@ -320,8 +331,21 @@ class WaitingRequests:
     def _add(self, request: Request, now: float) -> None:
         self.count += 1
         self.bytes += request.size
+        if request.user is not None:
+            name = request.payer = request.user.name
+            count, size = self.of_users.get(name, (0, 0))
+            self.of_users[name] = (count + 1, size + request.size)
         if self.sweep_at is None and self._sweep_every > 0:
             self.sweep_at = now + self._sweep_every
+
+    def _subtract(self, request: Request) -> None:
+        self.count -= 1
+        self.bytes -= request.size
+        if request.payer is not None:
+            count, size = self.of_users.pop(request.payer)
+            if count > 1:
+                self.of_users[request.payer] = (count - 1, size - request.size)
+            request.payer = None
 
 
 def _size(request: Request) -> int:

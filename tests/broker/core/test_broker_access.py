@@ -294,3 +294,49 @@ def test_a_user_who_may_do_less(played: Played) -> None:
     assert played.core.workers == {}
     assert list(played.core.services) == [b"echo"], "the request that the worker had waits for another"
     assert [peer for peer, _ in played.core.take_output()] == ["worker", "client"]
+
+
+HALVES: Any = pytest.mark.parametrize(
+    ("settings", "size", "told"),
+    [
+        ({"max_waiting": 10}, 1, b"503 queue full: 5 requests of user 'busy' wait; try again later"),
+        ({"max_waiting_per_service": 10}, 1, b"503 queue full: 5 requests of user 'busy' wait; try again later"),
+        ({"max_waiting_bytes": 10_000}, 807, b"503 queue full: 5000 bytes of user 'busy' wait; try again later"),
+    ],
+    ids=["in all", "for a service", "bytes"],
+)
+
+
+@HALVES
+def test_one_user_has_half_of_what_may_wait(settings: dict[str, int], size: int, told: bytes) -> None:
+    """However many connections he has. What he may send no more of is free again when it has been taken."""
+    played = Played(**settings, request_expiry=10.0)
+    busy = user("busy", call=["*"])
+
+    def asked(who: User, peer: int) -> Frames:
+        answers = played.said(who, f"{who.name} {peer}", b"m", b"", b"MDPC02", b"\1", b"echo", b"x" * size)
+        return answers[0][-1:] if answers else []
+
+    assert [asked(busy, peer) for peer in range(8)] == [[]] * 5 + [[told]] * 3
+    assert asked(CALLER, 0) == [], "there is room for others"
+    assert played.said(busy, "busy 0", b"MDPC02", b"\1", b"mmi.cancel", b"echo", b"m")[-1][-1] == b"200"
+    assert [asked(busy, 0), asked(busy, 1)] == [[], [told]]
+    assert played.said(WORKER, "worker", *WORKERS["0.2"], b"echo")
+    assert [asked(busy, 5), asked(busy, 6)] == [[], [told]]
+    played.core.lost("worker", played.now)  # what it had waits again, before all others
+    check(played.core)
+    assert asked(busy, 6)[-1].startswith(b"503 queue full: 6")
+    played.core.take_output()
+    played.now = 11.0
+    played.core.tick(played.now)
+    check(played.core)
+    assert played.core.waiting.of_users == {}
+    assert asked(busy, 6) == []
+
+
+def test_who_is_revoked_has_no_share_any_more(played: Played) -> None:
+    played.said(CALLER, "client", *CLIENTS["0.2"], b"echo", b"x")
+    assert played.core.waiting.of_users.keys() == {"caller"}
+    played.core.revoke(Review(played.guard, lambda peer: NOBODY), played.now)
+    check(played.core)
+    assert played.core.waiting.of_users == {}
