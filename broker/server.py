@@ -132,7 +132,6 @@ class Broker(Shell[BrokerCore]):
             self._connected,
             self._ended.append if self._access is None else self._access.connections.ended,
             None if self._access is None else self._access.connections.accepted,
-            None if self._access is None else self._access.failed,
         )
         self.loop.add(self._peers)
 

@@ -36,8 +36,8 @@ class AccessControl:
         self.guard = guard
         self.context: zmq.Context[Socket] = zmq.Context()
         self._keys = keys
-        self.zap = ZapHandler(self.context, guard.access, self._stranger)
         self.connections = UserConnections(guard, settle, _most_silent())
+        self.zap = ZapHandler(self.context, guard.access, self._stranger, self.connections.asked)
         self._throttled: dict[tuple[str, str], float] = {}
 
     def prepare(self, socket: Socket, endpoint: str) -> None:
@@ -50,10 +50,6 @@ class AccessControl:
         self.guard.swap(access)
         self.zap.swap(access)
         self.connections.swap()
-
-    def failed(self) -> None:
-        """A handshake failed before anybody was asked."""
-        self.guard.refused(NOBODY, "handshake", b"", "")
 
     def report(self, now: float) -> None:
         """Log the refusals since the last call; a line a second for each kind of each user."""

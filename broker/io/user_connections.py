@@ -61,6 +61,8 @@ class UserConnections:
         self._settle = settle
         self._most_silent = most_silent
         self._silent: dict[int, None] = {}
+        self._asked = 0
+        """How many of those had a handshake that came as far as to the ZAP handler."""
         self._ended: dict[int, bool] = {}
         """Gone; but what was said on them may not be read yet. Whether `forget_ended` was called since."""
         self._by_sender: dict[bytes, Connection] = {}
@@ -94,14 +96,19 @@ class UserConnections:
         self._silent[descriptor] = None
         if len(self._silent) > self._most_silent:
             oldest = next(iter(self._silent))
-            del self._silent[oldest]
+            self._leaves_silent(oldest)
             self._shut(oldest, None)
             self._guard.refused(NOBODY, "silent", b"", "")
 
     def ended(self, descriptor: int) -> None:
         """A connection is gone."""
-        self._silent.pop(descriptor, None)
+        if self._leaves_silent(descriptor):
+            self._guard.refused(NOBODY, "handshake", b"", "")
         self._ended[descriptor] = False
+
+    def asked(self) -> None:
+        """The ZAP handler was asked whether a new connection may be."""
+        self._asked += 1
 
     @property
     def ends(self) -> bool:
@@ -152,13 +159,25 @@ class UserConnections:
 
     def _close(self, descriptor: int) -> None:
         """Forget what is known of a connection by this number."""
-        self._silent.pop(descriptor, None)
+        self._leaves_silent(descriptor)
         self._ended.pop(descriptor, None)
         connection = self._by_descriptor.pop(descriptor, None)
         if connection is not None:
             connection.there = False
             del self._by_sender[connection.sender]
             self._count(connection, -1)
+
+    def _leaves_silent(self, descriptor: int) -> bool:
+        """A connection speaks, or ends. Whether it has said nothing, and the ZAP handler was not asked about it: then
+        its handshake failed. Which ones it was asked about is not known, only how many; so that may be told of another
+        one, but the sum is right."""
+        if descriptor not in self._silent:
+            return False
+        del self._silent[descriptor]
+        if not self._asked:
+            return True
+        self._asked -= 1
+        return False
 
     def _refuse(self, connection: Connection, action: str) -> None:
         connection.admitted = False

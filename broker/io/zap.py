@@ -62,9 +62,17 @@ class ZapHandler(Channel):
 
     rests = True
 
-    def __init__(self, context: zmq.Context[Socket], access: Access, refused: Callable[[str, str], None]) -> None:
-        """`refused` is called with the address of somebody who did not get in, and the endpoint."""
+    def __init__(
+        self,
+        context: zmq.Context[Socket],
+        access: Access,
+        refused: Callable[[str, str], None],
+        asked: Callable[[], None],
+    ) -> None:
+        """`refused` is called with the address of somebody who did not get in, and the endpoint; `asked` for each
+        connection of which ZeroMQ asks."""
         self._refused = refused
+        self._asked = asked
         self._keys: dict[bytes, bytes] = {}
         self._users: dict[bytes, tuple[bytes, frozenset[bytes] | None]] = {}
         self.swap(access)
@@ -104,6 +112,7 @@ class ZapHandler(Channel):
         """The answer to a question; None for what is none, and cannot be answered."""
         if len(frames) <= _ID or frames[1]:
             return None
+        self._asked()
         name = self._name(frames)
         if name is None:
             self._refused(_text(frames, _FROM), _text(frames, _DOMAIN))

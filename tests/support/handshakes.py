@@ -86,7 +86,6 @@ def address(endpoint: str) -> tuple[str, int]:
 
 def record(endpoint: str, curve: Curve, message: Sequence[bytes]) -> Recorded:
     """What a client with a right key says, until it has its answer to a message."""
-    said = b""
     with socket.create_server(("127.0.0.1", 0)) as listener, zmq.Context.instance().socket(zmq.DEALER) as client:
         client.linger = 0
         curve.apply(client)
@@ -94,20 +93,27 @@ def record(endpoint: str, curve: Curve, message: Sequence[bytes]) -> Recorded:
         client.send_multipart(message)
         here, _ = listener.accept()
         with here, socket.create_connection(address(endpoint)) as there:
-            while not client.poll(0):
-                readable, _, _ = select.select([here, there], [], [], 0.01)
-                if here in readable:
-                    data = here.recv(65536)
-                    said += data
-                    there.sendall(data)
-                if there in readable:
-                    here.sendall(there.recv(65536))
+            said = carry(here, there, client)
     hello = GREETING + 2 + said[GREETING + 1]
     assert said[hello] in (COMMAND, LONG_COMMAND)
     initiate = hello + (
         2 + said[hello + 1] if said[hello] == COMMAND else 9 + int.from_bytes(said[hello + 1 : hello + 9])
     )
     return Recorded(said[:GREETING], said[GREETING:hello], said[hello:initiate], said[initiate:])
+
+
+def carry(here: socket.socket, there: socket.socket, client: zmq.Socket[bytes]) -> bytes:
+    """Carry what is said from here to there and back, until a client has a message; what was said here."""
+    said = b""
+    while not client.poll(0):
+        readable, _, _ = select.select([here, there], [], [], 0.01)
+        if here in readable:
+            data = here.recv(65536)
+            said += data
+            there.sendall(data)
+        if there in readable:
+            here.sendall(there.recv(65536))
+    return said
 
 
 class Malformed:

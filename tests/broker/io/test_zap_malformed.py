@@ -51,7 +51,7 @@ class Desk:
     def __init__(self) -> None:
         self.refused: list[tuple[str, str]] = []
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.handler = ZapHandler(context, USERS, lambda *who: self.refused.append(who))
+        self.handler = ZapHandler(context, USERS, lambda *who: self.refused.append(who), lambda: None)
         self.asker = context.socket(zmq.DEALER)
         self.asker.linger = 0
         self.asker.connect(ADDRESS)
