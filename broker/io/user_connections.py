@@ -224,6 +224,8 @@ def _is_named(sender: bytes, frame: Any) -> bool:
         return True
     try:
         return bool(frame.get("Identity"))
+    except UnicodeDecodeError:  # pyzmq takes it for text
+        return True
     except zmq.ZMQError:  # it has not said anything of a name, which ZMTP allows
         return False
 

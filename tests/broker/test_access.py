@@ -305,6 +305,7 @@ NAMED = (b"Identity", b"somebody")
         ((NAMED,), False),
         (((b"Identity", b""), NAMED), False),  # ZeroMQ takes the last for the name, and shows the first
         ((NAMED, (b"Identity", b"")), False),
+        (((b"Identity", b"\xff"), (b"Identity", b"\0\0\0\0\0")), False),  # no text, and one of the ROUTER's kind
         (((b"User-Id", b"worker"),), True),  # and remains who he is
     ],
 )
