@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from broker import Timers
+from broker import Access, Timers, User
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Ask, SendAnswers
@@ -155,6 +155,21 @@ class Waiters:
         """Shut down: answer every ask now, or as soon as the reader has looked for it."""
         self.dismissing = True
         self._send_away(list(self._looked_up()))
+
+    def review(self, access: Access) -> None:
+        """Users are these from now on. Who is not what he was hears that the reply is pending, and asks again: what was
+        looked up is what he was allowed before."""
+        users: dict[User, bool] = {}
+        changed = []
+        for ask, _ in self._known.values():
+            user = ask.user
+            if user is not None:
+                if user not in users:
+                    now = access.users.get(user.name)
+                    users[user] = now is None or now.to_json() != user.to_json()
+                if users[user]:
+                    changed.append(ask)
+        self._send_away(changed)
 
     @property
     def dismissed(self) -> bool:

@@ -185,6 +185,7 @@ class Server:
         if self.control is not None and access is not None:
             self.control.swap(access)
             self.front.reload(access)
+            self.front.loop.call(self.dispatcher.waiters.review, access)
 
     def _end(self, *, begun: bool) -> None:
         """Close what is open, once the threads that use the store have ended, or never began."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker import Reach, User
+from broker import Access, Reach, User
 from titanic.dispatch import waiters
 from titanic.dispatch.waiters import Waiters, read
 from titanic.protocol import tsp
@@ -318,3 +318,20 @@ def test_one_user_cannot_keep_others_from_waiting(hall: Hall, monkeypatch: pytes
     assert len(hall.waiters) == 0
     hall.waiters.add(more := [Ask(user=USER), Ask(user=USER)], 0)
     assert not any(ask in hall.answers for ask in more)
+
+
+def test_who_may_do_something_else_now_asks_again(hall: Hall) -> None:
+    """What was looked up is how it was before."""
+    same, less, gone = User("same", read=Reach.OWN), User("less", read=Reach.OWN), User("gone", read=Reach.OWN)
+    asks = [Ask(user=user) for user in (same, less, gone, None)]
+    hall.waiters.add(asks, 0)
+    hall.store_says(b"300")
+    late = Ask(user=less)
+    hall.waiters.add([late], 0)
+    hall.waiters.review(Access([User("same", read=Reach.OWN), User("less")]))
+    assert hall.answers == {ask: [b"300"] for ask in (asks[1], asks[2], late)}
+    hall.store_says(b"200", b"x")
+    hall.waiters.succeeded(UUID, [b"x"])
+    assert hall.answers.keys() == {*asks, late}
+    assert hall.answers[late] == [b"300"]
+    assert len(hall.waiters) == 0

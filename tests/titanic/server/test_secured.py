@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from support.access_files import ALICE, BOB, AccessFiles
+from support.secured import raw_socket, told
 from support.serving import QUICK, serving
 from support.waiting import until
 
 from broker import Broker, BrokerConfig, EndpointError, Worker, load_access, load_secret
 from titanic import Client, UnknownRequest
 from titanic.errors import Forbidden, KeyRefused, TimedOut
+from titanic.protocol import tsp
 from titanic.protocol.permissions import RULES
 
 QUEUE = '[users.queue]\nkeys = ["queue.key"]\nwork = ["titanic.*"]\ncall = ["*"]\n'
@@ -120,3 +122,20 @@ def test_a_user_who_is_taken_away_is_not_served_any_more(tmp_path: Path, files: 
         ):
             again.submit("upper", b"x")
         assert server.accepted == 1
+
+
+def test_who_waits_and_may_read_no_more_is_not_told(tmp_path: Path, files: AccessFiles) -> None:
+    alice, server_key = load_secret(files.secret("alice")), load_secret(files.key).public
+    with (
+        serving(tmp_path, access=files.path, key=files.key) as server,
+        Client(server.endpoints[0], timeout=30, **keys(files, "alice")) as client,
+        raw_socket(server.endpoints[0], alice, server=server_key) as waiting,
+    ):
+        wait = [b"MDPC02", b"\1", b"titanic.wait", b"60", client.submit("upper", b"x").encode()]
+        waiting.send_multipart(wait)
+        until(lambda: server.dispatcher.waiters.next_deadline() is not None)
+        files.write(ALICE.replace('read = "own"', "") + BOB + QUEUE)
+        server.reload(server.config)
+        assert told(waiting)[3:] == [b"300"], "at once, and not the reply when there is one"
+        waiting.send_multipart(wait)
+        assert told(waiting)[3:] == tsp.UNKNOWN
