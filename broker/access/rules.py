@@ -115,7 +115,10 @@ class Guard:
         """The body of the answer."""
         service, rule = request.service, self.rules.get(request.service)
         if rule is not None:
-            refusal = rule(user, request.body)
+            try:
+                refusal = rule(user, request.body)
+            except Exception as error:  # what cannot be looked at is not let through, and the broker goes on
+                refusal = error_body(500, f"the rule of this service failed: {type(error).__name__}")
             if refusal is not None:
                 self.refused(user, service.decode(errors="replace"), service, request.peer)
             return refusal
@@ -176,13 +179,14 @@ class Review:
         return self._guard.may_work(worker, worker.service.name)
 
     def drops_request(self, request: Request) -> bool:
-        """Whether a request that waits is nobody's any more, or its user may not call the service any more."""
-        user = request.user = self._whose(request.peer)
+        """Whether a request that waits is not of its connection's user any more, or he may not call the service."""
+        user = self._whose(request.peer)
         if user is None:
             return False
-        return user is NOBODY or not (
-            request.service in self._guard.rules or user.may(Permission.CALL, request.service)
-        )
+        if request.user is None or request.user.name != user.name or user is NOBODY:
+            return True
+        request.user = user
+        return request.service not in self._guard.rules and not user.may(Permission.CALL, request.service)
 
 
 def _compiled(patterns: Iterable[str]) -> re.Pattern[str]:

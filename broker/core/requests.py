@@ -253,7 +253,7 @@ class FairQueue:
 
 class WaitingRequests:
     """All that wait, in the queues of all services: how many, how large, and until when. One user may have no more than
-    half of what may wait, nor of what may wait for one service: the rest is for others."""
+    half of what may wait, nor of what may wait for one service: the rest is for others. His own limit may be less."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self._config = config
@@ -276,11 +276,13 @@ class WaitingRequests:
             return f"{self.count} requests wait in all"
         if self.bytes + request.size > config.max_waiting_bytes:
             return f"{self.bytes} bytes wait in all"
-        return None if request.user is None else self._share_used(request, request.user.name)
+        return None if request.user is None else self._share_used(request, request.user)
 
-    def _share_used(self, request: Request, name: str) -> str | None:
+    def _share_used(self, request: Request, user: User) -> str | None:
+        name = user.name
         count, size = self.of_users.get(name, (0, 0))
-        if count and count >= min(self._config.max_waiting, self._config.max_waiting_per_service) // 2:
+        most = min(self._config.max_waiting, self._config.max_waiting_per_service) // 2
+        if count and count >= min(most, user.limits.waiting or most):
             return f"{count} requests of user '{name}' wait"
         if count and size + request.size > self._config.max_waiting_bytes // 2:
             return f"{size} bytes of user '{name}' wait"

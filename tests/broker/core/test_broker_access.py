@@ -120,6 +120,16 @@ def test_a_rule_decides_for_its_service(played: Played) -> None:
     assert played.guard.refusals == {("worker", "titanic.submit"): 1}
 
 
+def test_a_rule_that_fails_refuses(played: Played) -> None:
+    def fail(who: User, body: Frames) -> Frames | None:
+        raise KeyError("a body")
+
+    played.guard.rules[b"titanic.submit"] = fail
+    played.core.integrate(b"titanic.submit")
+    assert played.ask(CALLER, b"titanic.submit", b"x") == [b"MDPE01", b"500 the rule of this service failed: KeyError"]
+    assert played.core.take_batches() == []
+
+
 def test_a_queue_apart_is_told_who_asks(played: Played) -> None:
     played.said(WORKER, "queue", b"MDPW02", b"\1", b"titanic.submit")
     played.core.receive("client", [b"MDPC02", b"\1", b"titanic.submit", b"x"], 0.0, CALLER)
@@ -241,6 +251,40 @@ def test_what_a_worker_says_is_not_limited() -> None:
     for _ in range(10):
         assert played.said(limited, "worker", b"MDPW02", b"\5") == []
     assert "worker" in played.core.workers
+
+
+def test_requests_of_a_user_that_wait(played: Played) -> None:
+    """He cannot fill the queue for others, however his requests leave it."""
+    one, other = user("one", call=["*"], limits={"waiting": 2}), user("other", call=["*"])
+
+    def asks(who: User, mark: bytes) -> list[Frames]:
+        return played.said(who, "client", mark, b"", b"MDPC02", b"\1", b"echo", b"")
+
+    def waits(*marks: bytes) -> None:
+        """Two may wait, and no third."""
+        for mark in marks:
+            assert asks(one, mark) == []
+        ((*_, error),) = asks(one, b"more")
+        assert error == b"503 queue full: 2 requests of user 'one' wait; try again later"
+
+    waits(b"1", b"2")
+    assert asks(other, b"3") == []
+    assert played.ask(one, b"mmi.cancel", b"echo", b"1") == [b"404"], "that is another connection"
+    played.said(one, "client", b"MDPC02", b"\1", b"mmi.cancel", b"echo", b"1")
+    waits(b"4")
+    played.said(None, "worker", b"MDPW02", b"\1", b"echo")  # takes 2
+    waits(b"5")
+    played.core.lost("worker", 0.0)  # it waits again: three do
+    played.said(None, "worker", b"MDPW02", b"\1", b"echo")
+    waits()
+    played.core.take_output()
+    played.core.tick(played.core.config.request_expiry + 20)
+    played.core.take_output()
+    assert played.core.waiting.count == 0
+    waits(b"6", b"7")
+    played.core.revoke(Review(played.guard, lambda peer: NOBODY), 0.0)
+    played.core.take_output()
+    waits(b"8", b"9")
 
 
 def test_reports_are_bounded_and_have_no_body(played: Played) -> None:
