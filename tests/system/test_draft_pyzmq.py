@@ -14,11 +14,11 @@ DRAFT_TESTS = (
     "tests/broker/patterns/generaldomo/test_generaldomo.py",
     "tests/broker/patterns/scatter_gather/test_scatter_gather.py",
 )
-LIBRARIES = ("pytest", "pytest-timeout", "hypothesis", "pyomq")
+LIBRARIES = ("pytest", "pytest-timeout", "hypothesis", "lmdb", "pyomq")
 
 BOTH_WAYS = """
 from itertools import permutations
-from broker import drafts
+from broker.io import draft_sockets as drafts
 from broker.patterns import Gather, Generaldomo, GeneraldomoBroker, GeneraldomoWorker, Scatter
 
 for here, there in permutations((drafts.libzmq, drafts.omq)):
