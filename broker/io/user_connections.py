@@ -65,6 +65,8 @@ class UserConnections:
         """How many of those had a handshake that came as far as to the ZAP handler."""
         self._ended: dict[int, bool] = {}
         """Gone; but what was said on them may not be read yet. Whether `forget_ended` was called since."""
+        self._reused: dict[int, bool] = {}
+        """The same of descriptors that new connections have by now: a message by such a number may be of either."""
         self._by_sender: dict[bytes, Connection] = {}
         self._by_descriptor: dict[int, Connection] = {}
         self._counts: dict[str, int] = {}
@@ -92,13 +94,15 @@ class UserConnections:
 
     def accepted(self, descriptor: int) -> None:
         """There is a new connection. If too many have not said anything, the one that was first ends."""
+        if descriptor in self._ended:
+            self._reused[descriptor] = False
         self._close(descriptor)
         self._silent[descriptor] = None
         if len(self._silent) > self._most_silent:
             oldest = next(iter(self._silent))
             self._leaves_silent(oldest)
-            self._shut(oldest, None)
             self._guard.refused(NOBODY, "silent", b"", "")
+            self._shut(oldest, None)
 
     def ended(self, descriptor: int) -> None:
         """A connection is gone."""
@@ -113,7 +117,7 @@ class UserConnections:
     @property
     def ends(self) -> bool:
         """Whether there are connections that have ended, and are to be forgotten."""
-        return bool(self._ended)
+        return bool(self._ended or self._reused)
 
     def forget_ended(self) -> None:
         """There is nothing to read now. What has just ended may still bring something: it is told before that is."""
@@ -122,6 +126,7 @@ class UserConnections:
                 self._close(descriptor)
             else:
                 self._ended[descriptor] = True
+        self._reused = {descriptor: True for descriptor, before in self._reused.items() if not before}
 
     def swap(self) -> None:
         """The guard has other users: who is none any more is disconnected."""
@@ -136,10 +141,11 @@ class UserConnections:
 
     def _new(self, sender: bytes, user_id: str, frame: Any) -> Connection:
         descriptor: int = frame.get(_SRCFD)
-        self._settle()
+        ends = self._ends(descriptor)
+        self._settle()  # behind: if these are the ends of another one, it is told now that the former has ended
         if descriptor in self._ended:
             self._close(descriptor)
-        ends = self._ends(descriptor)
+            ends = _NO_ENDS
         user = self._users.get(user_id, NOBODY)
         connection = Connection(sender, user_id, user, descriptor, ends, there=ends is not _NO_ENDS)
         most = user.limits.connections
@@ -181,8 +187,10 @@ class UserConnections:
 
     def _refuse(self, connection: Connection, action: str) -> None:
         connection.admitted = False
-        self._shut(connection.descriptor, connection.ends)
+        if connection.descriptor in self._reused:  # these may be the ends of somebody who has done nothing
+            connection.ends, connection.there = _NO_ENDS, False
         self._guard.refused(connection.user, action, b"", connection)
+        self._shut(connection.descriptor, connection.ends)
 
     def _count(self, connection: Connection, change: int) -> None:
         if connection.admitted:
