@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -114,6 +115,9 @@ def test_a_user_who_is_taken_away_is_not_served_any_more(tmp_path: Path, files: 
         client.submit("upper", b"x")
         files.write(BOB)
         server.reload(server.config)
+        in_force = Event()  # what has come already may be read before
+        server.front.loop.call(in_force.set)
+        assert in_force.wait(30)
         with pytest.raises((KeyRefused, TimedOut)):
             client.submit("upper", b"x")
         with (
