@@ -12,6 +12,7 @@ import zmq
 
 from broker.access.rules import Guard
 from broker.access.users import NOBODY, User
+from broker.io.zap import user_of
 
 _SRCFD = int(zmq.SRCFD)
 
@@ -27,7 +28,7 @@ class Connection:
 
     sender: bytes
     user_id: str
-    """What the ZAP handler said: a public key, or the name of the user that an endpoint stands for."""
+    """What the ZAP handler said."""
     user: User
     descriptor: int
     ends: Ends
@@ -71,9 +72,7 @@ class UserConnections:
         self._by_descriptor: dict[int, Connection] = {}
         self._counts: dict[str, int] = {}
         """Connections of each user."""
-        self._users: dict[str, User] = {}
         self._ports: set[Any] = set()
-        self.swap()
 
     def __len__(self) -> int:
         return len(self._by_sender)
@@ -131,10 +130,9 @@ class UserConnections:
     def swap(self) -> None:
         """The guard has other users: who is none any more is disconnected."""
         access = self._guard.access
-        self._users = {user.name: user for user in access.endpoints.values()} | access.keys
         for connection in self._by_sender.values():
             self._count(connection, -1)
-            connection.user = self._users.get(connection.user_id, NOBODY)
+            connection.user = user_of(connection.user_id, access)
             if connection.user is NOBODY and connection.admitted:
                 self._refuse(connection, "connect")
             self._count(connection, 1)
@@ -146,7 +144,7 @@ class UserConnections:
         if descriptor in self._ended:
             self._close(descriptor)
             ends = _NO_ENDS
-        user = self._users.get(user_id, NOBODY)
+        user = user_of(user_id, self._guard.access)
         connection = Connection(sender, user_id, user, descriptor, ends, there=ends is not _NO_ENDS)
         most = user.limits.connections
         if user is NOBODY:

@@ -4,7 +4,8 @@ broker's loop.
 ZeroMQ asks at inproc://zeromq.zap.01 of the socket's own context before it takes a connection. A key is let in when
 some user has it, and the connection's user id is that key. Who connects to an endpoint that the access file names is
 let in without a key, from there and with a user id of the system as the file says, and the connection's user id is
-the user's name. Nobody else gets in, nor does anybody while there is no handler (ZAP_ENFORCE_DOMAIN).
+that one, a space, and the endpoint. Nobody else gets in, nor does anybody while there is no handler
+(ZAP_ENFORCE_DOMAIN). Neither kind of user id names the user: whose a connection is can change (`user_of`).
 
 Each socket option counts for the endpoints that are bound after it was set: so each has security of its own.
 """
@@ -17,7 +18,7 @@ import zmq
 from zmq.utils import z85
 
 from broker.access.keys import Keys
-from broker.access.users import Access
+from broker.access.users import NOBODY, Access, User
 from broker.core.mdp import Frames
 from broker.errors import EndpointError, UsageError
 from broker.io.channel import Channel
@@ -74,7 +75,7 @@ class ZapHandler(Channel):
         self._refused = refused
         self._asked = asked
         self._keys: dict[bytes, bytes] = {}
-        self._users: dict[bytes, tuple[bytes, frozenset[bytes] | None]] = {}
+        self._endpoints: dict[bytes, frozenset[bytes] | None] = {}
         self.swap(access)
         self._socket: Socket | None = context.socket(zmq.ROUTER)
         self._socket.linger = 0
@@ -83,12 +84,11 @@ class ZapHandler(Channel):
     def swap(self, access: Access) -> None:
         """From now on these are let in."""
         self._keys = {z85.decode(key): key.encode() for key in access.keys}
-        self._users = {
-            endpoint.encode(): (
-                user.name.encode(),
-                frozenset(b"%d" % uid for uid in access.uids[endpoint]) if endpoint in access.uids else None,
-            )
-            for endpoint, user in access.endpoints.items()
+        self._endpoints = {
+            endpoint.encode(): frozenset(b"%d" % uid for uid in access.uids[endpoint])
+            if endpoint in access.uids
+            else None
+            for endpoint in access.endpoints
         }
 
     def sockets(self) -> list[Socket]:
@@ -126,8 +126,9 @@ class ZapHandler(Channel):
         if frames[_MECHANISM] == b"CURVE" and len(frames) == _KEY + 1:
             return self._keys.get(frames[_KEY])
         if frames[_MECHANISM] == b"NULL" and len(frames) == _KEY:
-            name, uids = self._users.get(frames[_DOMAIN], (None, None))
-            return name if uids is None or _uid(frames[_FROM]) in uids else None
+            endpoint, uid = frames[_DOMAIN], _uid(frames[_FROM])
+            if endpoint in self._endpoints and ((uids := self._endpoints[endpoint]) is None or uid in uids):
+                return uid + b" " + endpoint
         return None
 
     def close(self) -> None:
@@ -136,11 +137,20 @@ class ZapHandler(Channel):
             self._socket = None
 
 
+def user_of(user_id: str, access: Access) -> User:
+    """Whose a connection is by now that was let in with this user id; NOBODY: it may not be there any more."""
+    uid, space, endpoint = user_id.partition(" ")
+    if not space:
+        return access.keys.get(user_id, NOBODY)
+    uids = access.uids.get(endpoint)
+    return access.endpoints.get(endpoint, NOBODY) if uids is None or uid in map(str, uids) else NOBODY
+
+
 def _uid(address: bytes) -> bytes:
     """The user id of who connects to an ipc:// endpoint: ZeroMQ puts the system's word for it, `:uid:gid:pid`, behind
     the address."""
     fields = address.rsplit(b":", 3)
-    return fields[1] if len(fields) == 4 else b""
+    return fields[1] if len(fields) == 4 and fields[1].isdigit() else b""
 
 
 def _text(frames: Frames, at: int) -> str:

@@ -539,3 +539,24 @@ def test_refusals_are_logged(broker: Broker, caplog: pytest.LogCaptureFixture, m
     assert first.__dict__["peer"].startswith("127.0.0.1:")
     assert (second.__dict__["action"], second.__dict__["service"]) == ("metrics", "mmi.stats")
     assert "a body" not in caplog.text
+
+
+def test_whom_an_endpoint_stands_for_changes_for_connections_that_are_open(tmp_path: Path) -> None:
+    here, there, chief = f"ipc://{tmp_path}/here", f"ipc://{tmp_path}/there", user("chief", metrics=True)
+    nobody_here = os.getuid() + 1
+    with secured_broker(access({}, {here: chief, there: chief}), [here, there]) as broker, raw_socket(here) as client:
+
+        def asked() -> bytes:
+            client.send_multipart([b"MDPC02", b"\1", b"mmi.stats", b""])
+            return told(client)[3]
+
+        assert asked().startswith(b"{")
+        broker.reload(access({}, {here: CALLER, there: chief}))
+        until(lambda: asked() == b"MDPE01")
+        broker.reload(access({}, {here: chief, there: CALLER}))
+        until(lambda: asked() != b"MDPE01")
+        guard = broker.core.guard
+        assert guard is not None
+        broker.reload(access({}, {here: chief, there: chief}, uids={here: [nobody_here]}))
+        until(lambda: ("", "connect") in guard.refusals)
+        assert not client.poll(0)

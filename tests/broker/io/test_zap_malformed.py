@@ -38,10 +38,10 @@ def let_in(question: Frames) -> bytes | None:
     match question:
         case [b"", b"1.0", _, _, _, _, b"CURVE", key] if key == KEY:
             return ALICE.public
-        case [b"", b"1.0", _, domain, _, _, b"NULL"] if domain == IPC:
-            return b"local"
-        case [b"", b"1.0", _, domain, address, _, b"NULL"] if domain == GUARDED:
-            return b"local" if re.search(rb":33:[^:]*:[^:]*$", address, re.DOTALL) else None
+        case [b"", b"1.0", _, domain, address, _, b"NULL"] if domain in (IPC, GUARDED):
+            found = re.search(rb":([0-9]+):[^:]*:[^:]*\Z", address, re.DOTALL)
+            uid = found[1] if found else b""
+            return uid + b" " + domain if domain == IPC or uid == b"33" else None
     return None
 
 
