@@ -156,10 +156,11 @@ class Gathering:
         """With real ports."""
         self._sockets: list[GatherEndpoint] = []
         self._named: list[tuple[str, GatherEndpoint]] = []
-        for endpoint in endpoints:
-            protect(endpoint, open=open and control is None)
         if control is not None:
-            control.check_gathering(endpoints)
+            control.check_gathering(endpoints)  # what the file may name is on this machine
+        else:
+            for endpoint in endpoints:
+                protect(endpoint, open=open)
         try:
             for endpoint in endpoints:
                 if control is not None or not self._sockets:
