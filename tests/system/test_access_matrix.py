@@ -27,9 +27,9 @@ READY titanic.   work         out     out      refused  refused       refused   
 work             work         out     out      refused  refused       refused    works     –        –       refused
 titanic.request  submit       out     out      400 f    400 f         400 f      200       –        –       200
 titanic.submit   submit       out     out      403 f    403 f         403 f      200       –        –       200
-titanic.reply    read         out     out      400 u    400 u         –          200       400 u    200     200
-titanic.wait     read         out     out      400 u    400 u         –          200       400 u    200     200
-titanic.close    close read   out     out      403 f    403 f, 403 f   –          closed    kept     closed  closed
+titanic.reply    read         out     out      400 f    400 f         –          200       400 u    200     200
+titanic.wait     read         out     out      403 f    403 f         –          200       400 u    200     200
+titanic.close    close read   out     out      400 f    400 f, 400 f  –          closed    kept     closed  closed
 titanic.list     read         out     out      403 f    403 f         –          seen      unseen   seen    seen
 titanic.stats    metrics      out     out      403 f    403 f         –          200       –        –       200
 titanic.stats    read         out     out      403 f    –             –          403 f     –        200     200

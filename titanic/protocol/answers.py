@@ -102,13 +102,17 @@ def check(reply: Frames) -> Frames:
     status = tsp.read_status(reply[0]) if reply else None
     if status is None:
         raise Refused("the answer is not one of Titanic's", repr(reply[:1]), "is another service behind this name?")
+    if status.code == 403 or _is_forbidden(status, reply):
+        raise Forbidden(status.text)
     if status.code == 400:
         raise InvalidRequest(status.text)
-    if status.code == 403:
-        raise Forbidden(status.text)
     if status.code != 200:
         raise Refused(status.text)
     return reply[1:]
+
+
+def _is_forbidden(status: tsp.StatusFrame, reply: Frames) -> bool:
+    return status.code == 400 and reply[1:2] == [tsp.FORBIDDEN]
 
 
 def read_uuids(reply: Frames, count: int) -> list[str]:
@@ -126,6 +130,8 @@ def read_reply(uuid: str, reply: Frames) -> Frames | None:
     if status is not None and status.code == 300:
         return None
     if status is not None and status.code == 400 and ids.parse(ids.plain(uuid).encode()) is not None:
+        if _is_forbidden(status, reply):
+            raise Forbidden(status.text)
         raise unknown(uuid)
     if status is not None and status.code == 500 and (failed := _for_good(status.text, reply[1:])) is not None:
         raise failed

@@ -4,8 +4,9 @@
     -------------------------------  ---------------------------------  ------------------------------------
     titanic.request                  submit, for the service in it      400 forbidden
     titanic.submit                   submit, for the service in it      403 forbidden
-    titanic.reply, titanic.wait      read: the request's owner          as for an unknown UUID
-    titanic.close                    close, and read: its owner         403 without close; else as for an unknown UUID
+    titanic.reply                    read: the request's owner          400 without read; else as for an unknown UUID
+    titanic.wait                     read: the request's owner          403 without read; else as for an unknown UUID
+    titanic.close                    close, and read: its owner         400 without close; else as for an unknown UUID
     titanic.list                     read                               403; of others' requests: nothing
     titanic.stats                    metrics, or read = "all"           403
     titanic.admin retry              submit, and read: its owner        403 without read; else it is not done
@@ -41,13 +42,8 @@ def _who(user: User) -> str:
     return f"user '{user.name}'" if user.name else "a connection without a user"
 
 
-def refused_submit(name: bytes, fault: str) -> Frames:
-    """The answer of titanic.request or titanic.submit; RFC 9 has no 403."""
-    return tsp.bad_request(f"forbidden: {fault}") if name == tsp.REQUEST else tsp.forbidden(fault)
-
-
-def lacks_list(user: User) -> str | None:
-    """Why a user may list nothing, nor retry anything."""
+def lacks_read(user: User) -> str | None:
+    """Why a user may read nothing, nor retry anything."""
     if user.admin or user.read is not Reach.NONE:
         return None
     return f'{_who(user)} may not read requests; it needs read = "own" or "all"'
@@ -73,48 +69,34 @@ def lacks_archive(user: User) -> str | None:
     return None if user.admin else f"{_who(user)} may not manage the archive; it needs admin = true"
 
 
-def _request(user: User, body: Frames) -> Frames | None:
+def _request(user: User, body: Frames) -> str | None:
     if tsp.request_fault(body):  # first: names of any length must not reach the memory of `User.may`
         return None
-    fault = lacks_submit(user, body[0])
-    return None if fault is None else refused_submit(tsp.REQUEST, fault)
+    return lacks_submit(user, body[0])
 
 
-def _submit(user: User, body: Frames) -> Frames | None:
-    if tsp.request_fault(body[1:]):
-        return None
-    fault = lacks_submit(user, body[1])
-    return None if fault is None else refused_submit(tsp.SUBMIT, fault)
+def _submit(user: User, body: Frames) -> str | None:
+    return _request(user, body[1:])
 
 
-def _close(user: User, body: Frames) -> Frames | None:
-    return _refused(lacks_close(user))
-
-
-def _list(user: User, body: Frames) -> Frames | None:
-    return _refused(lacks_list(user))
-
-
-def _stats(user: User, body: Frames) -> Frames | None:
-    return _refused(lacks_stats(user))
-
-
-def _refused(fault: str | None) -> Frames | None:
-    return None if fault is None else tsp.forbidden(fault)
-
-
-def _by_owner(user: User, body: Frames) -> Frames | None:
-    """The service looks whose the request is."""
-    return None
-
-
-RULES: Mapping[bytes, Rule] = {
+_LACKS: Mapping[bytes, Callable[[User, Frames], str | None]] = {
     tsp.REQUEST: _request,
     tsp.SUBMIT: _submit,
-    tsp.REPLY: _by_owner,
-    tsp.WAIT: _by_owner,
-    tsp.CLOSE: _close,
-    tsp.LIST: _list,
-    tsp.STATS: _stats,
-    tsp.ADMIN: _list,
+    tsp.REPLY: lambda user, body: lacks_read(user),
+    tsp.WAIT: lambda user, body: lacks_read(user),
+    tsp.CLOSE: lambda user, body: lacks_close(user),
+    tsp.LIST: lambda user, body: lacks_read(user),
+    tsp.STATS: lambda user, body: lacks_stats(user),
+    tsp.ADMIN: lambda user, body: lacks_read(user),
 }
+
+
+def _rule(service: bytes, lacks: Callable[[User, Frames], str | None]) -> Rule:
+    def rule(user: User, body: Frames) -> Frames | None:
+        fault = lacks(user, body)
+        return None if fault is None else tsp.forbidden(service, fault)
+
+    return rule
+
+
+RULES: Mapping[bytes, Rule] = {service: _rule(service, lacks) for service, lacks in _LACKS.items()}

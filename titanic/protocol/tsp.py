@@ -25,6 +25,9 @@ SERVICES = (REQUEST, REPLY, CLOSE, SUBMIT, WAIT, ADMIN, LIST, STATS)
 OK = b"200"
 PENDING = b"300"
 
+FORBIDDEN = b"forbidden"
+"""The second frame of a 400 of a service of RFC 9, which has no 403: the user lacks a permission."""
+
 ENDED = (b"failed", b"expired", b"cancelled")
 """The second frame of a 500 that is final. What the worker said about the failure follows."""
 
@@ -53,9 +56,10 @@ def bad_request(text: str) -> Frames:
     return [b"400 " + text.encode()]
 
 
-def forbidden(text: str) -> Frames:
-    """The body of a 403: the user lacks a permission."""
-    return [b"403 forbidden: " + text.encode(errors="replace")]
+def forbidden(service: bytes, text: str) -> Frames:
+    """The body of a 403, or of what a service of RFC 9 has for it: the user lacks a permission."""
+    what = b" forbidden: " + text.encode(errors="replace")
+    return [b"400" + what, FORBIDDEN] if service in (REQUEST, REPLY, CLOSE) else [b"403" + what]
 
 
 def failure(text: str) -> Frames:

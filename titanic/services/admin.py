@@ -14,7 +14,7 @@ from broker import User
 from titanic.commit.writer import halves
 from titanic.errors import InvalidArchive, StoreError, StoreFull
 from titanic.protocol import tsp
-from titanic.protocol.permissions import lacks_archive, lacks_close, lacks_list, lacks_submit
+from titanic.protocol.permissions import lacks_archive, lacks_close, lacks_read, lacks_submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
 from titanic.services.access import Forbidden, is_hidden, is_kept, not_his, place_behind
@@ -63,7 +63,7 @@ class AdminWrite:
             except Forbidden as error:
                 if ask.user is not None:
                     self._forbidden.append((ask.user, str(error), b""))
-                self._answers.append((ask, tsp.forbidden(str(error))))
+                self._answers.append((ask, tsp.forbidden(tsp.ADMIN, str(error))))
             except StoreFull as error:
                 self._answers.append((ask, tsp.failure(f"not done, or not all of it: {error}")))
 
@@ -153,7 +153,7 @@ def _check(user: User, do: str) -> None:
         raise Forbidden(fault)
 
 
-_LACKS = {"retry": lacks_list, "purge": lacks_close, "archive": lacks_archive}
+_LACKS = {"retry": lacks_read, "purge": lacks_close, "archive": lacks_archive}
 
 
 def read_options(body: Frames) -> dict[str, Any]:

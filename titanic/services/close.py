@@ -120,7 +120,7 @@ class CloseWrite:
             fault = None if ask.user is None else lacks_close(ask.user)
             if ask.user is not None and fault is not None:
                 self._context.refusals.add(ask.user, tsp.CLOSE, fault)
-                self._answers.append((ask, tsp.forbidden(fault)))
+                self._answers.append((ask, tsp.forbidden(tsp.CLOSE, fault)))
             elif uuids is None:
                 self._answers.append((ask, tsp.BAD_UUID))
             else:

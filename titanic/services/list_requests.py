@@ -9,7 +9,7 @@ from typing import Any
 from broker import User
 from titanic.errors import RecordCorrupt
 from titanic.protocol import tsp
-from titanic.protocol.permissions import lacks_list
+from titanic.protocol.permissions import lacks_read
 from titanic.protocol.submit_options import MOST_UUIDS, read_policy
 from titanic.protocol.tsp import Frames
 from titanic.services.access import Forbidden, is_hidden, place_behind
@@ -29,7 +29,7 @@ def answer(
 ) -> Frames:
     """The answer to a titanic.list. `running`: the requests that workers have, which the store does not know. `user`:
     who asks, and gets what he may read; None: all. Raises Forbidden when that is nothing."""
-    if user is not None and (fault := lacks_list(user)) is not None:
+    if user is not None and (fault := lacks_read(user)) is not None:
         raise Forbidden(fault)
     try:
         return _answer(transaction, read_options(body), running, user)

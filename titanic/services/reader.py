@@ -130,7 +130,7 @@ class Reader:
         except Forbidden as error:
             if ask.user is not None:
                 self.refusals.add(ask.user, service.name, str(error))
-            return tsp.forbidden(str(error))
+            return tsp.forbidden(service.name, str(error))
         except StoreError as error:  # the others are not failed by one damaged record
             return tsp.failure(f"not read: {error}")
         except Exception as error:  # an ask without an answer would block its lane for ever

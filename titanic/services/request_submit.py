@@ -12,7 +12,7 @@ from titanic.commit.writer import ALONE, FEW, SMALL
 from titanic.config import ServiceLimits
 from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
-from titanic.protocol.permissions import lacks_submit, refused_submit
+from titanic.protocol.permissions import lacks_submit
 from titanic.protocol.submit_options import (
     DEFAULT_PRIORITY,
     KEY_FOR,
@@ -77,7 +77,7 @@ class AcceptWrite:
                 continue
             if user is not None and (fault := lacks_submit(user, requests[0].service)) is not None:
                 self._forbidden.append((user, fault, requests[0].service))
-                self._refuse(ask, "forbidden", refused_submit(self._name, fault))
+                self._refuse(ask, "forbidden", tsp.forbidden(self._name, fault))
                 continue
             limited = self._context.limits or (user is not None and _has_limit(user))
             (alone if limited else together).append((ask, requests))

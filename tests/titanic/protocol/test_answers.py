@@ -16,11 +16,24 @@ TEXT = "user 'shop' may not submit to 'mail'; it needs submit = [\"mail\"]"
 def test_a_403_of_titanic_is_forbidden_and_says_what_is_missing() -> None:
     for read in (check, lambda reply: read_uuids(reply, 1), lambda reply: read_reply(UUID, reply)):
         with pytest.raises(Forbidden) as caught:
-            read(tsp.forbidden(TEXT))
+            read(tsp.forbidden(tsp.SUBMIT, TEXT))
         assert str(caught.value) == f"forbidden: {TEXT}"
     with pytest.raises(Forbidden):
-        read_outcomes([UUID, UUID], tsp.forbidden(TEXT))
+        read_outcomes([UUID, UUID], tsp.forbidden(tsp.WAIT, TEXT))
     assert issubclass(Forbidden, CallerError)
+
+
+@pytest.mark.parametrize("service", [tsp.REQUEST, tsp.REPLY, tsp.CLOSE])
+def test_a_400_of_rfc_9_is_the_same_when_a_frame_says_so(service: bytes) -> None:
+    refusal = tsp.forbidden(service, TEXT)
+    assert refusal == [b"400 forbidden: " + TEXT.encode(), b"forbidden"]
+    for read in (check, lambda reply: read_reply(UUID, reply), lambda reply: read_outcomes([UUID], reply)):
+        with pytest.raises(Forbidden):
+            read(refusal)
+    for read in (check, lambda reply: read_reply(UUID, reply)):
+        with pytest.raises(TitanicError) as caught:
+            read(refusal[:1])
+        assert not isinstance(caught.value, Forbidden), "the text is for people"
 
 
 def test_a_403_of_the_broker_is_the_same() -> None:

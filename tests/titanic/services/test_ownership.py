@@ -98,7 +98,7 @@ def test_who_closes_what(desk: Desk, three: Three, user: User | None) -> None:
     told, allowed = len(desk.told), user not in (SENDER, AUDIT, NOBODY)
     answers = desk.ask(tsp.CLOSE, *([uuid] for uuid in (*three, b"0" * 32)), user=user)
     if not allowed:  # a 200 would be a promise
-        assert {(len(answer), answer[0][:14]) for answer in answers} == {(1, b"403 forbidden:")}
+        assert {(answer[0][:14], *answer[1:]) for answer in answers} == {(b"400 forbidden:", b"forbidden")}
         assert all(is_known(desk, uuid) for uuid in three)
         assert desk.told[told:] == []
         return
@@ -149,14 +149,14 @@ def test_who_sees_figures(desk: Desk, user: User | None) -> None:
 @every_user
 def test_who_submits(desk: Desk, user: User | None) -> None:
     allowed = user in (None, SHOP, OTHER, SENDER, ROOT)
-    for name, status in ((tsp.REQUEST, b"400"), (tsp.SUBMIT, b"403")):
+    for name, status, more in ((tsp.REQUEST, b"400", [b"forbidden"]), (tsp.SUBMIT, b"403", [])):
         answer = submit(desk, user, name=name)
         if allowed:
             with desk.store.read() as transaction:
                 owner = transaction.owner(bytes.fromhex(answer[1].decode()))
             assert owner == (b"" if user is None else user.owner)
         else:
-            assert (len(answer), answer[0][:14]) == (1, status + b" forbidden:")
+            assert [answer[0][:14], *answer[1:]] == [status + b" forbidden:", *more]
     assert desk.services.counts["accepted"] == (2 if allowed else 0)
     assert desk.context.refused["forbidden"] == (0 if allowed else 2)
 
