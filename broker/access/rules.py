@@ -152,11 +152,15 @@ class Guard:
 
     def refused(self, user: User, action: str, service: bytes, peer: Peer) -> None:
         """Count a refusal, and remember it for the log."""
+        self.count(user, action)
+        if len(self._reports) < MOST_REPORTS:
+            self._reports.append(Refusal(user.name, action, service[:255].decode(errors="replace"), peer))
+
+    def count(self, user: User, action: str) -> None:
+        """Count a refusal that would say nothing in the log."""
         self._stats["forbidden"] += 1
         key = (user.name, action)
         self.refusals[key] = self.refusals.get(key, 0) + 1
-        if len(self._reports) < MOST_REPORTS:
-            self._reports.append(Refusal(user.name, action, service[:255].decode(errors="replace"), peer))
 
     def take_reports(self) -> Iterator[Refusal]:
         """The refusals since the last call, or the first of them."""

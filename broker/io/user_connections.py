@@ -105,8 +105,8 @@ class UserConnections:
 
     def ended(self, descriptor: int) -> None:
         """A connection is gone."""
-        if self._leaves_silent(descriptor):
-            self._guard.refused(NOBODY, "handshake", b"", "")
+        if self._leaves_silent(descriptor):  # from where, nobody knows; and it may only have looked if we are there
+            self._guard.count(NOBODY, "handshake")
         self._ended[descriptor] = False
 
     def asked(self) -> None:
