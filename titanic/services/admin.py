@@ -19,11 +19,16 @@ from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
 from titanic.services.access import Forbidden, is_hidden, is_kept, not_his, place_behind
 from titanic.services.ask import Ask, ServiceContext, check_names, read_id, read_object
+from titanic.services.request_submit import over_limit
 from titanic.store import Archivist, State, WriteTransaction
 
 KNOWN = ("after", "do", "older_than", "service", "state", "uuids")
 ARCHIVE_KNOWN = ("archive", "do", "name", "register", "store", "upto", "uuid")
 DEAD = (State.FAILED, State.EXPIRED)
+
+
+class _UserFull(Exception):
+    """What a user has waiting again would be more than he may have."""
 
 
 class AdminWrite:
@@ -64,6 +69,8 @@ class AdminWrite:
                 if ask.user is not None:
                     self._forbidden.append((ask.user, str(error), b""))
                 self._answers.append((ask, tsp.forbidden(tsp.ADMIN, str(error))))
+            except _UserFull as error:
+                self._answers.append((ask, tsp.failure(f"user full: {error}; what was before it is done")))
             except StoreFull as error:
                 self._answers.append((ask, tsp.failure(f"not done, or not all of it: {error}")))
 
@@ -109,6 +116,10 @@ class AdminWrite:
         row = transaction.describe(uuid)
         if row is not None and user is not None and (fault := lacks_submit(user, row.service)) is not None:
             return self._keep(user, uuid, fault)
+        if row is not None and user is not None and row.owner == user.owner and row.state in DEAD:
+            load, whose = transaction.owner_load(user.owner), f"user '{user.name}'"
+            if (fault := over_limit(load, user.limits, 1, row.body_bytes, whose)) is not None:
+                raise _UserFull(fault)
         if row is None or not transaction.retry(uuid, now_us):
             return False
         self._returned.add(row.service)

@@ -149,10 +149,14 @@ class AcceptWrite:
         if not (requests := transaction.fresh(requests, now_us, self._context.leaps.ahead_us)):
             return False
         size = sum(len(frame) for request in requests for frame in request.body)
-        if limits is not None and (fault := _fault(transaction.load(name), limits, len(requests), size, name.decode())):
+        if limits is not None and (
+            fault := over_limit(transaction.load(name), limits, len(requests), size, name.decode())
+        ):
             self._refuse(ask, "service_full", tsp.failure(f"service full: {fault}"))
         elif user is not None and (
-            fault := _fault(transaction.owner_load(user.owner), user.limits, len(requests), size, f"user '{user.name}'")
+            fault := over_limit(
+                transaction.owner_load(user.owner), user.limits, len(requests), size, f"user '{user.name}'"
+            )
         ):
             self._refuse(ask, "user_full", tsp.failure(f"user full: {fault}"))
         else:
@@ -206,10 +210,10 @@ def _all_fit(transaction: WriteTransaction, asks: Sequence[_Parsed]) -> bool:
             more[ask.user.owner] = (count + len(requests), size)
     loads = {owner: transaction.owner_load(owner) for owner in more}
     users = {ask.user for ask, _ in asks if ask.user is not None}
-    return not any(_fault(loads[user.owner], user.limits, *more[user.owner], "") for user in users)
+    return not any(over_limit(loads[user.owner], user.limits, *more[user.owner], "") for user in users)
 
 
-def _fault(load: Load, limits: ServiceLimits | UserLimits, more: int, size: int, whose: str) -> str | None:
+def over_limit(load: Load, limits: ServiceLimits | UserLimits, more: int, size: int, whose: str) -> str | None:
     """Why so many more requests of this size are too many; None: they are not."""
     if limits.waiting and load.waiting + more > limits.waiting:
         return f"{load.waiting} requests wait for {whose}; its limit is {limits.waiting}"

@@ -309,6 +309,19 @@ def test_the_limits_of_service_and_user_hold_both(desk: Desk) -> None:
     assert [submit(desk, SHOP)[0][:11] for _ in range(2)] == [b"200", b"500 service"]
 
 
+def test_what_is_retried_counts_against_the_limit(desk: Desk) -> None:
+    """Or many would wait that have expired one by one."""
+    user = User("small", MAIL, read=Reach.OWN, limits=UserLimits(waiting=2))
+    for _ in range(3):
+        end(desk, submit(desk, user)[1], Status.FAILED)
+    answer = desk.ask(tsp.ADMIN, [b'{"do": "retry"}'], user=user)[0]
+    full = b"500 user full: 2 requests wait for user 'small'; its limit is 2; what was before it is done"
+    assert answer == [full]
+    with desk.store.read() as transaction:
+        assert transaction.owner_load(b"small").waiting == 2
+    assert administer(desk, ROOT, do="retry") == 1
+
+
 # -- what must not be told ---------------------------------------------------------------------------------------
 
 
