@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -72,7 +72,8 @@ def echo(broker: Broker) -> Iterator[Callable[[], None]]:
         def ask() -> None:
             client.send_multipart([b"MDPC02", b"\1", b"echo", b"hi"])
             while (request := told(worker))[1] != b"\2":
-                worker.send_multipart([b"MDPW02", b"\5"])
+                assert request == [b"MDPW02", b"\5"], "the worker is there no more"
+                worker.send_multipart(request)
             worker.send_multipart([b"MDPW02", b"\4", request[2], b"", b"ho"])
             assert told(client) == [b"MDPC02", b"\3", b"echo", b"ho"]
 
@@ -122,6 +123,12 @@ def watched(
             monitor.close(0)
 
 
+def try_to_say(client: Socket, *frames: bytes) -> None:
+    """Send a message, unless there is nobody to send it to: who is refused is not connected again."""
+    with suppress(zmq.Again):
+        client.send_multipart(frames, zmq.DONTWAIT)
+
+
 # -- who gets in -------------------------------------------------------------------------------------------
 
 
@@ -132,7 +139,7 @@ def test_nobody_else_gets_in(broker: Broker, kind: str, key: str, echo: Callable
     pair, server = KEYS[key]
     with watched(where(broker), pair, server) as (stranger, wait):
         message = [*CLIENTS[kind][1], b"echo", b"hi"] if kind in CLIENTS else [*WORKERS[kind][0], b"\1", b"echo"]
-        stranger.send_multipart(message)
+        try_to_say(stranger, *message)
         wait(FAILED)
         action = ("", "connect" if key == "unknown key" else "handshake")
         until(lambda: refused(broker).get(action))
@@ -208,7 +215,7 @@ def test_an_endpoint_that_stands_for_nobody_any_more(tmp_path: Path) -> None:
         assert told(client)[2] == b"mmi.broker"
         reload(broker, access(USERS))
         until(lambda: refused(broker).get(("", "connect")))
-        client.send_multipart([b"MDPC02", b"\1", b"mmi.broker", b""])
+        try_to_say(client, b"MDPC02", b"\1", b"mmi.broker", b"")
         assert not client.poll(50)
 
 
@@ -352,7 +359,7 @@ def test_a_revoked_worker_is_gone_at_once(broker: Broker) -> None:
         reload(broker, access({CALLER: ALICE}))
         until(lambda: not broker.core.workers)
         assert broker.core.waiting.count == 1, "its request waits for another worker"
-        worker.send_multipart([b"MDPW02", b"\4", request[2], b"", b"forged"])
+        try_to_say(worker, b"MDPW02", b"\4", request[2], b"", b"forged")
         assert not client.poll(50)
 
 
@@ -493,33 +500,6 @@ def test_thousands_of_questions(broker: Broker, echo: Callable[[], None]) -> Non
         for _ in range(900):
             assert told(inside)[3] == b"400"
     assert refused(broker) == {("", "connect"): 900}
-
-
-def test_malformed_questions(broker: Broker, echo: Callable[[], None]) -> None:
-    control = broker._access
-    assert control is not None
-    whole = [b"", b"1.0", b"7", where(broker).encode(), b"127.0.0.1", b"", b"CURVE", bytes(32)]
-    questions = [whole[:length] for length in range(1, len(whole))]
-    questions += [[*whole[:at], b"", *whole[at + 1 :]] for at in range(len(whole))]
-    questions += [
-        [*whole, b"more"],
-        [b"x" * 100_000] * 8,
-        [b""] * 300,
-        [*whole[:6], b"NULL"],
-        [*whole[:6], b"PLAIN", b"", b""],
-    ]
-    with control.context.socket(zmq.DEALER) as inside:
-        inside.linger = 0
-        inside.connect(zap.ADDRESS)
-        for question in questions:
-            inside.send_multipart(question)
-        inside.send_multipart([*whole[:7], zap.z85.decode(ALICE.public)])
-        answers = []
-        while not answers or answers[-1][3] != b"200":
-            answers.append(told(inside))
-        assert answers[-1] == [b"", b"1.0", b"7", b"200", b"", ALICE.public, b""]
-        assert {answer[3] for answer in answers[:-1]} == {b"400"}
-        assert not {answer[5] for answer in answers[:-1]} - {b""}
 
 
 # -- the log -----------------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 """An independent broker of MDP 0.1 and nothing else, written from RFC 7 alone, with the manners of the Guide's.
 
-    python rfc7_broker.py ENDPOINT [HEARTBEAT_SECONDS [strict]]
+    python rfc7_broker.py ENDPOINT [HEARTBEAT_SECONDS [strict | SECRET_KEY_FILE]]
 
 It prints the endpoint with its real port, and then serves until it is killed. It knows `mmi.service` (RFC 8). What
 is not MDPC01 or MDPW01 behind exactly one address and one empty frame, it ignores: so it keeps no envelope stacks. When
-it is strict, whatever does not begin with an empty frame ends it, as it ends the Guide's broker in Python.
-The request of a worker that dies is lost. It imports nothing of this project.
+it is strict, whatever does not begin with an empty frame ends it, as it ends the Guide's broker in Python. With a
+secret key file it encrypts (CURVE), and asks nobody who he is. The request of a worker that dies is lost. It imports
+nothing of this project.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections import defaultdict, deque
 
 import zmq
+from zmq.auth import load_certificate
 
 CLIENT, WORKER = b"MDPC01", b"MDPW01"
 READY, REQUEST, REPLY, HEARTBEAT, DISCONNECT = b"\1", b"\2", b"\3", b"\4", b"\5"
@@ -24,11 +26,13 @@ LIVENESS = 4
 class Broker:
     """One ROUTER, queues of requests and of waiting workers by service."""
 
-    def __init__(self, endpoint: str, interval: float, strict: bool) -> None:
+    def __init__(self, endpoint: str, interval: float, strict: bool, key_file: str) -> None:
         self.interval = interval
         self.strict = strict
         self.socket = zmq.Context.instance().socket(zmq.ROUTER)
         self.socket.linger = 0
+        if key_file:
+            self.socket.curve_server, self.socket.curve_secretkey = True, load_certificate(key_file)[1]
         self.socket.bind(endpoint)
         self.requests: dict[bytes, deque[list[bytes]]] = defaultdict(deque)
         self.waiting: dict[bytes, deque[bytes]] = defaultdict(deque)
@@ -107,6 +111,7 @@ class Broker:
 
 
 if __name__ == "__main__":
-    broker = Broker(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 2.5, "strict" in sys.argv[3:])
+    interval, more = float(sys.argv[2]) if len(sys.argv) > 2 else 2.5, "".join(sys.argv[3:])
+    broker = Broker(sys.argv[1], interval, more == "strict", more if more != "strict" else "")
     print(broker.socket.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
     broker.run()

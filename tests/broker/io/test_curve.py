@@ -16,7 +16,18 @@ from support.keyed_router import CURVE_SERVER, key_files, keyed_router, new_curv
 from support.secured import SERVER, access, new_pair, secured_broker, user
 from support.waiting import until
 
-from broker import AccessError, Client, Curve, KeyRefused, Pipeline, TimedOut, UsageError, Worker, credentials
+from broker import (
+    AccessError,
+    Client,
+    Curve,
+    KeyRefused,
+    Pipeline,
+    TimedOut,
+    UsageError,
+    Worker,
+    WorkerConfig,
+    credentials,
+)
 from broker.patterns import BinaryStarClient, GeneraldomoWorker, LazyPirate, SimpleWorker
 
 IN_TIME = 2.0
@@ -197,12 +208,12 @@ def test_a_secret_is_not_shown() -> None:
 
 
 def test_a_worker_whose_user_comes_is_let_in(caplog: pytest.LogCaptureFixture) -> None:
-    """The access file was mended: the worker has gone on trying."""
-    pair, worker = new_pair(), user("worker", work=["upper"])
+    """The access file was mended: the worker connects again, after the silence by which it knows a dead broker."""
+    pair, worker, config = new_pair(), user("worker", work=["upper"]), WorkerConfig(liveness=2)
     with secured_broker(access({})) as broker:
         (endpoint,) = broker.core.about.endpoints
         curve = Curve(pair.public, pair.secret, SERVER.public)
-        with Worker("upper", lambda frames: frames, endpoint, key=curve) as working:
+        with Worker("upper", lambda frames: frames, endpoint, key=curve, config=config) as working:
             until(lambda: "refused this key" in caplog.text)
             broker.reload(access({worker: pair}))
             until(lambda: working.registered)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +12,12 @@ from typing import Any
 
 import pytest
 from support.access_files import ALICE, BOB, AccessFiles
+from support.processes import SUPPORT, Process
 from support.secured import raw_socket, told
 from support.serving import QUICK, serving
 from support.waiting import until
 
-from broker import Broker, BrokerConfig, EndpointError, Worker, load_access, load_secret
+from broker import Broker, BrokerConfig, EndpointError, Worker, load_access, load_secret, new_keys
 from titanic import Client, UnknownRequest
 from titanic.errors import Forbidden, KeyRefused, TimedOut
 from titanic.protocol import tsp
@@ -36,12 +39,18 @@ def integrated(folder: Path, files: AccessFiles) -> Iterator[str]:
 
 
 @contextmanager
-def apart(folder: Path, files: AccessFiles) -> Iterator[str]:
+def brokering(files: AccessFiles) -> Iterator[str]:
+    """A broker with access control, and no queue."""
     access, keys = load_access(files.path), load_secret(files.key)
     broker = Broker(BrokerConfig(heartbeat_interval=0.5), access=access, keys=keys, rules=RULES)
     endpoint = broker.bind("tcp://127.0.0.1:*")
-    settings = {"broker": endpoint, "key": files.secret("queue"), "server_key": files.server_key}
-    with broker, serving(folder, **settings) as server:
+    with broker:
+        yield endpoint
+
+
+@contextmanager
+def apart(folder: Path, files: AccessFiles) -> Iterator[str]:
+    with brokering(files) as endpoint, serving(folder, broker=endpoint, **keys(files, "queue")) as server:
         until(lambda: server.ready)
         yield endpoint
 
@@ -73,6 +82,8 @@ def test_a_request_lives_with_keys_on_all_sides(endpoint: str, files: AccessFile
             with pytest.raises(UnknownRequest):
                 other.reply(uuid)
         client.close(uuid)
+        uuids = client.submit_many("upper", ["a", "b", "c"])
+        assert dict(client.replies(uuids, 30)) == dict(zip(uuids, ([b"A"], [b"B"], [b"C"]), strict=True))
 
 
 def test_who_has_no_key_or_an_unknown_one_is_told_so(endpoint: str, files: AccessFiles, tmp_path: Path) -> None:
@@ -86,16 +97,49 @@ def test_who_has_no_key_or_an_unknown_one_is_told_so(endpoint: str, files: Acces
             client.submit("upper", b"x")
 
 
-def test_a_queue_apart_whose_key_is_refused_says_so(
+def test_a_queue_apart_whose_key_is_refused_says_so_and_goes_on(
     tmp_path: Path, files: AccessFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broker = Broker(BrokerConfig(), access=load_access(files.path), keys=load_secret(files.key), rules=RULES)
-    endpoint = broker.bind("tcp://127.0.0.1:*")
     stranger = AccessFiles(tmp_path / "stranger")
-    settings = {"broker": endpoint, "key": stranger.secret("bob"), "server_key": files.server_key}
-    with broker, serving(tmp_path, **settings) as server:
-        until(lambda: "refused this key" in caplog.text)
-        assert not server.ready
+    settings = {"key": stranger.secret("queue"), "server_key": files.server_key}
+    with brokering(files) as endpoint:
+        began = time.monotonic()
+        with serving(tmp_path, broker=endpoint, **settings) as server:
+            (record, *_) = until(lambda: [one for one in caplog.records if one.levelno >= logging.ERROR])
+            assert time.monotonic() - began < 5
+            assert not server.ready
+        assert record.message.startswith(f"the server at {endpoint} refused this key")
+
+
+def test_a_queue_that_may_not_ask_whether_there_is_another_says_so(
+    tmp_path: Path, files: AccessFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    new_keys(files.folder, "second")
+    files.write(QUEUE + '[users.second]\nkeys = ["second.key"]\nwork = ["titanic.request"]\ncall = ["*"]\n')
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    with brokering(files) as endpoint, serving(tmp_path / "one", broker=endpoint, **keys(files, "queue")) as first:
+        until(lambda: first.ready)
+        with serving(tmp_path / "two", broker=endpoint, **keys(files, "second")):
+            said = until(lambda: [line.message for line in caplog.records if "found out" in line.getMessage()])
+    assert "user 'second' may not see figures" in said[0]
+    assert 'work = ["titanic.*"]' in said[0]
+
+
+def test_at_a_broker_of_others_that_encrypts(tmp_path: Path, files: AccessFiles) -> None:
+    """It knows MDP 0.1 and no users: whoever has its key may do everything."""
+    endpoint, queue = f"ipc://{tmp_path}/broker", keys(files, "queue")
+    with (
+        Process(SUPPORT / "rfc7_broker.py", endpoint, "0.5", files.key, output=tmp_path / "broker.out"),
+        serving(tmp_path, broker=endpoint, **queue),
+        Worker("upper", lambda frames: frames[0].upper(), endpoint, config=QUICK, **queue),
+        Client(endpoint, timeout=30, version="0.1", **keys(files, "bob")) as client,
+    ):
+        uuid = client.submit("upper", b"hello")
+        assert client.wait(uuid, 30) == [b"HELLO"]
+        client.close(uuid)
+        with Client(endpoint, timeout=30, retries=0, version="0.1") as keyless, pytest.raises(KeyRefused):
+            keyless.submit("upper", b"x")
 
 
 def test_where_others_can_connect_it_takes_keys(tmp_path: Path, files: AccessFiles) -> None:
