@@ -228,8 +228,11 @@ class AttachedFront(Front):
         """A broker is there, perhaps another one. Serve it if no other queue does."""
         if kind == self._kind:
             return
-        endpoint, before, self._kind = self.endpoints[0], self._kind, kind
-        self._lanes.kind = kind
+        endpoint, before = self.endpoints[0], self._kind
+        if before is not None and before.access and not kind.access:
+            self._give_up()
+            return
+        self._kind = self._lanes.kind = kind
         if kind.ours:
             log.info("the broker at %s is one of this project, and speaks MDP %s", endpoint, kind.version)
         else:
@@ -241,6 +244,15 @@ class AttachedFront(Front):
             self.loop.add(check)
         elif self._registered:
             self._connect()
+
+    def _give_up(self) -> None:
+        """Another broker is there, which tells nobody from anybody. For the lanes the former is there still: whoever
+        asks is NOBODY."""
+        self.problem = CallerError(
+            f"the broker at {self.endpoints[0]} has no access control any more",
+            "whoever connects there could read and close what users have submitted, and work for them",
+            "start it with --access again, and then this queue; if it is meant, start this queue again",
+        )
 
     def _give_way(self, other: str) -> None:
         """Another queue serves the broker."""

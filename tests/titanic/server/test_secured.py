@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from support.access_files import ALICE, BOB, AccessFiles
 from support.processes import SUPPORT, Process
-from support.secured import raw_socket, told
+from support.secured import access, raw_socket, told, user
 from support.serving import QUICK, serving
+from support.serving import config as config_at
 from support.waiting import until
 
 from broker import Broker, BrokerConfig, EndpointError, Worker, load_access, load_secret, new_keys
@@ -22,6 +23,7 @@ from titanic import Client, UnknownRequest
 from titanic.errors import Forbidden, KeyRefused, TimedOut
 from titanic.protocol import tsp
 from titanic.protocol.permissions import RULES
+from titanic.server.server import Server
 
 QUEUE = '[users.queue]\nkeys = ["queue.key"]\nwork = ["titanic.*"]\ncall = ["*"]\n'
 """A queue that is apart from its broker."""
@@ -124,6 +126,27 @@ def test_a_queue_that_may_not_ask_whether_there_is_another_says_so(
             said = until(lambda: [line.message for line in caplog.records if "found out" in line.getMessage()])
     assert "user 'second' may not see figures" in said[0]
     assert 'work = ["titanic.*"]' in said[0]
+
+
+def test_a_queue_whose_broker_has_no_access_control_any_more_serves_nobody(tmp_path: Path) -> None:
+    """Or everybody could read what users have submitted, as soon as a broker is started in the wrong way."""
+    here, there = f"ipc://{tmp_path}/here", f"ipc://{tmp_path}/there"
+    queue, shop = user("queue", work=["titanic.*"], call=["*"]), user("shop", submit=["mail"], read="own")
+    config = BrokerConfig(heartbeat_interval=0.2)
+    broker = Broker(config, access=access({}, {here: queue, there: shop}), rules=RULES)
+    for endpoint in (here, there):
+        broker.bind(endpoint)
+    with Server(config_at(tmp_path, broker=here)) as server:
+        with broker, Client(there, timeout=30) as client:
+            uuid = client.submit("mail", b"x")
+            assert client.list()[0][0]["owner"] == "shop"
+        broker = Broker(config)
+        broker.bind(here)
+        with broker:
+            problem = until(lambda: server.problem)
+            with Client(here, timeout=30) as client, pytest.raises((UnknownRequest, Forbidden)):
+                client.reply(uuid)
+    assert str(problem).startswith(f"the broker at {here} has no access control any more; whoever connects there could")
 
 
 def test_at_a_broker_of_others_that_encrypts(tmp_path: Path, files: AccessFiles) -> None:
