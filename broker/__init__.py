@@ -37,7 +37,7 @@ _MODULES = {
         "UsageError",
     ],
     "broker.handlers": ["Handler"],
-    "broker.io.curve": ["Curve", "Doubt", "Key", "credentials"],
+    "broker.io.curve": ["Curve", "KeyProbe", "Key", "credentials"],
     "broker.io.dealer": ["Dealer"],
     "broker.io.channel": ["Channel"],
     "broker.io.channels": ["SessionChannel", "WorkerChannel"],

@@ -52,8 +52,8 @@ from broker.io.channel import Channel as Channel
 from broker.io.channels import SessionChannel as SessionChannel
 from broker.io.channels import WorkerChannel as WorkerChannel
 from broker.io.curve import Curve as Curve
-from broker.io.curve import Doubt as Doubt
 from broker.io.curve import Key as Key
+from broker.io.curve import KeyProbe as KeyProbe
 from broker.io.curve import credentials as credentials
 from broker.io.dealer import Dealer as Dealer
 from broker.io.exposure import is_exposed as is_exposed

@@ -21,7 +21,7 @@ from broker.config import DEFAULT_ENDPOINT, ClientConfig
 from broker.core.client import ClientSession, EventKind, ReplyEvent
 from broker.core.mdp import Frames, read_error, service_fault
 from broker.errors import EndpointError, KeyRefused, RemoteError, TimedOut, UsageError
-from broker.io.curve import SUSPICIOUS, Curve, Doubt, Key, credentials
+from broker.io.curve import PROBE_AFTER, Curve, Key, KeyProbe, credentials
 from broker.io.dealer import Dealer
 from broker.io.sockets import MOST_BODY_FRAMES, unreachable
 
@@ -67,10 +67,10 @@ class Conversation:
         self.config = session.config
         self._session = session
         self._closed = False
-        self._looked: tuple[float, str, Doubt | None] = (float("-inf"), "", None)
+        self._looked: tuple[float, str, KeyProbe | None] = (float("-inf"), "", None)
         """When it was last checked whether a broker can be reached, the reason if not, and what is known of the key."""
-        self._doubt: Doubt | None = None
-        """Whether the key is refused: wondered about while nothing has come."""
+        self._probe: KeyProbe | None = None
+        """Looks whether the key is refused, while nothing has come."""
         self._turn = _Turn()
         self._asker = 0
         """The thread that asked last."""
@@ -78,7 +78,7 @@ class Conversation:
     def close(self) -> None:
         """Close the connection. Requests in flight are forgotten here; the broker may still work on them."""
         self._closed = True
-        self._believe()
+        self._end_probe()
         self._dealer.close()
 
     @property
@@ -125,44 +125,44 @@ class Conversation:
         if now >= self._looked[0] + LOOK_AGAIN:
             reason = unreachable(self._dealer.servers.names)
             self._looked = (now, reason, None if reason else self._check_key())
-        _, reason, doubt = self._looked
-        if doubt is not None and doubt.refused:
-            raise KeyRefused(doubt.refused)
-        refusals = "" if doubt is None else doubt.refusals
+        _, reason, probe = self._looked
+        if probe is not None and probe.refused:
+            raise KeyRefused(probe.refused)
+        refusals = "" if probe is None else probe.refusals
         advice = "is a broker there?" if reason else "is a broker there, and does the service have a worker?"
         raise TimedOut("; ".join(filter(None, (f"no answer from {self.endpoint}", reason, refusals, advice))), reason)
 
-    def _wonder(self, now: float, deadlines: list[float]) -> None:
+    def _begin_probe(self, now: float, deadlines: list[float]) -> None:
         """Nothing has come by this connection yet: the key may be refused. ZeroMQ does not tell."""
-        if self._doubt is None:
-            self._doubt = self._dealer.doubt(now + SUSPICIOUS)
-        if self._doubt.due is not None:
-            deadlines.append(self._doubt.due)
+        if self._probe is None:
+            self._probe = self._dealer.key_probe(now + PROBE_AFTER)
+        if self._probe.due is not None:
+            deadlines.append(self._probe.due)
 
-    def _heed(self, doubt: Doubt, now: float) -> None:
+    def _look_at_probe(self, probe: KeyProbe, now: float) -> None:
         """Raise KeyRefused when it is certain."""
         if self._dealer.inflow is not None:
-            self._believe()
+            self._end_probe()
             return
-        doubt.tick(now)
-        if doubt.refused:
-            self._believe()
-            raise KeyRefused(doubt.refused)
+        probe.tick(now)
+        if probe.refused:
+            self._end_probe()
+            raise KeyRefused(probe.refused)
 
-    def _believe(self) -> None:
+    def _end_probe(self) -> None:
         """Something has come, or the matter is settled."""
-        if self._doubt is not None:
-            self._doubt.close()
-            self._doubt = None
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
 
-    def _check_key(self) -> Doubt | None:
+    def _check_key(self) -> KeyProbe | None:
         """A request was given up: whether servers refuse the key."""
-        if self._doubt is None and self._dealer.curve is not None:  # it was let in; that may be over
-            self._doubt = self._dealer.doubt(0.0)
-        if (doubt := self._doubt) is not None:
-            doubt.finish(SUSPICIOUS)
-            self._believe()
-        return doubt
+        if self._probe is None and self._dealer.curve is not None:  # it was let in; that may be over
+            self._probe = self._dealer.key_probe(0.0)
+        if (probe := self._probe) is not None:
+            probe.finish(PROBE_AFTER)
+            self._end_probe()
+        return probe
 
     def _pump(self, until: float | None) -> bool:
         """Move messages until something came or a deadline passed; False when `until` has passed."""
@@ -173,9 +173,9 @@ class Conversation:
             now = time.monotonic()
             deadlines = [when for when in (until, session.next_deadline()) if when is not None]
             if dealer.inflow is None:  # nothing has come by this connection yet
-                self._wonder(now, deadlines)
+                self._begin_probe(now, deadlines)
             wait = min([LONGEST_POLL, *((when - now) * 1000 + 1 for when in deadlines)])
-            dealer.wait(max(0, int(wait)), self._doubt.sockets() if self._doubt is not None else ())
+            dealer.wait(max(0, int(wait)), self._probe.sockets() if self._probe is not None else ())
             now = time.monotonic()
             while (frames := dealer.receive()) is not None:
                 session.receive(dealer.number, frames, now)
@@ -185,8 +185,8 @@ class Conversation:
                 session.lost(now)
             session.tick(now)
             dealer.send(session.take_output())
-            if self._doubt is not None:
-                self._heed(self._doubt, now)
+            if self._probe is not None:
+                self._look_at_probe(self._probe, now)
         return until is None or now < until
 
 

@@ -85,7 +85,7 @@ class Worker:
             interval,
             self._any_registered,
             kind=self._registers_at,
-            doubt=self._channels[0].doubt,
+            probe=self._channels[0].key_probe,
         )
         self._loop.add(self._log)
 

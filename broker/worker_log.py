@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from broker.core.timers import earliest
 from broker.io.channel import Channel, Pollable
-from broker.io.curve import SUSPICIOUS, Doubt
+from broker.io.curve import PROBE_AFTER, KeyProbe
 
 SILENCES = 2
 """Heartbeat intervals after which nobody seems to be there. A broker that is there answers READY sooner."""
@@ -21,8 +21,8 @@ STARVED_EVERY = 60.0
 
 
 class WorkerLog(Channel):
-    """Add it to the loop behind the channels that it reports on. It has sockets only while it wonders whether the key
-    is refused."""
+    """Add it to the loop behind the channels that it reports on. It has sockets only while it looks whether the key is
+    refused."""
 
     def __init__(
         self,
@@ -33,15 +33,15 @@ class WorkerLog(Channel):
         registered: Callable[[], bool],
         *,
         kind: str = "broker",
-        doubt: Callable[[float], Doubt] | None = None,
+        probe: Callable[[float], KeyProbe] | None = None,
     ) -> None:
         """`name`: of the worker. `registered`: whether the broker has answered any of its connections. `kind`: what
-        it is called, if it is none. `doubt`: how to find out, from a time on, whether the key is refused."""
+        it is called, if it is none. `probe`: how to find out, from a time on, whether the key is refused."""
         self._log = log
         self._name = name
         self._endpoint = endpoint
-        self._new_doubt = doubt or (lambda when: Doubt())
-        self._doubt = Doubt()
+        self._new_probe = probe or (lambda when: KeyProbe())
+        self._probe = KeyProbe()
         """Whether the key is refused, while nobody answers."""
         self._kind = kind
         self._registered = registered
@@ -70,10 +70,10 @@ class WorkerLog(Channel):
             self._warn_at = now
 
     def sockets(self) -> Iterable[Pollable]:
-        return self._doubt.sockets()
+        return self._probe.sockets()
 
     def changed(self) -> bool:
-        return self._doubt.changed()
+        return self._probe.changed()
 
     def drain(self, now: float) -> bool:
         self.tick(now)
@@ -81,8 +81,8 @@ class WorkerLog(Channel):
 
     def tick(self, now: float) -> None:
         """Warn: no answer for a while, or a refusal."""
-        self._doubt.tick(now)
-        key_refused = self._doubt.refused
+        self._probe.tick(now)
+        key_refused = self._probe.refused
         if self._over or self._silent_since is None or (now < self._warn_at and not key_refused):
             return
         where, silence = self._endpoint, now - self._silent_since
@@ -97,7 +97,7 @@ class WorkerLog(Channel):
         self._pause = min(PAUSE_MOST, 2 * self._pause)
         self._warn_at = now + self._pause
         if key_refused:
-            self._wonder(self._warn_at - SUSPICIOUS)  # it may be another reason by then
+            self._begin_probe(self._warn_at - PROBE_AFTER)  # it may be another reason by then
 
     def next_deadline(self) -> float | None:
         """The next warning; at once before the first look, for which nothing else might wake the loop."""
@@ -105,7 +105,7 @@ class WorkerLog(Channel):
             return None
         if self._silent_since is None:
             return 0.0
-        return earliest(self._warn_at, self._doubt.due)
+        return earliest(self._warn_at, self._probe.due)
 
     def flush(self, now: float) -> None:
         there = self._registered()
@@ -114,19 +114,19 @@ class WorkerLog(Channel):
         if there:
             self._log.info("%s is registered at %s", self._name, self._endpoint)
             self._silent_since, self._refused = None, False
-            self._doubt.close()
+            self._probe.close()
         else:
             if self._there:
                 self._log.warning("lost the %s at %s; connecting again", self._kind, self._endpoint)
             self._silent_since, self._pause = now, self._first
             self._warn_at = now + self._pause
-            self._wonder(now + SUSPICIOUS)
+            self._begin_probe(now + PROBE_AFTER)
         self._there = there
 
     def close(self) -> None:
-        self._doubt.close()
+        self._probe.close()
 
-    def _wonder(self, when: float) -> None:
+    def _begin_probe(self, when: float) -> None:
         """Find out then whether the key is refused."""
-        self._doubt.close()
-        self._doubt = self._new_doubt(when)
+        self._probe.close()
+        self._probe = self._new_probe(when)

@@ -27,7 +27,6 @@ a fault, because a permission that is misspelt might be one that was to be taken
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import os
 import pwd
 import re
@@ -55,6 +54,9 @@ OF_ROLES = (*PATTERNS, Permission.READ.value, *FLAGS, "limits")
 OF_USERS = ("keys", "tokens", "roles", *OF_ROLES)
 OF_ENDPOINTS = ("user", "uids")
 TABLES = ("roles", "users", "endpoints")
+
+_LOOPBACK = re.compile(r"tcp://(localhost|127(\.\d{1,3}){3}|\[::1\]):(\d+|\*)")
+"""Endpoints that are loopback's by how they are written. Whether they really are is asked when they are bound."""
 
 Table = Mapping[str, Any]
 
@@ -239,7 +241,7 @@ class AccessFile:
         """The numbers of the users of the machine who may connect to an endpoint; None: everybody."""
         path = ("endpoints", name)
         local = name.startswith("ipc://") and len(name) > len("ipc://")
-        if not local and not is_loopback(name):
+        if not local and not _LOOPBACK.fullmatch(name):
             fact = "who connects there needs no key, so it must be one that only this machine reaches"
             self._fault(path, f"{_shown(path)}: {fact}; write it like ipc:///run/titanic.sock or tcp://127.0.0.1:5555")
         self._unknown(path, endpoint, OF_ENDPOINTS)
@@ -328,18 +330,6 @@ def _pattern_fault(pattern: str) -> str:
     if "[" in pattern and "]" not in pattern:
         return f"{_quoted(pattern)} has a [ that nothing closes; write a set like mail.[ab], and [[] for the character"
     return ""
-
-
-def is_loopback(endpoint: str) -> bool:
-    """Whether a `tcp://` endpoint is one that only this machine reaches."""
-    match = re.fullmatch(r"tcp://(?:\[([^\]]+)\]|([^\[\]:]+)):(\d+|\*)", endpoint)
-    if match is None:
-        return False
-    host = match[1] or match[2]
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")

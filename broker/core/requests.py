@@ -303,7 +303,10 @@ class WaitingRequests:
     def pop(self, queue: FairQueue) -> Request:
         """The next request; KeyError when there is none."""
         request = queue.pop()
-        self._subtract(request)
+        self.count -= 1
+        self.bytes -= request.size
+        if request.payer is not None:
+            self._repay(request, request.payer)
         return request
 
     def remove(self, queue: FairQueue, peer: Peer, mark: bytes) -> Request | None:
@@ -344,10 +347,14 @@ class WaitingRequests:
         self.count -= 1
         self.bytes -= request.size
         if request.payer is not None:
-            count, size = self.of_users.pop(request.payer)
-            if count > 1:
-                self.of_users[request.payer] = (count - 1, size - request.size)
-            request.payer = None
+            self._repay(request, request.payer)
+
+    def _repay(self, request: Request, payer: str) -> None:
+        """A request does not count any more among those of its user."""
+        count, size = self.of_users.pop(payer)
+        if count > 1:
+            self.of_users[payer] = (count - 1, size - request.size)
+        request.payer = None
 
 
 def _size(request: Request) -> int:

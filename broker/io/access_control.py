@@ -86,7 +86,7 @@ class AccessControl:
             },
         )
 
-    def _stranger(self, address: str, endpoint: str) -> None:
+    def _stranger(self, address: str) -> None:
         self.guard.refused(NOBODY, "connect", b"", address)
 
 

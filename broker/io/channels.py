@@ -12,7 +12,7 @@ from broker.core.mdp import Core
 from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import OutOfSockets
 from broker.io.channel import Channel, Pollable
-from broker.io.curve import Doubt
+from broker.io.curve import KeyProbe
 from broker.io.dealer import Dealer
 from broker.io.loop import Loop
 
@@ -84,9 +84,9 @@ class SessionChannel(Channel, Generic[Session]):
     def changed(self) -> bool:
         return self._dealer.changed()
 
-    def doubt(self, when: float) -> Doubt:
+    def key_probe(self, when: float) -> KeyProbe:
         """To find out, from then on, whether the servers refuse the key."""
-        return self._dealer.doubt(when)
+        return self._dealer.key_probe(when)
 
     def drain(self, now: float) -> bool:
         while (frames := self._dealer.receive()) is not None:

@@ -1,7 +1,7 @@
 """Keys of a connection (CURVE): how a socket gets them, and how a client finds out that they are refused.
 
-ZeroMQ does not tell. A connection that is refused is tried again, without end: to its session it looks as if nobody
-were there. So when nothing was heard for a while, `Doubt` makes another connection and watches its handshake:
+ZeroMQ does not tell. It tries again without end, or gives up: to a session either looks as if nobody were there. So
+when nothing was heard for a while, `KeyProbe` makes another connection and watches its handshake:
 
     what the monitor says               the mechanism that the server's greeting names      it is
     ----------------------------------  --------------------------------------------------  -------------------------
@@ -29,7 +29,7 @@ import zmq
 from broker.errors import EndpointError, UsageError
 from broker.io.sockets import Socket, connect, connection_to, full, receive
 
-SUSPICIOUS = 0.5
+PROBE_AFTER = 0.5
 """Seconds without a word after which the handshake is looked at."""
 
 PATIENCE = 0.5
@@ -150,9 +150,9 @@ class Handshake:
         self._socket.close(0)
 
 
-class Doubt:
-    """For a session that hears nothing: whether its servers refuse the key. It makes a connection to each of them.
-    Nothing is known while nobody is there: then they are tried again and again."""
+class KeyProbe:
+    """Finds out, for a session that hears nothing, whether its servers refuse the key. It makes a connection to each of
+    them. Nothing is known while nobody is there: then they are tried again and again."""
 
     def __init__(self, endpoints: Sequence[str] = (), curve: Curve | None = None, begin: float = 0.0) -> None:
         """`begin`: when to make the connections."""
@@ -164,8 +164,6 @@ class Doubt:
         self._changed = True
         self.due: float | None = begin if self._endpoints else None
         """When `tick` has something to do, whatever comes at `sockets`."""
-        self.over = not self._endpoints
-        """Whether it is no matter of keys, or was closed."""
 
     def sockets(self) -> list[Socket]:
         """What to poll."""
@@ -215,7 +213,7 @@ class Doubt:
         for handshake in self._handshakes.values():
             handshake.close()
         self._changed = bool(self._handshakes)
-        self._handshakes, self.due, self.over = {}, None, True
+        self._handshakes, self.due = {}, None
 
     def _begin(self) -> None:
         self.due = None

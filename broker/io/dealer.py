@@ -15,7 +15,7 @@ import zmq
 from broker.core.endpoints import Health, Servers
 from broker.core.mdp import Frames, Output
 from broker.errors import EndpointError, OutOfSockets
-from broker.io.curve import Curve, Doubt
+from broker.io.curve import Curve, KeyProbe
 from broker.io.sockets import LINGER, Socket, connect, full, monitored_event, receive, send, skip
 
 UNACKNOWLEDGED = 15_000
@@ -158,9 +158,9 @@ class Dealer:
         """Whether a new connection would go to a server that is not known to be dead."""
         return self.servers.health(self.servers.choose()) is not Health.DEAD
 
-    def doubt(self, when: float) -> Doubt:
+    def key_probe(self, when: float) -> KeyProbe:
         """To find out, from then on, whether the servers refuse the key."""
-        return Doubt(self.servers.names, self.curve, when)
+        return KeyProbe(self.servers.names, self.curve, when)
 
     @property
     def _breaks(self) -> int:

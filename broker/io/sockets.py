@@ -6,10 +6,9 @@ used as here, 2.8 and 3.3: an echo ROUTER does 98,000 round trips a second inste
 
 from __future__ import annotations
 
-import ctypes
 import errno
+import os
 import re
-import secrets
 import socket as stream
 import sys
 from collections.abc import Callable, Iterable
@@ -48,7 +47,9 @@ def seed_names() -> None:
     libzmq takes a number for it from `rand`, which nobody seeds in pyzmq's wheel: each process would begin with the
     same. Who knows the next name can take it, and libzmq ends the process when it is to give it to another.
     """
-    ctypes.CDLL(None).srand(secrets.randbits(32))
+    import ctypes  # a client does without
+
+    ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4), "little"))
 
 
 def receive(socket: Socket, look: Callable[[Any], None] | None = None) -> Frames | None:

@@ -22,6 +22,7 @@ from broker.access.users import NOBODY, Access, User
 from broker.core.mdp import Frames
 from broker.errors import EndpointError, UsageError
 from broker.io.channel import Channel
+from broker.io.exposure import is_exposed
 from broker.io.sockets import Socket, full, receive, send, skip
 
 ADDRESS = "inproc://zeromq.zap.01"
@@ -50,6 +51,8 @@ def secure(socket: Socket, endpoint: str, access: Access, keys: Keys | None) -> 
     if not whole.startswith(("tcp://", "ipc://")):
         raise EndpointError(f"cannot bind {endpoint} with access control: nobody is asked there; use tcp:// or ipc://")
     named = whole in access.endpoints
+    if named and is_exposed(whole):
+        raise EndpointError(f"cannot bind {endpoint} without keys, as the access file says: other machines reach it")
     if not named:
         if keys is None:
             raise UsageError(f"{endpoint} takes a key of the server: give `keys`, or name it in [endpoints]")
@@ -67,11 +70,11 @@ class ZapHandler(Channel):
         self,
         context: zmq.Context[Socket],
         access: Access,
-        refused: Callable[[str, str], None],
+        refused: Callable[[str], None],
         asked: Callable[[], None],
     ) -> None:
-        """`refused` is called with the address of somebody who did not get in, and the endpoint; `asked` for each
-        connection of which ZeroMQ asks."""
+        """`refused` is called with the address of somebody who did not get in, `asked` for each connection of which
+        ZeroMQ asks."""
         self._refused = refused
         self._asked = asked
         self._keys: dict[bytes, bytes] = {}
@@ -115,7 +118,7 @@ class ZapHandler(Channel):
         self._asked()
         name = self._name(frames)
         if name is None:
-            self._refused(_text(frames, _FROM), _text(frames, _DOMAIN))
+            self._refused(frames[_FROM][:255].decode(errors="replace") if len(frames) > _FROM else "")
             return [*frames[:2], VERSION, frames[_ID], b"400", b"refused", b"", b""]
         return [*frames[:2], VERSION, frames[_ID], b"200", b"", name, b""]
 
@@ -151,7 +154,3 @@ def _uid(address: bytes) -> bytes:
     the address."""
     fields = address.rsplit(b":", 3)
     return fields[1] if len(fields) == 4 and fields[1].isdigit() else b""
-
-
-def _text(frames: Frames, at: int) -> str:
-    return frames[at][:255].decode(errors="replace") if len(frames) > at else ""

@@ -225,6 +225,10 @@ def test_what_cannot_be_secured_is_not_bound() -> None:
         with pytest.raises(EndpointError, match="with access control"):
             broker.bind(endpoint)
     broker.stop()
+    broker = Broker(access=access(USERS, {"tcp://0.0.0.0:*": OTHER}), keys=SERVER)
+    with pytest.raises(EndpointError, match="without keys, as the access file says: other machines reach it"):
+        broker.bind("tcp://0.0.0.0:*")
+    broker.stop()
     broker = Broker(access=access(USERS))
     with pytest.raises(UsageError, match="takes a key of the server"):
         broker.bind("tcp://127.0.0.1:*")

@@ -21,8 +21,8 @@ from broker import (
     Channel,
     Curve,
     Dealer,
-    Doubt,
     Job,
+    KeyProbe,
     Kind,
     Loop,
     OutOfSockets,
@@ -114,8 +114,8 @@ class Lanes(Channel):
         self._lanes: list[Lane] = []
         self._batches: dict[bytes, list[LaneAsk]] = {}
         interval = config.heartbeat_interval
-        doubt = partial(Doubt, [endpoint], curve)
-        self._log = WorkerLog(log, "titanic", endpoint, interval, self.registered, doubt=doubt)
+        probe = partial(KeyProbe, [endpoint], curve)
+        self._log = WorkerLog(log, "titanic", endpoint, interval, self.registered, probe=probe)
         self.loop.add(self._log)
         self._thread = threading.Thread(target=self.loop.run, name="lanes", daemon=True)
 

@@ -18,7 +18,7 @@ import zmq
 
 from broker.core.mdp import Frames
 from broker.core.requests import footprint
-from broker.io.curve import Doubt
+from broker.io.curve import KeyProbe
 from broker.io.dealer import Dealer
 from broker.io.draft_sockets import STUCK, DraftSocket, Unreachable
 from broker.io.router import LARGE, UNREAD_SECONDS
@@ -80,8 +80,8 @@ class ClientDealer(Dealer):
     def sockets(self) -> list[Any]:
         return []
 
-    def doubt(self, when: float) -> Doubt:
-        return Doubt()  # a CLIENT has no keys
+    def key_probe(self, when: float) -> KeyProbe:
+        return KeyProbe()  # a CLIENT has no keys
 
     def close(self, linger: int = LINGER) -> None:
         connection: Any = self.socket

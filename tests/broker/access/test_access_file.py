@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker import AccessError, AccessFile, load_access, new_keys, public_key
-from broker.access.access_file import is_loopback
 from broker.access.toml_lines import Keys, lines_of
 from broker.access.users import Permission, Reach, UserLimits
 
@@ -298,11 +297,16 @@ def test_names_of_users_of_the_machine(file: Path) -> None:
     assert load_access(file).uids == {"ipc://x": (mine.pw_uid,)}
 
 
-def test_what_only_this_machine_reaches() -> None:
+def test_what_only_this_machine_reaches(file: Path) -> None:
     near = ["127.0.0.1:5555", "127.1.2.3:*", "localhost:5555", "[::1]:5555"]
     far = ["*:5555", "0.0.0.0:5555", "10.0.0.5:5555", "[::]:5555", "localhost.example:1", "127.0.0.1", "::1:5555", ""]
-    assert [is_loopback(f"tcp://{one}") for one in near + far] == [True] * len(near) + [False] * len(far)
-    assert not is_loopback("ipc://127.0.0.1:5555")
+    for one in near:
+        file.write_text(f"[users.u]\n[endpoints.'tcp://{one}']\nuser = 'u'")
+        assert list(load_access(file).endpoints) == [f"tcp://{one}"]
+    for one in far:
+        file.write_text(f"[users.u]\n[endpoints.'tcp://{one}']\nuser = 'u'")
+        with pytest.raises(AccessError, match="so it must be one that only this machine reaches"):
+            load_access(file)
 
 
 PIECES = st.sampled_from(

@@ -19,7 +19,7 @@ from support.serving import config as config_at
 from support.waiting import until
 
 from broker import Broker, BrokerConfig, EndpointError, Worker, load_access, load_secret, new_keys
-from titanic import Client, UnknownRequest
+from titanic import Client
 from titanic.errors import Forbidden, KeyRefused, TimedOut
 from titanic.protocol import tsp
 from titanic.protocol.permissions import RULES
@@ -81,7 +81,7 @@ def test_a_request_lives_with_keys_on_all_sides(endpoint: str, files: AccessFile
                 Forbidden, match=r"user 'bob' may not submit to 'upper'; it needs submit = \[\"upper\"\]"
             ):
                 other.submit("upper", b"x")
-            with pytest.raises(UnknownRequest):
+            with pytest.raises(Forbidden, match="user 'bob' may not read requests"):
                 other.reply(uuid)
         client.close(uuid)
         uuids = client.submit_many("upper", ["a", "b", "c"])
