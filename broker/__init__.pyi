@@ -9,6 +9,7 @@ from broker.access.keys import load_secret as load_secret
 from broker.access.keys import new_keys as new_keys
 from broker.access.keys import new_token as new_token
 from broker.access.keys import public_key as public_key
+from broker.access.rules import Rule as Rule
 from broker.access.users import NOBODY as NOBODY
 from broker.access.users import Access as Access
 from broker.access.users import Permission as Permission

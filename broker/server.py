@@ -221,7 +221,7 @@ class Broker(Shell[BrokerCore]):
         if self._access is not None:
             self._access.swap(access)
             for local in self._locals:
-                local.user = local.user and self._access.guard.now_called(local.user)
+                local.user = local.user and self._access.guard.current(local.user)
             self.core.revoke(Review(self._access.guard, self._whose), time.monotonic())
 
     def _whose(self, peer: Peer) -> User | None:

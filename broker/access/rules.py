@@ -68,7 +68,7 @@ class Guard:
         self._buckets.keep(access.users)
         self.refusals = {key: count for key, count in self.refusals.items() if not key[0] or key[0] in access.users}
 
-    def now_called(self, user: User) -> User:
+    def current(self, user: User) -> User:
         """The user of the same name by what holds now; NOBODY when there is none any more."""
         return self.access.users.get(user.name, NOBODY)
 
@@ -91,7 +91,7 @@ class Guard:
         """Whether a user is told about a service."""
         return (service in self.rules and user is not NOBODY) or user.uses(service)
 
-    def sight(self, user: User) -> Callable[[bytes], bool]:
+    def visible_to(self, user: User) -> Callable[[bytes], bool]:
         """The same for many services: with one look at each, however many patterns he has."""
         patterns = {pattern for patterns in user.services.values() for pattern in patterns}
         begins = ["", *RESERVED]
@@ -126,12 +126,12 @@ class Guard:
             if service != b"mmi.stats" or user.metrics or user.admin:
                 return None
             self.refused(user, "metrics", service, request.peer)
-            return error_body(403, f"forbidden: {_who(user)} may not see mmi.stats; it needs metrics = true")
+            return error_body(403, f"forbidden: {user} may not see mmi.stats; it needs metrics = true")
         if service_fault(service) is not None or user.may(Permission.CALL, service):  # `may` remembers names
             return None
         self.refused(user, "call", service, request.peer)
         name = service.decode()
-        return error_body(403, f"forbidden: {_who(user)} may not call '{name}'; it needs call = [\"{name}\"]")
+        return error_body(403, f"forbidden: {user} may not call '{name}'; it needs call = [\"{name}\"]")
 
     def _too_many(self, request: Request, user: User) -> Frames:
         self.refused(user, "messages", request.service, request.peer)
@@ -140,7 +140,7 @@ class Guard:
             return [f"500 busy: {text}".encode()]
         return error_body(429, text)
 
-    def asker(self, service: bytes, user: User) -> bytes:
+    def who_asks(self, service: bytes, user: User) -> bytes:
         """What a worker's `client` frame has behind the number, so that a queue apart from the broker knows who asks;
         nothing for other services."""
         if not service.startswith(_QUEUE):
@@ -195,7 +195,3 @@ class Review:
 
 def _compiled(patterns: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(translate, patterns)) or r"\Z\A.")
-
-
-def _who(user: User) -> str:
-    return f"user '{user.name}'" if user.name else "a connection without a user"

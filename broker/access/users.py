@@ -96,6 +96,9 @@ class User:
     def __post_init__(self) -> None:
         object.__setattr__(self, "owner", self.name.encode())
 
+    def __str__(self) -> str:
+        return f"user '{self.name}'" if self.name else "a connection without a user"
+
     def may(self, permission: Permission, service: bytes) -> bool:
         """Whether he may submit to a service, work for it or call it."""
         if self.admin and permission is Permission.SUBMIT:

@@ -340,7 +340,7 @@ class BrokerCore(Core):
             self.delivered[request.mark] = request
         request.token = b"%016x" % next(self._tokens)
         if request.user is not None and self.guard is not None:
-            request.token += self.guard.asker(request.service, request.user)
+            request.token += self.guard.who_asks(request.service, request.user)
         request.deliveries += 1
         self._send_worker(worker, Command.REQUEST, [request.token, b"", *request.body], now)
         if worker.dialect.silent_when_busy:

@@ -142,7 +142,7 @@ def _seen(core: ManagedBroker, user: User | None) -> Iterable[Service]:
     """The services that somebody is told about."""
     if user is None or core.guard is None or core.guard.sees_all(user):
         return core.services.values()
-    sees = core.guard.sight(user)
+    sees = core.guard.visible_to(user)
     return [service for service in core.services.values() if sees(service.name)]
 
 

@@ -22,12 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from broker import Permission, Reach, User
+from broker import Permission, Reach, Rule, User
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
-
-Rule = Callable[[User, Frames], Frames | None]
-"""The body of the refusal of a user's request with this body; None: it goes on to the service."""
 
 
 def lacks_submit(user: User, service: bytes) -> str | None:
@@ -35,18 +32,14 @@ def lacks_submit(user: User, service: bytes) -> str | None:
     if user.may(Permission.SUBMIT, service):
         return None
     name = service.decode(errors="replace")
-    return f"{_who(user)} may not submit to '{name}'; it needs submit = [\"{name}\"]"
-
-
-def _who(user: User) -> str:
-    return f"user '{user.name}'" if user.name else "a connection without a user"
+    return f"{user} may not submit to '{name}'; it needs submit = [\"{name}\"]"
 
 
 def lacks_read(user: User) -> str | None:
     """Why a user may read nothing, nor retry anything."""
     if user.admin or user.read is not Reach.NONE:
         return None
-    return f'{_who(user)} may not read requests; it needs read = "own" or "all"'
+    return f'{user} may not read requests; it needs read = "own" or "all"'
 
 
 def lacks_stats(user: User) -> str | None:
@@ -54,19 +47,19 @@ def lacks_stats(user: User) -> str | None:
     with it."""
     if user.metrics or user.reads_all or user.may(Permission.WORK, tsp.STATS):
         return None
-    return f"{_who(user)} may not see figures; it needs metrics = true"
+    return f"{user} may not see figures; it needs metrics = true"
 
 
 def lacks_close(user: User) -> str | None:
     """Why a user may close nothing, nor purge. Who took a 200 for it would rely on a request that is not closed."""
     if user.admin or (user.close and user.read is not Reach.NONE):
         return None
-    return f'{_who(user)} may not close requests; it needs close = true and read = "own" or "all"'
+    return f'{user} may not close requests; it needs close = true and read = "own" or "all"'
 
 
 def lacks_archive(user: User) -> str | None:
     """Why a user may not say what an archive has."""
-    return None if user.admin else f"{_who(user)} may not manage the archive; it needs admin = true"
+    return None if user.admin else f"{user} may not manage the archive; it needs admin = true"
 
 
 def _request(user: User, body: Frames) -> str | None:

@@ -25,7 +25,7 @@ from titanic.errors import CallerError, TitanicError
 from titanic.protocol import tsp
 from titanic.server.access_control import ServerAccess, new_broker
 from titanic.server.duplicate_queue import DuplicateQueueCheck
-from titanic.server.gather import LAST, Gathering
+from titanic.server.gather import LAST, GatherEndpoints
 from titanic.server.mdp_worker import Lanes
 from titanic.server.watchdog import CallInThread
 from titanic.services.ask import HandleBatch, SendAnswers
@@ -120,13 +120,13 @@ class IntegratedFront(Front):
         """Bind the endpoints: raises broker.EndpointError, AccessError, or broker.patterns.MissingDrafts."""
         self.most_body = config.wire.max_body
         self._broker = new_broker(config.wire, control, open=config.open)
-        self._gathering: Gathering | None = None
+        self._gathering: GatherEndpoints | None = None
         self.loop = self._broker.loop
         self.send_answers = self._broker.reply
         self.congested = self._broker.congested
         try:
             self.endpoints = tuple(self._broker.bind(endpoint) for endpoint in config.bind)
-            self._gathering = Gathering(self._broker, config.gather, control, open=config.open)
+            self._gathering = GatherEndpoints(self._broker, config.gather, control, open=config.open)
             self.gathers = self._gathering.endpoints
         except BaseException:
             self.stop()

@@ -145,7 +145,7 @@ class GatherEndpoint:
             log.warning("%d gathered messages dropped; the last one because %s", self.counts["dropped"], why)
 
 
-class Gathering:
+class GatherEndpoints:
     """All GATHER endpoints of a server: one socket for all. With access control each has one of its own, and a user:
     messages do not tell by which endpoint they came, nor who sent them."""
 

@@ -22,9 +22,9 @@ from titanic.server.front import AttachedFront, Front, IntegratedFront
 from titanic.server.gather import LAST
 from titanic.server.snapshot import ServerSnapshot, WorkerCounts, refusals, service_snapshots
 from titanic.server.watchdog import Watchdog
-from titanic.services.access import Refusals
 from titanic.services.ask import ServiceContext
 from titanic.services.handler import ServiceHandler
+from titanic.services.ownership import Refusals
 from titanic.services.reader import Reader
 from titanic.store import open_store
 from titanic.util.clock import wall_us

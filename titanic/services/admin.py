@@ -12,13 +12,13 @@ from typing import Any
 
 from broker import User
 from titanic.commit.writer import halves
-from titanic.errors import InvalidArchive, StoreError, StoreFull
+from titanic.errors import Forbidden, InvalidArchive, StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks_archive, lacks_close, lacks_read, lacks_submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
-from titanic.services.access import Forbidden, is_hidden, is_kept, not_his, place_behind
 from titanic.services.ask import Ask, ServiceContext, check_names, read_id, read_object
+from titanic.services.ownership import is_hidden, is_kept, not_his, place_behind
 from titanic.services.request_submit import over_limit
 from titanic.store import Archivist, State, WriteTransaction
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from broker import User
 from titanic.config import ServiceLimits
 from titanic.protocol.tsp import Frames
-from titanic.services.access import Refusals
+from titanic.services.ownership import Refusals
 from titanic.util import ids
 from titanic.util.clock import Leaps
 from titanic.util.text import quoted

@@ -18,8 +18,8 @@ from titanic.errors import StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks_close
 from titanic.protocol.tsp import Frames
-from titanic.services.access import is_kept, not_his
 from titanic.services.ask import Ask, ServiceContext
+from titanic.services.ownership import is_kept, not_his
 from titanic.store import WriteTransaction
 
 UUID_BYTES = 33

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from titanic.commit.writer import Writer
+from titanic.errors import Forbidden
 from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks_stats
 from titanic.protocol.tsp import Frames
 from titanic.services import list_requests
-from titanic.services.access import Forbidden
 from titanic.services.admin import AdminWrite
 from titanic.services.ask import Ask, ServiceContext
 from titanic.services.close import CloseWrite

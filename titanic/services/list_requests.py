@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from broker import User
-from titanic.errors import RecordCorrupt
+from titanic.errors import Forbidden, RecordCorrupt
 from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks_read
 from titanic.protocol.submit_options import MOST_UUIDS, read_policy
 from titanic.protocol.tsp import Frames
-from titanic.services.access import Forbidden, is_hidden, place_behind
 from titanic.services.ask import check_names, read_id, read_object
+from titanic.services.ownership import is_hidden, place_behind
 from titanic.store import Description, ReadTransaction, State
 from titanic.util.text import quoted
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from broker import User
 from titanic.commit.writer import BatchThread
-from titanic.errors import RecordCorrupt, StoreError
+from titanic.errors import Forbidden, RecordCorrupt, StoreError
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
-from titanic.services.access import Forbidden, Refusals, is_hidden, not_his
 from titanic.services.ask import Answers, Ask, SendAnswers
+from titanic.services.ownership import Refusals, is_hidden, not_his
 from titanic.store import Outcome, ReadTransaction, Status, Store
 
 log = logging.getLogger(__name__)

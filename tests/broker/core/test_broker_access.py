@@ -205,9 +205,9 @@ def test_sight_is_the_same_as_to_look_at_each() -> None:
     for first in patterns:
         for second in patterns:
             who = user("somebody", call=[first], work=[second])
-            sees = guard.sight(who)
+            sees = guard.visible_to(who)
             assert [sees(name) for name in names] == [guard.sees(who, name) for name in names], (first, second)
-    assert not any(map(guard.sight(NOBODY), names))
+    assert not any(map(guard.visible_to(NOBODY), names))
 
 
 def test_large_documents_are_kept_for_a_while_for_each_reader(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import pytest
 from broker import NOBODY, User
 from titanic.logs import LINES, WINDOW
 from titanic.server import snapshot
-from titanic.services import access
-from titanic.services.access import Refusals
+from titanic.services import ownership
+from titanic.services.ownership import Refusals
 
 SHOP = User("shop")
 
@@ -51,12 +51,12 @@ def test_the_log_has_the_first_lines_of_each_kind_and_a_count(caplog: pytest.Log
 
 
 def test_users_without_end_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "MOST_COUNTED", 3)
+    monkeypatch.setattr(ownership, "MOST_COUNTED", 3)
     refusals = Refusals()
     for number in range(10):
         refusals.add(User(f"user{number}"), b"titanic.list", "no")
     assert len(refusals.counts) == 4
-    assert refusals.counts[access.OTHERS] == 7
+    assert refusals.counts[ownership.OTHERS] == 7
 
 
 def test_the_figures_of_broker_and_services_are_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,10 +26,6 @@ OTHERS = ("(others)", "")
 """What is counted beyond that."""
 
 
-class Forbidden(Exception):
-    """A user lacks a permission; the text says which."""
-
-
 def is_hidden(transaction: ReadTransaction, user: User | None, uuid: bytes) -> bool:
     """Whether there is such a request and the user may not know of it. What is unknown is not hidden."""
     if user is None or user.reads_all:
