@@ -178,7 +178,10 @@ class Review:
         self._whose = whose
 
     def keeps_worker(self, worker: WorkerPeer) -> bool:
-        """Whether a worker that has registered may stay."""
+        """Whether a worker that has registered may stay. Should it die, the next one is told what its request's user
+        may do by now."""
+        if (request := worker.request) is not None and request.user is not None:
+            request.user = self._whose(request.peer)
         worker.user = self._whose(worker.peer)
         return self._guard.may_work(worker, worker.service.name)
 

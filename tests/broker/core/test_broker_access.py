@@ -9,7 +9,7 @@ import pytest
 from support.broker_invariants import check
 from support.secured import user
 
-from broker import NOBODY, Access, BrokerConfig, User, user_from_json
+from broker import NOBODY, Access, BrokerConfig, Reach, User, user_from_json
 from broker.access.rules import MOST_REPORTS, Guard, Review
 from broker.core import mmi
 from broker.core.broker import BrokerCore
@@ -338,6 +338,22 @@ def test_a_user_who_may_do_less(played: Played) -> None:
     assert played.core.workers == {}
     assert list(played.core.services) == [b"echo"], "the request that the worker had waits for another"
     assert [peer for peer, _ in played.core.take_output()] == ["worker", "client"]
+
+
+def test_a_request_that_another_worker_gets_is_of_a_user_who_may_do_less(played: Played) -> None:
+    played.said(None, "worker", b"MDPW02", b"\1", b"titanic.x")
+    played.said(None, "second", b"MDPW02", b"\1", b"titanic.x")
+    played.core.receive(
+        "client", [b"MDPC02", b"\1", b"titanic.x", b""], 0.0, user("all", call=["titanic.*"], read="all")
+    )
+    played.core.take_output()
+    less = user("all", call=["titanic.*"], read="own")
+    whose: dict[Peer, User | None] = {"client": less, "worker": None, "second": None}
+    played.core.revoke(Review(played.guard, lambda peer: whose.get(peer, NOBODY)), 0.0)
+    played.core.lost("worker", 0.0)
+    check(played.core)
+    (frames,) = (frames for peer, frames in played.core.take_output() if peer == "second" and frames is not None)
+    assert user_from_json(frames[2].partition(b" ")[2]).read is Reach.OWN
 
 
 HALVES: Any = pytest.mark.parametrize(
