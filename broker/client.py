@@ -30,7 +30,6 @@ Self = TypeVar("Self", bound="Conversation")
 
 LONGEST_POLL = 1000
 """Milliseconds. A Ctrl-C that comes just before a poll is only seen when it ends."""
-
 LOOK_AGAIN = 1.0
 """Seconds for which one check holds whether a broker can be reached: many requests may be given up at once."""
 

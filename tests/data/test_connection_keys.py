@@ -52,7 +52,9 @@ def upper(requests: DataFrame) -> DataFrame:
 
 def test_rows_become_requests_and_replies(spark: SparkSession, endpoint: str, tmp_path: Path) -> None:
     key, server_key = str(tmp_path / "tables.key_secret"), str(tmp_path / "server.key")
-    rows = spark.createDataFrame([(f"order {n}", f"body {n}") for n in range(10)], "key STRING, body STRING")
+    rows = spark.createDataFrame([(f"order {n}", f"body {n}") for n in range(10)], "key STRING, body STRING").coalesce(
+        1
+    )
     writer = rows.write.format("titanic").mode("append").option("service", "upper").option("endpoint", endpoint)
     writer.option("keyFile", key).option("serverKey", server_key).save()
     assert known(rows, endpoint, key=key, server_key=server_key) == 10

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,17 +69,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
       titanic serve --store S --broker tcp://10.0.0.5:5555
       titanic serve --store S --gather tcp://127.0.0.1:5557
     """
-    chosen = click.get_current_context().get_parameter_source
-    if settings["broker"] is not None and chosen("bind") is ParameterSource.COMMANDLINE:
-        raise click.UsageError("--bind is for the integrated broker; with --broker there is none")
-    if settings["broker"] is None and chosen("mdp") is ParameterSource.COMMANDLINE:
-        raise click.UsageError(
-            "--mdp is for a broker elsewhere, named by --broker; the integrated one speaks all versions"
-        )
-    for name, others in (("key", ("access", "broker")), ("server_key", ("broker",))):
-        if chosen(name) is ParameterSource.COMMANDLINE and all(settings[other] is None for other in others):
-            needs = " or ".join(f"--{other}" for other in others)
-            raise click.UsageError(f"--{name.replace('_', '-')} is for {needs}; without that it would not be used")
+    _refuse_unused(settings)
     try:
         config = server_config({"bind": bind, **settings})
     except CallerError as error:  # it would not be better the next time
@@ -119,6 +109,21 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
         stored += f"; {server.control}"
     say(f"{way}; store {server.store.path}: {stored}", "serving")
     serve_run.run(queue, signals, settings["metrics"], open=config.open)
+
+
+def _refuse_unused(settings: Mapping[str, Any]) -> None:
+    """Raise click.UsageError for options that would not be used with the others."""
+    chosen = click.get_current_context().get_parameter_source
+    if settings["broker"] is not None and chosen("bind") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--bind is for the integrated broker; with --broker there is none")
+    if settings["broker"] is None and chosen("mdp") is ParameterSource.COMMANDLINE:
+        raise click.UsageError(
+            "--mdp is for a broker elsewhere, named by --broker; the integrated one speaks all versions"
+        )
+    for name, others in (("key", ("access", "broker")), ("server_key", ("broker",))):
+        if chosen(name) is ParameterSource.COMMANDLINE and all(settings[other] is None for other in others):
+            needs = " or ".join(f"--{other}" for other in others)
+            raise click.UsageError(f"--{name.replace('_', '-')} is for {needs}; without that it would not be used")
 
 
 @command("broker", rule=access_faults)
