@@ -219,7 +219,10 @@ def test_a_worker_whose_user_comes_is_let_in(caplog: pytest.LogCaptureFixture) -
             until(lambda: working.registered)
 
 
-def test_patterns_have_keys_as_well_or_say_that_they_have_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_patterns_have_keys_as_well_or_say_that_they_have_not(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.client.PROBE_AFTER", 0.05)
     with refusing("unknown") as (endpoint, curve, text):
         for client in (LazyPirate(endpoint, key=curve), BinaryStarClient(endpoint, endpoint, key=curve)):
             with client, pytest.raises(KeyRefused, match=re.escape(text)):

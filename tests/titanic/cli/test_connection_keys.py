@@ -60,7 +60,10 @@ def friend(curve: Curve) -> Iterator[str]:
     ],
     ids=lambda command: "-".join(command[:2]),
 )
-def test_a_refused_key_is_told_in_time(command: tuple[str, ...], stranger: str, key: Path) -> None:
+def test_a_refused_key_is_told_in_time(
+    command: tuple[str, ...], stranger: str, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.client.PROBE_AFTER", 0.05)
     began = time.monotonic()
     done = here(*command, "--endpoint", stranger, "--key-file", key, "--server-key", SERVER_KEY)
     assert (done.code, done.out) == (1, b"")

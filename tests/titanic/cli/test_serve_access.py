@@ -32,14 +32,6 @@ def secured(command: str, folder: Path, *options: str) -> Iterator[Running]:
 
 
 @BOTH
-def test_it_says_that_access_control_is_on(command: str, tmp_path: Path, files: AccessFiles) -> None:
-    with secured(command, tmp_path, *files.options) as one:
-        one.says(r"(serving|broker) at tcp://127\.0\.0\.1:\d+;.*access control on, 2 users\n")
-        one.send(signal.SIGTERM)
-        assert one.ends() == 0
-
-
-@BOTH
 def test_what_is_missing_or_contradicts_is_said_with_what_to_do(
     command: str, tmp_path: Path, files: AccessFiles
 ) -> None:
@@ -83,21 +75,17 @@ def test_a_file_with_faults_is_refused_with_each_line(command: str, tmp_path: Pa
 
 
 @BOTH
-def test_an_endpoint_that_is_not_bound_is_reported(command: str, tmp_path: Path, files: AccessFiles) -> None:
+def test_it_says_that_access_control_is_on_and_reads_the_file_again_whole_or_not_at_all(
+    command: str, tmp_path: Path, files: AccessFiles
+) -> None:
     bound, other = f"ipc://{tmp_path}/a", f"ipc://{tmp_path}/b"
     users = "".join(f'[endpoints."{endpoint}"]\nuser = "bob"\n' for endpoint in (bound, other))
     files.write(ALICE + BOB + users)
     with secured(command, tmp_path, *files.options, "--bind", bound) as one:
-        one.says("access control on")
+        one.says(r"(serving|broker) at tcp://127\.0\.0\.1:\d+, ipc://.*;.*access control on, 2 users\n")
         text = one.log.read_text()
-    assert f'[endpoints."{other}"], and nothing listens there' in text
-    assert f'[endpoints."{bound}"], and' not in text
-
-
-@BOTH
-def test_sighup_reads_the_file_again_whole_or_not_at_all(command: str, tmp_path: Path, files: AccessFiles) -> None:
-    with secured(command, tmp_path, *files.options) as one:
-        one.says("access control on")
+        assert f'[endpoints."{other}"], and nothing listens there' in text
+        assert f'[endpoints."{bound}"], and' not in text
         files.write(ALICE.replace('"own"', '"all"') + '[users.carol]\nsubmit = ["x"]\n')
         one.send(signal.SIGHUP)
         one.says(r"access\.toml read again: added carol, removed bob, changed alice\n")
@@ -109,6 +97,8 @@ def test_sighup_reads_the_file_again_whole_or_not_at_all(command: str, tmp_path:
         one.says("read again: removed carol, changed alice\n")  # dave never was
         one.send(signal.SIGHUP)
         one.says("read again: nothing has changed\n")
+        one.send(signal.SIGTERM)
+        assert one.ends() == 0
 
 
 def test_settings_of_a_refused_reload_stay(tmp_path: Path, files: AccessFiles) -> None:

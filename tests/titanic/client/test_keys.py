@@ -13,7 +13,8 @@ from titanic import Client, KeyRefused
 from titanic.protocol import tsp
 
 
-def test_every_way_to_ask_says_that_the_key_is_refused(tmp_path: Path) -> None:
+def test_every_way_to_ask_says_that_the_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.client.PROBE_AFTER", 0.05)
     secret, _ = key_files(tmp_path)
     with (
         keyed_router([]) as first,

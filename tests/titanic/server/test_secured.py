@@ -87,7 +87,10 @@ def test_a_request_lives_with_keys_on_all_sides(endpoint: str, files: AccessFile
         assert dict(client.replies(uuids, 30)) == dict(zip(uuids, ([b"A"], [b"B"], [b"C"]), strict=True))
 
 
-def test_who_has_no_key_or_an_unknown_one_is_told_so(endpoint: str, files: AccessFiles, tmp_path: Path) -> None:
+def test_who_has_no_key_or_an_unknown_one_is_told_so(
+    endpoint: str, files: AccessFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.client.PROBE_AFTER", 0.05)
     stranger = AccessFiles(tmp_path / "stranger")
     for credentials in (
         {},
@@ -176,7 +179,7 @@ def test_where_others_can_connect_it_takes_keys(tmp_path: Path, files: AccessFil
 def test_a_user_who_is_taken_away_is_not_served_any_more(tmp_path: Path, files: AccessFiles) -> None:
     with (
         serving(tmp_path, access=files.path, key=files.key) as server,
-        Client(server.endpoints[0], timeout=1, retries=0, **keys(files, "alice")) as client,
+        Client(server.endpoints[0], timeout=0.5, retries=0, **keys(files, "alice")) as client,
     ):
         client.submit("upper", b"x")
         files.write(BOB)
