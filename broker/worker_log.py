@@ -16,6 +16,12 @@ SILENCES = 2
 PAUSE_MOST = 300.0
 """Seconds between two such warnings; the pause doubles up to here."""
 
+_SENT_AWAY = (
+    "the %s at %s takes no worker of %s: the name is reserved, it has all it may have, or the access file there"
+    ' does not let its user work for it (work = ["%s"]); still trying'
+)
+"""MDP's DISCONNECT does not say which."""
+
 STARVED_EVERY = 60.0
 """Seconds between two lines that say that there are no sockets."""
 
@@ -33,10 +39,12 @@ class WorkerLog(Channel):
         registered: Callable[[], bool],
         *,
         kind: str = "broker",
+        services: str = "",
         probe: Callable[[float], KeyProbe] | None = None,
     ) -> None:
         """`name`: of the worker. `registered`: whether the broker has answered any of its connections. `kind`: what
-        it is called, if it is none. `probe`: how to find out, from a time on, whether the key is refused."""
+        it is called, if it is none. `services`: what an access file there calls the name, if it is another. `probe`:
+        how to find out, from a time on, whether the key is refused."""
         self._log = log
         self._name = name
         self._endpoint = endpoint
@@ -44,6 +52,7 @@ class WorkerLog(Channel):
         self._probe = KeyProbe()
         """Whether the key is refused, while nobody answers."""
         self._kind = kind
+        self._services = services or name
         self._registered = registered
         self._first = self._pause = SILENCES * interval
         self._there = False
@@ -89,8 +98,7 @@ class WorkerLog(Channel):
         if key_refused:
             self._log.error("%s; still trying", key_refused)
         elif self._refused:
-            text = "the %s at %s takes no worker of %s: the name is reserved, or it has all it may have; still trying"
-            self._log.warning(text, self._kind, where, self._name)
+            self._log.warning(_SENT_AWAY, self._kind, where, self._name, self._services)
         else:
             text = "nobody answers at %s for %.0f s; is a %s there? still trying"
             self._log.warning(text, where, silence, self._kind)

@@ -75,7 +75,8 @@ def test_it_begins_by_itself(world: World) -> None:
 
 def test_it_is_there_and_does_not_want_us(world: World) -> None:
     refusal = (
-        "the broker at there takes no worker of upper: the name is reserved, or it has all it may have; still trying"
+        "the broker at there takes no worker of upper: the name is reserved, it has all it may have, or the access"
+        ' file there does not let its user work for it (work = ["upper"]); still trying'
     )
     world.run(1)
     world.presence.refused(world.now)

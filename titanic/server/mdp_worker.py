@@ -85,6 +85,9 @@ class Lane(WorkerChannel):
         super()._starved(error, now)
         self._lanes.starved(error, now)
 
+    def _refused(self, now: float) -> None:
+        self._lanes.refused(now)
+
     def _stranded(self, now: float) -> None:
         """Give up the ask: the client asks again, and an ask can wait for an hour, too long for a lane to be away."""
         if self._ask is not None:
@@ -115,7 +118,7 @@ class Lanes(Channel):
         self._batches: dict[bytes, list[LaneAsk]] = {}
         interval = config.heartbeat_interval
         probe = partial(KeyProbe, [endpoint], curve)
-        self._log = WorkerLog(log, "titanic", endpoint, interval, self.registered, probe=probe)
+        self._log = WorkerLog(log, "titanic", endpoint, interval, self.registered, services="titanic.*", probe=probe)
         self.loop.add(self._log)
         self._thread = threading.Thread(target=self.loop.run, name="lanes", daemon=True)
 
@@ -148,6 +151,10 @@ class Lanes(Channel):
     def starved(self, error: OutOfSockets, now: float) -> None:
         """Called by a lane that could not connect."""
         self._log.starved(str(error), now)
+
+    def refused(self, now: float) -> None:
+        """Called by a lane that the broker sent away."""
+        self._log.refused(now)
 
     def register(self) -> None:
         """Register with the broker. Call this in the loop's thread."""

@@ -115,6 +115,16 @@ def test_a_queue_apart_whose_key_is_refused_says_so_and_goes_on(
         assert record.message.startswith(f"the server at {endpoint} refused this key")
 
 
+def test_a_queue_apart_that_may_not_be_one_is_told_what_it_needs(
+    tmp_path: Path, files: AccessFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And not that nobody answers: somebody does, and sends it away."""
+    with brokering(files) as endpoint, serving(tmp_path, broker=endpoint, **keys(files, "alice")):
+        (said, *_) = until(lambda: [one.message for one in caplog.records if "takes no worker" in one.getMessage()])
+    assert said.startswith(f"the broker at {endpoint} takes no worker of titanic: ")
+    assert 'its user work for it (work = ["titanic.*"])' in said
+
+
 def test_a_queue_that_may_not_ask_whether_there_is_another_says_so(
     tmp_path: Path, files: AccessFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
