@@ -37,12 +37,14 @@ _QUEUE = b"titanic."
 
 
 class Refusal(NamedTuple):
-    """Something that somebody was not allowed to do. `user` is empty when nobody knows him."""
+    """Something that somebody was not allowed to do. `user` is empty when nobody knows him, `why` when it says no more
+    than the action."""
 
     user: str
     action: str
     service: str
     peer: Peer
+    why: str
 
 
 class Guard:
@@ -84,7 +86,9 @@ class Guard:
         user = worker.user
         if user is None or user.may(Permission.WORK, service):
             return True
-        self.refused(user, "work", service, worker.peer)
+        name = service.decode(errors="replace")
+        why = f"{user} may not work for '{name}'; it needs work = [\"{name}\"]"
+        self.refused(user, "work", service, worker.peer, why)
         return False
 
     def sees(self, user: User, service: bytes) -> bool:
@@ -120,22 +124,25 @@ class Guard:
             except Exception as error:  # what cannot be looked at is not let through, and the broker goes on
                 refusal = error_body(500, f"the rule of this service failed: {type(error).__name__}")
             if refusal is not None:
-                self.refused(user, service.decode(errors="replace"), service, request.peer)
+                why = refusal[0].partition(b" ")[2].decode(errors="replace")
+                self.refused(user, service.decode(errors="replace"), service, request.peer, why)
             return refusal
         if service.startswith(b"mmi."):
             if service != b"mmi.stats" or user.metrics or user.admin:
                 return None
-            self.refused(user, "metrics", service, request.peer)
-            return error_body(403, f"forbidden: {user} may not see mmi.stats; it needs metrics = true")
+            why = f"forbidden: {user} may not see mmi.stats; it needs metrics = true"
+            self.refused(user, "metrics", service, request.peer, why)
+            return error_body(403, why)
         if service_fault(service) is not None or user.may(Permission.CALL, service):  # `may` remembers names
             return None
-        self.refused(user, "call", service, request.peer)
         name = service.decode()
-        return error_body(403, f"forbidden: {user} may not call '{name}'; it needs call = [\"{name}\"]")
+        why = f"forbidden: {user} may not call '{name}'; it needs call = [\"{name}\"]"
+        self.refused(user, "call", service, request.peer, why)
+        return error_body(403, why)
 
     def _too_many(self, request: Request, user: User) -> Frames:
-        self.refused(user, "messages", request.service, request.peer)
         text = f"user '{user.name}' sends more than {user.limits.messages} messages a second; try again later"
+        self.refused(user, "messages", request.service, request.peer, text)
         if request.service in self.rules:
             return [f"500 busy: {text}".encode()]
         return error_body(429, text)
@@ -150,11 +157,11 @@ class Guard:
             document = self._documents[user] = b" " + user.to_json()
         return document
 
-    def refused(self, user: User, action: str, service: bytes, peer: Peer) -> None:
-        """Count a refusal, and remember it for the log."""
+    def refused(self, user: User, action: str, service: bytes, peer: Peer, why: str = "") -> None:
+        """Count a refusal, and remember it for the log. `why`: in words, with what would have to be allowed."""
         self.count(user, action)
         if len(self._reports) < MOST_REPORTS:
-            self._reports.append(Refusal(user.name, action, service[:255].decode(errors="replace"), peer))
+            self._reports.append(Refusal(user.name, action, service[:255].decode(errors="replace"), peer, why))
 
     def count(self, user: User, action: str) -> None:
         """Count a refusal that would say nothing in the log."""

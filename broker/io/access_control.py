@@ -69,13 +69,13 @@ class AccessControl:
 
     def _write(self, refusal: Refusal) -> None:
         peer = refusal.peer.address if isinstance(refusal.peer, Connection) else refusal.peer
-        text = "refused: user %r, %s%s, from %s; %d times so far"
         log.warning(
-            text,
+            "refused: user %r, %s%s, from %s%s; %d so far",
             refusal.user,
             refusal.action,
-            f" {refusal.service!r}" if refusal.service else "",
+            f" {refusal.service!r}" if refusal.service not in ("", refusal.action) else "",
             peer or "?",
+            "; " + refusal.why.removeprefix("forbidden: ") if refusal.why else "",
             self.guard.refusals.get((refusal.user, refusal.action), 0),
             extra={
                 "event": "forbidden",
@@ -86,8 +86,8 @@ class AccessControl:
             },
         )
 
-    def _stranger(self, address: str) -> None:
-        self.guard.refused(NOBODY, "connect", b"", address)
+    def _stranger(self, address: str, key: str) -> None:
+        self.guard.refused(NOBODY, "connect", b"", address, f"no user has the public key {key}" if key else "")
 
 
 def _most_silent() -> int:

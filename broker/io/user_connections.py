@@ -187,7 +187,7 @@ class UserConnections:
         connection.admitted = False
         if connection.descriptor in self._reused:  # these may be the ends of somebody who has done nothing
             connection.ends, connection.there = _NO_ENDS, False
-        self._guard.refused(connection.user, action, b"", connection)
+        self._guard.refused(connection.user, action, b"", connection, _why(connection, action))
         self._shut(connection.descriptor, connection.ends)
 
     def _count(self, connection: Connection, change: int) -> None:
@@ -221,6 +221,15 @@ class UserConnections:
             return address[1] in self._ports
         name = address.decode(errors="replace") if isinstance(address, bytes) else address
         return name.replace("\0", "@", 1) in self._ports
+
+
+def _why(connection: Connection, action: str) -> str:
+    """Why a connection is refused, in words."""
+    if action == "connections":
+        return f"{connection.user} has limits.connections = {connection.user.limits.connections} already"
+    if action == "name":
+        return "it gives itself a name, which access control does not allow"
+    return "" if " " in connection.user_id else f"no user has the public key {connection.user_id} any more"
 
 
 def _is_named(sender: bytes, frame: Any) -> bool:

@@ -37,6 +37,9 @@ HANDSHAKE = 10_000
 _ID, _DOMAIN, _FROM, _MECHANISM, _KEY = 3, 4, 5, 7, 8
 """Where things are in a question, behind the address and an empty frame."""
 
+KEY_SIZE = 32
+"""Bytes of a public key."""
+
 
 def enforce(socket: Socket) -> None:
     """Have ZeroMQ ask, whatever is bound to a socket."""
@@ -70,11 +73,11 @@ class ZapHandler(Channel):
         self,
         context: zmq.Context[Socket],
         access: Access,
-        refused: Callable[[str], None],
+        refused: Callable[[str, str], None],
         asked: Callable[[], None],
     ) -> None:
-        """`refused` is called with the address of somebody who did not get in, `asked` for each connection of which
-        ZeroMQ asks."""
+        """`refused` is called with the address of somebody who did not get in, and the public key in Z85, if there is
+        one; `asked` for each connection of which ZeroMQ asks."""
         self._refused = refused
         self._asked = asked
         self._keys: dict[bytes, bytes] = {}
@@ -118,7 +121,10 @@ class ZapHandler(Channel):
         self._asked()
         name = self._name(frames)
         if name is None:
-            self._refused(frames[_FROM][:255].decode(errors="replace") if len(frames) > _FROM else "")
+            key = frames[_KEY] if len(frames) == _KEY + 1 and len(frames[_KEY]) == KEY_SIZE else b""
+            self._refused(
+                frames[_FROM][:255].decode(errors="replace") if len(frames) > _FROM else "", z85.encode(key).decode()
+            )
             return [*frames[:2], VERSION, frames[_ID], b"400", b"refused", b"", b""]
         return [*frames[:2], VERSION, frames[_ID], b"200", b"", name, b""]
 

@@ -524,6 +524,16 @@ def test_refusals_are_logged(broker: Broker, caplog: pytest.LogCaptureFixture, m
     assert first.__dict__["peer"].startswith("127.0.0.1:")
     assert (second.__dict__["action"], second.__dict__["service"]) == ("metrics", "mmi.stats")
     assert "a body" not in caplog.text
+    assert "; user 'other' may not call 'echo'; it needs call = [\"echo\"]; " in first.getMessage()
+
+
+def test_the_log_says_which_key_nobody_has(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    """So that whoever keeps the access file sees which one is to be added, or was forgotten."""
+    stranger = new_pair()
+    with caplog.at_level(logging.WARNING, "broker.access"), raw_socket(where(broker), stranger):
+        (said, *_) = until(lambda: [record.getMessage() for record in caplog.records])
+    assert said.startswith("refused: user '', connect, from 127.0.0.1; no user has the public key ")
+    assert stranger.public.decode() in said
 
 
 def test_whom_an_endpoint_stands_for_changes_for_connections_that_are_open(tmp_path: Path) -> None:

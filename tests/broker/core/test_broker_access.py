@@ -292,7 +292,8 @@ def test_reports_are_bounded_and_have_no_body(played: Played) -> None:
         played.said(CALLER, "client", b"MDPC02", b"\1", b"secret", b"a body")
     reports = list(played.guard.take_reports())
     assert len(reports) == MOST_REPORTS
-    assert reports[0] == ("caller", "call", "secret", "client")
+    why = "forbidden: user 'caller' may not call 'secret'; it needs call = [\"secret\"]"
+    assert reports[0] == ("caller", "call", "secret", "client", why)
     assert list(played.guard.take_reports()) == []
     assert played.guard.refusals == {("caller", "call"): MOST_REPORTS + 10}
 

@@ -49,9 +49,9 @@ class Desk:
     """A handler, and somebody in its context who asks."""
 
     def __init__(self) -> None:
-        self.refused: list[str] = []
+        self.refused: list[tuple[str, ...]] = []
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.handler = ZapHandler(context, USERS, self.refused.append, lambda: None)
+        self.handler = ZapHandler(context, USERS, lambda *who: self.refused.append(who), lambda: None)
         self.asker = context.socket(zmq.DEALER)
         self.asker.linger = 0
         self.asker.connect(ADDRESS)
