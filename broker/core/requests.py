@@ -44,7 +44,6 @@ class Request:
         "mark",
         "partials_seen",
         "partials_sent",
-        "payer",
         "peer",
         "service",
         "size",
@@ -71,12 +70,11 @@ class Request:
         self.body = body
         self.arrived = arrived
         self.user = user
-        """Who asks; None without access control, and for what this process itself asks."""
+        """Who asks; None without access control, and for what this process itself asks. While it waits, nobody of
+        another name takes his place: it is counted among those of that name."""
         self.mark: tuple[Peer, bytes] | None = (peer, stack[-2]) if len(stack) > 1 else None
         """The client, and the last address frame of its request, which name the request when it is cancelled. None: it
         has no address frame."""
-        self.payer: str | None = None
-        """The user among whose waiting requests it is counted."""
         self.size = 0
         """Its footprint, address stack included; set when it is to wait."""
         self.token = b""
@@ -305,8 +303,8 @@ class WaitingRequests:
         request = queue.pop()
         self.count -= 1
         self.bytes -= request.size
-        if request.payer is not None:
-            self._repay(request, request.payer)
+        if request.user is not None:
+            self._subtract_of_user(request, request.user.name)
         return request
 
     def remove(self, queue: FairQueue, peer: Peer, mark: bytes) -> Request | None:
@@ -337,7 +335,7 @@ class WaitingRequests:
         self.count += 1
         self.bytes += request.size
         if request.user is not None:
-            name = request.payer = request.user.name
+            name = request.user.name
             count, size = self.of_users.get(name, (0, 0))
             self.of_users[name] = (count + 1, size + request.size)
         if self.sweep_at is None and self._sweep_every > 0:
@@ -346,15 +344,13 @@ class WaitingRequests:
     def _subtract(self, request: Request) -> None:
         self.count -= 1
         self.bytes -= request.size
-        if request.payer is not None:
-            self._repay(request, request.payer)
+        if request.user is not None:
+            self._subtract_of_user(request, request.user.name)
 
-    def _repay(self, request: Request, payer: str) -> None:
-        """A request does not count any more among those of its user."""
-        count, size = self.of_users.pop(payer)
+    def _subtract_of_user(self, request: Request, name: str) -> None:
+        count, size = self.of_users.pop(name)
         if count > 1:
-            self.of_users[payer] = (count - 1, size - request.size)
-        request.payer = None
+            self.of_users[name] = (count - 1, size - request.size)
 
 
 def _size(request: Request) -> int:

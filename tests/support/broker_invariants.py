@@ -30,11 +30,11 @@ def check(core: BrokerCore) -> None:
         waiting += held
     assert core.waiting.count == len(waiting)
     assert core.waiting.bytes == sum(request.size for request in waiting)
-    users = {request.payer for request in waiting} - {None}
+    users = {request.user.name for request in waiting if request.user is not None}
     assert core.waiting.of_users == {
         user: (len(own), sum(request.size for request in own))
         for user in users
-        if (own := [request for request in waiting if request.payer == user])
+        if (own := [request for request in waiting if request.user is not None and request.user.name == user])
     }
     assert not waiting or not core.config.request_expiry or core.waiting.sweep_at is not None
 
