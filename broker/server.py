@@ -111,6 +111,7 @@ class Broker(Shell[BrokerCore]):
             guard = self.core.guard = Guard(access, rules, self.core.stats)
             self._access = AccessControl(guard, keys, self._settle)
             self.loop.add(self._access.zap)
+            self.loop.add(self._access.handshakes)
             context = self._access.context
         self._router = Router(
             context or zmq.Context.instance(),
@@ -145,7 +146,7 @@ class Broker(Shell[BrokerCore]):
             self._access.prepare(self._router.socket, endpoint)
         bound = self._router.bind(endpoint)
         if self._access is not None:
-            self._access.connections.bound(bound)
+            self._access.bound(endpoint, bound)
         self.core.about = replace(self.core.about, endpoints=(*self.core.about.endpoints, bound))
         return bound
 

@@ -11,7 +11,8 @@ import zmq
 from broker.access.keys import Keys
 from broker.access.rules import Guard, Refusal
 from broker.access.users import NOBODY, Access
-from broker.io.sockets import Socket
+from broker.io.handshakes import Handshakes
+from broker.io.sockets import Socket, full
 from broker.io.user_connections import Connection, UserConnections
 from broker.io.zap import ZapHandler, enforce, secure
 
@@ -38,12 +39,17 @@ class AccessControl:
         self._keys = keys
         self.connections = UserConnections(guard, settle, _most_silent())
         self.zap = ZapHandler(self.context, guard.access, self._stranger, self.connections.asked)
+        self.handshakes = Handshakes(self.connections)
         self._throttled: dict[tuple[str, str], float] = {}
 
     def prepare(self, socket: Socket, endpoint: str) -> None:
         """Set security for the endpoint that a socket is bound to next. Raises EndpointError, UsageError."""
         enforce(socket)
         secure(socket, endpoint, self.guard.access, self._keys)
+
+    def bound(self, endpoint: str, real: str) -> None:
+        """The socket listens there now; `real` has the real port."""
+        self.connections.bound(real, keyed=full(endpoint) not in self.guard.access.endpoints)
 
     def swap(self, access: Access) -> None:
         """From now on this holds; who is not known any more is disconnected."""

@@ -62,6 +62,8 @@ class UserConnections:
         self._settle = settle
         self._most_silent = most_silent
         self._silent: dict[int, None] = {}
+        self.unfinished: dict[int, None] = {}
+        """Those of them that may not have been let in yet."""
         self._asked = 0
         """How many of those had a handshake that came as far as to the ZAP handler."""
         self._ended: dict[int, bool] = {}
@@ -73,6 +75,8 @@ class UserConnections:
         self._counts: dict[str, int] = {}
         """Connections of each user."""
         self._ports: set[Any] = set()
+        self._keyed: set[int] = set()
+        """TCP ports where a key is wanted."""
 
     def __len__(self) -> int:
         return len(self._by_sender)
@@ -86,22 +90,34 @@ class UserConnections:
         self.speaker = connection
         return connection.admitted
 
-    def bound(self, endpoint: str) -> None:
-        """The broker listens there."""
+    def bound(self, endpoint: str, *, keyed: bool = True) -> None:
+        """The broker listens there. `keyed`: who connects needs a key."""
         protocol, _, address = endpoint.partition("://")
-        self._ports.add(int(address.rpartition(":")[2]) if protocol == "tcp" else address)
+        port = int(address.rpartition(":")[2]) if protocol == "tcp" else address
+        self._ports.add(port)
+        if keyed and isinstance(port, int):
+            self._keyed.add(port)
 
     def accepted(self, descriptor: int) -> None:
         """There is a new connection. If too many have not said anything, the one that was first ends."""
         if descriptor in self._ended:
             self._reused[descriptor] = False
         self._close(descriptor)
-        self._silent[descriptor] = None
+        self._silent[descriptor] = self.unfinished[descriptor] = None
         if len(self._silent) > self._most_silent:
             oldest = next(iter(self._silent))
             self._leaves_silent(oldest)
             self._guard.refused(NOBODY, "silent", b"", "")
             self._shut(oldest, None)
+
+    def end_handshake(self, descriptor: int) -> None:
+        """One that was not let in yet has said more than a handshake has. Where no key is wanted, that is a message."""
+        here, there = self._ends(descriptor)
+        if isinstance(here, tuple) and here[1] in self._keyed:
+            self._guard.refused(NOBODY, "handshake", b"", f"{there[0]}:{there[1]}")
+            self._shut(descriptor, (here, there))
+            self._asked += 1  # else it would be counted once more when it has ended
+            self._leaves_silent(descriptor)
 
     def ended(self, descriptor: int) -> None:
         """A connection is gone."""
@@ -178,6 +194,7 @@ class UserConnections:
         if descriptor not in self._silent:
             return False
         del self._silent[descriptor]
+        self.unfinished.pop(descriptor, None)
         if not self._asked:
             return True
         self._asked -= 1

@@ -251,6 +251,42 @@ def test_two_brokers_in_one_process_know_different_users() -> None:
                 wait(FAILED)
 
 
+def test_a_handshake_that_says_too_much_is_ended(broker: Broker, echo: Callable[[], None]) -> None:
+    """ZeroMQ would take in what it is told, as much as a message may have, for each connection without a key."""
+    url = urlsplit(where(broker))
+    with socket.create_connection((url.hostname or "", url.port or 0)) as stream:
+        stream.settimeout(5)  # less than a handshake may take
+        stream.sendall(b"\xff" + bytes(8) + b"\x7f\3\1" + b"CURVE".ljust(20, b"\0") + bytes(32))
+        while len(stream.recv(64, socket.MSG_PEEK)) < 64:
+            pass
+        stream.recv(64)
+        stream.sendall(b"\6" + (1 << 20).to_bytes(8) + bytes(1 << 19))
+        with suppress(ConnectionResetError):
+            assert stream.recv(1) == b""
+    assert refused(broker)["", "handshake"] == 1
+    until(lambda: broker.core.peers == 2)
+    assert refused(broker)["", "handshake"] == 1
+
+
+def test_a_large_first_message_is_no_handshake(tmp_path: Path) -> None:
+    """With a key, and where none is wanted."""
+    with ExitStack() as stack:
+        free = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        there = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        stack.close()
+        broker = stack.enter_context(
+            secured_broker(access({CALLER: ALICE}, {there: CALLER}), ["tcp://127.0.0.1:*", there])
+        )
+        assert broker._access is not None
+        connections = broker._access.connections
+        for endpoint, pair in zip(broker.core.about.endpoints, (ALICE, None), strict=True):
+            client = stack.enter_context(raw_socket(endpoint, pair))
+            if pair is not None:  # it can be told that it was let in
+                until(lambda: broker.core.peers == 1 and not connections.unfinished)
+            client.send_multipart([b"MDPC02", b"\1", b"mmi.broker", bytes(50 << 20)])
+            assert told(client)[:3] == [b"MDPC02", b"\3", b"mmi.broker"]
+
+
 # -- names -------------------------------------------------------------------------------------------------
 
 
