@@ -42,11 +42,17 @@ class Unprotected(EndpointError):
         super().__init__(
             f"cannot bind {endpoint}: other machines could reach it, and without access control whoever does may"
             " submit, read, close and work; turn access control on:\n"
-            "    titanic keys server && titanic keys new NAME    makes the keys of the server and of a user\n"
-            '    access.toml: [users.NAME] keys = ["NAME.key"], submit = ["*"], read = "own"    says what he may do\n'
-            "    --access access.toml --key server.key_secret    has the server look at it\n"
-            "or bind tcp://127.0.0.1 or ipc://; or say that it is meant: --open, in Python open=True"
+            "    titanic keys server && titanic keys new me\n"
+            f"    printf '{_FIRST_USER}' >access.toml\n"
+            "and start this again with\n"
+            "    --access access.toml --key server.key_secret\n"
+            "Clients and workers then give --key-file me.key_secret --server-key server.key.\n"
+            "Or bind tcp://127.0.0.1 or ipc://; or say that it is meant: --open, in Python open=True"
         )
+
+
+_FIRST_USER = r'[users.me]\nkeys = ["me.key"]\nsubmit = ["*"]\nwork = ["*"]\nread = "own"\nclose = true\n'
+"""An access file, as printf of a shell takes it."""
 
 
 class KeyRefused(EndpointError):

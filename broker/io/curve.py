@@ -88,8 +88,9 @@ def credentials(key: Key, server_key: str | Path | None) -> Curve | None:
     if key is None or server_key is None:
         given, missing = ("a key", "a server key") if server_key is None else ("a server key", "a key")
         raise UsageError(
-            f"{given} without {missing}; an encrypted connection needs both;"
-            " give your secret key file and the server's public key, or neither"
+            f"{given} without {missing}; an encrypted connection needs both; give your secret key file (--key-file,"
+            " TITANIC_KEY, in Python key) and the server's public key (--server-key, TITANIC_SERVER_KEY, server_key),"
+            " or neither"
         )
     from broker.access.keys import load_secret, public_key  # who has no keys does without
 
@@ -226,10 +227,15 @@ class KeyProbe:
 
 
 def _unknown(endpoint: str, curve: Curve | None) -> str:
+    if curve is None and endpoint.startswith("ipc:"):
+        return (
+            f"the server at {endpoint} refused this client; its access file does not let this user of the machine"
+            f" (uid {os.geteuid()}) in there; run this as one of those it names, or have the uid added to it"
+        )
     if curve is None:
         return (
-            f"the server at {endpoint} refused this client; nobody gets in there without a key;"
-            " connect where it takes keys, with yours (key) and the server's public one (server key)"
+            f"the server at {endpoint} refused this client; nobody gets in there without a key; connect where it takes"
+            " keys, with yours (--key-file, in Python key) and the server's public one (--server-key, server_key)"
         )
     return (
         f"the server at {endpoint} refused this key; no user there has the public key {curve.public.decode()};"
@@ -243,17 +249,18 @@ def _mismatch(endpoint: str, curve: Curve | None, failures: int) -> str:
     if curve is None and mechanism == b"CURVE":
         return (
             f"the server at {endpoint} wants a key; this client has none;"
-            " give it its secret key file (key) and the server's public key (server key)"
+            " give it its secret key file (--key-file, in Python key) and the server's public key (--server-key,"
+            " server_key)"
         )
     if curve is not None and mechanism == b"NULL":
         return (
             f"the server at {endpoint} takes no keys; what is sent there is not encrypted;"
-            " connect where it takes keys, or leave key and server key out"
+            " connect where it takes keys, or leave key and server key out (also TITANIC_KEY and TITANIC_SERVER_KEY)"
         )
     if curve is not None and mechanism == b"CURVE" and failures >= REFUSED_TWICE:
         return (
             f"the server at {endpoint} has another key; it cannot read what is encrypted for the server key"
-            f" {curve.server.decode()}; give the public key of that server (server key)"
+            f" {curve.server.decode()}; give the public key of that server (--server-key, in Python server_key)"
         )
     if mechanism is None and failures >= REFUSED_TWICE and endpoint.startswith("ipc:"):
         return (

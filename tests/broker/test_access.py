@@ -19,7 +19,7 @@ from support.secured import SERVER, access, keyed, new_pair, raw_socket, secured
 from support.waiting import until
 from support.zmtp import message, zmtp
 
-from broker import Access, Broker, EndpointError, Keys, UsageError
+from broker import Access, Broker, Client, EndpointError, KeyRefused, Keys, UsageError
 from broker.io import access_control, zap
 from broker.io.sockets import monitored_event
 from broker.io.user_connections import Connection
@@ -200,6 +200,9 @@ def test_who_connects_to_a_named_endpoint_is_its_user(tmp_path: Path, uids: list
             if uids is not None and os.getuid() not in uids:
                 wait(FAILED)
                 until(lambda: refused(broker).get(("", "connect")))
+                who = rf"does not let this user of the machine \(uid {os.getuid()}\) in there; "
+                with Client(endpoint) as other, pytest.raises(KeyRefused, match=who):
+                    other.call("mmi.broker")
                 return
             wait(zmq.EVENT_HANDSHAKE_SUCCEEDED)
             client.send_multipart([b"MDPC02", b"\1", b"echo", b"hi"])

@@ -81,7 +81,10 @@ def _tell(public: Path, secret: Path, made: bool, as_json: bool, more: dict[str,
         return
     kept = "" if made else "is there already, and kept; "
     click.echo(f"{public}: {kept}public, to hand out: {key}")
-    click.echo(f"{secret}: {kept}secret, for --key: do not copy or share it")
+    use = (
+        "--key: do not copy or share it" if public.stem == SERVER else "--key-file of this user alone: do not share it"
+    )
+    click.echo(f"{secret}: {kept}secret, for {use}")
 
 
 @command("show")

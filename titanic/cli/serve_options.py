@@ -71,8 +71,8 @@ open_option = option(
 
 
 def key_option(help: str) -> Callable[[Function], Function]:
-    """`--key`."""
-    return option("--key", type=FILE, metavar="FILE", default=None, help=help)
+    """`--key`, which clients call `--key-file` as well."""
+    return option("--key", "--key-file", "key", type=FILE, metavar="FILE", default=None, help=help)
 
 
 access_option = option(

@@ -273,7 +273,8 @@ def _reload(subject: Subject, context: click.Context) -> None:
     waiting = sorted(_named(context, changed - subject.live - {"log_level"}))
     for name in changed & (subject.live | {"log_level"}):
         context.params[name] = settings[name]
-    log.info("reloaded: %s", ", ".join(taken) or "nothing has changed", extra=logs.event("reloaded"))
+    nothing = "no setting has changed" if settings.get("access") else "nothing has changed"
+    log.info("reloaded: %s", ", ".join(taken) or nothing, extra=logs.event("reloaded"))
     if waiting:
         log.warning("a restart is needed for: %s", ", ".join(waiting), extra=logs.event("restart-needed"))
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
@@ -45,6 +46,15 @@ body_argument = click.argument("body", nargs=-1, type=os.fsencode)
 stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="Read the body from standard input.")
 
 
+def _no_key_file(context: click.Context, option: click.Parameter, key: str | None) -> str | None:
+    """An idempotency key. What other commands call --key would make all requests one, without a word."""
+    if key is not None and key.endswith(".key_secret") and Path(key).is_file():
+        raise click.UsageError(
+            f"--key is the idempotency key of a request, and {key} is a key file; give it as --key-file"
+        )
+    return key
+
+
 @command()
 @click.argument("service")
 @body_argument
@@ -53,6 +63,7 @@ stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="Read the body f
     "--lines",
     type=click.File("rb"),
     metavar="FILE",
+    default=None,
     help="One request per line of FILE (- for stdin); the options apply to each.",
 )
 @seconds("--wait", least=0, default=None, help="Wait at most this long for the reply, and print it.")
@@ -64,8 +75,9 @@ stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="Read the body f
     envvar="TITANIC_SUBMIT_KEY",  # TITANIC_KEY is that of the connection
     metavar="KEY",
     default=None,
+    callback=_no_key_file,
     group=CHOICES,
-    help="Idempotency key: the same one gets the same UUID, and is executed once.",
+    help="Idempotency key: the same one gets the same UUID, and is executed once. (Your secret key: --key-file.)",
 )
 @seconds("--key-for", least=0.001, default=None, group=CHOICES, help="How long the key is valid; default: one day.")
 @seconds("--delay", least=0, default=None, group=CHOICES, help="Do not execute it before this time has passed.")
@@ -115,8 +127,8 @@ def submit(
     Each line of --lines is the body of a request, without its line end; an empty line is a request with an empty body.
 
     A key makes a request idempotent: submitted again with the same --key, it gets the UUID of the first one. Body and
-    service are not compared. Keys share one namespace across the store: begin yours with the name of your program, as
-    in 'shop: order 7'.
+    service are not compared. Keys share one namespace across the store, with access control across a user's requests:
+    begin yours with the name of your program, as in 'shop: order 7'.
 
     --json prints {uuid}, with --lines {uuids}, with --wait what `titanic reply --json` prints.
 

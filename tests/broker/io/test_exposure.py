@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker import Broker, EndpointError, Unprotected, is_exposed
+from broker import Broker, EndpointError, Permission, Unprotected, is_exposed, load_access, new_keys
 from titanic import Server, ServerConfig
 
 HERE = [
@@ -53,6 +54,20 @@ def test_on_this_machine(endpoint: str) -> None:
 @pytest.mark.parametrize("endpoint", EXPOSED)
 def test_for_others(endpoint: str) -> None:
     assert is_exposed(endpoint)
+
+
+def test_what_mends_it_can_be_copied(tmp_path: Path) -> None:
+    lines = [line.strip() for line in str(Unprotected("tcp://0.0.0.0:5555")).split("\n") if line.startswith("    ")]
+    keys, users, start = lines
+    assert (keys, start) == (
+        "titanic keys server && titanic keys new me",
+        "--access access.toml --key server.key_secret",
+    )
+    new_keys(tmp_path, "me")
+    subprocess.run(users, shell=True, cwd=tmp_path, check=True, timeout=30)
+    (me,) = load_access(tmp_path / "access.toml").users.values()
+    assert (me.name, me.close, me.read.value) == ("me", True, "own")
+    assert all(me.may(permission, b"mail") for permission in (Permission.SUBMIT, Permission.WORK))
 
 
 def test_a_broker_listens_to_others_only_when_that_is_meant(caplog: pytest.LogCaptureFixture) -> None:

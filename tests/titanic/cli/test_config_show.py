@@ -58,3 +58,8 @@ def test_a_variable_that_nobody_reads() -> None:
         "titanic: TITANIC_CAPACTIY in the environment is not used; did you mean TITANIC_CAPACITY?",
         "titanic: TITANIC_XYZZY in the environment is not used; no option has it",
     ]
+
+
+def test_what_is_not_set_is_shown_as_nothing() -> None:
+    shown = here("config", "show", "--json", "submit").json
+    assert shown["lines"] == {"value": None, "source": "default"}

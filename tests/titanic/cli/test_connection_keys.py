@@ -116,6 +116,13 @@ def test_the_idempotency_key_of_submit_is_another_one(key: Path, tmp_path: Path)
     assert shown["key"]["value"] is None
 
 
+def test_a_key_file_is_not_taken_for_an_idempotency_key(key: Path, friend: str) -> None:
+    """As which it would make all requests one, without a word."""
+    done = here("submit", "upper", "x", "--endpoint", friend, "--key", key, "--server-key", SERVER_KEY)
+    assert done.code == 2
+    assert f"{key} is a key file; give it as --key-file" in done.err
+
+
 def test_faults_of_keys_are_faults_of_usage(key: Path, tmp_path: Path) -> None:
     ask = ("call", "echo", "x", "--endpoint", "tcp://127.0.0.1:1")
     for options, said in (

@@ -16,7 +16,7 @@ def test_a_pair(tmp_path: Path) -> None:
     assert (done.code, done.err) == (0, "")
     assert done.out.decode().splitlines() == [
         f"{tmp_path}/shop.key: public, to hand out: {pair.public.decode()}",
-        f"{tmp_path}/shop.key_secret: secret, for --key: do not copy or share it",
+        f"{tmp_path}/shop.key_secret: secret, for --key-file of this user alone: do not share it",
     ]
     again = here("keys", "new", "shop", "--dir", tmp_path)
     assert (again.code, again.out) == (1, b"")
