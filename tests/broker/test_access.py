@@ -202,7 +202,7 @@ def test_who_connects_to_a_named_endpoint_is_its_user(tmp_path: Path, uids: list
                 until(lambda: refused(broker).get(("", "connect")))
                 who = rf"does not let this user of the machine \(uid {os.getuid()}\) in there; "
                 with Client(endpoint) as other, pytest.raises(KeyRefused, match=who):
-                    other.call("mmi.broker")
+                    other.call("mmi.broker", b"")
                 return
             wait(zmq.EVENT_HANDSHAKE_SUCCEEDED)
             client.send_multipart([b"MDPC02", b"\1", b"echo", b"hi"])
