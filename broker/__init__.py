@@ -15,8 +15,8 @@ choose()
 
 _MODULES = {
     "broker.access.access_file": ["AccessFile", "load_access"],
-    "broker.access.decision": ["Decision", "deciding"],
-    "broker.access.keys": ["Keys", "hash_token", "keep_keys", "load_secret", "new_keys", "new_token", "public_key"],
+    "broker.access.decision": ["Decision", "decide"],
+    "broker.access.keys": ["Keys", "ensure_keys", "hash_token", "load_secret", "new_keys", "new_token", "public_key"],
     "broker.access.rules": ["Rule"],
     "broker.access.users": ["NOBODY", "Access", "Permission", "Reach", "User", "UserLimits", "user_from_json"],
     "broker.client": ["Client", "Pipeline", "Reply"],

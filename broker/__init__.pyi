@@ -1,10 +1,10 @@
 from broker.access.access_file import AccessFile as AccessFile
 from broker.access.access_file import load_access as load_access
 from broker.access.decision import Decision as Decision
-from broker.access.decision import deciding as deciding
+from broker.access.decision import decide as decide
 from broker.access.keys import Keys as Keys
+from broker.access.keys import ensure_keys as ensure_keys
 from broker.access.keys import hash_token as hash_token
-from broker.access.keys import keep_keys as keep_keys
 from broker.access.keys import load_secret as load_secret
 from broker.access.keys import new_keys as new_keys
 from broker.access.keys import new_token as new_token

@@ -47,7 +47,7 @@ class Unprotected(EndpointError):
             "and start this again with\n"
             "    --access access.toml --key server.key_secret\n"
             "Clients and workers then give --key-file me.key_secret --server-key server.key.\n"
-            "Or bind tcp://127.0.0.1 or ipc://; or say that it is meant: --open, in Python open=True"
+            "Or bind tcp://127.0.0.1 or ipc://; or allow it without access control: --open, in Python open=True"
         )
 
 

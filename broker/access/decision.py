@@ -1,4 +1,4 @@
-"""Which line of an access file decides what a user may do, for people who wonder."""
+"""Which line of an access file decides what a user may do: for `titanic access test`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Decision:
     """Why, in a sentence; for what is not allowed, what would have to be added."""
 
 
-def deciding(path: str | Path, user: str, action: str, service: str = "") -> Decision:
+def decide(path: str | Path, user: str, action: str, service: str = "") -> Decision:
     """What decides whether a user may do something.
 
     `action` is a permission of the access file; `service` is needed for those that are given for services. Raises

@@ -82,10 +82,10 @@ def new_keys(directory: str | Path, name: str, overwrite: bool = False) -> tuple
     return public, secret
 
 
-def keep_keys(directory: str | Path, name: str) -> bool:
-    """Make a key pair unless it is there; whether it was made. For scripts that may run again: a pair that is there is
-    kept, and gets its public file again if that is missing. Raises AccessError as `new_keys`, and when what is there is
-    no key."""
+def ensure_keys(directory: str | Path, name: str) -> bool:
+    """Make a key pair unless there is one; returns whether it was made. For scripts that run more than once: an
+    existing pair is kept, and its public file is written again if it is missing. Raises AccessError as `new_keys`, and
+    when what is there is no key."""
     public, secret = Path(directory, name + PUBLIC_SUFFIX), Path(directory, name + SECRET_SUFFIX)
     if not os.path.lexists(secret):
         new_keys(directory, name)

@@ -1,4 +1,4 @@
-"""Users, what each may do, and how a connection is told to be whose.
+"""Users, what each may do, and how the user of a connection is found.
 
 Permissions, as the access file names them
 

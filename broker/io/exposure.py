@@ -1,4 +1,4 @@
-"""Whether others than this machine can reach an endpoint: then it takes access control, or a word that it is meant."""
+"""Whether other machines can reach an endpoint. Then it needs access control, or an explicit `open`."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def is_exposed(endpoint: str) -> bool:
 
 
 def protect(endpoint: str, *, open: bool) -> None:
-    """Before something listens at an endpoint without access control: raise Unprotected when other machines may reach
-    it, unless it is meant to be `open`; then log it."""
+    """Called before something listens at an endpoint without access control. Raises Unprotected when other machines may
+    reach it and it is not `open`; an open one is logged."""
     if is_exposed(endpoint):
         if not open:
             raise Unprotected(endpoint)

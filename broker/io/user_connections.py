@@ -1,4 +1,4 @@
-"""Whose each connection is, told by its messages, and ending those that may not be."""
+"""Which user each connection belongs to, as its messages tell; connections that are not allowed are closed."""
 
 from __future__ import annotations
 

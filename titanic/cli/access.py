@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from broker import AccessError, AccessFile, UsageError, deciding
+from broker import AccessError, AccessFile, UsageError, decide
 from titanic.cli.exit_codes import EXIT_FAILED
 from titanic.cli.options import command, json_flag, option
 from titanic.cli.printing import print_json
@@ -18,7 +18,7 @@ ACTIONS = ("submit", "work", "call", "read", "close", "metrics", "admin")
 
 @click.group("access")
 def access() -> None:
-    """Check an access file; tell what it allows. No server is asked.
+    """Check an access file; tell what it allows. No server is contacted.
 
     \b
     Example:
@@ -33,8 +33,9 @@ def access() -> None:
 def check(path: Path, as_json: bool) -> None:
     """Check an access file, and the key files that it names.
 
-    Nothing is started or changed. Prints each mistake on a line, with file and line number; exits with 1 then. A server
-    takes a file without mistakes, and no other: when it reads one with mistakes again, it goes on with what it had.
+    Nothing is started or changed. Prints each mistake on a line of its own, with file and line number, and exits with
+    1 if there is any. A server starts only with a file without mistakes; when it reloads one with mistakes, it keeps
+    what it had.
 
     --json prints {users, roles, keys, tokens, endpoints}, how many there are.
 
@@ -80,8 +81,8 @@ def test(user: str, action: str, service: str, path: Path, as_json: bool) -> Non
     """Tell whether a user may do something, and why.
 
     Prints the line of the access file that decides. Exits with 0 if USER may do ACTION, else with 1. SERVICE is needed
-    for submit, work and call; the other actions are the same for all services. When nothing allows it, the line is that
-    of the user's table, and what would have to be added is told.
+    for submit, work and call; the other actions are the same for all services. When nothing allows it, prints the line
+    of the user's table, and what would have to be added there.
 
     --json prints {allowed, file, line, text, reason}; line is 0 when the file does not have the user.
 
@@ -91,7 +92,7 @@ def test(user: str, action: str, service: str, path: Path, as_json: bool) -> Non
       titanic access test shop read --access /etc/titanic/access.toml
     """
     try:
-        found = deciding(path, user, action, service)
+        found = decide(path, user, action, service)
     except AccessError:
         raise
     except UsageError as error:

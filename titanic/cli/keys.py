@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from broker import keep_keys, new_keys, new_token, public_key
+from broker import ensure_keys, new_keys, new_token, public_key
 from titanic.cli.options import FOLDER, command, json_flag, option
 from titanic.cli.printing import print_json
 
@@ -70,7 +70,7 @@ def server(folder: Path, as_json: bool) -> None:
     Example:
       titanic keys server --dir /etc/titanic
     """
-    made = keep_keys(folder, SERVER)
+    made = ensure_keys(folder, SERVER)
     _tell(folder / f"{SERVER}.key", folder / f"{SERVER}.key_secret", made, as_json, {"made": made})
 
 
@@ -79,7 +79,7 @@ def _tell(public: Path, secret: Path, made: bool, as_json: bool, more: dict[str,
     if as_json:
         print_json({"key": key, "public_file": str(public), "secret_file": str(secret), **(more or {})})
         return
-    kept = "" if made else "is there already, and kept; "
+    kept = "" if made else "already there, kept; "
     click.echo(f"{public}: {kept}public, to hand out: {key}")
     use = (
         "--key: do not copy or share it" if public.stem == SERVER else "--key-file of this user alone: do not share it"

@@ -59,7 +59,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     again; settings that need a restart are reported. A file with a mistake changes nothing.
 
     Without --access whoever connects may do everything. So it binds only addresses that no other machine can reach,
-    unless --open says that it is meant. With --access each connection by TCP takes a key and is encrypted; the file
+    unless --open allows others. With --access each connection by TCP takes a key and is encrypted; the file
     may let others in by an ipc:// endpoint.
 
     \b
@@ -140,7 +140,7 @@ def broker(
 
     `titanic serve --broker ENDPOINT` adds the persistent queue to it, from another process. With --access each
     connection by TCP takes a key and is encrypted; without, it binds only addresses that no other machine can reach,
-    unless --open says that it is meant.
+    unless --open allows others.
 
     \b
     Example:

@@ -153,8 +153,8 @@ def _listen(subject: Subject, signals: Signals, address: Address, *, open: bool)
     if exposed and not open and subject.control is None:
         raise click.UsageError(
             f"cannot serve metrics at {address}: other machines could read them; serve them at"
-            f" 127.0.0.1:{address.port}, give --access with a user who has metrics = true and a token, or say that it"
-            " is meant: --open"
+            f" 127.0.0.1:{address.port}, give --access with a user who has metrics = true and a token, or allow it"
+            " without: --open"
         )
     admits = subject.control.admits if exposed and subject.control is not None else None
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker import AccessError, UsageError, deciding, load_access
+from broker import AccessError, UsageError, decide, load_access
 from broker.access.users import BY_SERVICE, Permission
 
 FILE = """\
@@ -87,28 +87,28 @@ DECIDED = [
 
 @pytest.mark.parametrize(("question", "allowed", "text", "reason"), DECIDED)
 def test_the_line_that_decides(file: Path, question: str, allowed: bool, text: str, reason: str) -> None:
-    found = deciding(file, *question.split())
+    found = decide(file, *question.split())
     assert (found.allowed, found.text, found.reason) == (allowed, text, reason)
     assert FILE.split("\n")[found.line - 1].strip() == text
     assert found.path == file
 
 
 def test_who_is_not_there(file: Path) -> None:
-    found = deciding(file, "shpo", "submit", "mail.x")
+    found = decide(file, "shpo", "submit", "mail.x")
     assert (found.allowed, found.line, found.text) == (False, 0, "")
     assert found.reason == "there is no user 'shpo'; did you mean shop?"
-    assert deciding(file, "xyzzy", "read").reason == "there is no user 'xyzzy'; add [users.xyzzy]"
+    assert decide(file, "xyzzy", "read").reason == "there is no user 'xyzzy'; add [users.xyzzy]"
 
 
 def test_questions_that_cannot_be(file: Path) -> None:
     with pytest.raises(UsageError, match="'write' is no action; take one of submit, work, call, read, close, metrics"):
-        deciding(file, "shop", "write", "mail")
+        decide(file, "shop", "write", "mail")
     for action in ("submit", "work", "call"):
         with pytest.raises(UsageError, match=f"{action} is allowed for services: service name is empty; name a serv"):
-            deciding(file, "shop", action)
+            decide(file, "shop", action)
     file.write_text("[users.a]\nx = 1")
     with pytest.raises(AccessError, match=r"access\.toml:2: unknown "):
-        deciding(file, "a", "read")
+        decide(file, "a", "read")
 
 
 PATTERNS = st.lists(st.sampled_from(["*", "a", "a*", "b.*", "titanic.*", "mmi.*", "titanic.s[a-z]*", "?"]), max_size=3)
@@ -144,6 +144,6 @@ def test_it_decides_as_the_broker_does(
     expected = {one.value: user.may(one, service.encode()) for one in BY_SERVICE}
     expected |= {"read": user.reads(b"u"), "close": user.closes(b"u"), "admin": user.admin}
     expected["metrics"] = user.metrics or user.admin
-    found = {one.value: deciding(file, "u", one.value, service) for one in Permission}
+    found = {one.value: decide(file, "u", one.value, service) for one in Permission}
     assert {action: one.allowed for action, one in found.items()} == expected
     assert not [one for one in found.values() if one.allowed and one.text.startswith("[")]

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zmq.utils import z85
 
-from broker import AccessError, Keys, UsageError, hash_token, keep_keys, load_secret, new_keys, new_token, public_key
+from broker import AccessError, Keys, UsageError, ensure_keys, hash_token, load_secret, new_keys, new_token, public_key
 from broker.access.keys import ALPHABET, key_fault
 
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
@@ -87,23 +87,23 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_pair_that_is_there_is_kept(tmp_path: Path) -> None:
-    assert keep_keys(tmp_path, "server") is True
+    assert ensure_keys(tmp_path, "server") is True
     public, secret = tmp_path / "server.key", tmp_path / "server.key_secret"
     before = public.read_bytes(), secret.read_bytes()
-    assert keep_keys(tmp_path, "server") is False
+    assert ensure_keys(tmp_path, "server") is False
     public.unlink()
-    assert keep_keys(tmp_path, "server") is False
+    assert ensure_keys(tmp_path, "server") is False
     assert (public.read_bytes(), secret.read_bytes()) == before
     assert (mode(public), mode(secret)) == (0o644, 0o600)
     public.write_text(f'public-key = "{KEY}"')
     with pytest.raises(AccessError, match=r"server\.key: it is not the public half of .*server\.key_secret; move the"):
-        keep_keys(tmp_path, "server")
+        ensure_keys(tmp_path, "server")
     secret.write_bytes(b"")
     with pytest.raises(AccessError, match=r"server\.key_secret: this is no key file"):
-        keep_keys(tmp_path, "server")
+        ensure_keys(tmp_path, "server")
     secret.unlink()
     with pytest.raises(AccessError, match=r"server\.key: there is such a file already"):
-        keep_keys(tmp_path, "server")
+        ensure_keys(tmp_path, "server")
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def role(group: click.Group, **more: Settings) -> Callable[[Function], click.Com
 
 
 def _guarded(function: Function, binds: list[str]) -> Function:
-    """A role that listens where other machines can connect only when that is meant; `binds`: its options for that."""
+    """A role that listens where other machines can connect only with --open; `binds`: its options for that."""
 
     @functools.wraps(function)
     def role(*, open: bool, **given: Any) -> Any:
@@ -94,7 +94,7 @@ def _guarded(function: Function, binds: list[str]) -> Function:
             if not open and is_exposed(endpoint):
                 raise click.UsageError(
                     f"other machines could reach {endpoint}, and patterns have no access control; bind a loopback"
-                    " address, or say that it is meant: --open"
+                    " address, or allow it with --open"
                 )
         return function(**given)
 
