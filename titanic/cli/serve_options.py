@@ -72,7 +72,17 @@ open_option = option(
 
 def key_option(help: str) -> Callable[[Function], Function]:
     """`--key`, which clients call `--key-file` as well."""
-    return option("--key", "--key-file", "key", type=FILE, metavar="FILE", default=None, help=help)
+    return option(
+        "--key",
+        "--key-file",
+        "key",
+        type=FILE,
+        metavar="FILE",
+        default=None,
+        help=help,
+        envvar="TITANIC_KEY",
+        in_file="key",
+    )
 
 
 access_option = option(

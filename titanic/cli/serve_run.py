@@ -280,6 +280,6 @@ def _reload(subject: Subject, context: click.Context) -> None:
 
 
 def _named(context: click.Context, parameters: set[str]) -> list[str]:
-    """The options' names on the command line."""
+    """The options' names in a file."""
     options = [one for one in context.command.params if isinstance(one, click.Option) and one.name in parameters]
-    return [max(one.opts, key=len).lstrip("-") for one in options]
+    return [getattr(one, "in_file", "") or max(one.opts, key=len).lstrip("-") for one in options]

@@ -63,3 +63,14 @@ def test_a_variable_that_nobody_reads() -> None:
 def test_what_is_not_set_is_shown_as_nothing() -> None:
     shown = here("config", "show", "--json", "submit").json
     assert shown["lines"] == {"value": None, "source": "default"}
+
+
+@pytest.mark.parametrize("command", ["serve", "broker"])
+def test_the_servers_key_is_key_wherever_it_is_given(command: str, tmp_path: Path) -> None:
+    toml = tmp_path / "titanic.toml"
+    toml.write_text(f"[{command}]\nkey = 'a'\n")
+    show = ("config", "show", "--json", command)
+    assert here(*show, "--config", toml).json["key"] == {"value": "a", "source": f"{toml}:2"}
+    assert here(*show, TITANIC_KEY="b").json["key"] == {"value": "b", "source": "environment TITANIC_KEY"}
+    for option in ("--key", "--key-file"):
+        assert here(*show, option, "c").json["key"] == {"value": "c", "source": "command line"}
