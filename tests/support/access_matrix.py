@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from support.dialects import Majortomo, Spoken
-from support.secured import new_pair
+from support.secured import curve_of, new_pair
 from support.serving import QUICK, config
 from support.waiting import until
 
-from broker import BrokerConfig, Curve, Worker, load_secret, new_keys
+from broker import BrokerConfig, Worker, load_secret, new_keys
 from broker.access.keys import Keys
 from titanic import Server
 from titanic.server.access_control import ServerAccess, new_broker
@@ -180,7 +180,7 @@ def matrix(folder: Path, people: Mapping[str, Mapping[str, str]], apart: bool, o
             reload = lambda: server.reload(server.config)  # noqa: E731
         hand = keys["hand"]
         for service in (ECHO, QUICK_WORK):
-            curve = Curve(hand.public, hand.secret, public)
+            curve = curve_of(hand, public)
             stack.enter_context(Worker(service, lambda frames: frames, endpoints[0], jobs=4, config=QUICK, key=curve))
         scene = Scene(endpoints[0], folder, keys, public)
         stack.callback(scene.close)

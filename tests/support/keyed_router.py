@@ -8,24 +8,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import zmq
+from support.secured import SERVER, curve_of, new_pair
 from zmq.utils.z85 import decode
 
-from broker import Curve
-from broker.access.keys import Keys, load_secret, new_keys
-
-CURVE_SERVER = Keys(*zmq.curve_keypair())
+from broker import Curve, load_secret, new_keys
 
 
-def new_curve(server: bytes = CURVE_SERVER.public) -> Curve:
+def new_curve(server: bytes = SERVER.public) -> Curve:
     """Keys of a new client of a server."""
-    return Curve(*zmq.curve_keypair(), server)
+    return curve_of(new_pair(), server)
 
 
 def key_files(folder: Path) -> tuple[Path, Curve]:
     """A new client's secret key file, and what is in it with the server's key."""
     secret = new_keys(folder, "client")[1]
-    pair = load_secret(secret)
-    return secret, Curve(pair.public, pair.secret, CURVE_SERVER.public)
+    return secret, curve_of(load_secret(secret))
 
 
 @contextmanager
@@ -36,7 +33,7 @@ def keyed_router(known: Collection[bytes] | None, endpoint: str = "tcp://127.0.0
     over.bind("inproc://over")
     zap.bind("inproc://zeromq.zap.01")
     if known is not None:
-        router.curve_server, router.curve_secretkey, router.zap_domain = True, CURVE_SERVER.secret, b"test"
+        router.curve_server, router.curve_secretkey, router.zap_domain = True, SERVER.secret, b"test"
     router.bind(endpoint)
     bound = router.getsockopt_string(zmq.LAST_ENDPOINT)
     thread = threading.Thread(target=_serve, args=(context, router, zap, {decode(key) for key in known or ()}))

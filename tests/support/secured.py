@@ -8,7 +8,7 @@ from typing import Any
 
 import zmq
 
-from broker import Access, Broker, BrokerConfig, Keys, Permission, Reach, User, UserLimits
+from broker import Access, Broker, BrokerConfig, Curve, Keys, Permission, Reach, User, UserLimits
 
 
 def new_pair() -> Keys:
@@ -18,6 +18,11 @@ def new_pair() -> Keys:
 
 SERVER = new_pair()
 """The broker's."""
+
+
+def curve_of(pair: Keys, server: bytes = SERVER.public) -> Curve:
+    """The keys of a client with this pair."""
+    return Curve(pair.public, pair.secret, server)
 
 
 def user(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from support.relay import relay
-from support.secured import new_pair
+from support.secured import curve_of, new_pair
 from support.serving import QUICK, serving
 from zmq.utils import z85
 
-from broker import Curve, Worker, load_secret, new_keys
+from broker import Worker, load_secret, new_keys
 from titanic import Client
 
 SERVICE, NAME, KEY = "confidential", "mallory", "my-own-key"
@@ -52,7 +52,7 @@ def test_nothing_can_be_read_of_what_is_encrypted_and_everything_of_what_is_not(
     secret = [KEY.encode(), BODY, REPLY, CALL, SERVICE.encode(), NAME.encode(), b"titanic.", b"MDP"]
     with serving(tmp_path, bind=("tcp://127.0.0.1:*", local), access=access, key=key) as titanic:
         for endpoint, curve in (
-            (titanic.endpoints[0], Curve(user.public, user.secret, server.public)),
+            (titanic.endpoints[0], curve_of(user, server.public)),
             (titanic.endpoints[1], None),
         ):
             with (

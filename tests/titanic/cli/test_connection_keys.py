@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from support.cli_titanic import here, running
-from support.keyed_router import CURVE_SERVER, key_files, keyed_router
+from support.keyed_router import key_files, keyed_router
+from support.secured import SERVER, curve_of
 
 from broker import Curve, load_secret
 
-SERVER_KEY = CURVE_SERVER.public.decode()
+SERVER_KEY = SERVER.public.decode()
 UUID = "01a1ff29e82d7a2da099783c4f481113"
 
 
@@ -24,8 +25,7 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def curve(key: Path) -> Curve:
-    pair = load_secret(key)
-    return Curve(pair.public, pair.secret, CURVE_SERVER.public)
+    return curve_of(load_secret(key))
 
 
 @pytest.fixture(scope="module")

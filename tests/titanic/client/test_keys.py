@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.keyed_router import CURVE_SERVER, key_files, keyed_router, new_curve
+from support.keyed_router import key_files, keyed_router, new_curve
+from support.secured import SERVER
 
 import broker
 from titanic import Client, KeyRefused
@@ -19,7 +20,7 @@ def test_every_way_to_ask_says_that_the_key_is_refused(tmp_path: Path, monkeypat
     with (
         keyed_router([]) as first,
         keyed_router([]) as second,
-        Client([first, second], key=secret, server_key=CURVE_SERVER.public.decode()) as client,
+        Client([first, second], key=secret, server_key=SERVER.public.decode()) as client,
     ):
         for ask in (
             lambda: client.submit("upper", b"hello"),

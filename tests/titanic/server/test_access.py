@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.secured import raw_socket, told
+from support.secured import curve_of, raw_socket, told
 from support.serving import QUICK, serving
 from support.waiting import until
 
-from broker import NOBODY, BrokerConfig, Curve, Kind, Reach, User, Worker, load_secret, new_keys
+from broker import NOBODY, BrokerConfig, Kind, Reach, User, Worker, load_secret, new_keys
 from titanic import Client, Forbidden, Server, UnknownRequest
 from titanic.server.access_control import ServerAccess, new_broker
 from titanic.server.mdp_worker import user_in
@@ -65,8 +65,7 @@ class House:
 
     def worker(self, handler: Callable[[list[bytes]], list[bytes]]) -> Worker:
         pair, server = load_secret(self.folder / "works.key_secret"), load_secret(self.folder / "server.key_secret")
-        key = Curve(pair.public, pair.secret, server.public)
-        return Worker("mail.send", handler, self.endpoint, config=QUICK, key=key)
+        return Worker("mail.send", handler, self.endpoint, config=QUICK, key=curve_of(pair, server.public))
 
     def raw(self, name: str, service: bytes, *body: bytes) -> list[bytes]:
         """The body of the answer to somebody's message."""
