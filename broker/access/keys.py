@@ -70,7 +70,8 @@ def new_keys(directory: str | Path, name: str, overwrite: bool = False) -> tuple
     public, secret = Path(directory, name + PUBLIC_SUFFIX), Path(directory, name + SECRET_SUFFIX)
     for path in () if overwrite else (secret, public):
         if os.path.lexists(path):
-            raise AccessError(f"{path}: there is such a file already, and it is kept; choose another name")
+            shown = f", or see its public key with `titanic keys show {secret}`" if path == secret else ""
+            raise AccessError(f"{path}: there is such a file already, and it is kept; choose another name{shown}")
     pair = Keys(*zmq.curve_keypair())
     _write(secret, _file_of(name, pair, secret=True), 0o600, overwrite)
     try:

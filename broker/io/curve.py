@@ -92,8 +92,13 @@ def credentials(key: Key, server_key: str | Path | None) -> Curve | None:
             " TITANIC_KEY, in Python key) and the server's public key (--server-key, TITANIC_SERVER_KEY, server_key),"
             " or neither"
         )
-    from broker.access.keys import load_secret, public_key  # who has no keys does without
+    from broker.access.keys import PUBLIC_SUFFIX, SECRET_SUFFIX, load_secret, public_key  # who has no keys does without
 
+    if str(server_key).endswith(SECRET_SUFFIX):  # it would do, but nobody should have it here
+        raise UsageError(
+            f"{server_key}: this is the secret half of a pair, which stays with the server; give the public one as the"
+            f" server key, {Path(server_key).with_suffix(PUBLIC_SUFFIX)}"
+        )
     own = load_secret(key)
     return Curve(own.public, own.secret, public_key(server_key).encode())
 

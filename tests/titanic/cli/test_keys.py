@@ -21,6 +21,7 @@ def test_a_pair(tmp_path: Path) -> None:
     again = here("keys", "new", "shop", "--dir", tmp_path)
     assert (again.code, again.out) == (1, b"")
     assert again.err.startswith(f"titanic: {tmp_path}/shop.key_secret: there is such a file already, and it is kept; ")
+    assert f"titanic keys show {tmp_path}/shop.key_secret`" in again.err
     assert load_secret(tmp_path / "shop.key_secret") == pair
 
 
