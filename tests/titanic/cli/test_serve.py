@@ -184,11 +184,14 @@ def test_an_address_is_not_open_by_mistake(tmp_path: Path, command: tuple[str, .
     store = ("--store", str(tmp_path / "store")) if command[0] == "serve" else ()
     done = titanic(*command, *store)
     assert done.code == 2  # systemd does not try again
-    what, keys, users, options, way_out = done.err.splitlines()
+    what, keys, users, again, options, clients, way_out = done.err.splitlines()
     assert what.startswith(f"titanic: cannot bind {command[-1]}: other machines could reach it")
     assert keys.split()[:3] == ["titanic", "keys", "server"]
-    assert users.split()[:2] == ["access.toml:", "[users.NAME]"]
+    assert users.strip().startswith("printf '[users.me]\\nkeys = ")
+    assert users.endswith("' >access.toml")
+    assert again == "and start this again with"
     assert options.split()[:4] == ["--access", "access.toml", "--key", "server.key_secret"]
+    assert "--key-file me.key_secret --server-key server.key" in clients
     assert "--open, in Python open=True" in way_out
     assert not (tmp_path / "store").exists()
 
