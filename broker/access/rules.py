@@ -159,13 +159,13 @@ class Guard:
 
     def refused(self, user: User, action: str, service: bytes, peer: Peer, why: str = "") -> None:
         """Count a refusal, and remember it for the log. `why`: in words, with what would have to be allowed."""
+        self._stats["forbidden"] += 1
         self.count(user, action)
         if len(self._reports) < MOST_REPORTS:
             self._reports.append(Refusal(user.name, action, service[:255].decode(errors="replace"), peer, why))
 
     def count(self, user: User, action: str) -> None:
-        """Count a refusal that would say nothing in the log."""
-        self._stats["forbidden"] += 1
+        """Count what may not be a refusal, and would say nothing in the log."""
         key = (user.name, action)
         self.refusals[key] = self.refusals.get(key, 0) + 1
 

@@ -498,6 +498,7 @@ def test_a_handshake_that_never_ends(monkeypatch: pytest.MonkeyPatch, caplog: py
                 while stranger.recv(1000):
                     pass
         until(lambda: refused(broker).get(("", "handshake"), 0) == 5)
+        assert not broker.core.stats["forbidden"]
     assert not caplog.records, "each command of titanic looks like this that only looks if a server is there"
 
 

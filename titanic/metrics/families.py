@@ -89,7 +89,10 @@ def broker(counters: Mapping[str, int]) -> Iterator[Metric]:
 def refusals(counts: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
     """What users lacked a permission for; nothing until there is something."""
     if counts:
-        text = "What users lacked a permission for; an action is a service of Titanic, or what was asked of the broker."
+        text = (
+            "What users lacked a permission for; an action is a service of Titanic, or what was asked of the broker."
+            " The action handshake also has connections that only looked whether a server is there."
+        )
         family = CounterMetricFamily("titanic_refusals", text, labels=["user", "action"])
         for labels, count in counts.items():
             family.add_metric(list(labels), count)
