@@ -5,8 +5,8 @@ ARGS   ?=
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TOOLED := $(VENV)/.tooled
-# One more than there are cores: many tests wait, for clocks and for machines that boot.
-JOBS   ?= $(shell echo $$(( $$(nproc) + 1 )))
+# Two more than there are cores: many tests wait, for clocks and for machines that boot.
+JOBS   ?= $(shell echo $$(( $$(nproc) + 2 )))
 SAMPLE ?= 50
 SEED   ?= 3
 

@@ -17,7 +17,7 @@ from support.waiting import until
 from broker import BrokerConfig, Worker, load_secret, new_keys
 from broker.access.keys import Keys
 from titanic import Server
-from titanic.server.access_control import ServerAccess, new_broker
+from titanic.server.server_access import ServerAccess, new_broker
 
 NEEDS = {
     "call": 'call = ["*"]',

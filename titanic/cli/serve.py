@@ -33,8 +33,8 @@ from titanic.cli.serve_options import (
 )
 from titanic.config import access_contradictions
 from titanic.errors import CallerError, NotInMemory, TitanicError
-from titanic.server.access_control import ServerAccess, new_broker
 from titanic.server.server import LIVE, Server
+from titanic.server.server_access import ServerAccess, new_broker
 from titanic.server.snapshot import bounded, refusals
 from titanic.server.watchdog import Watchdog
 from titanic.util import file_limits

@@ -33,7 +33,7 @@ from titanic.cli.running import Ending, say
 from titanic.dispatch.service_log import PresenceLog
 from titanic.errors import CallerError, TitanicError
 from titanic.logs import Trouble
-from titanic.server.access_control import ServerAccess
+from titanic.server.server_access import ServerAccess
 from titanic.server.watchdog import Watchdog
 from titanic.util.sd_notify import Notifier
 

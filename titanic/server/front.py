@@ -23,10 +23,10 @@ from titanic.dispatch.transport_foreign import ForeignTransport
 from titanic.dispatch.waiters import MOST_WAITERS
 from titanic.errors import CallerError, TitanicError
 from titanic.protocol import tsp
-from titanic.server.access_control import ServerAccess, new_broker
 from titanic.server.duplicate_queue import DuplicateQueueCheck
 from titanic.server.gather import LAST, GatherEndpoints
 from titanic.server.mdp_worker import Lanes
+from titanic.server.server_access import ServerAccess, new_broker
 from titanic.server.watchdog import CallInThread
 from titanic.services.ask import HandleBatch, SendAnswers
 from titanic.util import file_limits

@@ -17,7 +17,7 @@ from broker import NOBODY, Access, Broker, ClientConfig, ClientSession, User, pr
 from broker.patterns import Gather, unpack
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
-from titanic.server.access_control import ServerAccess
+from titanic.server.server_access import ServerAccess
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from titanic.commit.writer import Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.errors import TitanicError
-from titanic.server.access_control import ServerAccess
 from titanic.server.front import AttachedFront, Front, IntegratedFront
 from titanic.server.gather import LAST
+from titanic.server.server_access import ServerAccess
 from titanic.server.snapshot import ServerSnapshot, WorkerCounts, refusals, service_snapshots
 from titanic.server.watchdog import Watchdog
 from titanic.services.ask import ServiceContext

@@ -17,7 +17,7 @@ from support.cli_titanic import CLEAN
 
 from broker import hash_token
 from titanic.metrics.listener import Listener
-from titanic.server.access_control import ServerAccess
+from titanic.server.server_access import ServerAccess
 
 ROOT = Path(__file__).parents[3]
 TOKENS = {name: (f"token-of-{name}", hash_token(f"token-of-{name}")) for name in ("metrics", "admin", "nothing")}

@@ -14,8 +14,8 @@ from support.waiting import until
 
 from broker import NOBODY, BrokerConfig, Kind, Reach, User, Worker, load_secret, new_keys
 from titanic import Client, Forbidden, Server, UnknownRequest
-from titanic.server.access_control import ServerAccess, new_broker
 from titanic.server.mdp_worker import user_in
+from titanic.server.server_access import ServerAccess, new_broker
 
 ACCESS = """
 [roles.sender]
