@@ -488,8 +488,11 @@ class Write(Read):
     def trim(self, now_us, policy=None, limit=1000, ahead_us=0):
         policy = policy or interface.Retention()
         sure_us, left, done = now_us - ahead_us, limit, []
-        keys = sorted((holder.until, key) for key, holder in self.tables.keys.items() if holder.until <= sure_us)[:left]
-        for _, key in keys:
+        keys = [key for key, holder in self.tables.keys.items() if holder.until <= sure_us]
+        # Of those that end at one time, those of an owner whose name begins another's come behind the other's.
+        keys.sort(key=lambda key: (self.tables.keys[key].until, bool(key[0]), key[0] + b"\xff", key[1]))
+        keys = keys[:left]
+        for key in keys:
             del self.tables.keys[key]
         left -= len(keys)
         for states, kept in ((REPLIED, policy.reply_retention), (DEAD, policy.dead_retention)):
