@@ -119,6 +119,7 @@ def bring_up() -> None:
 
 def main() -> None:
     bring_up()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # who is run in the background may be made deaf to it
     import_module("titanic.cli.submit_reply")
     texts: list[str] = json.load(sys.stdin)
     lines: list[Line] = []
