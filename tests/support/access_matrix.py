@@ -4,7 +4,7 @@ it turns out."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,7 +163,6 @@ def matrix(folder: Path, people: Mapping[str, Mapping[str, str]], apart: bool, o
     bind = ["tcp://127.0.0.1:*", *(f"ipc://{folder}/{name}" for name in (*everybody, "others", "keyed"))]
     public = load_secret(key).public
     with ExitStack() as stack:
-        reload: Callable[[], None]
         if apart:
             control = ServerAccess(access, key)
             broker = new_broker(BrokerConfig(), control, open=False)
@@ -172,12 +171,18 @@ def matrix(folder: Path, people: Mapping[str, Mapping[str, str]], apart: bool, o
             server = stack.enter_context(
                 Server(config(folder, broker=endpoints[0], key=queue_key, server_key=server_key))
             )
-            reload = lambda: broker.reload(control.read_again())  # noqa: E731
+
+            def reload() -> None:
+                broker.reload(control.read_again())
+
             until(lambda: server.ready)
         else:
             server = stack.enter_context(Server(config(folder, bind=tuple(bind), access=access, key=key)))
             endpoints = list(server.endpoints)
-            reload = lambda: server.reload(server.config)  # noqa: E731
+
+            def reload() -> None:
+                server.reload(server.config)
+
         hand = keys["hand"]
         for service in (ECHO, QUICK_WORK):
             curve = curve_of(hand, public)
