@@ -24,6 +24,7 @@ _MODULES = {
     "broker.core.client": ["ANSWER", "ClientSession", "EventKind", "Kind", "Recognition"],
     "broker.core.mdp": ["CLIENT_QUEUE", "ErrorReply", "error_body", "read_error", "service_fault"],
     "broker.core.requests": ["Request"],
+    "broker.core.throttle": ["COUNTED", "LINES", "WINDOW", "Throttle"],
     "broker.core.timers": ["Timers", "earliest"],
     "broker.core.worker": ["Job", "WorkerSession"],
     "broker.errors": [

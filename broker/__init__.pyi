@@ -35,6 +35,10 @@ from broker.core.mdp import error_body as error_body
 from broker.core.mdp import read_error as read_error
 from broker.core.mdp import service_fault as service_fault
 from broker.core.requests import Request as Request
+from broker.core.throttle import COUNTED as COUNTED
+from broker.core.throttle import LINES as LINES
+from broker.core.throttle import WINDOW as WINDOW
+from broker.core.throttle import Throttle as Throttle
 from broker.core.timers import Timers as Timers
 from broker.core.timers import earliest as earliest
 from broker.core.worker import Job as Job

@@ -112,6 +112,7 @@ class Broker(Shell[BrokerCore]):
             self._access = AccessControl(guard, keys, self._settle)
             self.loop.add(self._access.zap)
             self.loop.add(self._access.handshakes)
+            self.loop.add(self._access.log)
             context = self._access.context
         self._router = Router(
             context or zmq.Context.instance(),
@@ -309,10 +310,8 @@ class Broker(Shell[BrokerCore]):
             more = self._send(core.take_output(), now)
         for local in self._locals:
             local.flush()
-        if self._access is not None:
-            if self._access.connections.ends and not self._router.readable:
-                self._access.connections.forget_ended()
-            self._access.report(now)
+        if self._access is not None and self._access.connections.ends and not self._router.readable:
+            self._access.connections.forget_ended()
 
     def close(self) -> None:
         self._peers.close()  # first: it looks at the other

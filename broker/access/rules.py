@@ -15,7 +15,8 @@ A user sees the services that he may submit to, work for or call, and those with
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from fnmatch import translate
 from types import MappingProxyType
 from typing import NamedTuple
@@ -28,9 +29,6 @@ from broker.core.services import WorkerPeer
 
 Rule = Callable[[User, Frames], Frames | None]
 """Whether a user may send a service this body: the body of the refusal, or None when he may."""
-
-MOST_REPORTS = 64
-"""Refusals kept for the log until somebody takes them; the others are only counted."""
 
 _QUEUE = b"titanic."
 """How the names of services begin whose workers are told who asks."""
@@ -47,6 +45,15 @@ class Refusal(NamedTuple):
     why: str
 
 
+@dataclass(slots=True)
+class Report:
+    """What one user was refused of one action: the first time, the last time, and how often."""
+
+    first: Refusal
+    last: Refusal
+    count: int = 1
+
+
 class Guard:
     """Looks up what a user may do, and counts what was refused."""
 
@@ -60,7 +67,7 @@ class Guard:
         """How often each user was refused each action."""
         self._stats = {"forbidden": 0} if stats is None else stats
         self._buckets = Buckets()
-        self._reports: list[Refusal] = []
+        self._reports: dict[tuple[str, str], Report] = {}
         self._documents: dict[User, bytes] = {}
 
     def swap(self, access: Access) -> None:
@@ -161,19 +168,25 @@ class Guard:
         """Count a refusal, and remember it for the log. `why`: in words, with what would have to be allowed."""
         self._stats["forbidden"] += 1
         self.count(user, action)
-        if len(self._reports) < MOST_REPORTS:
-            self._reports.append(Refusal(user.name, action, service[:255].decode(errors="replace"), peer, why))
+        refusal = Refusal(user.name, action, service[:255].decode(errors="replace"), peer, why)
+        report = self._reports.get((user.name, action))
+        if report is None:
+            self._reports[user.name, action] = Report(refusal, refusal)
+        else:
+            report.last = refusal
+            report.count += 1
 
     def count(self, user: User, action: str) -> None:
         """Count what may not be a refusal, and would say nothing in the log."""
         key = (user.name, action)
         self.refusals[key] = self.refusals.get(key, 0) + 1
 
-    def take_reports(self) -> Iterator[Refusal]:
-        """The refusals since the last call, or the first of them."""
-        if self._reports:
-            reports, self._reports = self._reports, []
-            yield from reports
+    def take_reports(self) -> Iterable[Report]:
+        """The refusals since the last call: a report for each user and action, so that nobody's hide another's."""
+        if not self._reports:
+            return ()
+        reports, self._reports = self._reports, {}
+        return reports.values()
 
 
 class Review:

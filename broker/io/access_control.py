@@ -1,32 +1,25 @@
-"""Access control at the broker's sockets: who gets in, whose each connection is, and what the log says of refusals."""
+"""Access control at the broker's sockets: who gets in, whose each connection is, and what is logged of refusals."""
 
 from __future__ import annotations
 
-import logging
 import resource
 from collections.abc import Callable
 
 import zmq
 
 from broker.access.keys import Keys
-from broker.access.rules import Guard, Refusal
+from broker.access.rules import Guard
 from broker.access.users import NOBODY, Access
+from broker.io.access_log import AccessLog
 from broker.io.handshakes import Handshakes
 from broker.io.sockets import Socket, full
-from broker.io.user_connections import Connection, UserConnections
+from broker.io.user_connections import UserConnections
 from broker.io.zap import ZapHandler, enforce, secure
-
-log = logging.getLogger("broker.access")
 
 SILENT_SHARE = 4
 """One of so many file descriptors of the process may belong to a connection that has not said anything."""
 
 MOST_SILENT = 10_000
-
-LINE_EVERY = 1.0
-"""Seconds between two lines of the log on refusals of one kind to one user."""
-
-MOST_THROTTLED = 1000
 
 
 class AccessControl:
@@ -40,7 +33,7 @@ class AccessControl:
         self.connections = UserConnections(guard, settle, _most_silent())
         self.zap = ZapHandler(self.context, guard.access, self._stranger, self.connections.asked)
         self.handshakes = Handshakes(self.connections)
-        self._throttled: dict[tuple[str, str], float] = {}
+        self.log = AccessLog(guard)
 
     def prepare(self, socket: Socket, endpoint: str) -> None:
         """Set security for the endpoint that a socket is bound to next. Raises EndpointError, UsageError."""
@@ -57,40 +50,10 @@ class AccessControl:
         self.zap.swap(access)
         self.connections.swap()
 
-    def report(self, now: float) -> None:
-        """Log the refusals since the last call; a line a second for each kind of each user."""
-        for refusal in self.guard.take_reports():
-            kind = (refusal.user, refusal.action)
-            if now < self._throttled.get(kind, now):
-                continue
-            if len(self._throttled) >= MOST_THROTTLED:
-                self._throttled.clear()
-            self._throttled[kind] = now + LINE_EVERY
-            self._write(refusal)
-
     def close(self) -> None:
         """Close the handler and the context, behind the other sockets. What was sent may still go out for a moment."""
         self.zap.close()
         self.context.term()
-
-    def _write(self, refusal: Refusal) -> None:
-        peer = refusal.peer.address if isinstance(refusal.peer, Connection) else refusal.peer
-        log.warning(
-            "refused: user %r, %s%s, from %s%s; %d so far",
-            refusal.user,
-            refusal.action,
-            f" {refusal.service!r}" if refusal.service not in ("", refusal.action) else "",
-            peer or "?",
-            "; " + refusal.why.removeprefix("forbidden: ") if refusal.why else "",
-            self.guard.refusals.get((refusal.user, refusal.action), 0),
-            extra={
-                "event": "forbidden",
-                "user": refusal.user,
-                "action": refusal.action,
-                "service": refusal.service,
-                "peer": peer,
-            },
-        )
 
     def _stranger(self, address: str, key: str) -> None:
         self.guard.refused(NOBODY, "connect", b"", address, f"no user has the public key {key}" if key else "")

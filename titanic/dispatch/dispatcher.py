@@ -92,6 +92,7 @@ class Dispatcher(Channel):
             send_answers, lambda asks: reader.enqueue(awaited, asks), self._is_running, reader.congested, most_waiters
         )
         self.failures = FailureLog()
+        self._refusals = reader.refusals
         self.maintenance = Maintenance(config, store, writer, self.core, self.call, self._expired)
         self._clock = Leaps()
         self._clock.look(wall_us())
@@ -233,6 +234,7 @@ class Dispatcher(Channel):
         self.core.tick(now)
         self.waiters.tick(now)
         self.failures.tick(now)
+        self._refusals.tick(now)
         self.maintenance.tick(now)
 
     def next_deadline(self) -> float | None:

@@ -6,7 +6,8 @@ Fields are `event`, a fixed word for programs to look for, the `uuid` and `servi
 `user`, the `action` and, from the broker, the `peer`. Bodies of requests and replies are never logged.
 """
 
+from broker import COUNTED, LINES, WINDOW, Throttle
 from titanic.logs.output import FORMATS, begin, event, line, set_level
-from titanic.logs.throttle import COUNTED, LINES, WINDOW, Throttle, Trouble
+from titanic.logs.throttle import Trouble
 
 __all__ = ["COUNTED", "FORMATS", "LINES", "WINDOW", "Throttle", "Trouble", "begin", "event", "line", "set_level"]

@@ -1,6 +1,6 @@
 """Keeps a line that repeats from filling the log: the first lines of a kind go out, then they are counted.
 
-Throttle        counts the lines of each kind; its user words the lines and the count
+Throttle        counts the lines of each kind; its user words the lines and the count (broker/core/throttle.py)
 Trouble         for something that is tried again and again: each reason once in five minutes, and its end
 RepeatFilter    for all other lines: of those that are alike, the first twenty in a minute, then a count
 """
@@ -12,15 +12,10 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-LINES, WINDOW = 20, 60.0
-"""Lines of a kind that go out in so many seconds."""
-
-MOST_KINDS = 200
-"""Kinds that are counted apart. A kind may depend on the name of a service, which anybody can invent: all further kinds
-are counted together."""
+from broker import COUNTED, LINES, WINDOW, Throttle
 
 EVERY = 300.0
 """Seconds between two lines about the same trouble."""
@@ -30,55 +25,6 @@ MOST_REASONS = 100
 
 LOOK_EVERY = 5.0
 """Seconds between looks for a count to log, while lines are held back."""
-
-COUNTED = {"counted": True}
-"""A logging call that is throttled already passes this in `extra`: `RepeatFilter` lets its lines pass."""
-
-LineKind = TypeVar("LineKind", bound=Hashable)
-
-
-class Throttle(Generic[LineKind]):
-    """How often each kind of line has come in its window, which begins with the first. To be used under a lock, or in
-    one thread. Times are seconds of any clock that goes forward."""
-
-    def __init__(
-        self, others: LineKind | None = None, *, lines: int = LINES, window: float = WINDOW, most: int = MOST_KINDS
-    ) -> None:
-        """`others`: the kind that stands for all those that are too many; None: the oldest makes room for a new one."""
-        self._others = others
-        self._lines = lines
-        self._window = window
-        self._most = most
-        self._open: dict[LineKind, tuple[float, int]] = {}
-        """The end of each window, and how many came in it; in the order of their ends."""
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def take(self, kind: LineKind, now: float) -> tuple[LineKind, int]:
-        """The kind that this line counts as, and how many of it have come by now, with this one. Ask `ended` first."""
-        if kind not in self._open and len(self._open) >= self._most:
-            if self._others is not None:
-                kind = self._others
-            else:
-                del self._open[next(iter(self._open))]
-        end, count = self._open.get(kind, (now + self._window, 0))
-        self._open[kind] = (end, count + 1)
-        return kind, count + 1
-
-    def ended(self, now: float) -> Iterator[tuple[LineKind, int]]:
-        """The kinds whose window is over and had too many lines, and how many too many."""
-        while self._open:
-            kind, (end, count) = next(iter(self._open.items()))
-            if now < end:
-                return
-            del self._open[kind]
-            if count > self._lines:
-                yield kind, count - self._lines
-
-    def clear(self) -> None:
-        """Forget all of them."""
-        self._open.clear()
 
 
 class Trouble:

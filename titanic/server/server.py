@@ -191,6 +191,7 @@ class Server:
         """Close what is open, once the threads that use the store have ended, or never began."""
         self.dispatcher.stop()
         self.front.stop()
+        self._refusals.finish()
         if begun:
             self.store.close()
         else:

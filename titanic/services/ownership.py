@@ -6,6 +6,7 @@ What a user may do is in titanic/protocol/permissions.py.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -76,13 +77,25 @@ class Refusals:
                 key = OTHERS
             self._counts[key] = self._counts.get(key, 0) + 1
             now = self._clock()
-            for (who, what), more in self._throttle.ended(now):
-                text = f"user '{who}' was refused {what} {more} more times within {WINDOW:.0f} s"
-                log.warning("%s", text, extra=event("forbidden", user=who, action=what) | COUNTED)
+            self._tell(now)
             _, count = self._throttle.take(key, now)
         if count <= LINES:
             fields = event("forbidden", uuid=uuid, service=service, user=user.name, action=name)
             log.warning("%s: %s", name, why, extra=fields | COUNTED)
+
+    def tick(self, now: float) -> None:
+        """Tell how many were left out, when their minute is over. To be called now and then: nothing may follow."""
+        with self._lock:
+            self._tell(now)
+
+    def finish(self) -> None:
+        """Tell it now: this is the end."""
+        self.tick(math.inf)
+
+    def _tell(self, now: float) -> None:
+        for (who, what), more in self._throttle.ended(now):
+            text = f"user '{who}' was refused {what} {more} more times within {WINDOW:.0f} s"
+            log.warning("%s", text, extra=event("forbidden", user=who, action=what) | COUNTED)
 
 
 def not_his(user: User, uuid: bytes) -> str:

@@ -9,10 +9,10 @@ from support.serving import QUICK, serving
 from support.waiting import until
 
 from broker import RemoteError, Worker
+from broker.core.throttle import MOST_KINDS
 from titanic import Client, RequestFailed
 from titanic.dispatch.service_log import MOST_TEXT, FailureLog
 from titanic.logs import LINES, WINDOW
-from titanic.logs.throttle import MOST_KINDS
 from titanic.store import Status
 
 UUID = bytes(range(16))

@@ -16,11 +16,12 @@ import pytest
 from support.cli_titanic import running
 from support.shortages import no_more_threads
 
+from broker.core.throttle import MOST_KINDS
 from titanic.client.client import Client
 from titanic.errors import InvalidRequest, RequestFailed
 from titanic.logs import COUNTED, LINES, WINDOW, event, throttle
 from titanic.logs.output import JournalHandler, Json
-from titanic.logs.throttle import MOST_KINDS, RepeatFilter
+from titanic.logs.throttle import RepeatFilter
 
 ANY = "tcp://127.0.0.1:*"
 

@@ -50,6 +50,28 @@ def test_the_log_has_the_first_lines_of_each_kind_and_a_count(caplog: pytest.Log
     assert texts == ["user 'shop' was refused titanic.reply 5 more times within 60 s", "titanic.list: no"]
 
 
+def test_the_count_is_told_also_when_nothing_follows(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    refusals = Refusals(lambda: now[0])
+    caplog.set_level(logging.WARNING)
+
+    def add_and_look() -> None:
+        for _ in range(LINES + 5):
+            refusals.add(SHOP, b"titanic.reply", "no")
+        caplog.clear()
+
+    told = "user 'shop' was refused titanic.reply 5 more times within 60 s"
+    add_and_look()
+    refusals.tick(WINDOW - 1)
+    assert not caplog.messages
+    refusals.tick(WINDOW)
+    assert caplog.messages == [told]
+    now[0] = WINDOW
+    add_and_look()
+    refusals.finish()
+    assert caplog.messages == [told]
+
+
 def test_users_without_end_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ownership, "MOST_COUNTED", 3)
     refusals = Refusals()
