@@ -68,7 +68,7 @@ class UserLimits:
     waiting: int = 0
     """Requests that have not ended."""
     bytes: int = 0
-    """Bytes of their bodies."""
+    """Bytes of all that is kept: requests and replies until they are closed, idempotency keys until they end."""
     messages: int = 0
     """Requests a second, of any kind, in a bucket of one second's; none is counted of what a worker says."""
     connections: int = 0

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from titanic import store as interface
 from titanic.errors import InvalidArchive, InvalidRequest, RecordCorrupt, StoreFull
 from titanic.store import ENDING, TRANSITIONS, ClosedRequest, Event, NewRequest, Outcome, State, Status
-from titanic.store.lmdb import request_record  # what a request may be, and how many bytes it counts
+from titanic.store.lmdb import outcome_record, request_record  # what a request may be, and how many bytes it counts
+from titanic.store.lmdb.idempotency_key import row_key
 from titanic.util.clock import capped, wall_us
 from titanic.util.ids import IdMaker, time_of
 
@@ -232,8 +233,15 @@ class Read:
         return interface.Load(len(sizes), sum(sizes))
 
     def owner_load(self, owner):
-        sizes = [row.size for row in self.rows(*UNENDED) if owner and row.new.owner == owner]
-        return interface.Load(len(sizes), sum(sizes))
+        if not owner:
+            return interface.Load(0, 0)
+        rows = [row for row in self.tables.requests.values() if row.new.owner == owner]
+        size = sum(row.size for row in rows)
+        size += sum(len(outcome_record.encode(row.uuid, row.outcome)) for row in rows if row.outcome)
+        for (whose, key), holder in self.tables.keys.items():
+            if whose == owner:
+                size += len(row_key(key, owner)) + 16 + sum(map(len, holder.uuids))
+        return interface.Load(sum(row.outcome is None for row in rows), size)
 
     def used(self):
         closed = sum(size_of([*one.request, *one.reply]) for one in self.tables.closed.values())

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from broker import User
+from broker import User, UserLimits
 from titanic.commit.writer import halves
 from titanic.errors import Forbidden, InvalidArchive, StoreError, StoreFull
 from titanic.protocol import tsp
@@ -118,7 +118,8 @@ class AdminWrite:
             return self._keep(user, uuid, fault)
         if row is not None and user is not None and row.owner == user.owner and row.state in DEAD:
             load, whose = transaction.owner_load(user.owner), f"user '{user.name}'"
-            if (fault := over_limit(load, user.limits, 1, row.body_bytes, whose)) is not None:
+            waiting = UserLimits(waiting=user.limits.waiting)  # its bytes count already
+            if (fault := over_limit(load, waiting, 1, 0, whose)) is not None:
                 raise _UserFull(fault)
         if row is None or not transaction.retry(uuid, now_us):
             return False

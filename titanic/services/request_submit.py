@@ -33,8 +33,8 @@ Parse = Callable[[Frames, int, bytes], "Submission"]
 _Parsed = tuple[Ask, list[NewRequest]]
 """An ask, and the requests in it."""
 
-MARGIN = 512
-"""Bytes that the store may count for a request besides its body."""
+MARGIN = 1024
+"""Bytes that the store may count for a request besides its body, its key included."""
 
 
 class AcceptWrite:
@@ -218,6 +218,8 @@ def over_limit(load: Load, limits: ServiceLimits | UserLimits, more: int, size: 
     if limits.waiting and load.waiting + more > limits.waiting:
         return f"{load.waiting} requests wait for {whose}; its limit is {limits.waiting}"
     if limits.bytes and load.bytes + size > limits.bytes:
+        if isinstance(limits, UserLimits):  # what has ended counts as well
+            return f"{load.bytes} bytes are kept for {whose}; its limit is {limits.bytes}: close what has ended"
         return f"{load.bytes} bytes wait for {whose}; its limit is {limits.bytes}"
     return None
 

@@ -181,7 +181,8 @@ class ReadTransaction(Protocol):
         """What the service has to do, without counting."""
 
     def owner_load(self, owner: bytes) -> Load:
-        """What is to be done for an owner, without counting; nothing is counted for the empty one."""
+        """How many requests of an owner have not ended, and the bytes of all that is kept for him: requests and replies
+        until they are closed, idempotency keys until they are forgotten. Nothing is counted for the empty owner."""
 
     def counts(self) -> Counts:
         """Totals, without counting."""

@@ -134,7 +134,10 @@ class Description(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The requests of a service, or of an owner, that have not ended, delayed ones included, and their bytes."""
+    """The requests of a service, or of an owner, that have not ended, delayed ones included.
+
+    `bytes` are theirs for a service; for an owner they are those of all that is kept for him.
+    """
 
     waiting: int
     bytes: int

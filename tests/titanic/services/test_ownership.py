@@ -273,8 +273,25 @@ def test_a_user_may_have_so_many_bytes(desk: Desk) -> None:
     assert desk.ask(tsp.REQUEST, [b"mail.send", bytes(900), bytes(900)], user=user)[0][0] == b"200"
     (answer,) = desk.ask(tsp.REQUEST, [b"mail.send", bytes(1200)], user=user)
     assert answer[0].startswith(b"500 user full: 18")
-    assert answer[0].endswith(b" bytes wait for user 'small'; its limit is 3000")
+    assert answer[0].endswith(b" bytes are kept for user 'small'; its limit is 3000: close what has ended")
     assert desk.ask(tsp.REQUEST, [b"mail.send", bytes(900)], user=user)[0][0] == b"200"
+
+
+def test_bytes_of_what_has_ended_count_until_it_is_closed(desk: Desk) -> None:
+    """Expired requests, and replies that nobody takes, would fill the store for all."""
+    user = limited(bytes=3000)
+    body = [b"mail.send", bytes(900)]
+    uuids = []
+    for status in (Status.EXPIRED, Status.FAILED, Status.DONE):
+        answer = desk.ask(tsp.REQUEST, body, user=user)[0]
+        assert answer[0] == b"200"
+        uuids.append(answer[1])
+        end(desk, answer[1], status)
+    assert desk.ask(tsp.REQUEST, body, user=user)[0][0].startswith(b"500 user full: ")
+    assert desk.ask(tsp.REQUEST, body, user=OTHER)[0][0] == b"200"
+    assert administer(desk, user, do="retry", uuids=[uuids[1].decode()]) == 1, "that takes no more room"
+    assert desk.ask(tsp.CLOSE, uuids[:1], user=user)[0][0] == b"200"
+    assert desk.ask(tsp.REQUEST, body, user=user)[0][0] == b"200"
 
 
 def test_what_is_submitted_again_takes_no_room(desk: Desk) -> None:

@@ -122,6 +122,32 @@ def test_what_is_in_a_store_of_format_3_belongs_to_nobody(path):
         assert check(store) == []
 
 
+def test_all_that_an_owner_has_in_a_store_of_format_4_is_counted(path):
+    """It counted the bytes of requests that had not ended."""
+    expected = unpack(path, 4)
+    before = {owner.encode(): load for owner, load in expected["owner_loads"].items()}
+    with LmdbStore.open(path) as store:
+        expect_all(store, expected)
+        with store.write() as txn:
+            for row in expected["requests"]:
+                assert row["state"] is None or txn.owner(bytes.fromhex(row["uuid"])).decode() == row["owner"]
+            assert {name: [*txn.load(name.encode())] for name in expected["loads"]} == expected["loads"]
+            for owner, key, uuid in expected["keys"]:
+                assert txn.holder(key.encode(), owner.encode()).hex() == uuid
+            loads = {owner: txn.owner_load(owner) for owner in before}
+            assert {owner: load.waiting for owner, load in loads.items()} == {
+                owner: n for owner, (n, _) in before.items()
+            }
+            assert all(loads[owner].bytes > size + 500 for owner, (_, size) in before.items())
+            assert (before[b"left"], loads[b"left"].waiting, txn.owner_load(b"")) == ([0, 0], 0, (0, 0))
+        with store.write() as txn:
+            for row in txn.list(limit=1000):
+                assert txn.close(row.uuid, NOW)
+            txn.trim(NOW + 200 * HOUR)
+            assert {txn.owner_load(owner) for owner in before} == {(0, 0)}
+        assert check(store) == []
+
+
 DIE = """
 import os, sys
 from titanic.store.lmdb.store import LmdbStore
@@ -157,7 +183,7 @@ def test_a_store_above_its_capacity_is_converted_and_can_be_emptied(path):
 
 def test_who_only_reads_cannot_convert(path):
     unpack(path, 1)
-    with pytest.raises(StoreTooOld, match="its format is 1, read is format 4; open it once for writing"):
+    with pytest.raises(StoreTooOld, match="its format is 1, read is format 5; open it once for writing"):
         LmdbStore.open_read_only(path)
 
 

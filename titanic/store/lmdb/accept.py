@@ -93,7 +93,7 @@ def forget(tx: Writing, keys: Sequence[bytes], owner: bytes = b"") -> None:
         key = row_key(given, owner)
         if (holder := tx.key_holder(key)) is not None:
             tx.delete(tx.db.timers, timer_key(KEY, holder.until, key))
-            tx.delete(tx.db.keys, key)
+            tx.delete_key(key)
 
 
 def _accept(
@@ -231,7 +231,7 @@ def _holder(tx: Writing, key: bytes, now_us: int) -> Holder | None:
 def _hold(tx: Writing, key: bytes, holder: Holder) -> None:
     if (old := tx.key_holder(key)) is not None:  # its time is over
         tx.delete(tx.db.timers, timer_key(KEY, old.until, key))
-    tx.put(tx.db.keys, key, idempotency_key.encode(holder))
+    tx.put_key(key, idempotency_key.encode(holder))
     tx.put(tx.db.timers, timer_key(KEY, holder.until, key), b"")
 
 

@@ -84,6 +84,8 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
             tx.freed += len(row) // PAGE
     if place is None:
         txn.delete(uuid, db=db.retries)
+    if header is not None and header.owner:
+        tx.count_owned(header.owner, size=-header.size - (end.size if end is not None else 0))
     for found in (header, end):
         if found is not None and found.ref not in kept:
             tx.drop_blob(found.ref)

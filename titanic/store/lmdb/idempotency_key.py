@@ -29,6 +29,11 @@ def row_key(key: bytes, owner: bytes) -> bytes:
     return b"\xff%b\xff%b" % (owner, key) if owner or key[:1] == b"\xff" else key
 
 
+def owner_of(key: bytes) -> bytes:
+    """The owner in the key of a row; empty when it is nobody's."""
+    return key[1:].partition(b"\xff")[0] if key[:1] == b"\xff" else b""
+
+
 class Holder(NamedTuple):
     """The requests that have a key, until when it counts, and when it was given (µs since the epoch)."""
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from titanic.errors import RecordCorrupt, StoreCorrupt
 from titanic.store.lmdb import outcome_record, request_record, retry_record, schema
-from titanic.store.lmdb.blob import Ref, refer
+from titanic.store.lmdb.blob import REF_SIZE, Ref, refer
 from titanic.store.lmdb.capacity import CHARGE
 from titanic.store.lmdb.free_space import fits, make_room, refusal
 from titanic.store.lmdb.request_record import RequestHeader
@@ -168,7 +168,7 @@ def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
         tx.put(tx.db.timers, timer_key(EXPIRY, expires_at, uuid), b"")
     tx.count_load(header.service, ready=0 if past.due else 1, pending=1, size=header.size)
     if header.owner:
-        tx.count_owned(header.owner, pending=1, size=header.size)
+        tx.count_owned(header.owner, pending=1, size=-end.size)
     return True
 
 
@@ -191,6 +191,9 @@ def _end(tx: Writing, uuid: bytes, place: Place, end: Outcome) -> None:
     tx.put(tx.db.timers, outcome_record.retention_timer(uuid, end), b"")
     for ref, body in bodies:
         tx.put_blob(ref, body)
+    if place.header is not None and place.header.owner:
+        size = len(record) + sum(ref.size - REF_SIZE for ref, _ in bodies)
+        tx.count_owned(place.header.owner, size=size)
     tx.added += cost(SIZE, len(record)) - CHARGE
 
 
@@ -206,7 +209,7 @@ def leave(tx: Writing, uuid: bytes, place: Place) -> None:
     if place.service is not None:
         tx.count_load(place.service, pending=-1, size=-header.size if header else 0)
     if header is not None and header.owner:
-        tx.count_owned(header.owner, pending=-1, size=-header.size)
+        tx.count_owned(header.owner, pending=-1)
 
 
 def _forget_delay(tx: Writing, uuid: bytes) -> None:

@@ -54,6 +54,11 @@ class OutcomeHeader(NamedTuple):
     body_size: int  # with their lengths
     ref: Ref | None
 
+    @property
+    def size(self) -> int:
+        """Bytes of the outcome, for the load of its request's owner."""
+        return self.body_at + self.body_size
+
 
 def retention_timer(uuid: bytes, end: Outcome | OutcomeHeader) -> bytes:
     """The key in `timers` of a request that ended so."""

@@ -147,7 +147,7 @@ def load(tx: Reading, service: bytes) -> Load:
 
 
 def owner_load(tx: Reading, owner: bytes) -> Load:
-    """What is to be done for an owner, without counting."""
+    """What is to be done for an owner, and the bytes of all that is his, without counting."""
     tx.put_counters()
     waiting, size = tx.meta_row(schema.OWNER_PREFIX + owner, schema.OWNER_LOAD) or (0, 0)
     return Load(waiting, size)

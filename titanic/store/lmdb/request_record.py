@@ -76,7 +76,7 @@ class RequestHeader(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the request, for the load of its service."""
+        """Bytes of the request, for the loads of its service and its owner."""
         return self.body_at + self.body_size
 
 

@@ -11,7 +11,8 @@
                b"settled"                                 no meaning: written to have something to commit
                b"n" + service                             3 × u64: rows of `ready`; requests that have not ended,
                                                           and their bytes; no row instead of zeros
-               b"o" + owner                               2 × u64: requests that have not ended, and their bytes; no
+               b"o" + owner                               2 × u64: requests that have not ended; bytes of all that is
+                                                          his in `requests`, `replies`, `keys` and their blobs; no
                                                           row instead of zeros, none for those without an owner
     requests   uuid                                       request_record.py: header and body
     replies    uuid                                       outcome_record.py: how it ended, and the reply
@@ -57,7 +58,7 @@ import lmdb
 from titanic.errors import StoreCorrupt
 from titanic.util.ids import SIZE
 
-FORMAT = 4
+FORMAT = 5
 
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")

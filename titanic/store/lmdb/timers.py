@@ -67,7 +67,7 @@ def _forget_keys(tx: Writing, now_us: int, limit: int) -> int:
     for timer, key in timers:
         holder = tx.key_holder(key)
         if holder is None or holder.until <= now_us:
-            tx.delete(tx.db.keys, key)
+            tx.delete_key(key)
         tx.delete(tx.db.timers, timer)
     return len(timers)
 

@@ -220,6 +220,22 @@ class Writing(Reading):
         self.freed += 1
         return bool(self.raw.delete(key, db=database))
 
+    def put_key(self, key: bytes, row: bytes) -> None:
+        """Put the row of an idempotency key, in place of the one that is there."""
+        self._count_key(key, len(key) + len(row))
+        self.put(self.db.keys, key, row)
+
+    def delete_key(self, key: bytes) -> None:
+        """Delete the row of an idempotency key, if there is one."""
+        self._count_key(key, 0)
+        self.delete(self.db.keys, key)
+
+    def _count_key(self, key: bytes, size: int) -> None:
+        """The row of a key gets this size."""
+        if owner := idempotency_key.owner_of(key):
+            old = self.raw.get(key, db=self.db.keys)
+            self.count_owned(owner, size=size if old is None else size - len(key) - len(old))
+
     def new_blob(self) -> int:
         """An id above all in use."""
         if self._next_blob is None:
@@ -253,8 +269,8 @@ class Writing(Reading):
         change[1] += pending
         change[2] += size
 
-    def count_owned(self, owner: bytes, *, pending: int, size: int) -> None:
-        """An owner has so many more requests that have not ended, and their bytes."""
+    def count_owned(self, owner: bytes, *, pending: int = 0, size: int = 0) -> None:
+        """An owner has so many more requests that have not ended, and so many bytes more of all that is his."""
         change = self._owned.setdefault(owner, [0, 0])
         change[0] += pending
         change[1] += size
@@ -287,9 +303,10 @@ class Writing(Reading):
         for owner, change in self._owned.items():
             key = schema.OWNER_PREFIX + owner
             pending, size = map(sum, zip(change, self.meta_row(key, schema.OWNER_LOAD) or (0, 0), strict=True))
-            if pending > 0:
-                self.raw.put(key, schema.OWNER_LOAD.pack(pending, max(size, 0)), db=self.db.meta)
-            else:  # below 0 when an owner was damaged: no row tells whether it is right, and the request must end
+            # Below 0 when an owner was damaged: no row tells whether it is right, and the request must end.
+            if pending > 0 or size > 0:
+                self.raw.put(key, schema.OWNER_LOAD.pack(max(pending, 0), max(size, 0)), db=self.db.meta)
+            else:
                 self.raw.delete(key, db=self.db.meta)
         self._owned.clear()
 

@@ -8,13 +8,25 @@ the new one. A reader must not see it change, so no process may have it open.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import lmdb
 
 from titanic.errors import RecordCorrupt
 from titanic.store.lmdb import idempotency_key, outcome_record, request_record
-from titanic.store.lmdb.schema import EXPIRY, FORMAT, FORMAT_KEY, LOAD, LOAD_PREFIX, U32, ready_prefix, timer_key
+from titanic.store.lmdb.schema import (
+    EXPIRY,
+    FORMAT,
+    FORMAT_KEY,
+    LOAD,
+    LOAD_PREFIX,
+    OWNER_LOAD,
+    OWNER_PREFIX,
+    U32,
+    ready_prefix,
+    timer_key,
+)
 
 _SPARE = 64 << 20
 
@@ -83,8 +95,41 @@ def _belong_to_nobody(env: lmdb.Environment, txn: lmdb.Transaction[memoryview]) 
     """
 
 
+def _count_all_that_is_an_owners(env: lmdb.Environment, txn: lmdb.Transaction[memoryview]) -> None:
+    """4 → 5: the bytes of an owner are those of his ended requests, of replies and of keys as well."""
+    meta, requests, replies, keys = [env.open_db(name, txn=txn) for name in (b"meta", b"requests", b"replies", b"keys")]
+    before = U32.unpack(bytes(txn.get(FORMAT_KEY, b"", db=meta)))[0]
+    if before < 4:
+        return  # nobody has anything: nothing needs to be read
+    owned: dict[bytes, list[int]] = {}
+
+    def add(owner: bytes, size: int, pending: int = 0) -> None:
+        load = owned.setdefault(owner, [0, 0])
+        load[0] += pending
+        load[1] += size
+
+    for view, record in txn.cursor(requests).iternext():
+        if not (owner := request_record.owner_in(record)):
+            continue
+        uuid = bytes(view)
+        reply = txn.get(uuid, db=replies)
+        with suppress(RecordCorrupt):  # a check will find it
+            add(owner, request_record.decode_header(uuid, record).size, reply is None)
+            if reply is not None:
+                add(owner, outcome_record.decode_header(uuid, reply).size)
+    for view, row in txn.cursor(keys).iternext():
+        if owner := idempotency_key.owner_of(bytes(view)):
+            add(owner, len(view) + len(row))
+    old = [bytes(key) for key in txn.cursor(meta).iternext(values=False) if bytes(key[:1]) == OWNER_PREFIX]
+    for key in old:
+        txn.delete(key, db=meta)
+    for owner, load in owned.items():
+        txn.put(OWNER_PREFIX + owner, OWNER_LOAD.pack(*load), db=meta)
+
+
 STEPS: dict[int, Callable[[lmdb.Environment, lmdb.Transaction[memoryview]], None]] = {
     1: _add_timers_and_loads,
     2: _add_when_keys_came,
     3: _belong_to_nobody,
+    4: _count_all_that_is_an_owners,
 }

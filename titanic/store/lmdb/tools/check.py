@@ -80,10 +80,7 @@ def _requests(walk: Walk) -> None:
                 load = walk.loads.setdefault(header.service, [0, 0, 0])
                 load[1] += 1
                 load[2] += header.size
-                if header.owner:
-                    owned = walk.owned.setdefault(header.owner, [0, 0])
-                    owned[0] += 1
-                    owned[1] += header.size
+            walk.own(header.owner, header.size, pending=not ended)
             verify(uuid, record, request_record.DATABASE)
             request_record.decode_body(uuid, record, header, walk.tx.fetch)
         except RecordCorrupt as error:
@@ -131,8 +128,11 @@ def _replies(walk: Walk) -> None:
         except RecordCorrupt as error:
             walk.report("replies", uuid, str(error), Remedy(Verb.LOSE_REPLY, "replies", uuid))
             continue
-        if not walk.has("requests", uuid):
+        request = walk.tx.raw.get(uuid, db=walk.tx.db.requests)
+        if request is None:
             walk.report("replies", uuid, "there is no such request", Remedy(Verb.FAIL, "requests", uuid, _MISSING))
+        else:
+            walk.own(request_record.owner_in(request), header.size)
         timer = outcome_record.retention_timer(uuid, end)
         if not walk.has("timers", timer):
             walk.report("replies", uuid, "its retention would never end", Remedy(Verb.PUT, "timers", timer))
@@ -216,6 +216,7 @@ def _expect_prefix(walk: Walk, where: str, uuid: bytes, prefix: bytes, delete: R
 
 def _keys(walk: Walk) -> None:
     for key, row in walk.rows("keys", 0, or_more=True):
+        walk.own(idempotency_key.owner_of(key), len(key) + len(row))
         holder = idempotency_key.decode(row)
         if holder is None:
             walk.report("keys", key, f"the row has {len(row)} bytes", Remedy(Verb.SET_ASIDE, "keys", key))

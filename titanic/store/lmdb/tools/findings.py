@@ -107,6 +107,13 @@ class Walk:
             return None, "is missing"
         return (layout.unpack(value), "") if len(value) == layout.size else (None, f"has {len(value)} bytes")
 
+    def own(self, owner: bytes, size: int, *, pending: bool = False) -> None:
+        """So many bytes are an owner's, with `pending` those of a request that has not ended."""
+        if owner:
+            owned = self.owned.setdefault(owner, [0, 0])
+            owned[0] += pending
+            owned[1] += size
+
     def refer(self, where: str, key: bytes, ref: Ref | None) -> None:
         if ref is None:
             return
