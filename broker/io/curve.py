@@ -168,6 +168,7 @@ class KeyProbe:
         """Those of which nothing is known yet, by endpoint."""
         self._refusals: dict[str, str] = {}
         self._changed = True
+        self._begun = float("-inf")
         self.due: float | None = begin if self._endpoints else None
         """When `tick` has something to do, whatever comes at `sockets`."""
 
@@ -195,11 +196,10 @@ class KeyProbe:
                 self._changed = True
 
     def finish(self, patience: float) -> None:
-        """Find out now, in so many seconds at most, if there was no time for it yet."""
-        if self.due is None:
-            return
-        self._begin()
-        until = time.monotonic() + patience
+        """Find out now, if there was no time for it yet: that takes so many seconds at most."""
+        if self.due is not None:
+            self._begin()
+        until = self._begun + patience
         while self._handshakes and (left := until - time.monotonic()) > 0:
             zmq.zmq_poll([(monitor, zmq.POLLIN) for monitor in self.sockets()], int(left * 1000) + 1)
             self.tick(until)
@@ -218,11 +218,11 @@ class KeyProbe:
         """Close the connections, and look at nothing any more."""
         for handshake in self._handshakes.values():
             handshake.close()
-        self._changed = bool(self._handshakes)
+        self._changed = self._changed or bool(self._handshakes)
         self._handshakes, self.due = {}, None
 
     def _begin(self) -> None:
-        self.due = None
+        self.due, self._begun = None, time.monotonic()
         try:
             for endpoint in self._endpoints:
                 self._handshakes[endpoint] = Handshake(endpoint, self._curve)

@@ -7,16 +7,19 @@ of each.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from pathlib import Path
 
 import zmq
 
 from broker.client import Body, body_frames, reply_body
-from broker.core.client import ReplyEvent
+from broker.core.client import EventKind, ReplyEvent
 from broker.core.mdp import Frames
-from broker.errors import EndpointError, UsageError
+from broker.core.timers import earliest
+from broker.errors import EndpointError, KeyRefused, UsageError
 from broker.io import sockets
+from broker.io.curve import PROBE_AFTER, Key, KeyProbe, credentials
 from broker.patterns.freelance.core import FreelanceAgent, FreelanceConfig, FreelanceSession, ShotgunCore
 from broker.patterns.request_reply.client import SharedClient
 
@@ -31,41 +34,58 @@ class Shotgun:
         frames = client.call(b"hello")
     """
 
-    def __init__(self, endpoints: str | Iterable[str], config: FreelanceConfig | None = None) -> None:
+    def __init__(
+        self,
+        endpoints: str | Iterable[str],
+        config: FreelanceConfig | None = None,
+        *,
+        key: Key = None,
+        server_key: str | Path | None = None,
+    ) -> None:
+        """`key`, `server_key`: as of `broker.Client`; all servers have the same key."""
         self.core = ShotgunCore(endpoints, config)
+        self._curve = credentials(key, server_key)
         self._sockets: dict[str, sockets.Socket] = {}
         try:
             for name in self.core.servers.names:
                 socket: sockets.Socket = zmq.Context.instance().socket(zmq.DEALER)
                 self._sockets[name] = socket
                 socket.linger, socket.sndhwm = 0, STALE
+                if self._curve is not None:
+                    self._curve.apply(socket)
                 sockets.connect(socket, name)
         except EndpointError:
             self.close()
             raise
 
     def call(self, *body: Body, timeout: float | None = None, retries: int | None = None) -> Frames:
-        """The first reply. Raises TimedOut, or RemoteError when the first reply is an error."""
+        """The first reply. Raises TimedOut, RemoteError when the first reply is an error, KeyRefused when all servers
+        refuse the key."""
         if not self._sockets:
             raise UsageError("the client is closed")
-        core = self.core
-        ticket = core.request(body_frames(body), time.monotonic(), timeout=timeout, retries=retries)
-        poller = [(socket, zmq.POLLIN) for socket in self._sockets.values()]
+        core, began = self.core, time.monotonic()
+        ticket = core.request(body_frames(body), began, timeout=timeout, retries=retries)
+        probe = KeyProbe(core.servers.names, self._curve, began + PROBE_AFTER)
         try:
             while True:
                 for name, frames in core.take_output():
                     self._send(name, frames)
                 for event in core.take_events():
+                    if event.kind is EventKind.GAVE_UP:
+                        _check_key(core, probe)
                     return reply_body(event, _silence(core))
-                deadline = core.next_deadline()
-                wait = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
-                zmq.zmq_poll(poller, min(1000, int(wait * 1000) + 1))
+                self._wait(earliest(core.next_deadline(), probe.due), probe)
                 for name, socket in self._sockets.items():
                     while (reply := sockets.receive(socket)) is not None:
                         core.receive(name, reply, time.monotonic())
-                core.tick(time.monotonic())
+                now = time.monotonic()
+                core.tick(now)
+                probe.tick(now)
+                if probe.refused:
+                    raise KeyRefused(probe.refused)
         finally:
             core.cancel(ticket)
+            probe.close()
 
     def close(self) -> None:
         """Close the connections."""
@@ -77,6 +97,12 @@ class Shotgun:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _wait(self, until: float | None, probe: KeyProbe) -> None:
+        """Wait until something comes, at most until then."""
+        seconds = 0.0 if until is None else max(0.0, until - time.monotonic())
+        polled = [(socket, zmq.POLLIN) for socket in (*self._sockets.values(), *probe.sockets())]
+        zmq.zmq_poll(polled, min(1000, int(seconds * 1000) + 1))
 
     def _send(self, name: object, frames: Frames | None) -> None:
         assert isinstance(name, str)
@@ -99,8 +125,20 @@ class Freelance(SharedClient[FreelanceAgent]):
 
     _thread_name = "freelance"
 
-    def __init__(self, endpoints: str | Iterable[str], config: FreelanceConfig | None = None) -> None:
+    def __init__(
+        self,
+        endpoints: str | Iterable[str],
+        config: FreelanceConfig | None = None,
+        *,
+        key: Key = None,
+        server_key: str | Path | None = None,
+    ) -> None:
+        """`key`, `server_key`: as of `broker.Client`; all servers have the same key."""
+        self._curve = credentials(key, server_key)
         super().__init__(FreelanceAgent(endpoints, config, now=time.monotonic()))
+        self._probe = KeyProbe()
+        """Looks whether the key is refused, while requests wait and no server is known to live."""
+        self._probing = False
         context: zmq.Context[sockets.Socket] = zmq.Context.instance()
         socket = self._socket = context.socket(zmq.ROUTER)
         socket.linger = 0
@@ -110,6 +148,8 @@ class Freelance(SharedClient[FreelanceAgent]):
         socket.sndhwm = socket.rcvhwm = 0
         socket.heartbeat_ivl, socket.heartbeat_timeout = 5_000, 15_000
         socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 1_000
+        if self._curve is not None:
+            self._curve.apply(socket)
         try:
             for name in self.core.servers.names:
                 sockets.connect(self._socket, name)
@@ -118,23 +158,43 @@ class Freelance(SharedClient[FreelanceAgent]):
             raise
 
     def call(self, *body: Body, timeout: float | None = None, retries: int | None = None) -> Frames:
-        """The reply. Raises TimedOut after the last try, RemoteError for an error reply. Any thread may ask."""
-        return reply_body(self.send(*body, timeout=timeout, retries=retries).result(), _silence(self.core))
+        """The reply. Raises TimedOut after the last try, RemoteError for an error reply, KeyRefused when all servers
+        refuse the key. Any thread may ask."""
+        event = self.send(*body, timeout=timeout, retries=retries).result()
+        if event.kind is EventKind.GAVE_UP:
+            _check_key(self.core, KeyProbe(self.core.servers.names, self._curve))
+        return reply_body(event, _silence(self.core))
 
     def send(self, *body: Body, timeout: float | None = None, retries: int | None = None) -> Future[ReplyEvent]:
-        """Ask without waiting; what becomes of it will be in the future. Any thread may ask."""
+        """Ask without waiting; what becomes of it will be in the future, KeyRefused as its exception. Any thread may
+        ask."""
         frames = body_frames(body)
         return self._submit(lambda now: self.core.request(frames, now, timeout=timeout, retries=retries))
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        return [self._socket]
+        return [self._socket, *self._probe.sockets()]
+
+    def changed(self) -> bool:
+        return self._probe.changed()
 
     def drain(self, now: float) -> bool:
+        if self._probing:
+            self._look_at_probe(now)
         for _ in range(sockets.DRAIN_LIMIT):
             if (frames := sockets.receive(self._socket)) is None:
                 return False
             self.core.receive(frames[0].decode(errors="replace"), frames[1:], now)
         return True
+
+    def tick(self, now: float) -> None:
+        super().tick(now)
+        if self._probing:
+            self._look_at_probe(now)
+        elif self._futures:
+            self._begin_probe(now)
+
+    def next_deadline(self) -> float | None:
+        return earliest(super().next_deadline(), self._probe.due)
 
     def flush(self, now: float) -> None:
         """Send all: a request that cannot reach one server goes to another. Then complete the futures."""
@@ -147,10 +207,48 @@ class Freelance(SharedClient[FreelanceAgent]):
                 except zmq.ZMQError:
                     self.core.undeliverable(name, frames, now)
         self._tell(self.core.take_events())
+        if self._probing and not self._futures:
+            self._end_probe()
 
     def close(self) -> None:
+        self._probe.close()
         self._socket.close()
         self._give_up()
+
+    def _request(self, future: Future[ReplyEvent], request: Callable[[float], int]) -> None:
+        super()._request(future, request)
+        if not self._probing:
+            self._begin_probe(time.monotonic())
+
+    def _begin_probe(self, now: float) -> None:
+        """A request waits: if no server is known to live, the key may be refused. ZeroMQ does not tell."""
+        if self.core.servers.live() is None:
+            self._probe, self._probing = KeyProbe(self.core.servers.names, self._curve, now + PROBE_AFTER), True
+
+    def _look_at_probe(self, now: float) -> None:
+        """End all requests when it is certain."""
+        self._probe.tick(now)
+        if self.core.servers.live() is not None:
+            self._end_probe()
+        elif refused := self._probe.refused:
+            self._end_probe()
+            while self._futures:
+                ticket, future = self._futures.popitem()
+                self.core.cancel(ticket)
+                future.set_exception(KeyRefused(refused))
+
+    def _end_probe(self) -> None:
+        self._probe.close()
+        self._probing = False
+
+
+def _check_key(core: FreelanceSession, probe: KeyProbe) -> None:
+    """A request was given up: raise KeyRefused if servers are there and refuse the key. The probe is closed."""
+    if not sockets.unreachable(core.servers.names):
+        probe.finish(PROBE_AFTER)
+    probe.close()
+    if probe.refused:
+        raise KeyRefused(probe.refused)
 
 
 def _silence(core: FreelanceSession) -> str:

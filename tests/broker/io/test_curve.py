@@ -28,7 +28,16 @@ from broker import (
     WorkerConfig,
     credentials,
 )
-from broker.patterns import BinaryStarClient, GeneraldomoWorker, LazyPirate, SimpleWorker
+from broker.patterns import (
+    BinaryStarClient,
+    Freelance,
+    FreelanceConfig,
+    GeneraldomoWorker,
+    LazyPirate,
+    ParanoidWorker,
+    Shotgun,
+    SimpleWorker,
+)
 
 IN_TIME = 2.0
 """Seconds in which a client must know that its key is refused."""
@@ -51,7 +60,8 @@ def refusing(case: str) -> Iterator[tuple[str, Curve | None, str]]:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients look earlier whether their key is refused."""
-    monkeypatch.setattr("broker.client.PROBE_AFTER", 0.1)
+    for module in ("broker.client", "broker.worker_log", "broker.patterns.freelance.client"):
+        monkeypatch.setattr(f"{module}.PROBE_AFTER", 0.1)
 
 
 CASES = pytest.mark.parametrize("case", ["unknown", "server key", "missing", "not wanted"])
@@ -225,12 +235,52 @@ def test_a_worker_whose_user_comes_is_let_in(caplog: pytest.LogCaptureFixture) -
             until(lambda: working.registered)
 
 
-def test_patterns_have_keys_as_well_or_say_that_they_have_not(caplog: pytest.LogCaptureFixture, soon: None) -> None:
-    with refusing("unknown") as (endpoint, curve, text):
-        for client in (LazyPirate(endpoint, key=curve), BinaryStarClient(endpoint, endpoint, key=curve)):
-            with client, pytest.raises(KeyRefused, match=re.escape(text)):
-                client.call(b"hello")
-        with SimpleWorker(lambda frames: frames, endpoint, key=curve):
-            until(lambda: text in caplog.text)
-        with pytest.raises(UsageError, match="a CLIENT socket was given keys"):
-            GeneraldomoWorker("upper", lambda frames: frames, endpoint, key=curve)
+ASKING: dict[str, Callable[[str, Curve | None], LazyPirate | Shotgun | Freelance]] = {
+    "lazy pirate": lambda endpoint, curve: LazyPirate(endpoint, key=curve),
+    "binary star": lambda endpoint, curve: BinaryStarClient(endpoint, endpoint, key=curve),
+    "freelance 1": lambda endpoint, curve: LazyPirate([endpoint, endpoint], key=curve),
+    "freelance 2": lambda endpoint, curve: Shotgun(endpoint, key=curve),
+    "freelance 3": lambda endpoint, curve: Freelance(endpoint, key=curve),
+}
+"""The clients of patterns."""
+
+
+@CASES
+@pytest.mark.parametrize("pattern", ASKING)
+def test_clients_of_patterns_say_why_in_time(pattern: str, case: str, soon: None) -> None:
+    with refusing(case) as (endpoint, curve, text), ASKING[pattern](endpoint, curve) as client:
+        began = time.monotonic()
+        with pytest.raises(KeyRefused, match="^" + re.escape(text)):
+            client.call(b"hello")
+        assert time.monotonic() - began < IN_TIME
+
+
+@pytest.mark.parametrize("kind", [Shotgun, Freelance])
+@pytest.mark.parametrize("timeout", [0.05, 0.5])
+def test_they_do_so_when_they_have_less_time_too(kind: type[Shotgun | Freelance], timeout: float) -> None:
+    with (
+        refusing("unknown") as (endpoint, curve, _),
+        kind(endpoint, FreelanceConfig(timeout=timeout, retries=0), key=curve) as client,
+        pytest.raises(KeyRefused),
+    ):
+        client.call(b"hello")
+
+
+@pytest.mark.parametrize("kind", [SimpleWorker, ParanoidWorker])
+def test_workers_of_patterns_log_it(
+    kind: type[SimpleWorker | ParanoidWorker], caplog: pytest.LogCaptureFixture
+) -> None:
+    with refusing("unknown") as (endpoint, curve, text), kind(lambda frames: frames, endpoint, key=curve):
+        until(lambda: text in caplog.text)
+
+
+def test_all_who_share_a_client_are_told(soon: None) -> None:
+    with refusing("unknown") as (endpoint, curve, text), Freelance([endpoint], key=curve) as client:
+        for _ in range(2):  # it asks anew each time: the server may have learned of the key
+            for future in [client.send(b"hello", timeout=60) for _ in range(3)]:
+                assert str(future.exception(30)).startswith(text)
+
+
+def test_draft_sockets_say_that_they_take_no_keys() -> None:
+    with pytest.raises(UsageError, match="a CLIENT socket was given keys"):
+        GeneraldomoWorker("upper", lambda frames: frames, key=new_curve())
