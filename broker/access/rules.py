@@ -8,6 +8,12 @@
     other mmi. services             none                        they tell of the services that the user sees
     READY of a worker               work = [the service]        DISCONNECT
     any REQUEST                     fewer than limits.messages  error reply, 429; with a rule: 500 busy, as in RFC 9
+    what a worker says              fewer than limits.messages  DISCONNECT
+      but replies, heartbeats       none
+
+What a user's workers say is counted apart from his requests, so that neither keeps out the other: READY, and whatever
+is out of turn. Not counted are replies, and parts of them, to what a worker was given, a good-bye, and heartbeats as
+often as a good worker sends them.
 
 A user sees the services that he may submit to, work for or call, and those with a rule; with metrics or admin, all.
 """
@@ -23,12 +29,22 @@ from typing import NamedTuple
 
 from broker.access.buckets import Buckets
 from broker.access.users import NOBODY, RESERVED, Access, Permission, User
-from broker.core.mdp import ERROR, Frames, Peer, error_body, service_fault
+from broker.core.mdp import ERROR, Command, Frames, Peer, error_body, service_fault
 from broker.core.requests import Request
-from broker.core.services import WorkerPeer
+from broker.core.services import NO_SERVICE, WorkerPeer
 
 Rule = Callable[[User, Frames], Frames | None]
 """Whether a user may send a service this body: the body of the refusal, or None when he may."""
+
+BEAT_EVERY = 0.25
+"""Seconds in which one heartbeat of a worker is not counted, and so many may come at once after a longer while: they
+may have waited on the way, or here."""
+
+BEATS_SAVED = 15.0
+"""That while, at most. A good worker does not wait longer: it takes the broker for lost."""
+
+_FREE = (Command.PARTIAL, Command.FINAL)
+"""What is not counted of a worker that has a request."""
 
 _QUEUE = b"titanic."
 """How the names of services begin whose workers are told who asks."""
@@ -67,6 +83,7 @@ class Guard:
         """How often each user was refused each action."""
         self._stats = {"forbidden": 0} if stats is None else stats
         self._buckets = Buckets()
+        self._worker_buckets = Buckets()
         self._reports: dict[tuple[str, str], Report] = {}
         self._documents: dict[User, bytes] = {}
 
@@ -75,6 +92,7 @@ class Guard:
         self.access = access
         self._documents.clear()
         self._buckets.keep(access.users)
+        self._worker_buckets.keep(access.users)
         self.refusals = {key: count for key, count in self.refusals.items() if not key[0] or key[0] in access.users}
 
     def current(self, user: User) -> User:
@@ -96,6 +114,22 @@ class Guard:
         name = service.decode(errors="replace")
         why = f"{user} may not work for '{name}'; it needs work = [\"{name}\"]"
         self.refused(user, "work", service, worker.peer, why)
+        return False
+
+    def may_say(self, worker: WorkerPeer, command: Command, now: float) -> bool:
+        """Whether a worker may say one thing more; if not, it is counted."""
+        user = worker.user
+        if user is None or command is Command.DISCONNECT or (worker.request is not None and command in _FREE):
+            return True
+        if command is Command.HEARTBEAT and worker.service is not NO_SERVICE:
+            due = max(worker.beat_due, now - BEATS_SAVED)
+            if due <= now:
+                worker.beat_due = due + BEAT_EVERY
+                return True
+        if self._worker_buckets.take(user, now):
+            return True
+        why = f"workers of user '{user.name}' say more than {user.limits.messages} things a second"
+        self.refused(user, "messages", worker.service.name, worker.peer, why)
         return False
 
     def sees(self, user: User, service: bytes) -> bool:

@@ -70,8 +70,10 @@ class UserLimits:
     bytes: int = 0
     """Bytes of all that is kept: requests and replies until they are closed, idempotency keys until they end."""
     messages: int = 0
-    """Requests a second, of any kind, in a bucket of one second's; none is counted of what a worker says."""
+    """Requests a second, of any kind, in a bucket of one second's; and in another one as many words of workers, but
+    replies and heartbeats."""
     connections: int = 0
+    """Of those that have said something."""
 
 
 LIMITS = tuple(one.name for one in fields(UserLimits))

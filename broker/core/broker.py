@@ -240,23 +240,23 @@ class BrokerCore(Core):
         self._answer_error(request, 499, "cancelled by its client")
 
     def _expire_requests(self, now: float) -> None:
-        expiry = self.config.request_expiry
         for service in list(self.services.values()):
             for request in self.waiting.take_expired(service.waiting, now):
                 self.stats["requests_expired"] += 1
-                self._answer_error(request, 504, f"no worker took the request within {expiry:g} s")
+                self._answer_error(request, 504, f"no worker took the request within {self.config.request_expiry:g} s")
             self._drop_unused(service)
         self.waiting.swept(now)
 
     # -- workers ---------------------------------------------------------------------------------------------
 
     def _worker_command(self, worker: WorkerPeer, command: Command, rest: Frames, now: float) -> None:
-        if worker.service is NO_SERVICE:
-            state = WorkerState.NONE
-        else:
+        state = WorkerState.NONE
+        if worker.service is not NO_SERVICE:
             state = WorkerState.IDLE if worker.request is None else WorkerState.BUSY
             self._heard(worker, now)
         action = TRANSITIONS.get((state, command), BrokerCore._unexpected)
+        if self.guard is not None and not self.guard.may_say(worker, command, now):
+            action = BrokerCore._unexpected
         action(self, worker, rest, now)
 
     def _register(self, worker: WorkerPeer, rest: Frames, now: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -47,6 +48,8 @@ class WorkerPeer:
     """What it works on; None while it is free."""
     user: User | None = None
     """Whose it is; None without access control."""
+    beat_due: float = -math.inf
+    """With access control: when its next heartbeat is due, so that it is not counted."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

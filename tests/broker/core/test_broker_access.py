@@ -244,7 +244,7 @@ def test_messages_a_second(played: Played) -> None:
     assert played.guard.refusals == {("busy", "messages"): 3}
 
 
-def test_what_a_worker_says_is_not_limited() -> None:
+def test_what_a_good_worker_says_is_not_limited() -> None:
     played = Played()
     limited = user("limited", work=["echo"], limits={"messages": 1})
     played.said(limited, "worker", b"MDPW02", b"\1", b"echo")
@@ -285,6 +285,59 @@ def test_requests_of_a_user_that_wait(played: Played) -> None:
     played.core.revoke(Review(played.guard, lambda peer: NOBODY), 0.0)
     played.core.take_output()
     waits(b"8", b"9")
+
+
+def test_words_of_workers_are_counted(played: Played) -> None:
+    """Apart from requests: neither keeps out the other."""
+    busy = user("busy", work=["echo"], call=["echo"], limits={"messages": 3})
+    ready, disconnect = (b"MDPW02", b"\1", b"echo"), [b"MDPW02", b"\6"]
+    for _ in range(2):
+        assert played.said(busy, "worker", *ready) != [disconnect]
+        assert played.said(busy, "worker", b"MDPW02", b"\6") == []
+    assert played.said(busy, "worker", b"MDPW02", b"\5") == [disconnect], "out of turn, and counted"
+    assert played.guard.refusals == {}
+    assert played.said(busy, "worker", *ready) == [disconnect]
+    assert played.core.workers == {}
+    assert played.guard.refusals == {("busy", "messages"): 1}
+    (report,) = played.guard.take_reports()
+    assert report.first.why == "workers of user 'busy' say more than 3 things a second"
+    assert played.ask(busy, b"mmi.service", b"echo") == [b"404"], "his requests have a bucket of their own"
+    played.now += 0.4
+    assert played.said(busy, "worker", *ready) != [disconnect]
+
+
+def test_a_flood_of_heartbeats(played: Played) -> None:
+    busy = user("busy", work=["echo"], limits={"messages": 3})
+    played.said(busy, "worker", b"MDPW02", b"\1", b"echo")
+    sent = 0
+    while "worker" in played.core.workers:
+        played.now += 0.001
+        played.said(busy, "worker", b"MDPW02", b"\5")
+        sent += 1
+    assert sent < 4 * 15 + 10
+    assert played.guard.refusals == {("busy", "messages"): 1}
+
+
+def test_a_good_worker_is_never_counted(played: Played) -> None:
+    """However low the limit is, and however much his user's clients say."""
+    busy = user("busy", work=["echo"], call=["echo"], limits={"messages": 1})
+    played.said(busy, "worker", b"MDPW02", b"\1", b"echo")
+    for _ in range(100):
+        played.core.receive("client", [b"MDPC02", b"\1", b"echo", b"hi"], played.now, CALLER)
+        ((_, request),) = played.core.take_output()
+        assert request is not None
+        for word in (b"\3", b"\3", b"\4"):
+            assert len(played.said(busy, "worker", b"MDPW02", word, request[2], b"", b"ho")) == 0
+        played.said(busy, "other client", b"MDPC02", b"\1", b"mmi.broker", b"")
+    for _ in range(100):
+        played.now += 0.25
+        assert played.said(busy, "worker", b"MDPW02", b"\5") == []
+    played.now += 9.0
+    for _ in range(36):  # they have waited somewhere
+        assert played.said(busy, "worker", b"MDPW02", b"\5") == []
+    assert "worker" in played.core.workers
+    assert played.guard.refusals == {("busy", "messages"): 99}, "those of the client"
+    assert played.said(busy, "worker", b"MDPW02", b"\6") == []
 
 
 def test_reports_are_bounded_and_have_no_body(played: Played) -> None:
