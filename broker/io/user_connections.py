@@ -144,13 +144,14 @@ class UserConnections:
         self._reused = {descriptor: True for descriptor, before in self._reused.items() if not before}
 
     def swap(self) -> None:
-        """The guard has other users: who is none any more is disconnected."""
+        """The guard has other users: who is none any more is disconnected, and of who has more connections than he may
+        those that spoke last."""
         access = self._guard.access
-        for connection in self._by_sender.values():
-            self._count(connection, -1)
+        self._counts.clear()
+        for connection in self._by_sender.values():  # in the order in which they spoke first
             connection.user = user_of(connection.user_id, access)
-            if connection.user is NOBODY and connection.admitted:
-                self._refuse(connection, "connect")
+            if connection.admitted:
+                self._admit(connection)
             self._count(connection, 1)
 
     def _new(self, sender: bytes, user_id: str, frame: Any) -> Connection:
@@ -162,13 +163,10 @@ class UserConnections:
             ends = _NO_ENDS
         user = user_of(user_id, self._guard.access)
         connection = Connection(sender, user_id, user, descriptor, ends, there=ends is not _NO_ENDS)
-        most = user.limits.connections
-        if user is NOBODY:
-            self._refuse(connection, "connect")
-        elif _is_named(sender, frame):
+        if user is not NOBODY and _is_named(sender, frame):
             self._refuse(connection, "name")
-        elif most and self._counts.get(user.name, 0) >= most:
-            self._refuse(connection, "connections")
+        else:
+            self._admit(connection)
         if connection.there:  # else nobody would tell when it is gone
             self._close(descriptor)
             if (former := self._by_sender.get(sender)) is not None:
@@ -176,6 +174,14 @@ class UserConnections:
             self._by_sender[sender] = self._by_descriptor[descriptor] = connection
             self._count(connection, 1)
         return connection
+
+    def _admit(self, connection: Connection) -> None:
+        """End a connection whose user is none, or has enough of them."""
+        most = connection.user.limits.connections
+        if connection.user is NOBODY:
+            self._refuse(connection, "connect")
+        elif most and self._counts.get(connection.user.name, 0) >= most:
+            self._refuse(connection, "connections")
 
     def _close(self, descriptor: int) -> None:
         """Forget what is known of a connection by this number."""

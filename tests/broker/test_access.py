@@ -470,6 +470,31 @@ def test_connections_of_a_user(broker: Broker, echo: Callable[[], None]) -> None
         until(lambda: served(third))
 
 
+def test_a_lowered_limit_ends_the_newest_connections(broker: Broker, echo: Callable[[], None]) -> None:
+    def says(client: Socket) -> None:
+        client.send_multipart([b"MDPC02", b"\1", b"mmi.broker", b""])
+        assert told(client)[2] == b"mmi.broker"
+
+    def few(most: int) -> Access:
+        return access({**OTHERS, user("few", call=["echo"], limits={"connections": most}): LIMITED})
+
+    reload(broker, few(0))
+    with ExitStack() as stack:
+        clients = [stack.enter_context(watched(where(broker), LIMITED)) for _ in range(4)]
+        for client, _ in clients:
+            says(client)
+        reload(broker, few(2))
+        for _, wait in clients[2:]:
+            wait(zmq.EVENT_DISCONNECTED)
+        assert refused(broker) == {("few", "connections"): 2}
+        for client, _ in clients[:2]:
+            says(client)
+        reload(broker, few(2))
+        assert refused(broker) == {("few", "connections"): 2}, "who is below it is not counted again"
+        for client, _ in clients[:2]:
+            says(client)
+
+
 def test_connections_that_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access_control, "MOST_SILENT", 5)
     with secured_broker(access(USERS)) as broker, raw_socket(where(broker), CAROL) as client, ExitStack() as stack:
