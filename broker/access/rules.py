@@ -231,13 +231,29 @@ class Review:
         self._guard = guard
         self._whose = whose
 
-    def keeps_worker(self, worker: WorkerPeer) -> bool:
-        """Whether a worker that has registered may stay. Should it die, the next one is told what its request's user
-        may do by now."""
-        if (request := worker.request) is not None and request.user is not None:
-            request.user = self._whose(request.peer)
+    def dismissed(self, workers: Iterable[WorkerPeer]) -> list[WorkerPeer]:
+        """Those of the registered workers that have to go: they may not work any more, or they were told of who asks
+        what does not hold any more, and would answer by that. The next worker is told what holds."""
+        found = [worker for worker in workers if not self._keeps(worker)]
+        for worker in found:  # all of them, so that none gets another's request
+            worker.service.idle.pop(worker, None)
+            if worker.request is not None:  # which did not kill it
+                worker.request.deliveries -= 1
+        return found
+
+    def _keeps(self, worker: WorkerPeer) -> bool:
         worker.user = self._whose(worker.peer)
-        return self._guard.may_work(worker, worker.service.name)
+        stays = self._guard.may_work(worker, worker.service.name)
+        request = worker.request
+        if request is None or request.user is None:
+            return stays
+        name, user = request.user.name, self._whose(request.peer)
+        request.user = user
+        if user is None:
+            return stays
+        if user is NOBODY or user.name != name:
+            request.wanted = False  # by another worker
+        return stays and request.token.endswith(self._guard.who_asks(request.service, user))
 
     def drops_request(self, request: Request) -> bool:
         """Whether a request that waits is not of its connection's user any more, or he may not call the service."""

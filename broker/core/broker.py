@@ -154,7 +154,7 @@ class BrokerCore(Core):
     def revoke(self, review: Review, now: float) -> None:
         """There are other users: workers and waiting requests go that may not be here any more."""
         self.documents.forget()
-        for worker in [worker for worker in self.workers.values() if not review.keeps_worker(worker)]:
+        for worker in review.dismissed(self.workers.values()):
             self._unexpected(worker, [], now)
         for service in list(self.services.values()):
             for request in self.waiting.take(service.waiting, review.drops_request):

@@ -411,6 +411,64 @@ def test_a_request_that_another_worker_gets_is_of_a_user_who_may_do_less(played:
     assert user_from_json(frames[2].partition(b" ")[2]).read is Reach.OWN
 
 
+def test_what_a_worker_was_told_of_a_user_who_may_do_less_is_asked_anew(played: Played) -> None:
+    """A queue apart answers by what he was allowed when he asked, and that may take an hour."""
+    for name in ("worker", "second", "third"):
+        played.said(WORKER, name, b"MDPW02", b"\1", b"titanic.wait")
+    reader, auditor = (user(name, call=["titanic.*"], read="all") for name in ("reader", "auditor"))
+    played.core.receive("reads", [b"MDPC02", b"\1", b"titanic.wait", b""], 0.0, reader)
+    played.core.receive("audits", [b"MDPC02", b"\1", b"titanic.wait", b""], 0.0, auditor)
+    (_, first), (_, other) = played.core.take_output()
+    assert first is not None
+    assert other is not None
+    whose: dict[Peer, User | None] = {
+        "reads": user("reader", call=["titanic.*"], read="own"),
+        "audits": user("auditor", call=["titanic.*"], read="all"),
+        **dict.fromkeys(("worker", "second", "third"), WORKER),
+    }
+    played.guard.swap(played.guard.access)
+    played.core.revoke(Review(played.guard, lambda peer: whose.get(peer, NOBODY)), 0.0)
+    check(played.core)
+    dismissed, again = played.core.take_output()
+    assert dismissed == ("worker", [b"MDPW02", b"\6"])
+    assert again[0] == "third"
+    assert again[1] is not None
+    assert user_from_json(again[1][2].partition(b" ")[2]).read is Reach.OWN
+    assert played.core.stats["given_up"] == 0
+    assert played.core.workers["third"].request is not None
+    assert played.core.workers["third"].request.deliveries == 1, "the one before did not die of it"
+    said = played.said(WORKER, "worker", b"MDPW02", b"\4", first[2], b"", b"200", b"secret")
+    assert said == [[b"MDPW02", b"\6"]], "nobody gets its reply"
+    played.core.receive("second", [b"MDPW02", b"\4", other[2], b"", b"200"], 0.0, WORKER)
+    assert played.core.take_output() == [("audits", [b"MDPC02", b"\3", b"titanic.wait", b"200"])], (
+        "of him it still holds"
+    )
+
+
+def test_what_is_asked_by_who_is_nobody_any_more_no_other_worker_gets(played: Played) -> None:
+    for name in ("worker", "second"):
+        played.said(WORKER, name, b"MDPW02", b"\1", b"titanic.wait")
+    played.core.receive("gone", [b"MDPC02", b"\1", b"titanic.wait", b""], 0.0, user("gone", call=["titanic.*"]))
+    played.core.take_output()
+    whose: dict[Peer, User | None] = {"worker": WORKER, "second": WORKER}
+    played.core.revoke(Review(played.guard, lambda peer: whose.get(peer, NOBODY)), 0.0)
+    check(played.core)
+    assert [peer for peer, _ in played.core.take_output()] == ["worker", "gone"]
+
+
+def test_a_revoked_worker_gets_nothing_of_another(played: Played) -> None:
+    """Neither is one left that had nothing to do while the other is sent away."""
+    for name in ("busy", "idle"):
+        played.said(WORKER, name, b"MDPW02", b"\1", b"echo")
+    played.core.receive("client", [b"MDPC02", b"\1", b"echo", b"secret"], 0.0, CALLER)
+    ((to, _),) = played.core.take_output()
+    assert to == "busy"
+    played.core.revoke(Review(played.guard, lambda peer: CALLER if peer == "client" else NOBODY), 0.0)
+    check(played.core)
+    assert played.core.take_output() == [("busy", [b"MDPW02", b"\6"]), ("idle", [b"MDPW02", b"\6"])]
+    assert len(played.core.services[b"echo"].waiting) == 1
+
+
 HALVES: Any = pytest.mark.parametrize(
     ("settings", "size", "told"),
     [

@@ -222,3 +222,34 @@ def test_who_waits_and_may_read_no_more_is_not_told(tmp_path: Path, files: Acces
         assert told(waiting)[3:] == [b"300"], "at once, and not the reply when there is one"
         waiting.send_multipart(wait)
         assert told(waiting)[3].startswith(b"403 forbidden: user 'alice' may not read requests")
+
+
+def test_who_waits_at_a_queue_apart_and_may_read_no_more_is_not_told(tmp_path: Path, files: AccessFiles) -> None:
+    """The queue has the wait for as long as an hour, and learns of no reload: the broker takes the wait back, and gives
+    it to another lane with what the user may do now."""
+    alice, server_key = load_secret(files.secret("alice")), load_secret(files.key).public
+    access_before, server_keys = load_access(files.path), load_secret(files.key)
+    broker = Broker(BrokerConfig(heartbeat_interval=0.5), access=access_before, keys=server_keys, rules=RULES)
+    endpoint = broker.bind("tcp://127.0.0.1:*")
+    with (
+        broker,
+        serving(tmp_path, broker=endpoint, **keys(files, "queue")) as server,
+        Client(endpoint, timeout=30, **keys(files, "alice")) as client,
+        raw_socket(endpoint, alice, server=server_key) as waiting,
+    ):
+        until(lambda: server.ready)
+        wait = [b"MDPC02", b"\1", b"titanic.wait", b"60", client.submit("upper", b"x").encode()]
+        waiting.send_multipart(wait)
+        until(lambda: server.dispatcher.waiters.next_deadline() is not None)
+        files.write(ALICE.replace('read = "own"', "") + BOB + QUEUE)
+        broker.reload(load_access(files.path))
+        assert told(waiting)[3].startswith(b"400"), "at once, and not the reply when there is one"
+        until(lambda: not len(server.dispatcher.waiters))
+        waiting.send_multipart(wait)
+        assert told(waiting)[3].startswith(b"403 forbidden: user 'alice' may not read requests")
+        broker.reload(access_before)
+        in_force = Event()
+        broker.loop.call(in_force.set)
+        assert in_force.wait(30)
+        waiting.send_multipart([*wait[:3], b"0", wait[4]])
+        assert told(waiting)[3:] == [b"300"]
