@@ -7,6 +7,7 @@ a message. Cancelled keys leave their entry behind; when those are the most, the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -101,9 +102,9 @@ class Backoff:
         self._most = most
         self._next = first
 
-    def take(self) -> float:
-        """How long to wait now, in seconds."""
-        delay = self._next
+    def take(self, most: float = math.inf) -> float:
+        """How long to wait now, in seconds, and not longer than `most`."""
+        delay = min(self._next, most)
         self._next = min(delay * 2, self._most)
         return delay
 

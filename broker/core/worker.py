@@ -34,6 +34,11 @@ from broker.core.timers import Backoff
 VERSIONS: dict[str, WorkerDialect] = {dialect.name: dialect for dialect in WORKER_DIALECTS.values()}
 
 
+REFUSED_MOST = 2.5
+"""Seconds until the next try when a broker with access control has refused a READY: its access file can be another one
+at any time, and then the worker is to be back soon. It is no more for a broker than heartbeats are."""
+
+
 class SessionState(Enum):
     """Where a worker stands with its broker."""
 
@@ -98,6 +103,8 @@ class WorkerSession(Core):
         self._recognition = Recognition(versions)
         self._guessing = False
         """Whether READY was said in a version of which the broker has not said anything."""
+        self._guarded = False
+        """Whether the broker has access control, as it said on the present connection."""
         self._linked = True
         self._version = 0
         self._heard_any = False
@@ -117,6 +124,7 @@ class WorkerSession(Core):
             return
         if self.state is SessionState.ASKING:
             if (kind := self._recognition.learn(frames)) is not None:
+                self._guarded = kind.access
                 self._register(VERSIONS[kind.version], now)
             return
         parsed = self.dialect.parse(frames)
@@ -233,7 +241,7 @@ class WorkerSession(Core):
     def _connect(self, now: float) -> None:
         self.connection += 1
         self._wake_at = None
-        self._heard_any = self._guessing = False
+        self._heard_any = self._guessing = self._guarded = self.refused = False
         if not self._asks:
             self._register(self._dialects[0], now)
             return
@@ -272,7 +280,7 @@ class WorkerSession(Core):
         if self._jobs:  # nobody has begun to work on it
             self._jobs.clear()
             self._job_running = False
-        self._wake_at = now + self._backoff.take()
+        self._wake_at = now + self._backoff.take(REFUSED_MOST if self.refused and self._guarded else math.inf)
         if self._leaving and not self._job_running:
             self._say_goodbye(now)
 

@@ -245,6 +245,35 @@ def test_a_broker_of_this_project_is_spoken_to_in_the_best_version() -> None:
     work.said(*WHO)  # it may be another one by now
 
 
+def test_who_may_not_work_yet_is_soon_back_when_he_may() -> None:
+    """A broker with access control refuses until its access file is another one: that may be at any time."""
+    work = asking()
+    waits = []
+    for number in range(1, 9):
+        work.told(b"", b"MDPC01", b"mmi.broker", b'{"software": "titanic", "access": true}')
+        work.said(b"MDPW02", b"\1", b"echo")
+        work.told(b"MDPW02", b"\6")
+        assert work.session.refused
+        work.closed(number)
+        deadline = work.session.next_deadline()
+        assert deadline is not None
+        waits.append(round(deadline - work.now, 6))
+        work.later(waits[-1])
+        work.said(*WHO)
+        work.said(*ANY)
+    assert waits == [1, 2, *[2.5] * 6]
+    for number in range(9, 13):  # what is no refusal waits as ever
+        work.session.lost(work.now)
+        work.closed(number)
+        deadline = work.session.next_deadline()
+        assert deadline is not None
+        waits.append(round(deadline - work.now, 6))
+        work.later(waits[-1])
+        work.said(*WHO)
+        work.said(*ANY)
+    assert max(waits) == 32
+
+
 @pytest.mark.parametrize("first", [[b"mmi.broker", b"501"], [b"mmi.broker", b"{"], [b"mmi.service", b"404"]])
 def test_another_broker_is_spoken_to_in_the_version_of_its_answer(first: list[bytes]) -> None:
     work = asking()
