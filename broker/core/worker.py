@@ -100,6 +100,8 @@ class WorkerSession(Core):
         self.heartbeat = self._new_heartbeat(now)
         self.inflow: Inflow | None = None
         """What the transport knows of the connection."""
+        self.held = False
+        """Whether whoever runs it has it wait: while it is away, it does not connect."""
         self._recognition = Recognition(versions)
         self._guessing = False
         """Whether READY was said in a version of which the broker has not said anything."""
@@ -146,7 +148,7 @@ class WorkerSession(Core):
     def tick(self, now: float) -> None:
         """Connect when the wait is over, notice silence, send heartbeats."""
         if self.state is SessionState.AWAY:
-            if self._wake_at is not None and now >= self._wake_at and not self._job_running:
+            if self._wake_at is not None and now >= self._wake_at and not self._job_running and not self.held:
                 self._connect(now)
         elif now >= self._silent_at and self._minds_silence:
             patience = self.heartbeat.patience
@@ -160,7 +162,7 @@ class WorkerSession(Core):
 
     def next_deadline(self) -> float | None:
         if self.state is SessionState.AWAY:
-            return None if self._job_running else self._wake_at  # it waits for the handler to finish
+            return None if self._job_running or self.held else self._wake_at  # a handler is to finish first
         silent_at = self._silent_at if self._minds_silence else math.inf
         deadline = min(self._send_by, silent_at) if self._sends_heartbeats else silent_at
         return None if deadline == math.inf else deadline

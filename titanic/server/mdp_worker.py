@@ -96,6 +96,28 @@ class Lane(WorkerChannel):
             self._lanes.lost(ask)
 
 
+class FirstLane(Lane):
+    """The first lane of a service. At a broker with access control the others connect when this one has been let in: a
+    queue that may not work there would be refused by all of them, again and again."""
+
+    others: list[Lane]
+    _holds = False
+
+    def hold(self) -> None:
+        """Have the others wait, or not any more."""
+        kind = self._lanes.kind
+        holds = kind is not None and kind.access and not self.session.registered
+        if holds is not self._holds:
+            self._holds = holds
+            for lane in self.others:
+                lane.session.held = holds
+                self._lanes.loop.touch(lane)
+
+    def flush(self, now: float) -> None:
+        super().flush(now)
+        self.hold()
+
+
 class Lanes(Channel):
     """All lanes of all services, in one thread."""
 
@@ -159,7 +181,10 @@ class Lanes(Channel):
     def register(self) -> None:
         """Register with the broker. Call this in the loop's thread."""
         for service, count in self._services.items():
-            self._lanes += [Lane(self, service, self._endpoint, self._config) for _ in range(count)]
+            first = FirstLane(self, service, self._endpoint, self._config)
+            first.others = [Lane(self, service, self._endpoint, self._config) for _ in range(count - 1)]
+            first.hold()
+            self._lanes += [first, *first.others]
         for lane in self._lanes:
             self.loop.add(lane)
         self.loop.add(self)  # the last: its flush comes when all lanes have been looked at

@@ -22,10 +22,15 @@ from broker import Broker, BrokerConfig, EndpointError, Worker, load_access, loa
 from titanic import Client, UnknownRequest
 from titanic.errors import Forbidden, KeyRefused, TimedOut
 from titanic.protocol.permissions import RULES
+from titanic.protocol.tsp import SERVICES
+from titanic.server.front import BUSY_SERVICES, FEW_LANES
 from titanic.server.server import Server
 
 QUEUE = '[users.queue]\nkeys = ["queue.key"]\nwork = ["titanic.*"]\ncall = ["*"]\n'
 """A queue that is apart from its broker."""
+
+LANES_OF_64 = 64 * len(BUSY_SERVICES) + FEW_LANES * (len(SERVICES) - len(BUSY_SERVICES))
+"""Connections of a queue that has 64 lanes."""
 
 
 @pytest.fixture
@@ -123,6 +128,41 @@ def test_a_queue_apart_that_may_not_be_one_is_told_what_it_needs(
         (said, *_) = until(lambda: [one.message for one in caplog.records if "takes no worker" in one.getMessage()])
     assert said.startswith(f"the broker at {endpoint} takes no worker of titanic: ")
     assert 'its user work for it (work = ["titanic.*"])' in said
+
+
+def test_of_a_queue_apart_that_is_refused_one_lane_asks(tmp_path: Path, files: AccessFiles) -> None:
+    """Of each service; the others wait until it is let in, and have no more than that one to wait for."""
+    config, pair = BrokerConfig(heartbeat_interval=0.5), load_secret(files.key)
+    broker = Broker(config, access=load_access(files.path), keys=pair, rules=RULES)
+    endpoint = broker.bind("tcp://127.0.0.1:*")
+
+    def refused() -> int:
+        return broker.refusals().get(("queue", "work"), 0)
+
+    with broker, serving(tmp_path, broker=endpoint, lanes=64, **keys(files, "queue")) as server:
+        until(lambda: sum(broker.workers().values()) == LANES_OF_64)
+        files.write(QUEUE.replace("titanic.*", "other"))
+        broker.reload(load_access(files.path))
+        until(lambda: not server.ready and refused() >= LANES_OF_64)
+        until(lambda: refused() > LANES_OF_64 + 3 * len(SERVICES))
+        assert refused() < LANES_OF_64 + 10 * len(SERVICES)
+        files.write(QUEUE)
+        broker.reload(load_access(files.path))
+        until(lambda: sum(broker.workers().values()) == LANES_OF_64)
+        assert server.ready
+
+
+def test_a_queue_apart_that_is_let_in_later_began_with_one_lane(tmp_path: Path, files: AccessFiles) -> None:
+    files.write(QUEUE.replace("titanic.*", "titanic.stats"))
+    broker = Broker(BrokerConfig(), access=load_access(files.path), keys=load_secret(files.key), rules=RULES)
+    endpoint = broker.bind("tcp://127.0.0.1:*")
+    with broker, serving(tmp_path, broker=endpoint, lanes=64, **keys(files, "queue")):
+        until(lambda: broker.workers() == {b"titanic.stats": 4})
+        until(lambda: broker.refusals().get(("queue", "work"), 0) > 2 * len(SERVICES))
+        assert broker.refusals()["queue", "work"] < 10 * len(SERVICES)
+        files.write(QUEUE)
+        broker.reload(load_access(files.path))
+        until(lambda: sum(broker.workers().values()) == LANES_OF_64)
 
 
 def test_a_queue_that_may_not_ask_whether_there_is_another_says_so(
