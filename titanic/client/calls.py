@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import broker
 from broker import Curve, Pipeline
-from titanic.errors import InvalidRequest
+from titanic.errors import InvalidRequest, TitanicError
 from titanic.protocol import tsp
 from titanic.protocol.answers import server_died, translate
 from titanic.protocol.tsp import Frames
@@ -73,7 +74,7 @@ class Calls:
                 return self._single.call(service, *body, timeout=tries["timeout"], retries=tries["retries"])
             except broker.BrokerError as error:
                 if not server_died(error) or time.monotonic() >= until:
-                    raise translate(error, service, self.endpoint, time.monotonic() - began) from error
+                    raise self._fault(error, service, time.monotonic() - began) from error
                 self._asked_again += 1
                 time.sleep(PAUSE)  # until it is noticed to be gone; then the broker keeps what is asked
 
@@ -121,7 +122,18 @@ class Calls:
             for message in messages:
                 yield self._single.call(service, *message, timeout=timeout, retries=retries)
         except broker.BrokerError as error:
-            raise translate(error, service, self.endpoint, (timeout or 0.0) * (1 + retries)) from error
+            raise self._fault(error, service, (timeout or 0.0) * (1 + retries)) from error
+
+    def _fault(self, error: broker.BrokerError, service: bytes, waited: float) -> TitanicError:
+        """The error of this package. When somebody is there and does not answer, it may be a broker that no queue
+        serves. Only then it is asked."""
+        reason = ""
+        if isinstance(error, broker.TimedOut) and not error.reason:
+            with suppress(broker.BrokerError):
+                found = self._single.call("mmi.service", service, timeout=min(LEAST_LOOK, self.timeout), retries=0)
+                if found == [b"404"]:
+                    reason = f"the broker there has no queue (no worker of {service.decode()})"
+        return translate(error, service, self.endpoint, waited, reason)
 
     def _check(self, service: bytes, message: Sequence[Body]) -> Sequence[Body]:
         """The message, if the broker takes its bodies; the options and service of a titanic.submit do not count."""

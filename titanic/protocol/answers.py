@@ -58,10 +58,13 @@ LOOKS = {tsp.REPLY, tsp.WAIT, tsp.LIST, tsp.STATS}
 """Services that change nothing."""
 
 
-def translate(error: broker.BrokerError, service: bytes, endpoint: str, waited: float) -> TitanicError:
-    """The error of this package for an error of the broker's client. `waited`: seconds since `service` was asked."""
+def translate(
+    error: broker.BrokerError, service: bytes, endpoint: str, waited: float, reason: str = ""
+) -> TitanicError:
+    """The error of this package for an error of the broker's client. `waited`: seconds since `service` was asked.
+    `reason`: why nobody answers, if somebody is there."""
     if isinstance(error, broker.TimedOut):
-        return _silence(service, endpoint, waited, error.reason)
+        return _silence(service, endpoint, waited, error.reason or reason)
     if isinstance(error, broker.UsageError):
         return InvalidRequest(str(error))
     if isinstance(error, broker.KeyRefused):

@@ -253,6 +253,23 @@ def test_nobody_answers() -> None:
             client.stats()
 
 
+def test_a_broker_without_a_queue(tmp_path: Path) -> None:
+    """It answers, so the client can say what is missing; once the queue is there, so is the answer."""
+    broker = Broker()
+    endpoint = broker.bind("tcp://127.0.0.1:*")
+    with broker, Client(endpoint, timeout=0.5, retries=0) as client:
+        for ask, service in (
+            (lambda: client.submit("echo", "x"), "titanic.submit"),
+            (lambda: client.submit_many("echo", [b"x"]), "titanic.submit"),
+            (client.stats, "titanic.stats"),
+        ):
+            fact = rf"the broker there has no queue \(no worker of {service}\); is it running, "
+            with pytest.raises(TimedOut, match=rf"^nobody answered at {endpoint}; waited \d\S* s, {fact}"):
+                ask()
+        with serving(tmp_path, broker=endpoint), Client(endpoint, timeout=30) as patient:
+            assert patient.stats()
+
+
 def test_wait_does_not_take_much_longer_than_it_was_told() -> None:
     with Client(free_endpoint(), timeout=30, retries=30) as client:
         for wait in (
