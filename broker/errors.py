@@ -13,6 +13,8 @@ BrokerError
 
 from __future__ import annotations
 
+from enum import Enum
+
 
 class BrokerError(Exception):
     """The root of all of this package's exceptions."""
@@ -35,24 +37,45 @@ class OutOfSockets(EndpointError):
     """No socket can be opened now: the process has as many files or sockets open as it may have."""
 
 
+class Means(Enum):
+    """What protects an endpoint that other machines can reach."""
+
+    USERS = "users"
+    KEYS = "keys"
+    """Of patterns, which have no users."""
+    NONE = "none"
+    """Of patterns with draft sockets, which have no keys."""
+
+
 class Unprotected(EndpointError):
     """Other machines could reach what is to listen there, and there is no access control."""
 
-    def __init__(self, endpoint: str) -> None:
-        super().__init__(
-            f"cannot bind {endpoint}: other machines could reach it, and without access control whoever does may"
-            " submit, read, close and work; turn access control on:\n"
-            "    titanic keys server && titanic keys new me\n"
-            f"    printf '{_FIRST_USER}' >access.toml\n"
-            "and start this again with\n"
-            "    --access access.toml --key server.key_secret\n"
-            "Clients and workers then give --key-file me.key_secret --server-key server.key.\n"
-            "Or bind tcp://127.0.0.1 or ipc://; or allow it without access control: --open, in Python open=True"
-        )
+    def __init__(self, endpoint: str, by: Means = Means.USERS) -> None:
+        """`by`: what would protect it."""
+        super().__init__(_UNPROTECTED[by].format(endpoint=endpoint))
 
 
 _FIRST_USER = r'[users.me]\nkeys = ["me.key"]\nsubmit = ["*"]\nwork = ["*"]\nread = "own"\nclose = true\n'
 """An access file, as printf of a shell takes it."""
+
+_UNPROTECTED = {
+    Means.USERS: "cannot bind {endpoint}: other machines could reach it, and without access control whoever does may"
+    " submit, read, close and work; turn access control on:\n"
+    "    titanic keys server && titanic keys new me\n"
+    f"    printf '{_FIRST_USER.replace('{', '{{').replace('}', '}}')}' >access.toml\n"
+    "and start this again with\n"
+    "    --access access.toml --key server.key_secret\n"
+    "Clients and workers then give --key-file me.key_secret --server-key server.key.\n"
+    "Or bind tcp://127.0.0.1 or ipc://; or allow it without access control: --open, in Python open=True",
+    Means.KEYS: "other machines could reach {endpoint}, and patterns have no access control but keys; make some:\n"
+    "    titanic keys server && titanic keys new me\n"
+    "and start this again with\n"
+    "    --key server.key_secret --allow me.key\n"
+    "Clients and workers then give --key-file me.key_secret --server-key server.key.\n"
+    "Or bind tcp://127.0.0.1 or ipc://; or allow it without keys: --open, in Python open=True",
+    Means.NONE: "other machines could reach {endpoint}, and patterns have no access control where there are draft"
+    " sockets; bind tcp://127.0.0.1 or ipc://, or allow it: --open, in Python open=True",
+}
 
 
 class KeyRefused(EndpointError):

@@ -22,7 +22,7 @@ from broker.core.broker import BrokerCore
 from broker.core.mdp import Frames, Output, Peer, error_body
 from broker.core.mmi import About, counters
 from broker.core.requests import Request
-from broker.errors import UsageError
+from broker.errors import Means, UsageError
 from broker.io.access_control import AccessControl
 from broker.io.channels import Shell
 from broker.io.dealer import TcpInflow
@@ -84,6 +84,9 @@ class Broker(Shell[BrokerCore]):
 
     _thread_name = "broker"
 
+    _means = Means.USERS
+    """What would protect endpoints that other machines can reach."""
+
     def __init__(
         self,
         config: BrokerConfig | None = None,
@@ -142,7 +145,7 @@ class Broker(Shell[BrokerCore]):
 
         Raises Unprotected for one that other machines can reach, without access control."""
         if self._access is None:
-            protect(endpoint, open=self._open)
+            protect(endpoint, open=self._open, by=self._means)
         else:
             self._access.prepare(self._router.socket, endpoint)
         bound = self._router.bind(endpoint)

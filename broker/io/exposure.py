@@ -1,4 +1,4 @@
-"""Whether other machines can reach an endpoint. Then it needs access control, or an explicit `open`."""
+"""Whether other machines can reach an endpoint. Then it needs access control, or keys, or an explicit `open`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import socket
 from ipaddress import ip_address
 
-from broker.errors import Unprotected
+from broker.errors import Means, Unprotected
 from broker.io.sockets import full
 
 log = logging.getLogger(__name__)
@@ -27,13 +27,17 @@ def is_exposed(endpoint: str) -> bool:
     return match is not None and not _is_loopback(match[1].removeprefix("[").removesuffix("]"))
 
 
-def protect(endpoint: str, *, open: bool) -> None:
+def protect(endpoint: str, *, open: bool, by: Means = Means.USERS) -> None:
     """Called before something listens at an endpoint without access control. Raises Unprotected when other machines may
-    reach it and it is not `open`; an open one is logged."""
+    reach it and it is not `open`; an open one is logged. `by`: what would protect it."""
     if is_exposed(endpoint):
         if not open:
-            raise Unprotected(endpoint)
-        log.warning("%s is open: whoever reaches it may submit, read, close and work", endpoint)
+            raise Unprotected(endpoint, by)
+        log.warning(
+            "%s is open: whoever reaches it may %s",
+            endpoint,
+            "submit, read, close and work" if by is Means.USERS else "use it",
+        )
 
 
 def _is_loopback(host: str) -> bool:

@@ -5,6 +5,7 @@ Majordomo, the broker with services, is `broker` itself.
 """
 
 from broker.io.draft_sockets import MissingDrafts
+from broker.io.guarded_router import ServerKeys, server_keys
 from broker.patterns.binary_star.core import StarConfig
 from broker.patterns.binary_star.server import BinaryStar, BinaryStarClient, SplitBrain
 from broker.patterns.freelance.client import Freelance, Shotgun
@@ -43,6 +44,7 @@ __all__ = [
     "ReplyStore",
     "Scatter",
     "Server",
+    "ServerKeys",
     "Shotgun",
     "SimpleQueue",
     "SimpleWorker",
@@ -55,6 +57,7 @@ __all__ = [
     "Unsent",
     "freelance_server",
     "pack",
+    "server_keys",
     "trip",
     "unpack",
 ]

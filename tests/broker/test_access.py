@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 import zmq
 from support.broker_invariants import check
-from support.secured import SERVER, access, keyed, new_pair, raw_socket, secured_broker, told, user
+from support.secured import SERVER, access, keyed, new_pair, raw_socket, say_too_much, secured_broker, told, user
 from support.waiting import until
 from support.zmtp import message, zmtp
 
@@ -256,16 +256,7 @@ def test_two_brokers_in_one_process_know_different_users() -> None:
 
 def test_a_handshake_that_says_too_much_is_ended(broker: Broker, echo: Callable[[], None]) -> None:
     """ZeroMQ would take in what it is told, as much as a message may have, for each connection without a key."""
-    url = urlsplit(where(broker))
-    with socket.create_connection((url.hostname or "", url.port or 0)) as stream:
-        stream.settimeout(5)  # less than a handshake may take
-        stream.sendall(b"\xff" + bytes(8) + b"\x7f\3\1" + b"CURVE".ljust(20, b"\0") + bytes(32))
-        while len(stream.recv(64, socket.MSG_PEEK)) < 64:
-            pass
-        stream.recv(64)
-        stream.sendall(b"\6" + (1 << 20).to_bytes(8) + bytes(1 << 19))
-        with suppress(ConnectionResetError):
-            assert stream.recv(1) == b""
+    say_too_much(where(broker))
     assert refused(broker)["", "handshake"] == 1
     until(lambda: broker.core.peers == 2)
     assert refused(broker)["", "handshake"] == 1

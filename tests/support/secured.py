@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import zmq
 
@@ -97,3 +99,17 @@ def told(socket: zmq.Socket[bytes], timeout: float = 30.0) -> list[bytes]:
     """The next message."""
     assert socket.poll(int(timeout * 1000)), "nothing came"
     return socket.recv_multipart()
+
+
+def say_too_much(endpoint: str) -> None:
+    """Begin a handshake with half of a large frame; the server must end it."""
+    url = urlsplit(endpoint)
+    with socket.create_connection((url.hostname or "", url.port or 0)) as stream:
+        stream.settimeout(5)  # less than a handshake may take
+        stream.sendall(b"\xff" + bytes(8) + b"\x7f\3\1" + b"CURVE".ljust(20, b"\0") + bytes(32))
+        while len(stream.recv(64, socket.MSG_PEEK)) < 64:
+            pass
+        stream.recv(64)
+        with suppress(ConnectionError):
+            stream.sendall(b"\6" + (1 << 20).to_bytes(8) + bytes(1 << 19))
+            assert stream.recv(1) == b""

@@ -165,6 +165,24 @@ def endpoint_option(group: str = "") -> Callable[[Function], Function]:
     return option("--endpoint", **ENDPOINTS, group=group, help=BROKER_ENDPOINTS)
 
 
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def key_option(help: str) -> Callable[[Function], Function]:
+    """`--key`, which clients call `--key-file` as well."""
+    return option(
+        "--key",
+        "--key-file",
+        "key",
+        type=FILE,
+        metavar="FILE",
+        default=None,
+        help=help,
+        envvar="TITANIC_KEY",
+        in_file="key",
+    )
+
+
 def key_options(group: str = "", *, names: Sequence[str] = ("--key", "--key-file")) -> Callable[[Function], Function]:
     """`--key` and `--server-key`, which a command gets as `curve`."""
     return together(key_file_options(group, names), _with_keys)

@@ -15,14 +15,13 @@ from click.core import ParameterSource
 
 from broker import AccessError, Broker
 from titanic.cli import serve_run
-from titanic.cli.options import command, write_size
+from titanic.cli.options import command, key_option, write_size
 from titanic.cli.running import say
 from titanic.cli.serve_options import (
     KEEPING,
     access_faults,
     access_option,
     bind_option,
-    key_option,
     open_option,
     queue_options,
     rule,

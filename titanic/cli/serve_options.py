@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,11 @@ import click
 from broker import DEFAULT_ENDPOINT, AccessError, BrokerConfig, WorkerConfig, load_access
 from titanic.cli.endpoint import BOUND, BROKER, Listen
 from titanic.cli.options import (
+    FILE,
     FOLDER,
-    Function,
     broker_version,
     configured,
+    key_option,
     log_options,
     option,
     read_size,
@@ -37,8 +38,6 @@ KEPT, TRIED, TRAFFIC, OPERATION = "What is kept", "Attempts", "The broker's traf
 kept = partial(seconds, least=0, group=KEPT)
 tried = partial(seconds, least=0, group=TRIED)
 listening = partial(option, type=BOUND, multiple=True, metavar="ENDPOINT")
-FILE = click.Path(dir_okay=False, path_type=Path)
-
 traffic = partial(option, type=click.IntRange(1), metavar="N", group=TRAFFIC)
 
 running_options = together(
@@ -68,21 +67,6 @@ open_option = option(
     help="Listen where other machines can connect, without access control: whoever does may submit, read, close and"
     " work.",
 )
-
-
-def key_option(help: str) -> Callable[[Function], Function]:
-    """`--key`, which clients call `--key-file` as well."""
-    return option(
-        "--key",
-        "--key-file",
-        "key",
-        type=FILE,
-        metavar="FILE",
-        default=None,
-        help=help,
-        envvar="TITANIC_KEY",
-        in_file="key",
-    )
 
 
 access_option = option(

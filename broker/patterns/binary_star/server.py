@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import zmq
 
+from broker.access.rules import Guard
 from broker.errors import BrokerError
 from broker.handlers import Handler
 from broker.io import sockets
+from broker.io.access_control import AccessControl
 from broker.io.channels import Shell
-from broker.io.curve import Key
+from broker.io.curve import Curve, Key
+from broker.io.guarded_router import ServerKey, server_keys
 from broker.patterns.binary_star.core import BinaryStarCore, StarConfig, StarState
 from broker.patterns.request_reply.client import LazyPirate
 from broker.patterns.request_reply.server import Server
@@ -24,6 +27,9 @@ from broker.patterns.request_reply.server import Server
 log = logging.getLogger(__name__)
 
 Callback = Callable[[], None]
+
+MOST_SAID = 4096
+"""Bytes of a frame of a handshake, or of what somebody subscribes to. With keys there is no reason for more."""
 
 
 class SplitBrain(BrokerError):
@@ -52,15 +58,33 @@ class BinaryStar(Shell[BinaryStarCore]):
         config: StarConfig | None = None,
         on_active: Callback = lambda: None,
         on_passive: Callback = lambda: None,
+        key: ServerKey = None,
+        allow: Iterable[str | Path] = (),
+        open: bool = False,
     ) -> None:
-        """`bind`: where the other server listens to this one; `peer`: the same of the other (or `connect` later)."""
+        """`bind`: where the other server listens to this one; `peer`: the same of the other (or `connect` later).
+
+        `key`, `allow`, `open`: as of `Server`, for the clients; both servers have the same key, and know each other by
+        it.
+        """
+        self._keys = server_keys(key, allow, open=open)
         role = StarState.PRIMARY if primary else StarState.BACKUP
         # Before any server: first the peer is heard, then the clients.
         super().__init__(BinaryStarCore(role, config, now=time.monotonic()))
         self._callbacks = {True: on_active, False: on_passive}
         self._server: Server | None = None
         context: zmq.Context[sockets.Socket] = zmq.Context.instance()
+        self._access: AccessControl | None = None
+        if (own := self._keys.own) is not None:
+            same = self._keys._replace(allowed=frozenset([own.public.decode()]))
+            self._access = AccessControl(Guard(same.access), own, self._settle)
+            self.loop.add(self._access.zap)
+            self.loop.add(self._access.log)
+            context = self._access.context
         self._says, self._hears = context.socket(zmq.PUB), context.socket(zmq.SUB)
+        if own is not None:
+            self._says.maxmsgsize = MOST_SAID
+            Curve(own.public, own.secret, own.public).apply(self._hears)
         self._says.linger, self._hears.linger = 100, 0
         # What waits for a peer that does not read is of no use to it once it does.
         self._says.sndhwm = self._hears.rcvhwm = 100
@@ -68,6 +92,9 @@ class BinaryStar(Shell[BinaryStarCore]):
         self._reach_again(self.core.config)
         self._warned = False
         try:
+            self._keys.protect(bind)
+            if self._access is not None:
+                self._access.prepare(self._says, bind)
             self.endpoint = sockets.bind(self._says, bind)
             """Where this server is heard, with its real port."""
             if peer is not None:
@@ -90,7 +117,7 @@ class BinaryStar(Shell[BinaryStarCore]):
 
     def serve(self, handler: Handler, endpoint: str, *, jobs: int = 1) -> str:
         """Answer clients here while active; the endpoint with its real port comes back."""
-        self._server = Server(handler, jobs=jobs, admit=self.core.vote, loop=self.loop)
+        self._server = Server(handler, jobs=jobs, admit=self.core.vote, loop=self.loop, key=self._keys)
         return self._server.bind(endpoint)
 
     def vote(self) -> bool:
@@ -144,6 +171,11 @@ class BinaryStar(Shell[BinaryStarCore]):
     def close(self) -> None:
         self._says.close()
         self._hears.close()
+        if self._access is not None:
+            self._access.close()
+
+    def _settle(self) -> None:
+        """Nobody looks at connections here: nothing is read from them."""
 
 
 class BinaryStarClient(LazyPirate):

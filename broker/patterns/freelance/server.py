@@ -6,10 +6,13 @@ import errno
 import re
 import socket
 import time
+from collections.abc import Iterable
 from ipaddress import ip_address
+from pathlib import Path
 
 from broker.errors import EndpointError, UsageError
 from broker.handlers import Handler
+from broker.io.guarded_router import ServerKey, ServerKeys, server_keys
 from broker.patterns.request_reply.server import Server
 
 WAYS = {1: "plain", 2: "numbered", 3: "flp"}
@@ -33,20 +36,31 @@ class NotPublic(UsageError):
         self.why = why
 
 
-def freelance_server(handler: Handler, endpoint: str, *, model: int = 3, public: str = "", jobs: int = 1) -> Server:
+def freelance_server(
+    handler: Handler,
+    endpoint: str,
+    *,
+    model: int = 3,
+    public: str = "",
+    jobs: int = 1,
+    key: ServerKey = None,
+    allow: Iterable[str | Path] = (),
+    open: bool = False,
+) -> Server:
     """A server for clients of one of the models, listening at `endpoint`.
 
     In model 3 clients address it by the endpoint that they connect to: `public` is that one, if it is not `endpoint`.
     Without `public`, any free port and the name of a network card stand for what they turn out to be.
-    Raises NotPublic, EndpointError.
+    `key`, `allow`, `open`: as of `Server`; clients know all servers by the same key. Raises NotPublic, EndpointError.
     """
+    keys = server_keys(key, allow, open=open)
     if model not in WAYS:
         raise UsageError(f"model is {model}; it must be 1, 2 or 3")
     if model == 3 and not public:
-        endpoint = public = _resolved(endpoint)
+        endpoint = public = _resolved(endpoint, keys)
     if model == 3 and (why := _private(public)):
         raise NotPublic(public, why)
-    server = Server(handler, way=WAYS[model], jobs=jobs, identity=public if model == 3 else None)
+    server = Server(handler, way=WAYS[model], jobs=jobs, identity=public if model == 3 else None, key=keys)
     try:
         _bind(server, endpoint)
     except EndpointError:
@@ -55,12 +69,12 @@ def freelance_server(handler: Handler, endpoint: str, *, model: int = 3, public:
     return server
 
 
-def _resolved(endpoint: str) -> str:
+def _resolved(endpoint: str, keys: ServerKeys) -> str:
     """The endpoint with its real port, and its address if it names a network card."""
     match = _TCP.fullmatch(endpoint)
-    if match is None or (match[2] not in ("*", "0") and not _is_card(match[1])):
+    if match is None or _is_everywhere(match[1]) or (match[2] not in ("*", "0") and not _is_card(match[1])):
         return endpoint
-    probe = Server(lambda frames: frames)
+    probe = Server(lambda frames: frames, key=keys)
     try:
         address, _, port = probe.bind(endpoint).rpartition(":")
     finally:
@@ -77,7 +91,7 @@ def _private(endpoint: str) -> str:
     match = _TCP.fullmatch(endpoint)
     if match is None:
         return "is not an endpoint"
-    if match[1] == "*" or _is_everywhere(match[1]):
+    if _is_everywhere(match[1]):
         return "is no address to connect to"
     if match[2] in ("*", "0"):
         return "has no certain port"
@@ -88,7 +102,7 @@ def _is_everywhere(host: str) -> bool:
     try:
         return ip_address(host.strip("[]")).is_unspecified
     except ValueError:
-        return host == "0"
+        return host in ("*", "0")
 
 
 def _is_card(host: str) -> bool:

@@ -18,7 +18,7 @@ from broker.core.client import ReplyEvent
 from broker.core.endpoints import Servers
 from broker.core.mdp import Frames, service_fault
 from broker.core.worker import WorkerSession
-from broker.errors import UsageError
+from broker.errors import Means, UsageError
 from broker.io.dealer import Dealer
 from broker.io.exposure import protect
 from broker.patterns.generaldomo.core import DomoSession
@@ -37,13 +37,15 @@ class GeneraldomoBroker(Broker):
     broker.run()
     """
 
+    _means = Means.NONE
+
     def __init__(self, config: BrokerConfig | None = None, *, version: str = "", open: bool = False) -> None:
         super().__init__(config, version=version, open=open)
         self._servers: list[ServerSocket] = []
 
     def bind_server(self, endpoint: str) -> str:
         """Listen to CLIENT sockets, before the broker runs; the endpoint with its real port comes back."""
-        protect(endpoint, open=self._open)
+        protect(endpoint, open=self._open, by=self._means)
         server = ServerSocket(self)
         bound = server.open(endpoint)
         self._servers.append(server)

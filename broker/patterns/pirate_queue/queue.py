@@ -8,6 +8,7 @@ connection, after a wait that doubles up to 32 s.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import zmq
@@ -18,7 +19,7 @@ from broker.core.worker import WorkerSession
 from broker.handlers import Handler
 from broker.io.channels import Shell
 from broker.io.curve import Key
-from broker.io.router import Router
+from broker.io.guarded_router import GuardedRouter, ServerKey, server_keys
 from broker.io.sockets import DRAIN_LIMIT
 from broker.patterns.pirate_queue.core import (
     CLIENT,
@@ -42,18 +43,28 @@ class PirateQueue(Shell[PirateQueueCore]):
     dialect: PirateDialect
     """Of the workers."""
 
-    def __init__(self, config: QueueConfig | None = None) -> None:
+    def __init__(
+        self,
+        config: QueueConfig | None = None,
+        *,
+        key: ServerKey = None,
+        allow: Iterable[str | Path] = (),
+        open: bool = False,
+    ) -> None:
+        """`key`, `allow`, `open`: as of `Server`; for clients and workers."""
+        keys = server_keys(key, allow, open=open)
         super().__init__(PirateQueueCore(config, dialect=self.dialect, now=time.monotonic()))
         # Workers first: what they say makes room.
-        self._sides = {side: Router(zmq.Context.instance()) for side in (WORKER, CLIENT)}
+        self._guarded = {side: GuardedRouter(self.loop, keys) for side in (WORKER, CLIENT)}
+        self._sides = {side: guarded.router for side, guarded in self._guarded.items()}
 
     def bind_clients(self, endpoint: str) -> str:
         """Listen to clients, before the queue runs; the endpoint with its real port comes back."""
-        return self._sides[CLIENT].bind(endpoint)
+        return self._guarded[CLIENT].bind(endpoint)
 
     def bind_workers(self, endpoint: str) -> str:
         """Listen to workers, before the queue runs; the endpoint with its real port comes back."""
-        return self._sides[WORKER].bind(endpoint)
+        return self._guarded[WORKER].bind(endpoint)
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
         return [router.socket for router in self._sides.values()]
@@ -65,7 +76,8 @@ class PirateQueue(Shell[PirateQueueCore]):
                 if (frames := router.receive()) is None:
                     more = more or router.skipping
                     break
-                self.core.receive(At(side, frames[0]), frames[1:], now)
+                if frames:
+                    self.core.receive(At(side, frames[0]), frames[1:], now)
             else:
                 more = True
         return more
@@ -74,10 +86,6 @@ class PirateQueue(Shell[PirateQueueCore]):
         """Send until there is nothing more: what one worker could not be sent goes to another."""
         while output := self.core.take_output():
             self._send(output, now)
-
-    def close(self) -> None:
-        for router in self._sides.values():
-            router.close()
 
     def _send(self, output: list[Output], now: float) -> None:
         for peer, frames in output:

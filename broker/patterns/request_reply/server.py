@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import zmq
 
@@ -16,8 +17,8 @@ from broker.core.mdp import Frames, error_body, joined
 from broker.errors import RemoteError, UsageError
 from broker.handlers import Handler, HandlerThreads, error_frames, execute, failure
 from broker.io.channels import Shell
+from broker.io.guarded_router import GuardedRouter, ServerKey, server_keys
 from broker.io.loop import Loop
-from broker.io.router import Router
 from broker.patterns.idempotent.core import Superseded
 from broker.patterns.request_reply.core import ClientRequest, Replier
 
@@ -47,18 +48,26 @@ class Server(Shell[Replier]):
         identity: str | None = None,
         admit: Callable[[float], bool] | None = None,
         loop: Loop | None = None,
+        key: ServerKey = None,
+        allow: Iterable[str | Path] = (),
+        open: bool = False,
     ) -> None:
         """`way`: plain, numbered or flp; `jobs`: requests handled at a time; `identity`: of the socket (RFC 10).
 
         `admit` may refuse requests, see `Replier`. With a `loop` the server is a channel of that one, and whoever
         runs the loop stops it.
+
+        `key`: the server's secret key file; `allow`: the public keys of those who may connect then, in files or in Z85.
+        Without, it listens where other machines can connect only if it is `open`.
         """
+        keys = server_keys(key, allow, open=open)
         if jobs < 1:
             raise UsageError(f"jobs is {jobs}; it must be 1 or more")
         super().__init__(Replier(way, *([admit] if admit else [])), loop)
         self._handler = handler
         self._handlers = HandlerThreads(jobs)
-        self._router = Router(zmq.Context.instance())
+        self._guarded = GuardedRouter(self.loop, keys)
+        self._router = self._guarded.router
         if identity is not None:
             self._router.socket.routing_id = identity.encode()
         self.endpoints: tuple[str, ...] = ()
@@ -69,8 +78,9 @@ class Server(Shell[Replier]):
         self._polled = True
 
     def bind(self, endpoint: str) -> str:
-        """Listen on one more endpoint, before the server runs; the endpoint with its real port comes back."""
-        bound = self._router.bind(endpoint)
+        """Listen on one more endpoint, before the server runs; the endpoint with its real port comes back. Raises
+        Unprotected for one that other machines can reach, without keys."""
+        bound = self._guarded.bind(endpoint)
         self.endpoints = (*self.endpoints, bound)
         return bound
 
@@ -89,8 +99,9 @@ class Server(Shell[Replier]):
 
     def drain(self, now: float) -> bool:
         while self._wants_more and (frames := self._router.receive()) is not None:
-            self.core.receive(frames[0], frames[1:], now)
-            self._hand_over(now)
+            if frames:
+                self.core.receive(frames[0], frames[1:], now)
+                self._hand_over(now)
         return self._wants_more and self._router.skipping
 
     def flush(self, now: float) -> None:
@@ -106,7 +117,6 @@ class Server(Shell[Replier]):
 
     def close(self) -> None:
         self._handlers.end()
-        self._router.close()
 
     @property
     def _wants_more(self) -> bool:

@@ -12,8 +12,9 @@ from typing import Self
 
 from broker.client import Body, body_frames
 from broker.config import check
-from broker.errors import BrokerError, TimedOut, UsageError
+from broker.errors import BrokerError, Means, TimedOut, UsageError
 from broker.io.draft_sockets import LOOK, DraftSocket, Unreachable
+from broker.io.exposure import protect
 
 QUEUE = 1000
 """Messages that an end holds for each of the others, or from each, unless it is told otherwise."""
@@ -22,8 +23,10 @@ QUEUE = 1000
 class SharedSocket:
     """What both ends share: a socket that any threads use until it is closed."""
 
-    def __init__(self, socket: DraftSocket | ScatterSockets) -> None:
+    def __init__(self, socket: DraftSocket | ScatterSockets, *, open: bool) -> None:
+        """`open`: whether it may listen where other machines can connect. These sockets have no keys."""
         self._socket = socket
+        self._open = open
         self._state = threading.Condition()
         self._users = 0
         self._stopped = False
@@ -31,7 +34,9 @@ class SharedSocket:
         self._closed = False
 
     def bind(self, endpoint: str) -> str:
-        """Listen; the endpoint with its real port comes back. May be repeated."""
+        """Listen; the endpoint with its real port comes back. May be repeated. Raises Unprotected for one that other
+        machines can reach, unless this end is open."""
+        protect(endpoint, open=self._open, by=Means.NONE)
         return self._socket.bind(endpoint)
 
     def connect(self, endpoint: str) -> None:
@@ -112,12 +117,13 @@ class Gather(SharedSocket):
             ...
     """
 
-    def __init__(self, *, most_bytes: int = MOST_BYTES, queue: int = QUEUE) -> None:
+    def __init__(self, *, most_bytes: int = MOST_BYTES, queue: int = QUEUE, open: bool = False) -> None:
         """`most_bytes`: of a message; a peer that sends a larger one loses its connection. `queue`: messages that wait
-        here from each scattering end. Raises MissingDrafts."""
+        here from each scattering end. `open`: whether it may listen where other machines can connect. Raises
+        MissingDrafts."""
         check(queue > 0, f"queue is {queue}; it must be 1 or more")
         self._gathering = DraftSocket("GATHER", receive_queue=queue, most_bytes=most_bytes)
-        super().__init__(self._gathering)
+        super().__init__(self._gathering, open=open)
         self._stopped_at = self._came_at = float("-inf")
 
     def stop(self) -> None:
@@ -196,12 +202,13 @@ class Scatter(SharedSocket):
         scatter.send(b"hello")
     """
 
-    def __init__(self, *, queue: int = QUEUE) -> None:
-        """`queue`: messages that wait for each gathering end before `send` blocks. Raises MissingDrafts."""
+    def __init__(self, *, queue: int = QUEUE, open: bool = False) -> None:
+        """`queue`: messages that wait for each gathering end before `send` blocks. `open`: whether it may listen where
+        other machines can connect. Raises MissingDrafts."""
         check(queue > 0, f"queue is {queue}; it must be 1 or more")
         self._queue = queue
         self._sockets = ScatterSockets(queue, LOOK / 1000)
-        super().__init__(self._sockets)
+        super().__init__(self._sockets, open=open)
         self.sent = 0
         """Messages that were taken over."""
 

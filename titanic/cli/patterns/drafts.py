@@ -44,14 +44,14 @@ def generaldomo() -> None:
     bind={"help": "Where to listen for clients and workers of Majordomo."},
     bind_server={"metavar": "ENDPOINT", "help": "Where to listen for CLIENT sockets."},
 )
-def broker(bind: str, bind_server: str = SERVER) -> None:
+def broker(bind: str, bind_server: str = SERVER, *, open: bool) -> None:
     """Run the broker.
 
     \b
     Example:
       titanic pattern generaldomo broker --bind tcp://0.0.0.0:5555 --bind-server tcp://0.0.0.0:5556 --open
     """
-    here = GeneraldomoBroker(version=__version__, open=True)  # what may be open was checked
+    here = GeneraldomoBroker(version=__version__, open=open)
     run(here, f"broker at {here.bind(bind)}, for CLIENT sockets at {here.bind_server(bind_server)}")
 
 
@@ -150,7 +150,7 @@ def _before(sending: Scatter, timeout: float) -> str:
     bind={"multiple": True, "help": "Where to listen; may be given repeatedly."},
     count={**COUNT, "help": "End after N messages."},
 )
-def gather(bind: tuple[str, ...] = (GATHERS,), count: int | None = None) -> None:
+def gather(bind: tuple[str, ...] = (GATHERS,), count: int | None = None, *, open: bool) -> None:
     """Print messages, a line each, until a signal; then print what still arrives, until there is a pause.
 
     Exits with 1 when there is no pause within five seconds: messages that are under way then are lost.
@@ -159,7 +159,7 @@ def gather(bind: tuple[str, ...] = (GATHERS,), count: int | None = None) -> None
     Example:
       titanic pattern scatter-gather gather --count 3
     """
-    receiving = Gather()
+    receiving = Gather(open=open)
     ending = Ending(receiving.stop)
     say(f"gathering at {', '.join([receiving.bind(one) for one in bind])}", "serving")
     for number, message in enumerate(receiving, 1):

@@ -6,6 +6,7 @@ import logging
 
 import click
 
+from broker import Curve
 from broker.patterns import (
     BinaryStar,
     BinaryStarClient,
@@ -13,6 +14,7 @@ from broker.patterns import (
     FreelanceConfig,
     LazyPirate,
     NotPublic,
+    ServerKeys,
     Shotgun,
     StarConfig,
     freelance_server,
@@ -42,7 +44,12 @@ def freelance() -> None:
 
 @role(freelance, model={**MODEL, "help": "How to find a server; the servers must be of the same model."})
 def client(
-    body: tuple[str, ...], endpoint: tuple[str, ...], timeout: float = 1.0, retries: int = 3, model: int = 3
+    body: tuple[str, ...],
+    endpoint: tuple[str, ...],
+    curve: Curve | None,
+    timeout: float = 1.0,
+    retries: int = 3,
+    model: int = 3,
 ) -> None:
     """Send a request: each BODY is a frame, each --endpoint a server. Prints the reply; exits with 3 without one.
 
@@ -52,10 +59,10 @@ def client(
     """
     asking: LazyPirate | Shotgun | Freelance
     if model == 1:
-        asking = LazyPirate(endpoint, timeout=timeout, retries=retries)
+        asking = LazyPirate(endpoint, timeout=timeout, retries=retries, key=curve)
     else:
         config = FreelanceConfig(timeout=timeout, retries=retries)
-        asking = Shotgun(endpoint, config) if model == 2 else Freelance(endpoint, config)
+        asking = Shotgun(endpoint, config, key=curve) if model == 2 else Freelance(endpoint, config, key=curve)
     with asking:
         print_body(asking.call(*body))
 
@@ -65,7 +72,9 @@ def client(
     public={"metavar": "ENDPOINT", "help": "In model 3: the endpoint that clients connect to, if it is not --bind."},
     model={**MODEL, "help": "The model of its clients."},
 )
-def server(command: tuple[str, ...], bind: str, *, public: str = "", model: int = 3, jobs: int) -> None:
+def server(
+    command: tuple[str, ...], bind: str, *, public: str = "", keys: ServerKeys, model: int = 3, jobs: int
+) -> None:
     """Answer requests with the output of COMMAND.
 
     \b
@@ -75,7 +84,7 @@ def server(command: tuple[str, ...], bind: str, *, public: str = "", model: int 
       titanic pattern freelance server --bind tcp://0.0.0.0:5557 --public tcp://10.0.0.1:5557 --open
     """
     try:
-        here = freelance_server(handler(command), bind, model=model, public=public, jobs=jobs)
+        here = freelance_server(handler(command), bind, model=model, public=public, jobs=jobs, key=keys)
     except NotPublic as error:
         raise click.BadParameter(
             f"{error.endpoint} {error.why}; in model 3 servers have to know what clients connect to, "
@@ -111,13 +120,15 @@ def star_server(
     bind: str | None = None,
     bind_state: str | None = None,
     peer: str | None = None,
+    keys: ServerKeys,
     heartbeat: float,
     jobs: int,
 ) -> None:
     """Run one of the two: `server primary` or `server backup`. Requests are answered with the output of COMMAND.
 
     Exits with 1 when both are active, both are passive, or both were started as the same one: then an operator must
-    intervene. Before it ends, it tells its peer for four heartbeats, so that the peer ends too.
+    intervene. Before it ends, it tells its peer for four heartbeats, so that the peer ends too. If they have a key, it
+    is the same for both.
 
     \b
     Example:
@@ -131,6 +142,7 @@ def star_server(
         config=StarConfig(heartbeat),
         on_active=lambda: log.info("active: clients are answered here"),
         on_passive=lambda: log.info("passive: ready to take over"),
+        key=keys,
     )
     endpoint = star.serve(handler(command), bind or CLIENTS[which], jobs=jobs)
     run(star, f"{which} at {endpoint}, its state at {star.endpoint}")
@@ -146,6 +158,7 @@ def star_client(
     *,
     primary: str = CLIENTS["primary"],
     backup: str = CLIENTS["backup"],
+    curve: Curve | None,
     heartbeat: float,
     retries: int = 5,
 ) -> None:
@@ -155,5 +168,5 @@ def star_client(
     Example:
       titanic pattern binary-star client hello
     """
-    with BinaryStarClient(primary, backup, config=StarConfig(heartbeat), retries=retries) as asking:
+    with BinaryStarClient(primary, backup, config=StarConfig(heartbeat), retries=retries, key=curve) as asking:
         print_body(asking.call(*body))

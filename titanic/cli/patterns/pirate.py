@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import click
 
-from broker import WorkerConfig
-from broker.patterns import LazyPirate, ParanoidQueue, ParanoidWorker, QueueConfig, Server, SimpleQueue, SimpleWorker
+from broker import Curve, WorkerConfig
+from broker.patterns import (
+    LazyPirate,
+    ParanoidQueue,
+    ParanoidWorker,
+    QueueConfig,
+    Server,
+    ServerKeys,
+    SimpleQueue,
+    SimpleWorker,
+)
 from titanic.cli.patterns.roles import handler, role, run
 from titanic.cli.printing import print_body
 
@@ -27,26 +36,28 @@ def lazy_pirate() -> None:
 
 
 @role(lazy_pirate)
-def client(body: tuple[str, ...], endpoint: tuple[str, ...], timeout: float = 2.5, retries: int = 3) -> None:
+def client(
+    body: tuple[str, ...], endpoint: tuple[str, ...], curve: Curve | None, timeout: float = 2.5, retries: int = 3
+) -> None:
     """Send a request to a server: each BODY is a frame. Prints the reply; exits with 3 without one.
 
     \b
     Example:
       titanic pattern lazy-pirate client hello --timeout 1 --retries 5
     """
-    with LazyPirate(endpoint, timeout=timeout, retries=retries) as asking:
+    with LazyPirate(endpoint, timeout=timeout, retries=retries, key=curve) as asking:
         print_body(asking.call(*body))
 
 
 @role(lazy_pirate)
-def server(command: tuple[str, ...], bind: str, jobs: int) -> None:
+def server(command: tuple[str, ...], bind: str, keys: ServerKeys, jobs: int) -> None:
     """Answer requests with the output of COMMAND.
 
     \b
     Example:
       titanic pattern lazy-pirate server --jobs 4 -- tr a-z A-Z
     """
-    here = Server(handler(command), jobs=jobs)
+    here = Server(handler(command), jobs=jobs, key=keys)
     run(here, f"server at {here.bind(bind)}")
 
 
@@ -59,26 +70,26 @@ def simple_pirate() -> None:
 
 
 @role(simple_pirate, **QUEUE)
-def queue(bind: str, *, bind_workers: str = WORKERS) -> None:
+def queue(bind: str, *, bind_workers: str = WORKERS, keys: ServerKeys) -> None:
     """Run the queue.
 
     \b
     Example:
       titanic pattern simple-pirate queue --bind tcp://0.0.0.0:5555 --bind-workers tcp://0.0.0.0:5556 --open
     """
-    here = SimpleQueue()
+    here = SimpleQueue(key=keys)
     run(here, f"queue at {here.bind_clients(bind)}, for workers at {here.bind_workers(bind_workers)}")
 
 
 @role(simple_pirate, **WORKER)
-def worker(command: tuple[str, ...], *, endpoint: str = WORKERS, jobs: int) -> None:
+def worker(command: tuple[str, ...], *, endpoint: str = WORKERS, curve: Curve | None, jobs: int) -> None:
     """Work for a queue: run COMMAND for each request.
 
     \b
     Example:
       titanic pattern simple-pirate worker --jobs 4 -- tr a-z A-Z
     """
-    run(SimpleWorker(handler(command), endpoint, jobs=jobs), f"connecting to {endpoint}")
+    run(SimpleWorker(handler(command), endpoint, jobs=jobs, key=curve), f"connecting to {endpoint}")
 
 
 @click.group()
@@ -91,19 +102,21 @@ def paranoid_pirate() -> None:
 
 
 @role(paranoid_pirate, **QUEUE)
-def paranoid_queue(bind: str, *, bind_workers: str = WORKERS, heartbeat: float) -> None:
+def paranoid_queue(bind: str, *, bind_workers: str = WORKERS, keys: ServerKeys, heartbeat: float) -> None:
     """Run the queue. It may be killed and started again at any time.
 
     \b
     Example:
       titanic pattern paranoid-pirate queue --bind tcp://0.0.0.0:5555 --bind-workers tcp://0.0.0.0:5556 --open
     """
-    here = ParanoidQueue(QueueConfig(heartbeat_interval=heartbeat))
+    here = ParanoidQueue(QueueConfig(heartbeat_interval=heartbeat), key=keys)
     run(here, f"queue at {here.bind_clients(bind)}, for workers at {here.bind_workers(bind_workers)}")
 
 
 @role(paranoid_pirate, **WORKER)
-def paranoid_worker(command: tuple[str, ...], *, endpoint: str = WORKERS, heartbeat: float, jobs: int) -> None:
+def paranoid_worker(
+    command: tuple[str, ...], *, endpoint: str = WORKERS, curve: Curve | None, heartbeat: float, jobs: int
+) -> None:
     """Work for a queue: run COMMAND for each request.
 
     \b
@@ -111,4 +124,5 @@ def paranoid_worker(command: tuple[str, ...], *, endpoint: str = WORKERS, heartb
       titanic pattern paranoid-pirate worker --jobs 4 -- tr a-z A-Z
     """
     config = WorkerConfig(heartbeat_interval=heartbeat, liveness=3)
-    run(ParanoidWorker(handler(command), endpoint, jobs=jobs, config=config), f"connecting to {endpoint}")
+    here = ParanoidWorker(handler(command), endpoint, jobs=jobs, config=config, key=curve)
+    run(here, f"connecting to {endpoint}")

@@ -7,14 +7,25 @@ import inspect
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 import click
+from click.core import ParameterSource
 
-from broker import DEFAULT_ENDPOINT, is_exposed
+from broker import DEFAULT_ENDPOINT, UsageError
+from broker.patterns import server_keys
 from titanic import logs
-from titanic.cli.options import ENDPOINTS, Function, GroupedCommand, key_options, option, read_span
+from titanic.cli.options import (
+    ENDPOINTS,
+    Function,
+    GroupedCommand,
+    key_option,
+    key_options,
+    option,
+    read_span,
+    together,
+)
 from titanic.cli.running import Ending, say
 from titanic.cli.work import CommandHandler
 from titanic.protocol.tsp import Frames
@@ -51,7 +62,16 @@ OPTIONS: dict[str, Settings] = {
         "default": 1,
         "help": "Requests to work on at a time.",
     },
-    "open": {"is_flag": True, "help": "Listen where other machines can connect: patterns have no access control."},
+    "open": {
+        "is_flag": True,
+        "help": "Listen where other machines can connect, without keys: whoever does may use it.",
+    },
+    "allow": {
+        "multiple": True,
+        "metavar": "FILE|Z85",
+        "default": (),
+        "help": "Public key of somebody who may connect then; may be given repeatedly.",
+    },
     "lines": {"type": click.File("rb"), "metavar": "FILE", "help": "A message for each line; - is standard input."},
 }
 
@@ -59,17 +79,15 @@ OPTIONS: dict[str, Settings] = {
 def role(group: click.Group, **more: Settings) -> Callable[[Function], click.Command]:
     """Make a function a command of a group, which is called like the last word of the function.
 
-    Its parameters are the command's: those of ARGUMENTS, `curve` for the keys, and options. An option has the settings
-    of OPTIONS, those in `more`, and the default of the parameter, as far as there are any.
+    Its parameters are the command's: those of ARGUMENTS, `curve` for the keys of who connects, `keys` for those of who
+    listens, and options. An option has the settings of OPTIONS, those in `more`, and the default of the parameter, as
+    far as there are any.
     """
 
     def make(function: Function) -> click.Command:
-        parameters = inspect.signature(function).parameters
-        if binds := [name for name in parameters if name.startswith("bind")]:
-            function = option("--open", **OPTIONS["open"])(_guarded(function, binds))
-        for name, parameter in reversed([*parameters.items()]):
-            if name == "curve":
-                function = key_options()(function)
+        for name, parameter in reversed([*inspect.signature(function).parameters.items()]):
+            if name in KEYS:
+                function = KEYS[name](function)
                 continue
             if name in ARGUMENTS:
                 function = click.argument(name, **ARGUMENTS[name])(function)
@@ -84,21 +102,35 @@ def role(group: click.Group, **more: Settings) -> Callable[[Function], click.Com
     return make
 
 
-def _guarded(function: Function, binds: list[str]) -> Function:
-    """A role that listens where other machines can connect only with --open; `binds`: its options for that."""
+def _with_server_keys(function: Function) -> Function:
+    """Give a role its options for keys as one `keys`."""
 
     @functools.wraps(function)
-    def role(*, open: bool, **given: Any) -> Any:
-        endpoints = [given[name] for name in binds if given[name] is not None]
-        for endpoint in chain.from_iterable([one] if isinstance(one, str) else one for one in endpoints):
-            if not open and is_exposed(endpoint):
-                raise click.UsageError(
-                    f"other machines could reach {endpoint}, and patterns have no access control; bind a loopback"
-                    " address, or allow it with --open"
-                )
-        return function(**given)
+    def with_keys(*args: Any, key: Path | None, allow: tuple[str, ...], open: bool, **settings: Any) -> Any:
+        given = click.get_current_context().get_parameter_source("key")
+        if not allow and given is not ParameterSource.COMMANDLINE:
+            key = None  # the environment may have it for clients
+        try:
+            keys = server_keys(key, allow, open=open)
+        except UsageError as error:
+            raise click.UsageError(str(error)) from error
+        for name, endpoint in settings.items():
+            if name.startswith("bind") and endpoint is not None and not open:
+                keys.protect(endpoint)  # before anything is made
+        return function(*args, keys=keys, **settings)
 
-    return cast(Function, role)
+    return cast(Function, with_keys)
+
+
+KEYS: dict[str, Callable[[Function], Function]] = {
+    "curve": key_options(),
+    "keys": together(
+        key_option("This server's secret key file: who connects then needs a key that --allow names."),
+        option("--allow", **OPTIONS["allow"]),
+        option("--open", **OPTIONS["open"]),
+        _with_server_keys,
+    ),
+}
 
 
 class Runs(Protocol):

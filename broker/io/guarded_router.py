@@ -1,0 +1,120 @@
+"""The ROUTER of a pattern's server, for whoever has one of some keys; without keys, for this machine only.
+
+Patterns have keys and no users: who has a key may do everything. What a broker has for its users is taken for one user
+with all the keys: the ZAP handler, the bounds of handshakes, the refusal of peers that name themselves, the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import zmq
+
+from broker.access.keys import Keys, load_secret, public_key
+from broker.access.rules import Guard
+from broker.access.users import Access, User
+from broker.errors import Means, UsageError
+from broker.io.access_control import AccessControl
+from broker.io.channel import Channel
+from broker.io.exposure import protect
+from broker.io.loop import Loop
+from broker.io.router import ConnectionCount, Router
+
+
+class ServerKeys(NamedTuple):
+    """The key of a pattern's server, and the public keys that it lets in; or that there are none."""
+
+    own: Keys | None
+    allowed: frozenset[str]
+    open: bool
+    """Whether other machines may connect without keys."""
+
+    def protect(self, endpoint: str) -> None:
+        """Called before something listens there. Raises Unprotected when other machines could reach it, there are no
+        keys, and it is not meant to be open."""
+        if self.own is None:
+            protect(endpoint, open=self.open, by=Means.KEYS)
+
+    @property
+    def access(self) -> Access:
+        """Those who are let in."""
+        anybody = User("known")
+        return Access([anybody], dict.fromkeys(self.allowed, anybody))
+
+
+ServerKey = str | Path | ServerKeys | None
+"""A server's secret key file, or all keys at once."""
+
+
+def server_keys(key: ServerKey, allow: Iterable[str | Path] = (), *, open: bool = False) -> ServerKeys:
+    """The keys of a server: `key` is its secret key file, `allow` the public keys that it lets in, in files or in Z85.
+    `ServerKeys` are taken as they are.
+
+    Raises UsageError for one without the other, and for files that hold no such key.
+    """
+    if isinstance(key, ServerKeys):
+        return key
+    allowed = frozenset(public_key(one) for one in ((allow,) if isinstance(allow, str | Path) else allow))
+    if key is None and allowed:
+        raise UsageError(
+            "there are keys to allow, and the server has none of its own; give its secret key file as well (--key, in"
+            " Python key); `titanic keys server` makes one"
+        )
+    if key is not None and not allowed:
+        raise UsageError(
+            "the server has a key, and lets nobody in; give the public keys of its clients and workers (--allow, in"
+            " Python allow)"
+        )
+    return ServerKeys(None if key is None else load_secret(key), allowed, open)
+
+
+class GuardedRouter(Channel):
+    """Adds itself to a loop, which closes it. What its `router` receives may be no frames: of somebody whose messages
+    are not read."""
+
+    def __init__(self, loop: Loop, keys: ServerKeys) -> None:
+        self._keys = keys
+        self._access: AccessControl | None = None
+        self._peers: ConnectionCount | None = None
+        self.rests = keys.own is None
+        if keys.own is None:
+            self.router = Router(zmq.Context.instance())
+        else:
+            access = self._access = AccessControl(Guard(keys.access), keys.own, self._settle)
+            connections = access.connections
+            self.router = Router(access.context, look=connections.look, distrust=True)
+            self._peers = ConnectionCount(self.router.socket, self._connected, connections.ended, connections.accepted)
+            for channel in (access.zap, access.handshakes, access.log, self._peers):
+                loop.add(channel)
+        loop.add(self)
+
+    def bind(self, endpoint: str) -> str:
+        """Listen; the endpoint with its real port comes back. Raises EndpointError."""
+        self._keys.protect(endpoint)
+        if self._access is None:
+            return self.router.bind(endpoint)
+        self._access.prepare(self.router.socket, endpoint)
+        bound = self.router.bind(endpoint)
+        self._access.bound(endpoint, bound)
+        return bound
+
+    def flush(self, now: float) -> None:
+        if self._access is not None and self._access.connections.ends and not self.router.readable:
+            self._access.connections.forget_ended()
+
+    def close(self) -> None:
+        if self._peers is not None:
+            self._peers.close()  # first: it looks at the other
+        self.router.close()
+        if self._access is not None:
+            self._access.close()
+
+    def _connected(self, peers: int) -> None:
+        """How many there are is told nobody."""
+
+    def _settle(self) -> None:
+        """Learn of all connections that have ended."""
+        while self._peers is not None and self._peers.drain(0.0):
+            pass
