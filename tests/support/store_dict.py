@@ -95,13 +95,14 @@ class DictStore:
     """A store that is gone when its last reference is."""
 
     usable = True
+    remote = False
     batch = 1000
 
     def __init__(
         self, path=Path(), *, capacity=None, keep_closed=True, closed_body_limit=64 << 10, durability="synced"
     ):
         self.durability = durability
-        self.path = path
+        self.path, self.place = path, str(path)
         self.capacity = capacity or interface.DEFAULT_CAPACITY
         self.keep_closed, self.closed_body_limit = keep_closed, closed_body_limit
         self.ids = IdMaker(None)
@@ -141,6 +142,8 @@ class Read:
         return self
 
     def __exit__(self, *error): ...
+
+    def foresee(self, uuids, replies=False): ...
 
     # -- one request -----------------------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
         stored += f"; durability {config.durability}"
     if server.control is not None:
         stored += f"; {server.control}"
-    say(f"{way}; store {server.store.path}: {stored}", "serving")
+    say(f"{way}; store {server.store.place}: {stored}", "serving")
     serve_run.run(queue, signals, settings["metrics"], open=config.open)
 
 

@@ -70,7 +70,7 @@ class Files:
         """What is stored and what waits."""
         with self._store.read() as transaction:
             return {
-                "store": {"path": str(self._store.path), **transaction.counts()._asdict()},
+                "store": {"path": self._store.place, **transaction.counts()._asdict()},
                 "services": {name.decode(errors="replace"): count for name, count in transaction.waiting().items()},
             }
 

@@ -61,7 +61,7 @@ class Server:
             if config.broker is None:
                 self.front = IntegratedFront(config, self.control)
             else:
-                self.front = AttachedFront(config, config.broker, str(self.store.path))
+                self.front = AttachedFront(config, config.broker, self.store.place)
         except BaseException:
             self.store.discard()
             raise

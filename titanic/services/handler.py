@@ -74,7 +74,7 @@ class ServiceHandler:
             raise Forbidden(fault)
         disk_full = transaction.disk_full()
         document: dict[str, Any] = {
-            "store": {"path": str(self._store.path), **transaction.counts()._asdict()},
+            "store": {"path": self._store.place, **transaction.counts()._asdict()},
             "services": {name.decode(errors="replace"): count for name, count in transaction.waiting().items()},
             "durability": self._store.durability,
             "accepting": not (disk_full or transaction.full()),

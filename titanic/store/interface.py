@@ -27,7 +27,6 @@ accepted. Closed requests that may be dropped make way for new requests. Only a 
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -57,12 +56,14 @@ from titanic.store.states import State, Status
 class Store(Protocol):
     """An open store. Threads may share it; a transaction belongs to the thread that began it.
 
-    `path` is its directory, `capacity` is in bytes, `durability` is what its commits wait for. `batch` is how many
-    requests one transaction can change (but not accept) however full the store is, and however far apart they are in
-    it.
+    `place` tells people where it is, without a password. `remote`: transactions may wait for a network, so nobody may
+    begin one in a loop's thread; and nodes may share it, so they claim what they dispatch (`ClaimingTransaction`).
+    `capacity` is in bytes, `durability` is what its commits wait for. `batch` is how many requests one transaction can
+    change (but not accept) however full the store is, and however far apart they are in it.
     """
 
-    path: Path
+    place: str
+    remote: bool
     capacity: int
     durability: Durability
     batch: int
@@ -110,6 +111,13 @@ class ReadTransaction(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+    def foresee(self, uuids: Sequence[bytes], replies: bool = False) -> None:
+        """These requests are looked at next: a `remote` store reads all at once, in a write transaction it locks them
+        in the order of their ids, and knows then which are unknown. For others this does nothing.
+
+        `replies`: the frames of their replies as well, as far as they come to 16 MiB together.
+        """
 
     # -- one request -----------------------------------------------------------------------------------------
 
@@ -370,3 +378,22 @@ class WriteTransaction(ReadTransaction, Protocol):
         one that was archived. Raises InvalidArchive then, when no archive or another one is registered, or the number
         was never given out.
         """
+
+
+class ClaimingTransaction(WriteTransaction, Protocol):
+    """A write transaction of a `remote` store. Several nodes may share that: each dispatches what it has claimed. What
+    it has claimed goes back to all when its lease ends, or the store is closed."""
+
+    def claim(self, services: Sequence[tuple[bytes, int]], max_bytes: int) -> dict[bytes, list[ReadyRow]]:
+        """What each of these services is to do next, so many requests at most, in the order of `next_ready`: they are
+        claimed by this node now. What a node has claimed, this one too, is passed over.
+
+        Ends when the bodies come to `max_bytes`; one is returned however large it is. A service that was not looked at
+        for that reason is left out of the result; one that is there with no requests has none that are free.
+        """
+
+    def release(self, uuids: Sequence[bytes]) -> None:
+        """Give back what this node has claimed and does not execute now; what it has not claimed stays as it is."""
+
+    def release_all_but(self, uuids: Collection[bytes]) -> None:
+        """Give back all that this node has claimed, but not these: nobody knew whether a commit was done."""

@@ -75,6 +75,7 @@ class LmdbReadTransaction(Reading):
     and do not wait for anything inside.
     """
 
+    foresee = method(read.foresee)
     state = method(read.state)
     reply = method(read.reply)
     request = method(read.request)
@@ -178,11 +179,14 @@ class LmdbStore:
     """A store in LMDB (titanic/store/interface.py). With more changes than `batch`, a full store may have to refuse the
     transaction as a whole, with StoreFull."""
 
+    remote = False
+
     def __init__(
         self, path: Path, environment: Environment, lock_descriptor: int | None, made: list[Path] | None = None
     ) -> None:
         """`made`: the directories that were made for it; None: it was there before."""
         self.path = path
+        self.place = str(path)
         self._made = made
         self.capacity = environment.room.capacity
         self.durability = environment.settings.durability
