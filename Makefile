@@ -122,7 +122,7 @@ $(TOOLED): $(READY)
 # Programs and headers that tests use, and the Debian packages that have them. Without them, and without the right to install them,
 # those tests are skipped.
 TOOLS := strace:strace faketime:faketime promtool:prometheus systemd-nspawn:systemd-container debootstrap:debootstrap \
-  /usr/include/zmq.h:libzmq3-dev
+  /usr/include/zmq.h:libzmq3-dev $(or $(lastword $(wildcard /usr/lib/postgresql/*/bin/initdb)),initdb):postgresql
 tools:
 	@missing=; for tool in $(TOOLS); do \
 	    command -v "$${tool%:*}" >/dev/null || [ -e "$${tool%:*}" ] || missing="$$missing $${tool#*:}"; \
