@@ -75,7 +75,7 @@ class Desk:
 
     def wait(self, *asks: Ask) -> list[Frames]:
         """What the reader finds at its first look for a titanic.wait."""
-        service = ReadService(tsp.WAIT, self.reader.read_awaited, self._answer, shared=True)
+        service = ReadService(tsp.WAIT, self.reader.read_awaited, self._answer, shared=True, replies=True)
         self.reader.enqueue(service, asks)
         return self._await(asks)
 
@@ -99,6 +99,9 @@ class _Flag:
         self._event = event
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None: ...
+
+    def uuids(self) -> list[bytes]:
+        return []
 
     def __len__(self) -> int:
         return 0

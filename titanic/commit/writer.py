@@ -6,7 +6,8 @@ under load the batches grow by themselves, and a single message waits for nobody
 
 A light write that comes alone is committed by the thread that brings it, as long as the disk is quick: to wake the
 writer and be woken by it costs more than the sync. That thread must do other things while a slow disk syncs, and
-commits take half of its time at most.
+commits take half of its time at most. With a remote store the writer's thread has all: the network is never quick
+enough, and may fall silent.
 """
 
 from __future__ import annotations
@@ -142,6 +143,9 @@ class Write(Protocol):
     light: bool
     """Whether it changes little, and comes alone: ALONE, FEW and SMALL."""
 
+    def uuids(self) -> Sequence[bytes]:
+        """The requests that `apply` looks at, as far as it is known before."""
+
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         """Make the changes. A StoreError raised here drops the whole transaction; then each write is applied alone."""
 
@@ -170,6 +174,7 @@ class Writer:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._remote = store.remote
         self._thread: BatchThread[Write] = BatchThread("writer", self._work)
         self.start = self._thread.start
         self.call = self._thread.call
@@ -192,7 +197,13 @@ class Writer:
 
     def enqueue(self, write: Write) -> None:
         """Commit this after all that came before. One thread calls it; not inside of `committed` and `failed`."""
-        if write.light and self._pace < QUICK and self.idle and time.monotonic() - self._ended > self._pace:
+        if (
+            write.light
+            and self._pace < QUICK
+            and self.idle
+            and time.monotonic() - self._ended > self._pace
+            and not self._remote
+        ):
             self._commit([write])
             self._ended = time.monotonic()
         else:
@@ -216,6 +227,8 @@ class Writer:
         self.leaps.look(now_us)
         try:
             with self._store.write() as transaction:
+                if self._remote:
+                    transaction.foresee([uuid for write in writes for uuid in write.uuids()])
                 for at_work in writes:
                     at_work.apply(transaction, now_us)
                 at_work = None

@@ -87,7 +87,7 @@ class Dispatcher(Channel):
         """`send_answers`: to clients that wait for replies. `loop`: to run in. `most_waiters`: see `Waiters`."""
         self.core = DispatchCore(config)
         self.loop = loop
-        awaited = ReadService(WAIT, reader.read_awaited, self.replies_read, shared=True)
+        awaited = ReadService(WAIT, reader.read_awaited, self.replies_read, shared=True, replies=True)
         self.waiters = Waiters(
             send_answers, lambda asks: reader.enqueue(awaited, asks), self._is_running, reader.congested, most_waiters
         )

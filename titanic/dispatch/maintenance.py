@@ -150,6 +150,10 @@ class MaintenanceWrite:
         self._recapped = 0
         self._unchecked: bytes | None = None
 
+    def uuids(self) -> Sequence[bytes]:
+        """None: the store finds what is due."""
+        return ()
+
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         maintenance = self._maintenance
         leaps = maintenance.leaps

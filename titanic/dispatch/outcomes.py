@@ -146,6 +146,9 @@ class OutcomeWrite:
         self._without_room: list[AttemptOutcome] = []
         self.light = len(outcomes) <= FEW and sum(map(_size, outcomes)) <= SMALL
 
+    def uuids(self) -> Sequence[bytes]:
+        return [outcome.uuid for outcome in self._outcomes]
+
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         self._unchanged, self._without_room = [], []
         now = time.monotonic()

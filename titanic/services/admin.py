@@ -51,6 +51,10 @@ class AdminWrite:
         self._services: set[bytes] = set()
         self._forbidden: list[tuple[User, str, bytes]] = []
 
+    def uuids(self) -> Sequence[bytes]:
+        """None: which they are is known when the store was searched, mostly."""
+        return ()
+
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         self._begin()
         for ask in self._asks:
@@ -106,6 +110,7 @@ class AdminWrite:
             if options["do"] == "purge":
                 running = self._context.dispatcher.running()
                 uuids = [uuid for uuid in uuids if uuid not in running]
+        transaction.foresee(list(uuids))
         act = self._retry if options["do"] == "retry" else self._purge
         done = sum(act(transaction, uuid, now_us, user) for uuid in uuids)
         return {"done": done, "next": following.hex() if following else None}

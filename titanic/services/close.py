@@ -66,6 +66,11 @@ class CloseWrite:
         self._refused: dict[int, str] = {}
         self._forbidden: list[tuple[User, bytes]] = []
 
+    def uuids(self) -> Sequence[bytes]:
+        if self._items is None:
+            self._items = self._read()
+        return [uuid for _, uuid in self._items]
+
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         if self._items is None:
             self._items = self._read()

@@ -36,7 +36,10 @@ class ServiceHandler:
         self._reader = reader
         self._context = context
         reads = {tsp.REPLY: reader.read_reply, tsp.LIST: self._read_list, tsp.STATS: self._read_stats}
-        self._read_services = {name: ReadService(name, read, context.send_answers) for name, read in reads.items()}
+        self._read_services = {
+            name: ReadService(name, read, context.send_answers, replies=name == tsp.REPLY)
+            for name, read in reads.items()
+        }
         self._bytes_taken = 0
 
     @property

@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 from broker import User
@@ -31,6 +32,9 @@ PORTION = 16 << 20
 MOST_BYTES = 1 << 20
 """Bytes of frames in one answer, roughly: a summary ends when there are so many."""
 
+FORESEEN = 4096
+"""Requests of a round that a remote store reads at once; those behind them are read one by one."""
+
 MOST = 10_000
 """Asks of one peer that can be put off; more are refused."""
 
@@ -47,6 +51,8 @@ class ReadService:
     send_answers: SendAnswers
     shared: bool = False
     """Whether asks of a user with the same last frame share an answer: many clients may wait for one request."""
+    replies: bool = False
+    """Whether the last frame of an ask names requests whose replies are read."""
 
 
 Batch = tuple[ReadService, Sequence[Ask]]
@@ -100,6 +106,8 @@ class Reader:
         asks = turns.next(batches)
         try:
             with self._store.read() as transaction:
+                if self._store.remote:
+                    transaction.foresee(foreseen(turns.upcoming(batches)), replies=True)
                 for service, ask in asks:
                     key: object = None
                     if service.shared:  # not with another user: whose it is was looked up for this one
@@ -179,6 +187,16 @@ class Turns:
                 else:
                     self._put_off(service, ask)
 
+    def upcoming(self, batches: Sequence[Batch]) -> Iterator[tuple[ReadService, Ask]]:
+        """The asks that `next` would give, roughly, if each took nothing."""
+        for queue in self._later.values():
+            if not self._congested(queue[0][1]):
+                yield from queue
+        for service, batch in batches:
+            for ask in batch:
+                if ask.peer not in self._later:
+                    yield service, ask
+
     def spend(self, ask: Ask, size: int) -> None:
         """An ask took so many bytes."""
         self._spent[ask.peer] += size
@@ -200,6 +218,13 @@ class Turns:
             queue.append((service, ask))
         else:
             self._refused.append((service, ask))
+
+
+def foreseen(asks: Iterator[tuple[ReadService, Ask]]) -> list[bytes]:
+    """The requests whose replies these asks are about, the first of them."""
+    bodies = (ask.body[-1:] for service, ask in asks if service.replies)
+    uuids = chain.from_iterable(tsp.read_uuids(body) or () for body in bodies)
+    return list(dict.fromkeys(islice(uuids, FORESEEN)))
 
 
 def read_replies(

@@ -167,6 +167,10 @@ class AcceptWrite:
         self._refused.append(reason)
         self._answers.append((ask, answer))
 
+    def uuids(self) -> Sequence[bytes]:
+        """None: the requests are new."""
+        return ()
+
     def __len__(self) -> int:
         return len(self._asks)
 

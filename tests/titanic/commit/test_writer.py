@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from support.shortages import broken_disk
+from support.store_remote import RemoteStore
 from support.waiting import until
 
 from titanic.commit.writer import Writer, halves
@@ -20,8 +22,11 @@ class Put:
 
     light = True
 
-    def __init__(self, store: Store, *, fails_with: Exception | None = None, size: int = 1) -> None:
+    def __init__(
+        self, store: Store, *, fails_with: Exception | None = None, size: int = 1, looks_at: Sequence[bytes] = ()
+    ) -> None:
         self.store = store
+        self.looks_at = looks_at
         self.error = fails_with
         self.size = size
         self.uuid = b""
@@ -31,6 +36,9 @@ class Put:
         (self.uuid,) = transaction.accept_many([NewRequest(b"echo", [bytes(self.size)])], now_us)
         if self.error is not None:
             raise self.error
+
+    def uuids(self) -> Sequence[bytes]:
+        return self.looks_at
 
     def __len__(self) -> int:
         return 1
@@ -126,6 +134,9 @@ class Pile:
     def apply(self, transaction: LmdbWriteTransaction, now_us: int) -> None:
         if len(self.items) > 2:
             raise StoreFull(1, 1)
+
+    def uuids(self) -> list[bytes]:
+        return []
 
     def __len__(self) -> int:
         return len(self.items)
@@ -236,3 +247,26 @@ def test_what_comes_after_something_that_waits_waits_for_it(store: Store, monkey
     writer.stop()
     assert (heavy.thread, light.thread) == ("writer", "writer")
     assert heavy.uuid < light.uuid
+
+
+def test_the_network_is_never_waited_for_where_a_write_comes_from() -> None:
+    store = RemoteStore()
+    writer = Writer(store)
+    writer.start()
+    writes = [Put(store) for _ in range(20)]
+    store.loops.add(threading.get_ident())
+    for write in writes:
+        done = threading.Event()
+        writer.enqueue(write)
+        writer.call(done.set)
+        assert done.wait(30)
+    writer.stop()
+    assert all(write.heard == ["committed"] for write in writes)
+
+
+def test_all_that_a_commit_looks_at_is_foreseen_at_once() -> None:
+    store = RemoteStore()
+    uuids = [bytes([number]) * 16 for number in range(4)]
+    writes = [Put(store, looks_at=uuids[:1]), Put(store), Put(store, looks_at=uuids[1:])]
+    run(store, writes)
+    assert store.foreseen == [(uuids, False)]
