@@ -1,16 +1,43 @@
-"""The engines that tests run with, where all must do the same: LMDB, and the dicts of store_dict.py."""
+"""The engines that tests run with, where all must do the same: LMDB, the dicts of store_dict.py, PostgreSQL."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import pytest
+from support import postgres
 from support.store_dict import DictStore
 
 from titanic.store import Store, open_store
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 
+POSTGRES = False
+"""Whether tests run with PostgreSQL, too."""
+
+_databases: dict[Path, str] = {}
+
+
+def open_postgres(path: Path, **settings: Any) -> Store:
+    """Opens a store in a database that stands for this path: another one for each, and the same one again."""
+    if path not in _databases:
+        _databases[path] = postgres.shared_server().new_database()
+    return open_store(postgres.shared_server().url(_databases[path]), **settings)
+
+
+def forget_databases() -> None:
+    """The test has ended: nobody needs its databases."""
+    while _databases:
+        postgres.shared_server().drop_database(_databases.popitem()[1])
+
+
 ENGINES: dict[str, Callable[..., Store]] = {"lmdb": open_store, "dict": DictStore}
+if POSTGRES:
+    ENGINES["postgres"] = open_postgres
+
+PARAMETERS = [pytest.param(name, marks=postgres.needs_postgres if name == "postgres" else ()) for name in ENGINES]
 
 
 def is_sound(store: Store) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.serving import settings_of
-from support.store_engines import ENGINES, is_sound
+from support.store_engines import ENGINES, PARAMETERS, forget_databases, is_sound
 
 from titanic.store import Store
 from titanic.store.lmdb.store import LmdbStore
@@ -18,14 +18,15 @@ from titanic.store.lmdb.store import LmdbStore
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "engine" in metafunc.fixturenames:
-        names = ["lmdb"] if metafunc.definition.get_closest_marker("lmdb") else list(ENGINES)
+        names = ["lmdb"] if metafunc.definition.get_closest_marker("lmdb") else PARAMETERS
         metafunc.parametrize("engine", names, indirect=True)
 
 
 @pytest.fixture
-def engine(request: pytest.FixtureRequest) -> Callable[..., Store]:
+def engine(request: pytest.FixtureRequest) -> Iterator[Callable[..., Store]]:
     """Opens a store, as `open_store` does. A test or a file that uses it runs with each engine."""
-    return ENGINES[request.param]
+    yield ENGINES[request.param]
+    forget_databases()
 
 
 @pytest.fixture

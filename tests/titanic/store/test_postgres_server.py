@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import psycopg
 import pytest
 from support.postgres import PostgresServer, needs_postgres, new_server, shared_server
+from support.postgres_pair import new_pair
 from support.processes import ROOT
 from support.waiting import until
 
@@ -78,3 +80,31 @@ def test_it_ends_with_the_process_that_started_it() -> None:
         until(lambda: not Path(f"/proc/{pid}").exists())
     with PostgresServer() as _:  # who comes next removes what is left
         assert not Path(folder).exists()
+
+
+def test_a_standby_has_all_that_was_committed_when_it_takes_over() -> None:
+    with new_pair() as pair:
+        name = pair.primary.new_database()
+        with psycopg.connect(pair.url(name), autocommit=True) as connection:
+            connection.execute("CREATE TABLE kept AS SELECT 1 AS number")
+            connection.execute("INSERT INTO kept VALUES (2)")
+        for number in (3, 4):  # there and back
+            pair.fail_over()
+            with psycopg.connect(pair.url(name), autocommit=True) as connection:
+                connection.execute("INSERT INTO kept VALUES (%s)", (number,))
+                assert connection.info.port == pair.primary.port
+            pair.follow()
+        assert pair.standby.sql("SELECT array_agg(number) FROM kept", database=name) == [1, 2, 3, 4]
+
+
+def test_a_commit_waits_for_the_standby() -> None:
+    with new_pair() as pair, pair.primary.connect() as connection:
+        connection.execute("CREATE TABLE kept AS SELECT 1 AS number")
+        pair.standby.pause()
+        with ThreadPoolExecutor(1) as thread:
+            done = thread.submit(connection.execute, "INSERT INTO kept VALUES (2)")
+            waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            until(lambda: pair.primary.sql(waits))
+            assert not done.done()
+            pair.standby.go_on()
+            done.result(60)
