@@ -84,6 +84,7 @@ def _request(dice: random.Random, number: int, service: str, submitted: int, *, 
         "reply_bytes": len(reply or b""),
         "request_sizes": None,
         "reply_sizes": None,
+        "owner": None,
         "schema_version": SCHEMA_VERSION,
     }
 

@@ -63,6 +63,10 @@ class _Closed:
     def error(self) -> Any:
         return self._text(self._ends[1], self._ends[2], self.header["error_size"] > 0)
 
+    def owner(self) -> Any:
+        size = self.header["owner_size"]
+        return self._text(self._ends[2], self._ends[2] + size, size > 0)
+
     def uuid(self) -> Any:
         digits = self.header["uuid"].tobytes().hex().encode()
         bounds = np.arange(self.count + 1, dtype=np.int32) * 32
@@ -148,6 +152,7 @@ _COLUMNS: dict[str, Callable[[_Closed], Any]] = {
     "reply_bytes": lambda rows: rows.size("reply"),
     "request_sizes": lambda rows: rows.sizes("request"),
     "reply_sizes": lambda rows: rows.sizes("reply"),
+    "owner": _Closed.owner,
     "schema_version": lambda rows: pa.array(np.full(rows.count, SCHEMA_VERSION, np.int32)),
     "date": _Closed.date,
 }
@@ -175,5 +180,6 @@ _WAITING: dict[str, Callable[[Description, list[bytes]], Any]] = {
     "request": lambda row, body: b"".join(body),
     "request_bytes": lambda row, body: row.body_bytes,
     "request_sizes": lambda row, body: None if len(body) == 1 else list(map(len, body)),
+    "owner": lambda row, body: row.owner.decode(errors="backslashreplace") or None,
     "schema_version": lambda row, body: SCHEMA_VERSION,
 }

@@ -19,6 +19,9 @@ from titanic_data.errors import InvalidOption, suggest
 SCHEMA_VERSION = 1
 """The version of the rows of `closed`. A column may be added before `date`; any other change takes a new number."""
 
+ADDED = ("owner",)
+"""Columns of `closed` that came later: files of an earlier version have them not, and null stands for them."""
+
 TIME = pa.timestamp("us", tz="UTC")
 _DDL = {
     pa.int64(): "BIGINT",
@@ -87,6 +90,7 @@ CLOSED = Table(
             ("reply_bytes", pa.int64()),
             ("request_sizes", pa.list_(pa.int32())),  # bytes of each frame; null: one frame
             ("reply_sizes", pa.list_(pa.int32())),
+            ("owner", pa.string()),  # the user who submitted it; null: nobody, as without access control
             ("schema_version", pa.int32()),
             ("date", pa.date32()),  # of closing, UTC
         ]
@@ -111,6 +115,7 @@ WAITING = Table(
             ("request", pa.binary()),
             ("request_bytes", pa.int64()),
             ("request_sizes", pa.list_(pa.int32())),
+            ("owner", pa.string()),
             ("schema_version", pa.int32()),
         ]
     ),

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.archiving import Crash, content, crash_at, in_ring, rows, run
+from support.archiving import Crash, content, crash_at, in_ring, rewrite, rows, run
 from support.ring import fill, ring, wait_for_room
 
 from titanic.store import open_store
@@ -174,19 +172,6 @@ def test_fewer_files(store: Path, tmp_path: Path) -> None:
     assert run(store, archive.path).rows == 0
 
 
-def rewrite(archive: Path, change: Callable[[pa.Table], pa.Table], first: int) -> None:
-    """Make the files of a range those of another version of this program."""
-    opened = Archive.open(archive)
-    (entry,) = (entry for entry in opened.entries if entry.first == first)
-    files = []
-    for known in entry.files:
-        path = opened.data / known.path
-        pq.write_table(change(pq.ParquetFile(path).read()), path)
-        files.append(replace(known, bytes=path.stat().st_size, crc32=crc32(path.read_bytes())))
-    opened.note(replace(entry, files=tuple(files)))
-    opened.load()
-
-
 def test_fewer_files_of_several_versions(store: Path, tmp_path: Path) -> None:
     """Columns may have been added: before `date`, which is in a folder's name."""
     archive = tmp_path / "archive"
@@ -210,6 +195,26 @@ def test_fewer_files_of_several_versions(store: Path, tmp_path: Path) -> None:
     run(store, archive)
     assert len(compact(Archive.open(archive))) == 1
     assert rows(archive)[100:300] == good[100:300]
+
+
+def test_an_archive_from_before_there_were_owners(store: Path, tmp_path: Path) -> None:
+    """It is read, goes on, and is compacted with what came since."""
+    archive = tmp_path / "archive"
+    run(store, archive)
+    good = rows(archive)
+    for first in (1, 101, 201):
+        rewrite(archive, lambda table: table.drop_columns(["owner"]), first=first)
+    old = [row | {"owner": None} for row in good]
+    assert rows(archive) == old
+    assert verify(Archive.open(archive)) == []
+    forget(store)
+    with open_store(store) as opened:
+        fill(opened, 50, at=300, step_us=1_200_000_000)
+    assert run(store, archive).rows == 50
+    assert verify(Archive.open(archive)) == []
+    compact(Archive.open(archive))
+    assert rows(archive) == old + in_ring(store, 301, 350)
+    assert {row["owner"] for row in rows(archive)[300:]} == {None, "shop", "eve"}
 
 
 @pytest.mark.parametrize(

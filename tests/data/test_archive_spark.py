@@ -8,12 +8,14 @@ from typing import cast
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
-from support.archiving import in_ring, read_files, rows, run
+from support.archiving import in_ring, read_files, rewrite, rows, run
 from support.cli_data import titanic_data
 from support.connect import Remote
-from support.ring import ring
+from support.ring import fill, ring
 
+from titanic.store import open_store
 from titanic_data.archive import Archive, SparkEngine, archive_frame
+from titanic_data.store_reader import forget
 from titanic_data.tables import CLOSED
 
 
@@ -38,3 +40,20 @@ def test_an_archive_by_spark_connect(spark: SparkSession, tmp_path: Path) -> Non
     assert run(store, archive, SparkEngine(remote)).rows == 20
     assert rows(archive) == in_ring(store, 1, 20)
     assert archive_frame(remote, archive).count() == 20
+
+
+def test_files_from_before_there_were_owners(spark: SparkSession, tmp_path: Path) -> None:
+    """An archive that has them beside newer ones, and a file alone."""
+    store, archive = ring(tmp_path / "store", 20), tmp_path / "archive"
+    run(store, archive)
+    rewrite(archive, lambda table: table.drop_columns(["owner"]), first=1)
+    forget(store)
+    with open_store(store) as opened:
+        fill(opened, 20, at=20)
+    run(store, archive, SparkEngine(spark))
+    found = {row.seq: row.owner for row in archive_frame(spark, archive).select("seq", "owner").collect()}
+    assert found == dict.fromkeys(range(1, 21)) | {row["seq"]: row["owner"] for row in in_ring(store, 21, 40)}
+    assert "shop" in found.values()
+    whole = tmp_path / "closed.parquet"
+    pq.write_table(read_files(Archive.open(archive).files()).drop_columns(["owner"]), whole)
+    assert len(titanic_data("report", "bodies", "--parquet", whole, "--json").json) > 0

@@ -59,10 +59,12 @@ def test_every_row_is_what_the_ring_has(spark: SparkSession, store: Path, entrie
             assert frames(row.reply, row.reply_sizes) == entry.reply
         assert (row.request_bytes, row.reply_bytes) == (entry.request_bytes, entry.reply_bytes)
         assert row.error == (entry.error or None)
+        assert row.owner == (entry.owner.decode() or None)
         assert (row.priority, row.unclaimed, row.schema_version) == (entry.priority, entry.unclaimed, 1)
         assert str(row.date) == row.closed_at.strftime("%Y-%m-%d")
     assert {row.status for row in rows} == {"ok", "failed", "expired", "cancelled"}
     assert any(row.request is None for row in rows)
+    assert {row.owner for row in rows} == {None, "shop", "eve"}
     assert {len(row.request_sizes) for row in rows if row.request_sizes is not None} == {0, 3}
 
 
@@ -132,7 +134,8 @@ def test_what_waits(spark: SparkSession, tmp_path: Path) -> None:
     with open_store(tmp_path / "store") as store:
         with store.write() as txn:
             requests = [NewRequest(b"later", [b"%d" % n], key=b"k%d" % n, key_until=BEGIN * 2) for n in range(250)]
-            requests.append(NewRequest(b"delayed", [b"a", b"b"], not_before=BEGIN * 2, expires_at=BEGIN * 3))
+            times = {"not_before": BEGIN * 2, "expires_at": BEGIN * 3}
+            requests.append(NewRequest(b"delayed", [b"a", b"b"], owner=b"shop", **times))
             uuids = txn.accept_many(requests, BEGIN)
             txn.finish(uuids[7], Status.DONE, [b"done"], attempts=1, dispatched_at=BEGIN, finished_at=BEGIN)
             txn.close(uuids[8], BEGIN)
@@ -144,6 +147,7 @@ def test_what_waits(spark: SparkSession, tmp_path: Path) -> None:
     assert (first.service, first.state, first.request, first.request_sizes) == ("later", "waiting", b"0", None)
     assert (first.idempotency_key, first.due_at, micros(first.submitted_at)) == ("k0", None, BEGIN)
     assert (last.state, last.request, last.request_sizes) == ("delayed", b"ab", [1, 1])
+    assert (first.owner, last.owner) == (None, "shop")
     assert (micros(last.due_at), micros(last.expires_at)) == (BEGIN * 2, BEGIN * 3)
 
 

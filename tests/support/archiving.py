@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from titanic_data.archive import Archive, Archiver, Engine, PyArrowEngine, Queue, Summary
 from titanic_data.archive.engines import rows_of
@@ -47,6 +50,19 @@ def read_files(files: Sequence[Path]) -> Any:
     """The rows of some files, with their date, as one table."""
     tables = [rows_of(file.read_bytes(), file).select(CLOSED.schema.names) for file in files]
     return pa.concat_tables(tables) if tables else CLOSED.schema.empty_table()
+
+
+def rewrite(archive: Path, change: Callable[[pa.Table], pa.Table], first: int) -> None:
+    """Make the files of a range those of another version of this program."""
+    opened = Archive.open(archive)
+    (entry,) = (entry for entry in opened.entries if entry.first == first)
+    files = []
+    for known in entry.files:
+        path = opened.data / known.path
+        pq.write_table(change(pq.ParquetFile(path).read()), path)
+        files.append(replace(known, bytes=path.stat().st_size, crc32=crc32(path.read_bytes())))
+    opened.note(replace(entry, files=tuple(files)))
+    opened.load()
 
 
 def content(folder: Path) -> dict[str, bytes]:
