@@ -6,12 +6,18 @@ Public are the names that interface.py, records.py and states.py define, and the
 from __future__ import annotations
 
 import os
+from typing import cast
 
 from titanic.store.interface import *  # noqa: F403
 from titanic.store.interface import Store
 from titanic.store.records import *  # noqa: F403
 from titanic.store.records import Durability
 from titanic.store.states import *  # noqa: F403
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether it is the URL of a database, and not a directory."""
+    return str(path).startswith(("postgresql://", "postgres://"))
 
 
 def open_store(
@@ -24,7 +30,8 @@ def open_store(
     drop_unarchived: bool = False,
     durability: Durability = "synced",
 ) -> Store:
-    """Open the store in the directory `path`, and create both if they aren't there.
+    """Open the store in the directory `path`, and create both if they aren't there. A `path` that begins with
+    postgresql:// is the URL of a database of PostgreSQL: the store is in it, and only its tables are made.
 
     `capacity` is what the store never exceeds on the disk, in bytes; None: as it was, or DEFAULT_CAPACITY. A higher one
     than before simply works. With a lower one than it has, the store keeps its size, and nothing is accepted until what
@@ -40,6 +47,18 @@ def open_store(
 
     Raises CapacityTooSmall, NotInMemory, StoreUnwritable, NotAStore, StoreLocked, StoreTooNew or StoreCorrupt.
     """
+    if is_url(path):
+        from titanic.store.postgres.store import PostgresStore
+
+        store = PostgresStore.open(
+            str(path),
+            capacity=capacity,
+            keep_closed=keep_closed,
+            closed_body_limit=closed_body_limit,
+            drop_unarchived=drop_unarchived,
+            durability=durability,
+        )
+        return cast(Store, store)
     from titanic.store.lmdb.store import LmdbStore  # only who opens a store waits for the engine's import
 
     return LmdbStore.open(

@@ -1,0 +1,1 @@
+"""The engine of the store on PostgreSQL. Start reading at store.py."""

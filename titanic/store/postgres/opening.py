@@ -1,0 +1,68 @@
+"""Opening a store: reach the database, see that it is safe, and make its tables or bring them to today's format."""
+
+from __future__ import annotations
+
+import logging
+
+import psycopg
+
+from titanic.errors import StoreFailed, StoreUnwritable
+from titanic.store.postgres import schema
+from titanic.store.postgres.connection import warn
+from titanic.store.postgres.pool import Pool
+from titanic.store.postgres.postgres_errors import reason_of
+from titanic.store.postgres.transaction import Settings
+from titanic.util.ids import IdMaker
+
+log = logging.getLogger(__name__)
+
+
+def prepare(pool: Pool) -> bool:
+    """Have the tables as they must be. True when they were made now. Raises StoreUnwritable, StoreTooNew, NotAStore."""
+    try:
+        session = pool.take()
+    except StoreFailed as error:
+        what = f"the store in {pool.place} can't be opened"
+        raise StoreUnwritable(what, error.fact, "start PostgreSQL, or correct the URL") from error
+    try:
+        made = schema.prepare(session.connection, pool.place)
+    except psycopg.Error as error:
+        what = f"the store in {pool.place} can't be written"
+        raise StoreUnwritable(what, reason_of(error), "let its user create a schema in the database") from error
+    finally:
+        pool.drop(session)  # what it knows of the database may be from before the tables were made
+    warn(session, pool.durability, pool.place)
+    return made
+
+
+def set_up(pool: Pool, settings: Settings, capacity: int | None) -> tuple[int, IdMaker]:
+    """Note the capacity, if one is given, and have a row for this node's counters. Returns the capacity that counts,
+    and the maker of ids, which begins above those that are there."""
+    session = pool.take()
+    connection = session.connection
+    try:
+        with connection.pipeline():
+            if capacity is not None:
+                connection.execute("UPDATE meta SET capacity = %s WHERE capacity <> %s", [capacity, capacity])
+            connection.execute("INSERT INTO usage (shard) VALUES (%s) ON CONFLICT DO NOTHING", [settings.shard])
+            of_meta = connection.execute("SELECT capacity FROM meta")
+            last = connection.execute("SELECT uuid FROM request ORDER BY uuid DESC LIMIT 1", binary=True)
+        row, newest = of_meta.fetchone(), last.fetchone()
+        assert row is not None
+        return row[0], IdMaker(newest[0] if newest else None)
+    except psycopg.Error as error:
+        what = f"the store in {pool.place} can't be opened"
+        raise StoreUnwritable(what, reason_of(error), "look at the log of PostgreSQL") from error
+    finally:
+        pool.give(session)
+
+
+def remove_untouched(pool: Pool) -> None:
+    """Drop the tables if nothing was ever stored in them, and nobody else uses them."""
+    session = pool.take()
+    try:
+        schema.remove_untouched(session.connection)
+    except psycopg.Error as error:
+        log.warning("the tables in %s stay, although nothing was stored: %s", pool.place, reason_of(error))
+    finally:
+        pool.drop(session)

@@ -1,0 +1,98 @@
+"""The connections of a store: those that nobody uses now, and what is known of a server that is away.
+
+A transaction has a connection to itself. When the server is away, one caller a second tries to connect, and all others
+fail at once with the reason; so nobody waits for a server that is not there, and all goes on by itself when it is.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+import psycopg
+
+from titanic.errors import StoreError, StoreFailed
+from titanic.store.postgres.connection import Session, Unsafe, connect, parse, place_of
+from titanic.store.postgres.postgres_errors import reason_of, unreachable
+from titanic.store.records import Durability
+
+AGAIN = 1.0
+"""Seconds between attempts to reach a server that is away."""
+
+_IDLE = 8
+"""Connections that are kept for later, at most."""
+
+
+class Pool:
+    """Any thread may take a connection and give it back. `place` is the database's, for people."""
+
+    def __init__(self, url: str, durability: Durability) -> None:
+        self.place = place_of(url)
+        self.durability = durability
+        self._parameters = parse(url)
+        self._lock = threading.Lock()
+        self._idle: list[Session] = []
+        self._reason = ""  # why the server is away; empty: it is not, as far as is known
+        self._next = 0.0  # when it may be tried again, by the monotonic clock
+        self.closed = False
+
+    def take(self) -> Session:
+        """A connection, which may be broken when it was not used for a while. Raises StoreFailed."""
+        with self._lock:
+            if self.closed:
+                raise StoreFailed(f"the store in {self.place} is closed", "", "open it again")
+            while self._idle:
+                session = self._idle.pop()
+                if not session.connection.closed:
+                    return session
+            if self._reason:
+                if time.monotonic() < self._next:
+                    raise unreachable(self.place, self._reason)
+                self._next = math.inf  # others fail while this one tries
+        return self._connect()
+
+    def give(self, session: Session) -> None:
+        """Give back a connection that is in no transaction."""
+        with self._lock:
+            if not self.closed and len(self._idle) < _IDLE and not session.connection.closed:
+                self._idle.append(session)
+                return
+        session.connection.close()
+
+    def drop(self, session: Session) -> None:
+        """This connection is broken, and so may be those that nobody uses."""
+        with self._lock:
+            dropped, self._idle = [session, *self._idle], []
+        for one in dropped:
+            one.connection.close()
+
+    def close(self) -> None:
+        """Close those that nobody uses, and the others when they are given back."""
+        with self._lock:
+            self.closed = True
+            dropped, self._idle = self._idle, []
+        for one in dropped:
+            one.connection.close()
+
+    def _connect(self) -> Session:
+        try:
+            session = connect(self._parameters, self.durability)
+        except (psycopg.Error, Unsafe) as error:
+            reason = error.fact if isinstance(error, Unsafe) else reason_of(error)
+            self._note(reason or "it does not answer", time.monotonic() + AGAIN)
+            raise self._refused(error, reason) from error
+        except BaseException:
+            self._note(self._reason, 0.0)
+            raise
+        self._note("", 0.0)
+        return session
+
+    def _note(self, reason: str, next_: float) -> None:
+        with self._lock:
+            self._reason, self._next = reason, next_
+
+    def _refused(self, error: Exception, reason: str) -> StoreError:
+        if isinstance(error, Unsafe):
+            return StoreFailed(f"the database {self.place} is not safe to use", reason, error.advice)
+        return unreachable(self.place, reason)

@@ -1,0 +1,63 @@
+"""PostgreSQL's errors, turned into the store's own."""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import errors
+
+from titanic.errors import DiskFull, StoreCorrupt, StoreError, StoreFailed
+
+KEPT_NOTHING = "nothing was kept of the transaction"
+
+_DISK_FULL = "53100"
+_READ_ONLY = "25006"
+_DEADLOCKS = ("40001", "40P01")
+_DAMAGE = ("XX001", "XX002")
+_AWAY = ("08", "57P", "53300")
+"""SQLSTATEs, or how they begin, of a server that ends, begins, or has no place for us."""
+
+
+def is_away(error: psycopg.Error) -> bool:
+    """Whether the server is at fault, or the way there, and another connection may find it well."""
+    state = error.sqlstate
+    if state is None:
+        return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+    return state == _READ_ONLY or state.startswith(_AWAY)
+
+
+def is_deadlock(error: psycopg.Error) -> bool:
+    """Whether the transaction was chosen to make way for another one."""
+    return error.sqlstate in _DEADLOCKS
+
+
+def reason_of(error: psycopg.Error) -> str:
+    """What the server or libpq says, in one line. Never what a statement was given."""
+    text = error.diag.message_primary or str(error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def translate(error: psycopg.Error, place: str) -> StoreError:
+    """The exception to raise in place of `error`, which a transaction has met before its COMMIT was sent."""
+    reason = reason_of(error)
+    if error.sqlstate == _DISK_FULL:
+        return DiskFull(f"the disk of the database {place} is full", reason, f"{KEPT_NOTHING}; make room")
+    if error.sqlstate in _DAMAGE:
+        return StoreCorrupt(f"the database {place} is damaged", reason, "restore it from a backup")
+    if error.sqlstate == _READ_ONLY:
+        return StoreFailed(f"the database {place} can't be written", reason, f"{KEPT_NOTHING}; look for the primary")
+    if is_away(error):
+        return unreachable(place, reason)
+    if isinstance(error, errors.QueryCanceled):
+        return StoreFailed(f"the database {place} is too slow", reason, f"{KEPT_NOTHING}; look at its load and locks")
+    return StoreFailed(f"the database {place} failed", reason, f"{KEPT_NOTHING}; look at its log")
+
+
+def unreachable(place: str, reason: str) -> StoreFailed:
+    """Nothing can be done now; as soon as the server is there, all goes on."""
+    return StoreFailed(f"the database {place} can't be reached", reason, "it is tried again each second; start it")
+
+
+def unknown_outcome(place: str, error: psycopg.Error) -> StoreFailed:
+    """COMMIT was sent, and no answer came."""
+    what = f"the connection to the database {place} was lost in a commit"
+    return StoreFailed(what, reason_of(error), "it is not known whether its changes were kept; ask again")

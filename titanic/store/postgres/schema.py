@@ -1,0 +1,258 @@
+"""The tables, in the schema `titanic` of a database: one store a database. And how an older store becomes one of today.
+
+The state of a request is *where it is*, as in LMDB: every request that is not closed has one row in `request`, which
+is never updated, and one in `ready`, `later` or `reply`. What changes are narrow rows. Times are µs since the epoch,
+0 = none. Texts of clients and workers are bytea: what came is what is kept.
+
+Counters (`load`, `usage`) are counted per shard, which is a node's number, so that nodes do not wait for each other's
+row; the sum over the shards, of which there are few, is the figure.
+
+Two rules keep transactions of several nodes apart. Who takes a request from one state to another has locked its row in
+`request`, several in the order of their ids. Who gives out numbers of `closed` (which are without gaps, and in the
+order of commits) updates `meta` last of all.
+"""
+
+from __future__ import annotations
+
+from psycopg import Connection
+
+from titanic.errors import NotAStore, StoreTooNew
+from titanic.store.records import DEFAULT_CAPACITY
+
+FORMAT = 1
+"""What a node that knows another number must not touch."""
+
+PARTITION = 100_000
+"""Closed requests in a partition of `closed`. Partition n has the numbers from n times so many on."""
+
+AHEAD = 2
+"""Partitions of `closed` behind that of the last number."""
+
+_LOCK = 0x7469_7461_6E69_6300
+"""The advisory lock of those who make or change the tables: "titanic" in ASCII."""
+
+_BUSY = "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0"
+"""Rows come and go all the time."""
+_TINY = "fillfactor = 10, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0"
+"""A few rows that change with each commit."""
+
+TABLES = f"""
+CREATE SCHEMA titanic;
+
+CREATE TYPE titanic.frames AS (frames bytea[]);
+COMMENT ON TYPE titanic.frames IS 'An element of an array of lists; PostgreSQL has none of its own';
+
+CREATE TABLE titanic.meta (
+    one             boolean PRIMARY KEY DEFAULT true CHECK (one),
+    format          integer NOT NULL,
+    store_id        uuid NOT NULL DEFAULT gen_random_uuid(),
+    made_at         timestamptz NOT NULL DEFAULT now(),
+    capacity        bigint NOT NULL,
+    registered      boolean NOT NULL DEFAULT false,
+    archivist_id    uuid,
+    archivist_name  text NOT NULL DEFAULT '',
+    archived_upto   bigint NOT NULL DEFAULT 0,
+    lost            bigint NOT NULL DEFAULT 0,
+    closed_first    bigint NOT NULL DEFAULT 1,
+    closed_last     bigint NOT NULL DEFAULT 0
+) WITH ({_TINY});
+
+CREATE TABLE titanic.request (
+    uuid            uuid PRIMARY KEY,
+    service         bytea NOT NULL,
+    body            bytea[] NOT NULL,
+    body_bytes      bigint NOT NULL,
+    priority        smallint NOT NULL,
+    submitted_at    bigint NOT NULL,
+    not_before      bigint NOT NULL,
+    expires_at      bigint NOT NULL,
+    max_attempts    integer NOT NULL,
+    options         bytea NOT NULL,
+    key             bytea NOT NULL,
+    owner           bytea NOT NULL
+) WITH ({_BUSY});
+
+CREATE TABLE titanic.ready (
+    service         bytea NOT NULL,
+    rank            smallint NOT NULL,
+    uuid            uuid NOT NULL,
+    attempts        integer NOT NULL,
+    dispatched_at   bigint NOT NULL,
+    expires_at      bigint NOT NULL,
+    incarnation     bigint,
+    reason          bytea NOT NULL,
+    PRIMARY KEY (service, rank, uuid)
+) WITH (fillfactor = 70, {_BUSY});
+COMMENT ON COLUMN titanic.ready.rank IS '9 - priority';
+COMMENT ON COLUMN titanic.ready.incarnation IS 'The node that has claimed it: a row of node that must be alive';
+COMMENT ON COLUMN titanic.ready.expires_at IS 'Until when it counts now; the request has what was asked for';
+
+CREATE TABLE titanic.later (
+    uuid            uuid PRIMARY KEY,
+    due             bigint NOT NULL,
+    attempts        integer NOT NULL,
+    dispatched_at   bigint NOT NULL,
+    expires_at      bigint NOT NULL,
+    priority        smallint NOT NULL,
+    service         bytea NOT NULL,
+    reason          bytea NOT NULL
+) WITH ({_BUSY});
+CREATE INDEX later_due ON titanic.later (due, uuid);
+
+CREATE TABLE titanic.expiring (
+    expires_at      bigint NOT NULL,
+    uuid            uuid NOT NULL,
+    PRIMARY KEY (expires_at, uuid)
+) WITH ({_BUSY});
+
+CREATE TABLE titanic.reply (
+    uuid            uuid PRIMARY KEY,
+    status          smallint NOT NULL,
+    attempts        integer NOT NULL,
+    dispatched_at   bigint NOT NULL,
+    finished_at     bigint NOT NULL,
+    frames_bytes    bigint NOT NULL,
+    frames          bytea[] NOT NULL,
+    reason          bytea NOT NULL,
+    service         bytea NOT NULL,
+    owner           bytea NOT NULL
+) WITH ({_BUSY});
+COMMENT ON COLUMN titanic.reply.status IS '4 done, 5 failed, 6 expired, 7 cancelled';
+CREATE INDEX reply_replied ON titanic.reply (finished_at, uuid) WHERE status IN (4, 7);
+CREATE INDEX reply_dead ON titanic.reply (finished_at, uuid) WHERE status IN (5, 6);
+
+CREATE TABLE titanic.closed (
+    seq             bigint PRIMARY KEY,
+    uuid            uuid NOT NULL,
+    submitted_at    bigint NOT NULL,
+    dispatched_at   bigint NOT NULL,
+    replied_at      bigint NOT NULL,
+    closed_at       bigint NOT NULL,
+    request_bytes   bigint NOT NULL,
+    reply_bytes     bigint NOT NULL,
+    cost            bigint NOT NULL,
+    attempts        integer NOT NULL,
+    request_frames  integer NOT NULL,
+    reply_frames    integer NOT NULL,
+    status          smallint NOT NULL,
+    priority        smallint NOT NULL,
+    unclaimed       boolean NOT NULL,
+    service         bytea NOT NULL,
+    key             bytea NOT NULL,
+    owner           bytea NOT NULL,
+    error           bytea NOT NULL,
+    request         bytea[],
+    reply           bytea[]
+) PARTITION BY RANGE (seq);
+COMMENT ON COLUMN titanic.closed.request IS 'NULL: it was left out';
+COMMENT ON COLUMN titanic.closed.cost IS 'Bytes that count as used';
+COMMENT ON TABLE titanic.closed IS 'Those from meta.closed_first on count; earlier ones go with their partition';
+
+CREATE TABLE titanic.key (
+    owner           bytea NOT NULL,
+    key             bytea NOT NULL,
+    until           bigint NOT NULL,
+    given           bigint NOT NULL,
+    uuids           uuid[] NOT NULL,
+    PRIMARY KEY (owner, key)
+) WITH ({_BUSY});
+CREATE INDEX key_until ON titanic.key (until);
+
+CREATE TABLE titanic.load (
+    kind            "char" NOT NULL,
+    name            bytea NOT NULL,
+    shard           integer NOT NULL,
+    waiting         bigint NOT NULL,
+    bytes           bigint NOT NULL,
+    ready           bigint NOT NULL,
+    PRIMARY KEY (kind, name, shard)
+) WITH ({_TINY});
+COMMENT ON COLUMN titanic.load.kind IS 's: of a service; o: of an owner';
+COMMENT ON COLUMN titanic.load.waiting IS 'Requests that have not ended';
+COMMENT ON COLUMN titanic.load.ready IS 'Rows in ready; 0 for an owner';
+
+CREATE TABLE titanic.usage (
+    shard           integer PRIMARY KEY,
+    requests        bigint NOT NULL DEFAULT 0,
+    waiting         bigint NOT NULL DEFAULT 0,
+    delayed         bigint NOT NULL DEFAULT 0,
+    replies         bigint NOT NULL DEFAULT 0,
+    used            bigint NOT NULL DEFAULT 0
+) WITH ({_TINY});
+
+CREATE SEQUENCE titanic.incarnation;
+CREATE TABLE titanic.node (
+    incarnation     bigint PRIMARY KEY,
+    name            text NOT NULL,
+    version         text NOT NULL,
+    endpoints       text[] NOT NULL,
+    started_at      timestamptz NOT NULL DEFAULT now(),
+    lease_until     timestamptz NOT NULL,
+    services        jsonb NOT NULL DEFAULT '{{}}',
+    draining        boolean NOT NULL DEFAULT false
+) WITH ({_TINY});
+
+INSERT INTO titanic.meta (format, capacity) VALUES ({FORMAT}, {DEFAULT_CAPACITY});
+"""
+
+UPGRADES: dict[int, str] = {}
+"""What makes the tables of a format those of the next one."""
+
+
+def prepare(connection: Connection, place: str) -> bool:
+    """Make the tables, or bring them to today's format; others wait meanwhile. True when they were made now.
+
+    Raises StoreTooNew, and NotAStore when the schema is somebody else's.
+    """
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        found = connection.execute("SELECT to_regnamespace('titanic'), to_regclass('titanic.meta')").fetchone()
+        assert found is not None
+        made = found[0] is None
+        if made:
+            connection.execute(TABLES, prepare=False)
+        elif found[1] is None:
+            what = f"the database {place} has a schema 'titanic' that is not Titanic's"
+            raise NotAStore(what, "it has no table 'meta'", "choose another database")
+        else:
+            _upgrade(connection, place)
+        make_partitions(connection)
+    return made
+
+
+def _upgrade(connection: Connection, place: str) -> None:
+    row = connection.execute("SELECT format FROM titanic.meta").fetchone()
+    if row is None:
+        what = f"the database {place} has a schema 'titanic' that is not Titanic's"
+        raise NotAStore(what, "its table 'meta' is empty", "choose another database")
+    for format_ in range(row[0], FORMAT):
+        connection.execute(UPGRADES[format_])
+        connection.execute("UPDATE titanic.meta SET format = %s", [format_ + 1])
+    if row[0] > FORMAT:
+        fact = f"it has format {row[0]}, this version knows {FORMAT}"
+        raise StoreTooNew(f"the store in {place} was written by a later version of Titanic", fact, "use that version")
+
+
+def make_partitions(connection: Connection) -> None:
+    """Make the partitions of `closed` for the numbers to come, as far as they are not there."""
+    row = connection.execute("SELECT closed_last FROM titanic.meta").fetchone()
+    assert row is not None
+    number = row[0] // PARTITION
+    for n in range(number, number + 1 + AHEAD):
+        options = "autovacuum_vacuum_insert_threshold = 50000, autovacuum_vacuum_cost_delay = 0"
+        connection.execute(
+            f"CREATE TABLE IF NOT EXISTS titanic.closed_{n} PARTITION OF titanic.closed"
+            f" FOR VALUES FROM ({n * PARTITION}) TO ({(n + 1) * PARTITION}) WITH ({options})"
+        )
+
+
+def remove_untouched(connection: Connection) -> None:
+    """Drop the tables if nothing was ever stored."""
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        touched = connection.execute(
+            "SELECT closed_last > 0 OR registered OR EXISTS (SELECT 1 FROM titanic.request)"
+            " OR EXISTS (SELECT 1 FROM titanic.key) OR EXISTS (SELECT 1 FROM titanic.node) FROM titanic.meta"
+        ).fetchone()
+        if touched is not None and not touched[0]:
+            connection.execute("DROP SCHEMA titanic CASCADE")

@@ -1,0 +1,109 @@
+"""A persistent queue in a database of PostgreSQL, which several nodes may share.
+
+The tables are in schema.py. What makes the engine quick is that it says little: a batch of changes decides in Python
+from what one statement has read (`foresee`), gathers its changes, and puts all of them with a few statements that take
+arrays, in one message with COMMIT.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self
+
+from titanic.store.postgres import opening
+from titanic.store.postgres.capacity import expect_large_enough
+from titanic.store.postgres.connection import expect_durable
+from titanic.store.postgres.pool import Pool
+from titanic.store.postgres.transaction import Reading, Settings
+from titanic.store.records import Durability
+from titanic.util.ids import IdMaker
+
+
+class PostgresReadTransaction(Reading):
+    """The store as it was at the first thing that was asked of it (titanic/store/interface.py)."""
+
+
+class PostgresWriteTransaction(PostgresReadTransaction):
+    """All of the changes made in it, committed when the `with` block ends, or none (interface.py)."""
+
+
+class PostgresStore:
+    """A store in PostgreSQL (titanic/store/interface.py)."""
+
+    remote = True
+    batch = 1000
+
+    def __init__(self, pool: Pool, settings: Settings, ids: IdMaker, made: bool) -> None:
+        """`made`: whether this opening has made the tables."""
+        self.place = pool.place
+        self.capacity = settings.capacity
+        self.durability = settings.durability
+        self.pool = pool
+        self.settings = settings
+        self.ids = ids
+        self._made = made
+        self._writing = threading.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        capacity: int | None = None,
+        keep_closed: bool = True,
+        closed_body_limit: int = 64 << 10,
+        drop_unarchived: bool = False,
+        durability: Durability = "synced",
+    ) -> PostgresStore:
+        """Open the store in a database, as `titanic.store.open_store` does. It makes its tables if there are none."""
+        expect_durable(durability)
+        if capacity is not None:
+            expect_large_enough(capacity)
+        pool = Pool(url, durability)
+        try:
+            made = opening.prepare(pool)
+            settings = Settings(0, keep_closed, closed_body_limit, drop_unarchived, durability)
+            capacity, ids = opening.set_up(pool, settings, capacity)
+            return cls(pool, settings._replace(capacity=capacity), ids, made)
+        except BaseException:
+            pool.close()
+            raise
+
+    def read(self) -> PostgresReadTransaction:
+        """A transaction that sees the store as it is now."""
+        return PostgresReadTransaction(self.pool, self.settings)
+
+    def write(self) -> PostgresWriteTransaction:
+        """The one transaction of this process that can change the store."""
+        return PostgresWriteTransaction(self.pool, self.settings)
+
+    @property
+    def usable(self) -> bool:
+        """Whether transactions can begin, as soon as the server is there."""
+        return not self.pool.closed
+
+    def sync(self) -> None:
+        """Nothing: what a commit waits for is PostgreSQL's business, and what `relaxed` leaves out it writes soon."""
+
+    def reader_check(self) -> int:
+        """None: a reader that was killed has lost its connection, and PostgreSQL ends its transaction."""
+        return 0
+
+    def close(self) -> None:
+        """Close the store; its transactions must have ended. Closing again does nothing."""
+        self.pool.close()
+
+    def discard(self) -> None:
+        """Close the store. If this opening has made it, and nothing was ever kept in it, it goes."""
+        if self._made and self.usable:
+            opening.remove_untouched(self.pool)
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,117 @@
+"""A transaction: statements that see the database as it was at one moment.
+
+It begins with the first statement, in the same message, and takes its connection only then. Statements that are given
+together go together, and their answers come together: one round trip (psycopg's pipeline).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import psycopg
+from psycopg import Cursor
+
+from titanic.errors import StoreError
+from titanic.store.postgres.connection import Session
+from titanic.store.postgres.pool import Pool
+from titanic.store.postgres.postgres_errors import is_away, is_deadlock, translate
+from titanic.store.records import Durability
+
+Row = tuple[Any, ...]
+
+
+class Settings(NamedTuple):
+    """How the store was asked to behave (titanic.store.open_store says what each means). `shard` is the number under
+    which this node counts."""
+
+    capacity: int
+    keep_closed: bool = True
+    closed_body_limit: int = 64 << 10
+    drop_unarchived: bool = False
+    durability: Durability = "synced"
+    shard: int = 0
+
+
+class Statement(NamedTuple):
+    """SQL, and its parameters in order."""
+
+    text: str
+    parameters: Sequence[object] = ()
+
+
+class Reading:
+    """The store at one moment: that of its first statement."""
+
+    BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+    def __init__(self, pool: Pool, settings: Settings) -> None:
+        self.pool = pool
+        self.settings = settings
+        self.session: Session | None = None
+        """None until the first statement."""
+
+    def __enter__(self) -> Self:
+        if self.pool.closed:
+            self.pool.take()  # raises
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    def fetch(self, text: str, *parameters: object) -> list[Row]:
+        """The rows that a statement returns. Raises StoreFailed and the like."""
+        return self.fetch_all(Statement(text, parameters))[0]
+
+    def fetch_all(self, *statements: Statement) -> list[list[Row]]:
+        """The rows that each of the statements returns, which go together."""
+        return [cursor.fetchall() if cursor.description else [] for cursor in self.run(statements)]
+
+    def run(self, statements: Sequence[Statement]) -> list[Cursor[Row]]:
+        """Execute statements. The first time, a connection that turns out to be broken is replaced by another."""
+        begun = self.session is not None
+        try:
+            return self._exchange(statements)
+        except psycopg.Error as error:
+            self.leave(broken=is_away(error))
+            if begun or not (is_away(error) or is_deadlock(error)):
+                raise self.failed(error) from error
+        try:
+            return self._exchange(statements)
+        except psycopg.Error as error:
+            self.leave(broken=is_away(error))
+            raise self.failed(error) from error
+
+    def failed(self, error: psycopg.Error) -> StoreError:
+        """The exception to raise in place of psycopg's."""
+        return translate(error, self.pool.place)
+
+    def leave(self, *, broken: bool = False) -> None:
+        """Drop what was changed, and give the connection back."""
+        session, self.session = self.session, None
+        if session is None:
+            return
+        try:
+            if not broken:
+                session.connection.execute("ROLLBACK")
+                self.pool.give(session)
+                return
+        except psycopg.Error:
+            pass  # it is broken after all; what was asked of it was answered before
+        except BaseException:
+            self.pool.drop(session)
+            raise
+        self.pool.drop(session)
+
+    def _exchange(self, statements: Sequence[Statement]) -> list[Cursor[Row]]:
+        first = self.session is None
+        if self.session is None:
+            self.session = self.pool.take()
+        connection = self.session.connection
+        with connection.pipeline():
+            if first:
+                connection.execute(self.BEGIN)
+            return [connection.execute(text, given, binary=True) for text, given in statements]
