@@ -33,9 +33,6 @@ Parse = Callable[[Frames, int, bytes], "Submission"]
 _Parsed = tuple[Ask, list[NewRequest]]
 """An ask, and the requests in it."""
 
-MARGIN = 1024
-"""Bytes that the store may count for a request besides its body, its key included."""
-
 
 class AcceptWrite:
     """A batch of asks for one of the services in `PARSERS`, as one `Write`."""
@@ -155,7 +152,7 @@ class AcceptWrite:
             self._refuse(ask, "service_full", tsp.failure(f"service full: {fault}"))
         elif user is not None and (
             fault := over_limit(
-                transaction.owner_load(user.owner), user.limits, len(requests), size, f"user '{user.name}'"
+                transaction.owner_load(user.owner), user.limits, len(requests), _kept(requests), f"user '{user.name}'"
             )
         ):
             self._refuse(ask, "user_full", tsp.failure(f"user full: {fault}"))
@@ -203,6 +200,11 @@ def _has_limit(user: User) -> bool:
     return bool(user.limits.waiting or user.limits.bytes)
 
 
+def _kept(requests: Sequence[NewRequest]) -> int:
+    """Bytes that will be kept for their owner: a message of many may have more of names and keys than of bodies."""
+    return sum(request.kept for request in requests)
+
+
 def _all_fit(transaction: WriteTransaction, asks: Sequence[_Parsed]) -> bool:
     """Whether the limits of all users suffice for these, even if none is submitted again: then they need not be looked
     at one by one."""
@@ -210,15 +212,15 @@ def _all_fit(transaction: WriteTransaction, asks: Sequence[_Parsed]) -> bool:
     for ask, requests in asks:
         if ask.user is not None:
             count, size = more.get(ask.user.owner, (0, 0))
-            size += sum(len(frame) + MARGIN for request in requests for frame in request.body)
-            more[ask.user.owner] = (count + len(requests), size)
+            more[ask.user.owner] = (count + len(requests), size + _kept(requests))
     loads = {owner: transaction.owner_load(owner) for owner in more}
     users = {ask.user for ask, _ in asks if ask.user is not None}
     return not any(over_limit(loads[user.owner], user.limits, *more[user.owner], "") for user in users)
 
 
 def over_limit(load: Load, limits: ServiceLimits | UserLimits, more: int, size: int, whose: str) -> str | None:
-    """Why so many more requests of this size are too many; None: they are not."""
+    """Why so many more requests are too many, of this size: of their bodies for a service, of all that is kept for a
+    user. None: they are not."""
     if limits.waiting and load.waiting + more > limits.waiting:
         return f"{load.waiting} requests wait for {whose}; its limit is {limits.waiting}"
     if limits.bytes and load.bytes + size > limits.bytes:

@@ -18,6 +18,9 @@ Durability = Literal["synced", "relaxed", "memory"]
 power cut may take the last commit, unless `Store.sync` came behind it. `memory`: nothing; the store is in RAM."""
 DURABILITIES: tuple[Durability, ...] = ("synced", "relaxed", "memory")
 
+_HEAD, _FRAME_HEAD, _KEY_HEAD = 44, 4, 18
+"""Bytes that a store adds to a request, to each frame of its body, and to the row of its key."""
+
 
 class NewRequest(NamedTuple):
     """A request to be accepted. Times are µs since the epoch.
@@ -38,6 +41,16 @@ class NewRequest(NamedTuple):
     key_until: int = 0
     together: int = 0
     owner: bytes = b""
+
+    @property
+    def kept(self) -> int:
+        """Bytes that will be kept of it for its owner: the request, and its key by itself."""
+        size = _HEAD + len(self.service) + len(self.owner) + len(self.options)
+        size += sum(map(len, self.body)) + _FRAME_HEAD * len(self.body)
+        if self.key:
+            size += _KEY_HEAD + len(self.owner) + len(self.key) + SIZE * (self.together or 1)
+            size += 0 if self.together else len(self.key)
+        return size
 
 
 class StoredRequest(NamedTuple):

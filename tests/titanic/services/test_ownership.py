@@ -294,8 +294,24 @@ def test_bytes_of_what_has_ended_count_until_it_is_closed(desk: Desk) -> None:
     assert desk.ask(tsp.REQUEST, body, user=user)[0][0] == b"200"
 
 
+@pytest.mark.parametrize(
+    "options", [b"", b'"key": "one for all", ', b'"keys": %b, ' % json.dumps([*map(str, range(100))]).encode()]
+)
+@pytest.mark.parametrize("beside", [False, True])
+def test_many_without_a_body_take_room_as_well(desk: Desk, options: bytes, beside: bool) -> None:
+    """Each has a record, a name and a key: megabytes above the limit came in one message."""
+    user = limited(bytes=5000)
+    ask = Ask(b"{%b" % options + b'"many": true}', b"mail.send", *[b""] * 100, user=user)
+    others = [Ask(b"{}", b"mail.send", b"x", user=user)] if beside else []
+    first, *rest = desk.put(tsp.SUBMIT, ask, *others)
+    assert first[0].startswith(b"500 user full: ")
+    assert [answer[0] for answer in rest] == [b"200"] * len(others)
+    with desk.store.read() as transaction:
+        assert transaction.owner_load(b"small").bytes < 5000
+
+
 def test_what_is_submitted_again_takes_no_room(desk: Desk) -> None:
-    user = limited(waiting=1, bytes=1)
+    user = limited(waiting=1, bytes=104)  # just one
     uuid = submit(desk, user, key="k")[1]
     assert submit(desk, user, key="k") == [b"200", uuid]
     assert submit(desk, user, key="other")[0].startswith(b"500 user full: ")

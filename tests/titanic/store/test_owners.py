@@ -126,6 +126,18 @@ def test_an_owners_keys_follow_a_clock_that_is_set_back(store):
 # -- loads ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("size", [0, 100, 5000, 200_000])
+@pytest.mark.parametrize(
+    "more", [{}, {"key": b"k" * 255}, {"options": b'{"limit": 1}', "key": b"k"}, {"not_before": LATER}]
+)
+def test_what_a_request_will_take_is_known_before(store, size, more):
+    several = [owned(EVE, bytes(size), b"all", together=3), *[owned(EVE, b"")] * 2]
+    for requests in ([owned(EVE, bytes(size), **more)], several, [NewRequest(b"s", [b"a", b"", b"b"], owner=EVE)]):
+        before = sizes(store)[0]
+        accept(store, *requests)
+        assert sizes(store)[0] - before == sum(request.kept for request in requests)
+
+
 def test_who_waits_is_counted_by_owner_through_every_state(store):
     one, two, late, mortal, other, nobodys = ids(
         store,
