@@ -17,16 +17,11 @@ from __future__ import annotations
 from psycopg import Connection
 
 from titanic.errors import NotAStore, StoreTooNew
+from titanic.store.postgres.closed_partitions import make_partitions
 from titanic.store.records import DEFAULT_CAPACITY
 
 FORMAT = 1
 """What a node that knows another number must not touch."""
-
-PARTITION = 100_000
-"""Closed requests in a partition of `closed`. Partition n has the numbers from n times so many on."""
-
-AHEAD = 2
-"""Partitions of `closed` behind that of the last number."""
 
 _LOCK = 0x7469_7461_6E69_6300
 """The advisory lock of those who make or change the tables: "titanic" in ASCII."""
@@ -70,8 +65,12 @@ CREATE TABLE titanic.request (
     max_attempts    integer NOT NULL,
     options         bytea NOT NULL,
     key             bytea NOT NULL,
-    owner           bytea NOT NULL
+    owner           bytea NOT NULL,
+    body_frames     integer NOT NULL GENERATED ALWAYS AS (cardinality(body)) STORED
 ) WITH ({_BUSY});
+
+COMMENT ON COLUMN titanic.request.body_frames IS 'Frames in the body, which may be large and elsewhere';
+CREATE INDEX request_owned ON titanic.request (owner, uuid) WHERE owner <> '';
 
 CREATE TABLE titanic.ready (
     service         bytea NOT NULL,
@@ -117,11 +116,13 @@ CREATE TABLE titanic.reply (
     frames          bytea[] NOT NULL,
     reason          bytea NOT NULL,
     service         bytea NOT NULL,
-    owner           bytea NOT NULL
+    owner           bytea NOT NULL,
+    frames_count    integer NOT NULL GENERATED ALWAYS AS (cardinality(frames)) STORED
 ) WITH ({_BUSY});
 COMMENT ON COLUMN titanic.reply.status IS '4 done, 5 failed, 6 expired, 7 cancelled';
 CREATE INDEX reply_replied ON titanic.reply (finished_at, uuid) WHERE status IN (4, 7);
 CREATE INDEX reply_dead ON titanic.reply (finished_at, uuid) WHERE status IN (5, 6);
+CREATE INDEX reply_dead_ids ON titanic.reply (uuid) WHERE status IN (5, 6);
 
 CREATE TABLE titanic.closed (
     seq             bigint PRIMARY KEY,
@@ -233,19 +234,6 @@ def _upgrade(connection: Connection, place: str) -> None:
     if row[0] > FORMAT:
         fact = f"it has format {row[0]}, this version knows {FORMAT}"
         raise StoreTooNew(f"the store in {place} was written by a later version of Titanic", fact, "use that version")
-
-
-def make_partitions(connection: Connection) -> None:
-    """Make the partitions of `closed` for the numbers to come, as far as they are not there."""
-    row = connection.execute("SELECT closed_last FROM titanic.meta").fetchone()
-    assert row is not None
-    number = row[0] // PARTITION
-    for n in range(number, number + 1 + AHEAD):
-        options = "autovacuum_vacuum_insert_threshold = 50000, autovacuum_vacuum_cost_delay = 0"
-        connection.execute(
-            f"CREATE TABLE IF NOT EXISTS titanic.closed_{n} PARTITION OF titanic.closed"
-            f" FOR VALUES FROM ({n * PARTITION}) TO ({(n + 1) * PARTITION}) WITH ({options})"
-        )
 
 
 def remove_untouched(connection: Connection) -> None:

@@ -15,13 +15,10 @@ from titanic.store.postgres import opening
 from titanic.store.postgres.capacity import expect_large_enough
 from titanic.store.postgres.connection import expect_durable
 from titanic.store.postgres.pool import Pool
-from titanic.store.postgres.transaction import Reading, Settings
+from titanic.store.postgres.read_transaction import PostgresReadTransaction
+from titanic.store.postgres.transaction import Settings
 from titanic.store.records import Durability
 from titanic.util.ids import IdMaker
-
-
-class PostgresReadTransaction(Reading):
-    """The store as it was at the first thing that was asked of it (titanic/store/interface.py)."""
 
 
 class PostgresWriteTransaction(PostgresReadTransaction):

@@ -1,0 +1,253 @@
+"""What the engine in PostgreSQL reads is what its tables say: those of random lives in dicts, copied row by row."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+
+import psycopg
+import pytest
+from support.postgres import needs_postgres, shared_server
+from support.postgres_mirror import mirror
+from support.store_dict import DictStore
+
+from titanic.errors import RecordCorrupt, StoreFull
+from titanic.store import CLOSED_LAYOUT, NewRequest, Retention, State, Status
+from titanic.store.lmdb import closed_record
+from titanic.store.postgres import closed_reads, listing
+from titanic.store.postgres.store import PostgresStore
+
+pytestmark = needs_postgres
+
+NOW = 1_795_258_520_106_479
+SERVICES = [b"a", b"ab", b"b"]
+OWNERS = [b"", b"eve", b"evelyn"]
+LIVES = 200
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    server = shared_server()
+    name = server.new_database()
+    yield server.url(name)
+    server.drop_database(name)
+
+
+@pytest.fixture
+def postgres(database: str) -> Iterator[PostgresStore]:
+    with PostgresStore.open(database) as store:
+        yield store
+
+
+def copy(model: DictStore, database: str) -> None:
+    with psycopg.connect(database) as connection:
+        mirror(model, connection)
+
+
+def live(model: DictStore, chance: random.Random, lives: int = LIVES) -> list[bytes]:
+    """Do all that can be done to requests. Returns their ids."""
+    now, uuids = NOW, []
+    for _ in range(lives):
+        now += chance.randrange(5)
+        with suppress(StoreFull), model.write() as transaction:
+            what = chance.randrange(10)
+            one = chance.choice(uuids) if uuids else bytes(16)
+            if what < 5:
+                new = [any_request(chance, now) for _ in range(chance.randrange(1, 4))]
+                uuids += [made.uuid for made in transaction.accept(new, now) if made.new]
+            elif what < 7:
+                frames = [bytes(chance.choice([0, 1, 300])) for _ in range(chance.randrange(3))]
+                end = {"attempts": 2, "dispatched_at": now - 1, "finished_at": now, "reason": "né"}
+                transaction.finish(one, chance.choice(list(Status)), frames, **end)
+            elif what < 8:
+                transaction.postpone(one, due=now + 9, attempts=1, dispatched_at=now, reason="later")
+            elif what < 9:
+                transaction.close(one, now)
+            else:
+                transaction.promote(now)
+                transaction.expire(now)
+                transaction.retry(one, now)
+    return uuids
+
+
+def any_request(chance: random.Random, now: int) -> NewRequest:
+    return NewRequest(
+        chance.choice(SERVICES),
+        [bytes(chance.choice([0, 1, 300, 5000])) for _ in range(chance.randrange(3))],
+        chance.randrange(10),
+        chance.choice([0, 0, now + 20]),
+        chance.choice([0, 0, now + 99]),
+        key=chance.choice([b"", b"", b"k%d" % chance.randrange(50)]),
+        key_until=now + 500,
+        owner=chance.choice(OWNERS),
+    )
+
+
+def pages(transaction, **chosen):
+    """The whole of a listing."""
+    found, after = [], None
+    while True:
+        page = transaction.select(after=after, **chosen)
+        found += page
+        if page.next is None:
+            return found
+        assert after is None or page.next > after
+        after = page.next
+
+
+def parts(transaction, limit, max_bytes):
+    found, begin = [], b""
+    while begin is not None:
+        some, begin = transaction.unended(begin, None, limit, max_bytes)
+        found += some
+    return found
+
+
+def all_that_is_read(transaction, uuids: list[bytes], chance: random.Random) -> dict[object, object]:
+    looks = ("state", "owner", "describe", "reply", "request")
+    seen: dict[object, object] = {look: [getattr(transaction, look)(uuid) for uuid in uuids] for look in looks}
+    for service in SERVICES:
+        rows = seen["rows", service] = transaction.next_ready(service, None, 1000, 1 << 30)
+        skip = {row.uuid for row in rows[:: chance.randrange(1, 4)]}
+        for limit, max_bytes in ((1, 1), (3, 800), (50, 10_000)):
+            after = chance.choice(rows).key if rows else None
+            seen["part", service, limit] = transaction.next_ready(service, after, limit, max_bytes, skip)
+        seen["service", service] = transaction.load(service), transaction.oldest(service)
+    seen["totals"] = transaction.waiting(), transaction.counts(), [transaction.owner_load(owner) for owner in OWNERS]
+    for policy in (None, Retention(), Retention(5, 0, 7)):
+        for skip in (set(), set(uuids[::2])):
+            seen["due", policy, len(skip)] = transaction.next_due(policy, skip, 3)
+    dead = (State.FAILED, State.EXPIRED)
+    for states in (None, dead, [State.DELAYED], [State.WAITING], [State.DONE], [State.WAITING, State.DONE], []):
+        for chosen in ({}, {"service": b"a"}, {"owner": b"eve"}, {"owner": b""}, {"older_than": NOW + 300}):
+            seen["select", str(states), str(chosen)] = pages(transaction, states=states, limit=7, **chosen)
+        seen["together", str(states)] = pages(transaction, states=states, service=b"ab", owner=b"eve")
+    seen["list"] = list(transaction.list(limit=5))
+    keys = [b"", b"x" * 999, *(b"k%d" % n for n in range(50))]
+    seen["holders"] = [transaction.holder(key, owner) for key in keys for owner in OWNERS]
+    seen["closed"] = transaction.closed(0, 10_000, 1 << 30), transaction.closed(5, 3, 1 << 30)
+    seen["ring"] = transaction.closed_range(), transaction.archive(), transaction.archivist()
+    seen["ids"] = transaction.request_ids(7), transaction.request_ids(1)
+    seen["unended"] = parts(transaction, 5, 1 << 30), parts(transaction, 1000, 1 << 30)
+    seen["part"] = transaction.unended(uuids[5], uuids[20], 9)
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_all_that_is_read(seed: int, database: str, postgres: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "LOOKED_AT", 10)
+    model = DictStore(capacity=[1 << 60, 60_000, 1 << 60][seed])
+    uuids = live(model, random.Random(seed))
+    if seed == 2:
+        with model.write() as transaction:
+            transaction.register_archive()
+            transaction.acknowledge_archive(transaction.closed_range()[1] // 2)
+    copy(model, database)
+    for foreseen, replies in ((False, False), (True, False), (True, True)):
+        with model.read() as expected, postgres.read() as transaction:
+            if foreseen:
+                transaction.foresee(uuids, replies)
+            found = all_that_is_read(transaction, uuids, random.Random(seed))
+            for what, value in all_that_is_read(expected, uuids, random.Random(seed)).items():
+                assert found[what] == value, what
+
+
+def test_what_is_no_id_is_unknown(postgres: PostgresStore) -> None:
+    with postgres.read() as transaction:
+        transaction.foresee([b"", b"short", bytes(17)])
+        assert transaction.state(b"short") is transaction.reply(b"") is transaction.request(bytes(17)) is None
+
+
+def test_what_was_foreseen_is_not_read_again(database: str, postgres: PostgresStore) -> None:
+    model = DictStore()
+    uuids = live(model, random.Random(9), 40)
+    copy(model, database)
+    with postgres.read() as transaction, model.read() as expected:
+        transaction.foresee([*uuids, bytes(16)], replies=True)
+        copy(DictStore(), database)
+        assert [transaction.reply(uuid) for uuid in uuids] == [expected.reply(uuid) for uuid in uuids]
+        assert transaction.state(bytes(16)) is None
+    with postgres.read() as transaction:
+        assert transaction.state(uuids[0]) is None
+
+
+def test_large_replies_are_read_when_they_are_asked_for(
+    database: str, postgres: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = DictStore()
+    with model.write() as transaction:
+        uuids = transaction.accept_many([NewRequest(b"a", [])] * 3, NOW)
+        for uuid in uuids:
+            transaction.finish(uuid, Status.DONE, [bytes(9 << 20)], attempts=1, dispatched_at=1, finished_at=NOW)
+    copy(model, database)
+    with postgres.read() as transaction, model.read() as expected:
+        transaction.foresee(uuids, replies=True)
+        read = [uuid for uuid in uuids if transaction.seen[uuid].frames is not None]
+        assert len(read) == 1
+        assert [transaction.reply(uuid) for uuid in uuids] == [expected.reply(uuid) for uuid in uuids]
+
+
+def test_bulk_is_laid_out_as_in_lmdb(database: str, postgres: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each record is one that LMDB's decoder takes, with its checksum."""
+    monkeypatch.setattr(closed_reads, "AT_ONCE", 7)
+    model = DictStore()
+    live(model, random.Random(4))
+    with model.write() as transaction:
+        (uuid,) = transaction.accept_many([NewRequest(b"a", [bytes(70_000)], owner=b"eve")], NOW)
+        transaction.close(uuid, NOW)
+    copy(model, database)
+    with postgres.read() as transaction, model.read() as expected:
+        entries = expected.closed(0, 1000, 1 << 30)
+        bulk = transaction.closed_bulk(1, 1000)
+        assert [len(transaction.closed_bulk(first, 9).starts) for first in (1, 5, 9, 10)] == [9, 5, 1, 0]
+        assert transaction.closed_bulk(len(entries) + 1, 1000).starts == []
+        assert len(transaction.closed_bulk(1, 1000, max_bytes=1).starts) == 1
+        assert transaction.cut_closed(1, 1000, 1) == 1
+        assert transaction.cut_closed(1, 20, 1 << 30) == 20
+        sizes = [one.request_bytes + one.reply_bytes for one in entries]
+        assert 3 <= transaction.cut_closed(1, 20, sum(sizes[:5]) + 30) <= 5
+    assert len(bulk.starts) == len(entries)
+    assert any(entry.request_left_out for entry in bulk.apart.values())
+    header = sum({"B": 1, "H": 2, "I": 4, "Q": 8, "16s": 16}[code] for _, code in CLOSED_LAYOUT)
+    for n, (start, end, entry) in enumerate(zip(bulk.starts, [*bulk.starts[1:], len(bulk.data)], entries, strict=True)):
+        record = bulk.data[start:end]
+        several = len(entry.request) > 1 or len(entry.reply) > 1
+        assert (n in bulk.apart) == (several or entry.request_left_out or entry.reply_left_out)
+        if n in bulk.apart:
+            frames = b"".join([*entry.request, *entry.reply])
+            assert bulk.apart[n] == entry
+            assert record.endswith(frames)
+            record = record[: len(record) - len(frames)]
+        assert len(record) >= header
+        assert closed_record.decode(n + 1, memoryview(record)) == entry
+
+
+def test_damage_is_named(database: str, postgres: PostgresStore) -> None:
+    model = DictStore()
+    live(model, random.Random(2), 100)
+    with model.write() as transaction:
+        new = NewRequest(b"a", [b"body"], expires_at=0)
+        one, other, *rest = transaction.accept_many([new] * 12, NOW)
+        transaction.finish(other, Status.DONE, [b"reply"], attempts=1, dispatched_at=1, finished_at=NOW)
+        for uuid in rest:
+            transaction.close(uuid, NOW)
+        last = transaction.closed_range()[1]
+    copy(model, database)
+    with psycopg.connect(database) as connection:
+        connection.execute("UPDATE titanic.request SET body_bytes = 3 WHERE uuid = %s", [one.hex()])
+        connection.execute("UPDATE titanic.reply SET frames = '{}' WHERE uuid = %s", [other.hex()])
+        connection.execute("UPDATE titanic.closed SET status = 9 WHERE seq = %s", [last - 3])
+        connection.execute("DELETE FROM titanic.closed WHERE seq = %s", [last - 6])
+    with postgres.read() as transaction:
+        for read, uuid in ((transaction.request, one), (transaction.reply, other)):
+            with pytest.raises(RecordCorrupt, match=uuid.hex()):
+                read(uuid)
+        assert transaction.state(one) is State.WAITING
+        assert transaction.describe(one).body_bytes == 3
+        assert transaction.request(other).body == [b"body"]
+        assert len(transaction.closed(last - 5, 9, 1 << 30)) == 2
+        for begin, missing in ((1, last - 6), (last - 5, last - 3)):
+            with pytest.raises(RecordCorrupt, match=missing.to_bytes(8, "big").hex()):
+                transaction.closed_bulk(begin, last)
+        assert len(transaction.closed_bulk(last - 2, last).starts) == 3

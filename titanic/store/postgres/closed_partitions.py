@@ -1,0 +1,73 @@
+"""The partitions of `closed`: made before they are needed, dropped when nothing in them counts any more.
+
+To delete closed requests one by one would leave dead rows, which somebody has to clean up. A dropped partition is a
+file that is deleted. Neither making nor dropping holds up those who close requests: a new partition is made beside the
+table and then attached, which takes no lock that closing needs; dropping does, so it gives up when somebody is in the
+way, and is tried again.
+"""
+
+from __future__ import annotations
+
+from psycopg import Connection, errors
+
+PARTITION = 100_000
+"""Closed requests in a partition. Partition n has the numbers from n times so many on."""
+
+AHEAD = 2
+"""Partitions that are there behind that of the last number: more than are closed until somebody looks again."""
+
+PATIENCE = "50ms"
+"""How long dropping waits for others, who then wait for it."""
+
+_LOCK = 0x7469_7461_6E69_6301
+"""The advisory lock of who makes partitions."""
+
+_LOOK = """
+    SELECT closed_first, closed_last, ARRAY(
+        SELECT substr(c.relname, 8)::bigint FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+        WHERE i.inhparent = 'titanic.closed'::regclass ORDER BY 1)
+    FROM titanic.meta"""
+
+_OPTIONS = "autovacuum_vacuum_insert_threshold = 50000, autovacuum_vacuum_cost_delay = 0"
+
+
+def keep_partitions(connection: Connection) -> bool:
+    """Make the partitions that are missing, and drop those that are over. False: somebody was in the way of dropping,
+    so it is to be called again. The connection is in no transaction."""
+    missing, over = _look(connection)
+    if missing:
+        with connection.transaction():
+            make_partitions(connection)
+    return _drop(connection, over)
+
+
+def make_partitions(connection: Connection) -> None:
+    """Make the partitions for the numbers to come, as far as they are not there, in the transaction that has begun."""
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+    for n in _look(connection)[0]:
+        name = f"titanic.closed_{n}"
+        connection.execute(f"CREATE TABLE {name} (LIKE titanic.closed INCLUDING ALL) WITH ({_OPTIONS})")
+        connection.execute(
+            f"ALTER TABLE titanic.closed ATTACH PARTITION {name}"
+            f" FOR VALUES FROM ({n * PARTITION}) TO ({(n + 1) * PARTITION})"
+        )
+
+
+def _drop(connection: Connection, over: list[int]) -> bool:
+    for n in over:
+        try:
+            with connection.transaction():
+                connection.execute(f"SET LOCAL lock_timeout = '{PATIENCE}'")
+                connection.execute(f"DROP TABLE IF EXISTS titanic.closed_{n}")
+        except errors.LockNotAvailable:
+            return False
+    return True
+
+
+def _look(connection: Connection) -> tuple[list[int], list[int]]:
+    """The partitions that are to be made, and those that are to be dropped."""
+    row = connection.execute(_LOOK).fetchone()
+    assert row is not None
+    first, last, there = row
+    wanted = range((last + 1) // PARTITION, (last + 1) // PARTITION + 1 + AHEAD)
+    return [n for n in wanted if n not in there], [n for n in there if (n + 1) * PARTITION <= first]

@@ -1,0 +1,45 @@
+"""A transaction that remembers what it has read of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from titanic.store.postgres.arrays import ids
+from titanic.store.postgres.foreseen import LOCK, LOOK, LOOK_AT_REPLIES, Seen, seen
+from titanic.store.postgres.pool import Pool
+from titanic.store.postgres.transaction import Reading, Row, Settings, Statement
+from titanic.util.ids import SIZE
+
+
+class Looking(Reading):
+    """`seen` is what is known of requests, None of those that are unknown. To look at them again costs nothing."""
+
+    LOCKS: ClassVar[bool] = False
+    """Whether nobody else may change what was looked at until the transaction ends."""
+
+    def __init__(self, pool: Pool, settings: Settings) -> None:
+        super().__init__(pool, settings)
+        self.seen: dict[bytes, Seen | None] = {}
+
+    def foresee(self, uuids: Sequence[bytes], replies: bool = False) -> None:
+        """Read what is known of these requests, and with `replies` the frames of their replies, in one round trip."""
+        right = [uuid for uuid in uuids if len(uuid) == SIZE]  # others are unknown without a look
+        array = ids(right)
+        look = Statement(LOOK_AT_REPLIES if replies else LOOK, (array,))
+        statements = [Statement(LOCK, (array,)), look] if self.LOCKS else [look]
+        rows = self.fetch_all(*statements)[-1]
+        self.seen.update(dict.fromkeys(uuids))
+        for row in rows:
+            self.seen[row[0]] = seen(row)
+
+    def look(self, uuid: bytes) -> Seen | None:
+        """What is known of a request, None when it is unknown."""
+        if uuid not in self.seen:
+            self.foresee((uuid,))
+        return self.seen[uuid]
+
+    def fetch_row(self, text: str, *parameters: object) -> Row:
+        """The one row that a statement returns."""
+        (row,) = self.fetch(text, *parameters)
+        return row

@@ -1,0 +1,38 @@
+"""The read side of the engine as titanic/store/interface.py has it."""
+
+from __future__ import annotations
+
+from titanic.store.postgres import closed_reads, listing, queue_reads, request_reads, totals
+from titanic.store.postgres.looking import Looking
+
+
+class PostgresReadTransaction(Looking):
+    """The store as it was at the first thing that was asked of it. What is deleted meanwhile keeps its room: keep it
+    short."""
+
+    state = request_reads.state
+    request = request_reads.request
+    reply = request_reads.reply
+    describe = request_reads.describe
+    owner = request_reads.owner
+    holder = request_reads.holder
+    next_ready = queue_reads.next_ready
+    next_due = queue_reads.next_due
+    waiting = queue_reads.waiting
+    oldest = queue_reads.oldest
+    select = listing.select
+    list = listing.list_requests
+    request_ids = listing.request_ids
+    unended = listing.unended
+    load = totals.load
+    owner_load = totals.owner_load
+    counts = totals.counts
+    full = totals.full
+    disk_full = totals.disk_full
+    identity = totals.identity
+    closed = closed_reads.closed
+    closed_range = closed_reads.closed_range
+    closed_bulk = closed_reads.closed_bulk
+    cut_closed = closed_reads.cut_closed
+    archive = closed_reads.archive
+    archivist = closed_reads.archivist
