@@ -59,12 +59,21 @@ def _put_request(row, connection: Connection) -> None:
     new, end, uuid = row.new, row.outcome, row.uuid.hex()
     asked = {name: getattr(new, name) for name in ("service", "priority", "not_before", "expires_at", "max_attempts")}
     asked |= {"options": new.options, "key": new.key, "owner": new.owner, "submitted_at": row.submitted_at}
-    _put(connection, "request", uuid=uuid, body=list(new.body), body_bytes=size_of(new.body), **asked)
+    _put(
+        connection,
+        "request",
+        uuid=uuid,
+        body=list(new.body),
+        body_frames=len(new.body),
+        body_bytes=size_of(new.body),
+        **asked,
+    )
     last = end or row
     tried = {"attempts": last.attempts, "dispatched_at": last.dispatched_at, "reason": last.reason.encode()}
     tried |= {"uuid": uuid, "service": new.service}
     if end is not None:
         fields = {"status": int(end.status), "frames": end.frames, "frames_bytes": size_of(end.frames)}
+        fields["frames_count"] = len(end.frames)
         _put(connection, "reply", owner=new.owner, finished_at=end.finished_at, **fields, **tried)
         return
     tried["expires_at"] = row.expires_at

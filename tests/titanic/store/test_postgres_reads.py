@@ -246,7 +246,7 @@ def test_damage_is_named(database: str, postgres: PostgresStore) -> None:
         assert transaction.state(one) is State.WAITING
         assert transaction.describe(one).body_bytes == 3
         assert transaction.request(other).body == [b"body"]
-        assert len(transaction.closed(last - 5, 9, 1 << 30)) == 2
+        assert len(transaction.closed(last - 6, 9, 1 << 30)) == 2
         for begin, missing in ((1, last - 6), (last - 5, last - 3)):
             with pytest.raises(RecordCorrupt, match=missing.to_bytes(8, "big").hex()):
                 transaction.closed_bulk(begin, last)

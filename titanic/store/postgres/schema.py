@@ -65,11 +65,9 @@ CREATE TABLE titanic.request (
     max_attempts    integer NOT NULL,
     options         bytea NOT NULL,
     key             bytea NOT NULL,
-    owner           bytea NOT NULL,
-    body_frames     integer NOT NULL GENERATED ALWAYS AS (cardinality(body)) STORED
+    owner           bytea NOT NULL
 ) WITH ({_BUSY});
 
-COMMENT ON COLUMN titanic.request.body_frames IS 'Frames in the body, which may be large and elsewhere';
 CREATE INDEX request_owned ON titanic.request (owner, uuid) WHERE owner <> '';
 
 CREATE TABLE titanic.ready (
@@ -116,8 +114,7 @@ CREATE TABLE titanic.reply (
     frames          bytea[] NOT NULL,
     reason          bytea NOT NULL,
     service         bytea NOT NULL,
-    owner           bytea NOT NULL,
-    frames_count    integer NOT NULL GENERATED ALWAYS AS (cardinality(frames)) STORED
+    owner           bytea NOT NULL
 ) WITH ({_BUSY});
 COMMENT ON COLUMN titanic.reply.status IS '4 done, 5 failed, 6 expired, 7 cancelled';
 CREATE INDEX reply_replied ON titanic.reply (finished_at, uuid) WHERE status IN (4, 7);
