@@ -8,13 +8,22 @@ way, and is tried again.
 
 from __future__ import annotations
 
+import time
+
+import psycopg
 from psycopg import Connection, errors
+
+from titanic.store.postgres.pool import Pool
+from titanic.store.postgres.postgres_errors import is_away, translate
 
 PARTITION = 100_000
 """Closed requests in a partition. Partition n has the numbers from n times so many on."""
 
 AHEAD = 2
 """Partitions that are there behind that of the last number: more than are closed until somebody looks again."""
+
+EVERY = 5.0
+"""Seconds until somebody looks again."""
 
 PATIENCE = "50ms"
 """How long dropping waits for others, who then wait for it."""
@@ -29,6 +38,33 @@ _LOOK = """
     FROM titanic.meta"""
 
 _OPTIONS = "autovacuum_vacuum_insert_threshold = 50000, autovacuum_vacuum_cost_delay = 0"
+
+
+class Partitions:
+    """Looks after the partitions now and then. One thread at a time may call."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._next = time.monotonic() + EVERY  # they were made when the store was opened
+
+    def look_after(self) -> None:
+        """Do what is to be done, if it is time to look. Raises StoreFailed and the like."""
+        if time.monotonic() < self._next:
+            return
+        session = self._pool.take()
+        try:
+            keep_partitions(session.connection)
+        except psycopg.Error as error:
+            if is_away(error):
+                self._pool.drop(session)
+            else:
+                self._pool.give(session)
+            raise translate(error, self._pool.place) from error
+        except BaseException:
+            self._pool.drop(session)
+            raise
+        self._pool.give(session)
+        self._next = time.monotonic() + EVERY
 
 
 def keep_partitions(connection: Connection) -> bool:

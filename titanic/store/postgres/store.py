@@ -13,6 +13,7 @@ from typing import Self
 
 from titanic.store.postgres import opening
 from titanic.store.postgres.capacity import expect_large_enough
+from titanic.store.postgres.closed_partitions import Partitions
 from titanic.store.postgres.connection import expect_durable
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.read_transaction import PostgresReadTransaction
@@ -41,6 +42,7 @@ class PostgresStore:
         self.ids = ids
         self._made = made
         self._writing = threading.Lock()
+        self._partitions = Partitions(pool)
 
     @classmethod
     def open(
@@ -81,7 +83,9 @@ class PostgresStore:
         return not self.pool.closed
 
     def sync(self) -> None:
-        """Nothing: what a commit waits for is PostgreSQL's business, and what `relaxed` leaves out it writes soon."""
+        """Nothing that commits wait for: that is PostgreSQL's business, and what `relaxed` leaves out it writes soon.
+        It is called now and then, so it looks after the partitions of closed requests."""
+        self._partitions.look_after()
 
     def reader_check(self) -> int:
         """None: a reader that was killed has lost its connection, and PostgreSQL ends its transaction."""

@@ -1,0 +1,120 @@
+"""Closed requests in PostgreSQL: partitions are there before they are needed, and go as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from psycopg import Connection
+from support.postgres import needs_postgres, shared_server
+
+from titanic.store.postgres import closed_partitions
+from titanic.store.postgres.closed_partitions import AHEAD, PARTITION, keep_partitions
+from titanic.store.postgres.store import PostgresStore
+
+pytestmark = needs_postgres
+
+
+@pytest.fixture
+def database() -> Iterator[str]:
+    server = shared_server()
+    name = server.new_database()
+    with PostgresStore.open(server.url(name)):
+        pass
+    yield server.url(name)
+    server.drop_database(name)
+
+
+@pytest.fixture
+def connection(database: str) -> Iterator[Connection]:
+    with psycopg.connect(database, autocommit=True) as connection:
+        yield connection
+
+
+def partitions(connection: Connection) -> list[int]:
+    rows = connection.execute(
+        "SELECT tablename FROM pg_tables WHERE schemaname = 'titanic' AND tablename LIKE 'closed\\_%'"
+    ).fetchall()
+    return sorted(int(name.removeprefix("closed_")) for (name,) in rows)
+
+
+def close(connection: Connection, *numbers: int) -> None:
+    for number in numbers:
+        connection.execute(
+            "INSERT INTO titanic.closed VALUES"
+            " (%s, gen_random_uuid(), 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 4, 4, false, 's', '', '', '', '{}', '{}')",
+            [number],
+        )
+
+
+def note(connection: Connection, first: int, last: int) -> None:
+    connection.execute("UPDATE titanic.meta SET closed_first = %s, closed_last = %s", [first, last])
+
+
+def test_they_are_made_ahead_and_dropped_whole(connection: Connection) -> None:
+    assert partitions(connection) == [*range(AHEAD + 1)]
+    close(connection, 1, PARTITION - 1, PARTITION, PARTITION + 1)
+    note(connection, 1, PARTITION + 1)
+    assert keep_partitions(connection)
+    assert partitions(connection) == [*range(AHEAD + 2)]
+    note(connection, PARTITION - 1, 3 * PARTITION - 1)
+    assert keep_partitions(connection)
+    assert partitions(connection) == [*range(AHEAD + 4)], (
+        "the next number is in the partition behind, and one counts yet"
+    )
+    note(connection, PARTITION, 3 * PARTITION)
+    assert keep_partitions(connection)
+    assert partitions(connection) == [*range(1, AHEAD + 4)]
+    numbers = connection.execute("SELECT seq FROM titanic.closed ORDER BY seq").fetchall()
+    assert [number for (number,) in numbers] == [PARTITION, PARTITION + 1]
+
+
+def test_each_has_its_index(connection: Connection) -> None:
+    close(connection, 7)
+    note(connection, 1, 2 * PARTITION)
+    keep_partitions(connection)
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        close(connection, 7)
+    close(connection, 4 * PARTITION + 1)
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        close(connection, 4 * PARTITION + 1)
+
+
+def test_a_reader_in_the_way_is_waited_for_later(connection: Connection, database: str) -> None:
+    """Meanwhile requests are closed, and new partitions are made."""
+    close(connection, 1)
+    note(connection, PARTITION, 2 * PARTITION)
+    with psycopg.connect(database) as reader:
+        assert reader.execute("SELECT count(*) FROM titanic.closed").fetchone() == (1,)
+        assert not keep_partitions(connection)
+        assert partitions(connection) == [*range(AHEAD + 3)]
+        close(connection, 2 * PARTITION)
+    assert keep_partitions(connection)
+    assert partitions(connection) == [*range(1, AHEAD + 3)]
+
+
+def test_nobody_waits_for_a_reader_while_they_are_made(connection: Connection, database: str) -> None:
+    with psycopg.connect(database) as reader:
+        reader.execute("SELECT count(*) FROM titanic.closed")
+        note(connection, 1, 5 * PARTITION)
+        connection.execute("SET lock_timeout = '1ms'")
+        assert keep_partitions(connection)
+
+
+def test_several_make_them_at_once(connection: Connection, database: str) -> None:
+    note(connection, 1, 5 * PARTITION)
+    with psycopg.connect(database) as other:
+        closed_partitions.make_partitions(other)
+        connection.execute("SET lock_timeout = '10ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            keep_partitions(connection)
+    assert keep_partitions(connection)
+
+
+def test_the_store_looks_after_them(database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closed_partitions, "EVERY", 0.0)
+    with PostgresStore.open(database) as store:
+        note(connection, PARTITION, 2 * PARTITION)
+        store.sync()
+    assert partitions(connection) == [*range(1, AHEAD + 3)]
