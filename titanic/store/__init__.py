@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 from typing import cast
 
+from titanic.errors import NotAStore
 from titanic.store.interface import *  # noqa: F403
 from titanic.store.interface import Store
+from titanic.store.moving import Export, Import
 from titanic.store.records import *  # noqa: F403
 from titanic.store.records import Durability
 from titanic.store.states import *  # noqa: F403
@@ -80,3 +82,27 @@ def open_read_only(path: str | os.PathLike[str]) -> Store:
     from titanic.store.lmdb.store import LmdbStore
 
     return LmdbStore.open_read_only(path)
+
+
+def open_export(place: str | os.PathLike[str]) -> Export:
+    """Read a store out as a whole (moving.py). Nobody else may use it meanwhile.
+
+    Raises NotAStore, StoreLocked when it is in use, or what `open_store` raises.
+    """
+    if is_url(place):
+        raise NotAStore("a database can't be moved", "it is in PostgreSQL", "use its own tools")
+    from titanic.store.lmdb.tools.moving import LmdbExport
+
+    return LmdbExport.open(place)
+
+
+def open_import(place: str | os.PathLike[str]) -> Import:
+    """Make a store of another one (moving.py), where there is none yet.
+
+    Raises NotAStore when something is there, StoreLocked or StoreUnwritable.
+    """
+    if is_url(place):
+        raise NotAStore("a database can't be moved", "it is in PostgreSQL", "use its own tools")
+    from titanic.store.lmdb.tools.moving import LmdbImport
+
+    return LmdbImport(place)

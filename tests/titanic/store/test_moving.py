@@ -1,0 +1,283 @@
+"""`titanic migrate`: all of a store moves to another one, of the same engine or another, or nothing does."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.processes import ROOT
+from support.store_engines import forget_databases, is_sound, place_of
+
+from titanic.errors import NotAStore, RecordCorrupt, StoreCorrupt, StoreLocked
+from titanic.store import (
+    Archivist,
+    NewRequest,
+    Retention,
+    State,
+    Status,
+    Store,
+    WriteTransaction,
+    open_export,
+    open_import,
+    open_store,
+)
+from titanic.store.lmdb.tools.moving import LmdbImport
+from titanic.store.moving import Progress, StoredKey, Summary, move
+
+START = 1_795_258_520_106_479
+SECOND = 1_000_000
+ENGINES = ("lmdb",)
+WAYS = [(one, other) for one in ENGINES for other in ENGINES]
+
+Places = Callable[[str, str], str]
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    """Where a store of an engine can be, under a name."""
+    yield lambda engine, name: place_of(engine, tmp_path / name)
+    forget_databases()
+
+
+def end(tx: WriteTransaction, uuid: bytes, status: Status, *frames: bytes) -> None:
+    times = {"attempts": 3, "dispatched_at": START + 5, "finished_at": START + 7}
+    assert tx.finish(uuid, status, frames, reason="" if status is Status.DONE else f"änd {status.name}", **times)
+
+
+def fill(store: Store) -> None:
+    """Something of everything that a store can have."""
+    bodies: list[list[bytes]] = [[], [b""], [b"one"], [b"two", b"", b"frames"], [bytes(5000)], [bytes(70_000), b"x"]]
+    new = [
+        NewRequest(
+            service=b"a" if n % 2 else "größer".encode(),
+            body=bodies[n % len(bodies)],
+            priority=n % 10,
+            not_before=START + 3600 * SECOND if n % 7 == 0 else 0,
+            expires_at=START + 10 * SECOND if n % 11 == 5 else START + 9000 * SECOND if n % 3 == 0 else 0,
+            max_attempts=n % 4,
+            options=b'{"limit": 5}' if n % 4 == 0 else b"",
+            key=b"key %d" % n if n % 5 == 0 else b"",
+            key_until=START + 86_400 * SECOND,
+            owner=(b"", b"eve", b"evelyn")[n % 3],
+        )
+        for n in range(120)
+    ]
+    together = [NewRequest(b"a", [b"1"], key=b"three", key_until=START + 3600 * SECOND, together=3, owner=b"eve")]
+    together += [NewRequest(b"a", [b"n"], owner=b"eve")] * 2
+    with store.write() as tx:
+        uuids = tx.accept_many(new, START)
+        tx.accept_many(together, START)
+    with store.write() as tx:
+        waiting = [uuid for uuid in uuids if tx.state(uuid) is State.WAITING]
+        for n, uuid in enumerate(waiting[:60]):
+            if n % 6 == 0:
+                tx.postpone(uuid, due=START + n * SECOND, attempts=2, dispatched_at=START + 1, reason="not yet")
+            elif n % 6 < 4:
+                end(tx, uuid, list(Status)[n % 4], *bodies[n % len(bodies)])
+        tx.promote(START + 20 * SECOND)
+        for uuid, _ in tx.expire(START + 20 * SECOND)[::2]:
+            assert tx.retry(uuid, START + 30 * SECOND)
+    with store.write() as tx:
+        archivist = Archivist(bytes(range(16)), "the archive, at /ärchive")
+        for uuid in uuids[::5]:
+            tx.close(uuid, START + 40 * SECOND)
+        tx.trim(START + 60 * SECOND, Retention(closed_retention=20 * SECOND), limit=7)  # the ring begins later
+        tx.register_archive(archivist)
+        tx.acknowledge_archive(tx.closed_range()[0] + 2, archivist=archivist)
+        tx.trim(START + 60 * SECOND, Retention(reply_retention=50 * SECOND), limit=3)
+
+
+def seen(store: Store) -> dict[str, Any]:
+    """All that the interface shows of a store."""
+    with store.read() as tx:
+        rows = tx.select(limit=10_000)
+        services = sorted(tx.waiting())
+        owners = [b"eve", b"evelyn", b"nobody"]
+        return {
+            "identity": tx.identity(),
+            "rows": rows,
+            "requests": [tx.request(row.uuid) for row in rows],
+            "replies": [tx.reply(row.uuid) for row in rows],
+            "queues": [tx.next_ready(service, None, 1000, 1 << 30) for service in services],
+            "loads": [tx.load(service) for service in services] + [tx.owner_load(owner) for owner in owners],
+            "waiting": tx.waiting(),
+            "counts": tx.counts()[:4],
+            "due": [tx.next_due(), tx.next_due(Retention())],
+            "keys": [tx.holder(b"key %d" % n, owner) for n in range(120) for owner in [b"", *owners]],
+            "three": tx.holder(b"three", b"eve"),
+            "closed": tx.closed(0, 10_000, 1 << 30),
+            "bulk": tx.closed_bulk(*tx.closed_range()).apart.keys(),
+            "archive": [tx.archive(), tx.archivist()],
+        }
+
+
+def migrate(source: str, target: str, tell: Progress = lambda doing, done, total: None) -> Summary:
+    with open_export(source) as out, open_import(target) as into:
+        return move(out, into, tell)
+
+
+@pytest.mark.parametrize(("one", "other"), WAYS)
+def test_everything_moves_and_goes_on(places: Places, one: str, other: str) -> None:
+    source, target = places(one, "source"), places(other, "target")
+    with open_store(source, closed_body_limit=10_000) as store:
+        fill(store)
+        before = seen(store)
+    moved = migrate(source, target)
+    assert moved.requests == len(before["rows"])
+    assert {state for state, count in moved.states.items() if count} == set(State) - {State.RUNNING}
+    assert (moved.keys, moved.closed) == (25, len(before["closed"]))
+    with open_store(source) as store:
+        assert seen(store) == before, "the source stays as it is"
+    with open_store(target) as store:
+        assert seen(store) == before
+        with store.write() as tx:
+            (again,) = tx.accept([NewRequest(b"a", [b"x"], key=b"key 5", key_until=START + 1, owner=b"evelyn")], START)
+            assert not again.new
+            (new,) = tx.accept_many([NewRequest(b"a", [bytes(9000)])], START)
+            assert new > max(row.uuid for row in before["rows"])
+        with store.write() as tx:
+            tx.promote(START + 10_000 * SECOND)
+            tx.expire(START + 10_000 * SECOND)
+            for row in tx.select(limit=1000):
+                assert tx.close(row.uuid, START)
+        with store.read() as tx:
+            assert tx.closed_range()[1] == before["archive"][0].last + len(before["rows"]) + 1
+            assert tx.owner_load(b"eve").waiting == tx.load(b"a").waiting == tx.load(b"a").bytes == 0
+        assert is_sound(store)
+
+
+@pytest.mark.parametrize(("one", "other"), WAYS)
+def test_an_empty_store_moves_too(places: Places, one: str, other: str) -> None:
+    with open_store(places(one, "source")) as store:
+        before = seen(store)
+    assert migrate(places(one, "source"), places(other, "target")).requests == 0
+    with open_store(places(other, "target")) as store:
+        assert seen(store) == before
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("step", ["copying requests", "copying closed requests", "comparing keys"])
+def test_what_was_interrupted_serves_nobody_until_it_is_done_again(places: Places, kind: str, step: str) -> None:
+    source, target = places("lmdb", "source"), places(kind, "target")
+    with open_store(source) as store:
+        fill(store)
+        before = seen(store)
+
+    def tell(doing: str, done: int, total: int) -> None:
+        if doing == step:
+            raise Interrupted
+
+    for _ in range(2):
+        with pytest.raises(Interrupted):
+            migrate(source, target, tell)
+        with pytest.raises(NotAStore, match="unfinished"):
+            open_store(target)
+    migrate(source, target)
+    with open_store(target) as store:
+        assert seen(store) == before
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_target_that_is_killed_serves_nobody(places: Places, kind: str) -> None:
+    source, target = places("lmdb", "source"), places(kind, "target")
+    with open_store(source) as store:
+        fill(store)
+    program = """if True:
+        import os, sys
+        from titanic.store import open_export, open_import
+        from titanic.store.moving import move
+        with open_export(sys.argv[1]) as out, open_import(sys.argv[2]) as into:
+            move(out, into, lambda doing, *_: doing == "copying keys" and os.kill(os.getpid(), 9))
+    """
+    done = subprocess.run([sys.executable, "-c", program, source, target], cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    with pytest.raises(NotAStore, match="unfinished"):
+        open_store(target)
+    migrate(source, target)
+    open_store(target).close()
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_what_is_there_is_not_overwritten(places: Places, kind: str) -> None:
+    source, target = places("lmdb", "source"), places(kind, "target")
+    for place in (source, target):
+        open_store(place).close()
+    with pytest.raises(NotAStore, match="in the way; there is a store already"):
+        migrate(source, target)
+
+
+def test_a_directory_of_somebody_else_stays_as_it_was(places: Places, tmp_path: Path) -> None:
+    open_store(places("lmdb", "source")).close()
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "letters").touch()
+    with pytest.raises(NotAStore, match="it holds 'letters'"):
+        migrate(places("lmdb", "source"), places("lmdb", "target"))
+    assert [path.name for path in (tmp_path / "target").iterdir()] == ["letters"]
+
+
+def test_who_uses_the_source_goes_first(places: Places, tmp_path: Path) -> None:
+    with open_store(places("lmdb", "source")), pytest.raises(StoreLocked, match="in use"):
+        migrate(places("lmdb", "source"), places("lmdb", "target"))
+    with pytest.raises(NotAStore, match="is not a store"):
+        migrate(str(tmp_path / "absent"), places("lmdb", "target"))
+    assert not (tmp_path / "target").exists()
+    assert not (tmp_path / "absent").exists()
+
+
+def test_nobody_else_makes_the_same_store_meanwhile(places: Places) -> None:
+    open_store(places("lmdb", "source")).close()
+    target = places("lmdb", "target")
+    with open_import(target), pytest.raises(StoreLocked, match="in use"):
+        migrate(places("lmdb", "source"), target)
+    migrate(places("lmdb", "source"), target)
+
+
+def test_damage_does_not_move(places: Places) -> None:
+    source, target = places("lmdb", "source"), places("lmdb", "target")
+    with open_store(source) as store, store.write() as tx:
+        (uuid,) = tx.accept_many([NewRequest(b"a", [b"x"])], START)
+        record = bytearray(tx.raw.get(uuid, db=tx.db.requests))
+        record[-1] ^= 1
+        tx.raw.put(uuid, bytes(record), db=tx.db.requests)
+    with pytest.raises(RecordCorrupt):
+        migrate(source, target)
+    with pytest.raises(NotAStore):
+        open_store(target)
+
+
+def test_what_is_lost_on_the_way_is_noticed(places: Places) -> None:
+    class Forgetful(LmdbImport):
+        def put_keys(self, keys: list[StoredKey]) -> None:
+            super().put_keys(keys[1:])
+
+    source, target = places("lmdb", "source"), places("lmdb", "target")
+    with open_store(source) as store:
+        fill(store)
+    with (
+        pytest.raises(StoreCorrupt, match=r"24 keys.* instead of .*25 keys"),
+        open_export(source) as out,
+        Forgetful(target) as into,
+    ):
+        move(out, into, lambda doing, done, total: None)
+    with pytest.raises(NotAStore):
+        open_store(target)
+
+
+def test_a_store_that_was_too_small_gets_the_room_that_it_needs(places: Places) -> None:
+    with open_store(places("lmdb", "source"), capacity=64 << 20) as store, store.write() as tx:
+        tx.accept_many([NewRequest(b"a", [bytes(1 << 20)])] * 40, START)
+    with open_store(places("lmdb", "source"), capacity=16 << 20) as store, store.read() as tx:
+        assert tx.full()
+    migrate(places("lmdb", "source"), places("lmdb", "target"))
+    with open_store(places("lmdb", "target")) as store, store.read() as tx:
+        assert not tx.full()
+        assert tx.counts().requests == 40

@@ -1,0 +1,50 @@
+"""`titanic migrate`: a store becomes another one."""
+
+from __future__ import annotations
+
+import click
+
+from titanic.cli.options import command, configured, json_flag
+from titanic.cli.printing import Bar, print_json, say
+from titanic.store import State, Status, open_export, open_import
+from titanic.store.moving import move
+from titanic.util.text import counted
+
+_ENDED = tuple(State(status) for status in Status)
+
+
+@command()
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@json_flag
+@configured
+def migrate(source: str, target: str, as_json: bool) -> None:
+    """Copy the store in the directory FROM into the new store TO.
+
+    Stop the server first. Everything moves: requests in all states with their UUIDs and times, replies, idempotency
+    keys, closed requests with their numbers, and what the archive has. FROM stays as it is; TO must be empty. At the
+    end all of TO is read again and compared with FROM.
+
+    If it is interrupted, no server starts on TO until you have run it again; it begins anew.
+
+    Then start the server with --store TO. Do not start one with FROM again: it would execute the same requests.
+
+    --json prints {from, to, requests, waiting, delayed, ended, keys, closed, checksum}.
+
+    \b
+    Example:
+      titanic migrate /var/lib/titanic /fast/titanic
+    """
+    with open_export(source) as out, open_import(target) as into, Bar("reading") as bar:
+        moved = move(out, into, bar.tell)
+        places = {"from": out.place, "to": into.place}
+    waiting, delayed, ended = moved.count(State.WAITING), moved.count(State.DELAYED), moved.count(*_ENDED)
+    if as_json:
+        states = {"requests": moved.requests, "waiting": waiting, "delayed": delayed, "ended": ended}
+        print_json({**places, **states, "keys": moved.keys, "closed": moved.closed, "checksum": moved.checksum})
+        return
+    states_text = f"{waiting} waiting, {delayed} delayed, {ended} ended"
+    keys, closed = counted(moved.keys, "key"), counted(moved.closed, "closed request")
+    click.echo(f"{places['to']}: {counted(moved.requests, 'request')} ({states_text}), {keys}, {closed}")
+    click.echo(f"compared with {places['from']}: the same, SHA-256 {moved.checksum}")
+    say(f"{places['from']} stays as it is; start no server on it any more: it would execute the same requests again")
