@@ -99,8 +99,7 @@ class BrokerCore(Core):
 
     def tick(self, now: float) -> None:
         """Do what is due: heartbeats, silent workers, requests that waited too long."""
-        due = self.next_deadline()
-        if due is not None and now > due + self.config.heartbeat_interval / 2:
+        if (due := self.next_deadline()) is not None and now > due + self.config.heartbeat_interval / 2:
             self.deaf(now)  # the workers were not silent, this process was: stopped, or busy
         for worker in self.registry.silent(now):
             self.stats["workers_expired"] += 1
@@ -152,12 +151,13 @@ class BrokerCore(Core):
             self._forget(worker, now)
 
     def revoke(self, review: Review, now: float) -> None:
-        """There are other users: workers and waiting requests go that may not be here any more."""
+        """There are other users: workers and requests go that may not be here any more."""
         self.documents.forget()
         for worker in review.dismissed(self.workers.values()):
             self._unexpected(worker, [], now)
         for service in list(self.services.values()):
-            for request in self.waiting.take(service.waiting, review.drops_request):
+            drops = review.drops_request
+            for request in [*service.take(drops), *self.waiting.take(service.waiting, drops)]:
                 self._answer_cancelled(request)
             self._drop_unused(service)
 
@@ -175,7 +175,7 @@ class BrokerCore(Core):
     def take_batches(self) -> list[tuple[bytes, list[Request]]]:
         """The requests for integrated services since the last call."""
         batched, self._batched = self._batched, []
-        return [(service.name, service.take_batch()) for service in batched]
+        return [(service.name, service.take_batch()) for service in batched if service.batch]
 
     def reply(self, request: Request, body: Frames) -> None:
         """Answer a request of an integrated service; all but the first answer are dropped."""

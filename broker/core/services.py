@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -76,6 +76,16 @@ class Service:
         """The requests of an integrated service."""
         batch, self.batch = self.batch or [], []
         return batch
+
+    def take(self, unwanted: Callable[[Request], bool]) -> list[Request]:
+        """Take some of an integrated service's requests out, after a look at all."""
+        taken: list[Request] = []
+        if self.batch:
+            kept: list[Request] = []
+            for request in self.batch:
+                (taken if unwanted(request) else kept).append(request)
+            self.batch = kept
+        return taken
 
     def least_recently_used(self) -> WorkerPeer:
         """Take the free worker that has been free for longest; StopIteration when there is none."""

@@ -456,6 +456,29 @@ def test_what_is_asked_by_who_is_nobody_any_more_no_other_worker_gets(played: Pl
     assert [peer for peer, _ in played.core.take_output()] == ["worker", "gone"]
 
 
+def test_what_was_read_before_a_reload_is_handed_over_as_what_holds_after_it(played: Played) -> None:
+    """Or who had just asked to wait got the reply within the hour, though a reload had taken his read permission."""
+    for service in (b"titanic.wait", b"echo"):
+        played.core.integrate(service)
+    played.guard.rules[b"titanic.wait"] = lambda who, body: None
+    reader, late = user("reader", read="own", call=["echo"]), user("late", call=["echo"])
+    for peer, who in (("reads", reader), ("gone", reader), ("late", late), ("here", None)):
+        played.core.receive(peer, [b"MDPC02", b"\1", b"titanic.wait", b"60"], 0.0, who)
+    played.core.receive("late", [b"MDPC02", b"\1", b"echo", b"x"], 0.0, late)
+    whose: dict[Peer, User | None] = {"reads": user("reader"), "late": user("late"), "here": None}
+    played.core.revoke(Review(played.guard, lambda peer: whose.get(peer, NOBODY)), 0.0)
+    check(played.core)
+    told = played.core.take_output()
+    assert [peer for peer, _ in told] == ["gone", "late"]
+    played.core.receive("late", [b"MDPC02", b"\1", b"echo", b"y"], 0.0, user("late", call=["echo"]))
+    (_, waits), (_, echoed) = played.core.take_batches()
+    assert [(request.peer, request.user) for request in waits] == [
+        (peer, whose[peer]) for peer in ("reads", "late", "here")
+    ]
+    assert [request.body for request in echoed] == [[b"y"]]
+    assert played.core.take_batches() == []
+
+
 def test_a_revoked_worker_gets_nothing_of_another(played: Played) -> None:
     """Neither is one left that had nothing to do while the other is sent away."""
     for name in ("busy", "idle"):

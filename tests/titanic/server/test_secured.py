@@ -283,7 +283,7 @@ def test_who_waits_at_a_queue_apart_and_may_read_no_more_is_not_told(tmp_path: P
         until(lambda: server.dispatcher.waiters.next_deadline() is not None)
         files.write(ALICE.replace('read = "own"', "") + BOB + QUEUE)
         broker.reload(load_access(files.path))
-        assert told(waiting)[3].startswith(b"400"), "at once, and not the reply when there is one"
+        assert told(waiting)[3].startswith(b"403"), "at once, and not the reply when there is one"
         until(lambda: not len(server.dispatcher.waiters))
         waiting.send_multipart(wait)
         assert told(waiting)[3].startswith(b"403 forbidden: user 'alice' may not read requests")
