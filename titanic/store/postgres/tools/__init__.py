@@ -1,0 +1,5 @@
+"""Looking after a store in PostgreSQL."""
+
+from titanic.store.postgres.tools.check import Problem, check
+
+__all__ = ["Problem", "check"]

@@ -1,0 +1,185 @@
+"""The store looks at itself: everything that two tables say about the same thing, and every frame.
+
+All of it is seen at one moment. That a page can be read, and that an index has what its table has, is for PostgreSQL to
+say (data checksums, pg_amcheck).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from titanic.store.postgres.foreseen import REQUEST_SIZE
+from titanic.store.postgres.store import PostgresStore
+from titanic.store.postgres.tools.counted import LOADS, USAGE
+from titanic.store.postgres.transaction import Row
+
+Progress = Callable[[str, int, int], None]
+"""Called with the table that is looked at, how many were looked at, and how many there are."""
+
+MOST = 1000
+"""Problems of one kind that are reported."""
+
+_SETTINGS = """
+    SELECT set_config('enable_seqscan', 'on', true), set_config('enable_hashjoin', 'on', true),
+        set_config('enable_mergejoin', 'on', true), set_config('statement_timeout', '0', true),
+        set_config('work_mem', '64MB', true)"""
+"""What is slow for one request is quick for all."""
+
+
+class Problem(NamedTuple):
+    """Something that must not be. `where` names the table and the row, `what` the fact. PostgreSQL's stores are not
+    repaired, but restored: `repair` is empty."""
+
+    where: str
+    what: str
+    repair: str = ""
+
+
+class _Look(NamedTuple):
+    """A statement that finds what is wrong in a table: the row's name, and the fact."""
+
+    table: str
+    query: str
+
+
+def _frames(frames: str, count: str, size: str) -> str:
+    """A test for frames that are not those that were counted."""
+    there = f"(SELECT coalesce(sum(octet_length(f)), 0) FROM unnest({frames}) AS f)"
+    return f"({frames} IS NOT NULL AND (cardinality({frames}) <> {count} OR {there} <> {size}))"
+
+
+_PLACES = """
+    LEFT JOIN titanic.ready q ON q.uuid = r.uuid
+    LEFT JOIN titanic.later l ON l.uuid = r.uuid
+    LEFT JOIN titanic.reply p ON p.uuid = r.uuid"""
+_EXPIRES = "coalesce(q.expires_at, l.expires_at, 0)"
+_NO_REQUEST = "SELECT {0}.uuid::text, 'there is no such request' FROM titanic.{0} LEFT JOIN titanic.request r"
+_NO_REQUEST += " ON r.uuid = {0}.uuid WHERE r.uuid IS NULL"
+
+_LOOKS = (
+    _Look(
+        "request",
+        f"""SELECT r.uuid::text, CASE WHEN num_nonnulls(q.uuid, l.uuid, p.uuid) = 0
+            THEN 'it is in no queue and has no reply'
+            ELSE 'it is in ' || concat_ws(' and ', CASE WHEN q.uuid IS NOT NULL THEN 'ready' END,
+                CASE WHEN l.uuid IS NOT NULL THEN 'later' END, CASE WHEN p.uuid IS NOT NULL THEN 'reply' END) END
+        FROM titanic.request r {_PLACES} WHERE num_nonnulls(q.uuid, l.uuid, p.uuid) <> 1""",
+    ),
+    _Look(
+        "request",
+        f"""SELECT uuid::text, 'its frames are not those that were counted' FROM titanic.request
+        WHERE {_frames("body", "body_frames", "body_bytes")}""",
+    ),
+    _Look(
+        "request",
+        f"""SELECT r.uuid::text, 'it would never expire' FROM titanic.request r {_PLACES}
+            LEFT JOIN titanic.expiring e ON e.uuid = r.uuid AND e.expires_at = {_EXPIRES}
+        WHERE {_EXPIRES} <> 0 AND e.uuid IS NULL""",
+    ),
+    _Look("ready", _NO_REQUEST.format("ready")),
+    _Look(
+        "ready",
+        """SELECT q.uuid::text, 'it is in the queue of another service or priority'
+        FROM titanic.ready q JOIN titanic.request r ON r.uuid = q.uuid
+        WHERE r.service <> q.service OR q.rank <> 9 - r.priority""",
+    ),
+    _Look("later", _NO_REQUEST.format("later")),
+    _Look(
+        "later",
+        """SELECT l.uuid::text, 'it has another service or priority than its request'
+        FROM titanic.later l JOIN titanic.request r ON r.uuid = l.uuid
+        WHERE r.service <> l.service OR r.priority <> l.priority""",
+    ),
+    _Look(
+        "expiring",
+        f"""SELECT e.uuid::text, 'it does not expire then' FROM titanic.expiring e
+            LEFT JOIN titanic.request r ON r.uuid = e.uuid {_PLACES}
+        WHERE e.expires_at IS DISTINCT FROM {_EXPIRES}""",
+    ),
+    _Look("reply", _NO_REQUEST.format("reply")),
+    _Look(
+        "reply",
+        f"""SELECT p.uuid::text, 'it makes no sense' FROM titanic.reply p JOIN titanic.request r ON r.uuid = p.uuid
+        WHERE p.status NOT IN (4, 5, 6, 7) OR r.service <> p.service OR r.owner <> p.owner
+            OR {_frames("p.frames", "p.frames_count", "p.frames_bytes")}""",
+    ),
+    _Look("key", "SELECT encode(key, 'escape'), 'it stands for no request' FROM titanic.key WHERE uuids = '{}'"),
+    _Look(
+        "closed",
+        """SELECT 'number ' || before + 1, CASE WHEN seq = before + 2 THEN 'it is missing'
+            ELSE 'it is missing, and all up to ' || seq - 1 END
+        FROM (
+            SELECT seq, lag(seq, 1, m.closed_first - 1) OVER (ORDER BY seq) AS before FROM (
+                SELECT seq FROM titanic.closed UNION ALL SELECT closed_last + 1 FROM titanic.meta
+            ) all_of_them, titanic.meta m WHERE seq >= m.closed_first
+        ) one WHERE seq > before + 1""",
+    ),
+    _Look(
+        "closed",
+        """SELECT 'number ' || seq, 'it was never given out' FROM titanic.closed
+        WHERE seq > (SELECT closed_last FROM titanic.meta)""",
+    ),
+    _Look(
+        "closed",
+        f"""SELECT 'number ' || seq, 'it makes no sense' FROM titanic.closed
+        WHERE seq >= (SELECT closed_first FROM titanic.meta) AND (
+            status NOT IN (4, 5, 6, 7) OR {_frames("request", "request_frames", "request_bytes")}
+            OR {_frames("reply", "reply_frames", "reply_bytes")})""",
+    ),
+    _Look(
+        "meta",
+        """SELECT 'closed_first', 'it is ' || closed_first || ', but the last number is ' || closed_last
+        FROM titanic.meta WHERE closed_first > closed_last + 1
+        UNION ALL SELECT 'archived_upto', 'it is ' || archived_upto || ', but the last number is ' || closed_last
+        FROM titanic.meta WHERE archived_upto > closed_last""",
+    ),
+    _Look(
+        "load",
+        f"""SELECT CASE coalesce(found.kind, counted.kind) WHEN 's' THEN 'service ' ELSE 'owner ' END
+                || encode(coalesce(found.name, counted.name), 'escape'),
+            'it counts ' || coalesce(counted.waiting, 0) || ' requests of ' || coalesce(counted.bytes, 0) || ' bytes, '
+                || coalesce(counted.ready, 0) || ' ready; there are ' || coalesce(found.waiting, 0) || ' of '
+                || coalesce(found.bytes, 0) || ', ' || coalesce(found.ready, 0) || ' ready'
+        FROM ({LOADS.format(size=REQUEST_SIZE)}) found FULL JOIN (
+            SELECT kind, name, sum(waiting) AS waiting, sum(bytes) AS bytes, sum(ready) AS ready
+            FROM titanic.load GROUP BY kind, name
+        ) counted ON counted.kind = found.kind AND counted.name = found.name
+        WHERE (coalesce(found.waiting, 0), coalesce(found.bytes, 0), coalesce(found.ready, 0))
+            <> (coalesce(counted.waiting, 0), coalesce(counted.bytes, 0), coalesce(counted.ready, 0))""",
+    ),
+    _Look(
+        "usage",
+        f"""SELECT what, 'it counts ' || counted || ', there are ' || found FROM (
+            SELECT what, found, CASE what WHEN 'requests' THEN u.requests WHEN 'waiting' THEN u.waiting
+                WHEN 'delayed' THEN u.delayed WHEN 'replies' THEN u.replies ELSE u.used END AS counted
+            FROM ({USAGE.format(size=REQUEST_SIZE)}) f, (
+                SELECT coalesce(sum(requests), 0) AS requests, coalesce(sum(waiting), 0) AS waiting,
+                    coalesce(sum(delayed), 0) AS delayed, coalesce(sum(replies), 0) AS replies,
+                    coalesce(sum(used), 0) AS used
+                FROM titanic.usage
+            ) u
+        ) one WHERE found <> counted""",
+    ),
+)
+
+
+def check(store: PostgresStore, tell: Progress | None = None) -> list[Problem]:
+    """Find all that is wrong in the store; an empty list means that it is sound. `tell` is called with the name of the
+    table that is being checked. The store can be used meanwhile."""
+    with store.read() as transaction:
+        return look_through(transaction.fetch, tell)
+
+
+def look_through(fetch: Callable[[str], list[Row]], tell: Progress | None = None, most: int = MOST) -> list[Problem]:
+    """Look at everything in the transaction in which `fetch` executes a statement; report so many of one kind."""
+    problems: list[Problem] = []
+    fetch(_SETTINGS)
+    for n, (table, query) in enumerate(_LOOKS):
+        if tell is not None:
+            tell(table, n, len(_LOOKS))
+        rows = fetch(f"{query} LIMIT {most + 1}")
+        problems += [Problem(f"{table} {row}", what) for row, what in rows[:most]]
+        if len(rows) > most:
+            problems.append(Problem(table, "there are more of this kind"))
+    return problems
