@@ -6,7 +6,6 @@ Public are the names that interface.py, records.py and states.py define, and the
 from __future__ import annotations
 
 import os
-from typing import cast
 
 from titanic.errors import NotAStore
 from titanic.store.interface import *  # noqa: F403
@@ -52,7 +51,7 @@ def open_store(
     if is_url(path):
         from titanic.store.postgres.store import PostgresStore
 
-        store = PostgresStore.open(
+        return PostgresStore.open(
             str(path),
             capacity=capacity,
             keep_closed=keep_closed,
@@ -60,7 +59,6 @@ def open_store(
             drop_unarchived=drop_unarchived,
             durability=durability,
         )
-        return cast(Store, store)
     from titanic.store.lmdb.store import LmdbStore  # only who opens a store waits for the engine's import
 
     return LmdbStore.open(

@@ -2,7 +2,8 @@
 
 *Atomicity.* A write transaction is there as a whole when its `with` block has ended without an error; otherwise nothing
 of it is. A process or a machine that dies leaves one or the other. There is one writer at a time: the next one waits.
-Readers wait for nobody and see one moment, that of their beginning.
+Readers wait for nobody and see one moment: that of their beginning or, in a `remote` store, of the first thing that
+they look at.
 
 *Durability.* What was committed survives the process. It survives a power cut, too, if the store is `synced`; `relaxed`
 stores may lose the last commit until they are synced, `memory` lasts as long as the machine runs (`Durability`).

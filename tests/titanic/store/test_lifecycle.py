@@ -421,6 +421,7 @@ def test_threads_write_one_after_the_other(store):
 def test_a_reader_sees_the_store_as_it_was_when_it_began(store):
     uuids = accept(store, NewRequest(b"echo", []))
     with store.read() as txn:
+        assert txn.counts().requests == 1
         thread = threading.Thread(target=close, args=(store, uuids[0]))
         thread.start()
         thread.join()

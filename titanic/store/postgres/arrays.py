@@ -12,6 +12,7 @@ from itertools import chain, repeat
 from psycopg import Connection
 from psycopg.adapt import Buffer, Dumper, Loader
 from psycopg.pq import Format
+from psycopg.types.numeric import Int8BinaryDumper
 
 from titanic.util.ids import SIZE
 
@@ -46,7 +47,9 @@ class _IdLoader(Loader):
 
 
 def adapt(connection: Connection) -> None:
-    """Let a connection take `Raw`, and return ids as bytes."""
+    """Let a connection take `Raw`, and return ids as bytes. All numbers go as `bigint`: psycopg would choose a type by
+    their size, and prepare a statement anew for each mixture of them."""
+    connection.adapters.register_dumper(int, Int8BinaryDumper)
     connection.adapters.register_dumper(Raw, _RawDumper)
     connection.adapters.register_loader("uuid", _IdLoader)
 

@@ -12,9 +12,12 @@ from titanic.store.postgres.connection import warn
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.postgres_errors import reason_of
 from titanic.store.postgres.transaction import Settings
+from titanic.store.postgres.writing import WriterState
 from titanic.util.ids import IdMaker
 
 log = logging.getLogger(__name__)
+
+_STATE = "SELECT capacity, (SELECT coalesce(sum(used), 0)::bigint FROM usage) FROM meta"
 
 
 def prepare(pool: Pool) -> bool:
@@ -35,9 +38,9 @@ def prepare(pool: Pool) -> bool:
     return made
 
 
-def set_up(pool: Pool, settings: Settings, capacity: int | None) -> tuple[int, IdMaker]:
-    """Note the capacity, if one is given, and have a row for this node's counters. Returns the capacity that counts,
-    and the maker of ids, which begins above those that are there."""
+def set_up(pool: Pool, settings: Settings, capacity: int | None) -> WriterState:
+    """Note the capacity, if one is given, and have a row for this node's counters. Returns what the first write
+    transaction is to know."""
     session = pool.take()
     connection = session.connection
     try:
@@ -45,11 +48,11 @@ def set_up(pool: Pool, settings: Settings, capacity: int | None) -> tuple[int, I
             if capacity is not None:
                 connection.execute("UPDATE meta SET capacity = %s WHERE capacity <> %s", [capacity, capacity])
             connection.execute("INSERT INTO usage (shard) VALUES (%s) ON CONFLICT DO NOTHING", [settings.shard])
-            of_meta = connection.execute("SELECT capacity FROM meta")
+            of_meta = connection.execute(_STATE)
             last = connection.execute("SELECT uuid FROM request ORDER BY uuid DESC LIMIT 1", binary=True)
         row, newest = of_meta.fetchone(), last.fetchone()
         assert row is not None
-        return row[0], IdMaker(newest[0] if newest else None)
+        return WriterState(IdMaker(newest[0] if newest else None), *row)
     except psycopg.Error as error:
         what = f"the store in {pool.place} can't be opened"
         raise StoreUnwritable(what, reason_of(error), "look at the log of PostgreSQL") from error

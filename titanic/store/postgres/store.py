@@ -7,7 +7,6 @@ arrays, in one message with COMMIT.
 
 from __future__ import annotations
 
-import threading
 from types import TracebackType
 from typing import Self
 
@@ -18,12 +17,9 @@ from titanic.store.postgres.connection import expect_durable
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.read_transaction import PostgresReadTransaction
 from titanic.store.postgres.transaction import Settings
+from titanic.store.postgres.write_transaction import PostgresWriteTransaction
+from titanic.store.postgres.writing import WriterState
 from titanic.store.records import Durability
-from titanic.util.ids import IdMaker
-
-
-class PostgresWriteTransaction(PostgresReadTransaction):
-    """All of the changes made in it, committed when the `with` block ends, or none (interface.py)."""
 
 
 class PostgresStore:
@@ -32,16 +28,15 @@ class PostgresStore:
     remote = True
     batch = 1000
 
-    def __init__(self, pool: Pool, settings: Settings, ids: IdMaker, made: bool) -> None:
+    def __init__(self, pool: Pool, settings: Settings, writer: WriterState, made: bool) -> None:
         """`made`: whether this opening has made the tables."""
         self.place = pool.place
         self.capacity = settings.capacity
         self.durability = settings.durability
         self.pool = pool
         self.settings = settings
-        self.ids = ids
+        self.writer = writer
         self._made = made
-        self._writing = threading.Lock()
         self._partitions = Partitions(pool)
 
     @classmethod
@@ -63,8 +58,8 @@ class PostgresStore:
         try:
             made = opening.prepare(pool)
             settings = Settings(0, keep_closed, closed_body_limit, drop_unarchived, durability)
-            capacity, ids = opening.set_up(pool, settings, capacity)
-            return cls(pool, settings._replace(capacity=capacity), ids, made)
+            writer = opening.set_up(pool, settings, capacity)
+            return cls(pool, settings._replace(capacity=writer.quota.capacity), writer, made)
         except BaseException:
             pool.close()
             raise
@@ -75,7 +70,7 @@ class PostgresStore:
 
     def write(self) -> PostgresWriteTransaction:
         """The one transaction of this process that can change the store."""
-        return PostgresWriteTransaction(self.pool, self.settings)
+        return PostgresWriteTransaction(self.pool, self.settings, self.writer)
 
     @property
     def usable(self) -> bool:

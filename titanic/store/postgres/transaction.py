@@ -50,7 +50,10 @@ class Reading:
         self.pool = pool
         self.settings = settings
         self.session: Session | None = None
-        """None until the first statement."""
+        """None until it is needed."""
+        self.begun = False
+        self.failure: StoreError | None = None
+        """Why it cannot go on."""
 
     def __enter__(self) -> Self:
         if self.pool.closed:
@@ -72,31 +75,52 @@ class Reading:
 
     def run(self, statements: Sequence[Statement]) -> list[Cursor[Row]]:
         """Execute statements. The first time, a connection that turns out to be broken is replaced by another."""
-        begun = self.session is not None
+        begun = self.begun
         try:
-            return self._exchange(statements)
+            return self.exchange(statements)
         except psycopg.Error as error:
-            self.leave(broken=is_away(error))
-            if begun or not (is_away(error) or is_deadlock(error)):
+            transient = is_away(error) or is_deadlock(error)
+            if begun or not transient:
                 raise self.failed(error) from error
-        try:
-            return self._exchange(statements)
-        except psycopg.Error as error:
             self.leave(broken=is_away(error))
+        try:
+            return self.exchange(statements)
+        except psycopg.Error as error:
             raise self.failed(error) from error
 
+    def exchange(self, statements: Sequence[Statement]) -> list[Cursor[Row]]:
+        """Execute statements in one round trip. Raises psycopg.Error."""
+        if self.failure is not None:
+            raise self.failure
+        connection = self.take().connection
+        with connection.pipeline():
+            if not self.begun:
+                connection.execute(self.BEGIN)
+            self.begun = True
+            return [connection.execute(text, given, binary=True) for text, given in statements]
+
+    def take(self) -> Session:
+        """The connection of the transaction."""
+        if self.session is None:
+            self.session = self.pool.take()
+        return self.session
+
     def failed(self, error: psycopg.Error) -> StoreError:
-        """The exception to raise in place of psycopg's."""
-        return translate(error, self.pool.place)
+        """The exception to raise in place of psycopg's. The transaction cannot go on."""
+        self.failure = translate(error, self.pool.place)
+        self.leave(broken=is_away(error))
+        return self.failure
 
     def leave(self, *, broken: bool = False) -> None:
         """Drop what was changed, and give the connection back."""
         session, self.session = self.session, None
+        begun, self.begun = self.begun, False
         if session is None:
             return
         try:
             if not broken:
-                session.connection.execute("ROLLBACK")
+                if begun:
+                    session.connection.execute("ROLLBACK")
                 self.pool.give(session)
                 return
         except psycopg.Error:
@@ -105,13 +129,3 @@ class Reading:
             self.pool.drop(session)
             raise
         self.pool.drop(session)
-
-    def _exchange(self, statements: Sequence[Statement]) -> list[Cursor[Row]]:
-        first = self.session is None
-        if self.session is None:
-            self.session = self.pool.take()
-        connection = self.session.connection
-        with connection.pipeline():
-            if first:
-                connection.execute(self.BEGIN)
-            return [connection.execute(text, given, binary=True) for text, given in statements]

@@ -1,0 +1,31 @@
+"""The write side of the engine as titanic/store/interface.py has it."""
+
+from __future__ import annotations
+
+from titanic.store.postgres import accept as accepting
+from titanic.store.postgres import archive as archiving
+from titanic.store.postgres import close as closing
+from titanic.store.postgres import idempotency_keys, lifecycle, timers
+from titanic.store.postgres import recap as recapping
+from titanic.store.postgres.read_transaction import PostgresReadTransaction
+from titanic.store.postgres.writing import Writing
+
+
+class PostgresWriteTransaction(Writing, PostgresReadTransaction):
+    """All of the changes made in it, committed when the `with` block ends, or none. A process has one at a time."""
+
+    accept = accepting.accept
+    accept_many = accepting.accept_many
+    fresh = accepting.fresh
+    forget = idempotency_keys.forget
+    finish = lifecycle.finish
+    postpone = lifecycle.postpone
+    promote = lifecycle.promote
+    expire = lifecycle.expire
+    retry = lifecycle.retry
+    close = closing.close
+    trim = timers.trim
+    recap = recapping.recap
+    register_archive = archiving.register_archive
+    unregister_archive = archiving.unregister_archive
+    acknowledge_archive = archiving.acknowledge_archive

@@ -1,0 +1,169 @@
+"""A transaction that changes the store.
+
+A batch of changes costs two round trips, however many requests it changes: the first begins the transaction, locks the
+requests and reads what is to be known of them (or takes the idempotency keys of new ones); the second has all changes
+and COMMIT. In between it decides in Python. Whatever is read otherwise costs one round trip more, and puts what was
+changed before into the database first, so that a transaction reads what it has written.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import ClassVar, Self
+
+import psycopg
+
+from titanic.store.postgres.capacity import divide
+from titanic.store.postgres.changes import COUNT_USAGE, Changes
+from titanic.store.postgres.closed_partitions import PARTITION, keep_partitions
+from titanic.store.postgres.foreseen import Seen
+from titanic.store.postgres.looking import Looking
+from titanic.store.postgres.pool import Pool
+from titanic.store.postgres.postgres_errors import reason_of, unknown_outcome
+from titanic.store.postgres.transaction import Row, Settings, Statement
+from titanic.util.ids import IdMaker
+
+log = logging.getLogger(__name__)
+
+_COMMIT = Statement("COMMIT")
+_MANY = PARTITION // 2
+"""Closed requests after which the partitions are looked at, if nobody else has done that in time."""
+
+
+class WriterState:
+    """What a write transaction leaves to the next. Only who holds `lock` changes it.
+
+    `used` are the bytes that all nodes used when this one committed last, `closed` the requests that it has closed
+    since it looked at their partitions.
+    """
+
+    def __init__(self, ids: IdMaker, capacity: int, used: int) -> None:
+        self.lock = threading.Lock()
+        self.ids = ids
+        self.quota = divide(capacity)
+        self.used = used
+        self.closed = 0
+
+
+class Writing(Looking):
+    """Changes of the store, gathered in `changes` until they are read or committed."""
+
+    BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+    LOCKS: ClassVar[bool] = True
+
+    def __init__(self, pool: Pool, settings: Settings, writer: WriterState) -> None:
+        super().__init__(pool, settings)
+        self.writer = writer
+        self.changes = Changes()
+        self.requests_closed = 0
+        self._used: int | None = None
+        self._apart = False
+
+    def __enter__(self) -> Self:
+        self.writer.lock.acquire()
+        try:
+            return super().__enter__()
+        except BaseException:
+            self.writer.lock.release()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._commit()
+        finally:
+            try:
+                self.leave()
+            finally:
+                self.writer.lock.release()
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def fetch_all(self, *statements: Statement) -> list[list[Row]]:
+        if not self._apart:
+            self.flush()
+        return super().fetch_all(*statements)
+
+    def foresee(self, uuids: Sequence[bytes], replies: bool = False) -> None:
+        """Lock these requests and read what is known of them, in one round trip."""
+        missing = uuids if replies else [uuid for uuid in uuids if uuid not in self.seen]
+        if missing:
+            self._apart = self.changes.touched.isdisjoint(missing)
+            try:
+                super().foresee(missing, replies)
+            finally:
+                self._apart = False
+
+    def to_change(self, uuid: bytes) -> Seen | None:
+        """What is known of a request that is to be changed now; None when it is unknown."""
+        one = self.look(uuid)
+        if uuid in self.changes.touched:
+            self.flush()
+        return one
+
+    def fetch_apart(self, text: str, *parameters: object) -> list[Row]:
+        """`fetch` of what has nothing to do with the changes: they need not be in the database before."""
+        return super().fetch_all(Statement(text, parameters))[0]
+
+    # -- room ------------------------------------------------------------------------------------------------
+
+    def used(self) -> int:
+        """Bytes that are used with all changes, about: what others did since the last commit is not known."""
+        return (self.writer.used if self._used is None else self._used) + self.changes.used
+
+    def count_used(self) -> None:
+        """From now on `used` is exact."""
+        if self._used is None:
+            ((self._used,),) = self.fetch_apart("SELECT coalesce(sum(used), 0)::bigint FROM usage")
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Put what was changed into the database."""
+        if self.changes.any:
+            self._write(())
+
+    def _commit(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if not self.begun and not self.changes.any:
+            return  # nothing was done
+        self._write((_COMMIT,))
+        self.begun = False
+        writer = self.writer
+        if self._used is not None:
+            writer.used = self._used
+        writer.closed += self.requests_closed
+        if writer.closed >= _MANY:
+            self._keep_partitions()
+
+    def _write(self, end: Sequence[Statement]) -> None:
+        session = self.take()
+        changes, self.changes = self.changes, Changes()
+        self.requests_closed += len(changes.closed)
+        statements = [*changes.statements(session.lists, self.settings.shard), *end]
+        try:
+            cursors = self.exchange(statements)
+        except psycopg.Error as error:
+            if end and session.connection.closed:
+                self.failure = unknown_outcome(self.pool.place, error)
+                self.leave(broken=True)
+                raise self.failure from error
+            raise self.failed(error) from error
+        for statement, cursor in zip(statements, cursors, strict=True):
+            if statement.text is COUNT_USAGE:
+                ((self._used,),) = cursor.fetchall()
+
+    def _keep_partitions(self) -> None:
+        """It is committed already: what fails here is tried again after the next commit."""
+        try:
+            if keep_partitions(self.take().connection):
+                self.writer.closed = 0
+        except psycopg.Error as error:
+            log.warning("the closed requests in %s get no new partition: %s", self.pool.place, reason_of(error))
+            self.leave(broken=True)
