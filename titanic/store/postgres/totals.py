@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from titanic.store.postgres.capacity import divide
 from titanic.store.postgres.looking import Looking
 from titanic.store.records import Counts, Load
 
@@ -21,8 +22,7 @@ _COUNTS = """
         FROM titanic.usage
     ) u"""
 
-_MISSING = f"""
-    SELECT (SELECT coalesce(sum(used), 0)::bigint FROM titanic.usage) + {SMALL_REQUEST} - capacity FROM titanic.meta"""
+_USED = "SELECT coalesce(sum(used), 0)::bigint FROM titanic.usage"
 
 _MOST_LOOKED_AT = 50_000
 """Closed requests that are looked through for room."""
@@ -74,7 +74,7 @@ def identity(tx: Looking) -> bytes | None:
 
 def full(tx: Looking) -> bool:
     """Whether there is no room for a small request, also when all makes way that may."""
-    (missing,) = tx.fetch_row(_MISSING)
+    missing = tx.fetch_row(_USED)[0] + SMALL_REQUEST - divide(tx.settings.capacity).accept
     if missing <= 0:
         return False
     (size,) = tx.fetch_row(_CAN_MAKE_WAY, tx.settings.drop_unarchived, _MOST_LOOKED_AT)
