@@ -51,6 +51,9 @@ class LocalPeer:
         self._deliver = deliver
         self._inbox: list[Frames] = []
 
+    def __str__(self) -> str:
+        return "this process"
+
     def send(self, messages: Sequence[Frames]) -> None:
         """Send messages to the broker. Any thread may; in the broker's, not while it flushes."""
         if self._broker.loop.is_here:

@@ -145,8 +145,8 @@ class IntegratedFront(Front):
 
     def reload(self, access: Access) -> None:
         self._broker.reload(access)
-        if self._gathering is not None:
-            self._gathering.reload(access)
+        if self._gathering is not None:  # behind: the broker goes by who each was
+            self.loop.call(self._gathering.reload, access)
 
     def stop_gathering(self, patience: float) -> None:
         if self._gathering is not None:

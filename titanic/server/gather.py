@@ -185,7 +185,7 @@ class GatherEndpoints:
             one.stop(max(0.0, end - time.monotonic()))
 
     def reload(self, access: Access) -> None:
-        """The users may be others now."""
+        """The users may be others now. To be called in the broker's loop."""
         for endpoint, one in self._named:
             one.peer.user = access.endpoints.get(endpoint, NOBODY)
 

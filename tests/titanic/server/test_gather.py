@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 
 import pytest
 from support.access_files import AccessFiles
@@ -164,4 +165,15 @@ def test_with_access_control_each_endpoint_submits_as_its_user(
         server.reload(server.config)
         send(b"b")
         until(lambda: server.gathered == {"stored": 3, "dropped": 3, "waiting": 0})
+        held, go = Event(), Event()
+        server.front.loop.call(held.set)
+        server.front.loop.call(go.wait, 30)
+        assert held.wait(30)
+        before = [local.user for local in server.front._broker._locals]
+        files.write(users + "".join(named))
+        server.reload(server.config)
+        same = [local.user for local in server.front._broker._locals] == before
+        go.set()
+        assert same, "in the broker's turn, or it could take who it was before for who it is now"
     assert "may not submit to 'b'" in caplog.text
+    assert ", from this process; " in caplog.text
