@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 
-from titanic.errors import NotAStore
 from titanic.store.interface import *  # noqa: F403
 from titanic.store.interface import Store
 from titanic.store.moving import Export, Import
@@ -88,7 +87,9 @@ def open_export(place: str | os.PathLike[str]) -> Export:
     Raises NotAStore, StoreLocked when it is in use, or what `open_store` raises.
     """
     if is_url(place):
-        raise NotAStore("a database can't be moved", "it is in PostgreSQL", "use its own tools")
+        from titanic.store.postgres.moving_out import PostgresExport
+
+        return PostgresExport.open(str(place))
     from titanic.store.lmdb.tools.moving import LmdbExport
 
     return LmdbExport.open(place)
@@ -100,7 +101,9 @@ def open_import(place: str | os.PathLike[str]) -> Import:
     Raises NotAStore when something is there, StoreLocked or StoreUnwritable.
     """
     if is_url(place):
-        raise NotAStore("a database can't be moved", "it is in PostgreSQL", "use its own tools")
+        from titanic.store.postgres.moving_in import PostgresImport
+
+        return PostgresImport(str(place))
     from titanic.store.lmdb.tools.moving import LmdbImport
 
     return LmdbImport(place)

@@ -81,12 +81,17 @@ def make_partitions(connection: Connection) -> None:
     """Make the partitions for the numbers to come, as far as they are not there, in the transaction that has begun."""
     connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
     for n in _look(connection)[0]:
-        name = f"titanic.closed_{n}"
-        connection.execute(f"CREATE TABLE {name} (LIKE titanic.closed INCLUDING ALL) WITH ({_OPTIONS})")
-        connection.execute(
-            f"ALTER TABLE titanic.closed ATTACH PARTITION {name}"
-            f" FOR VALUES FROM ({n * PARTITION}) TO ({(n + 1) * PARTITION})"
-        )
+        make_partition(connection, n)
+
+
+def make_partition(connection: Connection, n: int) -> None:
+    """Make partition number `n`."""
+    name = f"titanic.closed_{n}"
+    connection.execute(f"CREATE TABLE {name} (LIKE titanic.closed INCLUDING ALL) WITH ({_OPTIONS})")
+    connection.execute(
+        f"ALTER TABLE titanic.closed ATTACH PARTITION {name}"
+        f" FOR VALUES FROM ({n * PARTITION}) TO ({(n + 1) * PARTITION})"
+    )
 
 
 def _drop(connection: Connection, over: list[int]) -> bool:

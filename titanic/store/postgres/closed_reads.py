@@ -48,7 +48,7 @@ def closed(tx: Looking, after_seq: int, limit: int, max_bytes: int) -> list[Clos
     rows = tx.fetch(_CLOSED, after_seq + 1, _LAST, limit, max_bytes)
     found: list[ClosedRequest] = []
     try:
-        found.extend(map(_decode, rows))
+        found.extend(map(decoded, rows))
     except RecordCorrupt:
         if not found:
             raise
@@ -84,7 +84,7 @@ def closed_bulk(tx: Looking, first: int, last: int, max_bytes: int = 16 << 20) -
                 raise RecordCorrupt(_NUMBER.pack(number), "closed", "it is missing")
             if at >= max_bytes:
                 break
-            one = _decode(row)
+            one = decoded(row)
             record = [_encode(one, *row[-2:])]
             if one.request_left_out or one.reply_left_out or row[-2] > 1 or row[-1] > 1:
                 apart[number - first] = one
@@ -114,7 +114,7 @@ def _run(tx: Looking, first: int, last: int, max_bytes: int) -> Iterator[tuple[A
         first = rows[-1][0] + 1
 
 
-def _decode(row: tuple[Any, ...]) -> ClosedRequest:
+def decoded(row: tuple[Any, ...]) -> ClosedRequest:
     number, uuid, service, key, status, attempts, submitted_at, dispatched_at, replied_at, closed_at = row[:10]
     request, reply, error, priority, unclaimed, request_bytes, reply_bytes, owner, request_frames, reply_frames = row[
         10:

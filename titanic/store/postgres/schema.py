@@ -23,6 +23,9 @@ from titanic.store.records import DEFAULT_CAPACITY
 FORMAT = 1
 """What a node that knows another number must not touch."""
 
+META, UNFINISHED = "titanic.meta", "titanic.unfinished_migration"
+"""The table that every store has, and what it is called in one that is being made: without it there is no store."""
+
 _LOCK = 0x7469_7461_6E69_6300
 """The advisory lock of those who make or change the tables: "titanic" in ASCII."""
 
@@ -206,11 +209,16 @@ def prepare(connection: Connection, place: str) -> bool:
     """
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-        found = connection.execute("SELECT to_regnamespace('titanic'), to_regclass('titanic.meta')").fetchone()
+        found = connection.execute(
+            "SELECT to_regnamespace('titanic'), to_regclass(%s), to_regclass(%s)", (META, UNFINISHED)
+        ).fetchone()
         assert found is not None
         made = found[0] is None
         if made:
             connection.execute(TABLES, prepare=False)
+        elif found[2] is not None:
+            what, fact = f"the store in {place} is unfinished", "its migration was interrupted"
+            raise NotAStore(what, fact, "run titanic migrate again, or drop the schema 'titanic'")
         elif found[1] is None:
             what = f"the database {place} has a schema 'titanic' that is not Titanic's"
             raise NotAStore(what, "it has no table 'meta'", "choose another database")
