@@ -5,7 +5,6 @@ Its table `meta` is called `unfinished_migration` until all is there and compare
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -13,14 +12,15 @@ from uuid import UUID
 
 from titanic.errors import NotAStore, StoreLocked
 from titanic.store.moving import Progress, StoredClosing, StoredKey, StoredLife, StoreHead
-from titanic.store.postgres.capacity import CLOSED, KEY, REPLY, REQUEST, divide
+from titanic.store.postgres.capacity import CLOSED, divide
 from titanic.store.postgres.closed_partitions import AHEAD, PARTITION, make_partition
 from titanic.store.postgres.connection import place_of
-from titanic.store.postgres.foreseen import reply_size, request_size
+from titanic.store.postgres.foreseen import REQUEST_SIZE
 from titanic.store.postgres.moving_out import PostgresExport, connected, translated
 from titanic.store.postgres.schema import META, TABLES, UNFINISHED
+from titanic.store.postgres.tools.check import look_through
+from titanic.store.postgres.tools.counted import LOADS, USAGE
 from titanic.store.postgres.transaction import Row
-from titanic.util.ids import SIZE
 
 _LOCK = 0x7469_7461_6E69_6302
 """The advisory lock of who makes a store."""
@@ -47,19 +47,15 @@ _COLUMNS = {
     "closed": "seq, uuid, submitted_at, dispatched_at, replied_at, closed_at, request_bytes, reply_bytes, cost,"
     " attempts, request_frames, reply_frames, status, priority, unclaimed, service, key, owner, error, request, reply",
 }
-_CHECKS = {
-    "the requests": ("SELECT count(*) FROM titanic.request", "requests"),
-    "what waits": ("SELECT count(*) FROM titanic.ready", "waiting"),
-    "what is delayed": ("SELECT count(*) FROM titanic.later", "delayed"),
-    "the replies": ("SELECT count(*) FROM titanic.reply", "replies"),
-    "what expires": (
-        "SELECT count(*) FROM titanic.expiring e"
-        " JOIN (SELECT uuid, expires_at FROM titanic.ready UNION ALL SELECT uuid, expires_at FROM titanic.later) p"
-        " USING (uuid, expires_at)",
-        "expiring",
-    ),
-}
-"""How many rows there must be, by what was counted when they were put in."""
+_COUNT_LOADS = f"""
+    INSERT INTO titanic.load (kind, name, shard, waiting, bytes, ready)
+    SELECT kind, name, 0, waiting, bytes, ready FROM ({LOADS.format(size=REQUEST_SIZE)}) one"""
+_COUNT_USAGE = f"""
+    INSERT INTO titanic.usage (shard, requests, waiting, delayed, replies, used)
+    SELECT 0, one['requests']::bigint, one['waiting']::bigint, one['delayed']::bigint, one['replies']::bigint,
+        one['used']::bigint
+    FROM (SELECT jsonb_object_agg(what, found) AS one FROM ({USAGE.format(size=REQUEST_SIZE)}) all_of_them) found
+    RETURNING used"""
 
 
 class PostgresImport:
@@ -69,8 +65,6 @@ class PostgresImport:
         """Raises NotAStore when there is a store, StoreLocked when somebody else makes one, StoreUnwritable."""
         self.place = place_of(url)
         self._url = url
-        self._counts: Counter[str] = Counter()
-        self._loads: dict[tuple[str, bytes], Counter[str]] = {}
         self._capacity = 0
         self._connection = connected(url)
         try:
@@ -102,7 +96,7 @@ class PostgresImport:
             if begun:
                 connection.execute("DROP SCHEMA titanic CASCADE")
             connection.execute(TABLES, prepare=False)
-            connection.execute(f"ALTER TABLE {META} RENAME TO {UNFINISHED.partition('.')[2]}")
+            self._rename(META, UNFINISHED)
 
     def __enter__(self) -> Self:
         return self
@@ -150,11 +144,6 @@ class PostgresImport:
 
     def put_keys(self, keys: Sequence[StoredKey]) -> None:
         """Store these idempotency keys."""
-        for one in keys:
-            self._counts["used"] += KEY + SIZE * len(one.uuids)
-            if one.owner:
-                size = 2 + len(one.owner) + len(one.key) + 16 + SIZE * len(one.uuids)
-                self._load("o", one.owner, bytes=size)
         self._copy({"key": [(*one[:4], [UUID(bytes=uuid) for uuid in one.uuids]) for one in keys]})
 
     def put_closed(self, closings: Sequence[StoredClosing]) -> None:
@@ -164,7 +153,6 @@ class PostgresImport:
             error = one.error.encode()
             cost = CLOSED + sum(map(len, (one.service, one.key, one.owner, error)))
             cost += sum(map(len, (*one.request, *one.reply)))
-            self._counts["used"] += cost
             times = one.submitted_at, one.dispatched_at, one.replied_at, one.closed_at
             sizes = one.request_bytes, one.reply_bytes, cost
             how = one.attempts, request_frames, reply_frames, int(one.status), one.priority, one.unclaimed
@@ -175,22 +163,16 @@ class PostgresImport:
         self._copy({"closed": rows})
 
     def _place(self, life: StoredLife, rows: dict[str, list[Row]]) -> None:
-        """The rows of a request, and what they count."""
+        """The rows of a request."""
         one, outcome = life.request, life.outcome
-        uuid, body_bytes = UUID(bytes=one.uuid), sum(map(len, one.body))
-        size = request_size(one.service, one.key, one.owner, one.options, len(one.body), body_bytes)
-        what = one.service, one.body, len(one.body), body_bytes, one.priority
+        uuid = UUID(bytes=one.uuid)
+        what = one.service, one.body, len(one.body), sum(map(len, one.body)), one.priority
         when = one.submitted_at, one.not_before, one.expires_at, one.max_attempts
         rows["request"].append((uuid, *what, *when, one.options, one.key, one.owner))
-        self._counts.update(requests=1, used=size + REQUEST)
         if outcome is not None:
-            frames_bytes, reason = sum(map(len, outcome.frames)), outcome.reason.encode()
             how = int(outcome.status), outcome.attempts, outcome.dispatched_at, outcome.finished_at
-            frames = len(outcome.frames), frames_bytes, outcome.frames
-            rows["reply"].append((uuid, *how, *frames, reason, one.service, one.owner))
-            replied = reply_size(reason, len(outcome.frames), frames_bytes)
-            self._counts.update(replies=1, used=replied + REPLY)
-            self._load("o", one.owner, bytes=size + replied)
+            frames = len(outcome.frames), sum(map(len, outcome.frames)), outcome.frames
+            rows["reply"].append((uuid, *how, *frames, outcome.reason.encode(), one.service, one.owner))
             return
         tried = life.attempts, life.dispatched_at, life.expires_at
         if life.due:
@@ -199,13 +181,6 @@ class PostgresImport:
             rows["ready"].append((one.service, 9 - one.priority, uuid, *tried, life.reason.encode()))
         if life.expires_at:
             rows["expiring"].append((life.expires_at, uuid))
-        self._counts.update(delayed=bool(life.due), waiting=not life.due, expiring=bool(life.expires_at))
-        self._load("s", one.service, waiting=1, bytes=size, ready=not life.due)
-        self._load("o", one.owner, waiting=1, bytes=size)
-
-    def _load(self, kind: str, name: bytes, **counts: int) -> None:
-        if name:
-            self._loads.setdefault((kind, name), Counter()).update(counts)
 
     def _copy(self, tables: dict[str, list[Row]]) -> None:
         """Put rows into tables, all or none."""
@@ -217,27 +192,24 @@ class PostgresImport:
     # -- the end -----------------------------------------------------------------------------------------------
 
     def problems(self, tell: Progress) -> list[str]:
-        """Write down what was counted, and look whether the rows are there."""
-        counts = self._counts
-        if divide(self._capacity).accept < counts["used"]:  # the other engine counts other bytes
-            self._capacity = counts["used"] + counts["used"] // 4
-        found = []
-        with translated(self.place):
-            with self._connection.transaction(), self._connection.cursor() as cursor:
-                for whose, load in self._loads.items():
-                    numbers = load["waiting"], load["bytes"], load["ready"]
-                    cursor.execute("INSERT INTO titanic.load VALUES (%s, %s, 0, %s, %s, %s)", (*whose, *numbers))
-                names = ("requests", "waiting", "delayed", "replies", "used")
-                cursor.execute("DELETE FROM titanic.usage")
-                row = [counts[name] for name in names]
-                cursor.execute(f"INSERT INTO titanic.usage (shard, {', '.join(names)}) VALUES (0{', %s' * 5})", row)
-                cursor.execute(f"UPDATE {UNFINISHED} SET capacity = %s", (self._capacity,))
-            for done, (what, (query, name)) in enumerate(_CHECKS.items()):
-                tell("checking", done, len(_CHECKS))
-                (there,) = self._row(query)
-                if there != counts[name]:
-                    found.append(f"{what}: {there} rows instead of {counts[name]}")
-        return found
+        """Count what is there, and check it."""
+        with translated(self.place), self._connection.transaction():
+            # What counts and checks knows the table by its right name. Nobody else sees that it has it.
+            self._rename(UNFINISHED, META)
+            self._connection.execute(_COUNT_LOADS)
+            self._connection.execute("DELETE FROM titanic.usage")
+            (used,) = self._row(_COUNT_USAGE)
+            if divide(self._capacity).accept < used:  # the other engine counts other bytes
+                self._connection.execute(f"UPDATE {META} SET capacity = %s", (used + used // 4,))
+            found = look_through(self._fetch, lambda table, done, total: tell(f"checking {table}", done, total))
+            self._rename(META, UNFINISHED)
+        return [f"{one.where}: {one.what}" for one in found]
+
+    def _fetch(self, query: str) -> list[Row]:
+        return self._connection.execute(query).fetchall()
+
+    def _rename(self, table: str, name: str) -> None:
+        self._connection.execute(f"ALTER TABLE {table} RENAME TO {name.partition('.')[2]}")
 
     def read(self) -> PostgresExport:
         """What is in it now."""
@@ -248,7 +220,7 @@ class PostgresImport:
         with translated(self.place):
             self._connection.execute("ANALYZE")
             self._connection.execute("RESET synchronous_commit")
-            self._connection.execute(f"ALTER TABLE {UNFINISHED} RENAME TO {META.partition('.')[2]}")
+            self._rename(UNFINISHED, META)
 
 
 def _copy_rows(cursor: Any, table: str, rows: Iterable[Row]) -> None:
