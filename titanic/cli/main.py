@@ -42,7 +42,7 @@ COMMANDS = {
     "check": ("check_backup", "Check a store, or repair it."),
     "backup": ("check_backup", "Copy a store, also while a server uses it."),
     "restore": ("check_backup", "Make a store from a backup."),
-    "migrate": ("migrate", "Copy a store that no server has into a new one."),
+    "migrate": ("migrate", "Copy a store into a new one, as to PostgreSQL."),
     "keys": ("keys", "Make the keys of users and of the server."),
     "access": ("access", "Check an access file; tell what it allows."),
     "pattern": ("patterns", "Run another of the Guide's reliability patterns."),

@@ -1,4 +1,4 @@
-"""`titanic migrate`: a store becomes another one."""
+"""`titanic migrate`: a store becomes one of another engine, or another one of the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _ENDED = tuple(State(status) for status in Status)
 @json_flag
 @configured
 def migrate(source: str, target: str, as_json: bool) -> None:
-    """Copy the store in the directory FROM into the new store TO.
+    """Copy the store FROM into the new store TO. Each is a directory, or the URL of a database of PostgreSQL:
+    postgresql://USER@HOST/DATABASE. (The password belongs into ~/.pgpass: what is on the command line, others can see.)
 
     Stop the server first. Everything moves: requests in all states with their UUIDs and times, replies, idempotency
     keys, closed requests with their numbers, and what the archive has. FROM stays as it is; TO must be empty. At the
@@ -33,7 +34,8 @@ def migrate(source: str, target: str, as_json: bool) -> None:
 
     \b
     Example:
-      titanic migrate /var/lib/titanic /fast/titanic
+      titanic migrate /var/lib/titanic postgresql://titanic@db.example/titanic
+      titanic migrate postgresql://titanic@db.example/titanic /var/lib/titanic
     """
     with open_export(source) as out, open_import(target) as into, Bar("reading") as bar:
         moved = move(out, into, bar.tell)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from titanic.errors import InvalidArchive
 from titanic.store.postgres.arrays import Raw
-from titanic.store.postgres.closed_reads import archive, archivist
+from titanic.store.postgres.closed_reads import archive
+from titanic.store.postgres.closed_reads import archivist as known_archivist
 from titanic.store.postgres.writing import Writing
 from titanic.store.records import ArchiveState, Archivist
 
@@ -16,18 +17,18 @@ _NOTE_ARCHIVIST = "UPDATE meta SET archivist_id = %s::uuid, archivist_name = %s"
 _ID_OF = "SELECT uuid FROM closed WHERE seq = %s AND seq >= (SELECT closed_first FROM meta)"
 
 
-def register_archive(tx: Writing, who: Archivist | None = None) -> ArchiveState:
+def register_archive(tx: Writing, archivist: Archivist | None = None) -> ArchiveState:
     """From now on keep all closed requests until they are acknowledged. Registering again changes nothing."""
     found = _locked(tx)
     registered, upto = found.registered, found.archived_upto
-    known = archivist(tx)
+    known = known_archivist(tx)
     if registered:
-        _expect(known, who)
-    if who is not None and who != known:
-        if known is None or known.id != who.id:
+        _expect(known, archivist)
+    if archivist is not None and archivist != known:
+        if known is None or known.id != archivist.id:
             upto, registered = found.first - 1, False  # this archive need not have what another one has
-        name = who.name.replace("\0", "").encode(errors="replace").decode(errors="replace")[:_MOST_NAME]
-        tx.fetch(_NOTE_ARCHIVIST, Raw(who.id), name)
+        name = archivist.name.replace("\0", "").encode(errors="replace").decode(errors="replace")[:_MOST_NAME]
+        tx.fetch(_NOTE_ARCHIVIST, Raw(archivist.id), name)
     if not registered:
         tx.fetch(_NOTE, 1, max(upto, found.first - 1))
     return archive(tx)
@@ -42,13 +43,13 @@ def unregister_archive(tx: Writing) -> ArchiveState:
 
 
 def acknowledge_archive(
-    tx: Writing, upto: int, uuid: bytes | None = None, who: Archivist | None = None
+    tx: Writing, upto: int, uuid: bytes | None = None, archivist: Archivist | None = None
 ) -> ArchiveState:
     """The archive has everything up to number `upto`, and safely. A number below an earlier one changes nothing."""
     found = _locked(tx)
     if not found.registered:
         raise InvalidArchive("nothing can be acknowledged", "no archive is registered", "register it first")
-    _expect(archivist(tx), who)
+    _expect(known_archivist(tx), archivist)
     what = f"closed requests up to {upto} can't be acknowledged"
     if upto > found.last:
         raise InvalidArchive(what, f"the last is {found.last}", "look for another store")
