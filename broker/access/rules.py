@@ -243,7 +243,8 @@ class Review:
 
     def _keeps(self, worker: WorkerPeer) -> bool:
         worker.user = self._whose(worker.peer)
-        stays = self._guard.may_work(worker, worker.service.name)
+        # Whose connection is gone, or was just ended, was refused nothing here.
+        stays = worker.user is not NOBODY and self._guard.may_work(worker, worker.service.name)
         request = worker.request
         if request is None or request.user is None:
             return stays

@@ -479,6 +479,17 @@ def test_what_was_read_before_a_reload_is_handed_over_as_what_holds_after_it(pla
     assert played.core.take_batches() == []
 
 
+def test_a_worker_whose_connection_is_gone_was_refused_nothing(played: Played) -> None:
+    """A reload finds it before its silence does: the log said that somebody without a name was refused."""
+    for name in ("gone", "lacks"):
+        played.said(WORKER, name, b"MDPW02", b"\1", b"echo")
+    whose: dict[Peer, User | None] = {"lacks": user("worker", work=["other"])}
+    played.core.revoke(Review(played.guard, lambda peer: whose.get(peer, NOBODY)), 0.0)
+    check(played.core)
+    assert not played.core.workers
+    assert played.guard.refusals == {("worker", "work"): 1}
+
+
 def test_a_revoked_worker_gets_nothing_of_another(played: Played) -> None:
     """Neither is one left that had nothing to do while the other is sent away."""
     for name in ("busy", "idle"):
