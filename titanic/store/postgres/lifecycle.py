@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from titanic.errors import StoreFull
-from titanic.store.postgres.arrays import ids
+from titanic.store.postgres.arrays import ids, numbers
 from titanic.store.postgres.capacity import REPLY
 from titanic.store.postgres.changes import LaterRow, ReadyRow, ReplyRow
 from titanic.store.postgres.closed_drops import make_room
@@ -27,9 +27,13 @@ WITH due AS (
 )
 SELECT uuid, service FROM gone ORDER BY due, uuid"""
 
+# What another node has claimed is running there.
 _EXPIRED = """
 SELECT e.uuid FROM expiring AS e JOIN request AS r ON r.uuid = e.uuid
-WHERE e.expires_at <= %s AND e.uuid <> ALL (%s::uuid[])
+WHERE e.expires_at <= %s AND e.uuid <> ALL (%s::uuid[]) AND NOT EXISTS (
+    SELECT FROM ready AS y JOIN node AS n ON n.incarnation = y.incarnation
+    WHERE y.service = r.service AND y.rank = 9 - r.priority AND y.uuid = r.uuid
+        AND n.lease_until > '-infinity' AND n.incarnation <> ALL (%s::bigint[]))
 ORDER BY e.expires_at, e.uuid LIMIT %s FOR UPDATE OF r SKIP LOCKED"""
 
 
@@ -87,7 +91,8 @@ def expire(
     tx: Writing, now_us: int, limit: int = 1000, skip: Collection[bytes] = (), ahead_us: int = 0
 ) -> list[tuple[bytes, bytes]]:
     """End requests whose time is over, at most `limit`, but not those in `skip`: they are running."""
-    uuids = [uuid for (uuid,) in tx.fetch(_EXPIRED, now_us - ahead_us, ids(list(skip)), limit)]
+    own = numbers(tx.incarnation.own)
+    uuids = [uuid for (uuid,) in tx.fetch(_EXPIRED, now_us - ahead_us, ids(list(skip)), own, limit)]
     tx.foresee(uuids)
     expired: list[tuple[bytes, bytes]] = []
     for uuid in uuids:

@@ -14,6 +14,7 @@ from titanic.store.postgres import opening
 from titanic.store.postgres.capacity import expect_large_enough
 from titanic.store.postgres.closed_partitions import Partitions
 from titanic.store.postgres.connection import expect_durable
+from titanic.store.postgres.incarnation import Incarnation
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.read_transaction import PostgresReadTransaction
 from titanic.store.postgres.transaction import Settings
@@ -36,6 +37,7 @@ class PostgresStore:
         self.pool = pool
         self.settings = settings
         self.writer = writer
+        self.incarnation = Incarnation(pool)
         self._made = made
         self._partitions = Partitions(pool)
 
@@ -70,7 +72,7 @@ class PostgresStore:
 
     def write(self) -> PostgresWriteTransaction:
         """The one transaction of this process that can change the store."""
-        return PostgresWriteTransaction(self.pool, self.settings, self.writer)
+        return PostgresWriteTransaction(self.pool, self.settings, self.writer, self.incarnation)
 
     @property
     def usable(self) -> bool:
@@ -79,7 +81,8 @@ class PostgresStore:
 
     def sync(self) -> None:
         """Nothing that commits wait for: that is PostgreSQL's business, and what `relaxed` leaves out it writes soon.
-        It is called now and then, so it looks after the partitions of closed requests."""
+        It is called now and then, so it looks after the partitions of closed requests, and this node's lease."""
+        self.incarnation.look_after()
         self._partitions.look_after()
 
     def reader_check(self) -> int:
@@ -88,6 +91,8 @@ class PostgresStore:
 
     def close(self) -> None:
         """Close the store; its transactions must have ended. Closing again does nothing."""
+        if self.usable:
+            self.incarnation.leave()
         self.pool.close()
 
     def discard(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from titanic.store.postgres import accept as accepting
 from titanic.store.postgres import archive as archiving
+from titanic.store.postgres import claims, idempotency_keys, lifecycle, timers
 from titanic.store.postgres import close as closing
-from titanic.store.postgres import idempotency_keys, lifecycle, timers
 from titanic.store.postgres import recap as recapping
 from titanic.store.postgres.read_transaction import PostgresReadTransaction
 from titanic.store.postgres.writing import Writing
@@ -26,6 +26,9 @@ class PostgresWriteTransaction(Writing, PostgresReadTransaction):
     close = closing.close
     trim = timers.trim
     recap = recapping.recap
+    claim = claims.claim
+    release = claims.release
+    release_all_but = claims.release_all_but
     register_archive = archiving.register_archive
     unregister_archive = archiving.unregister_archive
     acknowledge_archive = archiving.acknowledge_archive

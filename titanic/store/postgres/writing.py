@@ -20,6 +20,7 @@ from titanic.store.postgres.capacity import divide
 from titanic.store.postgres.changes import COUNT_USAGE, Changes
 from titanic.store.postgres.closed_partitions import PARTITION, keep_partitions
 from titanic.store.postgres.foreseen import Seen
+from titanic.store.postgres.incarnation import Incarnation
 from titanic.store.postgres.looking import Looking
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.postgres_errors import reason_of, unknown_outcome
@@ -54,9 +55,12 @@ class Writing(Looking):
     BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
     LOCKS: ClassVar[bool] = True
 
-    def __init__(self, pool: Pool, settings: Settings, writer: WriterState) -> None:
+    def __init__(self, pool: Pool, settings: Settings, writer: WriterState, incarnation: Incarnation) -> None:
         super().__init__(pool, settings)
         self.writer = writer
+        self.incarnation = incarnation
+        self.renumbered: int | None = None
+        """The incarnation that this transaction begins, if it is committed."""
         self.changes = Changes()
         self.requests_closed = 0
         self._used: int | None = None
@@ -138,6 +142,8 @@ class Writing(Looking):
         writer = self.writer
         if self._used is not None:
             writer.used = self._used
+        if self.renumbered is not None:
+            self.incarnation.own = [self.renumbered]
         writer.closed += self.requests_closed
         if writer.closed >= _MANY:
             self._keep_partitions()
