@@ -12,7 +12,7 @@ from typing import Any
 from support.store_dict import DictStore, Read, Write
 
 from titanic.errors import StoreFailed
-from titanic.store import ReadyRow
+from titanic.store import Closed, ReadyRow, State
 
 
 class RemoteStore(DictStore):
@@ -91,14 +91,22 @@ class RemoteWrite(RemoteRead, Write):
         for service, limit in services:
             if max_bytes <= 0:
                 break
-            found[service] = self.next_ready(service, None, limit, max_bytes, skip=self.tables.claimed)
-            max_bytes -= sum(len(frame) for row in found[service] for frame in row.body)
-            self.tables.claimed |= {row.uuid: service for row in found[service]}
+            found[service] = []
+            for row in self.next_ready(service, None, limit, 1 << 40, skip=self.tables.claimed):
+                if max_bytes > 0:
+                    max_bytes -= sum(map(len, row.body))
+                    self.tables.claimed[row.uuid] = service
+                    found[service].append(row)
         return found
 
     def change(self, row: Any, **fields: Any) -> None:
         super().change(row, **fields)
-        self.tables.claimed.pop(row.uuid, None)  # it has left the queue: the claim goes with its place there
+        if self.state(row.uuid) is not State.WAITING:
+            self.release([row.uuid])  # the claim goes with its place in the queue
+
+    def close(self, uuid: bytes, *args: Any, **options: Any) -> Closed | None:
+        self.release([uuid])
+        return super().close(uuid, *args, **options)
 
     def release(self, uuids: Sequence[bytes]) -> None:
         for uuid in uuids:

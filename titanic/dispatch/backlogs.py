@@ -48,6 +48,8 @@ class Backlog:
     name: bytes
     waiting: bool = True
     """Whether the store may hold requests beyond `cursor`."""
+    news: int = 0
+    """How often requests have come to the queue. What was read from the store before that is out of date."""
     cursor: bytes | None = None
     """The place in the store's queue of the last request that was fetched; None: fetch from the front."""
     in_flight: int = 0
@@ -123,12 +125,14 @@ class Backlog:
     def added(self, priority: int) -> None:
         """New requests are in the queue, each behind all others of its priority; the highest priority is given."""
         self.waiting = True
+        self.news += 1
         if self.cursor is not None and priority > priority_in(self.cursor):
             self.cursor = None
 
     def rewind(self) -> None:
         """Something is in the queue that may stand before the cursor."""
         self.waiting = True
+        self.news += 1
         self.cursor = None
 
 

@@ -56,6 +56,8 @@ class DispatchCore:
         self.outcomes = OutcomeBuffer()
         self.stopping = False
         """While true, nothing new is sent."""
+        self.given_back: list[bytes] | None = None
+        """For requests that have gone back to the queue; None: the store need not be told."""
         self.counts = {"dispatched": 0, "succeeded": 0, "failed": 0, "expired": 0, "retried": 0, "returned": 0}
         # What is told of a service, and of none of its requests, goes straight to the backlogs.
         self.arrived, self.returned, self.emptied = backlogs.arrived, backlogs.returned, backlogs.emptied
@@ -380,6 +382,8 @@ class DispatchCore:
 
     def _give_back(self, uuid: bytes, flight: Flight, now: float, *, pause: bool) -> None:
         self.counts["returned"] += 1
+        if self.given_back is not None:
+            self.given_back.append(uuid)
         if flight.expires_at:
             self._alarm = now  # its time to live counts again
         backlog = flight.backlog

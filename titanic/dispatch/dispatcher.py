@@ -13,37 +13,26 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from broker import Channel, Loop, earliest
 from titanic.commit.writer import SMALL, Writer
 from titanic.config import ServerConfig
-from titanic.dispatch.attempts import Finish
-from titanic.dispatch.backlogs import Fetch
+from titanic.dispatch.attempts import Finish, Send
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.maintenance import Maintenance
+from titanic.dispatch.fetching import ClaimedFetch, Fetching, LocalFetch
+from titanic.dispatch.maintenance import Maintenance, RemoteMaintenance
 from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
+from titanic.dispatch.read_aside import ReadAside
 from titanic.dispatch.service_log import FailureLog
 from titanic.dispatch.transport import Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters
-from titanic.errors import RecordCorrupt, StoreError
-from titanic.logs import Trouble
-from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.protocol.tsp import SERVICES, WAIT
 from titanic.services.ask import Answers, Ask, CloseDoubt, SendAnswers
 from titanic.services.reader import Reader, ReadService
 from titanic.store import Status, Store
-from titanic.util.clock import Leaps, wall_us
 
 log = logging.getLogger(__name__)
-
-FETCH_BYTES = 1 << 20
-"""Bytes of bodies that a round reads from the store for all services together, plus at most one body: everything else
-waits meanwhile."""
-
-LOOKS = 20
-"""Reads of the store in one round, until results get their turn."""
 
 DISMISS_MOST = 2.0
 """Seconds that `stop` gives the reader to look for the replies of clients that came last to wait."""
@@ -93,16 +82,19 @@ class Dispatcher(Channel):
         )
         self.failures = FailureLog()
         self._refusals = reader.refusals
-        self.maintenance = Maintenance(config, store, writer, self.core, self.call, self._expired)
-        self._clock = Leaps()
-        self._clock.look(wall_us())
-        """The wall clock, as the dispatcher sees it."""
-        self._damage = Trouble(log, "dispatch")
-        self._unread = Trouble(log, "read what to dispatch")
+        self.maintenance: Maintenance
+        self._fetching: Fetching
+        if store.remote:
+            aside = ReadAside(store, reader.call, self.call)
+            self.maintenance = RemoteMaintenance(config, store, writer, self.core, self.call, self._expired, aside)
+            self._fetching = ClaimedFetch(self.core, self._send, writer, aside, self.call)
+        else:
+            self.maintenance = Maintenance(config, store, writer, self.core, self.call, self._expired)
+            self._fetching = LocalFetch(store, self.core, self._send)
         self._counts_workers = config.broker is not None
         self._count_at = 0.0
-        self._more = False
-        """Whether the last round left requests unread in the store."""
+        self._fetch_at: float | None = None
+        """When to fetch from the store again, whatever happens; at once, when the last round left requests unread."""
         self._store = store
         self._writer = writer
         self.transport: Transport | None = None
@@ -241,10 +233,10 @@ class Dispatcher(Channel):
         """At once, when requests were left unread; else when something is due."""
         if self._ended:
             return None
-        if self._more:
+        if self._fetch_at == 0.0:
             return 0.0
         due = self.core.next_deadline() if self.transport is not None else None
-        return earliest(due, self.waiters.next_deadline(), self.maintenance.next_deadline())
+        return earliest(due, self._fetch_at, self.waiters.next_deadline(), self.maintenance.next_deadline())
 
     def _flush(self, now: float) -> None:
         """One round: take in results, decide, send."""
@@ -254,7 +246,7 @@ class Dispatcher(Channel):
         for uuid in core.take_certain():
             for doubt in self._doubts.pop(uuid, ()):
                 doubt.over(uuid)
-        if core.stopping and not core.flights:
+        if core.stopping and not core.flights and not self._fetching.busy:
             self._settled.set()
         if self.waiters.dismissed:
             self._dismissed.set()
@@ -274,17 +266,7 @@ class Dispatcher(Channel):
             transport.ask_presence(questions, now)
         if core.take_survey(now) or self._uncounted(now):
             transport.survey(now)
-        self._more = True
-        left = FETCH_BYTES
-        for _ in range(LOOKS):
-            if not (fetches := core.take_fetches()):
-                self._more = False
-                break
-            left = self._fetch(fetches, left, now)
-            if sends := core.take_sends(now, self._clock.look(wall_us())):
-                transport.send_requests(sends, now)
-            if left <= 0:
-                break
+        self._fetch_at = self._fetching.fetch(now)
         for uuid in core.take_recalls():
             transport.recall_request(uuid, now)
         for outcomes in core.take_outcomes(now, self.waiters):
@@ -297,9 +279,12 @@ class Dispatcher(Channel):
         self._count_at = now + COUNT_EVERY
         return True
 
+    def _send(self, sends: Sequence[Send], now: float) -> None:
+        assert self.transport is not None  # nothing is fetched without, and what was there is only replaced
+        self.transport.send_requests(sends, now)
+
     def _begin(self) -> None:
-        with self._store.read() as transaction:
-            self.core.arrived(dict.fromkeys(transaction.waiting(), DEFAULT_PRIORITY), time.monotonic())
+        self._fetching.begin()
         self.maintenance.look()
 
     def _end(self) -> None:
@@ -354,11 +339,7 @@ class Dispatcher(Channel):
         is forgotten here: it is not looked at before it comes."""
         backlogs = self.core.backlogs
         if absent := [name for name in services if name in backlogs and not backlogs[name].fetchable]:
-            try:
-                with self._store.read() as transaction:
-                    self.core.emptied([name for name in absent if transaction.oldest(name) is None])
-            except StoreError as error:
-                self._unread.met(error)
+            self._fetching.emptied(absent)
 
     def _unwritten(self, outcomes: Outcomes) -> None:
         """Called by the writer, in its thread or in this one."""
@@ -390,26 +371,3 @@ class Dispatcher(Channel):
         self._withdrawn({service for _, service in expired})
         for uuid, service in expired:
             self.failures.tell(uuid, service, Status.EXPIRED, "not done in time")
-
-    def _fetch(self, fetches: Sequence[Fetch], left: int, now: float) -> int:
-        """Read the store once, bodies of `left` bytes at most; how many are left then."""
-        sure_us = self._clock.look(wall_us())
-        try:
-            with self._store.read() as transaction:
-                for service, after, limit in fetches:
-                    if left <= 0:
-                        break
-                    try:
-                        rows = transaction.next_ready(service, after, limit, left, skip=self.core.flights)
-                    except RecordCorrupt as damage:
-                        self._damage.met(damage)
-                        self.core.damaged(service, damage.uuid, str(damage), now)
-                    else:
-                        left -= sum(map(len, chain.from_iterable([row.body for row in rows])))
-                        self.core.fetched(service, rows, now, sure_us)
-            self._unread.over()
-        except StoreError as error:
-            self._unread.met(error)
-            for fetch in fetches:
-                self.core.unreadable(fetch.service, now)
-        return left

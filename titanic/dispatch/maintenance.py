@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from titanic.commit.writer import Write, Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.core import DispatchCore
+from titanic.dispatch.read_aside import ReadAside
 from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError
 from titanic.logs import Trouble, event
 from titanic.store import ReadTransaction, Store, WriteTransaction
@@ -34,6 +35,9 @@ LONGEST_ALARM = 30.0
 
 SYNC_EVERY = 1.0
 """Seconds after which commits are synced that did not wait for it: what a power cut may take."""
+
+LOOK_EVERY = 0.05
+"""Seconds between looks into a remote store for what is due: each takes time there."""
 
 READERS_EVERY = 5.0
 """Seconds between looks for killed readers, which hold slots and pages that could be used again."""
@@ -79,7 +83,7 @@ class Maintenance:
         """Do what is due."""
         self._writer.enqueue(MaintenanceWrite(self, STEP))
 
-    def next_deadline(self) -> float:
+    def next_deadline(self) -> float | None:
         """When `tick` has something to do."""
         return min(self._readers_at, self._sync_at)
 
@@ -133,6 +137,64 @@ class Maintenance:
     @staticmethod
     def _alarm_for(due_us: int) -> float:
         return time.monotonic() + min(LONGEST_ALARM, max(SHORTEST_ALARM, (due_us - wall_us()) / 1e6))
+
+
+class RemoteMaintenance(Maintenance):
+    """For a remote store: what is due is read in the reader's thread, and not after each commit. Its server does the
+    rest by itself."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        store: Store,
+        writer: Writer,
+        core: DispatchCore,
+        call: Callable[..., None],
+        expired: Callable[[Sequence[tuple[bytes, bytes]]], None],
+        aside: ReadAside,
+    ) -> None:
+        super().__init__(config, store, writer, core, call, expired)
+        self._aside = aside
+        self._look_at: float | None = None
+        """When to look."""
+        self._looking = False
+        self._begun = 0.0
+        """When the last look began."""
+        self._stale = False
+        """Whether something may have become due since then of which it does not tell."""
+
+    def next_deadline(self) -> float | None:
+        return None if self._looking else self._look_at
+
+    def tick(self, now: float) -> None:
+        """Look, when that is due."""
+        if self._look_at is not None and now >= self._look_at and not self._looking:
+            self._look_at, self._begun = None, now
+            self._looking, self._stale = True, False
+            self._aside.read(self.next_due, self._looked, self._not_looked)
+
+    def look(self) -> None:
+        self._look_at = self._begun + LOOK_EVERY
+        self._stale = True
+
+    def hasten_alarm(self, due_us: int) -> None:
+        self._stale = True
+        super().hasten_alarm(due_us)
+
+    def _looked(self, due: int | None) -> None:
+        self._looking = False
+        self._due_trouble.over()
+        if self.leaps.unchecked is not None:
+            due = 0
+        if not self._stale:
+            self.set_alarm(due)
+        elif due is not None:
+            super().hasten_alarm(due)
+
+    def _not_looked(self, error: StoreError) -> None:
+        self._looking = False
+        self._due_trouble.met(error)
+        self.set_alarm(wall_us() + pause_us(error))
 
 
 class MaintenanceWrite:

@@ -389,8 +389,8 @@ class ClaimingTransaction(WriteTransaction, Protocol):
         """What each of these services is to do next, so many requests at most, in the order of `next_ready`: they are
         claimed by this node now. What a node has claimed, this one too, is passed over.
 
-        Ends when the bodies come to `max_bytes`; one is returned however large it is. A service that was not looked at
-        for that reason is left out of the result; one that is there with no requests has none that are free.
+        Ends with the request that makes the frames `max_bytes` or more. A service that was not looked at for that
+        reason is left out of the result. So if they are less, a service with fewer than it may have has no more.
         """
 
     def release(self, uuids: Sequence[bytes]) -> None:

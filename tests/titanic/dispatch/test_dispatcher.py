@@ -117,7 +117,7 @@ def test_what_is_in_flight_is_not_read_again(store: Store, caplog: pytest.LogCap
 def test_a_round_reads_no_more_than_is_good_for_all_and_services_take_turns(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("titanic.dispatch.dispatcher.FETCH_BYTES", 3000)
+    monkeypatch.setattr("titanic.dispatch.fetching.FETCH_BYTES", 3000)
     rounds = Rounds(store, {b"a": 6, b"b": 6, b"c": 1, b"d": 1}, b"x" * 1000)
     sent = []
     while services := rounds.next():

@@ -1,0 +1,271 @@
+"""A store elsewhere: requests are claimed in the writer's thread, and what is claimed is in flight or given back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from support.store_remote import RemoteStore
+from support.waiting import until
+
+from broker import ErrorReply, Loop
+from titanic import ServerConfig
+from titanic.commit.writer import Writer
+from titanic.dispatch import fetching
+from titanic.dispatch.attempts import Send
+from titanic.dispatch.dispatcher import Dispatcher
+from titanic.services.reader import Reader
+from titanic.store import NewRequest
+from titanic.util.clock import wall_us
+
+
+class Transport:
+    """Nobody is asked, and what is sent is written down."""
+
+    most_ahead = 0
+    surveys = False
+
+    def __init__(self) -> None:
+        self.sent: list[Send] = []
+
+    def send_requests(self, sends: Sequence[Send], now: float) -> None:
+        self.sent += sends
+
+    def recall_request(self, uuid: bytes, now: float) -> None: ...
+
+    def ask_presence(self, names: Sequence[bytes], now: float) -> None: ...
+
+    def survey(self, now: float) -> None: ...
+
+    def push(self, now: float) -> None: ...
+
+    def deliver_results(self, now: float) -> None: ...
+
+
+class Node:
+    """A dispatcher that runs, with a store that nobody else uses."""
+
+    def __init__(self) -> None:
+        self.store = RemoteStore()
+        self.writer, self.reader, self.loop = Writer(self.store), Reader(self.store), Loop()
+        self.transport = Transport()
+        self.dispatcher = Dispatcher(
+            ServerConfig(), self.store, self.writer, self.reader, lambda answers: None, self.loop
+        )
+        self.core = self.dispatcher.core
+        self.dispatcher.connect(self.transport)
+        self._thread = threading.Thread(target=self.loop.run, daemon=True)
+
+    def start(self) -> None:
+        self.writer.start()
+        self.reader.start()
+        self._thread.start()
+        self.in_loop(lambda: self.store.loops.add(threading.get_ident()))
+        self.dispatcher.start()
+        self.settle()
+
+    def stop(self) -> None:
+        self.dispatcher.stop()
+        self.reader.stop()
+        self.writer.stop()
+        self.loop.stop()
+        self._thread.join()
+
+    def in_loop(self, function: Callable[[], object]) -> None:
+        """Have it called there, and wait for it."""
+        done = threading.Event()
+        self.dispatcher.call(function)
+        self.dispatcher.call(done.set)
+        assert done.wait(30)
+
+    def settle(self) -> None:
+        """Wait until nothing is on its way: whatever a thread was told, it has told the next."""
+        for _ in range(3):
+            for call in (self.reader.call, self.writer.call):
+                done = threading.Event()
+                call(done.set)
+                assert done.wait(30)
+            self.in_loop(lambda: None)
+
+    def submit(self, *bodies: bytes, service: bytes = b"echo", priority: int = 4) -> list[bytes]:
+        with self.store.write() as txn:
+            uuids = txn.accept_many([NewRequest(service, [body], priority) for body in bodies], wall_us())
+        self.dispatcher.arrived({service: priority}, None)
+        return uuids
+
+    def workers(self, count: int, service: bytes = b"echo") -> None:
+        self.in_loop(lambda: self.core.present(service, count, time.monotonic()))
+
+    @property
+    def sent(self) -> list[bytes]:
+        return [send.body[0] for send in self.transport.sent]
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    node = Node()
+    node.start()
+    yield node
+    assert node.dispatcher.alive
+    node.stop()
+
+
+def replied(node: Node, uuid: bytes) -> None:
+    node.in_loop(lambda: node.core.replied(uuid, [b"done"], time.monotonic()))
+
+
+def test_as_many_are_claimed_as_can_be_sent_and_the_next_when_a_reply_is_on_disk(node: Node) -> None:
+    uuids = node.submit(b"1", b"2", b"3")
+    node.workers(2)
+    until(lambda: node.sent == [b"1", b"2"])
+    assert node.store.claimed == set(uuids[:2])
+    replied(node, uuids[0])
+    until(lambda: node.sent == [b"1", b"2", b"3"])
+    for uuid in uuids[1:]:
+        replied(node, uuid)
+    until(lambda: not node.core.flights)
+    node.settle()
+    assert node.store.claimed == set()
+    assert not node.core.backlogs
+
+
+def test_what_was_stored_before_the_start_is_sent() -> None:
+    node = Node()
+    with node.store.write() as txn:
+        txn.accept_many([NewRequest(b"echo", [b"old"])], wall_us())
+    node.start()
+    node.workers(1)
+    until(lambda: node.sent == [b"old"])
+    node.stop()
+
+
+def test_a_store_that_is_away_at_the_start_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "PAUSE", 0.01)
+    node = Node()
+    with node.store.write() as txn:
+        txn.accept_many([NewRequest(b"echo", [b"old"])], wall_us())
+    node.store.away = True
+    node.start()
+    node.settle()
+    node.store.away = False
+    until(lambda: b"echo" in node.core.backlogs)
+    node.workers(1)
+    until(lambda: node.sent == [b"old"])
+    node.stop()
+
+
+def test_what_nobody_can_take_any_more_is_given_back(node: Node) -> None:
+    """The claim was on its way when the workers went."""
+    node.submit(b"0")
+    node.workers(1)
+    until(lambda: node.sent == [b"0"])
+    with node.store.write() as txn:
+        txn.accept_many([NewRequest(b"echo", [b"%d" % n]) for n in range(1, 5)], wall_us())
+    with node.store.stalled():
+        node.dispatcher.arrived({b"echo": 4}, None)
+        node.workers(4)
+        assert node.store.waits.wait(30)
+        node.workers(2)
+    until(lambda: node.sent == [b"0", b"1"])
+    until(lambda: len(node.store.claimed) == 2)
+    assert node.store.claimed == set(node.core.flights)
+
+
+def test_what_the_broker_gives_back_is_released_and_claimed_again(node: Node) -> None:
+    (uuid,) = node.submit(b"x")
+    node.workers(1)
+    until(lambda: node.sent == [b"x"])
+    node.in_loop(lambda: node.core.refused(uuid, ErrorReply(503, "no worker", []), time.monotonic()))
+    until(lambda: not node.store.claimed)
+    node.workers(1)
+    until(lambda: node.sent == [b"x", b"x"])
+    assert node.store.claimed == {uuid}
+
+
+def test_a_claim_of_which_nobody_was_told_is_given_back_and_made_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "PAUSE", 0.01)
+    (running,) = node.submit(b"running", service=b"other")
+    node.workers(1, b"other")
+    until(lambda: node.sent == [b"running"])
+    (uuid,) = node.submit(b"x")
+    node.store.silent = 1
+    node.workers(1)
+    until(lambda: not node.store.silent)
+    until(lambda: node.store.claimed == {running})
+    assert node.sent == [b"running"]
+    node.workers(1)
+    until(lambda: node.sent == [b"running", b"x"])
+    assert node.store.claimed == {running, uuid}
+
+
+def test_a_service_for_which_the_bytes_did_not_suffice_is_not_taken_for_empty(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "CLAIM_BYTES", 100)
+    for service in (b"a", b"b", b"c"):
+        node.submit(*[b"%b%d" % (service, n) + bytes(90) for n in range(3)], service=service)
+    with node.store.stalled():
+        for service in (b"a", b"b", b"c"):
+            node.in_loop(lambda name=service: node.core.present(name, 3, time.monotonic()))
+    until(lambda: len(node.sent) == 9)
+    node.settle()
+    assert len(set(node.sent)) == 9
+
+
+def test_what_comes_while_a_claim_finds_nothing_is_found_by_the_next(node: Node) -> None:
+    """It was not stored yet when the store was asked, and stored before the answer came: by another node, perhaps."""
+    node.dispatcher.arrived({b"echo": 4}, None)
+    claim, late = node.store.write().__class__.claim, threading.Event()
+
+    def claims(self: object, services: Sequence[tuple[bytes, int]], max_bytes: int) -> object:
+        found = claim(self, services, max_bytes)
+        if not late.is_set():
+            late.set()
+            node.dispatcher.arrived({b"echo": 4}, None)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(node.store.write().__class__, "claim", claims)
+        node.workers(1)
+        assert late.wait(30)
+        until(lambda: len(node.store.claims) == 2)
+        node.settle()
+    assert not node.core.backlogs
+
+
+def test_a_service_of_which_all_is_closed_is_forgotten_but_not_one_where_something_came_meanwhile(node: Node) -> None:
+    (one,) = node.submit(b"1", service=b"absent")
+    node.workers(0, b"absent")
+    with node.store.write() as txn:
+        txn.close(one)
+    with node.store.stalled():
+        node.dispatcher.closed([one], [b"absent"], [])
+        assert node.store.waits.wait(30)
+        node.dispatcher.arrived({b"absent": 4}, None)
+        node.in_loop(lambda: None)
+    node.settle()
+    assert b"absent" in node.core.backlogs
+    node.dispatcher.closed([one], [b"absent"], [])
+    until(lambda: b"absent" not in node.core.backlogs)
+
+
+def test_the_loop_goes_on_while_the_network_is_silent(node: Node) -> None:
+    (first,) = node.submit(b"1")
+    node.workers(2)
+    until(lambda: node.sent == [b"1"])
+    with node.store.write() as txn:
+        txn.accept_many([NewRequest(b"echo", [b"2"])], wall_us())
+    with node.store.stalled():
+        node.dispatcher.arrived({b"echo": 4}, wall_us())
+        node.dispatcher.returned([b"echo"])
+        node.dispatcher.closed([bytes(16)], [b"echo"], [])
+        replied(node, first)
+        assert node.store.waits.wait(30)
+        for _ in range(100):
+            node.in_loop(lambda: None)  # each is a round of the loop
+        assert node.sent == [b"1"]
+    until(lambda: node.sent == [b"1", b"2"])
