@@ -233,7 +233,7 @@ class Dispatcher(Channel):
         """At once, when requests were left unread; else when something is due."""
         if self._ended:
             return None
-        if self._fetch_at == 0.0:
+        if self._fetch_at is not None and self._fetch_at <= 0.0:
             return 0.0
         due = self.core.next_deadline() if self.transport is not None else None
         return earliest(due, self._fetch_at, self.waiters.next_deadline(), self.maintenance.next_deadline())
