@@ -13,6 +13,7 @@ from support.store_dict import Write as DictWriteTransaction
 from titanic.errors import StoreFailed
 from titanic.store import WriteTransaction
 from titanic.store.lmdb.store import LmdbWriteTransaction
+from titanic.store.postgres.write_transaction import PostgresWriteTransaction
 
 
 @contextmanager
@@ -49,6 +50,6 @@ def broken_disk() -> Iterator[list[WriteTransaction]]:
         return fail
 
     with pytest.MonkeyPatch.context() as patch:
-        for engine in (LmdbWriteTransaction, DictWriteTransaction):
+        for engine in (LmdbWriteTransaction, PostgresWriteTransaction, DictWriteTransaction):
             patch.setattr(engine, "__exit__", failing(engine.__exit__))
         yield tried

@@ -13,8 +13,10 @@ from support.store_dict import DictStore
 from titanic.store import Store, open_store
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
+from titanic.store.postgres import tools as postgres_tools
+from titanic.store.postgres.store import PostgresStore
 
-POSTGRES = False
+POSTGRES = True
 """Whether tests run with PostgreSQL, too."""
 
 _databases: dict[Path, str] = {}
@@ -49,6 +51,8 @@ PARAMETERS = [pytest.param(name, marks=postgres.needs_postgres if name == "postg
 
 def is_sound(store: Store) -> bool:
     """Whether a check finds nothing; where there is nothing to check, all is well."""
+    if isinstance(store, PostgresStore):
+        return postgres_tools.check(store) == []
     return not isinstance(store, LmdbStore) or check(store) == []
 
 
@@ -58,6 +62,10 @@ def damage_reply(store: Store, uuid: bytes) -> None:
         store.damaged.add(uuid)
         return
     with store.write() as transaction:
+        if isinstance(store, PostgresStore):
+            longer = "UPDATE titanic.reply SET frames_bytes = frames_bytes + 1 WHERE uuid = %s::uuid RETURNING 1"
+            assert transaction.fetch(longer, uuid.hex()) == [(1,)]
+            return
         record = bytearray(transaction.raw.get(uuid, db=transaction.db.replies))
         record[-1] ^= 1
         transaction.raw.put(uuid, bytes(record), db=transaction.db.replies)
