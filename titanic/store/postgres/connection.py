@@ -36,8 +36,8 @@ _NETWORK = {
 
 _SETTINGS = {
     "search_path": "titanic",
-    "statement_timeout": "60s",
-    "lock_timeout": "20s",
+    "statement_timeout": "20s",
+    "lock_timeout": "15s",
     "idle_in_transaction_session_timeout": "60s",
     # The tables are empty now and have millions of rows a minute later. A plan that relied on statistics of them would
     # read all rows where there were few; so each statement has one plan, which goes by an index.

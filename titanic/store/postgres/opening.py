@@ -8,7 +8,7 @@ import psycopg
 
 from titanic.errors import StoreFailed, StoreUnwritable
 from titanic.store.postgres import schema
-from titanic.store.postgres.connection import warn
+from titanic.store.postgres.connection import Unsafe, warn
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.postgres_errors import reason_of
 from titanic.store.postgres.transaction import Settings
@@ -26,7 +26,9 @@ def prepare(pool: Pool) -> bool:
         session = pool.take()
     except StoreFailed as error:
         what = f"the store in {pool.place} can't be opened"
-        raise StoreUnwritable(what, error.fact, "start PostgreSQL, or correct the URL") from error
+        cause = error.__cause__
+        advice = cause.advice if isinstance(cause, Unsafe) else "start PostgreSQL, or correct the URL"
+        raise StoreUnwritable(what, error.fact, advice) from error
     try:
         made = schema.prepare(session.connection, pool.place)
     except psycopg.Error as error:

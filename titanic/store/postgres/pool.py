@@ -7,6 +7,7 @@ fail at once with the reason; so nobody waits for a server that is not there, an
 from __future__ import annotations
 
 import math
+import select
 import threading
 import time
 
@@ -15,6 +16,7 @@ import psycopg
 from titanic.errors import StoreError, StoreFailed
 from titanic.store.postgres.connection import Session, Unsafe, connect, parse, place_of
 from titanic.store.postgres.postgres_errors import reason_of, unreachable
+from titanic.store.postgres.stall_guard import StallGuard
 from titanic.store.records import Durability
 
 AGAIN = 1.0
@@ -36,6 +38,7 @@ class Pool:
         self._reason = ""  # why the server is away; empty: it is not, as far as is known
         self._next = 0.0  # when it may be tried again, by the monotonic clock
         self.closed = False
+        self.guard = StallGuard()
 
     def take(self) -> Session:
         """A connection, which may be broken when it was not used for a while. Raises StoreFailed."""
@@ -44,8 +47,9 @@ class Pool:
                 raise StoreFailed(f"the store in {self.place} is closed", "", "open it again")
             while self._idle:
                 session = self._idle.pop()
-                if not session.connection.closed:
+                if not _is_over(session):
                     return session
+                session.connection.close()
             if self._reason:
                 if time.monotonic() < self._next:
                     raise unreachable(self.place, self._reason)
@@ -69,6 +73,7 @@ class Pool:
 
     def close(self) -> None:
         """Close those that nobody uses, and the others when they are given back."""
+        self.guard.stop()
         with self._lock:
             self.closed = True
             dropped, self._idle = self._idle, []
@@ -96,3 +101,13 @@ class Pool:
         if isinstance(error, Unsafe):
             return StoreFailed(f"the database {self.place} is not safe to use", reason, error.advice)
         return unreachable(self.place, reason)
+
+
+def _is_over(session: Session) -> bool:
+    """Whether the server has ended a connection that nobody used. It says nothing otherwise."""
+    connection = session.connection
+    if connection.closed:
+        return True
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))

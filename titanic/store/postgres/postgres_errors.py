@@ -33,6 +33,8 @@ def is_deadlock(error: psycopg.Error) -> bool:
 def reason_of(error: psycopg.Error) -> str:
     """What the server or libpq says, in one line. Never what a statement was given."""
     text = error.diag.message_primary or str(error)
+    for prefix in ("connection failed: ", "connection is bad: "):
+        text = text.removeprefix(prefix)  # psycopg's own
     return " ".join(text.split()) or type(error).__name__
 
 

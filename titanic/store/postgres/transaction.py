@@ -93,11 +93,16 @@ class Reading:
         if self.failure is not None:
             raise self.failure
         connection = self.take().connection
-        with connection.pipeline():
-            if not self.begun:
-                connection.execute(self.BEGIN)
-            self.begun = True
-            return [connection.execute(text, given, binary=True) for text, given in statements]
+        guard = self.pool.guard
+        guard.begin(connection)
+        try:
+            with connection.pipeline():
+                if not self.begun:
+                    connection.execute(self.BEGIN)
+                self.begun = True
+                return [connection.execute(text, given, binary=True) for text, given in statements]
+        finally:
+            guard.end(connection)
 
     def take(self) -> Session:
         """The connection of the transaction."""

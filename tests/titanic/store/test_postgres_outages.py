@@ -1,0 +1,249 @@
+"""The server ends, comes back, stands still, or loses a connection: nothing is half done, and all goes on by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from support.postgres import PASSWORD, needs_postgres, new_server, shared_server
+from support.waiting import until
+
+from titanic.errors import DiskFull, NotInMemory, StoreFailed, StoreTooNew, StoreUnwritable
+from titanic.store import NewRequest, open_store
+from titanic.store.postgres import pool, stall_guard
+from titanic.store.postgres.store import PostgresStore
+
+pytestmark = needs_postgres
+
+NOW = 1_795_258_520_106_479
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """Of a database."""
+    name = shared_server().new_database()
+    yield name
+    shared_server().drop_database(name)
+
+
+@pytest.fixture
+def store(name) -> Iterator[PostgresStore]:
+    with PostgresStore.open(shared_server().url(name)) as store:
+        yield store
+
+
+def accept(store, n=1):
+    with store.write() as txn:
+        return txn.accept_many([NewRequest(b"x", [b"body"])] * n, NOW)
+
+
+def requests(store):
+    with store.read() as txn:
+        return txn.counts().requests
+
+
+def test_a_server_that_ends_is_found_again_when_it_is_back(monkeypatch):
+    monkeypatch.setattr(pool, "AGAIN", 0.05)
+    with new_server() as server, PostgresStore.open(server.url(server.new_database(), tcp=True)) as store:
+        accept(store)
+        server.stop()
+        for _ in range(3):
+            with pytest.raises(StoreFailed, match=f"127.0.0.1:{server.port}.* can't be reached; .*; it is tried again"):
+                accept(store)
+            with pytest.raises(StoreFailed, match="can't be reached"):
+                requests(store)
+        assert store.usable
+        server.start()
+        until(lambda: not failure(accept, store))
+        assert requests(store) == 2
+
+
+def failure(function, *arguments):
+    try:
+        function(*arguments)
+    except StoreFailed as error:
+        return error
+    return None
+
+
+def test_one_caller_tries_and_all_others_fail_at_once(monkeypatch):
+    with new_server() as server, PostgresStore.open(server.url(server.new_database())) as store:
+        server.stop()
+        assert failure(accept, store)
+        monkeypatch.setattr(pool, "connect", lambda *_: pytest.fail("it was just tried"))
+        assert "can't be reached" in str(failure(requests, store))
+
+
+def test_a_restart_between_transactions_is_not_noticed(store, name):
+    accept(store)
+    requests(store)
+    shared_server().cut_connections(name)
+    accept(store)
+    shared_server().cut_connections(name)
+    assert requests(store) == 2
+
+
+def interrupt(store, name, then):
+    """A transaction that has begun loses its connection, and goes on with `then`."""
+    with store.write() as txn:
+        txn.accept_many([NewRequest(b"x", [])], NOW)
+        txn.counts()
+        shared_server().cut_connections(name)
+        then(txn)
+
+
+def test_a_transaction_that_has_lost_its_connection_is_over(store, name):
+    def go_on(txn):
+        assert failure(txn.counts)
+        assert failure(txn.counts)
+        assert failure(txn.accept_many, [NewRequest(b"y", [], key=b"k", key_until=NOW + 1)], NOW)
+
+    with pytest.raises(StoreFailed, match="can't be reached"):
+        interrupt(store, name, go_on)
+    assert requests(store) == 0
+
+
+def test_who_loses_the_connection_in_a_commit_says_that_it_is_not_known(store, name):
+    def change(txn):
+        txn.accept_many([NewRequest(b"x", [])], NOW)
+
+    with pytest.raises(StoreFailed, match=r"in a commit; .*; it is not known whether"):
+        interrupt(store, name, change)
+    accept(store)
+    assert requests(store) == 1
+
+
+def test_a_server_that_stands_still_is_given_up(monkeypatch):
+    monkeypatch.setattr(stall_guard, "PATIENCE", 0.2)
+    monkeypatch.setattr(stall_guard, "LOOK", 0.05)
+    monkeypatch.setattr(pool, "AGAIN", 0.05)
+    with new_server() as server:
+        url = f"{server.url(server.new_database(), tcp=True)}?connect_timeout=2"
+        with PostgresStore.open(url) as store:
+            accept(store)
+            server.pause()
+            assert failure(accept, store)
+            server.go_on()
+            until(lambda: not failure(accept, store))
+
+
+def test_a_server_that_becomes_read_only_is_away():
+    with new_server() as server, PostgresStore.open(server.url(server.new_database())) as store:
+        accept(store)
+        server.reload(default_transaction_read_only="on")
+        assert "read-only" in str(failure(accept, store))
+        assert "read-only" in str(failure(accept, store))
+
+
+def raising(state: str, name: str, times: int = 1000) -> None:
+    """From now on the database refuses requests, so often, with this SQLSTATE."""
+    shared_server().sql(
+        f"""
+        CREATE SEQUENCE refused;
+        GRANT ALL ON SEQUENCE refused TO titanic;
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF nextval('public.refused') <= {times} THEN RAISE 'no' USING ERRCODE = '{state}'; END IF;
+            RETURN NULL;
+        END $$;
+        CREATE TRIGGER refuse BEFORE INSERT ON titanic.key FOR EACH STATEMENT EXECUTE FUNCTION refuse()""",
+        database=name,
+    )
+
+
+def accept_with_key(store, key):
+    with store.write() as txn:
+        txn.accept_many([NewRequest(b"x", [b"body"], key=key, key_until=NOW + 1)], NOW)
+
+
+def test_a_full_disk_is_told_by_its_name(store, name):
+    raising("53100", name, 1)
+    with pytest.raises(DiskFull, match=r"the disk of the database .* is full; no; nothing was kept"):
+        accept_with_key(store, b"k")
+    accept_with_key(store, b"k")
+    assert requests(store) == 1
+
+
+def test_a_deadlock_at_the_beginning_is_not_noticed(store, name):
+    raising("40P01", name, 1)
+    accept_with_key(store, b"k")
+    assert requests(store) == 1
+
+
+@pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])
+def test_a_server_that_would_lose_what_it_has_is_refused(setting):
+    with new_server(**{setting: "off"}) as server:
+        url = server.url(server.new_database())
+        with pytest.raises(StoreUnwritable, match=f"its {setting} is off; .*relaxed"):
+            open_store(url)
+        open_store(url, durability="relaxed").close()
+        with pytest.raises(NotInMemory):
+            open_store(url, durability="memory")
+
+
+def test_a_server_that_may_lose_commits_is_warned_of(name, caplog):
+    server = shared_server()
+    server.sql(f"ALTER DATABASE {name} SET synchronous_commit = local")
+    open_store(server.url(name)).close()
+    assert "may lose the last commits; its synchronous_commit is local" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://titanic:{}@127.0.0.1:{}/nothing",
+        "postgresql://titanic@127.0.0.1:{1}/nothing?password={0}",
+        "postgresql://titanic:{}%@127.0.0.1:{}/nothing",
+        "postgresql://titanic:{}@[127.0.0.1:{}/nothing",
+        "postgresql://titanic@127.0.0.1:{1}/nothing?passwor={0}",
+    ],
+)
+def test_a_password_is_in_no_text(url, caplog):
+    word = PASSWORD.replace(" ", "%20")
+    with pytest.raises(StoreUnwritable) as refused:
+        open_store(url.format(word, shared_server().port))
+    error: BaseException | None = refused.value
+    while error is not None:
+        assert word not in str(error)
+        assert PASSWORD not in str(error)
+        error = error.__cause__ or error.__context__
+    assert PASSWORD not in caplog.text
+    assert word not in caplog.text
+
+
+def test_the_place_has_no_password(name):
+    server = shared_server()
+    with open_store(f"{server.url(name, tcp=True)}?application_name=other") as store:
+        assert store.place == f"postgresql://titanic@127.0.0.1:{server.port}/{name}"
+
+
+def test_a_later_format_is_refused_and_left_alone(name):
+    server = shared_server()
+    open_store(server.url(name)).close()
+    server.sql("UPDATE titanic.meta SET format = 99", database=name)
+    with pytest.raises(StoreTooNew, match="it has format 99"):
+        open_store(server.url(name))
+    assert server.sql("SELECT format FROM titanic.meta", database=name) == 99
+
+
+def test_two_that_open_an_empty_database_make_its_tables_once(name):
+    url = shared_server().url(name)
+    with psycopg.connect(url) as connection:
+        connection.execute("BEGIN")
+        began = time.monotonic()
+        stores = [open_store(url) for _ in range(2)]
+        assert time.monotonic() - began < 10
+    for store in stores:
+        store.close()
+
+
+def test_discarding_removes_the_tables_that_were_never_used(name):
+    url = shared_server().url(name)
+    open_store(url).discard()
+    there = "SELECT count(*) FROM pg_namespace WHERE nspname = 'titanic'"
+    assert shared_server().sql(there, database=name) == 0
+    store = open_store(url)
+    accept(store)
+    store.discard()
+    assert shared_server().sql(there, database=name) == 1
