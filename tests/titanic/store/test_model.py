@@ -1,4 +1,4 @@
-"""Random lives of random requests, in LMDB and beside it in the dicts that say what must be (support/store_dict.py)."""
+"""Random lives of random requests, in LMDB or PostgreSQL, and in the dicts that say what must be (store_dict.py)."""
 
 import shutil
 import tempfile
@@ -10,7 +10,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
+from support.postgres import needs_postgres
 from support.store_dict import DictStore
+from support.store_engines import forget_databases, is_sound, open_postgres
 from support.torture import LONG, SEED, tally
 
 from titanic.errors import StoreFull
@@ -76,7 +78,7 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.path = Path(tempfile.mkdtemp(prefix="titanic-model-"))
-        self.store = LmdbStore.open(self.path, capacity=CAPACITY)
+        self.store = self.open(capacity=CAPACITY)
         self.model = DictStore(capacity=1 << 60)
         self.now = START
         self.ahead = 0  # by how much the clock may be
@@ -84,6 +86,12 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self):
         self.store.close()
         shutil.rmtree(self.path)
+
+    def open(self, **settings):
+        return LmdbStore.open(self.path, **settings)
+
+    def is_sound(self):
+        return check(self.store) == [] and (self.path / "data.mdb").stat().st_size <= CAPACITY
 
     def both(self, change):
         """Make a change, which must have the same result in both."""
@@ -220,7 +228,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def restart(self):
         self.store.close()
-        self.store = LmdbStore.open(self.path)
+        self.store = self.open()
 
     @precondition(lambda self: self.model.tables.requests)
     @rule(uuid=uuids, requests=st.lists(REQUESTS, max_size=2))
@@ -295,12 +303,27 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def the_store_is_sound(self):
         tally["operations modelled"] += 1
-        assert check(self.store) == []
-        assert (self.path / "data.mdb").stat().st_size <= CAPACITY
+        assert self.is_sound()
+
+
+class PostgresMachine(StoreMachine):
+    """The same in PostgreSQL."""
+
+    def open(self, **settings):
+        return open_postgres(self.path, **settings)
+
+    def is_sound(self):
+        with self.store.read() as txn:
+            return is_sound(self.store) and txn.counts().used <= CAPACITY
+
+    def teardown(self):
+        super().teardown()
+        forget_databases()
 
 
 if LONG:
     hypothesis.seed(SEED)(StoreMachine)
+    hypothesis.seed(SEED)(PostgresMachine)
 TestStore = pytest.mark.torture(short=True)(StoreMachine.TestCase)
 TestStore.settings = settings(
     max_examples=1000 if LONG else 25,
@@ -308,3 +331,5 @@ TestStore.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+TestPostgres = pytest.mark.torture(short=True)(needs_postgres(PostgresMachine.TestCase))
+TestPostgres.settings = settings(TestStore.settings, max_examples=200 if LONG else 5)
