@@ -16,9 +16,6 @@ from titanic.store.lmdb.tools import check
 from titanic.store.postgres import tools as postgres_tools
 from titanic.store.postgres.store import PostgresStore
 
-POSTGRES = True
-"""Whether tests run with PostgreSQL, too."""
-
 _databases: dict[Path, str] = {}
 
 
@@ -42,9 +39,7 @@ def forget_databases() -> None:
         postgres.shared_server().drop_database(_databases.popitem()[1])
 
 
-ENGINES: dict[str, Callable[..., Store]] = {"lmdb": open_store, "dict": DictStore}
-if POSTGRES:
-    ENGINES["postgres"] = open_postgres
+ENGINES: dict[str, Callable[..., Store]] = {"lmdb": open_store, "dict": DictStore, "postgres": open_postgres}
 
 PARAMETERS = [pytest.param(name, marks=postgres.needs_postgres if name == "postgres" else ()) for name in ENGINES]
 
