@@ -45,6 +45,10 @@ ALONE, FEW, SMALL = 2, 16, 64 << 10
 """Asks, frames or UUIDs or outcomes, and bytes, of which a light write has no more. When more asks have come while one
 was committed, the writer's thread has them: while it waits for the disk, the loop takes in the next."""
 
+CALM = 0.02
+"""Seconds since the last write that was not light, after which light ones are alone again: what comes between the large
+batches of a busy time is not alone."""
+
 AGAIN = 0.01
 """Seconds until `work` is called again that has put something off, when no item comes."""
 
@@ -188,6 +192,8 @@ class Writer:
         """Seconds that a commit takes, on average. At first nobody knows."""
         self._ended = 0.0
         """When the last commit ended that was not the thread's, by the monotonic clock."""
+        self._calm_from = 0.0
+        """When light writes are alone again."""
         self._damage = Trouble(log, "write")
         self.commits = 0
         self.seconds = Histogram(SECONDS)
@@ -197,18 +203,21 @@ class Writer:
 
     def enqueue(self, write: Write) -> None:
         """Commit this after all that came before. One thread calls it; not inside of `committed` and `failed`."""
-        if (
-            write.light
-            and self._pace < QUICK
+        now = time.monotonic()
+        if not write.light:
+            self._calm_from = now + CALM
+        elif (
+            self._pace < QUICK
             and self.idle
-            and time.monotonic() - self._ended > self._pace
+            and now - self._ended > self._pace
+            and now > self._calm_from
             and not self._remote
         ):
             self._commit([write])
             self._ended = time.monotonic()
-        else:
-            self._enqueued += 1
-            self._thread.put(write)
+            return
+        self._enqueued += 1
+        self._thread.put(write)
 
     @property
     def idle(self) -> bool:

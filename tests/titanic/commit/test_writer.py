@@ -225,6 +225,7 @@ def test_what_comes_alone_is_committed_where_it_comes_from_as_long_as_the_disk_i
     assert quick == sorted(quick, key=[*dict.fromkeys(quick)].index), "it changes once"
     assert quick[-1] == here
     assert commit(0.001, light=False) == "writer"
+    assert commit(0.001, pause=0.01) == "writer", "it is one of many"
     assert commit(0.001) == here
     assert commit(0.001, pause=0.0005) == "writer", "the one who brings them would do nothing else"
     assert commit(0.001, pause=0.002) == here
