@@ -65,8 +65,15 @@ def test_a_claim_has_what_a_worker_gets(nodes):
 def test_a_claim_ends_at_its_bytes(nodes):
     one, _ = nodes
     a, b, c = accept(one, b"x", b"x", b"x", size=1000)
-    assert claim(one, (b"x", 9), (b"y", 1), most=2400) == {b"x": [a, b]}, "y was not looked at"
+    assert claim(one, (b"x", 9), (b"y", 1), most=2000) == {b"x": [a, b]}, "y was not looked at"
     assert claim(one, (b"x", 9), (b"y", 1), most=1) == {b"x": [c], b"y": []}, "one, however large"
+
+
+def test_a_claim_with_fewer_bytes_has_all_there_is(nodes):
+    """Who has claimed less than was asked for does not ask again before something comes. Only the bodies count."""
+    one, _ = nodes
+    uuids = accept(one, b"x", b"x", b"x", b"y", size=1000)
+    assert claim(one, (b"x", 9), (b"y", 9), most=3001) == {b"x": uuids[:3], b"y": uuids[3:]}
 
 
 def test_what_is_released_is_free(nodes):

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 
 from titanic.errors import StoreFailed
 from titanic.store.postgres.arrays import ids, numbers, texts
-from titanic.store.postgres.foreseen import REQUEST_SIZE
 from titanic.store.postgres.incarnation import END, FREE, JOIN, identity
 from titanic.store.postgres.queue_reads import READY_COLUMNS, ready_row
 from titanic.store.postgres.transaction import Statement
@@ -23,11 +22,12 @@ WITH wanted AS (
         SELECT service, rank, uuid FROM ready WHERE service = w.service AND {FREE}
         ORDER BY rank, uuid LIMIT w.most FOR UPDATE SKIP LOCKED) AS f
 ), sized AS (
-    SELECT f.*, row_number() OVER places AS place, sum({REQUEST_SIZE}) OVER places AS size, count(*) OVER () AS found
+    SELECT f.*, row_number() OVER places AS place, sum(r.body_bytes) OVER places - r.body_bytes AS before,
+        count(*) OVER () AS found
     FROM free AS f JOIN request AS r ON r.uuid = f.uuid WINDOW places AS (ORDER BY f.n, f.rank, f.uuid)
 )
 UPDATE ready AS q SET incarnation = %s FROM sized AS s JOIN request AS r ON r.uuid = s.uuid
-WHERE q.service = s.service AND q.rank = s.rank AND q.uuid = s.uuid AND (s.place = 1 OR s.size <= %s) AND {_ALIVE}
+WHERE q.service = s.service AND q.rank = s.rank AND q.uuid = s.uuid AND s.before < %s AND {_ALIVE}
 RETURNING s.place, s.n, s.found, {READY_COLUMNS}"""
 
 _IS_ALIVE = f"SELECT {_ALIVE}"
