@@ -19,6 +19,8 @@ from titanic.store.lmdb.store import LmdbStore
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "engine" in metafunc.fixturenames:
         names = ["lmdb"] if metafunc.definition.get_closest_marker("lmdb") else PARAMETERS
+        if metafunc.definition.get_closest_marker("lasting"):
+            names = [parameter for parameter in PARAMETERS if parameter.values != ("dict",)]
         metafunc.parametrize("engine", names, indirect=True)
 
 

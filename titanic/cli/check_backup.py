@@ -11,8 +11,9 @@ import click
 from titanic.cli.exit_codes import EXIT_FAILED
 from titanic.cli.options import command, configured, json_flag, option
 from titanic.cli.printing import Bar, print_json, say, size
-from titanic.cli.store_files import expect_readable, expect_store, may_write, store_option
+from titanic.cli.store_files import expect_readable, expect_store, may_write, place_option, store_option
 from titanic.errors import StoreCorrupt, StoreLocked
+from titanic.store import Store
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import Checked, Problem, Progress, Salvaged, check_apart, salvage
 from titanic.store.lmdb.tools import backup as copy_store
@@ -25,9 +26,9 @@ from titanic.util.text import counted
 @command()
 @json_flag
 @option("--repair", is_flag=True, help="Repair what can be repaired; no server may have the store open.")
-@store_option
+@place_option
 @configured
-def check(store: Path, repair: bool, as_json: bool) -> None:
+def check(store: Path | str, repair: bool, as_json: bool) -> None:
     """Check a store: every record, every reference, every count. A server may use the store meanwhile.
 
     Prints each problem, where it is, and what --repair would do about it. Exits with 1 when there is a problem, with
@@ -36,6 +37,9 @@ def check(store: Path, repair: bool, as_json: bool) -> None:
     When pages of the file are damaged, --repair copies all that can be read into a new file. It needs room for that;
     the damaged file stays beside the new one.
 
+    A store in PostgreSQL is checked by what its tables say about the same thing, also on a standby. It is not repaired,
+    but restored from a backup of the database.
+
     --json prints {requests, replies, problems: [{where, what, repair}], left}.
 
     \b
@@ -43,10 +47,16 @@ def check(store: Path, repair: bool, as_json: bool) -> None:
       titanic check --store /var/lib/titanic
       titanic check --store /var/lib/titanic --repair
     """
-    expect_store(store)
-    saved = None
+    saved, place = None, str(store)
+    if not isinstance(store, str):
+        expect_store(store)
+    elif repair:
+        raise click.UsageError("a store in PostgreSQL is not repaired; restore a backup of the database")
     with Bar("reading") as bar:
-        if repair:
+        if isinstance(store, str):
+            place, (problems, requests, replies) = _check_database(store, bar)
+            left = len(problems)
+        elif repair:
             saved, (problems, requests, replies), left = _repair(store, bar)
         else:
             problems, requests, replies = _check(store, bar)
@@ -61,7 +71,7 @@ def check(store: Path, repair: bool, as_json: bool) -> None:
         if problems and repair:
             verdict += f", {left} left after the repair"
         counts = counted(requests, "request") + ", " + ("1 reply" if replies == 1 else f"{replies} replies")
-        click.echo(f"{store}: {counts}: {verdict}")
+        click.echo(f"{place}: {counts}: {verdict}")
     if saved:
         say(f"{saved.damaged} is the file as it was")
     if left:
@@ -135,6 +145,16 @@ def _check(path: Path, bar: Bar) -> Checked:
         return check_apart(path, _checking(bar))
 
 
+def _check_database(url: str, bar: Bar) -> tuple[str, Checked]:
+    """Where the store is, without a password, and what is found in it."""
+    from titanic.store.postgres.read_only import ReadOnlyPostgresStore  # what nobody else needs
+    from titanic.store.postgres.tools import check as check_tables
+
+    with ReadOnlyPostgresStore.open_read_only(url) as store:
+        problems = [Problem(*problem) for problem in check_tables(store, _checking(bar))]
+        return store.place, Checked(problems, *_counts(store))
+
+
 def _repair(path: Path, bar: Bar) -> tuple[Salvaged | None, Checked, int]:
     """What was salvaged, if that was necessary, what was found, and how many problems are left."""
     saved = None
@@ -150,7 +170,7 @@ def _repair(path: Path, bar: Bar) -> tuple[Salvaged | None, Checked, int]:
         return saved, Checked(problems, *_counts(store)), len(check_store(store, _checking(bar)))
 
 
-def _counts(store: LmdbStore) -> tuple[int, int]:
+def _counts(store: Store) -> tuple[int, int]:
     with store.read() as transaction:
         counts = transaction.counts()
     return counts.requests, counts.replies

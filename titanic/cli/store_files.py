@@ -12,20 +12,36 @@ from click.core import ParameterSource
 
 from titanic.cli.connect import connect_to_look
 from titanic.cli.endpoint import Reach
-from titanic.cli.options import FOLDER, endpoint, option, together
+from titanic.cli.options import FOLDER, Folder, endpoint, option, together
 from titanic.client.client import Client
 from titanic.config import ServerConfig
 from titanic.errors import StoreUnwritable
 from titanic.protocol.answers import RequestInfo, check, unknown
 from titanic.protocol.tsp import Frames
 from titanic.services import list_requests
-from titanic.store import Outcome, open_read_only
+from titanic.store import Outcome, is_url, open_read_only
 
 OFFLINE = "Without a server"
 
 STORE_DIR = {"type": FOLDER, "metavar": "DIR", "default": ServerConfig().store}
 
 store_option = option("--store", **STORE_DIR, help="Directory of the store.")
+
+
+class Place(Folder):
+    """The directory of a store, or the URL of its database, which stays as it is."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if is_url(value) else super().convert(value, param, ctx)
+
+
+place_option = option(
+    "--store",
+    type=Place(path_type=Path, readable=False),
+    metavar="DIR|URL",
+    default=ServerConfig().store,
+    help="Directory of the store, or the URL of its database.",
+)
 
 lookable = together(
     option(

@@ -72,10 +72,15 @@ def open_store(
 
 
 def open_read_only(path: str | os.PathLike[str]) -> Store:
-    """Open a store for reading, also while another process has it open (but not this one).
+    """Open a store for reading, also while another process has it open (but not this one, if it is in a directory). Of
+    one in PostgreSQL, a standby will do.
 
     Raises NotAStore, StoreUnwritable, StoreCorrupt, StoreTooNew or StoreTooOld.
     """
+    if is_url(path):
+        from titanic.store.postgres.read_only import ReadOnlyPostgresStore
+
+        return ReadOnlyPostgresStore.open_read_only(str(path))
     from titanic.store.lmdb.store import LmdbStore
 
     return LmdbStore.open_read_only(path)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from titanic.errors import InvalidArchive, RecordCorrupt
-from titanic.store import CLOSED_LAYOUT, NewRequest, Status
+from titanic.store import CLOSED_LAYOUT, NewRequest, Status, Store
 from titanic.store.lmdb.store import LmdbStore
 
 BODIES: list[list[bytes]] = [[b"one"], [], [b"a", b"", b"ccc"], [b"x" * 5000], [b"y" * 70_000], [b""]]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LmdbStore:
+def store(engine: Callable[..., Store], tmp_path: Path) -> Iterator[Store]:
     """Closed requests of all kinds, twice, with numbers 1 to 12; the second time with an owner."""
-    store = LmdbStore.open(tmp_path / "store")
+    store = engine(tmp_path / "store")
     for turn in range(2):
         for number, body in enumerate(BODIES):
             with store.write() as txn:
@@ -27,10 +28,11 @@ def store(tmp_path: Path) -> LmdbStore:
                 if number != 1:
                     txn.finish(uuid, Status.DONE, body[::-1], attempts=1, dispatched_at=2000, finished_at=3000)
                 txn.close(uuid, 4000 + number)
-    return store
+    yield store
+    store.close()
 
 
-def test_records_in_one_piece(store: LmdbStore) -> None:
+def test_records_in_one_piece(store: Store) -> None:
     dtype = np.dtype(
         [(name, "V16" if code == "16s" else f"<u{np.dtype(code).itemsize}") for name, code in CLOSED_LAYOUT]
     )
@@ -52,10 +54,14 @@ def test_records_in_one_piece(store: LmdbStore) -> None:
             assert bulk.data[at : at + entry.request_bytes] == entry.request[0]
         if number in bulk.apart:
             assert bulk.apart[number] == entry
-    assert sorted(bulk.apart) == [2, 3, 4, 8, 9, 10]
+    if isinstance(store, LmdbStore):
+        assert sorted(bulk.apart) == [2, 3, 4, 8, 9, 10]
+    else:
+        assert {2, 4, 8, 10} <= set(bulk.apart)
 
 
-def test_a_part(store: LmdbStore) -> None:
+@pytest.mark.lasting
+def test_a_part(store: Store) -> None:
     with store.read() as txn:
         assert len(txn.closed_bulk(3, 5).starts) == 3
         assert len(txn.closed_bulk(1, 12, max_bytes=1).starts) == 1
@@ -67,6 +73,7 @@ def test_a_part(store: LmdbStore) -> None:
         assert txn.cut_closed(3, 12, 2 * 10_000 + 100) == 4
 
 
+@pytest.mark.lmdb
 def test_damage_is_named(store: LmdbStore) -> None:
     environment = store.environment
     with environment.env.begin(write=True, db=environment.databases.closed) as txn:
@@ -81,8 +88,8 @@ def test_damage_is_named(store: LmdbStore) -> None:
         assert len(txn.closed_bulk(1, 6).starts) == 6
 
 
-def test_requests_that_have_not_ended(tmp_path: Path) -> None:
-    with LmdbStore.open(tmp_path / "store") as store:
+def test_requests_that_have_not_ended(engine: Callable[..., Store], tmp_path: Path) -> None:
+    with engine(tmp_path / "store") as store:
         with store.write() as txn:
             uuids = txn.accept_many([NewRequest(b"s", [b"%d" % n]) for n in range(10)], 1000)
             txn.finish(uuids[3], Status.DONE, [], attempts=1, dispatched_at=2000, finished_at=3000)
@@ -97,7 +104,8 @@ def test_requests_that_have_not_ended(tmp_path: Path) -> None:
             assert txn.holder(b"none") is txn.holder(b"") is None
 
 
-def test_an_acknowledgement_for_another_store(store: LmdbStore) -> None:
+@pytest.mark.lasting
+def test_an_acknowledgement_for_another_store(store: Store) -> None:
     with store.write() as txn:
         (entry,) = txn.closed(4, 1, 1 << 20)
         txn.register_archive()

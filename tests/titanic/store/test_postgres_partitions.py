@@ -10,7 +10,7 @@ from psycopg import Connection
 from support.postgres import needs_postgres, shared_server
 
 from titanic.store.postgres import closed_partitions
-from titanic.store.postgres.closed_partitions import AHEAD, PARTITION, keep_partitions
+from titanic.store.postgres.closed_partitions import AHEAD, LARGE, PARTITION, keep_partitions
 from titanic.store.postgres.store import PostgresStore
 
 pytestmark = needs_postgres
@@ -39,13 +39,17 @@ def partitions(connection: Connection) -> list[int]:
     return sorted(int(name.removeprefix("closed_")) for (name,) in rows)
 
 
-def close(connection: Connection, *numbers: int) -> None:
+def close(connection: Connection, *numbers: int, cost: int = 300) -> None:
     for number in numbers:
         connection.execute(
             "INSERT INTO titanic.closed VALUES"
-            " (%s, gen_random_uuid(), 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 4, 4, false, 's', '', '', '', '{}', '{}')",
-            [number],
+            " (%s, gen_random_uuid(), 1, 1, 1, 1, 0, 0, %s, 1, 0, 0, 4, 4, false, 's', '', '', '', '{}', '{}')",
+            [number, cost],
         )
+
+
+def numbers(connection: Connection) -> list[int]:
+    return [number for (number,) in connection.execute("SELECT seq FROM titanic.closed ORDER BY seq").fetchall()]
 
 
 def note(connection: Connection, first: int, last: int) -> None:
@@ -66,8 +70,17 @@ def test_they_are_made_ahead_and_dropped_whole(connection: Connection) -> None:
     note(connection, PARTITION, 3 * PARTITION)
     assert keep_partitions(connection)
     assert partitions(connection) == [*range(1, AHEAD + 4)]
-    numbers = connection.execute("SELECT seq FROM titanic.closed ORDER BY seq").fetchall()
-    assert [number for (number,) in numbers] == [PARTITION, PARTITION + 1]
+    assert numbers(connection) == [PARTITION, PARTITION + 1]
+
+
+def test_large_ones_are_deleted_before(connection: Connection) -> None:
+    """They may be more than the capacity."""
+    close(connection, *range(1, 10), cost=LARGE)
+    close(connection, 10, 11)
+    close(connection, 12, 13, cost=LARGE)
+    note(connection, 12, 13)
+    assert keep_partitions(connection)
+    assert numbers(connection) == [10, 11, 12, 13]
 
 
 def test_each_has_its_index(connection: Connection) -> None:

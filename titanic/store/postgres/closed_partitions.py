@@ -4,6 +4,8 @@ To delete closed requests one by one would leave dead rows, which somebody has t
 file that is deleted. Neither making nor dropping holds up those who close requests: a new partition is made beside the
 table and then attached, which takes no lock that closing needs; dropping does, so it gives up when somebody is in the
 way, and is tried again.
+
+Only large ones are deleted before their partition goes: they may be more than the store's whole capacity.
 """
 
 from __future__ import annotations
@@ -28,6 +30,12 @@ EVERY = 5.0
 PATIENCE = "50ms"
 """How long dropping waits for others, who then wait for it."""
 
+LARGE = 4096
+"""What a closed request must count to be deleted by itself."""
+
+_AT_ONCE = 2000
+"""So many of them in a transaction."""
+
 _LOCK = 0x7469_7461_6E69_6301
 """The advisory lock of who makes partitions."""
 
@@ -37,7 +45,16 @@ _LOOK = """
         WHERE i.inhparent = 'titanic.closed'::regclass ORDER BY 1)
     FROM titanic.meta"""
 
-_OPTIONS = "autovacuum_vacuum_insert_threshold = 50000, autovacuum_vacuum_cost_delay = 0"
+_LARGE = f"""
+    DELETE FROM titanic.closed WHERE seq = ANY(ARRAY(
+        SELECT seq FROM titanic.closed WHERE seq >= (SELECT closed_first / {PARTITION} * {PARTITION} FROM titanic.meta)
+            AND seq < (SELECT closed_first FROM titanic.meta) AND cost >= {LARGE}
+        ORDER BY seq LIMIT {_AT_ONCE} FOR UPDATE SKIP LOCKED))"""
+
+_OPTIONS = (
+    "autovacuum_vacuum_insert_threshold = 50000, autovacuum_vacuum_cost_delay = 0,"
+    " toast.autovacuum_vacuum_cost_delay = 0"
+)
 
 
 class Partitions:
@@ -74,7 +91,10 @@ def keep_partitions(connection: Connection) -> bool:
     if missing:
         with connection.transaction():
             make_partitions(connection)
-    return _drop(connection, over)
+    dropped = _drop(connection, over)
+    while connection.execute(_LARGE).rowcount == _AT_ONCE:
+        pass
+    return dropped
 
 
 def make_partitions(connection: Connection) -> None:

@@ -20,10 +20,13 @@ _CLOSED = """
     SELECT seq, uuid, service, key, status, attempts, submitted_at, dispatched_at, replied_at, closed_at, request,
         reply, error, priority, unclaimed, request_bytes, reply_bytes, owner, request_frames, reply_frames
     FROM (
-        SELECT *, sum(cost) OVER (ORDER BY seq) AS size FROM titanic.closed
+        SELECT *, sum(stored) OVER (ORDER BY seq) AS size FROM titanic.closed, LATERAL (
+            SELECT CASE WHEN request IS NULL THEN 0 ELSE request_bytes END
+                + CASE WHEN reply IS NULL THEN 0 ELSE reply_bytes END AS stored
+        ) kept
         WHERE seq >= (SELECT greatest(closed_first, %s) FROM titanic.meta) AND seq <= %s ORDER BY seq LIMIT %s
     ) one
-    WHERE size <= greatest(cost, %s) ORDER BY seq"""
+    WHERE size <= greatest(stored, %s) ORDER BY seq"""
 
 _SIZES = """
     SELECT seq, request_bytes + reply_bytes + 4 * (request_frames + reply_frames) FROM titanic.closed

@@ -24,7 +24,6 @@ OLDEST = 130000
 """The number of the oldest PostgreSQL that this engine works with."""
 
 _NETWORK = {
-    "target_session_attrs": "read-write",
     "connect_timeout": "4",
     "tcp_user_timeout": "8000",
     "keepalives": "1",
@@ -70,8 +69,9 @@ class Session(NamedTuple):
     synchronous_commit: str
 
 
-def parse(url: str) -> dict[str, str]:
-    """What the URL says, with what we add. Raises StoreUnwritable."""
+def parse(url: str, target: str = "read-write") -> dict[str, str]:
+    """What the URL says, with what we add. Of several servers, one that is a `target` will do (libpq's
+    target_session_attrs). Raises StoreUnwritable."""
     try:
         found = conninfo_to_dict(url)
     except psycopg.Error:
@@ -79,7 +79,8 @@ def parse(url: str) -> dict[str, str]:
     if found is None:  # what libpq says of it may have the password in it, as a piece that it did not understand
         what, fact = "the store's URL can't be read", "libpq doesn't understand it"
         raise StoreUnwritable(what, fact, "write postgresql://USER@HOST:PORT/DATABASE, with %XX for special characters")
-    return _NETWORK | {name: str(value) for name, value in found.items() if value is not None}
+    ours = _NETWORK | {"target_session_attrs": target}
+    return ours | {name: str(value) for name, value in found.items() if value is not None}
 
 
 def place_of(url: str) -> str:

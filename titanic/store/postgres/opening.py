@@ -8,7 +8,7 @@ import psycopg
 
 from titanic.errors import StoreFailed, StoreUnwritable
 from titanic.store.postgres import schema
-from titanic.store.postgres.connection import Unsafe, warn
+from titanic.store.postgres.connection import Session, Unsafe, warn
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.postgres_errors import reason_of
 from titanic.store.postgres.transaction import Settings
@@ -20,15 +20,20 @@ log = logging.getLogger(__name__)
 _STATE = "SELECT capacity, (SELECT coalesce(sum(used), 0)::bigint FROM usage) FROM meta"
 
 
-def prepare(pool: Pool) -> bool:
-    """Have the tables as they must be. True when they were made now. Raises StoreUnwritable, StoreTooNew, NotAStore."""
+def reach(pool: Pool) -> Session:
+    """The first connection. Raises StoreUnwritable."""
     try:
-        session = pool.take()
+        return pool.take()
     except StoreFailed as error:
         what = f"the store in {pool.place} can't be opened"
         cause = error.__cause__
         advice = cause.advice if isinstance(cause, Unsafe) else "start PostgreSQL, or correct the URL"
         raise StoreUnwritable(what, error.fact, advice) from error
+
+
+def prepare(pool: Pool) -> bool:
+    """Have the tables as they must be. True when they were made now. Raises StoreUnwritable, StoreTooNew, NotAStore."""
+    session = reach(pool)
     try:
         made = schema.prepare(session.connection, pool.place)
     except psycopg.Error as error:

@@ -29,10 +29,10 @@ _IDLE = 8
 class Pool:
     """Any thread may take a connection and give it back. `place` is the database's, for people."""
 
-    def __init__(self, url: str, durability: Durability) -> None:
+    def __init__(self, url: str, durability: Durability, target: str = "read-write") -> None:
         self.place = place_of(url)
         self.durability = durability
-        self._parameters = parse(url)
+        self._parameters = parse(url, target)
         self._lock = threading.Lock()
         self._idle: list[Session] = []
         self._reason = ""  # why the server is away; empty: it is not, as far as is known

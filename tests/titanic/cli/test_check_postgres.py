@@ -1,0 +1,55 @@
+"""`titanic check` of a store in PostgreSQL; what it finds is in tests/titanic/store/test_postgres_check.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from support.cli_titanic import here
+from support.postgres import needs_postgres, shared_server
+
+from titanic.store import NewRequest, open_store
+
+pytestmark = needs_postgres
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    server = shared_server()
+    name = server.new_database()
+    with open_store(server.url(name)) as store, store.write() as transaction:
+        transaction.accept_many([NewRequest(b"echo", [b"hello"])] * 3, 1000)
+    yield server.url(name)
+    server.drop_database(name)
+
+
+def test_a_sound_store(url: str) -> None:
+    done = here("check", "--store", url)
+    assert done.code == 0
+    assert done.out.decode().startswith("postgresql://titanic@")
+    assert done.out.decode().endswith(": 3 requests, 0 replies: no problems\n")
+
+
+def test_a_problem(url: str) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute("UPDATE titanic.usage SET waiting = 7")
+    done = here("check", "--store", url, "--json")
+    with psycopg.connect(url) as connection:
+        connection.execute("UPDATE titanic.usage SET waiting = 3")
+    assert done.code == 1
+    problem = {"where": "usage waiting", "what": "it counts 7, there are 3", "repair": ""}
+    assert done.json == {"requests": 3, "replies": 0, "problems": [problem], "left": 1}
+
+
+def test_it_is_not_repaired(url: str) -> None:
+    done = here("check", "--store", url, "--repair")
+    assert done.code == 2
+    assert "a store in PostgreSQL is not repaired; restore a backup of the database" in done.err
+
+
+def test_a_password_is_not_shown() -> None:
+    done = here("check", "--store", "postgresql://titanic:secret@127.0.0.1:1/none")
+    assert done.code == 1
+    assert "can't be opened" in done.err
+    assert "secret" not in done.err + done.out.decode()
