@@ -26,6 +26,7 @@ COUNTED = (
     "disk errors noticed",
     "power-cut images checked",
     "operations modelled",
+    "steps of claims",
     "processes killed",
     "readers killed",
     "acknowledged requests checked",

@@ -1,12 +1,13 @@
 """The store of Titanic: requests and replies that outlive the process. Start reading at interface.py.
 
-Public are the names that interface.py, records.py and states.py define, and the two functions here.
+Public are the names that interface.py, claiming.py, records.py and states.py define, and the two functions here.
 """
 
 from __future__ import annotations
 
 import os
 
+from titanic.store.claiming import *  # noqa: F403
 from titanic.store.interface import *  # noqa: F403
 from titanic.store.interface import Store
 from titanic.store.moving import Export, Import

@@ -1,0 +1,157 @@
+"""Claims broken on purpose, each in another way: the simulated cluster notices, within as many steps as always."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from support.claims_store import ModelStore, Outcome, Request, Wrong
+from support.claims_world import World
+
+from titanic.dispatch.claims import ClaimsCore, Release
+from titanic.dispatch.lease import Join, Lease, LeaseCall, Renew
+from titanic.store import Joined, Place, ReadyRow, Renewed, Silent
+
+STEPS = 20_000
+
+
+class CountsFromTheAnswer(Lease):
+    def renewed(self, op: Renew, answer: Renewed, now: float) -> None:
+        super().renewed(op._replace(sent=now), answer, now)
+
+
+class GoesOnAfterItsLease(Lease):
+    def lasts(self, now: float) -> bool:
+        return super().lasts(self.until - 1)
+
+
+class GoesOnAfterItsEnd(Lease):
+    def renewed(self, op: Renew, answer: Renewed, now: float) -> None:
+        super().renewed(op, answer._replace(alive=True), now)
+
+
+class HasNoPatience(Lease):
+    def _is_silent(self, since: float, now: float) -> bool:
+        return now - since >= self.config.lease / 2
+
+
+class NeverLooks(Lease):
+    def _look(self, others: Sequence[Silent], now: float) -> None: ...
+
+
+class TakesFailuresForNothing(ClaimsCore):
+    def failed(self, op: Any, now: float, *, unchanged: bool) -> None:
+        super().failed(op, now, unchanged=True)
+
+
+class TakesFailedReleasesForNothing(ClaimsCore):
+    def failed(self, op: Any, now: float, *, unchanged: bool) -> None:
+        super().failed(op, now, unchanged=unchanged or isinstance(op, Release))
+
+
+class JoinsWithNothing(ClaimsCore):
+    def take_lease(self, now: float) -> LeaseCall | None:
+        op = super().take_lease(now)
+        return op._replace(held=[]) if isinstance(op, Join) else op
+
+
+class KeepsWhatItLost(ClaimsCore):
+    def joined(self, op: Join, answer: Joined, now: float) -> None:
+        super().joined(op, answer._replace(held=list(self.holds)), now)
+
+
+class DispatchesWhileDraining(ClaimsCore):
+    def may_dispatch(self, now: float) -> bool:
+        return self.lease.lasts(now)
+
+    def drain(self) -> None:
+        self.draining = True
+
+
+class SendsWhatIsHere(ClaimsCore):
+    def _grant(self, service: bytes, row: ReadyRow, number: int) -> bool:
+        super()._grant(service, row, number)
+        return True
+
+
+class ForgetsWhatReturns(ClaimsCore):
+    def given_back(self, uuids: Any) -> None:
+        for uuid in list(uuids):
+            self.forgotten(uuid)
+
+
+class CountsAnyFailure(ModelStore):
+    def counts_failure(self, uuid: bytes, incarnation: int) -> bool:
+        return uuid in self.waiting
+
+
+class KeepsTheLastReply(ModelStore):
+    def write(self, incarnation: int, outcomes: Sequence[Outcome]) -> list[bytes]:
+        for uuid, reply, _ in outcomes:
+            if uuid in self.ended:
+                self.end(uuid, reply)
+        return super().write(incarnation, outcomes)
+
+
+class GoesByItsClock(ModelStore):
+    """A claim is free when its lease is over by the store's clock."""
+
+    def is_free(self, request: Request) -> bool:
+        return request.incarnation is None or self.nodes[request.incarnation] < self.clock()
+
+
+class EndsWhoeverIsNamed(ModelStore):
+    def is_silent(self, other: Silent) -> bool:
+        return True
+
+
+class ReleasesAnything(ModelStore):
+    def release(self, incarnation: int, places: Sequence[Place]) -> None:
+        for _, _, uuid in places:
+            if uuid in self.waiting:
+                self.waiting[uuid].incarnation = None
+                self.world.freed(uuid)
+
+
+BROKEN = [
+    CountsFromTheAnswer,
+    GoesOnAfterItsLease,
+    GoesOnAfterItsEnd,
+    HasNoPatience,
+    NeverLooks,
+    TakesFailuresForNothing,
+    TakesFailedReleasesForNothing,
+    JoinsWithNothing,
+    KeepsWhatItLost,
+    DispatchesWhileDraining,
+    SendsWhatIsHere,
+    ForgetsWhatReturns,
+    CountsAnyFailure,
+    KeepsTheLastReply,
+    GoesByItsClock,
+    EndsWhoeverIsNamed,
+    ReleasesAnything,
+]
+
+
+def broken_world(fault: type, seed: int) -> World:
+    if issubclass(fault, ModelStore):
+        return World(seed, store_kind=fault)
+    if issubclass(fault, Lease):
+        fault = type(fault.__name__, (ClaimsCore,), {"lease_kind": fault})
+    return World(seed, core_kind=fault)
+
+
+def finds(world: World) -> bool:
+    try:
+        world.run(STEPS)
+        world.finish()
+    except Wrong:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_fault_is_found(fault: type) -> None:
+    assert any(finds(broken_world(fault, seed)) for seed in range(3, 9))

@@ -1,0 +1,395 @@
+"""Which requests of a shared store this node may dispatch, and what it owes the store: without SQL, sockets or clock.
+
+A node claims requests under its incarnation (lease.py), and holds them until their outcomes are written. It dispatches
+only what it holds, and only while its lease lasts:
+
+    CLAIMED ──sent──► FLYING ──ended──► SETTLING ──written──► (gone)
+       │                 └──given back──► RETURNING ──released──► (gone)
+       └── given back: RETURNING; its time to live was over: SETTLING
+
+All that it holds goes with it to its next incarnation, if nobody else has claimed it meanwhile. An attempt whose claim
+is lost goes on: a reply counts whoever holds the request by then, if it has not ended; a failure counts only under an
+own, living claim. While the store is away, outcomes are kept, and nothing is dispatched after the lease's end.
+
+What may run twice, in one sentence (P2): when a node was killed, stood still, or could not reach the store for longer
+than its lease, other nodes give what it had dispatched to other workers, though its own workers may still be at it; the
+first reply that reaches the store is the reply.
+
+*Fair* between nodes: a node claims for its idle workers, and ahead of them only while the queue had more than it asked
+for. So the last requests go to whoever has idle workers. It asks again for a service that had too little when it is
+told of new ones (`arrived`), or after LOOK_AGAIN: requests of the dead come free without a word.
+
+*How it is to be wired.* If the store is remote, the dispatcher has one ClaimsCore beside its DispatchCore:
+
+- `now` is `titanic.util.clock.elapsed()`, which runs on while the machine sleeps, taken right before each call: a
+  process that stood still must not go by a time from before.
+- `take_lease` → a thread with a connection of its own calls `join`, `renew` or `leave`. It gives up after
+  `LeaseConfig.renew`. `take_claim`, then `take_release`, and outcomes (`writing`) → a `Write` each, at the writer.
+- What came of it, by `loop.call` → `joined`, `renewed`, `left`, `claimed`, `released`, `written`; `refused` at
+  StoreTooNew; `failed` at other errors, with whether it is known that nothing was changed.
+- `DispatchCore.take_fetches` becomes `rooms` for `take_claim` (`idle`: workers less what is in flight; `ahead`: as in
+  backlogs.py), one claim at a time. What `claimed` returns goes to `DispatchCore.fetched` where `may_dispatch`, and to
+  `given_back` otherwise; so do rows that are not in `flights` afterwards. Each `Send` → `sent`; `_give_back` →
+  `given_back`; an outcome → `ended`; a closed request whose flight is over → `forgotten`.
+- `DispatchCore.take_outcomes` is asked while `writes` only. `OutcomeWrite.apply` begins with
+  `transaction.under(op.incarnation)`. Those that `written` returns are `unsettled`, the others `settled`.
+- `take_recalls` → `transport.recall_request`: what no worker has begun comes back when the lease has run out.
+- `drain` at `titanic drain`, or when the server ends; `abandon` when its grace is over. Then `take_lease` leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from broker import earliest
+from titanic.dispatch.lease import Join, Lease, LeaseCall, LeaseConfig, Leave, Renew, Standing
+from titanic.store import Joined, Place, ReadyRow, Renewed, priority_in
+
+LOOK_AGAIN = 1.0
+"""Seconds until a service that had too little to claim is asked for again, without being told of new requests."""
+
+CLAIM_MOST = 1000
+"""Requests of a service in one claim, at most."""
+
+
+class Step(Enum):
+    """How far a request is that the node holds."""
+
+    CLAIMED = "claimed"
+    FLYING = "flying"
+    SETTLING = "settling"
+    RETURNING = "returning"
+
+
+class Happening(Enum):
+    """What the dispatcher tells of a request."""
+
+    SENT = "sent"
+    GIVEN_BACK = "given back"
+    ENDED = "ended"
+
+
+TRANSITIONS: dict[tuple[Step, Happening], Step] = {
+    (Step.CLAIMED, Happening.SENT): Step.FLYING,
+    (Step.CLAIMED, Happening.GIVEN_BACK): Step.RETURNING,
+    (Step.CLAIMED, Happening.ENDED): Step.SETTLING,  # its time to live was over
+    (Step.FLYING, Happening.GIVEN_BACK): Step.RETURNING,
+    (Step.FLYING, Happening.ENDED): Step.SETTLING,
+}
+"""What has no entry changes nothing."""
+
+
+class Claim(NamedTuple):
+    """Claim at most so many requests of each service: answer with `claimed` or `failed`."""
+
+    number: int
+    incarnation: int
+    wants: dict[bytes, int]
+
+
+class Release(NamedTuple):
+    """Free these requests: answer with `released` or `failed`."""
+
+    number: int
+    incarnation: int
+    places: list[Place]
+
+
+class Writing(NamedTuple):
+    """Write the outcomes of these requests: answer with `written` or `failed`."""
+
+    number: int
+    incarnation: int
+    uuids: list[bytes]
+
+
+class Room(NamedTuple):
+    """How many requests of a service could begin now, and how many more could be sent ahead."""
+
+    idle: int
+    ahead: int = 0
+
+
+@dataclass(slots=True)
+class Hold:
+    """A request that the node holds."""
+
+    place: Place
+    step: Step
+    since: int
+    """The number of the answer by which it was claimed, or claimed again: what was asked before is about an earlier
+    claim."""
+
+
+class ClaimsCore:
+    """Decides; `now` is in seconds of a clock that cannot be set, and `draw` gives a number that nobody has had."""
+
+    lease_kind: type[Lease] = Lease
+
+    def __init__(self, draw: Callable[[], int], config: LeaseConfig | None = None) -> None:
+        self.lease = self.lease_kind(draw, config)
+        self.draining = False
+        self.holds: dict[bytes, Hold] = {}
+        self._claim: Claim | None = None
+        self._release: Release | None = None
+        self._returning: set[bytes] = set()
+        self._claims_first = True
+        """Claims and releases take turns."""
+        self._plenty: set[bytes] = set()
+        """Services that had more than was asked for."""
+        self._look_at: dict[bytes, float] = {}
+        """When services that had too little are asked for again."""
+        self._told: set[bytes] = set()
+        """Services that have something more since the claim was sent."""
+        self._gone: set[bytes] = set()
+        """Requests that are not held any more since then."""
+        self._watched = False
+        """Whether recalls are due when the lease has run out."""
+
+    # -- what it may do --------------------------------------------------------------------------------------
+
+    def may_dispatch(self, now: float) -> bool:
+        """Whether requests that are CLAIMED may be sent to workers now."""
+        return not self.draining and self.lease.lasts(now)
+
+    @property
+    def writes(self) -> bool:
+        """Whether outcomes can be written now; they are kept otherwise."""
+        return self.lease.standing is Standing.INSIDE
+
+    def next_deadline(self) -> float | None:
+        """The next time at which something is due."""
+        stop = self.lease.until if self._watched else None
+        return earliest(self.lease.next_deadline(), stop, min(self._look_at.values(), default=None))
+
+    # -- what happened to requests ---------------------------------------------------------------------------
+
+    def arrived(self, services: Iterable[bytes]) -> None:
+        """These services have something more to be claimed."""
+        for name in services:
+            self._look_at.pop(name, None)
+            if self._claim is not None:
+                self._told.add(name)
+
+    def sent(self, uuid: bytes) -> None:
+        """The request is on its way to a worker."""
+        self._happened(uuid, Happening.SENT)
+
+    def given_back(self, uuids: Iterable[bytes]) -> None:
+        """No worker has these, and they are not to be sent from here now."""
+        for uuid in uuids:
+            self._happened(uuid, Happening.GIVEN_BACK)
+
+    def ended(self, uuid: bytes) -> None:
+        """The attempt is over; its outcome is to be written."""
+        self._happened(uuid, Happening.ENDED)
+
+    def forgotten(self, uuid: bytes) -> None:
+        """The request has left the store, and no worker here has it: there will be no outcome."""
+        self.holds.pop(uuid, None)
+        self._returning.discard(uuid)
+        if self._claim is not None:
+            self._gone.add(uuid)
+
+    def take_recalls(self, now: float) -> list[bytes]:
+        """What is FLYING when the lease has run out, once: no worker is to begin it that has not begun."""
+        if not self._watched or self.lease.lasts(now):
+            return []
+        self._watched = False
+        return [uuid for uuid, hold in self.holds.items() if hold.step is Step.FLYING]
+
+    # -- the lease -------------------------------------------------------------------------------------------
+
+    def take_lease(self, now: float) -> LeaseCall | None:
+        """What is to be asked of the store about the incarnation, if anything."""
+        if not self.lease.is_due(now):
+            return None
+        held = [hold.place for hold in self.holds.values() if hold.step is not Step.RETURNING]
+        if self.draining and not held:
+            return self.lease.leave(now)
+        return self.lease.renew(now) if self.writes else self.lease.join(now, held)
+
+    def joined(self, op: Join, answer: Joined, now: float) -> None:
+        """The store has answered a `Join`."""
+        if not self.lease.joined(op, answer, now):
+            return
+        self._claim = self._release = None  # under the one before: what they did is undone
+        self._watched = True
+        number = self.lease.take_number()
+        self.given_back([u for u, hold in self.holds.items() if hold.step is Step.CLAIMED and u not in answer.held])
+        for place in op.held:
+            if place.uuid in answer.held:
+                # One that is not held any more has been claimed by the one before after all: it is not wanted here.
+                hold = self.holds.setdefault(place.uuid, Hold(place, Step.RETURNING, number))
+                hold.since = number
+                if hold.step is Step.RETURNING:
+                    self._returning.add(place.uuid)
+
+    def renewed(self, op: Renew, answer: Renewed, now: float) -> None:
+        """The store has answered a `Renew`."""
+        self.lease.renewed(op, answer, now)
+        self._watched = self._watched or self.writes
+        if answer.draining:
+            self.drain()
+
+    def left(self, op: Leave) -> None:
+        """The store has answered a `Leave`: the node has ended."""
+        self.lease.left(op)
+
+    def refused(self) -> None:
+        """The store is in the format of a later version: nothing is dispatched, claimed or written any more."""
+        self.lease.refused()
+
+    def drain(self) -> None:
+        """Claim and send nothing more, and leave when nothing is held any more."""
+        self.draining = True
+        self.given_back([uuid for uuid, hold in self.holds.items() if hold.step is Step.CLAIMED])
+
+    def abandon(self) -> None:
+        """Do not wait any longer for what is held: others can claim it when this node has left."""
+        self.draining = True
+        self.holds.clear()
+        self._returning.clear()
+
+    # -- claims ----------------------------------------------------------------------------------------------
+
+    def take_claim(self, now: float, rooms: Mapping[bytes, Room]) -> Claim | None:
+        """What is to be claimed for these services, if anything; `rooms` are what is left beside what is held. Nothing
+        is claimed while something is being released: it is known then which of the two came first."""
+        for name in [name for name, when in self._look_at.items() if when <= now]:
+            del self._look_at[name]
+        incarnation = self.lease.incarnation
+        if self._claim is not None or self._release is not None or incarnation is None:
+            return None
+        if self._returning and not self._claims_first:
+            return None
+        if not self.writes or not self.may_dispatch(now):
+            return None
+        wants = {}
+        for name, room in rooms.items():
+            count = room.idle + (room.ahead if name in self._plenty else 0)
+            if count > 0 and name not in self._look_at:
+                wants[name] = min(count, CLAIM_MOST)
+        if not wants:
+            return None
+        self._claims_first = False
+        self._told.clear()
+        self._gone.clear()
+        self._claim = Claim(self.lease.take_number(), incarnation, wants)
+        return self._claim
+
+    def claimed(
+        self,
+        op: Claim,
+        rows: Mapping[bytes, Sequence[ReadyRow]] | None,
+        more: Collection[bytes],
+        now: float,
+    ) -> dict[bytes, list[ReadyRow]]:
+        """The store has answered a `Claim`; None: the incarnation is over. `more`: services that had more, which was
+        too large. Returns what is CLAIMED now: send it, or give it back."""
+        if op != self._claim:
+            return {}
+        self._claim = None
+        if rows is None:
+            self.lease.over(now)
+        if rows is None or not self.writes:
+            return {}  # they are free when the next incarnation begins
+        number = self.lease.take_number()
+        new = {}
+        for name, count in op.wants.items():
+            found = rows.get(name, ())
+            if len(found) == count or name in more:
+                self._plenty.add(name)
+            else:
+                self._plenty.discard(name)
+                if name not in self._told:
+                    self._look_at[name] = now + LOOK_AGAIN
+            if fresh := [row for row in found if self._grant(name, row, number)]:
+                new[name] = fresh
+        if self.draining:
+            self.drain()
+            return {}
+        return new
+
+    def take_release(self) -> Release | None:
+        """What is to be freed, if anything."""
+        incarnation = self.lease.incarnation
+        if self._release is not None or self._claim is not None or not self._returning or not self.writes:
+            return None
+        assert incarnation is not None
+        self._claims_first = True
+        places = [self.holds[uuid].place for uuid in self._returning]
+        self._release = Release(self.lease.take_number(), incarnation, places)
+        return self._release
+
+    def released(self, op: Release) -> None:
+        """The store has answered a `Release`."""
+        if op != self._release:
+            return
+        self._release = None
+        for place in op.places:
+            self.forgotten(place.uuid)
+
+    # -- outcomes --------------------------------------------------------------------------------------------
+
+    def writing(self, uuids: Iterable[bytes]) -> Writing:
+        """Outcomes of these requests, all `ended`, are about to be written. Call it while `writes` only."""
+        assert self.lease.incarnation is not None
+        return Writing(self.lease.take_number(), self.lease.incarnation, list(uuids))
+
+    def written(self, op: Writing, unchanged: Collection[bytes]) -> list[bytes]:
+        """They are committed; those `unchanged` had ended, or are claimed by others. Returns those to be written again:
+        what the store said of them is about a claim before the present one."""
+        again = []
+        stale = op.incarnation != self.lease.incarnation or not self.writes  # the next one has it, or is about to
+        for uuid in op.uuids:
+            hold = self.holds.get(uuid)
+            if hold is not None and uuid in unchanged and (stale or hold.since > op.number):
+                again.append(uuid)
+            elif hold is not None and hold.since > op.number:  # if it waits again already, it may be claimed here
+                hold.step = Step.RETURNING
+                self._returning.add(uuid)
+            else:
+                self.forgotten(uuid)
+        return again
+
+    def failed(self, op: LeaseCall | Claim | Release | Writing, now: float, *, unchanged: bool) -> None:
+        """The store cannot be reached. `unchanged`: it is known that nothing was changed. Outcomes are to be written
+        again in either case."""
+        if isinstance(op, Join | Renew | Leave):
+            self.lease.failed(op, now)
+            return
+        if op == self._claim:
+            self._claim = None
+            for name in op.wants:
+                self._look_at[name] = now + LOOK_AGAIN
+        elif op == self._release:
+            self._release = None
+        if not unchanged and op.incarnation == self.lease.incarnation:
+            self.lease.doubt(now)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _happened(self, uuid: bytes, what: Happening) -> None:
+        hold = self.holds.get(uuid)
+        if hold is not None and (step := TRANSITIONS.get((hold.step, what))) is not None:
+            hold.step = step
+            if step is Step.RETURNING:
+                self._returning.add(uuid)
+
+    def _grant(self, service: bytes, row: ReadyRow, number: int) -> bool:
+        """Hold what was claimed. False for a request that is here since an incarnation that is over: its attempt goes
+        on, and what becomes of that decides."""
+        hold = self.holds.get(row.uuid)
+        if hold is not None:
+            hold.since = number
+            return False
+        place = Place(service, 9 - priority_in(row.key), row.uuid)
+        self.holds[row.uuid] = Hold(place, Step.CLAIMED, number)
+        if row.uuid in self._gone:  # it was claimed before its outcome was written, which was answered first
+            self.given_back([row.uuid])
+            return False
+        return True

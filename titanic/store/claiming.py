@@ -1,0 +1,162 @@
+"""What several nodes need of the store that they share: claims, and incarnations that hold them.
+
+A node is a process; an *incarnation* is a number under which it claims requests. It lives until somebody ends it: its
+node, which leaves or begins another one, or other nodes that have not seen it renewed for a whole lease. That is noted
+in its row of `node` (`lease_until = '-infinity'`) and never undone, so it is the same for everybody who looks, however
+old his snapshot. Rows that a dead incarnation has claimed are free: nobody has to find them.
+
+What ends an incarnation is that moment alone. No clock decides, not even the database's, which leaps when another
+machine takes over: an observer compares `lease_until` with what it was a lease ago *by the observer's own clock*, and
+ends the incarnation only if it is still that (`Silent`). `lease_until` grows with each renewal whatever the clock says.
+
+Each method is one statement, given below for PostgreSQL at READ COMMITTED. Each may be executed long after its sender
+has given it up, and a repeated one may be executed before the first: none does harm then, because all of them name the
+incarnation, and a sender who does not know what became of one goes on under another incarnation
+(`titanic/dispatch/claims.py`).
+
+*Alive* is `EXISTS (SELECT FROM node WHERE incarnation = $me AND lease_until > '-infinity')`. *Free* is, of a row of
+`ready`, `incarnation IS NULL OR EXISTS (SELECT FROM node n WHERE n.incarnation = ready.incarnation AND n.lease_until =
+'-infinity')`. Do not ask instead that there be no living row: a statement that finds a row changed looks at it anew,
+but at `node` as it was when the statement began, and would take what a node that has joined since has just claimed.
+So dead rows of `node` stay until no row of `ready` names them, and for a day at least:
+
+    DELETE FROM node WHERE lease_until = '-infinity' AND started_at < now() - interval '1 day'
+       AND NOT EXISTS (SELECT FROM ready WHERE ready.incarnation = node.incarnation)
+
+Whatever else takes rows out of `ready` by itself (expiring) passes over those that are not free: they are running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from titanic.store.interface import Store, WriteTransaction
+from titanic.store.records import ReadyRow
+
+
+class Place(NamedTuple):
+    """Where a waiting request is: its row of `ready`."""
+
+    service: bytes
+    rank: int
+    uuid: bytes
+
+
+class Silent(NamedTuple):
+    """An incarnation, and the `lease_until` that it was seen with, in µs since the epoch."""
+
+    incarnation: int
+    lease_until: int
+
+
+class Joined(NamedTuple):
+    """`alive`: the incarnation can be used. `held`: of the requests that it was to take over, those that are its own.
+    `others`: the other living incarnations."""
+
+    alive: bool
+    held: Collection[bytes]
+    others: Sequence[Silent]
+
+
+class Renewed(NamedTuple):
+    """`alive`: the lease begins anew; otherwise the incarnation is over for good. `draining`: an operator wants the
+    node to be drained. `others`: as in `Joined`."""
+
+    alive: bool
+    draining: bool
+    others: Sequence[Silent]
+
+
+class NodeTransaction(WriteTransaction, Protocol):
+    """`ClaimingTransaction` (interface.py) as several nodes need it: the dispatcher, which knows what it holds, says
+    under which incarnation it claims, releases and writes outcomes."""
+
+    def claim(
+        self, incarnation: int, wants: Mapping[bytes, int], max_bytes: int
+    ) -> tuple[dict[bytes, list[ReadyRow]], Collection[bytes]] | None:
+        """Claim free requests, at most so many of each service, as `next_ready` orders them. None: it is over.
+
+        Returns them, and the services of which there were more, but too large for `max_bytes` together; one is claimed
+        however large it is. What other transactions have locked is passed over.
+
+            UPDATE ready SET incarnation = $me WHERE alive AND ctid = ANY (ARRAY(
+                SELECT f.ctid FROM unnest($services, $limits) AS w (service, n), LATERAL (
+                    SELECT ctid FROM ready WHERE service = w.service AND (free)
+                     ORDER BY rank, uuid LIMIT w.n FOR UPDATE SKIP LOCKED) AS f)) RETURNING …
+        """
+
+    def release(self, incarnation: int, places: Sequence[Place]) -> None:
+        """Free these requests, those of them that are claimed by this incarnation.
+
+        UPDATE ready SET incarnation = NULL FROM unnest($services, $ranks, $uuids) AS h (service, rank, uuid)
+         WHERE (ready.service, ready.rank, ready.uuid) = (h.service, h.rank, h.uuid) AND incarnation = $me
+        """
+
+    def under(self, incarnation: int) -> None:
+        """What follows are outcomes of attempts under this incarnation.
+
+        `finish` with DONE counts for each request that has not ended, as it does without claims: the work is done.
+        `postpone`, and `finish` with another status, say that the work is to be done again or never. They count only
+        for a request that this incarnation has claimed, while it is alive; otherwise they return False.
+
+            DELETE FROM ready USING unnest($services, $ranks, $uuids, $done) AS o (service, rank, uuid, done)
+             WHERE (ready.service, ready.rank, ready.uuid) = (o.service, o.rank, o.uuid)
+               AND (o.done OR (incarnation = $me AND alive)) RETURNING …
+        """
+
+
+class ClaimingStore(Store, Protocol):
+    """A store that nodes share. `join`, `renew` and `leave` have a connection of their own: a slow commit of requests
+    must not cost a lease. They raise StoreTooNew when the store's format is not this version's: a node of an earlier
+    version is refused, also one that was there when the store was upgraded. (others) is
+
+        ARRAY(SELECT (incarnation, lease_until) FROM node WHERE lease_until > '-infinity' AND incarnation <> $me)
+
+    as the statement found it: one that it has ended may be there once more.
+    """
+
+    def write(self) -> NodeTransaction: ...
+
+    def join(self, incarnation: int, before: int | None, held: Sequence[Place]) -> Joined:
+        """Begin an incarnation in place of the one before, which is over then, and take over the requests in `held`
+        that the one before has claimed. Asking again with the same number renews it, and takes over nothing more: the
+        first may have been executed. `xmax` is 0 for a row that was inserted, and not updated.
+
+            WITH born AS (
+                INSERT INTO node (incarnation, lease_until, …) SELECT $me, clock_timestamp() + $lease, …
+                  FROM meta WHERE format = $format
+                ON CONFLICT (incarnation) DO UPDATE SET lease_until = greatest(
+                    node.lease_until + interval '1 microsecond', clock_timestamp() + $lease)
+                 WHERE node.lease_until > '-infinity' RETURNING xmax = 0 AS now),
+            ended AS (UPDATE node SET lease_until = '-infinity' WHERE incarnation = $before AND (SELECT now FROM born)),
+            h AS (SELECT * FROM unnest($services, $ranks, $uuids) AS h (service, rank, uuid)),
+            taken AS (
+                UPDATE ready SET incarnation = $me FROM h WHERE incarnation = $before AND (SELECT now FROM born)
+                   AND (ready.service, ready.rank, ready.uuid) = (h.service, h.rank, h.uuid) RETURNING ready.uuid)
+            SELECT format, EXISTS (SELECT FROM born) AS alive, ARRAY(
+                SELECT uuid FROM taken UNION SELECT ready.uuid FROM ready JOIN h USING (service, rank, uuid)
+                 WHERE incarnation = $me) AS held, (others) FROM meta
+        """
+
+    def renew(self, incarnation: int, silent: Sequence[Silent]) -> Renewed:
+        """Begin the lease anew, also one that has run out, and end the silent ones, if they still are.
+
+        WITH mine AS (
+            UPDATE node SET lease_until = greatest(
+                lease_until + interval '1 microsecond', clock_timestamp() + $lease)
+             WHERE incarnation = $me AND lease_until > '-infinity'
+               AND (SELECT format FROM meta) = $format RETURNING draining),
+        silent AS (
+            SELECT incarnation FROM node JOIN unnest($silent, $seen) AS s (incarnation, lease_until)
+             USING (incarnation, lease_until) WHERE EXISTS (SELECT FROM mine) FOR UPDATE OF node SKIP LOCKED),
+        ended AS (UPDATE node SET lease_until = '-infinity' WHERE incarnation IN (SELECT incarnation FROM silent))
+        SELECT format, (SELECT draining FROM mine), (others) FROM meta
+        """
+
+    def leave(self, incarnations: Sequence[int]) -> None:
+        """End them, also one that has not begun, whose `join` may be on its way. What they have claimed is free.
+
+        INSERT INTO node (incarnation, lease_until, …) SELECT unnest($incarnations), '-infinity', …
+        ON CONFLICT (incarnation) DO UPDATE SET lease_until = '-infinity'
+        """
