@@ -134,6 +134,11 @@ class StoreFailed(StoreError):
     """The disk or the database failed. The transaction was dropped as a whole."""
 
 
+class OutcomeUnknown(StoreFailed):
+    """The connection to the database was lost in a commit: it is not known whether the transaction was kept as a whole
+    or dropped as a whole."""
+
+
 class DiskFull(StoreFailed):
     """The disk below the store has no room for what was to be written."""
 

@@ -166,6 +166,8 @@ class PostgresServer:
         self.data = data or folder / "data"
         self.port = _free_port()
         self.settings = settings
+        self.wal_elsewhere = False
+        """Its log of changes is in its folder, not with the data: a server that cannot write it ends."""
         self._process: subprocess.Popen[bytes] | None = None
 
     # -- running -----------------------------------------------------------------------------------------------
@@ -173,6 +175,11 @@ class PostgresServer:
     def create(self) -> Self:
         """Make its data, and start it. It has the user `titanic`."""
         _fresh_data(self.data)
+        if self.wal_elsewhere:
+            shutil.copytree(self.data / "pg_wal", self.folder / "wal")
+            subprocess.run(["chown", "--recursive", f"--reference={self.data}", self.folder / "wal"], check=True)
+            shutil.rmtree(self.data / "pg_wal")
+            (self.data / "pg_wal").symlink_to(self.folder / "wal")
         self.configure()
         self.start()
         self.sql(f"CREATE ROLE {USER} LOGIN PASSWORD '{PASSWORD}'")

@@ -16,14 +16,23 @@ ABORT = struct.pack("ii", 1, 0)
 """SO_LINGER: what is closed sends RST."""
 
 
+Breaks = Callable[[bytes, bool], bool]
+
+
+def never(data: bytes, answers: bool) -> bool:
+    return False
+
+
 class Relay:
     """Where it leads to is chosen when it is made; who connects to `endpoint` speaks over it. It is up at first."""
 
-    def __init__(self, endpoint: str, rate: float = math.inf, *, tapped: bool = False) -> None:
-        """`rate`: bytes a second, each way. The `endpoint` may be an ipc:// one."""
+    def __init__(self, endpoint: str, rate: float = math.inf, *, tapped: bool = False, breaks: Breaks = never) -> None:
+        """`rate`: bytes a second, each way. The `endpoint` may be an ipc:// one. `breaks` is asked about what is about
+        to be passed on, and whether it is an answer: if so, the connection breaks instead."""
         self._there = endpoint
         self._rate = rate
         self._tapped = tapped
+        self._breaks = breaks
         self._stalled = threading.Event()
         self._over = threading.Event()
         self._sockets: list[socket.socket] = []
@@ -71,8 +80,8 @@ class Relay:
         for thread in self._threads:
             thread.join()
 
-    def _begin(self, what: Callable[..., None], *sockets: socket.socket) -> threading.Thread:
-        self._threads.append(threading.Thread(target=what, args=sockets))
+    def _begin(self, what: Callable[..., None], *arguments: object) -> threading.Thread:
+        self._threads.append(threading.Thread(target=what, args=arguments))
         self._threads[-1].start()
         return self._threads[-1]
 
@@ -87,12 +96,12 @@ class Relay:
                     for one in (here, there):
                         # What has been sent but not read would come in one go, however slow the line is.
                         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, CHUNK)
-                    self._begin(self._carry, here, there)
-                    self._begin(self._carry, there, here)
+                    self._begin(self._carry, here, there, False)
+                    self._begin(self._carry, there, here, True)
                     continue
                 here.close()
 
-    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+    def _carry(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
         with suppress(OSError), ExitStack() as ends:
             ends.callback(source.shutdown, socket.SHUT_RDWR)
             ends.callback(target.shutdown, socket.SHUT_RDWR)
@@ -106,6 +115,8 @@ class Relay:
                 while self._stalled.is_set() and not self._over.wait(0.05):
                     pass
                 if self._over.wait(max(0.0, free_at - time.monotonic())):
+                    return
+                if self._breaks(data, answers):
                     return
                 target.sendall(data)
 
@@ -126,8 +137,8 @@ def connected(endpoint: str) -> socket.socket:
 
 
 @contextmanager
-def relay(endpoint: str, rate: float = math.inf, *, tapped: bool = False) -> Iterator[Relay]:
-    made = Relay(endpoint, rate, tapped=tapped)
+def relay(endpoint: str, rate: float = math.inf, *, tapped: bool = False, breaks: Breaks = never) -> Iterator[Relay]:
+    made = Relay(endpoint, rate, tapped=tapped, breaks=breaks)
     try:
         yield made
     finally:

@@ -17,7 +17,7 @@ from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks_archive, lacks_close, lacks_read, lacks_submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Ask, ServiceContext, check_names, read_id, read_object
+from titanic.services.ask import Ask, ServiceContext, check_names, not_done, read_id, read_object
 from titanic.services.ownership import is_hidden, is_kept, not_his, place_behind
 from titanic.services.request_submit import over_limit
 from titanic.store import Archivist, State, WriteTransaction
@@ -160,7 +160,7 @@ class AdminWrite:
             self._context.send_answers(self._answers)
 
     def failed(self, error: StoreError) -> None:
-        self._context.send_answers([(ask, tsp.failure(f"not done: {error}")) for ask in self._asks])
+        self._context.send_answers([(ask, not_done("not done", error)) for ask in self._asks])
 
 
 def _check(user: User, do: str) -> None:

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from broker import User
 from titanic.config import ServiceLimits
+from titanic.errors import OutcomeUnknown, StoreError
+from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 from titanic.services.ownership import Refusals
 from titanic.util import ids
@@ -42,6 +44,12 @@ HandleBatch = Callable[[bytes, Sequence[Ask]], None]
 CloseDoubt = tuple[Sequence[bytes], Callable[[], None]]
 """Closed requests that a worker may still get, and what to call when none can get any of them any more; another thread
 calls it."""
+
+
+def not_done(what: str, error: StoreError) -> Frames:
+    """The answer after a change of the store that failed, such as "not stored"; or nobody knows whether it did."""
+    doubt = "perhaps " if isinstance(error, OutcomeUnknown) else ""
+    return tsp.failure(f"{doubt}{what}: {error}")
 
 
 class DispatcherInbox(Protocol):

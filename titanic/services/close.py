@@ -18,7 +18,7 @@ from titanic.errors import StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks_close
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Ask, ServiceContext
+from titanic.services.ask import Ask, ServiceContext, not_done
 from titanic.services.ownership import is_kept, not_his
 from titanic.store import WriteTransaction
 
@@ -63,7 +63,7 @@ class CloseWrite:
         self._closed: list[bytes] = []
         self._services: set[bytes] = set()
         self._doubtful: set[int] = set()
-        self._refused: dict[int, str] = {}
+        self._refused: dict[int, StoreError] = {}
         self._forbidden: list[tuple[User, bytes]] = []
 
     def uuids(self) -> Sequence[bytes]:
@@ -90,7 +90,7 @@ class CloseWrite:
                     self._doubtful.add(at)
                     self._services.add(closed.service)
             except StoreFull as error:  # the archive is far behind and may miss nothing; the others may fit
-                self._refused[at] = str(error)
+                self._refused[at] = error
 
     def __len__(self) -> int:
         return len(self._items or ())
@@ -115,7 +115,7 @@ class CloseWrite:
         if self._items is None:
             self._items = self._read()
         self._begin()
-        self._refused = dict.fromkeys(range(len(self._items)), str(error))
+        self._refused = dict.fromkeys(range(len(self._items)), error)
         self._tell()
 
     def _read(self) -> list[tuple[_CloseAsk, bytes]]:
@@ -141,7 +141,7 @@ class CloseWrite:
                 in_doubt.setdefault(closing, []).append(uuid)
                 continue
             if at in self._refused:
-                closing.answer = tsp.failure(f"not closed: {self._refused[at]}")
+                closing.answer = not_done("not closed", self._refused[at])
             if closing.done(1):
                 self._answers.append((closing.ask, closing.answer))
         if self._closed or in_doubt:

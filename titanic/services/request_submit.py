@@ -23,7 +23,7 @@ from titanic.protocol.submit_options import (
     Policy,
 )
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Ask, ServiceContext, check_names, read_object
+from titanic.services.ask import Ask, ServiceContext, check_names, not_done, read_object
 from titanic.store import Load, NewRequest, WriteTransaction
 
 Parse = Callable[[Frames, int, bytes], "Submission"]
@@ -193,7 +193,7 @@ class AcceptWrite:
         self._context.bytes_written += self._size
         self._context.counts["refused"] += len(self._asks)
         self._context.refused["disk"] += len(self._asks)
-        self._context.send_answers([(ask, tsp.failure(f"not stored: {error}")) for ask in self._asks])
+        self._context.send_answers([(ask, not_done("not stored", error)) for ask in self._asks])
 
 
 def _has_limit(user: User) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.cli_titanic import here, on_terminal, serving
+from support.postgres import needs_postgres, shared_server
 
 from broker import Worker
 
@@ -38,6 +39,23 @@ def test_the_other_store_serves(store: Path, tmp_path: Path) -> None:
         assert here("ls", "--json", "--endpoint", endpoint).json == before
         (ended,) = (row["uuid"] for row in before if row["state"] == "done")
         assert here("reply", ended, "--endpoint", endpoint).out == b"kept"
+
+
+@needs_postgres
+def test_to_a_database_and_back(store: Path, tmp_path: Path) -> None:
+    server = shared_server()
+    name = server.new_database()
+    place = f"postgresql://titanic@127.0.0.1:{server.port}/{name}"
+    there = here("migrate", store, server.url(name, tcp=True), "--json")
+    assert there.json["to"] == place
+    back = here("migrate", server.url(name, tcp=True), tmp_path / "store")
+    assert f"compared with {place}: the same, SHA-256 {there.json['checksum']}" in back.out.decode()
+    refused = here("migrate", store, server.url(name, tcp=True))
+    assert refused.err.startswith(f"titanic: {place} is in the way; there is a store already")
+    for one in (there, back, refused):
+        assert "secret" not in one.out.decode() + one.err
+    assert here("ls", "--json", "--store", tmp_path / "store").json == here("ls", "--json", "--store", store).json
+    server.drop_database(name)
 
 
 def test_the_same_for_programs(store: Path, tmp_path: Path) -> None:

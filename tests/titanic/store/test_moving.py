@@ -6,14 +6,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
+from support.postgres import needs_postgres
 from support.processes import ROOT
 from support.store_engines import forget_databases, is_sound, place_of
 
-from titanic.errors import NotAStore, RecordCorrupt, StoreCorrupt, StoreLocked
+from titanic.errors import NotAStore, RecordCorrupt, StoreCorrupt, StoreError, StoreLocked
 from titanic.store import (
     Archivist,
     NewRequest,
@@ -28,11 +31,15 @@ from titanic.store import (
 )
 from titanic.store.lmdb.tools.moving import LmdbImport
 from titanic.store.moving import Progress, StoredKey, Summary, move
+from titanic.store.postgres import moving_out
 
 START = 1_795_258_520_106_479
 SECOND = 1_000_000
-ENGINES = ("lmdb", "postgres")
-WAYS = [(one, other) for one in ENGINES for other in ENGINES]
+ENGINES = ("lmdb", pytest.param("postgres", marks=needs_postgres))
+WAYS = [
+    ("lmdb", "lmdb"),
+    *(pytest.param(*way, marks=needs_postgres) for way in product(("lmdb", "postgres"), repeat=2) if "postgres" in way),
+]
 
 Places = Callable[[str, str], str]
 
@@ -224,18 +231,31 @@ def test_a_directory_of_somebody_else_stays_as_it_was(places: Places, tmp_path: 
     assert [path.name for path in (tmp_path / "target").iterdir()] == ["letters"]
 
 
-def test_who_uses_the_source_goes_first(places: Places, tmp_path: Path) -> None:
-    with open_store(places("lmdb", "source")), pytest.raises(StoreLocked, match="in use"):
-        migrate(places("lmdb", "source"), places("lmdb", "target"))
+@pytest.mark.parametrize("kind", ENGINES)
+def test_who_uses_the_source_goes_first(places: Places, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(moving_out, "_PATIENCE", 0.1)
+    with open_store(places(kind, "source")) as store:
+        with store.write() as tx:
+            tx.accept_many([NewRequest(b"a", [b"x"])], START)
+        with pytest.raises(StoreLocked, match="in use"):
+            migrate(places(kind, "source"), places("lmdb", "target"))
+    migrate(places(kind, "source"), places("lmdb", "target"))
+
+
+@needs_postgres
+def test_a_source_that_is_none_is_not_made(places: Places, tmp_path: Path) -> None:
+    with pytest.raises(NotAStore, match="has no store"):
+        migrate(places("postgres", "absent"), places("lmdb", "target"))
     with pytest.raises(NotAStore, match="is not a store"):
         migrate(str(tmp_path / "absent"), places("lmdb", "target"))
     assert not (tmp_path / "target").exists()
     assert not (tmp_path / "absent").exists()
 
 
-def test_nobody_else_makes_the_same_store_meanwhile(places: Places) -> None:
+@pytest.mark.parametrize("kind", ENGINES)
+def test_nobody_else_makes_the_same_store_meanwhile(places: Places, kind: str) -> None:
     open_store(places("lmdb", "source")).close()
-    target = places("lmdb", "target")
+    target = places(kind, "target")
     with open_import(target), pytest.raises(StoreLocked, match="in use"):
         migrate(places("lmdb", "source"), target)
     migrate(places("lmdb", "source"), target)
@@ -252,6 +272,40 @@ def test_damage_does_not_move(places: Places) -> None:
         migrate(source, target)
     with pytest.raises(NotAStore):
         open_store(target)
+
+
+@needs_postgres
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        ("UPDATE titanic.request SET body = '{x}'", RecordCorrupt),
+        ("UPDATE titanic.reply SET frames = '{x,y}'", RecordCorrupt),
+        ("DELETE FROM titanic.ready", StoreCorrupt),
+        ("DELETE FROM titanic.closed WHERE seq = 10", StoreCorrupt),
+    ],
+)
+def test_damage_of_a_database_does_not_move(places: Places, damage: str, fault: type[StoreError]) -> None:
+    source, target = places("postgres", "source"), places("lmdb", "target")
+    with open_store(source) as store:
+        fill(store)
+    with psycopg.connect(source) as connection:
+        connection.execute(damage)
+    with pytest.raises(fault):
+        migrate(source, target)
+    with pytest.raises(NotAStore):
+        open_store(target)
+
+
+@needs_postgres
+def test_a_schema_of_somebody_else_stays_as_it_was(places: Places) -> None:
+    open_store(places("lmdb", "source")).close()
+    target = places("postgres", "target")
+    with psycopg.connect(target) as connection:
+        connection.execute("CREATE SCHEMA titanic; CREATE TABLE titanic.ship (name text)")
+    with pytest.raises(NotAStore, match="a schema 'titanic' that is not Titanic's"):
+        migrate(places("lmdb", "source"), target)
+    with psycopg.connect(target) as connection:
+        assert connection.execute("SELECT count(*) FROM titanic.ship").fetchone() == (0,)
 
 
 def test_what_is_lost_on_the_way_is_noticed(places: Places) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 from psycopg import errors
 
-from titanic.errors import DiskFull, StoreCorrupt, StoreError, StoreFailed
+from titanic.errors import DiskFull, OutcomeUnknown, StoreCorrupt, StoreError, StoreFailed
 
 KEPT_NOTHING = "nothing was kept of the transaction"
 
@@ -59,7 +59,7 @@ def unreachable(place: str, reason: str) -> StoreFailed:
     return StoreFailed(f"the database {place} can't be reached", reason, "it is tried again each second; start it")
 
 
-def unknown_outcome(place: str, error: psycopg.Error) -> StoreFailed:
+def unknown_outcome(place: str, error: psycopg.Error) -> OutcomeUnknown:
     """COMMIT was sent, and no answer came."""
     what = f"the connection to the database {place} was lost in a commit"
-    return StoreFailed(what, reason_of(error), "it is not known whether its changes were kept; ask again")
+    return OutcomeUnknown(what, reason_of(error), "it is not known whether its changes were kept; ask again")
