@@ -149,7 +149,7 @@ def test_who_submits_is_not_told_that_it_is_stored(store: Store, line: Line) -> 
         line.lose("answer")
         (answer,) = desk.ask(tsp.SUBMIT, submission)
         assert line.lost == 1
-        assert answer[0].startswith(b"500 ")
+        assert answer[0].startswith(b"500 perhaps not stored: ")
         assert b"it is not known whether" in answer[0]
         ((code, uuid),) = [answer[:2] for answer in desk.ask(tsp.SUBMIT, submission)]
         assert code == b"200"
@@ -194,7 +194,8 @@ class Ledger:
         self._thread.join()
 
     def is_right(self) -> None:
-        """All that was acknowledged is there; of what was not, at most what was tried."""
+        """It ends. All that was acknowledged is there; of what was not, at most what was tried."""
+        self.__exit__()
         with self._store.read() as tx:
             there = tx.request_ids(1)
         assert not set(self.acknowledged) - set(there)
