@@ -83,7 +83,7 @@ CREATE TABLE titanic.ready (
     incarnation     bigint,
     reason          bytea NOT NULL,
     PRIMARY KEY (service, rank, uuid)
-) WITH (fillfactor = 70, {_BUSY});
+) WITH (fillfactor = 50, {_BUSY});
 COMMENT ON COLUMN titanic.ready.rank IS '9 - priority';
 COMMENT ON COLUMN titanic.ready.incarnation IS 'The node that has claimed it: a row of node that must be alive';
 COMMENT ON COLUMN titanic.ready.expires_at IS 'Until when it counts now; the request has what was asked for';
