@@ -204,7 +204,8 @@ def _expect_unused(connection: Connection, place: str) -> None:
     deadline = time.monotonic() + _PATIENCE
     while user := _user(connection):
         if time.monotonic() > deadline:
-            raise StoreLocked(f"the store {place} is in use", user, "stop the servers first", pid=None)
+            advice = "stop the servers first; one that was killed counts until its lease is over, some seconds"
+            raise StoreLocked(f"the store {place} is in use", user, advice, pid=None)
         connection.execute("SELECT pg_sleep(0.05)")
 
 
