@@ -32,8 +32,8 @@ class ServiceLimits:
 class ServerConfig:
     """How Titanic stores, dispatches and stops."""
 
-    store: Path = Path("titanic-data")
-    """Directory of the store."""
+    store: Path | str = Path("titanic-data")
+    """Directory of the store, or the URL of a database of PostgreSQL: postgresql://…"""
     capacity: int | None = None
     """Size limit of the store's file; new requests are refused when it is full. None: as before, or 1 GiB."""
     durability: Durability = "synced"

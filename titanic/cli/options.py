@@ -22,6 +22,7 @@ from titanic.cli import config_file
 from titanic.cli.endpoint import PEER, Reach
 from titanic.errors import TimedOut
 from titanic.util import ids
+from titanic.util.database_url import has_password, is_url
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -275,12 +276,36 @@ class Folder(click.Path):
     """A directory, which need not exist. An empty name is refused: it would mean the present directory."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if self is FOLDER and is_url(value):
+            self.fail("it names a database; this is for stores in directories", param, ctx)
         if not str(value):
             self.fail("the name of a directory must not be empty; . is the current one", param, ctx)
         return super().convert(value, param, ctx)
 
 
 FOLDER = Folder(path_type=Path, readable=False)  # opening it tells whether it may be read
+
+
+class StorePlace(Folder):
+    """The directory of a store, or the URL of a database, which stays a text."""
+
+    name = "store"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not is_url(value):
+            return super().convert(value, param, ctx)
+        source = ctx.get_parameter_source(param.name) if ctx and param and param.name else None
+        if source is ParameterSource.COMMANDLINE and has_password(str(value)):
+            self.fail(
+                "the URL has a password, and what is on the command line others can see; write it into ~/.pgpass,"
+                " PGPASSWORD or TITANIC_STORE",
+                param,
+                ctx,
+            )
+        return str(value)
+
+
+STORE = StorePlace(path_type=Path, readable=False)
 
 
 def broker_version(*versions: str, group: str = "") -> Callable[[Function], Function]:

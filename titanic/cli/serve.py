@@ -74,12 +74,12 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     except CallerError as error:  # it would not be better the next time
         raise click.UsageError(str(error).replace("_", "-")) from error
     signals = serve_run.begin(log_level, log_format)
-    store: Path = settings["store"]
-    if not os.path.lexists(store.parent):
+    store: Path | str = config.store
+    if isinstance(store, Path) and not os.path.lexists(store.parent):
         raise click.UsageError(
             f"no folder for the store {store}; {store.parent} does not exist; make it, or name another"
         )
-    new = not (store / "data.mdb").exists()
+    new = isinstance(store, Path) and not (store / "data.mdb").exists()
     _prepare()
     try:
         server = Server(config)
@@ -98,7 +98,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
         way = f"{'serving' if server.ready else 'connecting to'} the broker at {where}"
     if server.gathers:
         way += f", gathering at {', '.join(server.gathers)}"
-    if new:
+    if new or (isinstance(store, str) and counts.requests == counts.closed == 0):
         stored = f"new, for {write_size(counts.capacity)}"
     else:
         stored = f"{counted(counts.requests, 'request')}, {counts.waiting} waiting"

@@ -15,7 +15,7 @@ from broker import DEFAULT_ENDPOINT, AccessError, BrokerConfig, WorkerConfig, lo
 from titanic.cli.endpoint import BOUND, BROKER, Listen
 from titanic.cli.options import (
     FILE,
-    FOLDER,
+    STORE,
     broker_version,
     configured,
     key_option,
@@ -139,7 +139,13 @@ def service_limits(
 
 
 queue_options = together(
-    option("--store", type=FOLDER, metavar="DIR", default=SERVER.store, help="Directory of the store."),
+    option(
+        "--store",
+        type=STORE,
+        metavar="DIR",
+        default=SERVER.store,
+        help="Directory of the store, or the URL of a database of PostgreSQL: postgresql://USER@HOST/DATABASE.",
+    ),
     size(
         "--capacity",
         least=MIN_CAPACITY,

@@ -12,32 +12,25 @@ from click.core import ParameterSource
 
 from titanic.cli.connect import connect_to_look
 from titanic.cli.endpoint import Reach
-from titanic.cli.options import FOLDER, Folder, endpoint, option, together
+from titanic.cli.options import FOLDER, STORE, endpoint, option, together
 from titanic.client.client import Client
 from titanic.config import ServerConfig
 from titanic.errors import StoreUnwritable
 from titanic.protocol.answers import RequestInfo, check, unknown
 from titanic.protocol.tsp import Frames
 from titanic.services import list_requests
-from titanic.store import Outcome, is_url, open_read_only
+from titanic.store import Outcome, open_read_only
 
 OFFLINE = "Without a server"
 
-STORE_DIR = {"type": FOLDER, "metavar": "DIR", "default": ServerConfig().store}
+STORE_DIR = {"metavar": "DIR", "default": ServerConfig().store}
 
-store_option = option("--store", **STORE_DIR, help="Directory of the store.")
-
-
-class Place(Folder):
-    """The directory of a store, or the URL of its database, which stays as it is."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if is_url(value) else super().convert(value, param, ctx)
+store_option = option("--store", type=FOLDER, **STORE_DIR, help="Directory of the store.")
 
 
 place_option = option(
     "--store",
-    type=Place(path_type=Path, readable=False),
+    type=STORE,
     metavar="DIR|URL",
     default=ServerConfig().store,
     help="Directory of the store, or the URL of its database.",
@@ -52,16 +45,17 @@ lookable = together(
     ),
     option(
         "--store",
+        type=STORE,
         **STORE_DIR,
         group=OFFLINE,
-        help="Directory of the store; on the command line it implies --offline.",
+        help="Directory of the store, or URL of its database; on the command line it implies --offline.",
     ),
     endpoint,
 )
 """`--offline` and `--store`, and what a client needs: `look` takes their values."""
 
 
-def look(*, offline: bool, store: Path, reach: Reach) -> Client | Files:
+def look(*, offline: bool, store: Path | str, reach: Reach) -> Client | Files:
     """The source to ask: a server, or the files."""
     source = click.get_current_context().get_parameter_source("store")
     if offline or source is ParameterSource.COMMANDLINE:
@@ -72,8 +66,9 @@ def look(*, offline: bool, store: Path, reach: Reach) -> Client | Files:
 class Files:
     """Answers like a `titanic.Client`, from the files alone."""
 
-    def __init__(self, path: Path) -> None:
-        expect_readable(path)
+    def __init__(self, path: Path | str) -> None:
+        if isinstance(path, Path):
+            expect_readable(path)
         self._store = open_read_only(path)
 
     def __enter__(self) -> Self:

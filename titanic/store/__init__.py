@@ -6,7 +6,9 @@ Public are the names that interface.py, claiming.py, records.py and states.py de
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
+from titanic.errors import StoreUnwritable
 from titanic.store.claiming import *  # noqa: F403
 from titanic.store.interface import *  # noqa: F403
 from titanic.store.interface import Store
@@ -14,11 +16,7 @@ from titanic.store.moving import Export, Import
 from titanic.store.records import *  # noqa: F403
 from titanic.store.records import Durability
 from titanic.store.states import *  # noqa: F403
-
-
-def is_url(path: str | os.PathLike[str]) -> bool:
-    """Whether it is the URL of a database, and not a directory."""
-    return str(path).startswith(("postgresql://", "postgres://"))
+from titanic.util.database_url import is_url
 
 
 def open_store(
@@ -49,6 +47,7 @@ def open_store(
     Raises CapacityTooSmall, NotInMemory, StoreUnwritable, NotAStore, StoreLocked, StoreTooNew or StoreCorrupt.
     """
     if is_url(path):
+        _expect_psycopg()
         from titanic.store.postgres.store import PostgresStore
 
         return PostgresStore.open(
@@ -79,12 +78,20 @@ def open_read_only(path: str | os.PathLike[str]) -> Store:
     Raises NotAStore, StoreUnwritable, StoreCorrupt, StoreTooNew or StoreTooOld.
     """
     if is_url(path):
+        _expect_psycopg()
         from titanic.store.postgres.read_only import ReadOnlyPostgresStore
 
         return ReadOnlyPostgresStore.open_read_only(str(path))
     from titanic.store.lmdb.store import LmdbStore
 
     return LmdbStore.open_read_only(path)
+
+
+def _expect_psycopg() -> None:
+    """Raise StoreUnwritable unless it is installed: it is an extra."""
+    if find_spec("psycopg") is None:
+        what, advice = "a store in PostgreSQL needs psycopg", "pip install 'titanic-queue[postgres]'"
+        raise StoreUnwritable(what, "it is not installed", advice)
 
 
 def open_export(place: str | os.PathLike[str]) -> Export:
