@@ -127,18 +127,20 @@ def test_a_node_that_ends_leaves_its_claims_to_others(nodes):
 
 def test_a_node_that_is_silent_loses_its_claims(nodes, monkeypatch):
     one, other = nodes
+    for node in nodes:
+        node.caretaker.stop()  # it would look by itself
     (a,) = accept(one, b"x")
     claim(one, (b"x", 1))
     claim(other, (b"x", 1))  # it has joined
     monkeypatch.setattr(incarnation, "RENEW", 0)
-    other.sync()
-    one.sync()
-    other.sync()  # one has renewed its lease
+    other.look_after()
+    one.look_after()
+    other.look_after()  # one has renewed its lease
     monkeypatch.setattr(incarnation, "LEASE", -1)
-    one.sync()
-    other.sync()
+    one.look_after()
+    other.look_after()
     assert claim(other, (b"x", 1)) == {b"x": []}, "it was not silent"
-    other.sync()
+    other.look_after()
     assert claim(other, (b"x", 1)) == {b"x": [a]}
     with pytest.raises(StoreFailed, match="others"):
         claim(one, (b"x", 1))

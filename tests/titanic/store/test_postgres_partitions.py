@@ -129,5 +129,5 @@ def test_the_store_looks_after_them(database: str, connection: Connection, monke
     monkeypatch.setattr(closed_partitions, "EVERY", 0.0)
     with PostgresStore.open(database) as store:
         note(connection, PARTITION, 2 * PARTITION)
-        store.sync()
+        store.look_after()
     assert partitions(connection) == [*range(1, AHEAD + 3)]

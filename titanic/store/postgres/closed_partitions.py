@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import time
 
-import psycopg
 from psycopg import Connection, errors
 
 from titanic.store.postgres.pool import Pool
-from titanic.store.postgres.postgres_errors import is_away, translate
 
 PARTITION = 100_000
 """Closed requests in a partition. Partition n has the numbers from n times so many on."""
@@ -68,19 +66,8 @@ class Partitions:
         """Do what is to be done, if it is time to look. Raises StoreFailed and the like."""
         if time.monotonic() < self._next:
             return
-        session = self._pool.take()
-        try:
-            keep_partitions(session.connection)
-        except psycopg.Error as error:
-            if is_away(error):
-                self._pool.drop(session)
-            else:
-                self._pool.give(session)
-            raise translate(error, self._pool.place) from error
-        except BaseException:
-            self._pool.drop(session)
-            raise
-        self._pool.give(session)
+        with self._pool.borrow() as connection:
+            keep_partitions(connection)
         self._next = time.monotonic() + EVERY
 
 

@@ -13,12 +13,9 @@ import socket
 import threading
 import time
 
-import psycopg
-
 from titanic.errors import StoreError
 from titanic.store.postgres.arrays import numbers
 from titanic.store.postgres.pool import Pool
-from titanic.store.postgres.postgres_errors import is_away, translate
 from titanic.store.postgres.transaction import Row
 from titanic.util.clock import elapsed
 from titanic.version import __version__
@@ -43,7 +40,7 @@ _NEXT = "SELECT nextval('incarnation')"
 
 _RENEW = f"""
 UPDATE node SET lease_until = greatest(lease_until + interval '1 microsecond', {_UNTIL})
-WHERE incarnation = %s AND lease_until > '-infinity'"""
+WHERE incarnation = ANY(%s::bigint[]) AND lease_until > '-infinity'"""
 
 _END_SILENT = """
 UPDATE node AS n SET lease_until = '-infinity'
@@ -94,7 +91,7 @@ class Incarnation:
                 return
             began = elapsed()
             silent = [(n, lease) for n, (lease, since) in self._seen.items() if began - since > LEASE]
-            statements: list[tuple[str, tuple[object, ...]]] = [(_RENEW, (self.own[-1],))]
+            statements: list[tuple[str, tuple[object, ...]]] = [(_RENEW, (numbers(self.own),))]
             if silent:
                 ended, leases = zip(*silent, strict=True)
                 statements.append((_END_SILENT, (numbers(ended), numbers(leases))))
@@ -114,20 +111,10 @@ class Incarnation:
 
     def _ask(self, *statements: tuple[str, tuple[object, ...]]) -> list[Row]:
         """Execute statements in a transaction of their own. Returns the rows of the last."""
-        session = self._pool.take()
-        connection = session.connection
-        try:
+        with self._pool.borrow() as connection:
             with connection.pipeline():
                 cursors = [connection.execute(text, given, binary=True) for text, given in statements]
-            rows = cursors[-1].fetchall() if cursors[-1].description else []
-        except psycopg.Error as error:
-            if is_away(error):
-                self._pool.drop(session)
-            else:
-                self._pool.give(session)
-            raise translate(error, self._pool.place) from error
-        self._pool.give(session)
-        return rows
+            return cursors[-1].fetchall() if cursors[-1].description else []
 
 
 def identity() -> tuple[str, str]:

@@ -10,12 +10,15 @@ import math
 import select
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psycopg
+from psycopg import Connection
 
 from titanic.errors import StoreError, StoreFailed
 from titanic.store.postgres.connection import Session, Unsafe, connect, parse, place_of
-from titanic.store.postgres.postgres_errors import reason_of, unreachable
+from titanic.store.postgres.postgres_errors import is_away, reason_of, translate, unreachable
 from titanic.store.postgres.stall_guard import StallGuard
 from titanic.store.records import Durability
 
@@ -63,6 +66,25 @@ class Pool:
                 self._idle.append(session)
                 return
         session.connection.close()
+
+    @contextmanager
+    def borrow(self) -> Iterator[Connection]:
+        """A connection for statements that are transactions by themselves. Raises StoreFailed and the like."""
+        session = self.take()
+        broken = True
+        self.guard.begin(session.connection)
+        try:
+            yield session.connection
+            broken = False
+        except psycopg.Error as error:
+            broken = is_away(error)
+            raise translate(error, self.place) from error
+        finally:
+            self.guard.end(session.connection)
+            if broken:
+                self.drop(session)
+            else:
+                self.give(session)
 
     def drop(self, session: Session) -> None:
         """This connection is broken, and so may be those that nobody uses."""

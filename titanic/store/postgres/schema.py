@@ -208,6 +208,8 @@ def prepare(connection: Connection, place: str) -> bool:
     Raises StoreTooNew, and NotAStore when the schema is somebody else's.
     """
     with connection.transaction():
+        for patience in ("statement_timeout", "lock_timeout"):  # an upgrade may take long
+            connection.execute(f"SET LOCAL {patience} = 0")
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         found = connection.execute(
             "SELECT to_regnamespace('titanic'), to_regclass(%s), to_regclass(%s)", (META, UNFINISHED)

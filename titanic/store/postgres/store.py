@@ -7,11 +7,13 @@ arrays, in one message with COMMIT.
 
 from __future__ import annotations
 
+import threading
 from types import TracebackType
 from typing import Self
 
 from titanic.store.postgres import opening
 from titanic.store.postgres.capacity import expect_large_enough
+from titanic.store.postgres.caretaker import Caretaker
 from titanic.store.postgres.closed_partitions import Partitions
 from titanic.store.postgres.connection import expect_durable
 from titanic.store.postgres.incarnation import Incarnation
@@ -40,6 +42,8 @@ class PostgresStore:
         self.incarnation = Incarnation(pool)
         self._made = made
         self._partitions = Partitions(pool)
+        self._looking_after = threading.Lock()
+        self.caretaker: Caretaker | None = None
 
     @classmethod
     def open(
@@ -61,10 +65,12 @@ class PostgresStore:
             made = opening.prepare(pool)
             settings = Settings(0, keep_closed, closed_body_limit, drop_unarchived, durability)
             writer = opening.set_up(pool, settings, capacity)
-            return cls(pool, settings._replace(capacity=writer.quota.capacity), writer, made)
+            store = cls(pool, settings._replace(capacity=writer.quota.capacity), writer, made)
         except BaseException:
             pool.close()
             raise
+        store.caretaker = Caretaker([store.look_after])
+        return store
 
     def read(self) -> PostgresReadTransaction:
         """A transaction that sees the store as it is now."""
@@ -80,10 +86,14 @@ class PostgresStore:
         return not self.pool.closed
 
     def sync(self) -> None:
-        """Nothing that commits wait for: that is PostgreSQL's business, and what `relaxed` leaves out it writes soon.
-        It is called now and then, so it looks after the partitions of closed requests, and this node's lease."""
-        self.incarnation.look_after()
-        self._partitions.look_after()
+        """Nothing: what commits wait for is PostgreSQL's business, and what `relaxed` leaves out it writes soon."""
+
+    def look_after(self) -> None:
+        """Do what is due of what a thread does by itself: renew this node's lease, make and drop partitions. Raises
+        StoreFailed and the like."""
+        with self._looking_after:
+            self.incarnation.look_after()
+            self._partitions.look_after()
 
     def reader_check(self) -> int:
         """None: a reader that was killed has lost its connection, and PostgreSQL ends its transaction."""
@@ -91,12 +101,16 @@ class PostgresStore:
 
     def close(self) -> None:
         """Close the store; its transactions must have ended. Closing again does nothing."""
+        if self.caretaker is not None:
+            self.caretaker.stop()
         if self.usable:
             self.incarnation.leave()
         self.pool.close()
 
     def discard(self) -> None:
         """Close the store. If this opening has made it, and nothing was ever kept in it, it goes."""
+        if self.caretaker is not None:
+            self.caretaker.stop()
         if self._made and self.usable:
             opening.remove_untouched(self.pool)
         self.close()
