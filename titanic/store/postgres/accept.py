@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import accumulate, takewhile
 from typing import NamedTuple
 
@@ -48,9 +48,8 @@ def accept(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: i
     if keys.over:
         idempotency_keys.renew(tx, keys.wanted, keys.over, uuids, now_us)
     known = keys.known
-    for n, new in enumerate(requests):
-        if n not in known:
-            _add(tx, uuids[n], new, needs[n], now_us)
+    tx.changes.touched.update(uuids)
+    _note(tx, uuids, requests, needs, known, now_us)
     return [Accepted(known.get(n, uuid), n not in known) for n, uuid in enumerate(uuids)]
 
 
@@ -119,21 +118,56 @@ def _expect_room(tx: Writing, needs: list[int], keys: _Keys) -> None:
     raise StoreFull(used + tx.writer.quota.capacity - limit, tx.writer.quota.capacity, needed, fitting)
 
 
-def _add(tx: Writing, uuid: bytes, new: NewRequest, size: int, now_us: int) -> None:
-    service, body, priority, not_before, expires_at, max_attempts, options, key, _, together, owner = new
+def _note(
+    tx: Writing,
+    uuids: list[bytes],
+    requests: Sequence[NewRequest],
+    needs: list[int],
+    known: Container[int],
+    now_us: int,
+) -> None:
+    """Note the rows of those that are new, and count them."""
     changes = tx.changes
-    not_before, expires_at = min(not_before, LATEST), min(expires_at, LATEST)
-    key = b"" if together else key
-    body_bytes = sizes(body)
-    row = (uuid, service, body, body_bytes, len(body), priority, now_us, not_before, expires_at, max_attempts)
-    changes.touched.add(uuid)
-    changes.requests.append(RequestRow(*row, options, key, owner))
-    if delayed := not_before > now_us:
-        changes.later.append(LaterRow(uuid, not_before, 0, 0, expires_at, priority, service, b""))
-    else:
-        changes.ready.append(ReadyRow(uuid, service, 9 - priority, 0, 0, expires_at))
-    if expires_at:
-        changes.expiring.append((expires_at, uuid))
-    changes.count_service(service, waiting=1, size=size, ready=not delayed)
-    changes.count_owner(owner, waiting=1, size=size)
-    changes.count(requests=1, waiting=not delayed, delayed=delayed, used=size + REQUEST)
+    of_services: dict[bytes, list[int]] = {}
+    of_owners: dict[bytes, list[int]] = {}
+    in_all = [0, 0, 0]
+    for n, new in enumerate(requests):
+        if n in known:
+            continue
+        uuid, size = uuids[n], needs[n]
+        service, body, priority, not_before, expires_at, max_attempts, options, key, _, together, owner = new
+        not_before, expires_at = min(not_before, LATEST), min(expires_at, LATEST)
+        changes.requests.append(
+            RequestRow(
+                uuid,
+                service,
+                body,
+                sizes(body),
+                len(body),
+                priority,
+                now_us,
+                not_before,
+                expires_at,
+                max_attempts,
+                options,
+                b"" if together else key,
+                owner,
+            )
+        )
+        if delayed := not_before > now_us:
+            changes.later.append(LaterRow(uuid, not_before, 0, 0, expires_at, priority, service, b""))
+        else:
+            changes.ready.append(ReadyRow(uuid, service, 9 - priority, 0, 0, expires_at, b""))
+        if expires_at:
+            changes.expiring.append((expires_at, uuid))
+        for count in (of_services.setdefault(service, [0, 0, 0]), of_owners.setdefault(owner, [0, 0, 0]), in_all):
+            count[0] += 1
+            count[1] += size
+            count[2] += delayed
+    for service, (count_new, size, delayed) in of_services.items():
+        changes.count_service(service, waiting=count_new, size=size, ready=count_new - delayed)
+    for owner, (count_new, size, _) in of_owners.items():
+        changes.count_owner(owner, waiting=count_new, size=size)
+    count_new, size, delayed = in_all
+    used = size + REQUEST * count_new
+    changes.count(requests=count_new, waiting=count_new - delayed, delayed=delayed, used=used)

@@ -7,12 +7,16 @@ few statements, each with an array for each column.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from titanic.store.postgres.arrays import Raw, ids, lists, numbers, texts
+from titanic.store.postgres.capacity import KEY
 from titanic.store.postgres.foreseen import Seen
-from titanic.store.postgres.transaction import Statement
+from titanic.store.postgres.new_request import key_size
+from titanic.store.postgres.transaction import Row, Statement
 from titanic.store.states import State
+from titanic.util.ids import SIZE
 
 
 class RequestRow(NamedTuple):
@@ -118,21 +122,24 @@ WHERE e.expires_at = gone.expires_at AND e.uuid = gone.uuid"""
 _DELETE = "DELETE FROM {} WHERE uuid = ANY(%s::uuid[])"
 _DELETE_LATER, _DELETE_REPLY, _DELETE_REQUEST = map(_DELETE.format, ("later", "reply", "request"))
 
+FORGET = """
+DELETE FROM key AS k USING unnest(%s::bytea[], %s::bytea[]) AS gone (owner, key)
+WHERE k.owner = gone.owner AND k.key = gone.key RETURNING k.owner, length(k.key), cardinality(k.uuids)"""
+"""Keys, whatever they stand for."""
+
+_GIVE_NUMBERS = "UPDATE meta SET closed_last = closed_last + %s RETURNING closed_last - %s AS before"
+
 _CLOSE = """
-WITH given AS (
-    SELECT * FROM unnest(%s::uuid[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
-        %s::bigint[], %s::bigint[], %s::bytea[]) WITH ORDINALITY
-    AS given (uuid, status, attempts, dispatched_at, replied_at, closed_at, cost, flags, error, n)
-), counted AS (
-    UPDATE meta SET closed_last = closed_last + %s RETURNING closed_last - %s AS before
-)
 INSERT INTO closed (seq, uuid, submitted_at, dispatched_at, replied_at, closed_at, request_bytes, reply_bytes, cost,
     attempts, request_frames, reply_frames, status, priority, unclaimed, service, key, owner, error, request, reply)
-SELECT c.before + g.n, g.uuid, r.submitted_at, g.dispatched_at, g.replied_at, g.closed_at, r.body_bytes,
+SELECT numbers.before + g.n, g.uuid, r.submitted_at, g.dispatched_at, g.replied_at, g.closed_at, r.body_bytes,
     coalesce(p.frames_bytes, 0), g.cost, g.attempts, r.body_frames, coalesce(p.frames_count, 0), g.status, r.priority,
     g.flags & 1 <> 0, r.service, r.key, r.owner, g.error, CASE WHEN g.flags & 2 <> 0 THEN r.body END,
     CASE WHEN g.flags & 4 <> 0 THEN coalesce(p.frames, '{}') END
-FROM counted AS c CROSS JOIN given AS g JOIN request AS r ON r.uuid = g.uuid LEFT JOIN reply AS p ON p.uuid = g.uuid"""
+FROM numbers CROSS JOIN unnest(%s::uuid[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
+    %s::bigint[], %s::bigint[], %s::bytea[]) WITH ORDINALITY
+AS g (uuid, status, attempts, dispatched_at, replied_at, closed_at, cost, flags, error, n)
+JOIN request AS r ON r.uuid = g.uuid LEFT JOIN reply AS p ON p.uuid = g.uuid"""
 
 _DROP = """
 WITH first AS (
@@ -154,7 +161,7 @@ AS given (kind, name, waiting, bytes, ready)
 ON CONFLICT (kind, name, shard) DO UPDATE
 SET waiting = l.waiting + excluded.waiting, bytes = l.bytes + excluded.bytes, ready = l.ready + excluded.ready"""
 
-COUNT_USAGE = """
+_COUNT_USAGE = """
 UPDATE usage AS u SET requests = requests + %s, waiting = waiting + %s, delayed = delayed + %s, replies = replies + %s,
     used = used + %s
 WHERE shard = %s
@@ -241,6 +248,12 @@ class Changes:
         usage[3] += replies
         usage[4] += used
 
+    def count_keys_gone(self, rows: Sequence[Row]) -> None:
+        """Keys are gone, of which their owner, their length and how many requests they had are in `rows`."""
+        for owner, length, requests in rows:
+            self.count_owner(owner, size=-key_size(owner, length, requests))
+            self.count(used=-KEY - SIZE * requests)
+
     @property
     def used(self) -> int:
         """By how many bytes more is used with them."""
@@ -254,41 +267,53 @@ class Changes:
         return bool(self.touched or self._loads or any(self._usage) or self.drop_before)
 
     def statements(self, lists_type: int, shard: int) -> list[Statement]:
-        """What puts them into the database. Numbers of closed requests are given out last: others wait for that."""
-        found: list[Statement] = []
+        """What puts them into the database; the last one returns how many bytes are used now.
 
-        def add(text: str, rows: Sequence[tuple[Any, ...]], encoders: Sequence[_Encoder]) -> None:
+        All parts are one statement, which saves half of the work of a small commit. They see the tables as these were
+        before it: a request is copied to `closed` and deleted at once. Numbers of closed requests are given out last,
+        because other nodes wait for that.
+        """
+        parts: list[tuple[str, str]] = []
+        given: list[object] = []
+
+        def add(name: str, text: str, rows: Sequence[tuple[Any, ...]], encoders: Sequence[_Encoder]) -> None:
             if rows:
+                parts.append((name, text))
                 columns = zip(*rows, strict=True)
-                found.append(Statement(text, [encode(one) for encode, one in zip(encoders, columns, strict=True)]))
+                given.extend([encode(one) for encode, one in zip(encoders, columns, strict=True)])
 
         def bodies(values: Sequence[Sequence[bytes]]) -> Raw:
             return lists(values, lists_type)
 
-        add(_INSERT_REQUEST, self.requests, (_I, _T, bodies, _N, _N, _N, _N, _N, _N, _N, _T, _T, _T))
-        add(_DELETE_READY, self._not_ready, _PLACES)
-        add(_DELETE_EXPIRING, self._not_expiring, _EXPIRING)
-        add(_INSERT_READY, self.ready, _READY)
-        add(_INSERT_LATER, self.later, _LATER)
-        add(_INSERT_EXPIRING, self.expiring, _EXPIRING)
-        add(_INSERT_REPLY, self.replies, (_I, _N, _N, _N, _N, _N, _N, bodies, _T, _T, _T))
-        loads = [(*name, *change) for name, change in self._loads.items() if any(change)]
-        if loads:
-            columns = zip(*loads, strict=True)
-            arrays = [encode(one) for encode, one in zip(_LOADS, columns, strict=True)]
-            found.append(Statement(_COUNT_LOADS, [shard, *arrays]))
-        if self.drop_before:
-            found.append(Statement(_DROP, (self.drop_before, self.drop_before, self.drop_before, shard)))
-        if n := len(self.closed):
-            add(_CLOSE, self.closed, _CLOSED)
-            found[-1] = Statement(_CLOSE, [*found[-1].parameters, n, n])
-        for text, uuids in (
-            (_DELETE_LATER, self._not_later),
-            (_DELETE_REPLY, self._not_replies),
-            (_DELETE_REQUEST, self._gone),
+        add("requests", _INSERT_REQUEST, self.requests, (_I, _T, bodies, _N, _N, _N, _N, _N, _N, _N, _T, _T, _T))
+        add("to_ready", _INSERT_READY, self.ready, _READY)
+        add("to_later", _INSERT_LATER, self.later, _LATER)
+        add("to_expiring", _INSERT_EXPIRING, self.expiring, _EXPIRING)
+        add("to_reply", _INSERT_REPLY, self.replies, (_I, _N, _N, _N, _N, _N, _N, bodies, _T, _T, _T))
+        add("from_ready", _DELETE_READY, self._not_ready, _PLACES)
+        add("from_expiring", _DELETE_EXPIRING, self._not_expiring, _EXPIRING)
+        for name, text, uuids in (
+            ("from_later", _DELETE_LATER, self._not_later),
+            ("from_reply", _DELETE_REPLY, self._not_replies),
+            ("gone", _DELETE_REQUEST, self._gone),
         ):
             if uuids:
-                found.append(Statement(text, (ids(uuids),)))
-        if any(self._usage) or self.drop_before:
-            found.append(Statement(COUNT_USAGE, [*self._usage, shard]))
-        return found
+                parts.append((name, text))
+                given.append(ids(uuids))
+        loads = [(*name, *change) for name, change in self._loads.items() if any(change)]
+        if loads:
+            given.append(shard)
+            add("loads", _COUNT_LOADS, loads, _LOADS)
+        if n := len(self.closed):
+            parts.append(("numbers", _GIVE_NUMBERS))
+            given += (n, n)
+            add("closed_now", _CLOSE, self.closed, _CLOSED)
+        drop = [Statement(_DROP, (*[self.drop_before] * 3, shard))] if self.drop_before else []
+        return [*drop, Statement(_joined(tuple(parts)), [*given, *self._usage, shard])]
+
+
+@lru_cache(maxsize=256)
+def _joined(parts: tuple[tuple[str, str], ...]) -> str:
+    """The parts as one statement, which counts the usage."""
+    commons = ", ".join(f"{name} AS ({text})" for name, text in parts)
+    return f"WITH {commons} {_COUNT_USAGE}" if commons else _COUNT_USAGE

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from titanic.store.postgres.arrays import ids, numbers, texts
 from titanic.store.postgres.capacity import KEY
+from titanic.store.postgres.changes import FORGET
 from titanic.store.postgres.new_request import LATEST, key_size
-from titanic.store.postgres.transaction import Row
 from titanic.store.postgres.writing import Writing
 from titanic.util.ids import SIZE
 
@@ -39,10 +39,6 @@ _FIND = """
 SELECT k.owner, k.key FROM unnest(%s::bytea[], %s::bytea[]) AS given (owner, key)
 JOIN key AS k ON k.owner = given.owner AND k.key = given.key WHERE k.until > %s"""
 
-_FORGET = """
-DELETE FROM key AS k USING unnest(%s::bytea[], %s::bytea[]) AS gone (owner, key)
-WHERE k.owner = gone.owner AND k.key = gone.key RETURNING k.owner, length(k.key), cardinality(k.uuids)"""
-
 
 class Wanted(NamedTuple):
     """A key that requests of a batch are to have: so many from a place on."""
@@ -62,14 +58,14 @@ class Holder(NamedTuple):
 def found(tx: Writing, names: Sequence[Name], sure_us: int) -> set[Name]:
     """Those that are taken, and whose time is not over."""
     owners, keys = zip(*names, strict=True)
-    return {(owner, key) for owner, key in tx.fetch_apart(_FIND, texts(owners), texts(keys), sure_us)}
+    return {(owner, key) for owner, key in tx.fetch_keys(_FIND, texts(owners), texts(keys), sure_us)}
 
 
 def take(
     tx: Writing, wanted: Mapping[Name, Wanted], uuids: list[bytes], now_us: int, sure_us: int
 ) -> dict[Name, Holder]:
     """Take the keys for requests of these ids. Returns who has those that were there before, which stay as they are."""
-    rows = tx.fetch_apart(_TAKE, *_arrays(wanted, uuids, now_us))
+    rows = tx.fetch_keys(_TAKE, *_arrays(wanted, uuids, now_us))
     return {(owner, key): Holder(holders, until <= sure_us) for owner, key, until, holders in rows}
 
 
@@ -78,7 +74,7 @@ def renew(
 ) -> None:
     """Let the keys whose time is over be those of requests of these ids."""
     again = {name: wanted[name] for name in over}
-    tx.fetch_apart(_RENEW, *_arrays(again, uuids, now_us))
+    tx.fetch_keys(_RENEW, *_arrays(again, uuids, now_us))
     for (owner, key), holder in over.items():
         _count(tx, owner, len(key), again[owner, key].requests, -len(holder.uuids))
 
@@ -87,7 +83,7 @@ def give_back(tx: Writing, names: Sequence[Name]) -> None:
     """Undo `take` for keys that were new: their requests are not accepted after all."""
     if names:
         owners, keys = zip(*names, strict=True)
-        tx.fetch_apart(_FORGET, texts(owners), texts(keys))
+        tx.fetch_keys(FORGET, texts(owners), texts(keys))
 
 
 def count_taken(tx: Writing, name: Name, requests: int) -> None:
@@ -97,18 +93,9 @@ def count_taken(tx: Writing, name: Name, requests: int) -> None:
     tx.changes.count(used=KEY + SIZE * requests)
 
 
-def count_gone(tx: Writing, rows: Sequence[Row]) -> None:
-    """Keys are gone, of which their owner, their length and how many requests they had are in `rows`."""
-    for owner, length, requests in rows:
-        tx.changes.count_owner(owner, size=-key_size(owner, length, requests))
-        tx.changes.count(used=-KEY - SIZE * requests)
-
-
 def forget(tx: Writing, keys: Sequence[bytes], owner: bytes = b"") -> None:
     """Forget these idempotency keys of an owner before their time; unknown ones are fine."""
-    given = sorted(set(keys))
-    if given:
-        count_gone(tx, tx.fetch_apart(_FORGET, texts([owner] * len(given)), texts(given)))
+    tx.to_forget.update([(owner, key) for key in keys])
 
 
 def _count(tx: Writing, owner: bytes, length: int, *requests: int) -> None:

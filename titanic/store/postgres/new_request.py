@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from titanic.errors import InvalidRequest
 from titanic.protocol.submit_options import MAX_KEY, MAX_PRIORITY, MOST_TOGETHER
+from titanic.store.postgres.foreseen import request_size
 from titanic.store.records import NewRequest
 from titanic.util.ids import SIZE
 
@@ -22,20 +23,8 @@ MAX_REASON = 1000
 LATEST = 2**63 - 1
 """The latest time that a column has room for."""
 
-_HEADER = 44
-_REPLY_HEADER = 32
 _KEY_TIMES = 16
 _MAX_BODY = 1 << 30  # PostgreSQL has no larger values
-
-
-def request_size(frames: int, body_bytes: int, *texts: int) -> int:
-    """Bytes of a request, for the loads of its service and its owner. `texts`: those of its texts."""
-    return _HEADER + sum(texts) + 4 * frames + body_bytes
-
-
-def reply_size(frames: int, frames_bytes: int, reason_bytes: int) -> int:
-    """Bytes of a reply, for the load of its request's owner."""
-    return _REPLY_HEADER + reason_bytes + 4 * frames + frames_bytes
 
 
 def key_size(owner: bytes, key_bytes: int, requests: int) -> int:
@@ -111,8 +100,7 @@ def check(request: NewRequest) -> int:
         raise InvalidRequest("a number or size in the request is out of range", fact, "use smaller ones")
     if body_bytes + 4 * len(body) >= _MAX_BODY:
         raise InvalidRequest("the body is too large for PostgreSQL", f"{body_bytes} bytes", "use less than 1 GiB")
-    texts = len(service), len(options), 0 if together else len(key), len(owner)
-    return request_size(len(body), body_bytes, *texts)
+    return request_size(service, b"" if together else key, owner, options, len(body), body_bytes)
 
 
 def sizes(frames: Sequence[bytes]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from titanic.store.postgres import idempotency_keys
 from titanic.store.postgres.close import close_request
 from titanic.store.postgres.closed_drops import drop_older
 from titanic.store.postgres.writing import Writing
@@ -29,7 +28,7 @@ def trim(tx: Writing, now_us: int, policy: Retention | None = None, limit: int =
     left = limit
     sure_us = now_us - ahead_us
     rows = tx.fetch(_FORGET_KEYS, sure_us, left)
-    idempotency_keys.count_gone(tx, rows)
+    tx.changes.count_keys_gone(rows)
     left -= len(rows)
     replies = _close_unclaimed(tx, _REPLIED, policy.reply_retention, now_us, sure_us, left)
     left -= replies

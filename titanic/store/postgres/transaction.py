@@ -51,6 +51,8 @@ class Reading:
         self.settings = settings
         self.session: Session | None = None
         """None until it is needed."""
+        self.begins = True
+        """Whether it is to begin: a single statement is a transaction by itself."""
         self.begun = False
         self.failure: StoreError | None = None
         """Why it cannot go on."""
@@ -96,10 +98,13 @@ class Reading:
         guard = self.pool.guard
         guard.begin(connection)
         try:
+            if len(statements) == 1 and (self.begun or not self.begins):
+                text, given = statements[0]
+                return [connection.execute(text, given, binary=True)]
             with connection.pipeline():
                 if not self.begun:
                     connection.execute(self.BEGIN)
-                self.begun = True
+                    self.begun = True
                 return [connection.execute(text, given, binary=True) for text, given in statements]
         finally:
             guard.end(connection)

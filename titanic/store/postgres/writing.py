@@ -16,8 +16,9 @@ from typing import ClassVar, Self
 
 import psycopg
 
+from titanic.store.postgres.arrays import texts
 from titanic.store.postgres.capacity import divide
-from titanic.store.postgres.changes import COUNT_USAGE, Changes
+from titanic.store.postgres.changes import FORGET, Changes
 from titanic.store.postgres.closed_partitions import PARTITION, keep_partitions
 from titanic.store.postgres.foreseen import Seen
 from titanic.store.postgres.incarnation import Incarnation
@@ -62,6 +63,8 @@ class Writing(Looking):
         self.renumbered: int | None = None
         """The incarnation that this transaction begins, if it is committed."""
         self.changes = Changes()
+        self.to_forget: set[tuple[bytes, bytes]] = set()
+        """Owners and keys that are forgotten with the next look at keys, or the next flush."""
         self.requests_closed = 0
         self._used: int | None = None
         self._apart = False
@@ -114,6 +117,17 @@ class Writing(Looking):
         """`fetch` of what has nothing to do with the changes: they need not be in the database before."""
         return super().fetch_all(Statement(text, parameters))[0]
 
+    def fetch_keys(self, text: str, *parameters: object) -> list[Row]:
+        """`fetch` of keys, which have nothing to do with other changes. Those are forgotten first that are to be."""
+        names, self.to_forget = sorted(self.to_forget), set()
+        if not names:
+            return self.fetch_apart(text, *parameters)
+        owners, keys = zip(*names, strict=True)
+        forgotten = Statement(FORGET, (texts(owners), texts(keys)))
+        gone, rows = super().fetch_all(forgotten, Statement(text, parameters))
+        self.changes.count_keys_gone(gone)
+        return rows
+
     # -- room ------------------------------------------------------------------------------------------------
 
     def used(self) -> int:
@@ -129,15 +143,21 @@ class Writing(Looking):
 
     def flush(self) -> None:
         """Put what was changed into the database."""
+        self._forget()
         if self.changes.any:
-            self._write(())
+            self._write(commits=False)
+
+    def _forget(self) -> None:
+        if self.to_forget:
+            self.fetch_keys("SELECT")
 
     def _commit(self) -> None:
         if self.failure is not None:
             raise self.failure
+        self._forget()
         if not self.begun and not self.changes.any:
             return  # nothing was done
-        self._write((_COMMIT,))
+        self._write(commits=True)
         self.begun = False
         writer = self.writer
         if self._used is not None:
@@ -148,22 +168,25 @@ class Writing(Looking):
         if writer.closed >= _MANY:
             self._keep_partitions()
 
-    def _write(self, end: Sequence[Statement]) -> None:
+    def _write(self, *, commits: bool) -> None:
         session = self.take()
         changes, self.changes = self.changes, Changes()
         self.requests_closed += len(changes.closed)
-        statements = [*changes.statements(session.lists, self.settings.shard), *end]
+        written = changes.statements(session.lists, self.settings.shard) if changes.any else []
+        if commits and not self.begun and len(written) == 1:
+            statements, self.begins = written, False  # a statement by itself is a transaction
+        else:
+            statements = [*written, _COMMIT] if commits else written
         try:
             cursors = self.exchange(statements)
         except psycopg.Error as error:
-            if end and session.connection.closed:
+            if commits and session.connection.closed:
                 self.failure = unknown_outcome(self.pool.place, error)
                 self.leave(broken=True)
                 raise self.failure from error
             raise self.failed(error) from error
-        for statement, cursor in zip(statements, cursors, strict=True):
-            if statement.text is COUNT_USAGE:
-                ((self._used,),) = cursor.fetchall()
+        if written:
+            ((self._used,),) = cursors[len(written) - 1].fetchall()
 
     def _keep_partitions(self) -> None:
         """It is committed already: what fails here is tried again after the next commit."""
