@@ -178,6 +178,17 @@ def test_only_the_stores_engine_knows_lmdb() -> None:
     assert all(source.startswith("titanic/store/lmdb/") for source in known)
 
 
+def test_only_the_stores_other_engine_knows_psycopg() -> None:
+    known = importers("broker", "titanic", *PIPELINE, of="psycopg")
+    assert known
+    assert all(source.startswith("titanic/store/postgres/") for source in known)
+
+
+def test_the_engines_know_nothing_of_each_other() -> None:
+    for engine, other in (("lmdb", "postgres"), ("postgres", "lmdb")):
+        assert not [one for one in imported(f"titanic/store/{engine}") if one.startswith(f"titanic.store.{other}")]
+
+
 def test_only_the_stores_own_tools_know_its_engine() -> None:
     """Everybody else knows the interface of `titanic.store`, and what it opens."""
     engine = "titanic.store.lmdb"
@@ -196,7 +207,7 @@ def test_only_the_stores_own_tools_know_its_engine() -> None:
 def test_the_stores_interface_loads_no_engine() -> None:
     program = "import sys, titanic.store; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert not [module for module in done.stdout.split() if "lmdb" in module]
+    assert not [module for module in done.stdout.split() if "lmdb" in module or "psycopg" in module]
 
 
 def test_only_the_command_line_knows_click() -> None:

@@ -11,6 +11,9 @@ def is_url(place: object) -> bool:
 
 
 def has_password(url: str) -> bool:
-    """Whether there is a password in it."""
-    parts = urlsplit(url)
+    """Whether there is a password in it, or may be."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return True
     return ":" in parts.netloc.rpartition("@")[0] or "password" in parts.query.lower()

@@ -1,0 +1,59 @@
+"""Commands whose store is in a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.cli_titanic import here, running
+from support.postgres import PASSWORD, needs_postgres, shared_server
+
+from titanic import Client
+from titanic.store import open_store
+
+pytestmark = needs_postgres
+
+
+@pytest.fixture
+def database() -> Iterator[str]:
+    name = shared_server().new_database()
+    yield name
+    shared_server().drop_database(name)
+
+
+def test_a_server_says_where_its_store_is_and_others_look_at_it(tmp_path: Path, database: str) -> None:
+    server = shared_server()
+    place = f"postgresql://titanic@127.0.0.1:{server.port}/{database}"
+    settings = tmp_path / "settings.toml"
+    settings.write_text(f'[serve]\nstore = "{server.url(database, tcp=True)}"\n')
+    settings.chmod(0o600)
+    with running(tmp_path / "log", "serve", "--config", settings, "--bind", "tcp://127.0.0.1:*") as one:
+        endpoint = one.says(r"serving at (\S+); store " + place + ": new, for 1GiB").group(1)
+        with Client(endpoint, timeout=30) as client:
+            uuid = client.submit("nobody", "x")
+            assert client.stats()["store"]["path"] == place
+    for command in ("status", "ls"):
+        found = here(command, "--store", server.url(database), "--json")
+        assert found.code == 0, found
+        assert (uuid.encode() in found.out) == (command == "ls")
+    assert PASSWORD not in (tmp_path / "log").read_text()
+
+
+def test_a_password_on_the_command_line_is_refused(database: str) -> None:
+    url = shared_server().url(database, tcp=True)
+    for command in ("serve", "ls"):
+        refused = here(command, "--store", url)
+        assert refused.code == 2
+        assert "others can see" in refused.err
+        assert url.partition("@")[0].rpartition(":")[2] not in refused.err
+    open_store(url).close()
+    found = here("status", "--offline", TITANIC_STORE=url)
+    assert found.code == 0, found
+    assert b"0 requests" in found.out
+
+
+def test_commands_for_directories_say_so(database: str) -> None:
+    refused = here("check", "--store", shared_server().url(database))
+    assert refused.code == 2
+    assert "it names a database; this is for stores in directories" in refused.err

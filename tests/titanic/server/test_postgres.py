@@ -1,0 +1,100 @@
+"""A server whose store is in PostgreSQL: lives are whole, and it goes on when the database was away."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.postgres import PostgresServer, needs_postgres, new_server
+from support.serving import QUICK, config
+from support.waiting import until
+
+from broker import Worker
+from titanic import Client, Refused, Server
+from titanic.store.postgres import pool
+from titanic.store.postgres.tools import check
+
+pytestmark = needs_postgres
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with new_server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(pool, "AGAIN", 0.05)
+    with Server(config(tmp_path, store=postgres.url(postgres.new_database()), retry_most=0.05)) as server:
+        yield server
+        assert server.alive
+        assert check(server.store) == []
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.endpoints[0], timeout=30) as client:
+        yield client
+
+
+def test_lives_are_whole(server: Server, client: Client) -> None:
+    with Worker("echo", echo, server.endpoints[0], config=QUICK):
+        uuids = [client.submit("echo", f"{number}", delay=number % 2 * 0.01) for number in range(10)]
+        for number, uuid in enumerate(uuids):
+            assert client.wait(uuid, 30) == [b"%d" % number]
+        client.close(*uuids)
+    with server.store.read() as transaction:
+        assert transaction.counts()[:4] == (0, 0, 0, 0)
+        assert [one.uuid.hex() for one in transaction.closed(0, 100, 1 << 20)] == uuids
+
+
+def echo(frames: list[bytes]) -> list[bytes]:
+    return frames
+
+
+def accepts(client: Client) -> bool:
+    try:
+        client.submit("echo", "x")
+    except Refused:
+        return False
+    return True
+
+
+def test_while_the_database_is_away_the_reason_is_told_and_then_all_goes_on(
+    server: Server, client: Client, postgres: PostgresServer
+) -> None:
+    begun, go_on, executed = threading.Event(), threading.Event(), []
+
+    def work(frames: list[bytes]) -> list[bytes]:
+        executed.append(frames)
+        begun.set()
+        go_on.wait(30)
+        return frames
+
+    with Worker("echo", work, server.endpoints[0], config=QUICK):
+        uuid = client.submit("echo", "first")
+        assert begun.wait(30)
+        postgres.stop()
+        with pytest.raises(Refused, match=f"{postgres.port}.* can't be reached"):
+            client.submit("echo", "lost")
+        go_on.set()
+        until(lambda: executed == [[b"first"]])
+        postgres.start()
+        assert client.wait(uuid, 30) == [b"first"]
+        until(lambda: accepts(client))
+        until(lambda: [b"x"] in executed)
+    assert executed.count([b"first"]) == 1, "its reply was kept until the database was back"
+    assert [b"lost"] not in executed
+
+
+def test_a_connection_that_is_cut_costs_one_answer_at_most(
+    server: Server, client: Client, postgres: PostgresServer
+) -> None:
+    database = server.store.place.rpartition("/")[2]
+    for _ in range(3):
+        assert client.submit("nobody", "x")
+        postgres.cut_connections(database)
+    until(lambda: accepts(client))
