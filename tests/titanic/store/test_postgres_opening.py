@@ -71,7 +71,7 @@ def test_a_reader_refuses_a_later_format(url):
 
 def test_a_schema_of_somebody_else_is_left_alone(url):
     name = url.rpartition("@/")[2].partition("?")[0]
-    shared_server().sql("CREATE SCHEMA titanic", database=name)
+    shared_server().sql("CREATE SCHEMA titanic AUTHORIZATION titanic", database=name)
     for open_it in (open_store, open_read_only):
         with pytest.raises(NotAStore):
             open_it(url)

@@ -154,7 +154,8 @@ def _note(
                 owner,
             )
         )
-        if delayed := not_before > now_us:
+        delayed = int(not_before > now_us)
+        if delayed:
             changes.later.append(LaterRow(uuid, not_before, 0, 0, expires_at, priority, service, b""))
         else:
             changes.ready.append(ReadyRow(uuid, service, 9 - priority, 0, 0, expires_at, b""))
