@@ -53,7 +53,7 @@ def test_a_password_on_the_command_line_is_refused(database: str) -> None:
     assert b"0 requests" in found.out
 
 
-def test_commands_for_directories_say_so(database: str) -> None:
-    refused = here("check", "--store", shared_server().url(database))
+def test_commands_for_directories_say_so(tmp_path: Path, database: str) -> None:
+    refused = here("backup", tmp_path / "B", "--store", shared_server().url(database))
     assert refused.code == 2
     assert "it names a database; this is for stores in directories" in refused.err
