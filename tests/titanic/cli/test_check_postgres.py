@@ -49,7 +49,11 @@ def test_it_is_not_repaired(url: str) -> None:
 
 
 def test_a_password_is_not_shown() -> None:
-    done = here("check", "--store", "postgresql://titanic:secret@127.0.0.1:1/none")
+    url = "postgresql://titanic:secret@127.0.0.1:1/none"
+    refused = here("check", "--store", url)
+    assert refused.code == 2
+    assert "secret" not in refused.err
+    done = here("check", TITANIC_STORE=url)
     assert done.code == 1
     assert "can't be opened" in done.err
     assert "secret" not in done.err + done.out.decode()

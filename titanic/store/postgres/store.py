@@ -1,8 +1,8 @@
 """A persistent queue in a database of PostgreSQL, which several nodes may share.
 
 The tables are in schema.py. What makes the engine quick is that it says little: a batch of changes decides in Python
-from what one statement has read (`foresee`), gathers its changes, and puts all of them with a few statements that take
-arrays, in one message with COMMIT.
+from what one statement has read (`foresee`), gathers its changes, and puts all of them with one statement that takes
+arrays, in one message with COMMIT (writing.py).
 """
 
 from __future__ import annotations

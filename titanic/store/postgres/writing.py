@@ -2,8 +2,15 @@
 
 A batch of changes costs two round trips, however many requests it changes: the first begins the transaction, locks the
 requests and reads what is to be known of them (or takes the idempotency keys of new ones); the second has all changes
-and COMMIT. In between it decides in Python. Whatever is read otherwise costs one round trip more, and puts what was
-changed before into the database first, so that a transaction reads what it has written.
+and COMMIT. In between it decides in Python. Counted, the same for 1, 100 and 1,000 requests:
+
+                        round trips   statements
+    accept                        1            1    (which is a transaction by itself)
+    accept with keys              2            4    BEGIN, keys; changes, COMMIT
+    finish, close, retry          2            5    BEGIN, lock, look; changes, COMMIT
+
+Whatever is read otherwise costs one round trip more, and puts what was changed before into the database first, so that
+a transaction reads what it has written.
 """
 
 from __future__ import annotations
