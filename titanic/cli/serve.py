@@ -31,7 +31,7 @@ from titanic.cli.serve_options import (
     wire_options,
 )
 from titanic.config import access_contradictions
-from titanic.errors import CallerError, NotInMemory, TitanicError
+from titanic.errors import CallerError, NotInMemory, StoreFailed, TitanicError
 from titanic.server.server import LIVE, Server
 from titanic.server.server_access import ServerAccess, new_broker
 from titanic.server.snapshot import bounded, refusals
@@ -224,9 +224,12 @@ class Queue(serve_run.Subject):
         self._server.stop(begun=False)
 
     def status(self) -> str:
-        with self._server.store.read() as transaction:
-            counts = transaction.counts()
         running, accepted = self._server.running, self._server.accepted
+        try:
+            with self._server.store.read() as transaction:
+                counts = transaction.counts()
+        except StoreFailed as error:
+            return f"{running} running; {error}"
         waiting = max(0, counts.waiting - running)
         full = f"; {100 * counts.used // counts.capacity} % of the store used"
         return f"{waiting} waiting, {running} running, {self._rate.of(accepted):.0f} accepted a second{full}"

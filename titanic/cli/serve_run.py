@@ -58,6 +58,10 @@ LAST_STEPS = 20.0
 """Seconds that stopping may take besides the grace for running requests."""
 
 
+UNREADY = ("disk", "database")
+"""Shortages with which a server is not ready. A full store still gives replies and takes them."""
+
+
 class Subject(Protocol):
     """What is run."""
 
@@ -167,8 +171,12 @@ def _listen(subject: Subject, signals: Signals, address: Address, *, open: bool)
     def unready() -> str:
         if signals.end.is_set():
             return "stopping"
-        if fault := unhealthy() or subject.shortages().get("disk", ""):
+        if fault := unhealthy():
             return fault
+        shortages = subject.shortages()
+        for name in UNREADY:
+            if name in shortages:
+                return shortages[name]
         return "" if subject.ready else "its broker is not there yet"
 
     listener = Listener(*address, subject.collect, unhealthy=unhealthy, unready=unready, admits=admits)
@@ -216,6 +224,7 @@ class ShortageLog:
         self._troubles = (
             ("store", Trouble(log, "take new requests"), logs.event("store-full"), logs.event("store-not-full")),
             ("disk", Trouble(log, "write"), logs.event("disk-full"), logs.event("disk-not-full")),
+            ("database", Trouble(log, "use the database"), logs.event("database-away"), logs.event("database-back")),
         )
 
     def look(self, shortages: Mapping[str, str]) -> None:

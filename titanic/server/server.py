@@ -16,7 +16,7 @@ from dataclasses import replace
 from titanic.commit.writer import Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.dispatcher import Dispatcher
-from titanic.errors import TitanicError
+from titanic.errors import StoreFailed, TitanicError
 from titanic.server.front import AttachedFront, Front, IntegratedFront
 from titanic.server.gather import LAST
 from titanic.server.server_access import ServerAccess
@@ -170,9 +170,15 @@ class Server:
         )
 
     def shortages(self) -> dict[str, str]:
-        """Why requests are refused for want of room now: "store" or "disk", and what to do. Any thread may ask."""
-        with self.store.read() as transaction:
-            found = {"store": transaction.full(), "disk": transaction.disk_full()}
+        """Why requests are refused now, and what to do: for want of room ("store", "disk"), or because the database is
+        away ("database"). Any thread may ask."""
+        try:
+            with self.store.read() as transaction:
+                found = {"store": transaction.full(), "disk": transaction.disk_full()}
+        except StoreFailed as error:
+            if not self.store.remote:
+                raise
+            return {"database": str(error)}
         return {name: SHORTAGES[name] for name in found if found[name]}
 
     def reload(self, config: ServerConfig) -> None:

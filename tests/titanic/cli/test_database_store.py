@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 from support.cli_titanic import here, running
-from support.postgres import PASSWORD, needs_postgres, shared_server
+from support.postgres import PASSWORD, needs_postgres, new_server, shared_server
 
 from titanic import Client
+from titanic.errors import Refused
 from titanic.store import open_store
 
 pytestmark = needs_postgres
@@ -38,6 +41,28 @@ def test_a_server_says_where_its_store_is_and_others_look_at_it(tmp_path: Path, 
         assert found.code == 0, found
         assert (uuid.encode() in found.out) == (command == "ls")
     assert PASSWORD not in (tmp_path / "log").read_text()
+
+
+def test_a_server_outlives_its_database(tmp_path: Path) -> None:
+    options = ("--bind", "tcp://127.0.0.1:*", "--metrics", "127.0.0.1:0")
+    with (
+        new_server() as database,
+        running(tmp_path / "log", "serve", "--store", database.url(database.new_database()), *options) as one,
+    ):
+        endpoint = one.says(r"serving at (\S+);").group(1)
+        health = one.says(r"metrics at (\S+)/metrics").group(1)
+        with Client(endpoint, timeout=30) as client:
+            database.stop()
+            one.says("cannot use the database: the database .* can't be reached")
+            with pytest.raises(Refused, match="can't be reached"):
+                client.submit("nobody", "x")
+            with pytest.raises(HTTPError, match="503"):
+                urlopen(f"{health}/readyz")
+            assert urlopen(f"{health}/healthz").read() == b"ok\n"
+            database.start()
+            one.says("can use the database again")
+            client.submit("nobody", "x")
+            assert urlopen(f"{health}/readyz").read() == b"ok\n"
 
 
 def test_a_password_on_the_command_line_is_refused(database: str) -> None:
