@@ -13,7 +13,7 @@ from titanic.cli.options import command, configured, json_flag, option
 from titanic.cli.printing import Bar, print_json, say, size
 from titanic.cli.store_files import expect_readable, expect_store, may_write, place_option, store_option
 from titanic.errors import StoreCorrupt, StoreLocked
-from titanic.store import Store
+from titanic.store import Store, expect_psycopg
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import Checked, Problem, Progress, Salvaged, check_apart, salvage
 from titanic.store.lmdb.tools import backup as copy_store
@@ -147,6 +147,7 @@ def _check(path: Path, bar: Bar) -> Checked:
 
 def _check_database(url: str, bar: Bar) -> tuple[str, Checked]:
     """Where the store is, without a password, and what is found in it."""
+    expect_psycopg()
     from titanic.store.postgres.read_only import ReadOnlyPostgresStore  # what nobody else needs
     from titanic.store.postgres.tools import check as check_tables
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
-from titanic.cli.options import command, configured, json_flag
+from titanic.cli.options import STORE, command, configured, json_flag
 from titanic.cli.printing import Bar, print_json, say
 from titanic.store import State, Status, open_export, open_import
 from titanic.store.moving import move
@@ -14,11 +16,11 @@ _ENDED = tuple(State(status) for status in Status)
 
 
 @command()
-@click.argument("source", metavar="FROM")
-@click.argument("target", metavar="TO")
+@click.argument("source", type=STORE, metavar="FROM")
+@click.argument("target", type=STORE, metavar="TO")
 @json_flag
 @configured
-def migrate(source: str, target: str, as_json: bool) -> None:
+def migrate(source: Path | str, target: Path | str, as_json: bool) -> None:
     """Copy the store FROM into the new store TO. Each is a directory, or the URL of a database of PostgreSQL:
     postgresql://USER@HOST/DATABASE. (The password belongs into ~/.pgpass: what is on the command line, others can see.)
 

@@ -296,9 +296,11 @@ class StorePlace(Folder):
             return super().convert(value, param, ctx)
         source = ctx.get_parameter_source(param.name) if ctx and param and param.name else None
         if source is ParameterSource.COMMANDLINE and has_password(str(value)):
+            # An argument has no variable of the environment.
+            instead = ", PGPASSWORD or TITANIC_STORE" if isinstance(param, click.Option) else " or PGPASSWORD"
             self.fail(
-                "the URL has a password, and what is on the command line others can see; write it into ~/.pgpass,"
-                " PGPASSWORD or TITANIC_STORE",
+                "the URL has a password, and what is on the command line others can see; write it into ~/.pgpass"
+                + instead,
                 param,
                 ctx,
             )

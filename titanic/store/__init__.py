@@ -1,6 +1,6 @@
 """The store of Titanic: requests and replies that outlive the process. Start reading at interface.py.
 
-Public are the names that interface.py, claiming.py, records.py and states.py define, and the two functions here.
+Public are the names that interface.py, claiming.py, records.py and states.py define, and the functions here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def open_store(
     Raises CapacityTooSmall, NotInMemory, StoreUnwritable, NotAStore, StoreLocked, StoreTooNew or StoreCorrupt.
     """
     if is_url(path):
-        _expect_psycopg()
+        expect_psycopg()
         from titanic.store.postgres.store import PostgresStore
 
         return PostgresStore.open(
@@ -78,7 +78,7 @@ def open_read_only(path: str | os.PathLike[str]) -> Store:
     Raises NotAStore, StoreUnwritable, StoreCorrupt, StoreTooNew or StoreTooOld.
     """
     if is_url(path):
-        _expect_psycopg()
+        expect_psycopg()
         from titanic.store.postgres.read_only import ReadOnlyPostgresStore
 
         return ReadOnlyPostgresStore.open_read_only(str(path))
@@ -87,7 +87,7 @@ def open_read_only(path: str | os.PathLike[str]) -> Store:
     return LmdbStore.open_read_only(path)
 
 
-def _expect_psycopg() -> None:
+def expect_psycopg() -> None:
     """Raise StoreUnwritable unless it is installed: it is an extra."""
     if find_spec("psycopg") is None:
         what, advice = "a store in PostgreSQL needs psycopg", "pip install 'titanic-queue[postgres]'"
@@ -100,6 +100,7 @@ def open_export(place: str | os.PathLike[str]) -> Export:
     Raises NotAStore, StoreLocked when it is in use, or what `open_store` raises.
     """
     if is_url(place):
+        expect_psycopg()
         from titanic.store.postgres.moving_out import PostgresExport
 
         return PostgresExport.open(str(place))
@@ -114,6 +115,7 @@ def open_import(place: str | os.PathLike[str]) -> Import:
     Raises NotAStore when something is there, StoreLocked or StoreUnwritable.
     """
     if is_url(place):
+        expect_psycopg()
         from titanic.store.postgres.moving_in import PostgresImport
 
         return PostgresImport(str(place))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
@@ -76,6 +78,25 @@ def test_a_password_on_the_command_line_is_refused(database: str) -> None:
     found = here("status", "--offline", TITANIC_STORE=url)
     assert found.code == 0, found
     assert b"0 requests" in found.out
+
+
+def test_without_psycopg_each_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr("titanic.store.find_spec", lambda name: None if name == "psycopg" else found(name))
+    for name in [name for name in sys.modules if name.startswith(("psycopg", "titanic.store.postgres"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    url = "postgresql://titanic@127.0.0.1/titanic"
+    commands = [(name, "--store", url) for name in ("serve", "status", "ls", "check")]
+    commands += [("migrate", url, tmp_path / "new"), ("migrate", tmp_path / "old", url)]
+    open_store(tmp_path / "old").close()
+    for command in commands:
+        done = here(*command)
+        assert (done.code, done.out) == (1, b""), command
+        assert done.err == (
+            "titanic: a store in PostgreSQL needs psycopg; it is not installed; pip install 'titanic-queue[postgres]'\n"
+        ), command
+    assert not (tmp_path / "new").exists()
 
 
 def test_commands_for_directories_say_so(tmp_path: Path, database: str) -> None:

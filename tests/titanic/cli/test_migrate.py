@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.cli_titanic import here, on_terminal, serving
-from support.postgres import needs_postgres, shared_server
+from support.postgres import PASSWORD, needs_postgres, shared_server
 
 from broker import Worker
 
@@ -42,20 +42,32 @@ def test_the_other_store_serves(store: Path, tmp_path: Path) -> None:
 
 
 @needs_postgres
-def test_to_a_database_and_back(store: Path, tmp_path: Path) -> None:
+def test_to_a_database_and_back(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = shared_server()
     name = server.new_database()
     place = f"postgresql://titanic@127.0.0.1:{server.port}/{name}"
-    there = here("migrate", store, server.url(name, tcp=True), "--json")
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    there = here("migrate", store, place, "--json")
     assert there.json["to"] == place
-    back = here("migrate", server.url(name, tcp=True), tmp_path / "store")
+    back = here("migrate", place, tmp_path / "store")
     assert f"compared with {place}: the same, SHA-256 {there.json['checksum']}" in back.out.decode()
-    refused = here("migrate", store, server.url(name, tcp=True))
+    refused = here("migrate", store, place)
     assert refused.err.startswith(f"titanic: {place} is in the way; there is a store already")
     for one in (there, back, refused):
         assert "secret" not in one.out.decode() + one.err
     assert here("ls", "--json", "--store", tmp_path / "store").json == here("ls", "--json", "--store", store).json
     server.drop_database(name)
+
+
+def test_a_password_on_the_command_line_is_refused(tmp_path: Path) -> None:
+    url = "postgresql://titanic:hidden@127.0.0.1/titanic"
+    for places, name in (((url, tmp_path / "new"), "FROM"), ((tmp_path / "old", url), "TO")):
+        done = here("migrate", *places)
+        assert (done.code, done.out) == (2, b"")
+        assert done.err == (
+            f"titanic: invalid value for '{name}': the URL has a password, and what is on the command line others can"
+            " see; write it into ~/.pgpass or PGPASSWORD\n"
+        )
 
 
 def test_the_same_for_programs(store: Path, tmp_path: Path) -> None:
