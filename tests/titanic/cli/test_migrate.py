@@ -59,6 +59,17 @@ def test_to_a_database_and_back(store: Path, tmp_path: Path, monkeypatch: pytest
     server.drop_database(name)
 
 
+@needs_postgres
+def test_a_database_in_which_nothing_may_be_made(store: Path) -> None:
+    server = shared_server()
+    name = server.new_database()
+    server.sql(f"ALTER DATABASE {name} OWNER TO CURRENT_USER")
+    done = here("migrate", store, server.url(name))
+    assert (done.code, done.out) == (1, b"")
+    assert f"permission denied for database {name}; let its user create a schema in the database" in done.err
+    server.drop_database(name)
+
+
 def test_a_password_on_the_command_line_is_refused(tmp_path: Path) -> None:
     url = "postgresql://titanic:hidden@127.0.0.1/titanic"
     for places, name in (((url, tmp_path / "new"), "FROM"), ((tmp_path / "old", url), "TO")):

@@ -11,7 +11,7 @@ from support.postgres import PASSWORD, needs_postgres, new_server, shared_server
 from support.waiting import until
 
 from titanic.errors import DiskFull, NotInMemory, StoreFailed, StoreTooNew, StoreUnwritable
-from titanic.store import NewRequest, open_store
+from titanic.store import NewRequest, open_read_only, open_store
 from titanic.store.postgres import pool, stall_guard
 from titanic.store.postgres.store import PostgresStore
 
@@ -182,6 +182,22 @@ def test_a_server_that_would_lose_what_it_has_is_refused(setting):
                 open_store(url, durability=durability)
         with pytest.raises(NotInMemory):
             open_store(url, durability="memory")
+
+
+@pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])
+def test_such_a_server_can_be_looked_at(setting):
+    with new_server() as server:
+        url = server.url(server.new_database())
+        open_store(url).close()
+        server.reload(**{setting: "off"})
+        with open_read_only(url) as store, store.read() as transaction:
+            assert transaction.counts().requests == 0
+
+
+def test_the_reason_is_a_fact_and_no_question():
+    url = "postgresql://titanic@127.0.0.1:1/titanic"
+    with pytest.raises(StoreUnwritable, match=r"Connection refused; start PostgreSQL, or correct the URL$"):
+        open_store(url)
 
 
 def test_a_server_that_may_lose_commits_is_warned_of(name, caplog):

@@ -103,8 +103,9 @@ def expect_durable(durability: Durability) -> None:
         raise NotInMemory(what, fact, "choose 'relaxed', or a store in a directory")
 
 
-def connect(parameters: dict[str, str], durability: Durability) -> Session:
-    """Make a connection. Raises psycopg.Error, or Unsafe."""
+def connect(parameters: dict[str, str], durability: Durability | None) -> Session:
+    """Make a connection; without a durability it is for reading, which any server may do. Raises psycopg.Error, or
+    Unsafe."""
     connection = psycopg.connect(**parameters, autocommit=True, prepare_threshold=0)  # type: ignore[arg-type]
     try:
         return _set_up(connection, durability)
@@ -113,7 +114,7 @@ def connect(parameters: dict[str, str], durability: Durability) -> Session:
         raise
 
 
-def _set_up(connection: Connection, durability: Durability) -> Session:
+def _set_up(connection: Connection, durability: Durability | None) -> Session:
     adapt(connection)
     settings = dict(_SETTINGS)
     if durability == "relaxed":
@@ -132,12 +133,14 @@ def _set_up(connection: Connection, durability: Durability) -> Session:
     if version < OLDEST:
         raise Unsafe(f"it is PostgreSQL {version // 10000}", f"use {OLDEST // 10000} or later")
     for name, value in (("fsync", fsync), ("full_page_writes", pages)):
-        if value != "on":  # also with `relaxed`, which may lose the last commits, but has a sound store
+        if (
+            value != "on" and durability is not None
+        ):  # also with `relaxed`, which may lose the last commits, but has a sound store
             raise Unsafe(f"its {name} is {value}", "a power cut would damage it: turn it on")
     return Session(connection, int(lists), synchronous)
 
 
-def warn(session: Session, durability: Durability, place: str) -> None:
+def warn(session: Session, durability: Durability | None, place: str) -> None:
     """Say so when the operator has chosen that commits may be lost."""
     if durability == "synced" and session.synchronous_commit in _LOW:
         log.warning(

@@ -10,13 +10,16 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
-from titanic.errors import NotAStore, StoreLocked
+from psycopg.errors import InsufficientPrivilege
+
+from titanic.errors import NotAStore, StoreLocked, StoreUnwritable
 from titanic.store.moving import Progress, StoredClosing, StoredKey, StoredLife, StoreHead
 from titanic.store.postgres.capacity import CLOSED, divide
 from titanic.store.postgres.closed_partitions import AHEAD, PARTITION, make_partition
 from titanic.store.postgres.connection import place_of
 from titanic.store.postgres.foreseen import REQUEST_SIZE
 from titanic.store.postgres.moving_out import PostgresExport, connected, translated
+from titanic.store.postgres.postgres_errors import reason_of
 from titanic.store.postgres.schema import META, TABLES, UNFINISHED
 from titanic.store.postgres.tools.check import look_through
 from titanic.store.postgres.tools.counted import LOADS, USAGE
@@ -92,11 +95,15 @@ class PostgresImport:
         if there and not begun:
             what = f"the database {self.place} has a schema 'titanic' that is not Titanic's"
             raise NotAStore(what, "it has no table 'meta'", "choose another database")
-        with connection.transaction():
-            if begun:
-                connection.execute("DROP SCHEMA titanic CASCADE")
-            connection.execute(TABLES, prepare=False)
-            self._rename(META, UNFINISHED)
+        try:
+            with connection.transaction():
+                if begun:
+                    connection.execute("DROP SCHEMA titanic CASCADE")
+                connection.execute(TABLES, prepare=False)
+                self._rename(META, UNFINISHED)
+        except InsufficientPrivilege as error:
+            what, advice = f"the store in {self.place} can't be written", "let its user create a schema in the database"
+            raise StoreUnwritable(what, reason_of(error), advice) from error
 
     def __enter__(self) -> Self:
         return self

@@ -30,9 +30,10 @@ _IDLE = 8
 
 
 class Pool:
-    """Any thread may take a connection and give it back. `place` is the database's, for people."""
+    """Any thread may take a connection and give it back. `place` is the database's, for people. Without a durability it
+    is for reading."""
 
-    def __init__(self, url: str, durability: Durability, target: str = "read-write") -> None:
+    def __init__(self, url: str, durability: Durability | None, target: str = "read-write") -> None:
         self.place = place_of(url)
         self.durability = durability
         self._parameters = parse(url, target)

@@ -35,7 +35,8 @@ def reason_of(error: psycopg.Error) -> str:
     text = error.diag.message_primary or str(error)
     for prefix in ("connection failed: ", "connection is bad: "):
         text = text.removeprefix(prefix)  # psycopg's own
-    return " ".join(text.split()) or type(error).__name__
+    facts = " ".join(line for line in text.splitlines() if not line.startswith("\t"))  # libpq's guesses are indented
+    return " ".join(facts.split()) or type(error).__name__
 
 
 def translate(error: psycopg.Error, place: str) -> StoreError:

@@ -23,7 +23,7 @@ class ReadOnlyPostgresStore(PostgresStore):
     @classmethod
     def open_read_only(cls, url: str) -> Self:
         """Open the store in a database for reading. Raises NotAStore, StoreUnwritable, StoreTooNew or StoreTooOld."""
-        pool = Pool(url, "relaxed", target="any")
+        pool = Pool(url, None, target="any")
         try:
             capacity = _look(pool)
             return cls(pool, Settings(capacity), WriterState(IdMaker(None), capacity, 0), False)
