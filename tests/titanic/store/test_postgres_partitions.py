@@ -9,6 +9,7 @@ import pytest
 from psycopg import Connection
 from support.postgres import needs_postgres, shared_server
 
+from titanic.errors import StoreFailed
 from titanic.store.postgres import closed_partitions
 from titanic.store.postgres.closed_partitions import AHEAD, LARGE, PARTITION, keep_partitions
 from titanic.store.postgres.store import PostgresStore
@@ -131,3 +132,36 @@ def test_the_store_looks_after_them(database: str, connection: Connection, monke
         note(connection, PARTITION, 2 * PARTITION)
         store.look_after()
     assert partitions(connection) == [*range(1, AHEAD + 3)]
+
+
+def test_they_are_looked_after_also_when_the_lease_cannot_be_renewed(
+    database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise StoreFailed("the lease is locked", "for a test", "wait")
+
+    monkeypatch.setattr(closed_partitions, "EVERY", 0.0)
+    with PostgresStore.open(database) as store:
+        note(connection, PARTITION, 2 * PARTITION)
+        monkeypatch.setattr(store.incarnation, "look_after", fail)
+        with pytest.raises(StoreFailed, match="lease"):
+            store.look_after()
+    assert partitions(connection) == [*range(1, AHEAD + 3)]
+
+
+def test_what_is_in_their_way_is_said_once(
+    database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(closed_partitions, "EVERY", 0.0)
+    with PostgresStore.open(database) as store:
+        connection.execute(f"CREATE TABLE titanic.closed_{AHEAD + 1} ()")
+        note(connection, 1, PARTITION)
+        for _ in range(2):
+            with pytest.raises(StoreFailed, match="already exists"):
+                store.look_after()
+        connection.execute(f"DROP TABLE titanic.closed_{AHEAD + 1}")
+        store.look_after()
+    assert partitions(connection) == [*range(AHEAD + 2)]
+    assert [text for text in caplog.messages if "get no new partition" in text and "already exists" in text] == [
+        f'the closed requests in {store.place} get no new partition: relation "closed_{AHEAD + 1}" already exists'
+    ]

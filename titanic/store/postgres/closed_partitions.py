@@ -10,17 +10,22 @@ Only large ones are deleted before their partition goes: they may be more than t
 
 from __future__ import annotations
 
+import logging
 import time
 
+import psycopg
 from psycopg import Connection, errors
 
 from titanic.store.postgres.pool import Pool
+from titanic.store.postgres.postgres_errors import is_away, reason_of
+
+log = logging.getLogger(__name__)
 
 PARTITION = 100_000
 """Closed requests in a partition. Partition n has the numbers from n times so many on."""
 
 AHEAD = 2
-"""Partitions that are there behind that of the last number: more than are closed until somebody looks again."""
+"""Partitions that are there behind that of the last number: far more than can be closed until somebody looks again."""
 
 EVERY = 5.0
 """Seconds until somebody looks again."""
@@ -61,14 +66,26 @@ class Partitions:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._next = time.monotonic() + EVERY  # they were made when the store was opened
+        self._reason = ""  # why it failed the last time
 
     def look_after(self) -> None:
         """Do what is to be done, if it is time to look. Raises StoreFailed and the like."""
         if time.monotonic() < self._next:
             return
         with self._pool.borrow() as connection:
-            keep_partitions(connection)
-        self._next = time.monotonic() + EVERY
+            try:
+                keep_partitions(connection)
+            except psycopg.Error as error:
+                self._tell(error)
+                raise
+        self._next, self._reason = time.monotonic() + EVERY, ""
+
+    def _tell(self, error: psycopg.Error) -> None:
+        """Log it once. That the server is away others say."""
+        reason = reason_of(error)
+        if reason != self._reason and not is_away(error):
+            log.warning("the closed requests in %s get no new partition: %s", self._pool.place, reason)
+            self._reason = reason
 
 
 def keep_partitions(connection: Connection) -> bool:

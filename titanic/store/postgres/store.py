@@ -92,8 +92,10 @@ class PostgresStore:
         """Do what is due of what a thread does by itself: renew this node's lease, make and drop partitions. Raises
         StoreFailed and the like."""
         with self._looking_after:
-            self.incarnation.look_after()
-            self._partitions.look_after()
+            try:
+                self.incarnation.look_after()
+            finally:
+                self._partitions.look_after()
 
     def reader_check(self) -> int:
         """None: a reader that was killed has lost its connection, and PostgreSQL ends its transaction."""

@@ -15,7 +15,6 @@ a transaction reads what it has written.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from types import TracebackType
@@ -26,27 +25,21 @@ import psycopg
 from titanic.store.postgres.arrays import texts
 from titanic.store.postgres.capacity import divide
 from titanic.store.postgres.changes import FORGET, Changes
-from titanic.store.postgres.closed_partitions import PARTITION, keep_partitions
 from titanic.store.postgres.foreseen import Seen
 from titanic.store.postgres.incarnation import Incarnation
 from titanic.store.postgres.looking import Looking
 from titanic.store.postgres.pool import Pool
-from titanic.store.postgres.postgres_errors import reason_of, unknown_outcome
+from titanic.store.postgres.postgres_errors import unknown_outcome
 from titanic.store.postgres.transaction import Row, Settings, Statement
 from titanic.util.ids import IdMaker
 
-log = logging.getLogger(__name__)
-
 _COMMIT = Statement("COMMIT")
-_MANY = PARTITION // 2
-"""Closed requests after which the partitions are looked at, if nobody else has done that in time."""
 
 
 class WriterState:
     """What a write transaction leaves to the next. Only who holds `lock` changes it.
 
-    `used` are the bytes that all nodes used when this one committed last, `closed` the requests that it has closed
-    since it looked at their partitions.
+    `used` are the bytes that all nodes used when this one committed last.
     """
 
     def __init__(self, ids: IdMaker, capacity: int, used: int) -> None:
@@ -54,7 +47,6 @@ class WriterState:
         self.ids = ids
         self.quota = divide(capacity)
         self.used = used
-        self.closed = 0
 
 
 class Writing(Looking):
@@ -72,7 +64,6 @@ class Writing(Looking):
         self.changes = Changes()
         self.to_forget: set[tuple[bytes, bytes]] = set()
         """Owners and keys that are forgotten with the next look at keys, or the next flush."""
-        self.requests_closed = 0
         self._used: int | None = None
         self._apart = False
 
@@ -171,14 +162,10 @@ class Writing(Looking):
             writer.used = self._used
         if self.renumbered is not None:
             self.incarnation.own = [self.renumbered]
-        writer.closed += self.requests_closed
-        if writer.closed >= _MANY:
-            self._keep_partitions()
 
     def _write(self, *, commits: bool) -> None:
         session = self.take()
         changes, self.changes = self.changes, Changes()
-        self.requests_closed += len(changes.closed)
         written = changes.statements(session.lists, self.settings.shard) if changes.any else []
         if commits and not self.begun and len(written) == 1:
             statements, self.begins = written, False  # a statement by itself is a transaction
@@ -194,12 +181,3 @@ class Writing(Looking):
             raise self.failed(error) from error
         if written:
             ((self._used,),) = cursors[len(written) - 1].fetchall()
-
-    def _keep_partitions(self) -> None:
-        """It is committed already: what fails here is tried again after the next commit."""
-        try:
-            if keep_partitions(self.take().connection):
-                self.writer.closed = 0
-        except psycopg.Error as error:
-            log.warning("the closed requests in %s get no new partition: %s", self.pool.place, reason_of(error))
-            self.leave(broken=True)
