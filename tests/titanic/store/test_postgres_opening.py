@@ -112,3 +112,10 @@ def test_a_password_in_a_url_is_seen(url, secret):
     assert is_url(url)
     assert has_password(url) == secret
     assert not is_url("titanic-data")
+
+
+@pytest.mark.parametrize("place", ["titanic:a@hid@127.0.0.1:1/titanic", "titanic:hid/b@127.0.0.1:1/x", "titanic:hid"])
+def test_a_password_that_libpq_would_misread_is_not_shown(place: str) -> None:
+    with pytest.raises(StoreUnwritable, match="can't be read; libpq doesn't understand it") as error:
+        open_store(f"postgresql://{place}")
+    assert "hid" not in str(error.value)

@@ -76,7 +76,12 @@ def parse(url: str, target: str = "read-write") -> dict[str, str]:
         found = conninfo_to_dict(url)
     except psycopg.Error:
         found = None
-    if found is None:  # what libpq says of it may have the password in it, as a piece that it did not understand
+    before_query = url.partition("?")[0]
+    name = before_query.partition("://")[2].partition("/")[2]
+    misread = before_query.count("@") > 1 or "@" in name  # of a password with @ or /, a part is taken for the host
+    port = str(found.get("port", "")) if found else ""
+    if found is None or misread or port.strip("0123456789,"):
+        # What libpq says of it may have the password in it, as a piece that it did not understand.
         what, fact = "the store's URL can't be read", "libpq doesn't understand it"
         raise StoreUnwritable(what, fact, "write postgresql://USER@HOST:PORT/DATABASE, with %XX for special characters")
     ours = _NETWORK | {"target_session_attrs": target}
