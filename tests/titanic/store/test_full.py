@@ -188,6 +188,20 @@ def test_a_store_is_full_across_a_restart(tmp_path):
         assert fill(store) != []
 
 
+def test_a_store_that_is_fuller_than_it_may_be_for_new_requests_gets_no_more_room_by_a_restart(tmp_path):
+    """A server was killed in a store whose replies had gone beyond the limit of requests."""
+    with LmdbStore.open(tmp_path / "store", capacity=CAPACITY) as store:
+        for uuid in fill(store):
+            try:
+                finish(store, uuid, [bytes(60_000)])
+            except StoreFull:
+                break
+        with store.read() as txn:
+            assert txn.counts().used > LIMIT
+    with LmdbStore.open(tmp_path / "store", capacity=CAPACITY) as store:
+        assert store.environment.env.info()["map_size"] == CAPACITY
+
+
 def test_a_store_above_a_lowered_capacity_keeps_its_size_and_can_be_emptied(tmp_path):
     with LmdbStore.open(tmp_path, capacity=4 * CAPACITY) as store:
         uuids = fill(store)

@@ -156,7 +156,9 @@ def open_environment(
                 archive(tx)
                 known_archivist(tx)
                 nameless = identity(tx) is None
-        needed = max(room.capacity, data.stat().st_size, used + reserved(room.capacity))
+        needed = max(room.capacity, data.stat().st_size)
+        if used > room.least:  # no store that kept to this capacity has so much: it was lowered
+            needed = max(needed, used + reserved(room.capacity))
         env.set_mapsize(needed - needed % PAGE)
         if known != room.capacity and (known is not None or capacity is not None):
             with env.begin(write=True, db=environment.databases.meta) as txn:
