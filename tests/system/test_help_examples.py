@@ -1,7 +1,7 @@
 """The examples in the help texts, run as they stand there, each group in a network of its own.
 
-Paths begin in a folder of the test, and the UUID of the texts is that of a request which is there; nothing else is
-changed.
+Paths begin in a folder of the test, and the UUID of the texts is that of a request which is there, and their
+database one that is there; nothing else is changed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import click
 import pytest
 from support.alone import ALONE
 from support.cli_titanic import CLEAN
+from support.postgres import shared_server
 
 from titanic.cli import main
 
 ROOT = Path(__file__).parents[2]
 UUID = "01a1fdd40f82747ea223cfe554e7afbc"
+DATABASE = "postgresql://titanic@db.example/titanic"
 
 
 def _examples(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
@@ -66,6 +68,7 @@ SCRIPTS = {
         *("mkdir -p /var/lib /backup", "titanic serve --store /var/lib/titanic"),
         *("=check", "=backup", "rm -r /var/lib/titanic", "=restore"),
     ],
+    "migrate": ["mkdir -p /var/lib", "titanic serve --store /var/lib/titanic", "=migrate"],
     "config": ["mkdir -p /etc/titanic", "cp TOML /etc/titanic", "=config", "=config check", "=config show"],
     "keys": ["mkdir -p /etc/titanic", "=keys", "=keys new", "=keys server", "=keys show", "=keys token"],
     "access": ["mkdir -p /etc/titanic", ACCESS, "=access", "=access check", "=access test"],
@@ -125,6 +128,10 @@ def run(lines: list[str], folder: Path) -> list[tuple[int, str, str]]:
         (folder / "bin/jq").chmod(0o755)
     changed = [re.sub(r"(?<![\w.])/(?=(var|backup|etc)\b)", f"{folder}/", line) for line in lines]
     changed = [line.replace(UUID, "$(cat uuid)").replace("TOML", str(ROOT / "deploy/titanic.toml")) for line in changed]
+    if any(DATABASE in line for line in changed):
+        server = shared_server()
+        url = server.url(server.new_database())
+        changed = [line.replace(DATABASE, f"'{url}'") for line in changed]
     env = CLEAN | {
         "PATH": f"{folder / 'bin'}:{CLEAN['PATH']}",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",

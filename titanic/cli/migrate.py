@@ -37,7 +37,7 @@ def migrate(source: Path | str, target: Path | str, as_json: bool) -> None:
     \b
     Example:
       titanic migrate /var/lib/titanic postgresql://titanic@db.example/titanic
-      titanic migrate postgresql://titanic@db.example/titanic /var/lib/titanic
+      titanic migrate postgresql://titanic@db.example/titanic /var/lib/titanic2
     """
     with open_export(source) as out, open_import(target) as into, Bar("reading") as bar:
         moved = move(out, into, bar.tell)
