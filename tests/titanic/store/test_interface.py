@@ -26,8 +26,8 @@ def test_methods_and_their_parameters_have_the_names_of_the_interface(opened: An
         for one, protocol in ((store, Store), (store.read(), ReadTransaction), (store.write(), WriteTransaction)):
             wanted = dict(inspect.getmembers(protocol, inspect.isfunction))
             for name in (name for name in wanted if not name.startswith("_")):
-                if inspect.isbuiltin(inspect.unwrap(getattr(one, name))):
-                    continue  # the compiled build keeps no names of parameters
+                if names(getattr(one, name)) == ["args", "options"]:
+                    continue  # what is behind it is compiled, and keeps no names of parameters
                 assert names(getattr(one, name)) == names(wanted[name]), name
             assert set(protocol.__annotations__) <= set(dir(one))
     forget_databases()
