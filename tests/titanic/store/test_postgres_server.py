@@ -77,7 +77,8 @@ def _has_ended(stat: Path) -> bool:
 
 def test_it_ends_with_the_process_that_started_it() -> None:
     lines = (
-        "from support.postgres import PostgresServer as S; s = S().create(); print(s.folder, s._process.pid); input()"
+        "import sys; sys.path.insert(0, ''); from support.postgres import PostgresServer as S;"
+        " s = S().create(); print(s.folder, s._process.pid); input()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", lines], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT / "tests"
