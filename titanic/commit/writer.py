@@ -4,10 +4,10 @@ Whatever changes the store is a `Write`: accepting, closing, keeping replies, pu
 disk are the writes told (`committed`) and send their answers. Whatever has gathered during one batch is the next one:
 under load the batches grow by themselves, and a single message waits for nobody. There is no timer and no size to tune.
 
-A light write that comes alone is committed by the thread that brings it, as long as the disk is quick: to wake the
-writer and be woken by it costs more than the sync. That thread must do other things while a slow disk syncs, and
-commits take half of its time at most. With a remote store the writer's thread has all: the network is never quick
-enough, and may fall silent.
+A write is committed by the thread that brings it as long as the disk is quick: to wake the writer, be woken by it and
+fight with it for the interpreter costs more than the sync. What comes meanwhile waits in sockets, and is one batch
+then. While a slow disk syncs, that thread must do other things, so the writer's has the writes; and those that change
+much. With a remote store the writer's thread has all: the network is never quick enough, and may fall silent.
 """
 
 from __future__ import annotations
@@ -34,20 +34,15 @@ SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 """The buckets in which commits are counted."""
 
-QUICK = 0.005
-"""Seconds, on average, that recent commits take on a quick disk."""
+QUICK = 0.002
+"""Seconds, on average, that recent commits have waited for a quick disk."""
 
 WEIGHT = 0.2
 """Of the last commit in that average. After one that stalls, the writer's thread has the next ones, more of them the
 longer it took."""
 
-ALONE, FEW, SMALL = 2, 16, 64 << 10
-"""Asks, frames or UUIDs or outcomes, and bytes, of which a light write has no more. When more asks have come while one
-was committed, the writer's thread has them: while it waits for the disk, the loop takes in the next."""
-
-CALM = 0.02
-"""Seconds since the last write that was not light, after which light ones are alone again: what comes between the large
-batches of a busy time is not alone."""
+LIGHT_ITEMS, LIGHT_BYTES = 2000, 1 << 20
+"""Frames or UUIDs or outcomes, and bytes, of which a light write has no more: some 20 ms of work."""
 
 AGAIN = 0.01
 """Seconds until `work` is called again that has put something off, when no item comes."""
@@ -145,7 +140,7 @@ class Write(Protocol):
     from."""
 
     light: bool
-    """Whether it changes little, and comes alone: ALONE, FEW and SMALL."""
+    """Whether it changes little: LIGHT_ITEMS and LIGHT_BYTES."""
 
     def uuids(self) -> Sequence[bytes]:
         """The requests that `apply` looks at, as far as it is known before."""
@@ -189,11 +184,7 @@ class Writer:
         self._enqueued = self._done = 0
         """Writes that the thread got, and those that it has committed and told."""
         self._pace = 1.0
-        """Seconds that a commit takes, on average. At first nobody knows."""
-        self._ended = 0.0
-        """When the last commit ended that was not the thread's, by the monotonic clock."""
-        self._calm_from = 0.0
-        """When light writes are alone again."""
+        """Seconds that a commit waits, on average. At first nobody knows."""
         self._damage = Trouble(log, "write")
         self.commits = 0
         self.seconds = Histogram(SECONDS)
@@ -203,18 +194,8 @@ class Writer:
 
     def enqueue(self, write: Write) -> None:
         """Commit this after all that came before. One thread calls it; not inside of `committed` and `failed`."""
-        now = time.monotonic()
-        if not write.light:
-            self._calm_from = now + CALM
-        elif (
-            self._pace < QUICK
-            and self.idle
-            and now - self._ended > self._pace
-            and now > self._calm_from
-            and not self._remote
-        ):
+        if write.light and self._pace < QUICK and self.idle and not self._remote:
             self._commit([write])
-            self._ended = time.monotonic()
             return
         self._enqueued += 1
         self._thread.put(write)
@@ -231,7 +212,7 @@ class Writer:
             self._done += len(writes)
 
     def _commit(self, writes: list[Write]) -> None:
-        now_us, began = wall_us(), time.monotonic()
+        now_us, began, worked = wall_us(), time.monotonic(), time.thread_time()
         at_work: Write | None = None
         self.leaps.look(now_us)
         try:
@@ -256,7 +237,8 @@ class Writer:
                 write.failed(failure)
             return
         seconds = time.monotonic() - began
-        self._pace += (seconds - self._pace) * WEIGHT
+        waited = seconds - (time.thread_time() - worked)
+        self._pace += (waited - self._pace) * WEIGHT
         self.commits += 1
         self.seconds.add(seconds)
         self.sizes.add(sum(map(len, writes)))

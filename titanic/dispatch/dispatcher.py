@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from broker import Channel, Loop, earliest
-from titanic.commit.writer import SMALL, Writer
+from titanic.commit.writer import LIGHT_BYTES, Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.attempts import Finish, Send
 from titanic.dispatch.core import DispatchCore
@@ -356,7 +356,7 @@ class Dispatcher(Channel):
                 continue
             if outcome.status is not Status.DONE:
                 self.failures.tell(outcome.uuid, flight.backlog.name, outcome.status, outcome.reason)
-            elif outcome.uuid in self.waiters and sum(map(len, outcome.frames)) <= SMALL:
+            elif outcome.uuid in self.waiters and sum(map(len, outcome.frames)) <= LIGHT_BYTES:
                 self.waiters.succeeded(outcome.uuid, outcome.frames)
         uuids = [outcome.uuid for outcome in done]
         core.settled(uuids, unchanged)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Sequence
 
 from broker import earliest
-from titanic.commit.writer import FEW, SMALL, Write, halves
+from titanic.commit.writer import LIGHT_BYTES, LIGHT_ITEMS, Write, halves
 from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight
 from titanic.errors import StoreError, StoreFull
 from titanic.logs import event
@@ -144,7 +144,7 @@ class OutcomeWrite:
         self._unwritten = unwritten
         self._unchanged: list[AttemptOutcome] = []
         self._without_room: list[AttemptOutcome] = []
-        self.light = len(outcomes) <= FEW and sum(map(_size, outcomes)) <= SMALL
+        self.light = len(outcomes) <= LIGHT_ITEMS and sum(map(_size, outcomes)) <= LIGHT_BYTES
 
     def uuids(self) -> Sequence[bytes]:
         return [outcome.uuid for outcome in self._outcomes]

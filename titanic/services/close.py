@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from broker import User
-from titanic.commit.writer import ALONE, FEW, halves
+from titanic.commit.writer import LIGHT_ITEMS, halves
 from titanic.errors import StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks_close
@@ -54,7 +54,7 @@ class CloseWrite:
     def __init__(self, context: ServiceContext, asks: Sequence[Ask]) -> None:
         self._context = context
         self._asks = asks
-        self.light = len(asks) <= ALONE and sum(len(frame) for ask in asks for frame in ask.body) <= FEW * UUID_BYTES
+        self.light = sum(len(frame) for ask in asks for frame in ask.body) <= LIGHT_ITEMS * UUID_BYTES
         self._items: Sequence[tuple[_CloseAsk, bytes]] | None = None
         self._answers: list[tuple[Any, Frames]] = []
         self._begin()

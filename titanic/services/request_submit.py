@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from broker import User, UserLimits
-from titanic.commit.writer import ALONE, FEW, SMALL
+from titanic.commit.writer import LIGHT_BYTES, LIGHT_ITEMS
 from titanic.config import ServiceLimits
 from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
@@ -43,7 +43,7 @@ class AcceptWrite:
         self._parse = PARSERS[name]
         self._asks = asks
         self._size = size
-        self.light = len(asks) <= ALONE and size <= SMALL and sum(len(ask.body) for ask in asks) <= FEW
+        self.light = size <= LIGHT_BYTES and sum(len(ask.body) for ask in asks) <= LIGHT_ITEMS
         self._begin()
 
     def _begin(self) -> None:

@@ -175,19 +175,21 @@ def test_one_that_cannot_tell_its_client_keeps_nobody_else_from_it(
 
 
 class Where(Put):
-    """It takes so long to apply, and says where that was."""
+    """It waits and works so long when it is applied, and says where that was."""
 
-    def __init__(self, store: Store, clock: Clock, seconds: float, *, light: bool = True) -> None:
+    def __init__(self, store: Store, clock: Clock, seconds: float, *, light: bool = True, work: float = 0.0) -> None:
         super().__init__(store)
         self.clock = clock
         self.seconds = seconds
+        self.work = work
         self.light = light
         self.thread = ""
         self.told = threading.Event()
 
     def apply(self, transaction: LmdbWriteTransaction, now_us: int) -> None:
         super().apply(transaction, now_us)
-        self.clock.now += self.seconds
+        self.clock.now += self.seconds + self.work
+        self.clock.worked += self.work
         self.thread = threading.current_thread().name
 
     def committed(self) -> None:
@@ -196,13 +198,16 @@ class Where(Put):
 
 
 class Clock:
-    now = 0.0
+    now = worked = 0.0
 
     def monotonic(self) -> float:
         return self.now
 
+    def thread_time(self) -> float:
+        return self.worked
 
-def test_what_comes_alone_is_committed_where_it_comes_from_as_long_as_the_disk_is_quick(
+
+def test_a_light_write_is_committed_where_it_comes_from_as_long_as_the_disk_is_quick(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -211,10 +216,9 @@ def test_what_comes_alone_is_committed_where_it_comes_from_as_long_as_the_disk_i
     writer.start()
     here = threading.current_thread().name
 
-    def commit(seconds: float, *, light: bool = True, pause: float = 1.0) -> str:
-        """Where a commit was made that took so long, so long after the one before."""
-        clock.now += pause
-        write = Where(store, clock, seconds, light=light)
+    def commit(seconds: float, *, light: bool = True, work: float = 0.0) -> str:
+        """Where a commit was made that waited so long for the disk, and computed so long."""
+        write = Where(store, clock, seconds, light=light, work=work)
         writer.enqueue(write)
         assert write.told.wait(30)
         until(lambda: writer.idle)
@@ -225,10 +229,8 @@ def test_what_comes_alone_is_committed_where_it_comes_from_as_long_as_the_disk_i
     assert quick == sorted(quick, key=[*dict.fromkeys(quick)].index), "it changes once"
     assert quick[-1] == here
     assert commit(0.001, light=False) == "writer"
-    assert commit(0.001, pause=0.01) == "writer", "it is one of many"
-    assert commit(0.001) == here
-    assert commit(0.001, pause=0.0005) == "writer", "the one who brings them would do nothing else"
-    assert commit(0.001, pause=0.002) == here
+    assert [commit(0.001) for _ in range(50)] == [here] * 50, "many come, one after another"
+    assert [commit(0.001, work=0.02) for _ in range(50)] == [here] * 50, "nobody waits for the disk"
     assert commit(0.05) == here, "that could not be known"
     assert [commit(0.05) for _ in range(50)] == ["writer"] * 50
     assert [commit(0.001) for _ in range(50)][-1] == here, "it is quick again"
