@@ -10,7 +10,7 @@ from titanic.errors import NotAStore, StoreReadOnly, StoreTooNew, StoreTooOld
 from titanic.store.postgres import opening
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.postgres_errors import translate
-from titanic.store.postgres.schema import FORMAT, META
+from titanic.store.postgres.schema import FORMAT, META, formats
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.transaction import Settings
 from titanic.store.postgres.writing import WriterState
@@ -45,17 +45,18 @@ def _look(pool: Pool) -> int:
     connection = session.connection
     try:
         there = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [META]).fetchone()
-        row = connection.execute(f"SELECT format, capacity FROM {META}").fetchone() if there == (True,) else None
+        found = formats(connection) if there == (True,) else None
+        row = connection.execute(f"SELECT capacity FROM {META}").fetchone() if found is not None else None
     except psycopg.Error as error:
         pool.drop(session)
         raise translate(error, pool.place) from error
     pool.give(session)
-    if row is None:
+    if row is None or found is None:
         raise NotAStore(f"there is no store in {pool.place}", f"it has no table {META}", "look for another database")
-    format_, capacity = row
+    format_, oldest = found
     what, fact = f"the store in {pool.place} can't be read", f"it has format {format_}, this version knows {FORMAT}"
-    if format_ > FORMAT:
+    if oldest > FORMAT:
         raise StoreTooNew(what, fact, "use the version of Titanic that has written it")
     if format_ < FORMAT:
         raise StoreTooOld(what, fact, "open it for writing once")
-    return int(capacity)
+    return int(row[0])

@@ -14,14 +14,24 @@ order of commits) updates `meta` last of all.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from psycopg import Connection
 
 from titanic.errors import NotAStore, StoreTooNew
 from titanic.store.postgres.closed_partitions import make_partitions
 from titanic.store.records import DEFAULT_CAPACITY
 
-FORMAT = 1
-"""What a node that knows another number must not touch."""
+FORMAT = 2
+"""Of the tables as this version makes and knows them.
+
+A node serves a store if `meta.oldest` ≤ its FORMAT ≤ `meta.format`. It upgrades a store of an earlier format when it
+opens it. If nodes of earlier versions can go on with the new tables, they do; if not, the upgrade raises `oldest`, and
+they are refused at their next renewal. So nodes can be replaced by those of another version one after another.
+"""
+
+SERVED = f"EXISTS (SELECT FROM titanic.meta WHERE {FORMAT} BETWEEN oldest AND format)"
+"""Of a statement: this version may touch the store."""
 
 META, UNFINISHED = "titanic.meta", "titanic.unfinished_migration"
 """The table that every store has, and what it is called in one that is being made: without it there is no store."""
@@ -52,8 +62,11 @@ CREATE TABLE titanic.meta (
     archived_upto   bigint NOT NULL DEFAULT 0,
     lost            bigint NOT NULL DEFAULT 0,
     closed_first    bigint NOT NULL DEFAULT 1,
-    closed_last     bigint NOT NULL DEFAULT 0
+    closed_last     bigint NOT NULL DEFAULT 0,
+    oldest          integer NOT NULL
 ) WITH ({_TINY});
+
+COMMENT ON COLUMN titanic.meta.oldest IS 'Nodes that know an earlier format must not touch it';
 
 CREATE TABLE titanic.request (
     uuid            uuid PRIMARY KEY,
@@ -192,14 +205,37 @@ CREATE TABLE titanic.node (
     started_at      timestamptz NOT NULL DEFAULT now(),
     lease_until     timestamptz NOT NULL,
     services        jsonb NOT NULL DEFAULT '{{}}',
-    draining        boolean NOT NULL DEFAULT false
+    draining        boolean NOT NULL DEFAULT false,
+    shard           integer NOT NULL DEFAULT 0
 ) WITH ({_TINY});
+COMMENT ON COLUMN titanic.node.services IS 'Of each service that it has workers or requests of: how many of them';
+COMMENT ON COLUMN titanic.node.draining IS 'An operator wants it to end: it reads that when it renews its lease';
+COMMENT ON COLUMN titanic.node.shard IS 'Where it counts; no two living nodes have the same';
 
-INSERT INTO titanic.meta (format, capacity) VALUES ({FORMAT}, {DEFAULT_CAPACITY});
+INSERT INTO titanic.meta (format, oldest, capacity) VALUES ({FORMAT}, {FORMAT}, {DEFAULT_CAPACITY});
 """
 
-UPGRADES: dict[int, str] = {}
-"""What makes the tables of a format those of the next one."""
+
+class Upgrade(NamedTuple):
+    """`text` makes the tables of a format those of the next one. `oldest`: nodes that know this format, or a later one,
+    can go on with them. A column with a default does no harm to nodes that do not know it. What would, gets another
+    name: until its next renewal a node goes on as it did, and its statements must fail."""
+
+    text: str
+    oldest: int
+
+
+UPGRADES: dict[int, Upgrade] = {
+    1: Upgrade(
+        """
+ALTER TABLE titanic.meta ADD oldest integer NOT NULL DEFAULT 2;
+ALTER TABLE titanic.meta ALTER oldest DROP DEFAULT;
+ALTER TABLE titanic.node ADD shard integer NOT NULL DEFAULT 0;
+""",
+        oldest=2,
+    ),
+}
+"""By the format that they begin with."""
 
 
 def prepare(connection: Connection, place: str) -> bool:
@@ -231,15 +267,38 @@ def prepare(connection: Connection, place: str) -> bool:
 
 
 def _upgrade(connection: Connection, place: str) -> None:
-    row = connection.execute("SELECT format FROM titanic.meta").fetchone()
-    if row is None:
+    found = formats(connection)
+    if found is None:
         what = f"the database {place} has a schema 'titanic' that is not Titanic's"
         raise NotAStore(what, "its table 'meta' is empty", "choose another database")
-    for format_ in range(row[0], FORMAT):
-        connection.execute(UPGRADES[format_])
-        connection.execute("UPDATE titanic.meta SET format = %s", [format_ + 1])
-    if row[0] > FORMAT:
-        fact = f"it has format {row[0]}, this version knows {FORMAT}"
+    for format_ in range(found[0], FORMAT):
+        if format_ not in UPGRADES:
+            what, fact = (
+                f"the store in {place} can't be upgraded",
+                f"it has format {format_}, which no version has made",
+            )
+            raise NotAStore(what, fact, "restore a backup")
+        text, oldest = UPGRADES[format_]
+        connection.execute(text, prepare=False)
+        connection.execute("UPDATE titanic.meta SET format = %s, oldest = greatest(oldest, %s)", [format_ + 1, oldest])
+    refuse_later(*found, place)
+
+
+def formats(connection: Connection) -> tuple[int, int] | None:
+    """The store's format, and the earliest one that nodes must know to touch it. None: `meta` is empty.
+
+    Format 1 had no column `oldest`, and allowed no other.
+    """
+    row = connection.execute(
+        f"SELECT format, coalesce((to_jsonb(m) ->> 'oldest')::integer, format) FROM {META} AS m"
+    ).fetchone()
+    return (row[0], row[1]) if row is not None else None
+
+
+def refuse_later(format_: int, oldest: int, place: str) -> None:
+    """Raise StoreTooNew if the store is one that this version must not touch."""
+    if oldest > FORMAT:
+        fact = f"it has format {format_}, this version knows {FORMAT}"
         raise StoreTooNew(f"the store in {place} was written by a later version of Titanic", fact, "use that version")
 
 
