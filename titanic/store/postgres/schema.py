@@ -44,6 +44,13 @@ _BUSY = "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 50
 _TINY = "fillfactor = 10, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0"
 """A few rows that change with each commit."""
 
+COMMENTS_2 = """
+COMMENT ON COLUMN titanic.meta.oldest IS 'Nodes that know an earlier format must not touch it';
+COMMENT ON COLUMN titanic.node.services IS 'Of each service that it has workers or requests of: how many of both';
+COMMENT ON COLUMN titanic.node.draining IS 'An operator wants it to end: it reads that when it renews its lease';
+COMMENT ON COLUMN titanic.node.shard IS 'Where it counts: tools, and those for which no number is left, under 0';
+"""
+
 TABLES = f"""
 CREATE SCHEMA titanic;
 
@@ -65,8 +72,6 @@ CREATE TABLE titanic.meta (
     closed_last     bigint NOT NULL DEFAULT 0,
     oldest          integer NOT NULL
 ) WITH ({_TINY});
-
-COMMENT ON COLUMN titanic.meta.oldest IS 'Nodes that know an earlier format must not touch it';
 
 CREATE TABLE titanic.request (
     uuid            uuid PRIMARY KEY,
@@ -208,10 +213,7 @@ CREATE TABLE titanic.node (
     draining        boolean NOT NULL DEFAULT false,
     shard           integer NOT NULL DEFAULT 0
 ) WITH ({_TINY});
-COMMENT ON COLUMN titanic.node.services IS 'Of each service that it has workers or requests of: how many of them';
-COMMENT ON COLUMN titanic.node.draining IS 'An operator wants it to end: it reads that when it renews its lease';
-COMMENT ON COLUMN titanic.node.shard IS 'Where it counts; no two living nodes have the same';
-
+{COMMENTS_2}
 INSERT INTO titanic.meta (format, oldest, capacity) VALUES ({FORMAT}, {FORMAT}, {DEFAULT_CAPACITY});
 """
 
@@ -227,11 +229,11 @@ class Upgrade(NamedTuple):
 
 UPGRADES: dict[int, Upgrade] = {
     1: Upgrade(
-        """
+        f"""
 ALTER TABLE titanic.meta ADD oldest integer NOT NULL DEFAULT 2;
 ALTER TABLE titanic.meta ALTER oldest DROP DEFAULT;
 ALTER TABLE titanic.node ADD shard integer NOT NULL DEFAULT 0;
-""",
+{COMMENTS_2}""",
         oldest=2,
     ),
 }
