@@ -204,6 +204,11 @@ class Broker(Shell[BrokerCore]):
         self.loop.call(self._shut_down)
         super()._end()
 
+    def wind_down(self) -> None:
+        """Take no more requests for workers, and send workers elsewhere as they become free. Any thread may ask; what
+        it begins is over when `workers()` is empty."""
+        self.loop.call(self._wind_down)
+
     def workers(self) -> dict[bytes, int]:
         """How many workers each service has, of those that have any. Any thread may ask."""
         return {name: service.workers for name, service in self.core.services.copy().items() if service.workers}
@@ -270,6 +275,9 @@ class Broker(Shell[BrokerCore]):
     def _miss(self, connection: int, now: float) -> None:
         if (peer := self.names.closed(connection)) is not None:
             self.core.lost(peer, now)
+
+    def _wind_down(self) -> None:
+        self.core.drain(time.monotonic())
 
     def _shut_down(self) -> None:
         self.core.shut_down(time.monotonic())

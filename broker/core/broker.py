@@ -11,6 +11,9 @@ way back. Whatever dialect either side speaks, each is answered in its own. A wo
 
 `refuse` answers DISCONNECT and forgets the worker, which comes back with READY on a new socket. Whenever a busy
 worker is forgotten, its request goes to the front of the queue, for another worker.
+
+A broker that drains (`drain`) says DISCONNECT to each worker as soon as it has no request, and to all that come; it
+refuses requests for workers with 503. Integrated services go on.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from broker.access.rules import Guard, Review
 from broker.access.users import User
 from broker.config import BrokerConfig
 from broker.core import mmi
+from broker.core.integrated import IntegratedServices
 from broker.core.mdp import (
     CLIENT_01,
     CLIENT_02,
@@ -32,27 +36,23 @@ from broker.core.mdp import (
     WORKER_DIALECTS,
     ClientDialect,
     Command,
-    Core,
     Frames,
     Peer,
     error_body,
     service_fault,
 )
-from broker.core.requests import Request, WaitingRequests, as_workers, read_request
+from broker.core.requests import DRAINING, Request, WaitingRequests, as_workers, read_request
 from broker.core.services import NO_SERVICE, Service, WorkerPeer, WorkerRegistry, WorkerState
 from broker.core.timers import earliest
-from broker.errors import UsageError
 
 
-class BrokerCore(Core):
+class BrokerCore(IntegratedServices):
     """Routes between clients and workers. `now` is always monotonic seconds."""
 
     def __init__(self, config: BrokerConfig | None = None, *, now: float = 0.0, about: mmi.About | None = None) -> None:
-        super().__init__()
-        self.config = config or BrokerConfig()
+        super().__init__(config or BrokerConfig())
         self.about = about or mmi.About()
         self.started = now
-        self.services: dict[bytes, Service] = {}
         self.registry = WorkerRegistry(self.config)
         self.workers = self.registry.workers
         self.peers = 0
@@ -64,8 +64,7 @@ class BrokerCore(Core):
         """Who may do what; None: everybody may do everything."""
         self.delivered: dict[tuple[Peer, bytes], Request] = {}
         """Requests that workers have, by their marks."""
-        self._batched: list[Service] = []
-        """Integrated services that have requests."""
+        self.draining = False
         self._heard, self._heartbeats = self.registry.heard, self.registry.heartbeats
         self._tokens = count(1)
 
@@ -147,8 +146,17 @@ class BrokerCore(Core):
         """
         for worker in list(self.workers.values()):
             self._take_from(worker)
-            self._send_worker(worker, Command.DISCONNECT, (), now)
-            self._forget(worker, now)
+            self._dismiss(worker, now)
+
+    def drain(self, now: float) -> None:
+        """Take no more requests for workers, and send the workers elsewhere: at the end there are none left."""
+        self.draining = True
+        for worker in [worker for worker in self.workers.values() if worker.request is None]:
+            self._dismiss(worker, now)
+        for service in list(self.services.values()):
+            while service.waiting:
+                self._refuse(self.waiting.pop(service.waiting), 503, DRAINING)
+            self._drop_unused(service)
 
     def revoke(self, review: Review, now: float) -> None:
         """There are other users: workers and requests go that may not be here any more."""
@@ -160,28 +168,6 @@ class BrokerCore(Core):
             for request in [*service.take(drops), *self.waiting.take(service.waiting, drops)]:
                 self._answer_cancelled(request)
             self._drop_unused(service)
-
-    # -- integrated services ---------------------------------------------------------------------------------
-
-    def integrate(self, name: bytes, room: int = 0) -> None:
-        """Take a service over: from now on its requests, of `room` bytes above `max_body` at most, come out of
-        `take_batches`."""
-        if fault := service_fault(name):
-            raise UsageError(fault)
-        if name in self.services:
-            raise UsageError(f"service {name.decode()} is in use; integrate it once, before there are requests for it")
-        self.services[name] = Service(name, self.config.max_body + room, batch=[])
-
-    def take_batches(self) -> list[tuple[bytes, list[Request]]]:
-        """The requests for integrated services since the last call."""
-        batched, self._batched = self._batched, []
-        return [(service.name, service.take_batch()) for service in batched if service.batch]
-
-    def reply(self, request: Request, body: Frames) -> None:
-        """Answer a request of an integrated service; all but the first answer are dropped."""
-        if not request.answered:
-            request.answered = True
-            self._output.append((request.peer, request.final(body)))
 
     # -- clients ---------------------------------------------------------------------------------------------
 
@@ -207,6 +193,8 @@ class BrokerCore(Core):
             service.batch.append(request)
         elif service is not None and service.idle:
             self._deliver(service.least_recently_used(), request, now)
+        elif self.draining:
+            self._refuse(request, 503, DRAINING)
         elif (full := self.waiting.full(service.waiting if service is not None else None, request)) is not None:
             self._refuse(request, 503, f"queue full: {full}; try again later")
         else:
@@ -263,7 +251,8 @@ class BrokerCore(Core):
         name = rest[0] if len(rest) == 1 else b""
         service = self.services.get(name)
         guard = self.guard if worker.user is not None else None
-        if not self.registry.admits(name, service) or (guard is not None and not guard.may_work(worker, name)):
+        refused = self.draining or (guard is not None and not guard.may_work(worker, name))
+        if refused or not self.registry.admits(name, service):
             self._unexpected(worker, rest, now)
             return
         if service is None:
@@ -329,7 +318,9 @@ class BrokerCore(Core):
     def _free(self, worker: WorkerPeer, now: float) -> None:
         """A worker can take a request: give it the next one, or remember it."""
         service = worker.service
-        if service.waiting:
+        if self.draining:
+            self._dismiss(worker, now)
+        elif service.waiting:
             self._deliver(worker, self.waiting.pop(service.waiting), now)
         else:
             service.idle[worker] = None
@@ -358,6 +349,11 @@ class BrokerCore(Core):
         if worker.peer in self.workers:
             self._heartbeats.set(worker, now + worker.heartbeat.interval)
 
+    def _dismiss(self, worker: WorkerPeer, now: float) -> None:
+        """Send a worker elsewhere that has no request."""
+        self._send_worker(worker, Command.DISCONNECT, (), now)
+        self._forget(worker, now)
+
     def _forget(self, worker: WorkerPeer, now: float) -> None:
         service, request = worker.service, self._take_from(worker)
         self.registry.remove(worker)
@@ -378,6 +374,8 @@ class BrokerCore(Core):
             self._output.append((request.peer, message))
         if service.idle:
             self._deliver(service.least_recently_used(), request, now)
+        elif self.draining:
+            self._refuse(request, 503, DRAINING)
         else:
             self.waiting.push_front(service.waiting, request, now)
 

@@ -159,6 +159,10 @@ Key = tuple[Peer, bytes] | int
 InOrder = OrderedDict[Key, Request]
 
 
+DRAINING = "draining: this broker ends soon and takes no more requests; ask another one"
+"""The text of a 503."""
+
+
 class FairQueue:
     """Requests in order for each client, clients in turn: a client with a thousand does not delay a client with one.
 

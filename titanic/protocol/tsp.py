@@ -24,6 +24,8 @@ SERVICES = (REQUEST, REPLY, CLOSE, SUBMIT, WAIT, ADMIN, LIST, STATS)
 
 OK = b"200"
 PENDING = b"300"
+DRAINING = b"503 draining"
+"""How the answer of a node begins that ends soon: another one of the same store takes what is asked for."""
 
 FORBIDDEN = b"forbidden"
 """The second frame of a 400 of a service of RFC 9, which has no 403: the user lacks a permission."""
@@ -65,6 +67,11 @@ def forbidden(service: bytes, text: str) -> Frames:
 def failure(text: str) -> Frames:
     """The body of a 500: Titanic could not do it."""
     return [b"500 " + text.encode()]
+
+
+def draining(text: str) -> Frames:
+    """The body of a 503: this node takes nothing more, ask another one."""
+    return [DRAINING + b": " + text.encode()]
 
 
 def ended(state: str, reason: str, detail: Frames) -> Frames:

@@ -277,3 +277,36 @@ def test_shut_down_says_good_bye_to_all_and_gives_the_work_to_nobody() -> None:
         broker.told(name, b"MDPW02", b"\6")
     broker.told_nothing()
     check_empty(broker.core)
+
+
+def test_a_broker_that_drains_sends_workers_away_as_they_become_free() -> None:
+    broker = Transcript()
+    broker.worker("busy")
+    broker.worker("free", b"other")
+    broker.request("client", b"q")
+    token = broker.working("busy", b"q")
+    broker.request("client", b"waits")
+    broker.core.drain(broker.now)
+    broker.collect()
+    broker.told("free", b"MDPW02", b"\6")
+    assert broker.failed("client", b"503").startswith(b"503 draining: ")
+    broker.request("client", b"late")
+    assert broker.failed("client", b"503").startswith(b"503 draining: ")
+    broker.said("new", b"MDPW02", READY, b"echo")
+    broker.told("new", b"MDPW02", b"\6")
+    assert len(broker.core.workers) == 1
+    broker.final("busy", token, b"a")
+    broker.told("busy", b"MDPW02", b"\6")
+    broker.answered("client", b"a")
+    check_empty(broker.core)
+
+
+def test_the_request_of_a_worker_that_dies_while_the_broker_drains_is_refused() -> None:
+    broker = Transcript()
+    broker.worker("a")
+    broker.request("client", b"q")
+    broker.working("a", b"q")
+    broker.core.drain(broker.now)
+    broker.lost("a")
+    assert broker.failed("client", b"503").startswith(b"503 draining: ")
+    check_empty(broker.core)
