@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import quote
 
@@ -16,10 +16,15 @@ _NAME = "standby"
 class Pair:
     """`primary` and `standby`, which change their places. Each keeps its port, so `url` is right for ever."""
 
-    def __init__(self, primary: PostgresServer, standby: PostgresServer) -> None:
+    def __init__(
+        self, primary: PostgresServer, standby: PostgresServer, way: Callable[[PostgresServer], int] | None = None
+    ) -> None:
+        """`way`: the port by which the other of the two reaches one; its own unless given."""
         self.primary = primary
         self.standby = standby
+        self._way = way or (lambda server: server.port)
         self._ports = (primary.port, standby.port)
+        self._settings = {id(server): dict(server.settings) for server in (primary, standby)}
         self.follow()
 
     def url(self, database: str = USER) -> str:
@@ -34,24 +39,28 @@ class Pair:
         shutil.rmtree(standby.data, ignore_errors=True)
         reach = ("-h", str(primary.folder), "-p", str(primary.port), "-U", "postgres")
         run(program("pg_basebackup"), "-D", standby.data, *reach, "-c", "fast", "-X", "stream", "--no-sync")
-        source = f"host=127.0.0.1 port={primary.port} user=postgres application_name={_NAME}"
-        standby.settings = {"primary_conninfo": source}
+        source = f"host=127.0.0.1 port={self._way(primary)} user=postgres application_name={_NAME}"
+        standby.settings = self._settings[id(standby)] | {"primary_conninfo": source}
         standby.configure()
         (standby.data / "standby.signal").touch(0o644)
         standby.start()
         primary.reload(synchronous_standby_names=_NAME)
-        until(lambda: primary.sql("SELECT true FROM pg_stat_replication WHERE sync_state = 'sync'"))
+        primary.sql("CHECKPOINT")  # it is the checkpointer's copy of the setting that makes commits wait
+        behind = primary.sql("SELECT pg_current_wal_insert_lsn()::text")
+        there = "SELECT true FROM pg_stat_replication WHERE sync_state = 'sync' AND flush_lsn >= %s::pg_lsn"
+        until(lambda: primary.sql(there, behind))
 
     def fence(self) -> None:
         """The primary is gone, at once and for good, before another one takes its place."""
         self.primary.stop("kill")
 
-    def promote(self) -> None:
-        """The standby is the primary from now on, and has none of its own. The old one must be fenced."""
-        assert not self.primary.running
+    def promote(self, *, isolated: bool = False) -> None:
+        """The standby is the primary from now on, and has none of its own. The old one must be fenced: it is dead, or
+        `isolated`, so that nobody reaches it until `follow` has ended it."""
+        assert isolated or not self.primary.running
         new, old = self.standby, self.primary
         new.sql("SELECT pg_promote(true, 60)")
-        new.settings = {}
+        new.settings = dict(self._settings[id(new)])
         new.configure()  # without the one it followed, also after a restart
         self.primary, self.standby = new, old
 

@@ -19,8 +19,9 @@ SUPPORT = Path(__file__).parent
 class Process:
     """A process that runs until it is killed or the `with` block ends."""
 
-    def __init__(self, *arguments: str | Path, output: Path) -> None:
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    def __init__(self, *arguments: str | Path, output: Path, **more: str) -> None:
+        """`more`: of the environment."""
+        environment = {**os.environ, **more, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
         self._output = output
         with output.open("ab") as file:
             self._process = subprocess.Popen(
@@ -32,6 +33,11 @@ class Process:
     def running(self) -> bool:
         return self._process.poll() is None
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send it, if the process is there."""
+        if self.running:
+            self._process.send_signal(number)
+
     def kill(self) -> None:
         """SIGKILL: it has no time for anything."""
         self._end(signal.SIGKILL)
@@ -41,8 +47,7 @@ class Process:
         return self._end(signal.SIGTERM)
 
     def _end(self, number: signal.Signals) -> int:
-        if self.running:
-            self._process.send_signal(number)
+        self.signal(number)
         return self._process.wait(60)
 
     def __enter__(self) -> Self:

@@ -27,6 +27,8 @@ COUNTED = (
     "power-cut images checked",
     "operations modelled",
     "steps of claims",
+    "faults of a cluster",
+    "fail-overs",
     "processes killed",
     "readers killed",
     "acknowledged requests checked",

@@ -1,0 +1,52 @@
+"""`titanic serve` whose clock of the wall can be moved, and which waits less long for others than it would in earnest:
+
+    python chaos_node.py CLOCK SECONDS ARGUMENT…
+
+CLOCK is a file with the microseconds by which its wall clock is wrong, 8 bytes; SECONDS is how long its lease is. The
+rest is the command line of `titanic`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import sys
+import time
+from dataclasses import replace
+
+REAL_NS = time.time_ns
+
+
+def wrong_clock(path: str) -> None:
+    """From now on this process has the wall clock that the file says."""
+    descriptor = os.open(path, os.O_RDONLY)
+    offset = mmap.mmap(descriptor, 8, prot=mmap.PROT_READ)
+
+    def time_ns() -> int:
+        return REAL_NS() + int(struct.unpack("q", offset[:8])[0]) * 1000
+
+    time.time_ns = time_ns
+    time.time = lambda: time_ns() / 1e9
+
+
+def short_lease(seconds: float) -> None:
+    """The lease, and what a node waits for the database, in proportion."""
+    from titanic.dispatch import lease
+    from titanic.store.postgres import pool, stall_guard
+
+    pool.AGAIN = 0.3
+    stall_guard.PATIENCE = max(2.0, seconds)
+    usual = lease.LeaseConfig()
+    part = seconds / usual.lease
+    defaults = replace(usual, lease=seconds, renew=usual.renew * part, margin=usual.margin * part)
+    lease.LeaseConfig.__init__.__defaults__ = (defaults.lease, defaults.renew, defaults.margin)
+
+
+if __name__ == "__main__":
+    wrong_clock(sys.argv[1])
+    short_lease(float(sys.argv[2]))
+    del sys.argv[1:3]
+    from titanic.cli.main import main
+
+    main(prog_name="titanic")
