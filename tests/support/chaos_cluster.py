@@ -82,6 +82,8 @@ class Cluster:
         self.size = size
         self._seed = seed
         self.over = threading.Event()
+        self._parted = threading.Event()
+        stack.callback(self._parted.set)
         self._lock = threading.RLock()
         self._ending: set[str] = set()
         """Programs that are not there on purpose."""
@@ -100,7 +102,7 @@ class Cluster:
         stack.callback(self._end)
         for node in self.nodes.values():
             node.start()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[tuple[str, threading.Event]] = []
 
     def begin(self) -> None:
         """Workers and clients come, and somebody looks after all."""
@@ -108,19 +110,18 @@ class Cluster:
             self._start_program(f"w{at + 1}")
         for at in range(self.size.clients):
             self._start_program(f"c{at + 1}")
-        self._thread(self._mend)
+        self._thread("who looks after all", self._mend)
 
     def strike(self) -> None:
         """From now on there are faults, until `over` is set."""
         for lane in lanes(self.size.nodes):
-            self._thread(lambda lane=lane: self._lane(lane))
+            self._thread(lane, lambda lane=lane: self._lane(lane))
 
     def calm(self) -> None:
         """No more faults. All is well again when this returns."""
         self.over.set()
-        for thread in self._threads:
-            thread.join(120)
-            assert not thread.is_alive(), thread.name
+        for name, done in self._threads:
+            assert done.wait(120), f"{name} goes on"
         for node in self.nodes.values():
             for line in (*node.store, node.clients, node.workers):
                 assert line.state == "up"
@@ -195,13 +196,17 @@ class Cluster:
 
     # -- faults ------------------------------------------------------------------------------------------------
 
-    def _thread(self, what: Callable[[], None]) -> None:
-        self._threads.append(threading.Thread(target=self._guarded, args=(what,), daemon=True))
-        self._threads[-1].start()
+    def _thread(self, name: str, what: Callable[[], None]) -> None:
+        done = threading.Event()
+        self._threads.append((name, done))
+        threading.Thread(target=self._guarded, args=(what, done), daemon=True).start()
 
-    def _guarded(self, what: Callable[[], None]) -> None:
+    def _guarded(self, what: Callable[[], None], done: threading.Event) -> None:
+        """The thread stays when it is done: a server of PostgreSQL dies with the thread that started it."""
         try:
             what()
+            done.set()
+            self._parted.wait()
         except BaseException as error:  # the test says so when it ends
             self.wrong.append(f"the chaos itself failed: {type(error).__name__}: {error}")
             self.over.set()

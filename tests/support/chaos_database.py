@@ -59,6 +59,7 @@ class Database:
         own(folder / name)
         server = PostgresServer(data=folder / name / "data", **_SETTINGS)
         stack.callback(server.close)
+        stack.callback(lambda: (folder / f"{name}.log").write_text(server.log()))
         self._disks[id(server)] = disk
         return server
 
@@ -84,12 +85,12 @@ class Database:
         }
 
     def well(self) -> None:
-        """Until the primary takes changes and the standby has all of them."""
-        primary = self.pair.primary
+        """Until the primary takes changes, and the standby has them."""
 
         def fine() -> bool:
             with suppress(psycopg.Error):
-                return bool(primary.sql("SELECT true FROM pg_stat_replication WHERE sync_state = 'sync'"))
+                self.pair.primary.sql("SELECT pg_logical_emit_message(true, 'chaos', '')")
+                return True
             return False
 
         until(fine)
