@@ -10,7 +10,7 @@ from typing import Any
 
 from broker import DEFAULT_ENDPOINT, BrokerConfig, WorkerConfig
 from titanic.errors import CallerError, Contradiction
-from titanic.store import DURABILITIES, MIN_CAPACITY, Durability, Retention
+from titanic.store import DURABILITIES, MIN_CAPACITY, Durability, LeaseConfig, Retention
 
 MOST_LANES = 150
 """ZeroMQ allows 1023 sockets in a process."""
@@ -89,6 +89,8 @@ class ServerConfig:
     """The integrated broker's settings."""
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     """The lanes' settings."""
+    lease: LeaseConfig = field(default_factory=LeaseConfig)
+    """How nodes that share a store in PostgreSQL keep in touch."""
 
     def __post_init__(self) -> None:
         values = {each.name: getattr(self, each.name) for each in fields(self)}

@@ -4,26 +4,43 @@ claims, and a record of what was foreseen. For tests of the layers above a remot
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event, RLock, get_ident
 from typing import Any
 
 from support.store_dict import DictStore, Read, Write
 
-from titanic.errors import StoreFailed
-from titanic.store import Closed, ReadyRow, State
+from titanic.errors import OutcomeUnknown, RecordCorrupt, StoreError, StoreFailed
+from titanic.store import (
+    Claimed,
+    Closed,
+    Joined,
+    LeaseConfig,
+    NodeFacts,
+    Place,
+    ReadyRow,
+    Renewed,
+    Silent,
+    State,
+    Status,
+)
+
+OVER = -1
+"""The `lease_until` of an incarnation that is over."""
 
 
 class RemoteStore(DictStore):
-    """With one node, whose lease never ends."""
+    """Nodes may share it."""
 
     remote = True
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.tables.claimed = {}
-        """What is claimed, with the service. (A dict, so it is copied and kept or dropped like the others.)"""
+        """By whom requests are claimed. (A dict, so it is copied and kept or dropped like the others.)"""
+        self.tables.nodes = {}
+        """Until when incarnations have their leases, in renewals."""
         self.network = RLock()
         self.waits = Event()
         """Somebody has begun or ends a transaction, and perhaps waits for the network."""
@@ -32,6 +49,12 @@ class RemoteStore(DictStore):
         self.foreseen: list[tuple[list[bytes], bool]] = []
         self.claims: list[list[tuple[bytes, int]]] = []
         """What was asked for in each claim."""
+        self.facts: dict[int, NodeFacts] = {}
+        """What nodes told of themselves last."""
+        self.drained: set[int] = set()
+        """Incarnations that an operator wants to be drained."""
+        self.too_new: StoreError | None = None
+        """Why nodes are refused."""
         self.away = False
         """Whether it cannot be reached."""
         self.silent = 0
@@ -45,7 +68,57 @@ class RemoteStore(DictStore):
 
     @property
     def claimed(self) -> set[bytes]:
-        return set(self.tables.claimed)
+        return {uuid for uuid, incarnation in self.tables.claimed.items() if self.lives(incarnation)}
+
+    def lives(self, incarnation: int) -> bool:
+        return self.tables.nodes.get(incarnation, OVER) != OVER
+
+    def living(self) -> list[int]:
+        return [incarnation for incarnation in self.tables.nodes if self.lives(incarnation)]
+
+    # -- leases, which have a connection of their own ---------------------------------------------------------
+
+    def join(
+        self, incarnation: int, before: int | None, held: Sequence[Place], facts: NodeFacts, config: LeaseConfig
+    ) -> Joined:
+        with self.lease(incarnation, facts) as tables:
+            known = incarnation in tables.nodes
+            if known and tables.nodes[incarnation] == OVER:
+                return Joined(False, (), ())
+            tables.nodes[incarnation] = tables.nodes.get(incarnation, 0) + 1
+            if not known and before is not None:
+                tables.nodes[before] = OVER
+                for place in held:
+                    if tables.claimed.get(place.uuid) == before:
+                        tables.claimed[place.uuid] = incarnation
+            mine = [place.uuid for place in held if tables.claimed.get(place.uuid) == incarnation]
+            return Joined(True, mine, others(tables, incarnation))
+
+    def renew(self, incarnation: int, silent: Sequence[Silent], facts: NodeFacts, config: LeaseConfig) -> Renewed:
+        with self.lease(incarnation, facts) as tables:
+            if tables.nodes.get(incarnation, OVER) == OVER:
+                return Renewed(False, False, ())
+            tables.nodes[incarnation] += 1
+            for other, seen in silent:
+                if tables.nodes.get(other) == seen:
+                    tables.nodes[other] = OVER
+            return Renewed(True, incarnation in self.drained, others(tables, incarnation))
+
+    def leave(self, incarnations: Sequence[int]) -> None:
+        with self.lease() as tables:
+            tables.nodes.update(dict.fromkeys(incarnations, OVER))
+
+    @contextmanager
+    def lease(self, incarnation: int = 0, facts: NodeFacts | None = None) -> Iterator[Any]:
+        assert get_ident() not in self.loops, "a loop waits for the network"
+        if self.away:
+            raise StoreFailed("the store could not be reached", "it is away", "wait")
+        if self.too_new is not None:
+            raise self.too_new
+        if facts is not None:
+            self.facts[incarnation] = facts
+        with Write(self) as transaction:
+            yield transaction.tables
 
     @contextmanager
     def stalled(self) -> Iterator[None]:
@@ -63,6 +136,10 @@ class RemoteStore(DictStore):
                 raise StoreFailed("the store could not be reached", "it is away", "wait")
 
 
+def others(tables: Any, incarnation: int) -> list[Silent]:
+    return [Silent(*one) for one in tables.nodes.items() if one[0] != incarnation and one[1] != OVER]
+
+
 class RemoteRead(Read):
     def __enter__(self) -> RemoteRead:
         self.store.travel()
@@ -73,6 +150,10 @@ class RemoteRead(Read):
 
 
 class RemoteWrite(RemoteRead, Write):
+    def __init__(self, store: RemoteStore) -> None:
+        super().__init__(store)
+        self.not_own: set[bytes] = set()
+
     def __exit__(self, *error: Any) -> None:
         try:
             if error[0] is None:
@@ -83,34 +164,60 @@ class RemoteWrite(RemoteRead, Write):
         super().__exit__(*error)
         if error[0] is None and self.store.silent:
             self.store.silent -= 1
-            raise StoreFailed("it is not known whether the commit was done", "the connection broke", "look")
+            raise OutcomeUnknown("it is not known whether the commit was done", "the connection broke", "look")
 
-    def claim(self, services: Sequence[tuple[bytes, int]], max_bytes: int) -> dict[bytes, list[ReadyRow]]:
-        self.store.claims.append(list(services))
+    def claim(
+        self, incarnation: int, wants: Mapping[bytes, int], max_bytes: int, bounds: Mapping[bytes, int]
+    ) -> Claimed | None:
+        self.store.claims.append(list(wants.items()))
+        if not self.lives(incarnation):
+            return None
         found: dict[bytes, list[ReadyRow]] = {}
-        for service, limit in services:
+        more: list[bytes] = []
+        taken = {uuid for uuid, owner in self.tables.claimed.items() if self.lives(owner)}
+        for service, limit in wants.items():
+            if service in bounds:
+                running = sum(self.tables.requests[uuid].service == service for uuid in taken)
+                limit = min(limit, max(0, bounds[service] - running))
             if max_bytes <= 0:
-                break
-            found[service] = []
-            for row in self.next_ready(service, None, limit, 1 << 40, skip=self.tables.claimed):
+                more.append(service)
+                continue
+            for row in self.next_ready(service, None, limit, 1 << 40, skip=taken):
                 if max_bytes > 0:
                     max_bytes -= sum(map(len, row.body))
-                    self.tables.claimed[row.uuid] = service
-                    found[service].append(row)
-        return found
+                    self.tables.claimed[row.uuid] = incarnation
+                    found.setdefault(service, []).append(row)
+                else:
+                    more.append(service)
+        damaged = [row.uuid for rows in found.values() for row in rows if row.uuid in self.store.damaged]
+        return Claimed(found, more, (), {uuid: RecordCorrupt(uuid, "request", "its sum is wrong") for uuid in damaged})
+
+    def lives(self, incarnation: int) -> bool:
+        return self.tables.nodes.get(incarnation, OVER) != OVER
+
+    def under(self, incarnation: int, failed: Sequence[bytes]) -> None:
+        own = self.lives(incarnation)
+        self.not_own = {uuid for uuid in failed if not own or self.tables.claimed.get(uuid) != incarnation}
+
+    def finish(self, uuid: bytes, status: Status, *args: Any, **options: Any) -> bool:
+        return uuid not in self.not_own and super().finish(uuid, status, *args, **options)
+
+    def postpone(self, uuid: bytes, **options: Any) -> bool:
+        return uuid not in self.not_own and super().postpone(uuid, **options)
 
     def change(self, row: Any, **fields: Any) -> None:
         super().change(row, **fields)
         if self.state(row.uuid) is not State.WAITING:
-            self.release([row.uuid])  # the claim goes with its place in the queue
+            self.unclaim(row.uuid)  # the claim goes with its place in the queue
 
     def close(self, uuid: bytes, *args: Any, **options: Any) -> Closed | None:
-        self.release([uuid])
+        self.unclaim(uuid)
         return super().close(uuid, *args, **options)
 
-    def release(self, uuids: Sequence[bytes]) -> None:
-        for uuid in uuids:
-            self.tables.claimed.pop(uuid, None)
+    def unclaim(self, uuid: bytes) -> None:
+        self.tables.claimed.pop(uuid, None)
 
-    def release_all_but(self, uuids: Collection[bytes]) -> None:
-        self.release([uuid for uuid in self.tables.claimed if uuid not in uuids])
+    def release(self, incarnation: int, places: Sequence[Place]) -> None:
+        for place in places:
+            if self.tables.claimed.get(place.uuid) == incarnation:
+                self.unclaim(place.uuid)

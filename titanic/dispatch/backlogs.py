@@ -14,6 +14,7 @@ from typing import NamedTuple
 from broker import Timers, earliest
 from titanic.config import ServerConfig
 from titanic.protocol.submit_options import MAX_PRIORITY
+from titanic.protocol.tsp import SERVICES
 from titanic.store import priority_in
 
 HIGHEST = MAX_PRIORITY
@@ -142,6 +143,9 @@ class Backlogs(dict[bytes, Backlog]):
     def __init__(self, config: ServerConfig) -> None:
         super().__init__()
         self.config = config
+        self.shared = False
+        """Whether requests may come to the store without a word, from other nodes: then services that have workers are
+        looked at again and again, and absent ones are forgotten."""
         self.most_ahead = 0
         """Requests of a service that may be in flight beyond the number of its workers."""
         self.workers: Mapping[bytes, int] | None = None
@@ -251,6 +255,8 @@ class Backlogs(dict[bytes, Backlog]):
         self._surveying = False
         self._survey_pause = self._longer(self._survey_pause)
         self._survey_at = now + self._survey_pause
+        if self.shared:
+            self._look_again(workers, now)
         for name in [name for name in workers if name in self.absent]:
             self.present(name, workers[name], now)
 
@@ -306,7 +312,19 @@ class Backlogs(dict[bytes, Backlog]):
 
     @property
     def _survey_due(self) -> bool:
-        return self._surveys and bool(self.absent) and not self._surveying
+        return self._surveys and (self.shared or bool(self.absent)) and not self._surveying
+
+    def _look_again(self, workers: Mapping[bytes, int], now: float) -> None:
+        for name in workers.keys() - SERVICES:
+            known = name in self
+            backlog = self.of(name)
+            backlog.waiting = True
+            if known and backlog.room is None:
+                self.place(backlog)  # it is asked for when its time has come
+            else:
+                self.present(name, workers[name], now)
+        if self._survey_pause >= self.config.presence_most:  # from now on the next survey finds them as soon
+            self.emptied([name for name in self.absent if name not in workers])
 
     def _longer(self, pause: float) -> float:
         return min(self.config.presence_most, pause * 2 or self.config.presence_first)

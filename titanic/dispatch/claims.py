@@ -19,22 +19,8 @@ first reply that reaches the store is the reply.
 for. So the last requests go to whoever has idle workers. It asks again for a service that had too little when it is
 told of new ones (`arrived`), or after LOOK_AGAIN: requests of the dead come free without a word.
 
-*How it is to be wired.* If the store is remote, the dispatcher has one ClaimsCore beside its DispatchCore:
-
-- `now` is `titanic.util.clock.elapsed()`, which runs on while the machine sleeps, taken right before each call: a
-  process that stood still must not go by a time from before.
-- `take_lease` → a thread with a connection of its own calls `join`, `renew` or `leave`. It gives up after
-  `LeaseConfig.renew`. `take_claim`, then `take_release`, and outcomes (`writing`) → a `Write` each, at the writer.
-- What came of it, by `loop.call` → `joined`, `renewed`, `left`, `claimed`, `released`, `written`; `refused` at
-  StoreTooNew; `failed` at other errors, with whether it is known that nothing was changed.
-- `DispatchCore.take_fetches` becomes `rooms` for `take_claim` (`idle`: workers less what is in flight; `ahead`: as in
-  backlogs.py), one claim at a time. What `claimed` returns goes to `DispatchCore.fetched` where `may_dispatch`, and to
-  `given_back` otherwise; so do rows that are not in `flights` afterwards. Each `Send` → `sent`; `_give_back` →
-  `given_back`; an outcome → `ended`; a closed request whose flight is over → `forgotten`.
-- `DispatchCore.take_outcomes` is asked while `writes` only. `OutcomeWrite.apply` begins with
-  `transaction.under(op.incarnation)`. Those that `written` returns are `unsettled`, the others `settled`.
-- `take_recalls` → `transport.recall_request`: what no worker has begun comes back when the lease has run out.
-- `drain` at `titanic drain`, or when the server ends; `abandon` when its grace is over. Then `take_lease` leaves.
+How it is wired is in node.py. `now` is `titanic.util.clock.elapsed()`, taken right before each call: it runs on while
+the machine sleeps, and a process that stood still must not go by a time from before.
 """
 
 from __future__ import annotations
@@ -45,11 +31,14 @@ from enum import Enum
 from typing import NamedTuple
 
 from broker import earliest
-from titanic.dispatch.lease import Join, Lease, LeaseCall, LeaseConfig, Leave, Renew, Standing
-from titanic.store import Joined, Place, ReadyRow, Renewed, priority_in
+from titanic.dispatch.lease import Join, Lease, LeaseCall, Leave, Renew, Standing
+from titanic.store import Joined, LeaseConfig, Place, ReadyRow, Renewed, priority_in
 
 LOOK_AGAIN = 1.0
 """Seconds until a service that had too little to claim is asked for again, without being told of new requests."""
+
+CONTENDED = 0.02
+"""The same for a service with a bound, for which another node was just claiming."""
 
 CLAIM_MOST = 1000
 """Requests of a service in one claim, at most."""
@@ -159,6 +148,20 @@ class ClaimsCore:
     def writes(self) -> bool:
         """Whether outcomes can be written now; they are kept otherwise."""
         return self.lease.standing is Standing.INSIDE
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is on its way, or is to be and can be, so that nothing is left behind that nobody does."""
+        return self._claim is not None or (self.writes and (self._release is not None or len(self._returning) > 0))
+
+    @property
+    def claiming(self) -> bool:
+        """Whether a claim is on its way."""
+        return self._claim is not None
+
+    def lacks(self, service: bytes) -> bool:
+        """Whether the service had too little when it was asked for last, and nothing has come since."""
+        return service in self._look_at
 
     def next_deadline(self) -> float | None:
         """The next time at which something is due."""
@@ -287,9 +290,11 @@ class ClaimsCore:
         rows: Mapping[bytes, Sequence[ReadyRow]] | None,
         more: Collection[bytes],
         now: float,
+        contended: Collection[bytes] = (),
     ) -> dict[bytes, list[ReadyRow]]:
         """The store has answered a `Claim`; None: the incarnation is over. `more`: services that had more, which was
-        too large. Returns what is CLAIMED now: send it, or give it back."""
+        too large; `contended`: those for which somebody else was claiming. Returns what is CLAIMED now: send it, or
+        give it back."""
         if op != self._claim:
             return {}
         self._claim = None
@@ -306,7 +311,7 @@ class ClaimsCore:
             else:
                 self._plenty.discard(name)
                 if name not in self._told:
-                    self._look_at[name] = now + LOOK_AGAIN
+                    self._look_at[name] = now + (CONTENDED if name in contended else LOOK_AGAIN)
             if fresh := [row for row in found if self._grant(name, row, number)]:
                 new[name] = fresh
         if self.draining:

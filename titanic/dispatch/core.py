@@ -212,6 +212,11 @@ class DispatchCore:
                 if not flight.settling:
                     self._recalls.append(uuid)
 
+    def recall(self, uuids: Iterable[bytes]) -> None:
+        """No worker is to begin these that has not begun."""
+        flights = self.flights
+        self._recalls += [uuid for uuid in uuids if uuid in flights and not flights[uuid].settling]
+
     def in_doubt(self, uuid: bytes) -> bool:
         """Whether a worker may still get a closed request: it is on its way, and nobody has said that a worker has it.
         `take_certain` tells when that is over."""

@@ -20,13 +20,15 @@ from titanic.commit.writer import LIGHT_BYTES, Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.attempts import Finish, Send
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.fetching import ClaimedFetch, Fetching, LocalFetch
+from titanic.dispatch.fetching import Fetching, LocalFetch
 from titanic.dispatch.maintenance import Maintenance, RemoteMaintenance
+from titanic.dispatch.node import ClaimingNode
 from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
 from titanic.dispatch.read_aside import ReadAside
 from titanic.dispatch.service_log import FailureLog
 from titanic.dispatch.transport import Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters
+from titanic.errors import StoreError
 from titanic.protocol.tsp import SERVICES, WAIT
 from titanic.services.ask import Answers, Ask, CloseDoubt, SendAnswers
 from titanic.services.reader import Reader, ReadService
@@ -84,10 +86,14 @@ class Dispatcher(Channel):
         self._refusals = reader.refusals
         self.maintenance: Maintenance
         self._fetching: Fetching
+        self.node: ClaimingNode | None = None
+        """This process as one of those that share the store; None: it has the store to itself."""
         if store.remote:
             aside = ReadAside(store, reader.call, self.call)
             self.maintenance = RemoteMaintenance(config, store, writer, self.core, self.call, self._expired, aside)
-            self._fetching = ClaimedFetch(self.core, self._send, writer, aside, self.call)
+            node = ClaimingNode(config, store, writer, self.core, self._send, self._written, aside, self.call)
+            self._fetching = self.node = node
+            self.maintenance.returned = node.returned
         else:
             self.maintenance = Maintenance(config, store, writer, self.core, self.call, self._expired)
             self._fetching = LocalFetch(store, self.core, self._send)
@@ -111,6 +117,8 @@ class Dispatcher(Channel):
     def start(self) -> None:
         """Begin with what the store holds."""
         self._started = True
+        if self.node is not None:
+            self.node.start()
         self.call(self._begin)
 
     def call(self, function: Callable[..., None], *args: Any) -> None:
@@ -168,6 +176,8 @@ class Dispatcher(Channel):
             self.call(self.waiters.dismiss)
             self._dismissed.wait(DISMISS_MOST)
             self.call(self._end)
+        if self.node is not None:
+            self.node.stop()
 
     # -- what the services tell: see DispatcherInbox (any thread) ---------------------------------------------
 
@@ -240,10 +250,14 @@ class Dispatcher(Channel):
 
     def _flush(self, now: float) -> None:
         """One round: take in results, decide, send."""
-        core, transport = self.core, self.transport
+        core, transport, node = self.core, self.transport, self.node
+        if node is not None:
+            node.turn()
         if transport is not None:
             self._move(core, transport, now)
         for uuid in core.take_certain():
+            if node is not None:
+                node.forgotten(uuid)
             for doubt in self._doubts.pop(uuid, ()):
                 doubt.over(uuid)
         if core.stopping and not core.flights and not self._fetching.busy:
@@ -269,8 +283,12 @@ class Dispatcher(Channel):
         self._fetch_at = self._fetching.fetch(now)
         for uuid in core.take_recalls():
             transport.recall_request(uuid, now)
-        for outcomes in core.take_outcomes(now, self.waiters):
-            self._writer.enqueue(OutcomeWrite(outcomes, partial(self.call, self._written), self._unwritten))
+        if (node := self.node) is None:
+            for outcomes in core.take_outcomes(now, self.waiters):
+                self._writer.enqueue(OutcomeWrite(outcomes, partial(self.call, self._written), self._unwritten))
+        elif node.writes:
+            for outcomes in core.take_outcomes(now, self.waiters):
+                self._writer.enqueue(node.outcome_write(outcomes))
         transport.push(now)
 
     def _uncounted(self, now: float) -> bool:
@@ -304,20 +322,26 @@ class Dispatcher(Channel):
 
     def _reconfigure(self, config: ServerConfig) -> None:
         self.maintenance.config = config
+        if self.node is not None:
+            self.node.config = config
         self.core.reconfigure(config)
         self.maintenance.look()
 
     def _arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
         if services:
             self.core.arrived(services, time.monotonic())
+            if self.node is not None:
+                self.node.arrived(services)
         if due_us is not None:
             self.maintenance.hasten_alarm(due_us)
 
     def _set_stopping(self) -> None:
         self.core.stopping = True
+        if self.node is not None:
+            self.node.claims.drain()
 
     def _returned(self, services: Collection[bytes]) -> None:
-        self.core.returned(services)
+        self.maintenance.returned(services)
         self.maintenance.look()  # they may have a time to live
 
     def _closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[CloseDoubt]) -> None:
@@ -341,7 +365,7 @@ class Dispatcher(Channel):
         if absent := [name for name in services if name in backlogs and not backlogs[name].fetchable]:
             self._fetching.emptied(absent)
 
-    def _unwritten(self, outcomes: Outcomes) -> None:
+    def _unwritten(self, outcomes: Outcomes, error: StoreError) -> None:
         """Called by the writer, in its thread or in this one."""
         self.call(self.core.unsettled, outcomes, time.monotonic())
 

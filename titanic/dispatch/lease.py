@@ -23,11 +23,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from titanic.store import Joined, Place, Renewed, Silent
+from titanic.store import Joined, LeaseConfig, Place, Renewed, Silent
 
 
 class Standing(Enum):
@@ -70,18 +69,6 @@ TRANSITIONS: dict[tuple[Standing, Word], Standing] = {
 IN_FORCE = (Standing.INSIDE, Standing.DOUBTED)
 """Where the lease counts."""
 OUT = (Standing.LEFT, Standing.REFUSED)
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseConfig:
-    """How nodes keep in touch. All must have the same `lease`."""
-
-    lease: float = 10.0
-    """Seconds without a renewal after which others may end an incarnation."""
-    renew: float = 2.0
-    """Seconds between two renewals."""
-    margin: float = 1.0
-    """Seconds before the end of its lease at which a node stops to dispatch."""
 
 
 class Join(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from titanic.commit.writer import Write, Writer
 from titanic.config import ServerConfig
@@ -67,6 +67,8 @@ class Maintenance:
         self.core = core
         self.call = call
         self.expired = expired
+        self.returned: Callable[[Collection[bytes]], None] = core.returned
+        """Is told which services have requests again."""
         self.leaps = writer.leaps
         """The wall clock, as the writer sees it."""
         self._readers_at = 0.0
@@ -252,7 +254,7 @@ class MaintenanceWrite:
     def tell(self) -> None:
         """Called in the loop's thread: this is on disk."""
         maintenance, core = self._maintenance, self._maintenance.core
-        core.returned(self._services)
+        maintenance.returned(self._services)
         core.counts["expired"] += len(self._expired)
         if self._expired:
             maintenance.expired(self._expired)

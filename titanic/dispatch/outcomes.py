@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
+from typing import cast
 
 from broker import earliest
 from titanic.commit.writer import LIGHT_BYTES, LIGHT_ITEMS, Write, halves
 from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight
 from titanic.errors import StoreError, StoreFull
 from titanic.logs import event
-from titanic.store import WriteTransaction
+from titanic.store import NodeTransaction, Status, WriteTransaction
 
 log = logging.getLogger(__name__)
 
@@ -134,14 +135,16 @@ class OutcomeWrite:
         self,
         outcomes: Outcomes,
         written: Callable[[Outcomes, Outcomes, Outcomes], None],
-        unwritten: Callable[[Outcomes], None],
+        unwritten: Callable[[Outcomes, StoreError], None],
+        incarnation: int | None = None,
     ) -> None:
         """`written` is told of those on disk, of those of them that changed nothing there, because the requests were
         closed or had ended already, and of those for which the store had no room; `unwritten` when the disk did not
-        take them."""
+        take them. `incarnation`: under which they were claimed, in a store that nodes share."""
         self._outcomes = outcomes
         self._written = written
         self._unwritten = unwritten
+        self._incarnation = incarnation
         self._unchanged: list[AttemptOutcome] = []
         self._without_room: list[AttemptOutcome] = []
         self.light = len(outcomes) <= LIGHT_ITEMS and sum(map(_size, outcomes)) <= LIGHT_BYTES
@@ -152,6 +155,9 @@ class OutcomeWrite:
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         self._unchanged, self._without_room = [], []
         now = time.monotonic()
+        if self._incarnation is not None:
+            failed = [outcome.uuid for outcome in self._outcomes if not _is_done(outcome)]
+            cast(NodeTransaction, transaction).under(self._incarnation, failed)
         for outcome in self._outcomes:
             try:
                 dispatched_at = max(0, now_us - int((now - outcome.started) * 1e6))
@@ -166,7 +172,8 @@ class OutcomeWrite:
         return len(self._outcomes)
 
     def parts(self) -> list[Write]:
-        return [OutcomeWrite(half, self._written, self._unwritten) for half in halves(self._outcomes)]
+        tell = self._written, self._unwritten, self._incarnation
+        return [OutcomeWrite(half, *tell) for half in halves(self._outcomes)]
 
     def committed(self) -> None:
         without_room = {outcome.uuid for outcome in self._without_room}
@@ -174,7 +181,11 @@ class OutcomeWrite:
         self._written(outcomes, self._unchanged, self._without_room)
 
     def failed(self, error: StoreError) -> None:
-        self._unwritten(self._outcomes)
+        self._unwritten(self._outcomes, error)
+
+
+def _is_done(outcome: AttemptOutcome) -> bool:
+    return isinstance(outcome, Finish) and outcome.status is Status.DONE
 
 
 def _size(outcome: AttemptOutcome) -> int:

@@ -29,10 +29,34 @@ Whatever else takes rows out of `ready` by itself (expiring) passes over those t
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from titanic.errors import RecordCorrupt
 from titanic.store.interface import Store, WriteTransaction
 from titanic.store.records import ReadyRow
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseConfig:
+    """How nodes keep in touch. All must have the same `lease`."""
+
+    lease: float = 10.0
+    """Seconds without a renewal after which others may end an incarnation."""
+    renew: float = 2.0
+    """Seconds between two renewals, and for which the answer to one is waited for."""
+    margin: float = 1.0
+    """Seconds before the end of its lease at which a node stops to dispatch."""
+
+
+class NodeFacts(NamedTuple):
+    """What a node tells of itself, for people: its name, its version, where clients reach it, and of each service that
+    has workers there or requests in flight how many of both."""
+
+    name: str
+    version: str
+    endpoints: Sequence[str] = ()
+    services: Mapping[bytes, tuple[int, int]] = {}
 
 
 class Place(NamedTuple):
@@ -68,17 +92,29 @@ class Renewed(NamedTuple):
     others: Sequence[Silent]
 
 
+class Claimed(NamedTuple):
+    """What a claim has found: `rows` are claimed now, services without any are absent. `more`: services of which there
+    were more, but too large together. `contended`: services with a bound for which another node was claiming at that
+    moment. `damaged` are those of the rows that cannot be read, which have no body."""
+
+    rows: dict[bytes, list[ReadyRow]]
+    more: Collection[bytes] = ()
+    contended: Collection[bytes] = ()
+    damaged: Mapping[bytes, RecordCorrupt] = {}
+
+
 class NodeTransaction(WriteTransaction, Protocol):
-    """`ClaimingTransaction` (interface.py) as several nodes need it: the dispatcher, which knows what it holds, says
-    under which incarnation it claims, releases and writes outcomes."""
+    """A write transaction of a `remote` store. The dispatcher, which knows what it holds, says under which incarnation
+    it claims, releases and writes outcomes."""
 
     def claim(
-        self, incarnation: int, wants: Mapping[bytes, int], max_bytes: int
-    ) -> tuple[dict[bytes, list[ReadyRow]], Collection[bytes]] | None:
+        self, incarnation: int, wants: Mapping[bytes, int], max_bytes: int, bounds: Mapping[bytes, int]
+    ) -> Claimed | None:
         """Claim free requests, at most so many of each service, as `next_ready` orders them. None: it is over.
 
-        Returns them, and the services of which there were more, but too large for `max_bytes` together; one is claimed
-        however large it is. What other transactions have locked is passed over.
+        They end with the one whose body makes `max_bytes` or more; one is claimed however large it is. What other
+        transactions have locked is passed over. `bounds`: of these services all living incarnations together claim so
+        many at most.
 
             UPDATE ready SET incarnation = $me WHERE alive AND ctid = ANY (ARRAY(
                 SELECT f.ctid FROM unnest($services, $limits) AS w (service, n), LATERAL (
@@ -93,32 +129,38 @@ class NodeTransaction(WriteTransaction, Protocol):
          WHERE (ready.service, ready.rank, ready.uuid) = (h.service, h.rank, h.uuid) AND incarnation = $me
         """
 
-    def under(self, incarnation: int) -> None:
+    def under(self, incarnation: int, failed: Sequence[bytes]) -> None:
         """What follows are outcomes of attempts under this incarnation.
 
         `finish` with DONE counts for each request that has not ended, as it does without claims: the work is done.
-        `postpone`, and `finish` with another status, say that the work is to be done again or never. They count only
-        for a request that this incarnation has claimed, while it is alive; otherwise they return False.
+        `postpone`, and `finish` with another status, say that the work is to be done again or never: those are the
+        `failed`. They count only for a request that this incarnation has claimed, while it is alive, and nobody claims
+        it until the transaction ends; otherwise they return False.
 
-            DELETE FROM ready USING unnest($services, $ranks, $uuids, $done) AS o (service, rank, uuid, done)
-             WHERE (ready.service, ready.rank, ready.uuid) = (o.service, o.rank, o.uuid)
-               AND (o.done OR (incarnation = $me AND alive)) RETURNING …
+            SELECT uuid FROM ready JOIN unnest($services, $ranks, $uuids) AS h (service, rank, uuid)
+             USING (service, rank, uuid) WHERE incarnation = $me AND alive FOR UPDATE OF ready
         """
 
 
 class ClaimingStore(Store, Protocol):
     """A store that nodes share. `join`, `renew` and `leave` have a connection of their own: a slow commit of requests
-    must not cost a lease. They raise StoreTooNew when the store's format is not this version's: a node of an earlier
-    version is refused, also one that was there when the store was upgraded. (others) is
+    must not cost a lease; one thread calls them. They give up after `LeaseConfig.renew`, and raise StoreTooNew when
+    the store is not for this version any more: a node of an earlier version is refused, also one that was there when
+    the store was upgraded. (others) is
 
         ARRAY(SELECT (incarnation, lease_until) FROM node WHERE lease_until > '-infinity' AND incarnation <> $me)
 
-    as the statement found it: one that it has ended may be there once more.
+    as the statement found it: one that it has ended may be there once more. From `join` on the node counts what it
+    changes under a number of its own, its *shard*: the smallest that no other living node has.
+
+    `close` ends what was joined.
     """
 
     def write(self) -> NodeTransaction: ...
 
-    def join(self, incarnation: int, before: int | None, held: Sequence[Place]) -> Joined:
+    def join(
+        self, incarnation: int, before: int | None, held: Sequence[Place], facts: NodeFacts, config: LeaseConfig
+    ) -> Joined:
         """Begin an incarnation in place of the one before, which is over then, and take over the requests in `held`
         that the one before has claimed. Asking again with the same number renews it, and takes over nothing more: the
         first may have been executed. `xmax` is 0 for a row that was inserted, and not updated.
@@ -139,7 +181,7 @@ class ClaimingStore(Store, Protocol):
                  WHERE incarnation = $me) AS held, (others) FROM meta
         """
 
-    def renew(self, incarnation: int, silent: Sequence[Silent]) -> Renewed:
+    def renew(self, incarnation: int, silent: Sequence[Silent], facts: NodeFacts, config: LeaseConfig) -> Renewed:
         """Begin the lease anew, also one that has run out, and end the silent ones, if they still are.
 
         WITH mine AS (

@@ -58,7 +58,7 @@ class Store(Protocol):
     """An open store. Threads may share it; a transaction belongs to the thread that began it.
 
     `place` tells people where it is, without a password. `remote`: transactions may wait for a network, so nobody may
-    begin one in a loop's thread; and nodes may share it, so they claim what they dispatch (`ClaimingTransaction`).
+    begin one in a loop's thread; and nodes may share it, so they claim what they dispatch (claiming.py).
     `capacity` is in bytes, `durability` is what its commits wait for. `batch` is how many requests one transaction can
     change (but not accept) however full the store is, and however far apart they are in it.
     """
@@ -379,22 +379,3 @@ class WriteTransaction(ReadTransaction, Protocol):
         one that was archived. Raises InvalidArchive then, when no archive or another one is registered, or the number
         was never given out.
         """
-
-
-class ClaimingTransaction(WriteTransaction, Protocol):
-    """A write transaction of a `remote` store. Several nodes may share that: each dispatches what it has claimed. What
-    it has claimed goes back to all when its lease ends, or the store is closed."""
-
-    def claim(self, services: Sequence[tuple[bytes, int]], max_bytes: int) -> dict[bytes, list[ReadyRow]]:
-        """What each of these services is to do next, so many requests at most, in the order of `next_ready`: they are
-        claimed by this node now. What a node has claimed, this one too, is passed over.
-
-        Ends with the request that makes the frames `max_bytes` or more. A service that was not looked at for that
-        reason is left out of the result. So if they are less, a service with fewer than it may have has no more.
-        """
-
-    def release(self, uuids: Sequence[bytes]) -> None:
-        """Give back what this node has claimed and does not execute now; what it has not claimed stays as it is."""
-
-    def release_all_but(self, uuids: Collection[bytes]) -> None:
-        """Give back all that this node has claimed, but not these: nobody knew whether a commit was done."""

@@ -13,12 +13,17 @@ from support.waiting import until
 from broker import ErrorReply, Loop
 from titanic import ServerConfig
 from titanic.commit.writer import Writer
-from titanic.dispatch import fetching
+from titanic.dispatch import claim_writes
+from titanic.dispatch import claims as claims_module
+from titanic.dispatch import node as node_module
 from titanic.dispatch.attempts import Send
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.services.reader import Reader
-from titanic.store import NewRequest
+from titanic.store import LeaseConfig, NewRequest
 from titanic.util.clock import wall_us
+
+QUICK = LeaseConfig(lease=10.0, renew=0.1)
+"""Renewed often."""
 
 
 class Transport:
@@ -47,12 +52,12 @@ class Transport:
 class Node:
     """A dispatcher that runs, with a store that nobody else uses."""
 
-    def __init__(self) -> None:
-        self.store = RemoteStore()
+    def __init__(self, store: RemoteStore | None = None, lease: LeaseConfig = QUICK) -> None:
+        self.store = store or RemoteStore()
         self.writer, self.reader, self.loop = Writer(self.store), Reader(self.store), Loop()
         self.transport = Transport()
         self.dispatcher = Dispatcher(
-            ServerConfig(), self.store, self.writer, self.reader, lambda answers: None, self.loop
+            ServerConfig(lease=lease), self.store, self.writer, self.reader, lambda answers: None, self.loop
         )
         self.core = self.dispatcher.core
         self.dispatcher.connect(self.transport)
@@ -142,7 +147,7 @@ def test_what_was_stored_before_the_start_is_sent() -> None:
 
 
 def test_a_store_that_is_away_at_the_start_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "PAUSE", 0.01)
+    monkeypatch.setattr(node_module, "LOOK_AGAIN", 0.01)
     node = Node()
     with node.store.write() as txn:
         txn.accept_many([NewRequest(b"echo", [b"old"])], wall_us())
@@ -187,7 +192,7 @@ def test_what_the_broker_gives_back_is_released_and_claimed_again(node: Node) ->
 def test_a_claim_of_which_nobody_was_told_is_given_back_and_made_again(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "PAUSE", 0.01)
+    monkeypatch.setattr(claims_module, "LOOK_AGAIN", 0.01)
     (running,) = node.submit(b"running", service=b"other")
     node.workers(1, b"other")
     until(lambda: node.sent == [b"running"])
@@ -205,7 +210,7 @@ def test_a_claim_of_which_nobody_was_told_is_given_back_and_made_again(
 def test_a_service_for_which_the_bytes_did_not_suffice_is_not_taken_for_empty(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "CLAIM_BYTES", 100)
+    monkeypatch.setattr(claim_writes, "CLAIM_BYTES", 100)
     for service in (b"a", b"b", b"c"):
         node.submit(*[b"%b%d" % (service, n) + bytes(90) for n in range(3)], service=service)
     with node.store.stalled():
@@ -221,8 +226,8 @@ def test_what_comes_while_a_claim_finds_nothing_is_found_by_the_next(node: Node)
     node.dispatcher.arrived({b"echo": 4}, None)
     claim, late = node.store.write().__class__.claim, threading.Event()
 
-    def claims(self: object, services: Sequence[tuple[bytes, int]], max_bytes: int) -> object:
-        found = claim(self, services, max_bytes)
+    def claims(self: object, *args: object) -> object:
+        found = claim(self, *args)
         if not late.is_set():
             late.set()
             node.dispatcher.arrived({b"echo": 4}, None)
@@ -237,7 +242,10 @@ def test_what_comes_while_a_claim_finds_nothing_is_found_by_the_next(node: Node)
     assert not node.core.backlogs
 
 
-def test_a_service_of_which_all_is_closed_is_forgotten_but_not_one_where_something_came_meanwhile(node: Node) -> None:
+def test_a_service_of_which_all_is_closed_is_forgotten_but_not_one_where_something_came_meanwhile(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "LOOK_AGAIN", 1e6)
     (one,) = node.submit(b"1", service=b"absent")
     node.workers(0, b"absent")
     with node.store.write() as txn:

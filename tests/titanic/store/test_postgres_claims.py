@@ -1,160 +1,497 @@
-"""Two nodes share a database: what one has claimed, the other does not get, until the one gives it back or ends."""
+"""Nodes share a database: what one has claimed, the others do not get, until it gives it back, ends, or is ended."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from itertools import count
 
 import pytest
 from support.postgres import needs_postgres, shared_server
+from support.waiting import until
 
-from titanic.errors import StoreFailed
-from titanic.store import NewRequest, Status
+from titanic.errors import RecordCorrupt, StoreFailed, StoreTooNew
+from titanic.store import LeaseConfig, NewRequest, NodeFacts, Place, Silent, Status
 from titanic.store.postgres import incarnation
+from titanic.store.postgres.schema import FORMAT
 from titanic.store.postgres.store import PostgresStore
+from titanic.store.postgres.tools import check
+from titanic.store.postgres.transaction import Reading
 
 pytestmark = needs_postgres
 
 NOW = 1_795_258_520_106_479
 MUCH = 1 << 20
+NAMES = NodeFacts("host", "1.0", ["tcp://host:5555"], {b"x": (2, 1), b"\xff\0": (1, 0)})
+LEASE = LeaseConfig()
+_numbers = count(1)
+
+
+class Node:
+    """A store, and under which incarnation it claims."""
+
+    def __init__(self, url: str) -> None:
+        self.store = PostgresStore.open(url)
+        self.join()
+
+    def join(self, *held: Place, before: int | None = None):
+        self.me = next(_numbers)
+        self.joined = self.store.join(self.me, before, held, NAMES, LEASE)
+        return self.joined
+
+    def renew(self, *silent: Silent):
+        return self.store.renew(self.me, silent, NAMES, LEASE)
+
+    def accept(self, *services, size=10, **options):
+        with self.store.write() as txn:
+            return txn.accept_many([NewRequest(service, [bytes(size)], **options) for service in services], NOW)
+
+    def claim_all(self, *wants, most=MUCH, **bounds):
+        with self.store.write() as txn:
+            return txn.claim(self.me, dict(wants), most, {name.encode(): bound for name, bound in bounds.items()})
+
+    def claim(self, *wants, most=MUCH, **bounds):
+        """The ids by service."""
+        rows = self.claim_all(*wants, most=most, **bounds).rows
+        return {service: [row.uuid for row in found] for service, found in rows.items()}
+
+    def release(self, *uuids, service=b"x"):
+        with self.store.write() as txn:
+            txn.release(self.me, [Place(service, 5, uuid) for uuid in uuids])
+
+    def end(self, uuid, status=Status.DONE):
+        """Whether it counts."""
+        with self.store.write() as txn:
+            txn.under(self.me, [] if status == Status.DONE else [uuid])
+            return txn.finish(uuid, status, [b"reply"], attempts=1, dispatched_at=NOW, finished_at=NOW)
+
+    def postpone(self, *uuids):
+        with self.store.write() as txn:
+            txn.under(self.me, uuids)
+            return [txn.postpone(uuid, due=NOW, attempts=1, dispatched_at=NOW, reason="") for uuid in uuids]
 
 
 @pytest.fixture
-def nodes() -> Iterator[tuple[PostgresStore, PostgresStore]]:
-    server = shared_server()
-    name = server.new_database()
-    with PostgresStore.open(server.url(name)) as one, PostgresStore.open(server.url(name)) as other:
+def url() -> Iterator[str]:
+    name = shared_server().new_database()
+    yield shared_server().url(name)
+    shared_server().drop_database(name)
+
+
+@pytest.fixture
+def nodes(url) -> Iterator[tuple[Node, Node]]:
+    one, other = Node(url), Node(url)
+    with one.store, other.store:
         yield one, other
-    server.drop_database(name)
+        assert check(one.store) == []
 
 
-def accept(store, *services, size=10, **options):
-    with store.write() as txn:
-        return txn.accept_many([NewRequest(service, [bytes(size)], **options) for service in services], NOW)
+def places(*uuids, service=b"x"):
+    return [Place(service, 5, uuid) for uuid in uuids]
 
 
-def claim(store, *services, most=MUCH):
-    """The ids by service."""
-    with store.write() as txn:
-        claimed = txn.claim(services, most)
-    return {service: [row.uuid for row in rows] for service, rows in claimed.items()}
+# -- claims ---------------------------------------------------------------------------------------------------
 
 
 def test_a_request_is_claimed_once(nodes):
     one, other = nodes
-    a, b, c = accept(one, b"x", b"x", b"x")
-    (urgent,) = accept(other, b"y", priority=9)
-    assert claim(one, (b"x", 2), (b"z", 5), (b"y", 1)) == {b"x": [a, b], b"z": [], b"y": [urgent]}
-    assert claim(other, (b"x", 9), (b"y", 9)) == {b"x": [c], b"y": []}
-    assert claim(one, (b"x", 9)) == {b"x": []}
-    with one.read() as txn:
-        assert txn.waiting() == {b"x": 3, b"y": 1}, "who runs them is not the store's business"
+    a, b, c = one.accept(b"x", b"x", b"x")
+    (urgent,) = other.accept(b"y", priority=9)
+    assert one.claim((b"x", 2), (b"z", 5), (b"y", 1)) == {b"x": [a, b], b"y": [urgent]}
+    assert other.claim((b"x", 9), (b"y", 9)) == {b"x": [c]}
+    assert one.claim((b"x", 9)) == {}
+    with one.store.read() as txn:
+        assert txn.waiting() == {b"x": 3, b"y": 1}, "who runs them is not asked here"
 
 
 def test_a_claim_has_what_a_worker_gets(nodes):
     one, _ = nodes
-    with one.write() as txn:
+    with one.store.write() as txn:
         new = NewRequest(b"x", [b"a", b"", b"c"], 3, 0, NOW + 10, 7, b"{}")
         (uuid,) = txn.accept_many([new], NOW)
         expected = txn.next_ready(b"x", None, 1, MUCH)
-        assert txn.claim([(b"x", 1)], MUCH) == {b"x": expected}
+        assert txn.claim(one.me, {b"x": 1}, MUCH, {}).rows == {b"x": expected}
     assert expected[0].uuid == uuid
     assert expected[0].body == new.body
 
 
-def test_a_claim_ends_at_its_bytes(nodes):
+def test_a_claim_ends_at_its_bytes_and_says_who_had_more(nodes):
     one, _ = nodes
-    a, b, c = accept(one, b"x", b"x", b"x", size=1000)
-    assert claim(one, (b"x", 9), (b"y", 1), most=2000) == {b"x": [a, b]}, "y was not looked at"
-    assert claim(one, (b"x", 9), (b"y", 1), most=1) == {b"x": [c], b"y": []}, "one, however large"
+    a, b, c = one.accept(b"x", b"x", b"x", size=1000)
+    (d,) = one.accept(b"y", size=1000)
+    found = one.claim_all((b"x", 9), (b"y", 1), most=2000)
+    assert [row.uuid for row in found.rows.pop(b"x")] == [a, b]
+    assert found.rows == {}
+    assert set(found.more) == {b"x", b"y"}
+    found = one.claim_all((b"x", 9), (b"y", 1), most=1)
+    assert [row.uuid for row in found.rows[b"x"]] == [c], "one, however large"
+    assert b"y" in found.more
+    assert one.claim((b"x", 9), (b"y", 1)) == {b"y": [d]}
 
 
 def test_a_claim_with_fewer_bytes_has_all_there_is(nodes):
     """Who has claimed less than was asked for does not ask again before something comes. Only the bodies count."""
     one, _ = nodes
-    uuids = accept(one, b"x", b"x", b"x", b"y", size=1000)
-    assert claim(one, (b"x", 9), (b"y", 9), most=3001) == {b"x": uuids[:3], b"y": uuids[3:]}
+    uuids = one.accept(b"x", b"x", b"x", b"y", size=1000)
+    found = one.claim_all((b"x", 9), (b"y", 9), most=3001)
+    assert [row.uuid for rows in found.rows.values() for row in rows] == uuids
+    assert not found.more
+
+
+def test_what_others_have_locked_is_passed_over(nodes):
+    one, other = nodes
+    a, b = one.accept(b"x", b"x")
+    with one.store.write() as txn:
+        assert [row.uuid for row in txn.claim(one.me, {b"x": 1}, MUCH, {}).rows[b"x"]] == [a]
+        assert other.claim((b"x", 9)) == {b"x": [b]}
 
 
 def test_what_is_released_is_free(nodes):
     one, other = nodes
-    a, b = accept(one, b"x", b"x")
-    claim(one, (b"x", 2))
-    with other.write() as txn:
-        txn.release([a])
-    assert claim(other, (b"x", 2)) == {b"x": []}, "only who has claimed it can release it"
-    with one.write() as txn:
-        txn.release([a])
-    assert claim(other, (b"x", 2)) == {b"x": [a]}
-    with one.write() as txn:
-        assert txn.finish(b, Status.DONE, [], attempts=1, dispatched_at=NOW, finished_at=NOW)
-        assert txn.finish(a, Status.DONE, [], attempts=1, dispatched_at=NOW, finished_at=NOW), "the work is done"
+    a, b = one.accept(b"x", b"x")
+    one.claim((b"x", 2))
+    other.release(a)
+    assert other.claim((b"x", 2)) == {}, "only who has claimed it can release it"
+    one.release(a)
+    assert other.claim((b"x", 2)) == {b"x": [a]}
+    assert one.end(b)
+    assert one.end(a), "the work is done"
+    assert not other.end(a), "by somebody"
 
 
-def test_a_node_in_doubt_keeps_what_it_executes_and_gives_back_the_rest(nodes):
+def test_a_damaged_request_is_claimed_without_its_body(nodes):
+    one, _ = nodes
+    a, b = one.accept(b"x", b"x")
+    with one.store.write() as txn:
+        txn.fetch("UPDATE request SET body_bytes = body_bytes + 1 WHERE uuid = %s::uuid", a.hex())
+    found = one.claim_all((b"x", 9))
+    assert [(row.uuid, row.body) for row in found.rows[b"x"]] == [(a, []), (b, [bytes(10)])]
+    assert isinstance(found.damaged[a], RecordCorrupt)
+    assert len(found.damaged) == 1
+    with one.store.write() as txn:
+        txn.fetch("UPDATE request SET body_bytes = body_bytes - 1 WHERE uuid = %s::uuid", a.hex())
+
+
+def test_a_claim_costs_two_round_trips_and_a_bound_one_more(nodes, monkeypatch):
+    one, _ = nodes
+    one.accept(*[b"x"] * 9)
+    trips: list[int] = []
+    exchange = Reading.exchange
+    monkeypatch.setattr(Reading, "exchange", lambda tx, given: trips.append(len(given)) or exchange(tx, given))
+    one.claim((b"x", 3))
+    assert trips == [2, 1], "the claim, and whether it is over; COMMIT"
+    del trips[:]
+    one.claim((b"x", 3), x=9)
+    assert trips == [3, 2, 1, 1]
+    del trips[:]
+    with one.store.write() as txn:
+        txn.release(one.me, places(bytes(16)))
+    assert trips == [1, 1]
+
+
+# -- outcomes -------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_counts_only_under_an_own_living_claim(nodes):
     one, other = nodes
-    a, b = accept(one, b"x", b"x")
-    claim(one, (b"x", 2))
-    with one.write() as txn:
-        txn.release_all_but([a])
-    assert claim(other, (b"x", 9)) == {b"x": [b]}
-    with one.write() as txn:
-        txn.release_all_but([a, b])
-        txn.release([a, b])
-    assert claim(one, (b"x", 9)) == {b"x": [a]}, "b is not its own"
+    a, b, c = one.accept(b"x", b"x", b"x")
+    assert one.claim((b"x", 1)) == {b"x": [a]}
+    assert other.postpone(a, b) == [False, False], "of others, and of nobody"
+    assert not other.end(a, Status.FAILED)
+    assert one.postpone(a, bytes(16)) == [True, False]
+    assert one.claim((b"x", 2)) == {b"x": [b, c]}
+    other.store.leave([one.me])
+    assert one.postpone(b, c) == [False, False]
+    assert not one.end(b, Status.EXPIRED)
+    assert one.end(b), "but the work is done"
+    assert other.claim((b"x", 2)) == {b"x": [c]}
+    assert one.end(c), "also when somebody else has claimed it"
 
 
-def test_a_doubt_that_was_dropped_changes_nothing(nodes):
+def test_nobody_claims_what_is_being_postponed(nodes):
     one, other = nodes
-    (a,) = accept(one, b"x")
-    claim(one, (b"x", 1))
-    with suppress(ZeroDivisionError), one.write() as txn:
-        txn.release_all_but([])
-        raise ZeroDivisionError
-    assert claim(other, (b"x", 1)) == {b"x": []}
-    with one.write() as txn:
-        txn.release_all_but([])
-    assert claim(other, (b"x", 1)) == {b"x": [a]}
+    (a,) = one.accept(b"x")
+    one.claim((b"x", 1))
+    with one.store.write() as txn:
+        txn.under(one.me, [a])
+        other.store.leave([one.me])
+        assert other.claim((b"x", 1)) == {}
+        assert txn.postpone(a, due=NOW, attempts=1, dispatched_at=NOW, reason="")
 
 
-def test_a_node_that_ends_leaves_its_claims_to_others(nodes):
+def test_what_runs_does_not_expire(nodes):
     one, other = nodes
-    (a,) = accept(one, b"x")
-    claim(one, (b"x", 1))
-    one.close()
-    assert claim(other, (b"x", 1)) == {b"x": [a]}
-
-
-def test_a_node_that_is_silent_loses_its_claims(nodes, monkeypatch):
-    one, other = nodes
-    for node in nodes:
-        node.caretaker.stop()  # it would look by itself
-    (a,) = accept(one, b"x")
-    claim(one, (b"x", 1))
-    claim(other, (b"x", 1))  # it has joined
-    monkeypatch.setattr(incarnation, "RENEW", 0)
-    other.look_after()
-    one.look_after()
-    other.look_after()  # one has renewed its lease
-    monkeypatch.setattr(incarnation, "LEASE", -1)
-    one.look_after()
-    other.look_after()
-    assert claim(other, (b"x", 1)) == {b"x": []}, "it was not silent"
-    other.look_after()
-    assert claim(other, (b"x", 1)) == {b"x": [a]}
-    with pytest.raises(StoreFailed, match="others"):
-        claim(one, (b"x", 1))
-    with one.write() as txn:
-        txn.release_all_but([a])
-    assert claim(one, (b"x", 1)) == {b"x": []}, "it has begun anew"
-
-
-def test_what_runs_elsewhere_does_not_expire(nodes):
-    one, other = nodes
-    a, b = accept(one, b"x", b"x", expires_at=NOW + 1)
-    claim(one, (b"x", 1))
-    with other.write() as txn:
+    a, b = one.accept(b"x", b"x", expires_at=NOW + 1)
+    one.claim((b"x", 1))
+    with other.store.write() as txn:
         assert txn.expire(NOW + 2) == [(b, b"x")]
-    with one.write() as txn:
-        assert txn.expire(NOW + 2, skip=[a]) == []
+    with one.store.write() as txn:
+        assert txn.expire(NOW + 2) == []
+    other.store.leave([one.me])
+    with one.store.write() as txn:
+        assert txn.expire(NOW + 2, skip=[a]) == [], "it goes on without its claim"
         assert txn.expire(NOW + 2) == [(a, b"x")]
+
+
+# -- incarnations ---------------------------------------------------------------------------------------------
+
+
+def test_who_goes_on_under_another_number_keeps_what_it_names(nodes):
+    one, other = nodes
+    a, b = one.accept(b"x", b"x")
+    one.claim((b"x", 2))
+    before = one.me
+    assert one.join(*places(a), before=before).held == {a}
+    assert one.joined.alive
+    assert other.claim((b"x", 9)) == {b"x": [b]}
+    assert one.store.join(one.me, before, places(a, b), NAMES, LEASE).held == {a}, "b is another's by now"
+    one.me = before
+    assert one.claim_all((b"x", 9)) is None
+    assert not one.renew().alive
+    assert not one.store.join(before, None, [], NAMES, LEASE).alive
+
+
+def test_a_join_that_is_repeated_takes_over_nothing_more(nodes):
+    """The first may have been executed, and a claim under the former number may have come behind it."""
+    one, other = nodes
+    a, b = one.accept(b"x", b"x")
+    one.claim((b"x", 1))
+    before = one.me
+    one.join(*places(a), before=before)
+    with one.store.write() as txn:
+        txn.fetch("UPDATE ready SET incarnation = %s WHERE uuid = %s::uuid", before, b.hex())
+    assert one.store.join(one.me, before, places(a, b), NAMES, LEASE).held == {a}
+    assert other.claim((b"x", 2)) == {b"x": [b]}
+
+
+def test_who_leaves_frees_what_it_has_claimed_also_under_a_number_that_has_not_begun(nodes):
+    one, other = nodes
+    (a,) = one.accept(b"x")
+    one.claim((b"x", 1))
+    one.store.leave([one.me, 10**15])
+    assert other.claim((b"x", 1)) == {b"x": [a]}
+    assert not one.store.join(10**15, one.me, places(a), NAMES, LEASE).alive
+
+
+def test_who_closes_its_store_leaves(url):
+    one, other = Node(url), Node(url)
+    with other.store:
+        (a,) = one.accept(b"x")
+        one.claim((b"x", 1))
+        one.store.close()
+        assert other.claim((b"x", 1)) == {b"x": [a]}
+
+
+def test_who_is_silent_is_ended_if_it_still_is(nodes):
+    one, other = nodes
+    (a,) = one.accept(b"x")
+    one.claim((b"x", 1))
+    (seen,) = [silent for silent in other.renew().others if silent.incarnation == one.me]
+    one.renew()
+    (later,) = [silent for silent in other.renew(seen).others if silent.incarnation == one.me]
+    assert later.lease_until > seen.lease_until
+    assert other.claim((b"x", 1)) == {}, "it was not silent"
+    assert one.renew().alive
+    (later,) = [silent for silent in other.renew().others if silent.incarnation == one.me]
+    other.renew(later)
+    assert other.claim((b"x", 1)) == {b"x": [a]}
+    assert not one.renew().alive
+    assert one.claim_all((b"x", 1)) is None
+    assert one.join(*places(a), before=one.me).held == set()
+
+
+def test_who_is_over_ends_nobody(nodes):
+    one, other = nodes
+    (seen,) = other.renew().others
+    other.store.leave([other.me])
+    assert not other.renew(seen).alive
+    assert one.renew().alive
+
+
+def test_an_operator_drains_a_node_and_its_next_incarnation(nodes):
+    one, other = nodes
+    assert not one.renew().draining
+    with other.store.write() as txn:
+        txn.fetch("UPDATE node SET draining = true WHERE incarnation = %s", one.me)
+    assert one.renew().draining
+    one.join(before=one.me)
+    assert one.renew().draining
+    assert not other.renew().draining
+
+
+def test_each_node_tells_of_itself(nodes):
+    one, _ = nodes
+    one.renew()
+    with one.store.read() as txn:
+        row = txn.fetch_row("SELECT name, version, endpoints, services FROM node WHERE incarnation = %s", one.me)
+    assert row == ("host", "1.0", ["tcp://host:5555"], {"x": [2, 1], "��": [1, 0]})
+
+
+def test_each_node_counts_in_a_shard_of_its_own_and_the_next_takes_that_of_a_dead_one(url):
+    one, two = Node(url), Node(url)
+    assert (one.store.settings.shard, two.store.settings.shard) == (1, 2)
+    with two.store:
+        one.accept(b"x", b"x")
+        (a, _) = two.accept(b"x", b"x")
+        one.claim((b"x", 1))
+        two.claim((b"x", 9))
+        assert one.end(a)
+        with two.store.read() as txn:
+            assert txn.counts()[:4] == (4, 3, 0, 1)
+            assert txn.fetch("SELECT shard, waiting FROM usage WHERE shard > 0 ORDER BY shard") == [(1, 1), (2, 2)]
+        one.join(before=one.me)
+        assert one.store.settings.shard == 1
+        one.store.close()
+        with Node(url).store as three:
+            assert three.settings.shard == 1
+        assert check(two.store) == []
+
+
+def test_nodes_that_join_at_once_get_different_shards(url):
+    stores = [PostgresStore.open(url) for _ in range(5)]
+    threads = [
+        threading.Thread(target=store.join, args=(next(_numbers), None, [], NAMES, LEASE), daemon=True)
+        for store in stores
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(store.settings.shard for store in stores) == [1, 2, 3, 4, 5]
+    for store in stores:
+        store.close()
+
+
+def test_beyond_the_last_shard_nodes_share_one(url, monkeypatch):
+    with PostgresStore.open(url) as tool:
+        with tool.write() as txn:
+            for shard in range(1, incarnation.SHARDS + 1):
+                txn.fetch(
+                    "INSERT INTO node (incarnation, name, version, endpoints, lease_until, shard)"
+                    " VALUES (%s, '', '', '{}', now(), %s)",
+                    10**9 + shard,
+                    shard,
+                )
+        one = Node(url)
+        assert one.store.settings.shard == 0
+        assert one.accept(b"x")
+        one.store.close()
+
+
+def test_a_store_for_later_versions_refuses_nodes_that_are_there(nodes):
+    one, other = nodes
+    with other.store.write() as txn:
+        txn.fetch("UPDATE meta SET format = %s, oldest = %s", FORMAT + 1, FORMAT)
+    assert one.renew().alive, "they say that this version will do"
+    with other.store.write() as txn:
+        txn.fetch("UPDATE meta SET oldest = %s", FORMAT + 1)
+    with pytest.raises(StoreTooNew, match=f"it has format {FORMAT + 1}, this version knows {FORMAT}"):
+        one.renew()
+    with pytest.raises(StoreTooNew):
+        one.join()
+    with other.store.write() as txn:
+        assert txn.fetch("SELECT count(*) FROM node WHERE incarnation = %s", one.me) == [(0,)]
+        txn.fetch("UPDATE meta SET format = %s, oldest = %s", FORMAT, FORMAT)
+
+
+def test_a_renewal_without_an_answer_is_given_up(url, monkeypatch):
+    one = Node(url)
+    quick = LeaseConfig(renew=0.2)
+    with one.store, PostgresStore.open(url) as other:
+        other.join(next(_numbers), None, [], NAMES, quick)
+        with one.store.write() as txn:
+            txn.fetch("SELECT FROM node FOR UPDATE")
+            with pytest.raises(StoreFailed):
+                other.join(next(_numbers), one.me, [], NAMES, quick)
+
+
+def test_rows_of_nodes_that_ended_long_ago_go_when_no_request_is_left(nodes):
+    one, other = nodes
+    one.accept(b"x")
+    one.claim((b"x", 1))
+    dead = one.me
+    other.store.leave([dead])
+    with other.store.write() as txn:
+        txn.fetch("UPDATE node SET started_at = now() - interval '2 days'")
+
+    def there():
+        incarnation.forget_dead(other.store.pool)
+        with other.store.read() as txn:
+            return {number for (number,) in txn.fetch("SELECT incarnation FROM node")}
+
+    assert there() == {dead, other.me}
+    other.claim((b"x", 1))
+    assert there() == {other.me}
+
+
+def test_a_store_that_was_made_for_nothing_goes_although_a_node_has_been_there(url):
+    one = Node(url)
+    one.store.discard()
+    database = url.split("?")[0].rpartition("/")[2]
+    assert shared_server().sql("SELECT to_regnamespace('titanic')::text", database=database) is None
+
+
+# -- bounds ---------------------------------------------------------------------------------------------------
+
+
+def test_a_bound_holds_over_all_nodes(nodes):
+    one, other = nodes
+    a, b, c, d = one.accept(b"x", b"x", b"x", b"x")
+    (free,) = one.accept(b"y")
+    assert one.claim((b"x", 2), x=3) == {b"x": [a, b]}
+    assert other.claim((b"x", 9), (b"y", 1), x=3) == {b"x": [c], b"y": [free]}
+    assert one.claim((b"x", 9), x=3) == {}
+    assert one.end(a)
+    other.release(c)
+    assert other.claim((b"x", 9), x=3) == {b"x": [c, d]}
+    other.store.leave([one.me])
+    assert other.claim((b"x", 9), x=3) == {b"x": [b]}, "what the dead has claimed is free, and does not count"
+    with one.store.read() as txn:
+        assert txn.fetch("SELECT count(*) FROM bounded WHERE service = %s", b"x")[0][0] <= 3 + 1
+
+
+def test_who_comes_second_does_not_wait(nodes):
+    one, other = nodes
+    a, b = one.accept(b"x", b"x")
+    (free,) = one.accept(b"y")
+    with one.store.write() as txn:
+        txn.claim(one.me, {b"x": 1}, MUCH, {b"x": 1})
+        found = other.claim_all((b"x", 1), (b"y", 1), x=1)
+        assert found.contended == [b"x"]
+        assert [row.uuid for row in found.rows.pop(b"y")] == [free]
+        assert found.rows == {}
+    assert other.claim((b"x", 1), x=1) == {}
+    assert one.end(a)
+    assert other.claim((b"x", 1), x=1) == {b"x": [b]}
+
+
+def test_a_bound_holds_when_nodes_claim_at_once(url):
+    nodes = [Node(url) for _ in range(4)]
+    nodes[0].accept(*[b"x"] * 100)
+    most = 0
+
+    def work(node):
+        mine = node.claim((b"x", 3), x=5).get(b"x", [])
+        for uuid in mine:
+            assert node.end(uuid)
+        return len(mine)
+
+    def run(node):
+        until(lambda: work(node) == 0 and empty(node))
+
+    def empty(node):
+        with node.store.read() as txn:
+            return not txn.waiting()
+
+    def running():
+        with nodes[0].store.read() as txn:
+            return txn.fetch_row("SELECT count(*) FROM ready WHERE incarnation IS NOT NULL")[0]
+
+    threads = [threading.Thread(target=run, args=(node,), daemon=True) for node in nodes]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        most = max(most, running())
+    assert 0 < most <= 5
+    for node in nodes:
+        node.store.close()

@@ -11,7 +11,9 @@ from support.postgres import needs_postgres, shared_server
 
 from titanic.errors import StoreFailed
 from titanic.store.postgres import closed_partitions
+from titanic.store.postgres import store as store_module
 from titanic.store.postgres.closed_partitions import AHEAD, LARGE, PARTITION, keep_partitions
+from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.store import PostgresStore
 
 pytestmark = needs_postgres
@@ -134,17 +136,19 @@ def test_the_store_looks_after_them(database: str, connection: Connection, monke
     assert partitions(connection) == [*range(1, AHEAD + 3)]
 
 
-def test_they_are_looked_after_also_when_the_lease_cannot_be_renewed(
+def test_they_are_looked_after_also_when_dead_nodes_cannot_be_forgotten(
     database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> None:
-        raise StoreFailed("the lease is locked", "for a test", "wait")
+    def fail(pool: Pool) -> None:
+        raise StoreFailed("the nodes are locked", "for a test", "wait")
 
     monkeypatch.setattr(closed_partitions, "EVERY", 0.0)
+    monkeypatch.setattr(store_module, "FORGET_EVERY", 0.0)
+    monkeypatch.setattr(store_module, "forget_dead", fail)
     with PostgresStore.open(database) as store:
+        store.caretaker.stop()
         note(connection, PARTITION, 2 * PARTITION)
-        monkeypatch.setattr(store.incarnation, "look_after", fail)
-        with pytest.raises(StoreFailed, match="lease"):
+        with pytest.raises(StoreFailed, match="nodes"):
             store.look_after()
     assert partitions(connection) == [*range(1, AHEAD + 3)]
 

@@ -1,7 +1,4 @@
-"""A thread of the store's own for what must be done now and then, whatever its user does: the node's lease, partitions.
-
-It has a connection of its own while it works, so a slow commit of requests costs no lease.
-"""
+"""A thread of the store's own for what must be done now and then, whatever its user does: partitions, dead nodes."""
 
 from __future__ import annotations
 

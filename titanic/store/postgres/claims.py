@@ -1,18 +1,23 @@
-"""Claiming what is to be dispatched: a request that a node has claimed, no other node looks at."""
+"""Claiming what is to be dispatched: a request that a node has claimed, no other node looks at.
+
+A service with a bound has its claimed requests in `bounded`, so that they can be counted without looking through its
+queue. Some there are not claimed any more, which the next claim removes. One node at a time claims for such a service:
+who comes second does not wait for the lock, because others may wait for what he has locked before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
+from zlib import crc32
 
-from titanic.errors import StoreFailed
+from titanic.errors import RecordCorrupt
+from titanic.store.claiming import Claimed, Place
 from titanic.store.postgres.arrays import ids, numbers, texts
-from titanic.store.postgres.incarnation import END, FREE, JOIN, identity
-from titanic.store.postgres.queue_reads import READY_COLUMNS, ready_row
+from titanic.store.postgres.incarnation import ALIVE, FREE, places_of
+from titanic.store.postgres.queue_reads import READY_COLUMNS, damaged_row, ready_row
 from titanic.store.postgres.transaction import Statement
 from titanic.store.postgres.writing import Writing
-from titanic.store.records import ReadyRow
-
-_ALIVE = "EXISTS (SELECT FROM node WHERE incarnation = %s AND lease_until > '-infinity')"
+from titanic.store.records import ReadyRow, priority_in
 
 _CLAIM = f"""
 WITH wanted AS (
@@ -27,54 +32,98 @@ WITH wanted AS (
     FROM free AS f JOIN request AS r ON r.uuid = f.uuid WINDOW places AS (ORDER BY f.n, f.rank, f.uuid)
 )
 UPDATE ready AS q SET incarnation = %s FROM sized AS s JOIN request AS r ON r.uuid = s.uuid
-WHERE q.service = s.service AND q.rank = s.rank AND q.uuid = s.uuid AND s.before < %s AND {_ALIVE}
+WHERE q.service = s.service AND q.rank = s.rank AND q.uuid = s.uuid AND s.before < %s AND {ALIVE}
 RETURNING s.place, s.n, s.found, {READY_COLUMNS}"""
 
-_IS_ALIVE = f"SELECT {_ALIVE}"
+_IS_ALIVE = f"SELECT {ALIVE}"
 
-_MOVE = """
-UPDATE ready AS q SET incarnation = %s
-FROM unnest(%s::uuid[]) AS given (uuid) JOIN request AS r ON r.uuid = given.uuid
-WHERE q.service = r.service AND q.rank = 9 - r.priority AND q.uuid = r.uuid AND q.incarnation = ANY(%s::bigint[])"""
+_RELEASE = """
+UPDATE ready AS q SET incarnation = NULL FROM unnest(%s::bytea[], %s::bigint[], %s::uuid[]) AS h (service, rank, uuid)
+WHERE q.service = h.service AND q.rank = h.rank AND q.uuid = h.uuid AND q.incarnation = %s"""
+
+_OWN = f"""
+SELECT q.uuid FROM unnest(%s::uuid[]) AS h (uuid) JOIN request AS r ON r.uuid = h.uuid
+JOIN ready AS q ON q.service = r.service AND q.rank = 9 - r.priority AND q.uuid = r.uuid
+WHERE q.incarnation = %s AND {ALIVE} FOR UPDATE OF q"""
+
+_LOCK = 0x7469_7462 << 32
+_TRY_LOCKS = (
+    "SELECT pg_try_advisory_xact_lock(n) FROM unnest(%s::bigint[]) WITH ORDINALITY AS k (n, place) ORDER BY place"
+)
+
+_RUNNING = """EXISTS (
+    SELECT FROM ready AS q JOIN node AS n ON n.incarnation = q.incarnation AND n.lease_until > '-infinity'
+    WHERE q.service = b.service AND q.rank = b.rank AND q.uuid = b.uuid)"""
+
+_FORGET_ENDED = f"""
+DELETE FROM bounded WHERE ctid = ANY(ARRAY(
+    SELECT b.ctid FROM bounded AS b WHERE b.service = ANY(%s::bytea[]) AND NOT {_RUNNING} FOR UPDATE SKIP LOCKED))"""
+
+_COUNT = f"""
+SELECT b.service, count(DISTINCT b.uuid) FROM bounded AS b WHERE b.service = ANY(%s::bytea[]) AND {_RUNNING}
+GROUP BY b.service"""
+
+_NOTE = """
+INSERT INTO bounded (service, rank, uuid) SELECT * FROM unnest(%s::bytea[], %s::bigint[], %s::uuid[])"""
 
 
-def claim(tx: Writing, services: Sequence[tuple[bytes, int]], max_bytes: int) -> dict[bytes, list[ReadyRow]]:
-    """What each of these services is to do next, so many requests at most: this node has claimed them now.
-
-    Raises StoreFailed when others have ended this node's incarnation.
-    """
-    if not services:
-        return {}
-    me = tx.incarnation.current()
-    names, limits = zip(*services, strict=True)
-    asked = Statement(_CLAIM, (texts(names), numbers(limits), me, max_bytes, me))
-    rows, ((alive,),) = tx.fetch_all(asked, Statement(_IS_ALIVE, (me,)))
+def claim(
+    tx: Writing, incarnation: int, wants: Mapping[bytes, int], max_bytes: int, bounds: Mapping[bytes, int]
+) -> Claimed | None:
+    """What each of these services is to do next, so many requests at most: this incarnation has claimed them now, or it
+    is over."""
+    contended: list[bytes] = []
+    if bounds:
+        wants, contended = _within(tx, wants, bounds)
+    names, limits = list(wants), list(wants.values())
+    asked = Statement(_CLAIM, (texts(names), numbers(limits), incarnation, max_bytes, incarnation))
+    rows, ((alive,),) = tx.fetch_all(asked, Statement(_IS_ALIVE, (incarnation,)))
     if not alive:
-        fact = "other nodes have not heard of it for the time of its lease"
-        raise StoreFailed("what this node had claimed is free for others", fact, "it begins anew")
-    rows.sort()
-    claimed: dict[bytes, list[ReadyRow]] = {name: [] for name in names}
+        return None
+    rows.sort(key=lambda row: row[0])
+    claimed: dict[bytes, list[ReadyRow]] = {}
+    damaged: dict[bytes, RecordCorrupt] = {}
     for _, n, _, *columns in rows:
-        claimed[names[n - 1]].append(ready_row(names[n - 1], *columns))
-    if rows and len(rows) < rows[0][2]:  # it ended at `max_bytes`: those behind were not looked at
-        for name in names[rows[-1][1] :]:
-            del claimed[name]
-    return claimed
+        name = names[n - 1]
+        try:
+            row = ready_row(name, *columns)
+        except RecordCorrupt as damage:
+            row = damaged_row(name, *columns)
+            damaged[row.uuid] = damage
+        claimed.setdefault(name, []).append(row)
+    if noted := [Place(name, 9 - priority_in(row.key), row.uuid) for name in bounds for row in claimed.get(name, ())]:
+        tx.fetch(_NOTE, *places_of(noted))
+    # It ended at `max_bytes`: those behind were not looked at.
+    more = names[rows[-1][1] - 1 :] if rows and len(rows) < rows[0][2] else []
+    return Claimed(claimed, more, contended, damaged)
 
 
-def release(tx: Writing, uuids: Sequence[bytes]) -> None:
-    """Give back what this node has claimed and does not execute now."""
-    if uuids and (own := tx.incarnation.own):
-        tx.fetch(_MOVE, None, ids(uuids), numbers(own))
+def release(tx: Writing, incarnation: int, places: Sequence[Place]) -> None:
+    """Give back what this incarnation has claimed and does not execute now."""
+    tx.fetch(_RELEASE, *places_of(places), incarnation)
 
 
-def release_all_but(tx: Writing, uuids: Collection[bytes]) -> None:
-    """Give back all that this node has claimed, but not these. It goes on under another number: nobody has to find what
-    the former one has claimed, nor what it claims when a statement that is still on its way arrives."""
-    incarnation = tx.incarnation
-    if own := [*incarnation.own]:
-        number = incarnation.new_number()
-        incarnation.own.append(number)
-        moved = Statement(_MOVE, (number, ids(list(uuids)), numbers(own)))
-        tx.fetch_all(Statement(JOIN, (number, *identity())), moved, Statement(END, (numbers(own),)))
-        tx.renumbered = number
+def under(tx: Writing, incarnation: int, failed: Sequence[bytes]) -> None:
+    """Outcomes of attempts under this incarnation follow. Those that have `failed` do not count if they are others' by
+    now."""
+    own = {uuid for (uuid,) in tx.fetch_apart(_OWN, ids(failed), incarnation, incarnation)} if failed else ()
+    tx.not_own = {uuid for uuid in failed if uuid not in own}
+
+
+def _within(
+    tx: Writing, wants: Mapping[bytes, int], bounds: Mapping[bytes, int]
+) -> tuple[dict[bytes, int], list[bytes]]:
+    """What can be claimed within the bounds, and the services for which others are claiming."""
+    names = [name for name in bounds if name in wants]
+    locks = numbers([_LOCK | crc32(name) for name in names])
+    locked, _, counts = tx.fetch_all(
+        Statement(_TRY_LOCKS, (locks,)),
+        Statement(_FORGET_ENDED, (texts(names),)),
+        Statement(_COUNT, (texts(names),)),
+    )
+    running: dict[bytes, int] = dict(counts)
+    left = dict(wants)
+    contended = [name for name, (mine,) in zip(names, locked, strict=True) if not mine]
+    for name in names:
+        left[name] = min(left[name], max(0, bounds[name] - running.get(name, 0)))
+    return {name: most for name, most in left.items() if most > 0 and name not in contended}, contended

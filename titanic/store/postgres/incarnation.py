@@ -1,122 +1,176 @@
-"""The number under which this process claims requests, and the lease that tells others that it lives.
-
-An incarnation lives until somebody ends it: its own process, or others that have not seen it renewed for a whole lease.
-That is noted in its row of `node` (`lease_until` is '-infinity') and never undone. What a dead one has claimed is free.
-Nobody trusts a clock of another machine, not even the database's: who watches compares what he reads with what he has
-read a lease ago by his own clock.
+"""This process among those that share the store: the numbers under which it claims, and the lease that tells others
+that it lives. The statements are explained in titanic/store/claiming.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import socket
-import threading
-import time
+import json
+from collections.abc import Mapping, Sequence
 
 from titanic.errors import StoreError
-from titanic.store.postgres.arrays import numbers
+from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewed, Silent
+from titanic.store.postgres import schema
+from titanic.store.postgres.arrays import Raw, ids, numbers, texts
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.transaction import Row
-from titanic.util.clock import elapsed
-from titanic.version import __version__
+from titanic.store.records import Durability
 
-LEASE = 10.0
-"""Seconds that a node may be silent."""
-RENEW = 2.0
-"""Seconds from one renewal to the next."""
+SHARDS = 64
+"""Numbers under which nodes count, from 1. Nodes beyond that, and tools, count under 0."""
+
+_LEAVE_PATIENCE = 2.0
+"""Seconds that the store has for an answer when the node ends."""
 
 FREE = """(incarnation IS NULL OR EXISTS (
     SELECT FROM node AS n WHERE n.incarnation = ready.incarnation AND n.lease_until = '-infinity'))"""
 """Of a row of `ready`: nobody has claimed it. Not that no living one has: who waits for a lock finds the row as it is
 then, but the nodes as they were before, and would take what a node has claimed that has just come."""
 
-_UNTIL = f"clock_timestamp() + interval '{LEASE} s'"
+ALIVE = "EXISTS (SELECT FROM node WHERE incarnation = %s AND lease_until > '-infinity')"
 
-JOIN = f"INSERT INTO node (incarnation, name, version, endpoints, lease_until) VALUES (%s, %s, %s, '{{}}', {_UNTIL})"
+_UNTIL = "clock_timestamp() + make_interval(secs => %s::float8)"
 
-END = "UPDATE node SET lease_until = '-infinity' WHERE incarnation = ANY(%s::bigint[])"
+_LOCK = 0x7469_7461_6E69_6302
+"""The advisory lock of those who join: each is to get a shard of its own."""
 
-_NEXT = "SELECT nextval('incarnation')"
-
-_RENEW = f"""
-UPDATE node SET lease_until = greatest(lease_until + interval '1 microsecond', {_UNTIL})
-WHERE incarnation = ANY(%s::bigint[]) AND lease_until > '-infinity'"""
-
-_END_SILENT = """
-UPDATE node AS n SET lease_until = '-infinity'
-FROM unnest(%s::bigint[], %s::bigint[]) AS silent (incarnation, lease)
-WHERE n.incarnation = silent.incarnation AND (extract(epoch FROM n.lease_until) * 1000000)::bigint = silent.lease
-    AND n.lease_until > '-infinity'"""
+_SHARD = f"""
+SELECT coalesce(min(n), 0) FROM generate_series(1, {SHARDS}) AS n WHERE NOT EXISTS (
+    SELECT FROM node AS o WHERE o.shard = n AND o.lease_until > '-infinity' AND o.incarnation IS DISTINCT FROM %s)"""
 
 _OTHERS = """
-SELECT incarnation, (extract(epoch FROM lease_until) * 1000000)::bigint FROM node
-WHERE lease_until > '-infinity' AND incarnation <> ALL (%s::bigint[])"""
+ARRAY(SELECT o.incarnation FROM node AS o WHERE o.lease_until > '-infinity' AND o.incarnation <> %s
+    ORDER BY o.incarnation),
+ARRAY(SELECT (extract(epoch FROM o.lease_until) * 1000000)::bigint FROM node AS o
+    WHERE o.lease_until > '-infinity' AND o.incarnation <> %s ORDER BY o.incarnation)"""
+
+_JOIN = f"""
+WITH born AS (
+    INSERT INTO node AS mine (incarnation, name, version, endpoints, services, draining, shard, lease_until)
+    SELECT %s, %s, %s, %s::text[], %s::jsonb,
+        coalesce((SELECT o.draining FROM node AS o WHERE o.incarnation = %s), false), ({_SHARD}), {_UNTIL}
+    FROM meta WHERE {schema.SERVED}
+    ON CONFLICT (incarnation) DO UPDATE
+    SET lease_until = greatest(mine.lease_until + interval '1 microsecond', {_UNTIL})
+    WHERE mine.lease_until > '-infinity' RETURNING mine.xmax = 0 AS now, mine.shard
+), counted AS (
+    INSERT INTO usage (shard) SELECT shard FROM born ON CONFLICT DO NOTHING
+), ended AS (
+    UPDATE node SET lease_until = '-infinity' WHERE incarnation = %s AND (SELECT now FROM born)
+), held AS (
+    SELECT * FROM unnest(%s::bytea[], %s::bigint[], %s::uuid[]) AS held (service, rank, uuid)
+), taken AS (
+    UPDATE ready AS r SET incarnation = %s FROM held AS h
+    WHERE r.service = h.service AND r.rank = h.rank AND r.uuid = h.uuid AND r.incarnation = %s
+        AND (SELECT now FROM born) RETURNING r.uuid
+)
+SELECT format, oldest, (SELECT shard FROM born), ARRAY(
+    SELECT uuid FROM taken UNION SELECT r.uuid FROM held AS h
+    JOIN ready AS r ON r.service = h.service AND r.rank = h.rank AND r.uuid = h.uuid WHERE r.incarnation = %s),
+    {_OTHERS} FROM meta"""
+
+_RENEW = f"""
+WITH mine AS (
+    UPDATE node SET services = %s::jsonb, endpoints = %s::text[],
+        lease_until = greatest(lease_until + interval '1 microsecond', {_UNTIL})
+    WHERE incarnation = %s AND lease_until > '-infinity' AND {schema.SERVED} RETURNING draining
+), silent AS (
+    SELECT n.incarnation FROM node AS n JOIN unnest(%s::bigint[], %s::bigint[]) AS s (incarnation, lease)
+        ON n.incarnation = s.incarnation AND (extract(epoch FROM n.lease_until) * 1000000)::bigint = s.lease
+    WHERE n.lease_until > '-infinity' AND EXISTS (SELECT FROM mine) FOR UPDATE OF n SKIP LOCKED
+), ended AS (
+    UPDATE node SET lease_until = '-infinity' WHERE incarnation IN (SELECT incarnation FROM silent)
+)
+SELECT format, oldest, (SELECT draining FROM mine), {_OTHERS} FROM meta"""
+
+_LEAVE = """
+INSERT INTO node (incarnation, name, version, endpoints, lease_until)
+SELECT incarnation, '', '', '{}', '-infinity' FROM unnest(%s::bigint[]) AS gone (incarnation)
+ON CONFLICT (incarnation) DO UPDATE SET lease_until = '-infinity'"""
 
 _FORGET_DEAD = """
-DELETE FROM node AS n WHERE lease_until = '-infinity' AND started_at < now() - interval '1 day'
-    AND NOT EXISTS (SELECT FROM ready AS y WHERE y.incarnation = n.incarnation)"""
+DELETE FROM node WHERE lease_until = '-infinity' AND started_at < now() - interval '1 day'
+    AND incarnation NOT IN (SELECT incarnation FROM ready WHERE incarnation IS NOT NULL)"""
 
 
-class Incarnation:
-    """This process among those that share the store. Any thread may call.
+class Membership:
+    """The node's row in `node`, by a connection of its own. One thread at a time may call."""
 
-    `own` are the numbers that are its own or may be, because nobody knows whether a commit was done; the last one is
-    the one that it claims under. None: it has claimed nothing yet.
-    """
+    def __init__(self, url: str, durability: Durability | None) -> None:
+        self._url = url
+        self._durability = durability
+        self._pool: Pool | None = None
+        self._patience = _LEAVE_PATIENCE
+        self._joined: set[int] = set()
+        self.shard = 0
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self._lock = threading.Lock()
-        self.own: list[int] = []
-        self._renewed = 0.0
-        self._seen: dict[int, tuple[int, float]] = {}  # others: their lease, and since when it has been that
+    def join(
+        self, incarnation: int, before: int | None, held: Sequence[Place], facts: NodeFacts, config: LeaseConfig
+    ) -> Joined:
+        self._patience = config.renew
+        self._joined.add(incarnation)
+        places = places_of(held)
+        who = incarnation, facts.name, facts.version, list(facts.endpoints), _services(facts.services), before
+        given = *who, before, config.lease, config.lease, before, *places, incarnation, before, incarnation
+        row = self._ask(_JOIN, (*given, incarnation, incarnation), lock=True)
+        format_, oldest, shard, mine, others, leases = row
+        self._refuse_later(format_, oldest)
+        if shard is None:
+            return Joined(False, (), ())
+        self.shard = shard
+        return Joined(True, {bytes(uuid) for uuid in mine}, _silent(others, leases))
 
-    def current(self) -> int:
-        """The number to claim under; the first time, the node joins. Raises StoreFailed and the like."""
-        if not self.own:
-            number = self.new_number()
-            self._ask((JOIN, (number, *identity())))
-            self.own = [number]
-            self._renewed = time.monotonic()
-        return self.own[-1]
+    def renew(self, incarnation: int, silent: Sequence[Silent], facts: NodeFacts, config: LeaseConfig) -> Renewed:
+        self._patience = config.renew
+        ended, leases = [one.incarnation for one in silent], [one.lease_until for one in silent]
+        given = _services(facts.services), list(facts.endpoints), config.lease, incarnation
+        row = self._ask(_RENEW, (*given, numbers(ended), numbers(leases), incarnation, incarnation))
+        format_, oldest, draining, others, leases = row
+        self._refuse_later(format_, oldest)
+        return Renewed(draining is not None, bool(draining), _silent(others, leases))
 
-    def new_number(self) -> int:
-        """One that nobody has had."""
-        return int(self._ask((_NEXT, ()))[0][0])
+    def leave(self, incarnations: Sequence[int]) -> None:
+        self._ask(_LEAVE, (numbers(incarnations),))
+        self._joined.difference_update(incarnations)
 
-    def look_after(self) -> None:
-        """Renew the lease and end those of others that are silent, if it is time to. Raises StoreFailed."""
-        with self._lock:
-            if not self.own or time.monotonic() < self._renewed + RENEW:
-                return
-            began = elapsed()
-            silent = [(n, lease) for n, (lease, since) in self._seen.items() if began - since > LEASE]
-            statements: list[tuple[str, tuple[object, ...]]] = [(_RENEW, (numbers(self.own),))]
-            if silent:
-                ended, leases = zip(*silent, strict=True)
-                statements.append((_END_SILENT, (numbers(ended), numbers(leases))))
-            statements.append((_OTHERS, (numbers(self.own),)))
-            others = self._ask(*statements)
-            self._renewed, now = time.monotonic(), elapsed()
-            before = self._seen
-            self._seen = {n: before[n] if before.get(n, (0,))[0] == lease else (lease, now) for n, lease in others}
+    def end(self) -> None:
+        """What was joined is over, and so is the connection."""
+        if self._joined:
+            with contextlib.suppress(StoreError):  # others see it when they have not heard of it for a lease
+                self.leave(list(self._joined))
+        if self._pool is not None:
+            self._pool.close()
 
-    def leave(self) -> None:
-        """What was claimed is free for others."""
-        with self._lock:
-            if self.own:
-                own, self.own = self.own, []
-                with contextlib.suppress(StoreError):  # others see it when the lease has run out
-                    self._ask((END, (numbers(own),)))
+    def _ask(self, text: str, given: Sequence[object], *, lock: bool = False) -> Row:
+        """Execute a statement as a transaction of its own. Returns its only row."""
+        if self._pool is None:
+            self._pool = Pool(self._url, self._durability, patience=self._patience)
+        with self._pool.borrow() as connection, connection.transaction():
+            if lock:
+                connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+            found = connection.execute(text, given, binary=True)
+            return (found.fetchone() or ()) if found.description else ()
 
-    def _ask(self, *statements: tuple[str, tuple[object, ...]]) -> list[Row]:
-        """Execute statements in a transaction of their own. Returns the rows of the last."""
-        with self._pool.borrow() as connection:
-            with connection.pipeline():
-                cursors = [connection.execute(text, given, binary=True) for text, given in statements]
-            return cursors[-1].fetchall() if cursors[-1].description else []
+    def _refuse_later(self, format_: int, oldest: int) -> None:
+        assert self._pool is not None
+        schema.refuse_later(format_, oldest, self._pool.place)
 
 
-def identity() -> tuple[str, str]:
-    """The node's name and version, for people."""
-    return socket.gethostname(), __version__
+def forget_dead(pool: Pool) -> None:
+    """Remove the rows of nodes that ended long ago, of which no request is left. Raises StoreFailed and the like."""
+    with pool.borrow() as connection:
+        connection.execute(_FORGET_DEAD)
+
+
+def places_of(held: Sequence[Place]) -> tuple[Raw, Raw, Raw]:
+    """For `unnest(%s::bytea[], %s::bigint[], %s::uuid[])`."""
+    services, ranks, uuids = zip(*held, strict=True) if held else ((), (), ())
+    return texts(services), numbers(ranks), ids(uuids)
+
+
+def _services(services: Mapping[bytes, tuple[int, int]]) -> str:
+    return json.dumps({name.decode(errors="replace").replace("\0", "�"): counts for name, counts in services.items()})
+
+
+def _silent(incarnations: Sequence[int], leases: Sequence[int]) -> list[Silent]:
+    return [Silent(*one) for one in zip(incarnations, leases, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from titanic.errors import StoreFull
-from titanic.store.postgres.arrays import ids, numbers
+from titanic.store.postgres.arrays import ids
 from titanic.store.postgres.capacity import REPLY
 from titanic.store.postgres.changes import LaterRow, ReadyRow, ReplyRow
 from titanic.store.postgres.closed_drops import make_room
@@ -27,13 +27,13 @@ WITH due AS (
 )
 SELECT uuid, service FROM gone ORDER BY due, uuid"""
 
-# What another node has claimed is running there.
+# What a living node has claimed is running there, or is about to.
 _EXPIRED = """
 SELECT e.uuid FROM expiring AS e JOIN request AS r ON r.uuid = e.uuid
 WHERE e.expires_at <= %s AND e.uuid <> ALL (%s::uuid[]) AND NOT EXISTS (
     SELECT FROM ready AS y JOIN node AS n ON n.incarnation = y.incarnation
     WHERE y.service = r.service AND y.rank = 9 - r.priority AND y.uuid = r.uuid
-        AND n.lease_until > '-infinity' AND n.incarnation <> ALL (%s::bigint[]))
+        AND n.lease_until > '-infinity')
 ORDER BY e.expires_at, e.uuid LIMIT %s FOR UPDATE OF r SKIP LOCKED"""
 
 
@@ -50,7 +50,7 @@ def finish(
 ) -> bool:
     """Store how the request ended. False, and nothing is changed, when it is unknown or has ended before."""
     one = tx.to_change(uuid)
-    if one is None or (one.state, ENDING[status]) not in TRANSITIONS:
+    if one is None or (one.state, ENDING[status]) not in TRANSITIONS or uuid in tx.not_own:
         return False
     size = sizes(frames)
     quota = tx.writer.quota
@@ -63,7 +63,7 @@ def finish(
 def postpone(tx: Writing, uuid: bytes, *, due: int, attempts: int, dispatched_at: int, reason: str) -> bool:
     """Take a request that failed out of the queue until `due`, in µs since the epoch."""
     one = tx.to_change(uuid)
-    if one is None or (one.state, Event.POSTPONE) not in TRANSITIONS:
+    if one is None or (one.state, Event.POSTPONE) not in TRANSITIONS or uuid in tx.not_own:
         return False
     changes = tx.changes
     changes.leave(one)
@@ -91,8 +91,7 @@ def expire(
     tx: Writing, now_us: int, limit: int = 1000, skip: Collection[bytes] = (), ahead_us: int = 0
 ) -> list[tuple[bytes, bytes]]:
     """End requests whose time is over, at most `limit`, but not those in `skip`: they are running."""
-    own = numbers(tx.incarnation.own)
-    uuids = [uuid for (uuid,) in tx.fetch(_EXPIRED, now_us - ahead_us, ids(list(skip)), own, limit)]
+    uuids = [uuid for (uuid,) in tx.fetch(_EXPIRED, now_us - ahead_us, ids(list(skip)), limit)]
     tx.foresee(uuids)
     expired: list[tuple[bytes, bytes]] = []
     for uuid in uuids:

@@ -33,16 +33,21 @@ class Pool:
     """Any thread may take a connection and give it back. `place` is the database's, for people. Without a durability it
     is for reading."""
 
-    def __init__(self, url: str, durability: Durability | None, target: str = "read-write") -> None:
+    def __init__(
+        self, url: str, durability: Durability | None, target: str = "read-write", patience: float | None = None
+    ) -> None:
+        """`patience`: seconds that a server has to answer, also for a connection; None: as usual."""
         self.place = place_of(url)
         self.durability = durability
         self._parameters = parse(url, target)
+        if patience is not None:
+            self._parameters["connect_timeout"] = str(max(2, int(patience)))  # libpq takes no less
         self._lock = threading.Lock()
         self._idle: list[Session] = []
         self._reason = ""  # why the server is away; empty: it is not, as far as is known
         self._next = 0.0  # when it may be tried again, by the monotonic clock
         self.closed = False
-        self.guard = StallGuard()
+        self.guard = StallGuard(patience)
 
     def take(self) -> Session:
         """A connection, which may be broken when it was not used for a while. Raises StoreFailed."""

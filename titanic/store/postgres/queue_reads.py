@@ -81,8 +81,16 @@ def ready_row(
 ) -> ReadyRow:
     """What READY_COLUMNS say."""
     expect_frames(uuid, "request", body, frames, size)
-    key = b"%b\0%c" % (service, rank) + uuid
-    return ReadyRow(key, uuid, attempts, body, max_attempts, expires_at, options)
+    return ReadyRow(_key(service, rank, uuid), uuid, attempts, body, max_attempts, expires_at, options)
+
+
+def damaged_row(service: bytes, rank: int, uuid: bytes, attempts: int, *damaged: object) -> ReadyRow:
+    """The same of a row that `ready_row` refuses, without what cannot be trusted."""
+    return ReadyRow(_key(service, rank, uuid), uuid, attempts, [], 0, 0, b"")
+
+
+def _key(service: bytes, rank: int, uuid: bytes) -> bytes:
+    return b"%b\0%c" % (service, rank) + uuid
 
 
 def next_due(

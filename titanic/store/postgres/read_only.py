@@ -8,6 +8,7 @@ import psycopg
 
 from titanic.errors import NotAStore, StoreReadOnly, StoreTooNew, StoreTooOld
 from titanic.store.postgres import opening
+from titanic.store.postgres.incarnation import Membership
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.postgres_errors import translate
 from titanic.store.postgres.schema import FORMAT, META, formats
@@ -26,7 +27,7 @@ class ReadOnlyPostgresStore(PostgresStore):
         pool = Pool(url, None, target="any")
         try:
             capacity = _look(pool)
-            return cls(pool, Settings(capacity), WriterState(IdMaker(None), capacity, 0), False)
+            return cls(pool, Settings(capacity), WriterState(IdMaker(None), capacity, 0), Membership(url, None), False)
         except BaseException:
             pool.close()
             raise

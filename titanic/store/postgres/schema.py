@@ -51,6 +51,17 @@ COMMENT ON COLUMN titanic.node.draining IS 'An operator wants it to end: it read
 COMMENT ON COLUMN titanic.node.shard IS 'Where it counts: tools, and those for which no number is left, under 0';
 """
 
+BOUNDED = f"""
+CREATE TABLE titanic.bounded (
+    service         bytea NOT NULL,
+    rank            smallint NOT NULL,
+    uuid            uuid NOT NULL
+) WITH ({_BUSY});
+COMMENT ON TABLE titanic.bounded IS 'Rows of ready that were claimed for services with a bound: some are no more';
+CREATE INDEX bounded_service ON titanic.bounded (service);
+"""
+"""Format 1 did not have it."""
+
 TABLES = f"""
 CREATE SCHEMA titanic;
 
@@ -201,7 +212,6 @@ CREATE TABLE titanic.usage (
     used            bigint NOT NULL DEFAULT 0
 ) WITH ({_TINY});
 
-CREATE SEQUENCE titanic.incarnation;
 CREATE TABLE titanic.node (
     incarnation     bigint PRIMARY KEY,
     name            text NOT NULL,
@@ -213,7 +223,7 @@ CREATE TABLE titanic.node (
     draining        boolean NOT NULL DEFAULT false,
     shard           integer NOT NULL DEFAULT 0
 ) WITH ({_TINY});
-{COMMENTS_2}
+{BOUNDED}{COMMENTS_2}
 INSERT INTO titanic.meta (format, oldest, capacity) VALUES ({FORMAT}, {FORMAT}, {DEFAULT_CAPACITY});
 """
 
@@ -230,10 +240,11 @@ class Upgrade(NamedTuple):
 UPGRADES: dict[int, Upgrade] = {
     1: Upgrade(
         f"""
+DROP SEQUENCE titanic.incarnation;
 ALTER TABLE titanic.meta ADD oldest integer NOT NULL DEFAULT 2;
 ALTER TABLE titanic.meta ALTER oldest DROP DEFAULT;
 ALTER TABLE titanic.node ADD shard integer NOT NULL DEFAULT 0;
-{COMMENTS_2}""",
+{BOUNDED}{COMMENTS_2}""",
         oldest=2,
     ),
 }
@@ -310,7 +321,8 @@ def remove_untouched(connection: Connection) -> None:
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         touched = connection.execute(
             "SELECT closed_last > 0 OR registered OR EXISTS (SELECT 1 FROM titanic.request)"
-            " OR EXISTS (SELECT 1 FROM titanic.key) OR EXISTS (SELECT 1 FROM titanic.node) FROM titanic.meta"
+            " OR EXISTS (SELECT 1 FROM titanic.key)"
+            " OR EXISTS (SELECT 1 FROM titanic.node WHERE lease_until > '-infinity') FROM titanic.meta"
         ).fetchone()
         if touched is not None and not touched[0]:
             connection.execute("DROP SCHEMA titanic CASCADE")

@@ -25,7 +25,9 @@ LOOK = 1.0
 class StallGuard:
     """Any thread may call."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float | None = None) -> None:
+        """`patience`: instead of PATIENCE, in seconds."""
+        self._patience = patience
         self._lock = threading.Lock()
         self._since: dict[Connection, float] = {}
         self._ended = threading.Event()
@@ -51,8 +53,8 @@ class StallGuard:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._ended.wait(LOOK):
-            before = time.monotonic() - PATIENCE
+        while not self._ended.wait(LOOK if self._patience is None else self._patience / 4):
+            before = time.monotonic() - (PATIENCE if self._patience is None else self._patience)
             with self._lock:
                 for connection in [one for one, since in self._since.items() if since < before]:
                     del self._since[connection]

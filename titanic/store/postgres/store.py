@@ -8,15 +8,18 @@ arrays, in one message with COMMIT (writing.py).
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewed, Silent
 from titanic.store.postgres import opening
 from titanic.store.postgres.capacity import expect_large_enough
 from titanic.store.postgres.caretaker import Caretaker
 from titanic.store.postgres.closed_partitions import Partitions
 from titanic.store.postgres.connection import expect_durable
-from titanic.store.postgres.incarnation import Incarnation
+from titanic.store.postgres.incarnation import Membership, forget_dead
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.read_transaction import PostgresReadTransaction
 from titanic.store.postgres.transaction import Settings
@@ -24,14 +27,17 @@ from titanic.store.postgres.write_transaction import PostgresWriteTransaction
 from titanic.store.postgres.writing import WriterState
 from titanic.store.records import Durability
 
+FORGET_EVERY = 3600.0
+"""Seconds between looks for rows of nodes that ended long ago."""
+
 
 class PostgresStore:
-    """A store in PostgreSQL (titanic/store/interface.py)."""
+    """A store in PostgreSQL (titanic/store/interface.py, titanic/store/claiming.py)."""
 
     remote = True
     batch = 1000
 
-    def __init__(self, pool: Pool, settings: Settings, writer: WriterState, made: bool) -> None:
+    def __init__(self, pool: Pool, settings: Settings, writer: WriterState, membership: Membership, made: bool) -> None:
         """`made`: whether this opening has made the tables."""
         self.place = pool.place
         self.capacity = settings.capacity
@@ -39,7 +45,8 @@ class PostgresStore:
         self.pool = pool
         self.settings = settings
         self.writer = writer
-        self.incarnation = Incarnation(pool)
+        self._membership = membership
+        self._forget_at = time.monotonic() + FORGET_EVERY
         self._made = made
         self._partitions = Partitions(pool)
         self._looking_after = threading.Lock()
@@ -65,7 +72,8 @@ class PostgresStore:
             made = opening.prepare(pool)
             settings = Settings(0, keep_closed, closed_body_limit, drop_unarchived, durability)
             writer = opening.set_up(pool, settings, capacity)
-            store = cls(pool, settings._replace(capacity=writer.quota.capacity), writer, made)
+            settings = settings._replace(capacity=writer.quota.capacity)
+            store = cls(pool, settings, writer, Membership(url, durability), made)
         except BaseException:
             pool.close()
             raise
@@ -78,7 +86,7 @@ class PostgresStore:
 
     def write(self) -> PostgresWriteTransaction:
         """The one transaction of this process that can change the store."""
-        return PostgresWriteTransaction(self.pool, self.settings, self.writer, self.incarnation)
+        return PostgresWriteTransaction(self.pool, self.settings, self.writer)
 
     @property
     def usable(self) -> bool:
@@ -88,12 +96,30 @@ class PostgresStore:
     def sync(self) -> None:
         """Nothing: what commits wait for is PostgreSQL's business, and what `relaxed` leaves out it writes soon."""
 
+    def join(
+        self, incarnation: int, before: int | None, held: Sequence[Place], facts: NodeFacts, config: LeaseConfig
+    ) -> Joined:
+        """Begin an incarnation in place of the one before."""
+        answer = self._membership.join(incarnation, before, held, facts, config)
+        self.settings = self.settings._replace(shard=self._membership.shard)
+        return answer
+
+    def renew(self, incarnation: int, silent: Sequence[Silent], facts: NodeFacts, config: LeaseConfig) -> Renewed:
+        """Begin the lease anew, and end the silent."""
+        return self._membership.renew(incarnation, silent, facts, config)
+
+    def leave(self, incarnations: Sequence[int]) -> None:
+        """End them: what they have claimed is free."""
+        self._membership.leave(incarnations)
+
     def look_after(self) -> None:
-        """Do what is due of what a thread does by itself: renew this node's lease, make and drop partitions. Raises
-        StoreFailed and the like."""
+        """Do what is due of what a thread does by itself: make and drop partitions, forget nodes that ended long ago.
+        Raises StoreFailed and the like."""
         with self._looking_after:
             try:
-                self.incarnation.look_after()
+                if time.monotonic() >= self._forget_at:
+                    self._forget_at = time.monotonic() + FORGET_EVERY
+                    forget_dead(self.pool)
             finally:
                 self._partitions.look_after()
 
@@ -105,14 +131,14 @@ class PostgresStore:
         """Close the store; its transactions must have ended. Closing again does nothing."""
         if self.caretaker is not None:
             self.caretaker.stop()
-        if self.usable:
-            self.incarnation.leave()
+        self._membership.end()
         self.pool.close()
 
     def discard(self) -> None:
         """Close the store. If this opening has made it, and nothing was ever kept in it, it goes."""
         if self.caretaker is not None:
             self.caretaker.stop()
+        self._membership.end()
         if self._made and self.usable:
             opening.remove_untouched(self.pool)
         self.close()

@@ -28,7 +28,7 @@ class PostgresWriteTransaction(Writing, PostgresReadTransaction):
     recap = recapping.recap
     claim = claims.claim
     release = claims.release
-    release_all_but = claims.release_all_but
+    under = claims.under
     register_archive = archiving.register_archive
     unregister_archive = archiving.unregister_archive
     acknowledge_archive = archiving.acknowledge_archive

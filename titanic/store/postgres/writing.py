@@ -16,7 +16,7 @@ a transaction reads what it has written.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import ClassVar, Self
 
@@ -26,7 +26,6 @@ from titanic.store.postgres.arrays import texts
 from titanic.store.postgres.capacity import divide
 from titanic.store.postgres.changes import FORGET, Changes
 from titanic.store.postgres.foreseen import Seen
-from titanic.store.postgres.incarnation import Incarnation
 from titanic.store.postgres.looking import Looking
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.postgres_errors import unknown_outcome
@@ -55,15 +54,14 @@ class Writing(Looking):
     BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
     LOCKS: ClassVar[bool] = True
 
-    def __init__(self, pool: Pool, settings: Settings, writer: WriterState, incarnation: Incarnation) -> None:
+    def __init__(self, pool: Pool, settings: Settings, writer: WriterState) -> None:
         super().__init__(pool, settings)
         self.writer = writer
-        self.incarnation = incarnation
-        self.renumbered: int | None = None
-        """The incarnation that this transaction begins, if it is committed."""
         self.changes = Changes()
         self.to_forget: set[tuple[bytes, bytes]] = set()
         """Owners and keys that are forgotten with the next look at keys, or the next flush."""
+        self.not_own: Collection[bytes] = ()
+        """Requests that the node has not claimed any more: that an attempt has failed does not count."""
         self._used: int | None = None
         self._apart = False
 
@@ -160,8 +158,6 @@ class Writing(Looking):
         writer = self.writer
         if self._used is not None:
             writer.used = self._used
-        if self.renumbered is not None:
-            self.incarnation.own = [self.renumbered]
 
     def _write(self, *, commits: bool) -> None:
         session = self.take()

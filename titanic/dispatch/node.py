@@ -1,0 +1,323 @@
+"""This process as one of the nodes that share a store: what ClaimsCore decides comes from and goes to the store here.
+
+    the lease              a thread of its own, with a connection of its own: a slow commit must not cost it
+    claims and releases    the writer's thread, as a `Write` each, together with whatever else is committed
+    outcomes               the same, under the incarnation by which they were claimed; kept while there is none
+
+What was claimed is in flight in DispatchCore, or it is given back.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import cast
+
+from titanic.commit.writer import BatchThread, Writer
+from titanic.config import ServerConfig
+from titanic.dispatch.attempts import Send
+from titanic.dispatch.claim_writes import ClaimWrite, ReleaseWrite
+from titanic.dispatch.claims import LOOK_AGAIN, Claim, ClaimsCore, Release, Room, Writing
+from titanic.dispatch.core import DispatchCore
+from titanic.dispatch.lease import Join, LeaseCall, Leave, Renew, Standing
+from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
+from titanic.dispatch.read_aside import ReadAside
+from titanic.errors import OutcomeUnknown, RecordCorrupt, StoreError, StoreFailed, StoreTooNew, TitanicError
+from titanic.logs import Trouble, event
+from titanic.store import Claimed, ClaimingStore, Joined, NodeFacts, ReadTransaction, ReadyRow, Renewed, Store
+from titanic.util.clock import Leaps, elapsed, wall_us
+from titanic.version import __version__
+
+log = logging.getLogger(__name__)
+
+
+class ClaimingNode:
+    """A `Fetching` for a store that nodes share. Methods are called in the loop's thread, unless they say otherwise."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        store: Store,
+        writer: Writer,
+        core: DispatchCore,
+        send: Callable[[Sequence[Send], float], None],
+        written: Callable[[Outcomes, Outcomes, Outcomes], None],
+        aside: ReadAside,
+        call: Callable[..., None],
+    ) -> None:
+        """`send`: gives requests to the transport. `written`: is told of outcomes that are committed, as OutcomeWrite
+        has it. `call`: has a function called in the loop's thread."""
+        self.config = config
+        self.claims = ClaimsCore(_draw, config.lease)
+        self.facts: Callable[[], NodeFacts] = _facts
+        """What is told to others with each renewal."""
+        self.problem: TitanicError | None = None
+        """Why this node must not go on: the store is for later versions by now."""
+        self._store = cast(ClaimingStore, store)
+        self._writer = writer
+        self._core = core
+        self._send = send
+        self._tell_written = written
+        self._aside = aside
+        self._call = call
+        self._thread: BatchThread[None] = BatchThread("lease", _nothing)
+        self._clock = Leaps()
+        self._clock.look(wall_us())
+        self._given_back = core.given_back = list[bytes]()
+        self._look_at = 0.0
+        """When to look which services have something, at a broker that does not tell who has workers."""
+        self._dispatched = True
+        """Whether it could dispatch when it was looked at last."""
+        self._unread = Trouble(log, "claim what to dispatch")
+        self._unrenewed = Trouble(log, "renew this node's lease")
+        self._damage = Trouble(log, "dispatch")
+        core.backlogs.shared = True
+
+    # -- the lease -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin. Any thread may call it."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask nothing more of the store. Another thread calls it."""
+        self._thread.stop()
+
+    def turn(self) -> None:
+        """Do what is due about the lease: before anything is dispatched."""
+        claims, now = self.claims, elapsed()
+        if recalls := claims.take_recalls(now):
+            self._core.recall(recalls)
+        if (op := claims.take_lease(now)) is not None:
+            self._thread.call(partial(self._ask, op, self.facts()))
+        self._tell_state(now)
+
+    def drain(self) -> None:
+        """Claim nothing more, give back what no worker has begun, and leave when nothing is left."""
+        self.claims.drain()
+        self._core.recall(self._core.flights)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it was drained, and nothing is left."""
+        return self.claims.lease.standing is Standing.LEFT
+
+    def _tell_state(self, now: float) -> None:
+        dispatches = self.claims.lease.lasts(now)
+        if dispatches == self._dispatched:
+            return
+        if not dispatches and self.claims.lease.incarnation is not None and not self.has_left:
+            text = "nothing is dispatched: this node could not renew its lease at %s, so others take its requests over"
+            log.warning(text, self._store.place, extra=event("lease-over"))
+        elif dispatches:
+            log.info("this node dispatches what it claims at %s", self._store.place, extra=event("lease"))
+        self._dispatched = dispatches
+
+    def _ask(self, op: LeaseCall, facts: NodeFacts) -> None:
+        """Called in the thread of the lease."""
+        store, config = self._store, self.claims.lease.config
+        try:
+            if isinstance(op, Join):
+                joined = store.join(op.incarnation, op.before, op.held, facts, config)
+                self._call(self._joined, op, joined)
+            elif isinstance(op, Renew):
+                renewed = store.renew(op.incarnation, op.silent, facts, config)
+                self._call(self._renewed, op, renewed)
+            else:
+                store.leave(op.incarnations)
+                self._call(self._left, op)
+        except StoreTooNew as error:
+            self._call(self._refused, error)
+        except StoreError as error:
+            self._call(self._unanswered, op, error)
+        except Exception as error:  # the thread must live on
+            log.exception("a fault of this program: could not renew the lease")
+            failure = StoreFailed("the renewal failed", f"{type(error).__name__}: {error}", "report this")
+            self._call(self._unanswered, op, failure)
+
+    def _joined(self, op: Join, answer: Joined) -> None:
+        self._unrenewed.over()
+        self.claims.joined(op, answer, elapsed())
+
+    def _renewed(self, op: Renew, answer: Renewed) -> None:
+        self._unrenewed.over()
+        drains = self.claims.draining
+        self.claims.renewed(op, answer, elapsed())
+        if self.claims.draining and not drains:
+            log.info("an operator drains this node: it claims nothing more", extra=event("draining"))
+            self.drain()
+
+    def _left(self, op: Leave) -> None:
+        self.claims.left(op)
+
+    def _refused(self, error: StoreTooNew) -> None:
+        log.error("nothing is dispatched any more: %s", error, extra=event("store-too-new"))
+        self.claims.refused()
+        self._dispatched = False
+        self.problem = error
+
+    def _unanswered(self, op: LeaseCall, error: StoreError) -> None:
+        self._unrenewed.met(error)
+        self.claims.failed(op, elapsed(), unchanged=False)
+
+    # -- claims ----------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        return self.claims.busy or len(self._given_back) > 0
+
+    def begin(self) -> None:
+        """Nothing: services are looked at when they have workers."""
+
+    def emptied(self, names: Sequence[bytes]) -> None:
+        """Look again: services without workers are forgotten when they have nothing."""
+        self._look_at = 0.0
+
+    def arrived(self, services: Collection[bytes]) -> None:
+        """These services have something more to be claimed."""
+        self.claims.arrived(services)
+
+    def returned(self, services: Collection[bytes]) -> None:
+        """The same, anywhere in the queue."""
+        self._core.returned(services)
+        self.claims.arrived(services)
+
+    def arrived_elsewhere(self, services: Iterable[bytes]) -> None:
+        """The same, as another node has told: those are looked at that have workers here."""
+        known = self._core.backlogs
+        self.returned([name for name in services if name in known or name in (known.workers or ())])
+
+    def forgotten(self, uuid: bytes) -> None:
+        """A closed request is with no worker any more, or stays with the one that has it."""
+        if uuid not in self._core.flights:
+            self.claims.forgotten(uuid)
+
+    def fetch(self, now: float) -> float | None:
+        claims, core = self.claims, self._core
+        if not core.backlogs.surveys and now >= self._look_at:
+            self._look_at = now + LOOK_AGAIN
+            absent = {name: backlog.news for name, backlog in core.backlogs.items() if not backlog.room}
+            self._aside.read(_waiting, partial(self._found_waiting, absent), self._unread.met)
+        if self._given_back:
+            claims.given_back(self._given_back)
+            self._given_back.clear()
+        claim = claims.take_claim(elapsed(), {} if claims.claiming else self._rooms())
+        if claim is not None:
+            limits = self.config.limits
+            bounds = {name: limits[name].running for name in claim.wants if name in limits and limits[name].running}
+            told = partial(self._call, self._claimed, claim)
+            self._writer.enqueue(ClaimWrite(claim, bounds, told, partial(self._call, self._unclaimed, claim)))
+        if (release := claims.take_release()) is not None:
+            told = partial(self._call, self._released, release)
+            self._writer.enqueue(ReleaseWrite(release, told, partial(self._call, self._unclaimed, release)))
+        due = claims.next_deadline()
+        times = [] if due is None else [now + max(0.0, due - elapsed())]
+        if not core.backlogs.surveys:
+            times.append(self._look_at)
+        return min(times, default=None)
+
+    def _rooms(self) -> dict[bytes, Room]:
+        rooms, backlogs = {}, self._core.backlogs
+        for name, _, limit in self._core.take_fetches():
+            backlog = backlogs[name]
+            ahead = backlog.free - max(0, (backlog.room or 0) - backlog.taken)
+            rooms[name] = Room(limit - ahead, ahead)
+        return rooms
+
+    def _claimed(self, op: Claim, found: Claimed | None) -> None:
+        claims, core, now = self.claims, self._core, time.monotonic()
+        self._unread.over()
+        if found is None:
+            claims.claimed(op, None, (), elapsed())
+            return
+        granted = claims.claimed(op, found.rows, found.more, elapsed(), found.contended)
+        uuids = [row.uuid for row in chain.from_iterable(granted.values())]
+        if claims.may_dispatch(elapsed()):
+            self._dispatch(granted, found.damaged, now)
+        claims.given_back([uuid for uuid in uuids if uuid not in core.flights])
+        core.emptied([name for name in op.wants if claims.lacks(name)])
+
+    def _dispatch(
+        self, granted: Mapping[bytes, list[ReadyRow]], damaged: Mapping[bytes, RecordCorrupt], now: float
+    ) -> None:
+        core, sure_us = self._core, self._clock.look(wall_us())
+        for name, rows in granted.items():
+            core.fetched(name, [row for row in rows if row.uuid not in damaged], now, sure_us)
+        sends = core.take_sends(now, sure_us)
+        for send in sends:
+            self.claims.sent(send.uuid)
+        for name, rows in granted.items():
+            for row in rows:
+                if (damage := damaged.get(row.uuid)) is not None:
+                    self._damage.met(damage)
+                    core.damaged(name, row.uuid, str(damage), now)
+        self._send(sends, now)
+
+    def _unclaimed(self, op: Claim | Release, error: StoreError) -> None:
+        self._unread.met(error)
+        self.claims.failed(op, elapsed(), unchanged=not isinstance(error, OutcomeUnknown))
+
+    def _released(self, op: Release) -> None:
+        self.claims.released(op)
+        self.claims.arrived({place.service for place in op.places})
+
+    def _found_waiting(self, absent: Mapping[bytes, int], services: Collection[bytes]) -> None:
+        """These have something. `absent`: those without workers when the store was asked, and what had come then."""
+        backlogs = self._core.backlogs
+        gone = [name for name, news in absent.items() if name not in services and name in backlogs]
+        self._core.emptied([name for name in gone if backlogs[name].news == absent[name]])
+        self.returned(services)
+
+    # -- outcomes --------------------------------------------------------------------------------------------
+
+    @property
+    def writes(self) -> bool:
+        """Whether outcomes can be written now."""
+        return self.claims.writes
+
+    def outcome_write(self, outcomes: Outcomes) -> OutcomeWrite:
+        """These are to be written."""
+        uuids = [outcome.uuid for outcome in outcomes]
+        for uuid in uuids:
+            self.claims.ended(uuid)
+        op = self.claims.writing(uuids)
+        written, unwritten = partial(self._call, self._written, op), partial(self._call, self._unwritten, op)
+        return OutcomeWrite(outcomes, written, unwritten, op.incarnation)
+
+    def _written(self, op: Writing, done: Outcomes, unchanged: Outcomes, without_room: Outcomes) -> None:
+        claims = self.claims
+        uuids = [outcome.uuid for outcome in done]
+        services = {hold.place.service for uuid in uuids if (hold := claims.holds.get(uuid)) is not None}
+        again = set(claims.written(op._replace(uuids=uuids), {outcome.uuid for outcome in unchanged}))
+        if again:
+            self._core.unsettled([outcome for outcome in done if outcome.uuid in again], time.monotonic())
+            done = [outcome for outcome in done if outcome.uuid not in again]
+            unchanged = [outcome for outcome in unchanged if outcome.uuid not in again]
+        claims.arrived([name for name in services if name in self.config.limits])  # its bound may have been in the way
+        self._tell_written(done, unchanged, without_room)
+
+    def _unwritten(self, op: Writing, outcomes: Outcomes, error: StoreError) -> None:
+        self.claims.failed(op, elapsed(), unchanged=not isinstance(error, OutcomeUnknown))
+        self._core.unsettled(outcomes, time.monotonic())
+
+
+def _draw() -> int:
+    """A number that nobody has had: there are so many that chance will do."""
+    return secrets.randbits(62) + 1
+
+
+def _facts() -> NodeFacts:
+    return NodeFacts(socket.gethostname(), __version__)
+
+
+def _nothing(items: list[None]) -> None:
+    return
+
+
+def _waiting(transaction: ReadTransaction) -> Collection[bytes]:
+    return transaction.waiting()
