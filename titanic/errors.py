@@ -139,6 +139,11 @@ class OutcomeUnknown(StoreFailed):
     or dropped as a whole."""
 
 
+class Outrun(StoreFailed):
+    """Another node was quicker with what the transaction relied on. It was dropped as a whole; done again, it can be
+    kept."""
+
+
 class DiskFull(StoreFailed):
     """The disk below the store has no room for what was to be written."""
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from titanic import store as interface
 from titanic.errors import InvalidArchive, InvalidRequest, RecordCorrupt, StoreFull
-from titanic.store import ENDING, TRANSITIONS, ClosedRequest, Event, NewRequest, Outcome, State, Status
+from titanic.store import ENDING, TRANSITIONS, ClosedRequest, Event, NewRequest, Outcome, State, Status, rules
 from titanic.store.lmdb import outcome_record, request_record  # what a request may be, and how many bytes it counts
 from titanic.store.lmdb.idempotency_key import row_key
 from titanic.util.clock import capped, wall_us
@@ -371,8 +371,8 @@ class Write(Read):
         for n, new in enumerate(requests):
             if not new.key:
                 continue
-            request_record.check_key(new.key, new.key_until)
-            count = request_record.check_together(new.together, len(requests) - n)
+            rules.check_key(new.key, new.key_until)
+            count = rules.check_together(new.together, len(requests) - n)
             holder = (taken | given).get((new.owner, new.key))
             if holder is None:
                 given[new.owner, new.key] = Holder(new.key_until, uuids[n : n + count], now_us)
@@ -392,6 +392,8 @@ class Write(Read):
     def fitting(self, rows):
         free = self.store.capacity - self.used()
         return sum(sum(row.size for row in rows[: n + 1]) <= free for n in range(len(rows)))
+
+    def hope(self): ...
 
     def accept_many(self, requests, now_us):
         return [one.uuid for one in self.accept(requests, now_us)]

@@ -21,7 +21,7 @@ from itertools import accumulate
 from queue import Empty, SimpleQueue
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError, StoreFailed, StoreFull
+from titanic.errors import Outrun, RecordCorrupt, StoreCorrupt, StoreError, StoreFailed, StoreFull
 from titanic.logs import Trouble, event
 from titanic.store import Store, WriteTransaction
 from titanic.util.clock import Leaps, wall_us
@@ -43,6 +43,9 @@ longer it took."""
 
 LIGHT_ITEMS, LIGHT_BYTES = 2000, 1 << 20
 """Frames or UUIDs or outcomes, and bytes, of which a light write has no more: some 20 ms of work."""
+
+TRIES = 3
+"""How often a transaction is done that other nodes outrun."""
 
 AGAIN = 0.01
 """Seconds until `work` is called again that has put something off, when no item comes."""
@@ -211,18 +214,22 @@ class Writer:
         finally:
             self._done += len(writes)
 
-    def _commit(self, writes: list[Write]) -> None:
+    def _commit(self, writes: list[Write], tries: int = 1) -> None:
         now_us, began, worked = wall_us(), time.monotonic(), time.thread_time()
         at_work: Write | None = None
         self.leaps.look(now_us)
         try:
             with self._store.write() as transaction:
                 if self._remote:
+                    transaction.hope()
                     transaction.foresee([uuid for write in writes for uuid in write.uuids()])
                 for at_work in writes:
                     at_work.apply(transaction, now_us)
                 at_work = None
         except Exception as error:
+            if isinstance(error, Outrun) and tries < TRIES:
+                self._commit(writes, tries + 1)
+                return
             if len(writes) > 1 and (at_work is not None or isinstance(error, StoreFull)):
                 # One of them is at fault. One by one, the others get through.
                 for write in writes:

@@ -30,7 +30,8 @@ def open_store(
     durability: Durability = "synced",
 ) -> Store:
     """Open the store in the directory `path`, and create both if they aren't there. A `path` that begins with
-    postgresql:// is the URL of a database of PostgreSQL: the store is in it, and only its tables are made.
+    postgresql:// is the URL of a database of PostgreSQL: the store is in it, and only its tables are made. It does not
+    `preallocate`.
 
     `capacity` is what the store never exceeds on the disk, in bytes; None: as it was, or DEFAULT_CAPACITY. A higher one
     than before simply works. With a lower one than it has, the store keeps its size, and nothing is accepted until what
@@ -50,6 +51,9 @@ def open_store(
         expect_psycopg()
         from titanic.store.postgres.store import PostgresStore
 
+        if preallocate:
+            fact = "the server takes room when it needs it, and preallocate is for a store in a directory"
+            raise StoreUnwritable("PostgreSQL takes no room beforehand", fact, "leave out preallocate")
         return PostgresStore.open(
             str(path),
             capacity=capacity,
@@ -92,6 +96,21 @@ def expect_psycopg() -> None:
     if find_spec("psycopg") is None:
         what, advice = "a store in PostgreSQL needs psycopg", "pip install 'titanic-queue[postgres]'"
         raise StoreUnwritable(what, "it is not installed", advice)
+
+
+def expect_no_store(url: str) -> None:
+    """Raise NotAStore when there is a store in a database, or anything in its place."""
+    expect_psycopg()
+    from titanic.store.postgres.tools.scratch import expect_nothing
+
+    expect_nothing(url)
+
+
+def remove_store(url: str) -> None:
+    """Remove the store in a database with all that is in it: for one that was made to be measured."""
+    from titanic.store.postgres.tools.scratch import remove
+
+    remove(url)
 
 
 def open_export(place: str | os.PathLike[str]) -> Export:

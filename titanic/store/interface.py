@@ -3,7 +3,7 @@
 *Atomicity.* A write transaction is there as a whole when its `with` block has ended without an error; otherwise nothing
 of it is. A process or a machine that dies leaves one or the other. There is one writer at a time: the next one waits.
 Readers wait for nobody and see one moment: that of their beginning or, in a `remote` store, of the first thing that
-they look at.
+they look at; what they `foresee` before is of the moment of that.
 
 *Durability.* What was committed survives the process. It survives a power cut, too, if the store is `synced`; `relaxed`
 stores may lose the last commit until they are synced, `memory` lasts as long as the machine runs (`Durability`).
@@ -263,6 +263,11 @@ class ReadTransaction(Protocol):
 
 class WriteTransaction(ReadTransaction, Protocol):
     """Changes of the store: all of them are kept when the `with` block ends, or none. It reads what it has changed."""
+
+    def hope(self) -> None:
+        """A `remote` store may rely on what is likely, such as that a new idempotency key is free, rather than ask
+        before. When it was wrong, or other nodes were in the way, the transaction raises Outrun, and is to be done
+        again. For others this does nothing."""
 
     # -- accept ----------------------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ An engine reads out by an `Export`, in a fixed order, and takes in by an `Import
 meanwhile. A store that was begun and not finished is none: no server takes it, and moving again begins anew.
 
 Everything moves: requests with their ids, times, states, failures and replies, idempotency keys, closed requests with
-their numbers, the agreement with the archive, the store's identity. What `titanic check --repair` set aside for people
-does not.
+their numbers, the agreement with the archive, the store's identity. A time beyond LATEST may become LATEST. What
+`titanic check --repair` set aside for people does not move.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from titanic.errors import StoreCorrupt
 from titanic.store.records import ArchiveState, Archivist, ClosedRequest, Outcome, StoredRequest
+from titanic.store.rules import LATEST
 from titanic.store.states import State
 
 Progress = Callable[[str, int, int], None]
@@ -251,7 +252,7 @@ def _add(update: Callable[[bytes], object], value: Any) -> None:
     if isinstance(value, bytes):
         update(b"%d:%b" % (len(value), value))
     elif isinstance(value, int):
-        update(b"%d;" % value)
+        update(b"%d;" % min(value, LATEST))
     elif isinstance(value, str):
         _add(update, value.encode(errors="surrogatepass"))
     elif value is None:

@@ -83,3 +83,5 @@ ENDING: dict[Status, Event] = {
     Status.CANCELLED: Event.CANCEL,
 }
 """The event that each status records."""
+
+ENDED = frozenset(State(status) for status in Status)

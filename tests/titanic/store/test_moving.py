@@ -32,6 +32,7 @@ from titanic.store import (
 from titanic.store.lmdb.tools.moving import LmdbImport
 from titanic.store.moving import Progress, StoredKey, Summary, move
 from titanic.store.postgres import moving_out
+from titanic.store.rules import LATEST
 
 START = 1_795_258_520_106_479
 SECOND = 1_000_000
@@ -335,3 +336,19 @@ def test_a_store_that_was_too_small_gets_the_room_that_it_needs(places: Places) 
     with open_store(places("lmdb", "target")) as store, store.read() as tx:
         assert not tx.full()
         assert tx.counts().requests == 40
+
+
+@needs_postgres
+def test_times_that_a_database_has_no_room_for_are_the_latest_there_are(places: Places) -> None:
+    far = 2**64 - 1
+    with open_store(places("lmdb", "source")) as store, store.write() as tx:
+        new = NewRequest(b"a", [], not_before=far, expires_at=far, key=b"k", key_until=far)
+        uuid, ended, _ = tx.accept_many([new, NewRequest(b"a", []), NewRequest(b"a", [])], START)
+        tx.finish(ended, Status.DONE, [], attempts=1, dispatched_at=far, finished_at=far)
+    migrate(places("lmdb", "source"), places("postgres", "target"))
+    with open_store(places("postgres", "target")) as store, store.read() as tx:
+        moved = tx.describe(uuid)
+        assert moved is not None
+        assert (moved.state, moved.due, moved.expires_at) == (State.DELAYED, LATEST, LATEST)
+        assert tx.holder(b"k") == uuid
+        assert is_sound(store)

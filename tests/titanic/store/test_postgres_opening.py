@@ -47,6 +47,13 @@ def test_a_capacity_that_is_too_small_is_refused_before_anything_is_made(url):
         open_read_only(url)
 
 
+def test_room_is_not_taken_beforehand(url):
+    with pytest.raises(StoreUnwritable, match="PostgreSQL takes no room beforehand"):
+        open_store(url, preallocate=True)
+    with pytest.raises(NotAStore):
+        open_read_only(url)
+
+
 def test_who_reads_changes_nothing_and_sees_what_others_commit(url):
     with open_store(url) as store, open_read_only(url) as reader:
         with store.write() as txn:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from titanic.errors import InvalidRequest, RecordCorrupt
-from titanic.store import NewRequest, Outcome, Status
+from titanic.store import NewRequest, Outcome, Status, rules
 from titanic.store.lmdb import blob, closed_record, outcome_record, request_record, retry_record
 from titanic.store.lmdb.blob import refer
 from titanic.store.lmdb.closed_record import NO_FRAMES, ClosedRecord, Part, Where
@@ -252,12 +252,12 @@ def test_an_owner_that_cannot_be_told_is_none():
 @pytest.mark.parametrize("new", [b"x" * 256, b"\xff"])
 def test_what_cannot_be_a_key_is_refused(new):
     with pytest.raises(InvalidRequest):
-        request_record.check_key(new, 1)
+        rules.check_key(new, 1)
 
 
 def test_a_key_without_an_end_is_refused():
     with pytest.raises(InvalidRequest, match="has no end"):
-        request_record.check_key(b"key", 0)
+        rules.check_key(b"key", 0)
 
 
 def test_a_retry_of_format_2_is_read():

@@ -17,6 +17,7 @@ from titanic.store.lmdb.retry_record import Retry
 from titanic.store.lmdb.schema import EXPIRY, KEY, PAGE, cost, later_key, ready_prefix, service_of, timer_key
 from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import Accepted, NewRequest
+from titanic.store.rules import check_key, check_owner, check_together
 from titanic.util.ids import SIZE
 
 _TIMER_COST = 45
@@ -57,6 +58,10 @@ class _Plan(NamedTuple):
     extras: dict[int, int]
     loads: dict[bytes, list[int]]
     owned: dict[bytes, list[int]]
+
+
+def hope(tx: Writing) -> None:
+    """Nothing: to ask costs nothing."""
 
 
 def accept_many(tx: Writing, requests: Sequence[NewRequest], now_us: int) -> list[bytes]:
@@ -119,11 +124,11 @@ def _look_up_keys(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes
     first = known = 0  # from which to which the requests have a key that is taken, by `holder`
     for n, new in enumerate(requests):
         if key := new.key:
-            request_record.check_key(key, new.key_until)
+            check_key(key, new.key_until)
             if new.owner:
-                request_record.check_owner(new.owner)
+                check_owner(new.owner)
                 key = row_key(key, new.owner)
-            count = request_record.check_together(new.together, len(requests) - n)
+            count = check_together(new.together, len(requests) - n)
             holder = keys.holders.get(key) or _holder(tx, key, sure_us)
             if holder is None:
                 known = 0

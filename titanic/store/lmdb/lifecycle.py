@@ -25,8 +25,8 @@ from titanic.store.lmdb.schema import (
 )
 from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import Outcome
+from titanic.store.rules import late, times_again
 from titanic.store.states import ENDING, TRANSITIONS, Event, State, Status
-from titanic.util.clock import capped
 from titanic.util.ids import SIZE
 
 _TO_BE_DROPPED = 200
@@ -130,8 +130,7 @@ def expire(
             tx.delete(tx.db.timers, key)
             continue
         attempts, dispatched_at = (place.past.attempts, place.past.dispatched_at) if place.past else (0, 0)
-        reason = f"not done in time, after {attempts} attempts"
-        _end(tx, uuid, place, Outcome(Status.EXPIRED, [], reason, attempts, dispatched_at, now_us))
+        _end(tx, uuid, place, Outcome(Status.EXPIRED, [], late(attempts), attempts, dispatched_at, now_us))
         tx.delete(tx.db.timers, key)
         expired.append((uuid, place.service or b""))
     return expired
@@ -152,12 +151,8 @@ def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
     tx.delete(tx.db.replies, uuid)
     tx.drop_blob(end.ref)
     prefix = ready_prefix(header.service, header.priority)
-    given = header.submitted_at
-    expires_at = header.expires_at and capped(header.expires_at, given, now_us)
-    if expires_at <= now_us:
-        expires_at = 0
-    due = 0 if end.attempts else capped(header.not_before, given, now_us)
-    past = Retry(0, due if due > now_us else 0, expires_at=None if expires_at == header.expires_at else expires_at)
+    due, expires_at = times_again(header.submitted_at, header.not_before, header.expires_at, end.attempts, now_us)
+    past = Retry(0, due, expires_at=None if expires_at == header.expires_at else expires_at)
     if past.due:
         tx.put(tx.db.later, later_key(past.due, uuid), prefix)
     else:

@@ -12,9 +12,7 @@ from titanic.store.lmdb.retry_record import expiry
 from titanic.store.lmdb.schema import ready_prefix
 from titanic.store.lmdb.transaction import Reading
 from titanic.store.records import Description, Page
-from titanic.store.states import State, Status
-
-ENDED = {State(status) for status in Status}
+from titanic.store.states import ENDED, State
 
 LOOKED_AT = 10_000
 """Requests that one call of `list` looks at, at most: some 20 ms."""

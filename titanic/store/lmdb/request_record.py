@@ -28,21 +28,18 @@ size.
 from __future__ import annotations
 
 import struct
-from functools import lru_cache
 from typing import NamedTuple
 
 from titanic.errors import InvalidRequest, RecordCorrupt
-from titanic.protocol.submit_options import MAX_KEY, MAX_PRIORITY, MOST_TOGETHER
+from titanic.protocol.submit_options import MAX_PRIORITY
 from titanic.store.lmdb import blob
 from titanic.store.lmdb.blob import Ref
 from titanic.store.lmdb.record import BODY, FetchBlob, PutBlob, join_frames, read_frames, refuse_blob, seal, verify
 from titanic.store.lmdb.schema import INLINE
 from titanic.store.records import NewRequest, StoredRequest
+from titanic.store.rules import MAX_OPTIONS, MAX_OWNER, check_owner, check_service
 
 DATABASE = "requests"
-MAX_SERVICE = 255
-MAX_OPTIONS = 1000
-MAX_OWNER = 32
 
 _FORMAT = 2
 _OWNED_FORMAT = 3
@@ -78,50 +75,6 @@ class RequestHeader(NamedTuple):
     def size(self) -> int:
         """Bytes of the request, for the loads of its service and its owner."""
         return self.body_at + self.body_size
-
-
-@lru_cache(maxsize=4096)
-def check_service(service: bytes) -> None:
-    """Raise InvalidRequest unless `service` is 1 … 255 bytes of printable UTF-8 (which excludes NUL)."""
-    if not 1 <= len(service) <= MAX_SERVICE:
-        raise InvalidRequest("the service's name has a wrong length", f"{len(service)} bytes", "use 1 to 255")
-    try:
-        printable = service.decode().isprintable()
-    except UnicodeDecodeError:
-        printable = False
-    if not printable:
-        raise InvalidRequest("the service's name isn't printable UTF-8", repr(service[:40]), "choose another")
-
-
-@lru_cache(maxsize=4096)
-def check_owner(owner: bytes) -> None:
-    """Raise InvalidRequest unless `owner` is at most 32 bytes of printable UTF-8."""
-    try:
-        right = len(owner) <= MAX_OWNER and owner.decode().isprintable()
-    except UnicodeDecodeError:
-        right = False
-    if not right:
-        raise InvalidRequest("the owner can't be one", repr(owner[:40]), f"use 1 to {MAX_OWNER} printable bytes")
-
-
-def check_key(key: bytes, until: int) -> None:
-    """Raise InvalidRequest unless `key` is at most 255 bytes of UTF-8 and says until when it counts."""
-    if len(key) > MAX_KEY:
-        raise InvalidRequest("the idempotency key is too long", f"{len(key)} bytes", f"use 1 to {MAX_KEY}")
-    if not 0 < until < 2**64:
-        raise InvalidRequest("the idempotency key has no end", f"it counts until {until}", "say until when it counts")
-    try:
-        key.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest("the idempotency key isn't UTF-8", repr(key[:40]), "choose another") from error
-
-
-def check_together(together: int, there: int) -> int:
-    """How many requests a key stands for, of so many that there are from it on. Raises InvalidRequest when it can't."""
-    count = max(1, together)
-    if count > min(there, MOST_TOGETHER):
-        raise InvalidRequest("one key stands for too many requests", str(count), f"give it to 1 to {MOST_TOGETHER}")
-    return count
 
 
 def encode(uuid: bytes, request: NewRequest, submitted_at: int, put_blob: PutBlob | None = None) -> bytes:

@@ -111,6 +111,7 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
     the last one left to do, which relies on rows that may be damaged.
     """
 
+    hope = method(accepting.hope)
     accept = method(accepting.accept)
     accept_many = method(accepting.accept_many)
     fresh = method(accepting.fresh)

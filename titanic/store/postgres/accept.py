@@ -9,12 +9,13 @@ from typing import NamedTuple
 from titanic.errors import InvalidRequest, StoreFull
 from titanic.store.postgres import idempotency_keys
 from titanic.store.postgres.capacity import KEY, REQUEST
-from titanic.store.postgres.changes import LaterRow, ReadyRow, RequestRow
+from titanic.store.postgres.changed_rows import LaterRow, ReadyRow, RequestRow
 from titanic.store.postgres.closed_drops import make_room
 from titanic.store.postgres.idempotency_keys import Holder, Name, Wanted
-from titanic.store.postgres.new_request import LATEST, check, check_key, check_owner, check_together, sizes
+from titanic.store.postgres.new_request import check, sizes
 from titanic.store.postgres.writing import Writing
 from titanic.store.records import Accepted, NewRequest
+from titanic.store.rules import LATEST, check_key, check_owner, check_together
 from titanic.util.ids import SIZE
 
 
@@ -44,7 +45,7 @@ def accept(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: i
         idempotency_keys.give_back(tx, keys.new)
         raise
     for name in keys.new:
-        idempotency_keys.count_taken(tx, name, keys.wanted[name].requests)
+        idempotency_keys.count_taken(tx, name, keys.wanted[name], uuids, now_us)
     if keys.over:
         idempotency_keys.renew(tx, keys.wanted, keys.over, uuids, now_us)
     known = keys.known

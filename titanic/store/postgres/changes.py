@@ -8,85 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from titanic.store.postgres.arrays import Raw, ids, lists, numbers, texts
 from titanic.store.postgres.capacity import KEY
+from titanic.store.postgres.changed_rows import (
+    Agreement,
+    ClosedRow,
+    KeyRow,
+    LaterRow,
+    ReadyRow,
+    ReplyRow,
+    RequestRow,
+)
 from titanic.store.postgres.foreseen import Seen
-from titanic.store.postgres.new_request import key_size
+from titanic.store.postgres.new_request import KEY_TIMES, key_size
 from titanic.store.postgres.transaction import Row, Statement
 from titanic.store.states import State
 from titanic.util.ids import SIZE
-
-
-class RequestRow(NamedTuple):
-    uuid: bytes
-    service: bytes
-    body: Sequence[bytes]
-    body_bytes: int
-    body_frames: int
-    priority: int
-    submitted_at: int
-    not_before: int
-    expires_at: int
-    max_attempts: int
-    options: bytes
-    key: bytes
-    owner: bytes
-
-
-class ReadyRow(NamedTuple):
-    uuid: bytes
-    service: bytes
-    rank: int
-    attempts: int = 0
-    dispatched_at: int = 0
-    expires_at: int = 0
-    reason: bytes = b""
-
-
-class LaterRow(NamedTuple):
-    uuid: bytes
-    due: int
-    attempts: int
-    dispatched_at: int
-    expires_at: int
-    priority: int
-    service: bytes
-    reason: bytes
-
-
-class ReplyRow(NamedTuple):
-    uuid: bytes
-    status: int
-    attempts: int
-    dispatched_at: int
-    finished_at: int
-    frames_bytes: int
-    frames_count: int
-    frames: Sequence[bytes]
-    reason: bytes
-    service: bytes
-    owner: bytes
-
-
-class ClosedRow(NamedTuple):
-    """What is kept of a closed request, beside what its rows say themselves. `flags` are of UNCLAIMED, WITH_REQUEST and
-    WITH_REPLY."""
-
-    uuid: bytes
-    status: int
-    attempts: int
-    dispatched_at: int
-    replied_at: int
-    closed_at: int
-    cost: int
-    flags: int
-    error: bytes
-
-
-UNCLAIMED, WITH_REQUEST, WITH_REPLY = 1, 2, 4
-
 
 _INSERT_REQUEST = """
 INSERT INTO request (uuid, service, body, body_bytes, body_frames, priority, submitted_at, not_before, expires_at,
@@ -111,6 +50,12 @@ INSERT INTO reply (uuid, status, attempts, dispatched_at, finished_at, frames_by
 SELECT * FROM unnest(%s::uuid[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
     %s::titanic.frames[], %s::bytea[], %s::bytea[], %s::bytea[])"""
 
+_INSERT_KEYS = """
+INSERT INTO key (owner, key, until, given, uuids)
+SELECT owner, key, until, given, (%s::uuid[])[first:last]
+FROM unnest(%s::bytea[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
+AS fresh (owner, key, until, given, first, last)"""
+
 _DELETE_READY = """
 DELETE FROM ready AS r USING unnest(%s::uuid[], %s::bytea[], %s::bigint[]) AS gone (uuid, service, rank)
 WHERE r.service = gone.service AND r.rank = gone.rank AND r.uuid = gone.uuid"""
@@ -124,7 +69,8 @@ _DELETE_LATER, _DELETE_REPLY, _DELETE_REQUEST = map(_DELETE.format, ("later", "r
 
 FORGET = """
 DELETE FROM key AS k USING unnest(%s::bytea[], %s::bytea[]) AS gone (owner, key)
-WHERE k.owner = gone.owner AND k.key = gone.key RETURNING k.owner, length(k.key), cardinality(k.uuids)"""
+WHERE k.owner = gone.owner AND k.key = gone.key
+RETURNING k.owner, length(k.key) AS length, cardinality(k.uuids) AS requests"""
 """Keys, whatever they stand for."""
 
 _GIVE_NUMBERS = "UPDATE meta SET closed_last = closed_last + %s RETURNING closed_last - %s AS before"
@@ -141,6 +87,15 @@ FROM numbers CROSS JOIN unnest(%s::uuid[], %s::bigint[], %s::bigint[], %s::bigin
 AS g (uuid, status, attempts, dispatched_at, replied_at, closed_at, cost, flags, error, n)
 JOIN request AS r ON r.uuid = g.uuid LEFT JOIN reply AS p ON p.uuid = g.uuid"""
 
+_AGREE = """
+WITH agreed AS (
+    UPDATE meta SET registered = %s <> 0, archived_upto = %s, archivist_id = %s::uuid, archivist_name = %s
+    WHERE registered = (%s <> 0) AND archived_upto = %s AND archivist_id IS NOT DISTINCT FROM %s::uuid
+    RETURNING 1
+)
+SELECT 1 / count(*) FROM agreed"""
+"""It fails when somebody else has changed the agreement meanwhile: by a division by zero."""
+
 _DROP = """
 WITH first AS (
     SELECT closed_first FROM meta FOR UPDATE
@@ -153,20 +108,32 @@ WITH first AS (
 )
 UPDATE usage SET used = used - (SELECT size FROM dropped) WHERE shard = %s"""
 
-_COUNT_LOADS = """
-INSERT INTO load AS l (kind, name, shard, waiting, bytes, ready)
+_LOADS_GIVEN = """
 SELECT encode(kind, 'escape')::"char", name, %s, waiting, bytes, ready
 FROM unnest(%s::bytea[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bigint[])
-AS given (kind, name, waiting, bytes, ready)
+AS given (kind, name, waiting, bytes, ready)"""
+
+_LOADS_FORGOTTEN = f"""
+SELECT kind, name, shard, sum(waiting)::bigint, sum(bytes)::bigint, sum(ready)::bigint FROM (
+    {_LOADS_GIVEN} UNION ALL
+    SELECT 'o'::"char", owner, %s, 0, -(2 + length(owner) + length + {KEY_TIMES} + {SIZE} * requests), 0
+    FROM forgotten WHERE owner <> ''
+) AS one (kind, name, shard, waiting, bytes, ready) GROUP BY 1, 2, 3"""
+"""The same with the keys that are forgotten in the statement (`key_size`)."""
+
+_COUNT_LOADS = """
+INSERT INTO load AS l (kind, name, shard, waiting, bytes, ready) {}
 ON CONFLICT (kind, name, shard) DO UPDATE
 SET waiting = l.waiting + excluded.waiting, bytes = l.bytes + excluded.bytes, ready = l.ready + excluded.ready"""
 
 _COUNT_USAGE = """
 UPDATE usage AS u SET requests = requests + %s, waiting = waiting + %s, delayed = delayed + %s, replies = replies + %s,
-    used = used + %s
+    used = used + %s{}
 WHERE shard = %s
 RETURNING used + (SELECT coalesce(sum(o.used), 0)::bigint FROM usage AS o WHERE o.shard <> u.shard)"""
 
+
+_FORGOTTEN = f" - (SELECT coalesce(sum({KEY} + {SIZE} * requests), 0)::bigint FROM forgotten)"
 
 _Encoder = Callable[[Any], Raw]
 _T, _N, _I = texts, numbers, ids
@@ -176,6 +143,10 @@ _EXPIRING = (_N, _I)
 _PLACES = (_I, _T, _N)
 _CLOSED = (_I, _N, _N, _N, _N, _N, _N, _N, _T)
 _LOADS: tuple[_Encoder, ...] = (_T, _T, _N, _N, _N)
+
+
+_NOTHING = (b"s", b"", 0, 0, 0)
+"""A change of the load of a service that nobody has."""
 
 
 class Changes:
@@ -189,6 +160,9 @@ class Changes:
         self.replies: list[ReplyRow] = []
         self.expiring: list[tuple[int, bytes]] = []
         self.closed: list[ClosedRow] = []
+        self.keys: list[KeyRow] = []
+        self.to_forget: set[tuple[bytes, bytes]] = set()
+        """Owners and keys that are forgotten."""
         self._not_ready: list[tuple[bytes, bytes, int]] = []
         self._not_later: list[bytes] = []
         self._not_replies: list[bytes] = []
@@ -196,9 +170,11 @@ class Changes:
         self._gone: list[bytes] = []
         self._loads: dict[tuple[bytes, bytes], list[int]] = {}
         self._usage = [0, 0, 0, 0, 0]
+        self.agreement: tuple[Agreement, Agreement] | None = None
+        """With the archive: that before, and that now."""
         self.drop_before = 0
         """Closed requests with lower numbers do not count any more."""
-        self._dropped_bytes = 0
+        self.dropped_bytes = 0
 
     def leave(self, one: Seen) -> None:
         """The request leaves the place where it is."""
@@ -222,7 +198,7 @@ class Changes:
     def drop_closed(self, before: int, size: int) -> None:
         """The closed requests with lower numbers, which come to so many bytes, do not count any more."""
         self.drop_before = max(self.drop_before, before)
-        self._dropped_bytes += size
+        self.dropped_bytes += size
 
     # -- counters --------------------------------------------------------------------------------------------
 
@@ -257,21 +233,22 @@ class Changes:
     @property
     def used(self) -> int:
         """By how many bytes more is used with them."""
-        return self._usage[4] - self._dropped_bytes
+        return self._usage[4] - self.dropped_bytes
 
     # -- statements ------------------------------------------------------------------------------------------
 
     @property
     def any(self) -> bool:
         """Whether there are any."""
-        return bool(self.touched or self._loads or any(self._usage) or self.drop_before)
+        counted = self._loads or any(self._usage)
+        return bool(self.touched or counted or self.drop_before or self.to_forget or self.agreement)
 
     def statements(self, lists_type: int, shard: int) -> list[Statement]:
-        """What puts them into the database; the last one returns how many bytes are used now.
+        """What puts them into the database. The first one returns how many bytes are used now, but for what is dropped.
 
-        All parts are one statement, which saves half of the work of a small commit. They see the tables as these were
-        before it: a request is copied to `closed` and deleted at once. Numbers of closed requests are given out last,
-        because other nodes wait for that.
+        Its parts are one statement, which saves half of the work of a small commit. They see the tables as these were
+        before it: a request is copied to `closed` and deleted at once. What concerns `meta` comes last, because other
+        nodes wait for that.
         """
         parts: list[tuple[str, str]] = []
         given: list[object] = []
@@ -285,6 +262,12 @@ class Changes:
         def bodies(values: Sequence[Sequence[bytes]]) -> Raw:
             return lists(values, lists_type)
 
+        if self.to_forget:
+            add("forgotten", FORGET, sorted(self.to_forget), (_T, _T))
+        if self.keys:
+            uuids, rows = _key_rows(self.keys)
+            given.append(ids(uuids))
+            add("keys", _INSERT_KEYS, rows, (_T, _T, _N, _N, _N, _N))
         add("requests", _INSERT_REQUEST, self.requests, (_I, _T, bodies, _N, _N, _N, _N, _N, _N, _N, _T, _T, _T))
         add("to_ready", _INSERT_READY, self.ready, _READY)
         add("to_later", _INSERT_LATER, self.later, _LATER)
@@ -301,19 +284,42 @@ class Changes:
                 parts.append((name, text))
                 given.append(ids(uuids))
         loads = [(*name, *change) for name, change in self._loads.items() if any(change)]
-        if loads:
+        owned = any(owner for owner, _ in self.to_forget)
+        if loads or owned:
             given.append(shard)
-            add("loads", _COUNT_LOADS, loads, _LOADS)
+            add("loads", _COUNT_LOADS.format(_LOADS_FORGOTTEN if owned else _LOADS_GIVEN), loads or [_NOTHING], _LOADS)
+            given.extend([shard] if owned else [])
         if n := len(self.closed):
             parts.append(("numbers", _GIVE_NUMBERS))
             given += (n, n)
             add("closed_now", _CLOSE, self.closed, _CLOSED)
-        drop = [Statement(_DROP, (*[self.drop_before] * 3, shard))] if self.drop_before else []
-        return [*drop, Statement(_joined(tuple(parts)), [*given, *self._usage, shard])]
+        found = [Statement(_joined(tuple(parts)), [*given, *self._usage, shard])]
+        if self.agreement is not None:
+            before, now = self.agreement
+            id_ = None if now.archivist is None else Raw(now.archivist.id)
+            name = "" if now.archivist is None else now.archivist.name
+            known = None if before.archivist is None else Raw(before.archivist.id)
+            given_now = int(now.registered), now.upto, id_, name
+            found.append(Statement(_AGREE, (*given_now, int(before.registered), before.upto, known)))
+        if self.drop_before:
+            found.append(Statement(_DROP, (*[self.drop_before] * 3, shard)))
+        return found
 
 
 @lru_cache(maxsize=256)
 def _joined(parts: tuple[tuple[str, str], ...]) -> str:
     """The parts as one statement, which counts the usage."""
     commons = ", ".join(f"{name} AS ({text})" for name, text in parts)
-    return f"WITH {commons} {_COUNT_USAGE}" if commons else _COUNT_USAGE
+    counted = _COUNT_USAGE.format(_FORGOTTEN if any(name == "forgotten" for name, _ in parts) else "")
+    return f"WITH {commons} {counted}" if commons else counted
+
+
+def _key_rows(keys: Sequence[KeyRow]) -> tuple[list[bytes], list[tuple[Any, ...]]]:
+    """The ids of all, and rows that say which of them each has. They are in the order of the keys, in which all nodes
+    take them, so that none waits for another that waits for it."""
+    uuids: list[bytes] = []
+    rows: list[tuple[Any, ...]] = []
+    for row in sorted(keys):
+        rows.append((*row[:-1], len(uuids) + 1, len(uuids) + len(row.uuids)))
+        uuids += row.uuids
+    return uuids, rows

@@ -7,7 +7,7 @@ before, so there always is room for it.
 from __future__ import annotations
 
 from titanic.store.postgres.capacity import CLOSED, REPLY, REQUEST
-from titanic.store.postgres.changes import UNCLAIMED, WITH_REPLY, WITH_REQUEST, ClosedRow
+from titanic.store.postgres.changed_rows import UNCLAIMED, WITH_REPLY, WITH_REQUEST, ClosedRow
 from titanic.store.postgres.foreseen import Seen, reply_size
 from titanic.store.postgres.lifecycle import leave_unended
 from titanic.store.postgres.writing import Writing

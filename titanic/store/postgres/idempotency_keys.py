@@ -1,6 +1,9 @@
-"""Idempotency keys: taken in the first round trip of a transaction, by one statement for all of a batch.
+"""Idempotency keys: who inserts one has it. Another node that wants it waits until this transaction ends, and finds it
+taken then.
 
-Who inserts a key has it: another node that wants it waits until this transaction ends, and finds it taken then.
+A transaction that hopes that they are free, as they mostly are, inserts those of a whole batch with the requests, and
+is done again without hope when one was taken. Without hope it takes them in a round trip of its own for each call of
+`accept`, by one statement.
 """
 
 from __future__ import annotations
@@ -10,9 +13,11 @@ from typing import NamedTuple
 
 from titanic.store.postgres.arrays import ids, numbers, texts
 from titanic.store.postgres.capacity import KEY
+from titanic.store.postgres.changed_rows import KeyRow
 from titanic.store.postgres.changes import FORGET
-from titanic.store.postgres.new_request import LATEST, key_size
+from titanic.store.postgres.new_request import key_size
 from titanic.store.postgres.writing import Writing
+from titanic.store.rules import LATEST
 from titanic.util.ids import SIZE
 
 Name = tuple[bytes, bytes]
@@ -58,13 +63,19 @@ class Holder(NamedTuple):
 def found(tx: Writing, names: Sequence[Name], sure_us: int) -> set[Name]:
     """Those that are taken, and whose time is not over."""
     owners, keys = zip(*names, strict=True)
-    return {(owner, key) for owner, key in tx.fetch_keys(_FIND, texts(owners), texts(keys), sure_us)}
+    known = {name for name in names if name in tx.hoped and tx.hoped[name].until > sure_us}
+    return known | {(owner, key) for owner, key in tx.fetch_keys(_FIND, texts(owners), texts(keys), sure_us)}
 
 
 def take(
     tx: Writing, wanted: Mapping[Name, Wanted], uuids: list[bytes], now_us: int, sure_us: int
 ) -> dict[Name, Holder]:
     """Take the keys for requests of these ids. Returns who has those that were there before, which stay as they are."""
+    if tx.hopes:
+        known = {name: tx.hoped[name] for name in wanted if name in tx.hoped}
+        if tx.changes.to_forget.isdisjoint(wanted) and all(one.until > sure_us for one in known.values()):
+            return {name: Holder(list(one.uuids), False) for name, one in known.items()}
+        tx.hope_no_more()
     rows = tx.fetch_keys(_TAKE, *_arrays(wanted, uuids, now_us))
     return {(owner, key): Holder(holders, until <= sure_us) for owner, key, until, holders in rows}
 
@@ -81,21 +92,30 @@ def renew(
 
 def give_back(tx: Writing, names: Sequence[Name]) -> None:
     """Undo `take` for keys that were new: their requests are not accepted after all."""
-    if names:
+    if names and not tx.hopes:
         owners, keys = zip(*names, strict=True)
         tx.fetch_keys(FORGET, texts(owners), texts(keys))
 
 
-def count_taken(tx: Writing, name: Name, requests: int) -> None:
-    """A key is there that was not there before."""
+def count_taken(tx: Writing, name: Name, wanted: Wanted, uuids: Sequence[bytes], now_us: int) -> None:
+    """A key is there that was not there before, if all goes as hoped."""
     owner, key = name
+    requests = wanted.requests
+    if tx.hopes:
+        holders = uuids[wanted.first : wanted.first + requests]
+        row = KeyRow(owner, key, min(wanted.until, LATEST), now_us, holders)
+        tx.hoped[name] = row
+        tx.changes.keys.append(row)
     tx.changes.count_owner(owner, size=key_size(owner, len(key), requests))
     tx.changes.count(used=KEY + SIZE * requests)
 
 
 def forget(tx: Writing, keys: Sequence[bytes], owner: bytes = b"") -> None:
     """Forget these idempotency keys of an owner before their time; unknown ones are fine."""
-    tx.to_forget.update([(owner, key) for key in keys])
+    names = [(owner, key) for key in keys]
+    if not tx.hoped.keys().isdisjoint(names):
+        tx.hope_no_more()
+    tx.changes.to_forget.update(names)
 
 
 def _count(tx: Writing, owner: bytes, length: int, *requests: int) -> None:

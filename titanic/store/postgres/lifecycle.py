@@ -7,13 +7,13 @@ from collections.abc import Collection, Sequence
 from titanic.errors import StoreFull
 from titanic.store.postgres.arrays import ids
 from titanic.store.postgres.capacity import REPLY
-from titanic.store.postgres.changes import LaterRow, ReadyRow, ReplyRow
+from titanic.store.postgres.changed_rows import LaterRow, ReadyRow, ReplyRow
 from titanic.store.postgres.closed_drops import make_room
 from titanic.store.postgres.foreseen import Seen, reply_size
-from titanic.store.postgres.new_request import LATEST, shortened, sizes
+from titanic.store.postgres.new_request import shortened, sizes
 from titanic.store.postgres.writing import Writing
+from titanic.store.rules import LATEST, late, times_again
 from titanic.store.states import ENDING, TRANSITIONS, Event, State, Status
-from titanic.util.clock import capped
 
 _PROMOTE = """
 WITH due AS (
@@ -97,7 +97,7 @@ def expire(
     for uuid in uuids:
         one = tx.to_change(uuid)
         if one is not None and (one.state, Event.EXPIRE) in TRANSITIONS:
-            reason = b"not done in time, after %d attempts" % one.attempts
+            reason = late(one.attempts).encode()
             _end(tx, one, Status.EXPIRED, (), one.attempts, one.dispatched_at, now_us, reason)
             expired.append((uuid, one.service))
     return expired
@@ -108,14 +108,11 @@ def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
     one = tx.to_change(uuid)
     if one is None or (one.state, Event.RETRY) not in TRANSITIONS:
         return False
-    given = one.submitted_at
-    expires_at = one.expires_at and capped(one.expires_at, given, now_us)
-    due = 0 if one.attempts else capped(one.not_before, given, now_us)
+    due, expires_at = times_again(one.submitted_at, one.not_before, one.expires_at, one.attempts, now_us)
     changes = tx.changes
     changes.leave(one)
     size = _reply_size(one)
-    one.ends_at = expires_at if expires_at > now_us else 0
-    one.due = due if due > now_us else 0
+    one.due, one.ends_at = due, expires_at
     one.attempts = one.dispatched_at = one.finished_at = one.reply_frames = one.reply_bytes = 0
     one.reason, one.frames = b"", None
     if delayed := one.due > 0:

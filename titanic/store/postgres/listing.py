@@ -9,13 +9,12 @@ from titanic.store.postgres.foreseen import PLACES, SEEN, STATE, seen
 from titanic.store.postgres.looking import Looking
 from titanic.store.postgres.request_reads import expect_frames
 from titanic.store.records import Description, Page
-from titanic.store.states import State, Status
+from titanic.store.states import ENDED, State
 from titanic.util.ids import SIZE
 
 LOOKED_AT = 10_000
 """Requests that one call of `list` looks at, at most."""
 
-_ENDED = {State(status) for status in Status}
 _DEAD = {State.FAILED, State.EXPIRED}
 _BEYOND = "ff" * SIZE
 
@@ -121,7 +120,7 @@ def _candidates(
         return (f"{_FROM_REQUESTS} AND owner = %s AND owner <> '' {_IN_ORDER}", behind, owner, LOOKED_AT)
     if wanted <= _DEAD:
         return (f"{_FROM_REPLIES} AND status IN (5, 6) {_IN_ORDER}", behind, LOOKED_AT)
-    if wanted <= _ENDED:
+    if wanted <= ENDED:
         return (f"{_FROM_REPLIES} {_IN_ORDER}", behind, LOOKED_AT)
     if wanted == {State.DELAYED}:
         return (f"SELECT uuid FROM titanic.later WHERE uuid > %s::uuid {_IN_ORDER}", behind, LOOKED_AT)

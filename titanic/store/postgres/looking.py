@@ -23,7 +23,23 @@ class Looking(Reading):
         self.seen: dict[bytes, Seen | None] = {}
 
     def foresee(self, uuids: Sequence[bytes], replies: bool = False) -> None:
-        """Read what is known of these requests, and with `replies` the frames of their replies, in one round trip."""
+        """Read what is known of these requests, and with `replies` the frames of their replies, in one round trip.
+
+        Who only reads mostly needs no more: this begins no transaction, which would have to be ended.
+        """
+        self.begins = self.LOCKS
+        try:
+            self._read(uuids, replies)
+        finally:
+            self.begins = True
+
+    def look_again(self, uuid: bytes) -> Seen | None:
+        """What is known of a request at the moment of which all is that is read from now on."""
+        if not (self.begun or self.LOCKS):
+            self._read((uuid,), False)
+        return self.look(uuid)
+
+    def _read(self, uuids: Sequence[bytes], replies: bool) -> None:
         right = [uuid for uuid in uuids if len(uuid) == SIZE]  # others are unknown without a look
         array = ids(right)
         look = Statement(LOOK_AT_REPLIES if replies else LOOK, (array,))
@@ -33,10 +49,13 @@ class Looking(Reading):
         for row in rows:
             self.seen[row[0]] = seen(row)
 
-    def look(self, uuid: bytes) -> Seen | None:
-        """What is known of a request, None when it is unknown."""
+    def look(self, uuid: bytes, reply: bool = False) -> Seen | None:
+        """What is known of a request, None when it is unknown; with the frames of its reply if it was not foreseen."""
         if uuid not in self.seen:
-            self.foresee((uuid,))
+            if self.LOCKS:
+                self.foresee((uuid,), reply)
+            else:
+                self._read((uuid,), reply)
         return self.seen[uuid]
 
     def fetch_row(self, text: str, *parameters: object) -> Row:

@@ -24,6 +24,7 @@ from titanic.store.postgres.schema import META, TABLES, UNFINISHED
 from titanic.store.postgres.tools.check import look_through
 from titanic.store.postgres.tools.counted import LOADS, USAGE
 from titanic.store.postgres.transaction import Row
+from titanic.store.rules import LATEST
 
 _LOCK = 0x7469_7461_6E69_6302
 """The advisory lock of who makes a store."""
@@ -151,7 +152,7 @@ class PostgresImport:
 
     def put_keys(self, keys: Sequence[StoredKey]) -> None:
         """Store these idempotency keys."""
-        self._copy({"key": [(*one[:4], [UUID(bytes=uuid) for uuid in one.uuids]) for one in keys]})
+        self._copy({"key": [(*one[:2], *_times(one[2:4]), [UUID(bytes=uuid) for uuid in one.uuids]) for one in keys]})
 
     def put_closed(self, closings: Sequence[StoredClosing]) -> None:
         """Store these closed requests."""
@@ -160,7 +161,7 @@ class PostgresImport:
             error = one.error.encode()
             cost = CLOSED + sum(map(len, (one.service, one.key, one.owner, error)))
             cost += sum(map(len, (*one.request, *one.reply)))
-            times = one.submitted_at, one.dispatched_at, one.replied_at, one.closed_at
+            times = _times((one.submitted_at, one.dispatched_at, one.replied_at, one.closed_at))
             sizes = one.request_bytes, one.reply_bytes, cost
             how = one.attempts, request_frames, reply_frames, int(one.status), one.priority, one.unclaimed
             texts = one.service, one.key, one.owner, error
@@ -174,20 +175,21 @@ class PostgresImport:
         one, outcome = life.request, life.outcome
         uuid = UUID(bytes=one.uuid)
         what = one.service, one.body, len(one.body), sum(map(len, one.body)), one.priority
-        when = one.submitted_at, one.not_before, one.expires_at, one.max_attempts
-        rows["request"].append((uuid, *what, *when, one.options, one.key, one.owner))
+        when = _times((one.submitted_at, one.not_before, one.expires_at))
+        rows["request"].append((uuid, *what, *when, one.max_attempts, one.options, one.key, one.owner))
         if outcome is not None:
-            how = int(outcome.status), outcome.attempts, outcome.dispatched_at, outcome.finished_at
+            how = int(outcome.status), outcome.attempts, *_times((outcome.dispatched_at, outcome.finished_at))
             frames = len(outcome.frames), sum(map(len, outcome.frames)), outcome.frames
             rows["reply"].append((uuid, *how, *frames, outcome.reason.encode(), one.service, one.owner))
             return
-        tried = life.attempts, life.dispatched_at, life.expires_at
-        if life.due:
-            rows["later"].append((uuid, life.due, *tried, one.priority, one.service, life.reason.encode()))
+        dispatched_at, expires_at, due = _times((life.dispatched_at, life.expires_at, life.due))
+        tried = life.attempts, dispatched_at, expires_at
+        if due:
+            rows["later"].append((uuid, due, *tried, one.priority, one.service, life.reason.encode()))
         else:
             rows["ready"].append((one.service, 9 - one.priority, uuid, *tried, life.reason.encode()))
-        if life.expires_at:
-            rows["expiring"].append((life.expires_at, uuid))
+        if expires_at:
+            rows["expiring"].append((expires_at, uuid))
 
     def _copy(self, tables: dict[str, list[Row]]) -> None:
         """Put rows into tables, all or none."""
@@ -228,6 +230,11 @@ class PostgresImport:
             self._connection.execute("ANALYZE")
             self._connection.execute("RESET synchronous_commit")
             self._rename(UNFINISHED, META)
+
+
+def _times(values: Sequence[int]) -> list[int]:
+    """What a column has room for."""
+    return [min(value, LATEST) for value in values]
 
 
 def _copy_rows(cursor: Any, table: str, rows: Iterable[Row]) -> None:

@@ -7,29 +7,25 @@ load is the same in both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from titanic.errors import InvalidRequest
-from titanic.protocol.submit_options import MAX_KEY, MAX_PRIORITY, MOST_TOGETHER
+from titanic.protocol.submit_options import MAX_PRIORITY
 from titanic.store.postgres.foreseen import request_size
 from titanic.store.records import NewRequest
+from titanic.store.rules import MAX_OPTIONS, check_owner, check_service
 from titanic.util.ids import SIZE
 
-MAX_SERVICE = 255
-MAX_OPTIONS = 1000
-MAX_OWNER = 32
 MAX_REASON = 1000
 """Bytes of a reason that are kept."""
-LATEST = 2**63 - 1
-"""The latest time that a column has room for."""
 
-_KEY_TIMES = 16
+KEY_TIMES = 16
+"""Bytes of the times of an idempotency key."""
 _MAX_BODY = 1 << 30  # PostgreSQL has no larger values
 
 
 def key_size(owner: bytes, key_bytes: int, requests: int) -> int:
     """Bytes of an idempotency key, for the load of its owner; 0 when it is nobody's."""
-    return 2 + len(owner) + key_bytes + _KEY_TIMES + SIZE * requests if owner else 0
+    return 2 + len(owner) + key_bytes + KEY_TIMES + SIZE * requests if owner else 0
 
 
 def shortened(reason: str) -> bytes:
@@ -38,50 +34,6 @@ def shortened(reason: str) -> bytes:
         return b""  # mostly
     text = reason.encode(errors="replace")
     return text[:MAX_REASON].decode(errors="ignore").encode() if len(text) > MAX_REASON else text
-
-
-@lru_cache(maxsize=4096)
-def check_service(service: bytes) -> None:
-    """Raise InvalidRequest unless `service` is 1 … 255 bytes of printable UTF-8 (which excludes NUL)."""
-    if not 1 <= len(service) <= MAX_SERVICE:
-        raise InvalidRequest("the service's name has a wrong length", f"{len(service)} bytes", "use 1 to 255")
-    try:
-        printable = service.decode().isprintable()
-    except UnicodeDecodeError:
-        printable = False
-    if not printable:
-        raise InvalidRequest("the service's name isn't printable UTF-8", repr(service[:40]), "choose another")
-
-
-@lru_cache(maxsize=4096)
-def check_owner(owner: bytes) -> None:
-    """Raise InvalidRequest unless `owner` is at most 32 bytes of printable UTF-8."""
-    try:
-        right = len(owner) <= MAX_OWNER and owner.decode().isprintable()
-    except UnicodeDecodeError:
-        right = False
-    if not right:
-        raise InvalidRequest("the owner can't be one", repr(owner[:40]), f"use 1 to {MAX_OWNER} printable bytes")
-
-
-def check_key(key: bytes, until: int) -> None:
-    """Raise InvalidRequest unless `key` is at most 255 bytes of UTF-8 and says until when it counts."""
-    if len(key) > MAX_KEY:
-        raise InvalidRequest("the idempotency key is too long", f"{len(key)} bytes", f"use 1 to {MAX_KEY}")
-    if not 0 < until < 2**64:
-        raise InvalidRequest("the idempotency key has no end", f"it counts until {until}", "say until when it counts")
-    try:
-        key.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest("the idempotency key isn't UTF-8", repr(key[:40]), "choose another") from error
-
-
-def check_together(together: int, there: int) -> int:
-    """How many requests a key stands for, of so many that there are from it on. Raises InvalidRequest when it can't."""
-    count = max(1, together)
-    if count > min(there, MOST_TOGETHER):
-        raise InvalidRequest("one key stands for too many requests", str(count), f"give it to 1 to {MOST_TOGETHER}")
-    return count
 
 
 def check(request: NewRequest) -> int:

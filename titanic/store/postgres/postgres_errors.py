@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 from psycopg import errors
 
-from titanic.errors import DiskFull, OutcomeUnknown, StoreCorrupt, StoreError, StoreFailed
+from titanic.errors import DiskFull, OutcomeUnknown, Outrun, StoreCorrupt, StoreError, StoreFailed
 
 KEPT_NOTHING = "nothing was kept of the transaction"
 
@@ -28,6 +28,12 @@ def is_away(error: psycopg.Error) -> bool:
 def is_deadlock(error: psycopg.Error) -> bool:
     """Whether the transaction was chosen to make way for another one."""
     return error.sqlstate in _DEADLOCKS
+
+
+def is_outrun(error: psycopg.Error) -> bool:
+    """Whether others were quicker: with locks that both wanted, with an agreement, or with an idempotency key."""
+    taken = isinstance(error, errors.UniqueViolation) and error.diag.constraint_name == "key_pkey"
+    return taken or is_deadlock(error) or isinstance(error, errors.DivisionByZero)
 
 
 def reason_of(error: psycopg.Error) -> str:
@@ -58,6 +64,11 @@ def translate(error: psycopg.Error, place: str) -> StoreError:
 def unreachable(place: str, reason: str) -> StoreFailed:
     """Nothing can be done now; as soon as the server is there, all goes on."""
     return StoreFailed(f"the database {place} can't be reached", reason, "it is tried again each second; start it")
+
+
+def outrun(place: str, error: psycopg.Error) -> Outrun:
+    """Done again, the transaction may be kept."""
+    return Outrun(f"another node changes the same in the database {place}", reason_of(error), "try again")
 
 
 def unknown_outcome(place: str, error: psycopg.Error) -> OutcomeUnknown:

@@ -38,10 +38,10 @@ def request(tx: Looking, uuid: bytes) -> StoredRequest | None:
     one = tx.look(uuid)
     if one is None:
         return None
-    (body,) = tx.fetch_row(
-        _BODY,
-        uuid.hex(),
-    )
+    rows = tx.fetch(_BODY, uuid.hex())
+    if not rows:
+        return None  # it was closed since it was foreseen
+    ((body,),) = rows
     expect_frames(uuid, "request", body, one.body_frames, one.body_bytes)
     return StoredRequest(
         uuid=uuid,
@@ -60,9 +60,9 @@ def request(tx: Looking, uuid: bytes) -> StoredRequest | None:
 
 def reply(tx: Looking, uuid: bytes) -> Outcome | Pending | None:
     """How the request ended, that it hasn't yet, or None when it is unknown."""
-    if uuid not in tx.seen:
-        tx.foresee((uuid,), replies=True)
-    one = tx.look(uuid)
+    one = tx.look(uuid, reply=True)
+    if one is not None and one.has_ended and one.frames is None:
+        one = tx.look_again(uuid)  # it may have been tried again since it was foreseen, or closed
     if one is None:
         return None
     if one.has_ended and one.frames is None:

@@ -29,6 +29,8 @@ class PostgresWriteTransaction(Writing, PostgresReadTransaction):
     claim = claims.claim
     release = claims.release
     under = claims.under
+    archive = archiving.archive
+    archivist = archiving.archivist
     register_archive = archiving.register_archive
     unregister_archive = archiving.unregister_archive
     acknowledge_archive = archiving.acknowledge_archive

@@ -1,12 +1,12 @@
 """A transaction that changes the store.
 
 A batch of changes costs two round trips, however many requests it changes: the first begins the transaction, locks the
-requests and reads what is to be known of them (or takes the idempotency keys of new ones); the second has all changes
+requests and reads what is to be known of them; the second has all changes
 and COMMIT. In between it decides in Python. Counted, the same for 1, 100 and 1,000 requests:
 
                         round trips   statements
-    accept                        1            1    (which is a transaction by itself)
-    accept with keys              2            4    BEGIN, keys; changes, COMMIT
+    accept, with keys or without  1            1    (which is a transaction by itself)
+    accept with taken keys        2            4    BEGIN, keys; changes, COMMIT; and before it one that was in vain
     finish, close, retry          2            5    BEGIN, lock, look; changes, COMMIT
 
 Whatever is read otherwise costs one round trip more, and puts what was changed before into the database first, so that
@@ -22,23 +22,29 @@ from typing import ClassVar, Self
 
 import psycopg
 
+from titanic.errors import StoreError
 from titanic.store.postgres.arrays import texts
 from titanic.store.postgres.capacity import divide
+from titanic.store.postgres.changed_rows import KeyRow
 from titanic.store.postgres.changes import FORGET, Changes
 from titanic.store.postgres.foreseen import Seen
 from titanic.store.postgres.looking import Looking
 from titanic.store.postgres.pool import Pool
-from titanic.store.postgres.postgres_errors import unknown_outcome
+from titanic.store.postgres.postgres_errors import is_deadlock, is_outrun, outrun, unknown_outcome
 from titanic.store.postgres.transaction import Row, Settings, Statement
 from titanic.util.ids import IdMaker
 
 _COMMIT = Statement("COMMIT")
 
+_CAREFUL = 20
+"""Transactions that do not hope after one that hoped in vain: who submits one request again mostly submits more."""
+
 
 class WriterState:
     """What a write transaction leaves to the next. Only who holds `lock` changes it.
 
-    `used` are the bytes that all nodes used when this one committed last.
+    `used` are the bytes that all nodes used when this one committed last, `careful` how many of the next transactions
+    are not to hope.
     """
 
     def __init__(self, ids: IdMaker, capacity: int, used: int) -> None:
@@ -46,6 +52,7 @@ class WriterState:
         self.ids = ids
         self.quota = divide(capacity)
         self.used = used
+        self.careful = 0
 
 
 class Writing(Looking):
@@ -58,10 +65,13 @@ class Writing(Looking):
         super().__init__(pool, settings)
         self.writer = writer
         self.changes = Changes()
-        self.to_forget: set[tuple[bytes, bytes]] = set()
-        """Owners and keys that are forgotten with the next look at keys, or the next flush."""
         self.not_own: Collection[bytes] = ()
         """Requests that the node has not claimed any more: that an attempt has failed does not count."""
+        self.hopes = False
+        """Whether keys count as free that this transaction has not taken itself."""
+        self.hoped: dict[tuple[bytes, bytes], KeyRow] = {}
+        """Those that it has taken in hope."""
+        self._again = False
         self._used: int | None = None
         self._apart = False
 
@@ -84,6 +94,20 @@ class Writing(Looking):
                 self.leave()
             finally:
                 self.writer.lock.release()
+
+    def hope(self) -> None:
+        """Ask for nothing that can be relied on mostly. The transaction may raise Outrun from now on."""
+        self._again = True
+        if self.writer.careful:
+            self.writer.careful -= 1
+        else:
+            self.hopes = True
+
+    def hope_no_more(self) -> None:
+        """From here on ask before."""
+        self.hopes = False
+        self.hoped.clear()
+        self.flush()
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -115,7 +139,7 @@ class Writing(Looking):
 
     def fetch_keys(self, text: str, *parameters: object) -> list[Row]:
         """`fetch` of keys, which have nothing to do with other changes. Those are forgotten first that are to be."""
-        names, self.to_forget = sorted(self.to_forget), set()
+        names, self.changes.to_forget = sorted(self.changes.to_forget), set()
         if not names:
             return self.fetch_apart(text, *parameters)
         owners, keys = zip(*names, strict=True)
@@ -132,6 +156,8 @@ class Writing(Looking):
 
     def count_used(self) -> None:
         """From now on `used` is exact."""
+        if self.changes.to_forget:
+            self.fetch_keys("SELECT")  # they make room
         if self._used is None:
             ((self._used,),) = self.fetch_apart("SELECT coalesce(sum(used), 0)::bigint FROM usage")
 
@@ -139,18 +165,12 @@ class Writing(Looking):
 
     def flush(self) -> None:
         """Put what was changed into the database."""
-        self._forget()
         if self.changes.any:
             self._write(commits=False)
-
-    def _forget(self) -> None:
-        if self.to_forget:
-            self.fetch_keys("SELECT")
 
     def _commit(self) -> None:
         if self.failure is not None:
             raise self.failure
-        self._forget()
         if not self.begun and not self.changes.any:
             return  # nothing was done
         self._write(commits=True)
@@ -176,4 +196,15 @@ class Writing(Looking):
                 raise self.failure from error
             raise self.failed(error) from error
         if written:
-            ((self._used,),) = cursors[len(written) - 1].fetchall()
+            ((used,),) = cursors[0].fetchall()
+            self._used = used - changes.dropped_bytes
+
+    def failed(self, error: psycopg.Error) -> StoreError:
+        """The exception to raise in place of psycopg's. The transaction cannot go on."""
+        if not is_outrun(error) or (is_deadlock(error) and not self._again):
+            return super().failed(error)
+        if not is_deadlock(error):
+            self.writer.careful = _CAREFUL
+        self.failure = outrun(self.pool.place, error)
+        self.leave()
+        return self.failure

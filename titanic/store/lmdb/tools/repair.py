@@ -24,6 +24,7 @@ from titanic.store.lmdb.tools.check import look_through
 from titanic.store.lmdb.tools.findings import Problem, Progress, Remedy, Verb, Walk
 from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import NewRequest, Outcome, priority_in
+from titanic.store.rules import check_owner, check_service
 from titanic.store.states import Status
 from titanic.util.clock import wall_us
 from titanic.util.ids import SIZE
@@ -109,8 +110,8 @@ class _Mender:
         if record is not None:
             try:
                 header = request_record.decode_header(uuid, record)
-                request_record.check_service(header.service)
-                request_record.check_owner(header.owner)
+                check_service(header.service)
+                check_owner(header.owner)
                 return header.service, header.priority, header.submitted_at, header.owner
             except Exception:  # it is damaged: anything can be wrong with it
                 pass
@@ -118,7 +119,7 @@ class _Mender:
         if prefix:
             service, priority = service_of(prefix), priority_in(prefix + uuid)
             with suppress(InvalidRequest):
-                request_record.check_service(service)
+                check_service(service)
                 return service, priority if 0 <= priority <= MAX_PRIORITY else DEFAULT_PRIORITY, 0, b""
         return UNKNOWN_SERVICE, DEFAULT_PRIORITY, 0, b""
 

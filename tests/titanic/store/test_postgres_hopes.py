@@ -1,0 +1,181 @@
+"""What a transaction relies on without asking, and what becomes of it when another node was quicker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Thread
+
+import psycopg
+import pytest
+from support.desk import Desk
+from support.postgres import needs_postgres, shared_server
+from support.waiting import until
+
+from titanic.errors import Outrun, StoreFailed
+from titanic.protocol import tsp
+from titanic.store import Archivist, NewRequest
+from titanic.store.postgres.store import PostgresStore
+from titanic.store.postgres.tools import check
+from titanic.store.postgres.transaction import Reading
+
+pytestmark = needs_postgres
+
+NOW = 1_795_258_520_106_479
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    name = shared_server().new_database()
+    yield shared_server().url(name)
+    shared_server().drop_database(name)
+
+
+@pytest.fixture
+def nodes(url: str) -> Iterator[tuple[PostgresStore, PostgresStore]]:
+    with PostgresStore.open(url) as one, PostgresStore.open(url) as other:
+        yield one, other
+        assert check(one) == []
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many statements each round trip had, besides BEGIN."""
+    found: list[int] = []
+    exchange = Reading.exchange
+
+    def counted(self, statements):
+        found.append(len(statements))
+        return exchange(self, statements)
+
+    monkeypatch.setattr(Reading, "exchange", counted)
+    return found
+
+
+def new(key=b"", owner=b"", **options):
+    return NewRequest(b"x", [b"body"], key=key, key_until=NOW + 10 if key else 0, owner=owner, **options)
+
+
+def submit(store, *requests, forget=(), owner=b"", now=NOW):
+    """In hope. Which of them are new."""
+    with store.write() as txn:
+        txn.hope()
+        txn.forget(forget, owner)
+        return [one.new for one in txn.accept(requests, now)]
+
+
+def test_new_keys_and_old_ones_cost_no_round_trip(nodes, trips):
+    one, other = nodes
+    assert submit(one, new(b"a"), new(b"a", b"eve"), new(b"b", together=2), new()) == [True] * 4
+    assert submit(one, new(b"c"), forget=[b"a", b"unknown"]) == [True]
+    with one.read() as txn:
+        before = txn.owner_load(b"eve").bytes
+    del trips[2:]
+    assert submit(one, new(b"d", b"eve"), forget=[b"a"], owner=b"eve") == [True]
+    assert trips == [1, 1, 1]
+    with other.read() as txn:
+        assert [txn.holder(key) is not None for key in (b"a", b"b", b"c")] == [False, True, True]
+        assert txn.holder(b"a", b"eve") is None
+        assert txn.owner_load(b"eve").waiting == 2
+        assert txn.owner_load(b"eve").bytes > before
+
+
+def test_all_that_is_submitted_in_a_commit_is_one_statement(nodes, trips):
+    one, _ = nodes
+    with one.write() as txn:
+        txn.hope()
+        first = txn.accept([new(b"a"), new(b"b")], NOW)
+        again = txn.accept([new(b"c"), new(b"a")], NOW)
+        assert [one.uuid for one in txn.fresh([new(b"c"), new(b"d")], NOW) if one.key == b"c"] == []
+        assert [one.new for one in again] == [True, False]
+        assert again[1].uuid == first[0].uuid
+    assert trips == [1, 2], "what `fresh` asks; the rest and COMMIT"
+
+
+def test_a_key_that_was_forgotten_is_free_in_the_same_transaction(nodes):
+    one, _ = nodes
+    assert submit(one, new(b"a")) == [True]
+    assert submit(one, new(b"a"), new(b"b"), forget=[b"a"]) == [True, True]
+    with one.write() as txn:
+        txn.hope()
+        assert txn.accept([new(b"c")], NOW)[0].new
+        txn.forget([b"c"])
+        assert txn.accept([new(b"c")], NOW)[0].new
+    with one.read() as txn:
+        assert txn.counts().requests == 5
+
+
+def test_who_was_outrun_asks_the_next_time(nodes):
+    one, other = nodes
+    assert submit(other, new(b"a")) == [True]
+    with pytest.raises(Outrun, match="another node"):
+        submit(one, new(b"a"), new(b"b"))
+    with one.read() as txn:
+        assert txn.counts().requests == 1
+    assert submit(one, new(b"a"), new(b"b")) == [False, True]
+    assert submit(one, new(b"a"), now=NOW + 20) == [True], "its time is over"
+
+
+def test_a_client_is_not_told_that_a_node_was_outrun(nodes):
+    one, other = nodes
+    desk = Desk(one)
+    desk.writer.start()
+    submission = [b'{"key": "k"}', b"x", b"body"]
+    try:
+        with other.write() as txn:
+            (first,) = txn.accept_many([new(b"k")._replace(key_until=2**62)], NOW)
+        assert desk.ask(tsp.SUBMIT, submission) == [[b"200", first.hex().encode()]]
+    finally:
+        desk.writer.stop()
+
+
+def test_an_archive_and_what_is_closed_do_not_wait_for_each_other(nodes, url):
+    """Whoever has the row of `meta` waits for nothing else."""
+    one, other = nodes
+    with one.write() as txn:
+        a, b = txn.accept_many([new(), new()], NOW)
+        txn.close(a, NOW)
+        txn.register_archive()
+
+    def close() -> None:
+        with other.write() as txn:
+            txn.close(b, NOW)
+
+    thread = Thread(target=close)
+    with psycopg.connect(url) as watcher, one.write() as txn:
+        txn.acknowledge_archive(1)
+        assert txn.archive().archived_upto == 1
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive(), "it waits for the archive"
+        assert txn.state(b) is None
+        until(lambda: watcher.execute("SELECT closed_last FROM titanic.meta").fetchone() == (2,))
+    with other.read() as txn:
+        assert txn.archive()[:4] == (True, 1, 1, 2)
+
+
+def test_two_who_change_the_agreement_at_once_do_not_overwrite_each_other(nodes):
+    one, other = nodes
+    with pytest.raises(StoreFailed, match="another node"), one.write() as txn:  # noqa: PT012
+        txn.register_archive(Archivist(b"a" * 16, "first"))
+        with other.write() as second:
+            second.register_archive(Archivist(b"b" * 16, "second"))
+    with one.read() as txn:
+        assert txn.archivist() == Archivist(b"b" * 16, "second")
+
+
+def test_reading_what_was_foreseen_is_one_round_trip(nodes, trips):
+    one, other = nodes
+    with one.write() as txn:
+        a, b = txn.accept_many([new(), new()], NOW)
+    del trips[:]
+    with one.read() as txn:
+        txn.foresee([a, b], replies=True)
+        assert txn.reply(a) is not None
+        assert not txn.begun, "there is nothing to roll back"
+    assert trips == [1]
+    with one.read() as txn:
+        txn.foresee([a, b])
+        with other.write() as second:
+            second.close(a)
+        assert txn.request(a) is None
+        assert txn.request(b) is not None

@@ -1,0 +1,75 @@
+"""Rules that all engines keep: what a request must be to be stored, and its times when it is tried again."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from titanic.errors import InvalidRequest
+from titanic.protocol.submit_options import MAX_KEY, MOST_TOGETHER
+from titanic.util.clock import capped
+
+MAX_SERVICE = 255
+MAX_OPTIONS = 1000
+MAX_OWNER = 32
+LATEST = 2**63 - 1
+"""The latest time that every engine has room for, in 290,000 years. Later ones are no different."""
+
+
+@lru_cache(maxsize=4096)
+def check_service(service: bytes) -> None:
+    """Raise InvalidRequest unless `service` is 1 … 255 bytes of printable UTF-8 (which excludes NUL)."""
+    if not 1 <= len(service) <= MAX_SERVICE:
+        raise InvalidRequest("the service's name has a wrong length", f"{len(service)} bytes", "use 1 to 255")
+    try:
+        printable = service.decode().isprintable()
+    except UnicodeDecodeError:
+        printable = False
+    if not printable:
+        raise InvalidRequest("the service's name isn't printable UTF-8", repr(service[:40]), "choose another")
+
+
+@lru_cache(maxsize=4096)
+def check_owner(owner: bytes) -> None:
+    """Raise InvalidRequest unless `owner` is at most 32 bytes of printable UTF-8."""
+    try:
+        right = len(owner) <= MAX_OWNER and owner.decode().isprintable()
+    except UnicodeDecodeError:
+        right = False
+    if not right:
+        raise InvalidRequest("the owner can't be one", repr(owner[:40]), f"use 1 to {MAX_OWNER} printable bytes")
+
+
+def check_key(key: bytes, until: int) -> None:
+    """Raise InvalidRequest unless `key` is at most 255 bytes of UTF-8 and says until when it counts."""
+    if len(key) > MAX_KEY:
+        raise InvalidRequest("the idempotency key is too long", f"{len(key)} bytes", f"use 1 to {MAX_KEY}")
+    if not 0 < until < 2**64:
+        raise InvalidRequest("the idempotency key has no end", f"it counts until {until}", "say until when it counts")
+    try:
+        key.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("the idempotency key isn't UTF-8", repr(key[:40]), "choose another") from error
+
+
+def check_together(together: int, there: int) -> int:
+    """How many requests a key stands for, of so many that there are from it on. Raises InvalidRequest when it can't."""
+    count = max(1, together)
+    if count > min(there, MOST_TOGETHER):
+        raise InvalidRequest("one key stands for too many requests", str(count), f"give it to 1 to {MOST_TOGETHER}")
+    return count
+
+
+def times_again(submitted_at: int, not_before: int, expires_at: int, attempts: int, now_us: int) -> tuple[int, int]:
+    """When a request is due that is tried again as if it had never been tried, and when it expires; 0: at once, never.
+
+    One that was tried before does not wait for its delay. What is left of either time is never more than the whole: the
+    clock may have been set back.
+    """
+    due = 0 if attempts else capped(not_before, submitted_at, now_us)
+    ends_at = expires_at and capped(expires_at, submitted_at, now_us)
+    return (due if due > now_us else 0), (ends_at if ends_at > now_us else 0)
+
+
+def late(attempts: int) -> str:
+    """Why a request failed whose time was over."""
+    return f"not done in time, after {attempts} attempts"
