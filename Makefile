@@ -11,7 +11,7 @@ SAMPLE ?= 50
 SEED   ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled compiled torture mutants tools java lint format types check bench bench-peers bench-calls bench-spark wheel deb clean
+.PHONY: help demo test test-compiled compiled torture mutants tools java lint format types check bench bench-peers bench-churn bench-calls bench-spark wheel deb clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -73,6 +73,9 @@ bench-peers: $(TOOLED) ## Titanic beside RabbitMQ, Redis, NATS, Celery and other
 	else echo "Not installed:$$missing. On Debian: apt-get install$$missing. They are left out."; fi
 	TITANIC_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.peers $(ARGS)
+
+bench-churn: $(TOOLED) ## What PostgreSQL's tables come to while requests come and go. ARGS="--lives 10000000"
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.churn $(ARGS)
 
 bench-calls: $(TOOLED) ## What a request costs: CPU, commits, system calls. ARGS="--tree ../before --tree ." compares
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.calls $(ARGS)

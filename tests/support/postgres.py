@@ -241,6 +241,12 @@ class PostgresServer:
             until(lambda name=name, value=value: self.sql("SELECT current_setting(%s)", name) == value)
 
     @property
+    def pid(self) -> int:
+        """Of its first process, the parent of all others."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 

@@ -50,10 +50,13 @@ class Part(NamedTuple):
     def size(self) -> int:
         return sum(table.size for table in self.tables)
 
+    def quantile(self, percent: int) -> float:
+        """Seconds to accept a batch."""
+        return sorted(self.accepts)[len(self.accepts) * percent // 100]
+
     @property
     def p99(self) -> float:
-        """Seconds to accept a batch."""
-        return sorted(self.accepts)[len(self.accepts) * 99 // 100]
+        return self.quantile(99)
 
 
 class Churn:

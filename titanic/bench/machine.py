@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import zmq
 
 from titanic.bench.stage import home
-from titanic.store import Durability, NewRequest, open_store
+from titanic.store import Durability, NewRequest, open_store, remove_store
 from titanic.util.processes import Children
 
 GROUP = 100
@@ -31,9 +33,9 @@ def disk(folder: Path, count: int) -> float:
         Path(name).unlink()
 
 
-def store(folder: Path, count: int) -> float:
+def store(folder: Path, count: int, url: str | None = None) -> float:
     """Requests put into a store in this process, GROUP of them in each synced commit, per second."""
-    with tempfile.TemporaryDirectory(dir=folder) as place, open_store(Path(place) / "store", capacity=8 << 30) as store:
+    with _place(folder, url) as place, open_store(place, capacity=8 << 30) as store:
         requests = [NewRequest(b"absent", _BODY)] * GROUP
         start = time.perf_counter()
         for _ in range(max(1, count // GROUP)):
@@ -42,17 +44,30 @@ def store(folder: Path, count: int) -> float:
         return max(1, count // GROUP) * GROUP / (time.perf_counter() - start)
 
 
-def commit(folder: Path, count: int, durability: Durability = "synced") -> float:
+def commit(folder: Path, count: int, durability: Durability = "synced", url: str | None = None) -> float:
     """Requests put into a store in this process, each in a commit of its own, per second."""
     with (
-        tempfile.TemporaryDirectory(dir=home(folder, durability)) as place,
-        open_store(Path(place) / "store", capacity=8 << 30, durability=durability) as store,
+        _place(home(folder, durability), url) as place,
+        open_store(place, capacity=8 << 30, durability=durability) as store,
     ):
         start = time.perf_counter()
         for _ in range(count):
             with store.write() as transaction:
                 transaction.accept_many([NewRequest(b"absent", _BODY)], time.time_ns() // 1000)
         return count / (time.perf_counter() - start)
+
+
+@contextmanager
+def _place(folder: Path | None, url: str | None) -> Iterator[str]:
+    """Where a store is meanwhile: in a folder, or in a database."""
+    if url is None:
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            yield str(Path(place) / "store")
+        return
+    try:
+        yield url
+    finally:
+        remove_store(url)
 
 
 def wire_one(folder: Path, count: int) -> float:

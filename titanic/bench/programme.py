@@ -10,14 +10,14 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import quantiles
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import zmq
 
 from titanic.bench import loads, machine
 from titanic.bench.stage import Stage
 from titanic.errors import TitanicError
-from titanic.store import DURABILITIES, Durability
+from titanic.store import DURABILITIES, Durability, expect_no_store
 from titanic.util.processes import uninterrupted
 
 Load = Callable[[Stage, int], None]
@@ -45,10 +45,15 @@ class Figure:
 
 
 class Conditions(NamedTuple):
-    """How many requests a figure takes, about, and the folder for the stores."""
+    """How many requests a figure takes, about, and the folder for the stores. `url`: the database for them instead."""
 
     requests: int
     folder: Path
+    url: str | None = None
+
+    def stage(self, **options: Any) -> Stage:
+        """For one figure."""
+        return Stage(self.folder, url=self.url, **options)
 
 
 class Entry(NamedTuple):
@@ -77,7 +82,7 @@ def rate(
     `counted`: with what the server counts. `encrypted`: with access control, and keys for everybody."""
 
     def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
-        with Stage(conditions.folder, apart=apart, durability=durability, encrypted=encrypted) as stage:
+        with conditions.stage(apart=apart, durability=durability, encrypted=encrypted) as stage:
             if workers:
                 stage.work("echo", workers)
             loads.accept_batches(stage, stored)
@@ -105,7 +110,7 @@ def from_connections(clients: int) -> Take:
     """A rate of accepting per second, the requests coming from so many connections, which are there before."""
 
     def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
-        with Stage(conditions.folder) as stage, loads.connections(stage, clients) as pipelines:
+        with conditions.stage() as stage, loads.connections(stage, clients) as pipelines:
 
             def load(stage: Stage, count: int) -> None:
                 loads.accept_from(pipelines, count)
@@ -117,11 +122,12 @@ def from_connections(clients: int) -> Take:
     return take
 
 
-def limit(measure: Callable[[Path, int], float], *, share: int = 1) -> Take:
-    """The rate of a part of the machine, without Titanic."""
+def limit(measure: Callable[..., float], *, share: int = 1, stored: bool = False) -> Take:
+    """The rate of a part of the machine, without Titanic, or (`stored`) of a store without a server."""
 
     def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
-        yield Figure(name, what, measure(conditions.folder, max(10, conditions.requests // share)))
+        place = {"url": conditions.url} if stored else {}
+        yield Figure(name, what, measure(conditions.folder, max(10, conditions.requests // share), **place))
 
     return take
 
@@ -130,7 +136,7 @@ def restart(stored: int) -> Take:
     """Time from the start of a killed server to its first answer, and its memory before that."""
 
     def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
-        with Stage(conditions.folder) as stage:
+        with conditions.stage() as stage:
             loads.accept_batches(stage, stored)
             memory = stage.memory()
             stage.kill()
@@ -143,7 +149,7 @@ def restart(stored: int) -> Take:
 
 def latency(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
     """Percentiles at fixed rates, each a part of the highest rate."""
-    with Stage(conditions.folder) as stage:
+    with conditions.stage() as stage:
         most = timed(stage, name, what, loads.accept, conditions.requests).value
         for part in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8):
             wanted = most * part
@@ -158,7 +164,7 @@ def latency(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
 
 def bodies(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
     """Bodies from nothing to 10 MiB, about 200 MB of them."""
-    with Stage(conditions.folder) as stage:
+    with conditions.stage() as stage:
         for size in (0, 100, 1000, 10_000, 100_000, 1 << 20, 10 << 20):
             count = max(10, min(conditions.requests, conditions.requests * 10_000 // max(1, size)))
             window = max(2, min(1000, (64 << 20) // max(1, size)))
@@ -170,7 +176,7 @@ def bodies(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
 
 def stored_curve(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
     """Whole lives while 10^3 to 50 times the requests wait for an absent service."""
-    with Stage(conditions.folder) as stage:
+    with conditions.stage() as stage:
         stage.work("echo", 10)
         there = 0
         for stored in _tens(1000, conditions.requests * 50):
@@ -193,7 +199,7 @@ def curve(
 
     def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
         for count in counts:
-            with Stage(conditions.folder) as stage:
+            with conditions.stage() as stage:
                 prepare(stage, count)
                 label = f"{kind}, {count:,} {what}"
                 yield timed(stage, f"{name}-{count}", label, load(count), conditions.requests // share)
@@ -207,7 +213,7 @@ _ACCEPT_ONE = partial(rate, loads.accept_one, share=10, counted=True)
 
 def _with(durability: Durability) -> tuple[Entry, ...]:
     """What depends on how long a commit takes."""
-    commit = limit(partial(machine.commit, durability=durability), share=4)
+    commit = limit(partial(machine.commit, durability=durability), share=4, stored=True)
     rated = partial(rate, durability=durability)
     return (
         Entry("durability", f"{durability}-commit", "requests put into a store, one in each commit", commit),
@@ -246,7 +252,7 @@ _WORKERS = curve("life", (1, 4, 16, 64, 256), lambda n: loads.live, lambda stage
 
 PROGRAMME = (
     Entry("limits", "disk", "writes of 4 KiB, each synced, one after another", limit(machine.disk, share=40)),
-    Entry("limits", "store", "requests put into a store, 100 in each synced commit", limit(machine.store)),
+    Entry("limits", "store", "requests put into a store, 100 in each synced commit", limit(machine.store, stored=True)),
     Entry("limits", "wire", "messages to a ROUTER and back, 100 in flight, plain pyzmq", limit(machine.wire)),
     Entry("limits", "wire-one", "the same, one in flight", limit(machine.wire_one, share=4)),
     Entry("accepting", "accept", "stored and acknowledged, 1,000 in flight", rate(loads.accept)),
@@ -290,15 +296,23 @@ def choose(words: tuple[str, ...]) -> list[Entry]:
 
 
 def run(
-    entries: Sequence[Entry], requests: int, folder: Path | None, progress: Callable[[Entry], None]
+    entries: Sequence[Entry],
+    requests: int,
+    folder: Path | None,
+    progress: Callable[[Entry], None],
+    url: str | None = None,
 ) -> Iterator[Figure]:
-    """Measure some entries with about `requests` requests each. Stores go below `folder`; nothing is left there."""
+    """Measure some entries with about `requests` requests each. Stores go below `folder`, or into the database at
+    `url`; nothing is left there. Raises NotAStore when that has one, and leaves out what a database cannot do."""
+    if url is not None:
+        expect_no_store(url)
+        entries = [entry for entry in entries if not entry.name.startswith("memory-")]
     zmq.Context.instance().max_sockets = SOCKETS  # before the first socket is opened
     place = Path(tempfile.mkdtemp(prefix="titanic-", dir=folder))
     try:
         for entry in entries:
             progress(entry)
-            yield from entry.take(Conditions(requests, place), entry.name, entry.what)
+            yield from entry.take(Conditions(requests, place, url), entry.name, entry.what)
     finally:
         with uninterrupted():
             shutil.rmtree(place, ignore_errors=True)

@@ -15,7 +15,7 @@ from typing import Self
 from broker import Pipeline, Worker, new_keys
 from titanic.client.client import Client
 from titanic.errors import TimedOut
-from titanic.store import Durability
+from titanic.store import Durability, remove_store
 from titanic.util.processes import Children, Process, uninterrupted
 
 PATIENCE = 60.0
@@ -46,16 +46,23 @@ class Stage:
     """A store of its own with its server, or with a broker and a server, and workers. All of it ends with the block."""
 
     def __init__(
-        self, folder: Path | None, *, apart: bool = False, durability: Durability = "synced", encrypted: bool = False
+        self,
+        folder: Path | None,
+        *,
+        apart: bool = False,
+        durability: Durability = "synced",
+        encrypted: bool = False,
+        url: str | None = None,
     ) -> None:
         """`encrypted`: the server has access control, and clients and workers have keys, all of it made here. Not with
-        `apart`."""
+        `apart`. `url`: the store is in this database, and removed at the end."""
         self.folder = Path(tempfile.mkdtemp(prefix="s", dir=home(folder, durability)))
         self.endpoint = f"ipc://{self.folder}/b"
         self._children = Children()
         self._processes: dict[str, Process] = {}
         self._apart = apart
         self._durability = durability
+        self._url = url
         self._key: Path | None = None
         self._server_key: Path | None = None
         self._access: tuple[str, ...] = ()
@@ -83,7 +90,7 @@ class Stage:
     def serve(self) -> float:
         """Start the server and return the seconds until its first answer."""
         where = "--broker" if self._apart else "--bind"
-        store = str(self.folder / "store")
+        store = self._url or str(self.folder / "store")
         start = time.perf_counter()
         options = ("--store", store, "--capacity", "64GiB", "--durability", self._durability, *self._access)
         self._start("serve", "-m", "titanic", "serve", where, self.endpoint, *options)
@@ -171,6 +178,8 @@ class Stage:
     def _end(self) -> None:
         with uninterrupted():
             self._children.end()
+            if self._url is not None:
+                remove_store(self._url)
             shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from titanic.cli.options import command, configured, json_flag, option
+from titanic.cli.options import DATABASE, command, configured, json_flag, option
 from titanic.cli.printing import print_json, print_table, pyplot
 from titanic.errors import TitanicError
 
@@ -25,6 +25,14 @@ from titanic.errors import TitanicError
     default=None,
     help="Where the stores go; the disk there is what is measured. Default: the temporary folder.",
 )
+@option(
+    "--store",
+    "url",
+    type=DATABASE,
+    metavar="URL",
+    default=None,
+    help="Keep the stores in a database of PostgreSQL, postgresql://…, which must have none; it has none afterwards.",
+)
 @option("--requests", type=click.IntRange(10), metavar="N", default=20_000, help="Requests per figure, about.")
 @option(
     "--plot",
@@ -38,6 +46,7 @@ def bench(
     figures: tuple[str, ...],
     requests: int,
     folder: Path | None,
+    url: str | None,
     plot: Path | None,
     as_json: bool,
     everything: bool,
@@ -53,6 +62,7 @@ def bench(
     \b
     Example:
       titanic bench limits accept latency --folder /var/lib
+      titanic bench accept life --store postgresql://titanic@db1/bench
     """
     from titanic.bench.plot import draw  # not before it is wanted: others start faster
     from titanic.bench.programme import PROGRAMME, Entry, choose, run
@@ -72,7 +82,7 @@ def bench(
     def progress(entry: Entry) -> None:
         click.echo(f"measuring {entry.name} …", err=True)
 
-    found = list(run(entries, requests, folder, progress))
+    found = list(run(entries, requests, folder, progress, url))
     if plot is not None:
         draw(pyplot("bench"), found, plot)
     if as_json:

@@ -310,6 +310,20 @@ class StorePlace(Folder):
 STORE = StorePlace(path_type=Path, readable=False)
 
 
+class Database(StorePlace):
+    """The URL of a database."""
+
+    name = "url"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not is_url(value):
+            self.fail("it is not the URL of a database: write postgresql://USER@HOST/DATABASE", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+DATABASE = Database()
+
+
 def broker_version(*versions: str, group: str = "") -> Callable[[Function], Function]:
     """`--mdp` of a command that registers workers; None: the broker is asked which version it speaks."""
     return option(

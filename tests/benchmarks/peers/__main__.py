@@ -44,8 +44,9 @@ def main(
     folder: Path | None,
     path: Path | None,
 ) -> None:
-    """Titanic beside RabbitMQ, NATS, Redis and beanstalkd, beside Huey, Dramatiq, Celery and RQ, and beside another MDP
-    broker. Without ROW: all rows, those of echo only with --rival.
+    """Titanic beside RabbitMQ, NATS, Redis and beanstalkd, beside Huey, Dramatiq, Celery and RQ, in PostgreSQL beside
+    itself in LMDB, procrastinate and pgqueuer, and beside another MDP broker. Without ROW: all rows, those of echo only
+    with --rival.
 
     A peer that is missing is left out; one that was asked for by --peer is an error.
     """
@@ -63,7 +64,7 @@ def main(
         others = [kind for kind in row.others if not peers or kind.name in peers]
         if not others and not names:
             continue
-        terms = Terms(row.job, rival, rival_pid)
+        terms = Terms(row.job, rival, rival_pid, row.processes)
         results[row.name], fine = measure(row, others, terms, rounds, requests, folder)
         complete = complete and fine
         print(f"\n{table(row, results[row.name])}", flush=True)

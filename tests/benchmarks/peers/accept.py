@@ -21,10 +21,14 @@ class Titanic(Peer):
         from titanic import Client
 
         endpoint = f"tcp://127.0.0.1:{servers.free_port()}"
-        command = sys.executable, "-m", "titanic", "serve", "--bind", endpoint, "--store", self.folder / "store"
+        command = sys.executable, "-m", "titanic", "serve", "--bind", endpoint, "--store", self.place()
         self.run("server", *command, "--capacity", "16GiB", log=self.folder / "log")
         self.client = self.stack.enter_context(Client(endpoint, timeout=60))
         self.client.stats()
+
+    def place(self) -> object:
+        """Where the store is."""
+        return self.folder / "store"
 
     def version(self) -> str:
         import titanic
@@ -67,6 +71,24 @@ class TitanicKeys(Titanic):
     def one(self, count: int) -> None:
         for _ in range(count):
             self.client.submit("absent", BODY)
+
+
+class PostgresBatches(TitanicBatches):
+    """The store is in PostgreSQL."""
+
+    name = "titanic, PostgreSQL"
+
+    def place(self) -> object:
+        return self.database()
+
+
+class PostgresKeys(TitanicKeys):
+    """The same with keys."""
+
+    name = "titanic, PostgreSQL, keys"
+
+    def place(self) -> object:
+        return self.database()
 
 
 class RabbitMQ(Peer):

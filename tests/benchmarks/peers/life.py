@@ -27,7 +27,8 @@ class Titanic(Accepting):
     def start(self) -> None:
         super().start()
         code = "import sys; from broker import Worker; Worker('echo', lambda body: body, sys.argv[1], jobs=10).run()"
-        self.run("worker", sys.executable, "-c", code, self.client.endpoint, log=self.folder / "worker")
+        for number in range(self.terms.processes):
+            self.run("worker", sys.executable, "-c", code, self.client.endpoint, log=self.folder / f"worker{number}")
         self.client.call("echo", BODY)
 
     def many(self, count: int) -> None:
@@ -41,6 +42,15 @@ class Titanic(Accepting):
             uuid = self.client.submit("echo", BODY)
             assert self.client.wait(uuid, 60) == [BODY]
             self.client.close(uuid)
+
+
+class TitanicPostgres(Titanic):
+    """Its store is in PostgreSQL."""
+
+    name = "titanic, PostgreSQL"
+
+    def place(self) -> object:
+        return self.database()
 
 
 class TaskQueue(Peer):

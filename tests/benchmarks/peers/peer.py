@@ -23,6 +23,8 @@ class Terms(NamedTuple):
     rival: str | None = None
     """The endpoint of another MDP broker."""
     rival_pid: int | None = None
+    processes: int = 1
+    """Of the worker."""
 
 
 class Peer:
@@ -62,6 +64,12 @@ class Peer:
         started = self.stack.enter_context(server(self.folder))
         self.sides["server"] = [started.pid]
         return started.port
+
+    def database(self) -> str:
+        """The URL of a database of its own, in a server that others use, too, when it is their turn."""
+        server, name = self.stack.enter_context(servers.postgres(self.folder))
+        self.sides["postgres"] = [server.pid]
+        return server.url(name)
 
     def timed(self, count: int) -> float:
         """The seconds that the job takes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from benchmarks.peers import accept, echo, life
+from benchmarks.peers import accept, echo, life, on_postgres
 from benchmarks.peers.peer import Peer
 
 
@@ -22,8 +22,12 @@ class Row(NamedTuple):
     goals: dict[str, float]
     side: str | None = None
     """The process whose CPU is compared, too, and must not be more than the peer's."""
+    processes: int = 1
+    """Of the worker."""
 
 
+_ON_POSTGRES = (on_postgres.Procrastinate, on_postgres.PgQueuer)
+_AHEAD = {"procrastinate": 1.0, "pgqueuer": 1.0}
 _TASKS = (life.Huey, life.Dramatiq, life.Celery, life.RQ)
 
 ROWS = (
@@ -53,6 +57,62 @@ ROWS = (
         (accept.Titanic, accept.TitanicKeys),
         (accept.RabbitMQ, accept.Nats, accept.Redis, accept.Beanstalkd),
         {"RabbitMQ quorum": 1.0, "NATS JetStream": 0.7, "Redis stream": 0.5},
+    ),
+    Row(
+        "engine-accept",
+        "accept in PostgreSQL and in LMDB, many in a message",
+        "many",
+        1,
+        (accept.PostgresBatches,),
+        (accept.TitanicBatches,),
+        {"titanic": 0.25},
+    ),
+    Row(
+        "engine-accept-one",
+        "accept in PostgreSQL and in LMDB, one after another",
+        "one",
+        20,
+        (accept.PostgresKeys,),
+        (accept.TitanicKeys,),
+        {"titanic, keys": 0.6},
+    ),
+    Row(
+        "engine-life",
+        "whole life in PostgreSQL and in LMDB",
+        "many",
+        4,
+        (life.TitanicPostgres,),
+        (life.Titanic,),
+        {"titanic": 0.5},
+    ),
+    Row(
+        "engine-life-one",
+        "whole life in PostgreSQL and in LMDB, one after another",
+        "one",
+        40,
+        (life.TitanicPostgres,),
+        (life.Titanic,),
+        {},
+    ),
+    Row("postgres", "whole life on PostgreSQL", "many", 4, (life.TitanicPostgres,), _ON_POSTGRES, _AHEAD),
+    Row(
+        "postgres-4",
+        "whole life on PostgreSQL, four worker processes",
+        "many",
+        4,
+        (life.TitanicPostgres,),
+        _ON_POSTGRES,
+        _AHEAD,
+        processes=4,
+    ),
+    Row(
+        "postgres-one",
+        "whole life on PostgreSQL, one after another",
+        "one",
+        40,
+        (life.TitanicPostgres,),
+        _ON_POSTGRES,
+        _AHEAD,
     ),
     Row("life", "whole life", "many", 4, (life.Titanic,), _TASKS, {"Huey": 8.0}),
     Row("life-one", "whole life, one after another", "one", 40, (life.Titanic,), _TASKS, {}),

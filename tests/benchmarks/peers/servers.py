@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from support.postgres import BIN, PostgresServer
+
 PATIENCE = 60.0
 RABBITMQ = Path("/usr/lib/rabbitmq")
 
@@ -91,6 +93,30 @@ def rabbitmq(folder: Path) -> Iterator[Started]:
             yield reachable(port, process)
     finally:
         subprocess.run(["epmd", "-port", str(mapper), "-kill"], capture_output=True, check=False)
+
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[tuple[PostgresServer, str]]:
+    """A database of its own in a server that all peers of a row share. Nothing of it is switched off (`fsync`)."""
+    place = folder.parent / "postgres"
+    owner = place not in _servers
+    if owner:
+        if not BIN:
+            raise Missing("there is no PostgreSQL (apt-get install postgresql)")
+        place.parent.chmod(0o711)  # its user is not ours
+        place.mkdir()
+        _servers[place] = PostgresServer(place, shared_buffers="256MB", max_wal_size="1GB", autovacuum_naptime="10s")
+    server = _servers[place]
+    try:
+        if owner:
+            server.create()
+        yield server, server.new_database()
+    finally:
+        if owner:
+            _servers.pop(place).close()
+
+
+_servers: dict[Path, PostgresServer] = {}
 
 
 def program(name: str) -> str:

@@ -1,4 +1,5 @@
-"""The one task, an echo, as each task queue wants it to be written. BENCH_REDIS says where Redis is."""
+"""The one task, an echo, as each task queue wants it to be written. BENCH_REDIS and BENCH_POSTGRES say where
+Redis and PostgreSQL are."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 from typing import Any
 
 URL = os.environ.get("BENCH_REDIS", "redis://127.0.0.1:1/0")
+POSTGRES = os.environ.get("BENCH_POSTGRES", "")
 
 
 def echo(body: str) -> str:
@@ -41,3 +43,18 @@ def celery() -> Any:
     app = Celery("bench", broker=URL, backend=URL)
     app.conf.update(task_acks_late=True, broker_connection_retry_on_startup=True)
     return app, app.task(name="echo")(echo)
+
+
+def procrastinate(*, in_worker: bool) -> Any:
+    """The application and the task of procrastinate, which puts its result into a table."""
+    from procrastinate import App, PsycopgConnector, SyncPsycopgConnector
+
+    kind = PsycopgConnector if in_worker else SyncPsycopgConnector
+    app = App(connector=kind(conninfo=POSTGRES, **({"min_size": 4, "max_size": 12} if in_worker else {})))
+    insert = "INSERT INTO result VALUES (%(id)s, %(value)s)"
+
+    @app.task(name="echo", pass_context=True)
+    async def task(context: Any, body: str) -> None:
+        await app.connector.execute_query_async(insert, id=context.job.id, value=echo(body))
+
+    return app, task
