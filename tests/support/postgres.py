@@ -152,6 +152,12 @@ def _free_port() -> int:
             return int(free.getsockname()[1])
 
 
+def _lives(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
 class PostgresServer:
     """A server of our own. `folder` has its data, its socket and its log."""
 
@@ -218,14 +224,18 @@ class PostgresServer:
         and no other process of it is left."""
         if self._process is None:
             return
+        others: list[int] = []
         if mode == "kill":
-            for pid in (self._process.pid, *self._others()):
+            self._process.send_signal(signal.SIGSTOP)  # it starts no more of them
+            others = self._others()
+            for pid in (self._process.pid, *others):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         else:
             self._process.send_signal({"immediate": signal.SIGQUIT, "fast": signal.SIGINT}[mode])
         self._process.wait(60)
         self._process = None
+        until(lambda: not any(map(_lives, others)))  # while one does, no other server may have the data
 
     def restart(self, mode: str = "immediate") -> None:
         self.stop(mode)
@@ -268,7 +278,9 @@ class PostgresServer:
         """Its processes but the first."""
         assert self._process is not None
         pid = self._process.pid
-        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        with suppress(OSError):  # it has ended
+            return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return []
 
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")

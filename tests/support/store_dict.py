@@ -96,6 +96,7 @@ class DictStore:
 
     usable = True
     remote = False
+    now_us = staticmethod(wall_us)
     batch = 1000
 
     def __init__(

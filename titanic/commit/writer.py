@@ -24,7 +24,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from titanic.errors import Outrun, RecordCorrupt, StoreCorrupt, StoreError, StoreFailed, StoreFull
 from titanic.logs import Trouble, event
 from titanic.store import Store, WriteTransaction
-from titanic.util.clock import Leaps, wall_us
+from titanic.util.clock import Leaps
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +182,8 @@ class Writer:
         self.call = self._thread.call
         self.stop = self._thread.stop
         self.leaps = Leaps()
-        self.leaps.look(wall_us())
+        self._now_us = store.now_us
+        self.leaps.look(self._now_us())
         """The wall clock, looked at in each commit."""
         self._enqueued = self._done = 0
         """Writes that the thread got, and those that it has committed and told."""
@@ -215,7 +216,7 @@ class Writer:
             self._done += len(writes)
 
     def _commit(self, writes: list[Write], tries: int = 1) -> None:
-        now_us, began, worked = wall_us(), time.monotonic(), time.thread_time()
+        now_us, began, worked = self._now_us(), time.monotonic(), time.thread_time()
         at_work: Write | None = None
         self.leaps.look(now_us)
         try:

@@ -19,7 +19,7 @@ from titanic.errors import RecordCorrupt, StoreError
 from titanic.logs import Trouble
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.store import ReadyRow, Store
-from titanic.util.clock import Leaps, wall_us
+from titanic.util.clock import Leaps
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,8 @@ class LocalFetch:
         self._core = core
         self._send = send
         self._clock = Leaps()
-        self._clock.look(wall_us())
+        self._now_us = store.now_us
+        self._clock.look(self._now_us())
         """The wall clock, as the dispatcher sees it."""
         self._damage = Trouble(log, "dispatch")
         self._unread = Trouble(log, "read what to dispatch")
@@ -75,7 +76,7 @@ class LocalFetch:
             if not (fetches := core.take_fetches()):
                 return None
             left = self._read(fetches, left, now)
-            if sends := core.take_sends(now, self._clock.look(wall_us())):
+            if sends := core.take_sends(now, self._clock.look(self._now_us())):
                 self._send(sends, now)
             if left <= 0:
                 break
@@ -90,7 +91,7 @@ class LocalFetch:
 
     def _read(self, fetches: Sequence[Fetch], left: int, now: float) -> int:
         """Read the store once, bodies of `left` bytes at most; how many are left then."""
-        sure_us = self._clock.look(wall_us())
+        sure_us = self._clock.look(self._now_us())
         try:
             with self._store.read() as transaction:
                 for service, after, limit in fetches:

@@ -16,7 +16,6 @@ from titanic.dispatch.read_aside import ReadAside
 from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError
 from titanic.logs import Trouble, event
 from titanic.store import ReadTransaction, Store, WriteTransaction
-from titanic.util.clock import wall_us
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +75,7 @@ class Maintenance:
         self._sync_at = 0.0 if store.durability == "relaxed" else math.inf
         """When to sync what is not synced yet."""
         self._store = store
+        self.now_us = store.now_us
         self._writer = writer
         self._due_trouble = Trouble(log, "read what is due")
         self._readers_trouble = Trouble(log, "look for readers")
@@ -121,7 +121,7 @@ class Maintenance:
             self._due_trouble.over()
         except StoreError as error:
             self._due_trouble.met(error)
-            self.set_alarm(wall_us() + pause_us(error))
+            self.set_alarm(self.now_us() + pause_us(error))
 
     def next_due(self, transaction: ReadTransaction) -> int | None:
         """When something is due (µs since the epoch). Any thread may ask."""
@@ -136,9 +136,8 @@ class Maintenance:
         `look` has it; but then the alarm is set already.)"""
         self.core.hasten_alarm(self._alarm_for(due_us))
 
-    @staticmethod
-    def _alarm_for(due_us: int) -> float:
-        return time.monotonic() + min(LONGEST_ALARM, max(SHORTEST_ALARM, (due_us - wall_us()) / 1e6))
+    def _alarm_for(self, due_us: int) -> float:
+        return time.monotonic() + min(LONGEST_ALARM, max(SHORTEST_ALARM, (due_us - self.now_us()) / 1e6))
 
 
 class RemoteMaintenance(Maintenance):
@@ -196,7 +195,7 @@ class RemoteMaintenance(Maintenance):
     def _not_looked(self, error: StoreError) -> None:
         self._looking = False
         self._due_trouble.met(error)
-        self.set_alarm(wall_us() + pause_us(error))
+        self.set_alarm(self.now_us() + pause_us(error))
 
 
 class MaintenanceWrite:
@@ -249,7 +248,7 @@ class MaintenanceWrite:
         self._maintenance.call(self.tell)
 
     def failed(self, error: StoreError) -> None:
-        self._maintenance.call(self._maintenance.set_alarm, wall_us() + pause_us(error))
+        self._maintenance.call(self._maintenance.set_alarm, self._maintenance.now_us() + pause_us(error))
 
     def tell(self) -> None:
         """Called in the loop's thread: this is on disk."""
@@ -260,5 +259,5 @@ class MaintenanceWrite:
             maintenance.expired(self._expired)
         if not self._moved and self._due is not None:
             # What is due cannot be done now: an archive has to catch up first, for example. Don't insist.
-            self._due = max(self._due, wall_us() + PAUSE_US)
+            self._due = max(self._due, maintenance.now_us() + PAUSE_US)
         maintenance.set_alarm(self._due)

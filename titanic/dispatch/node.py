@@ -30,7 +30,7 @@ from titanic.dispatch.read_aside import ReadAside
 from titanic.errors import OutcomeUnknown, RecordCorrupt, StoreError, StoreFailed, StoreTooNew, TitanicError
 from titanic.logs import Trouble, event
 from titanic.store import Claimed, ClaimingStore, Joined, NodeFacts, ReadTransaction, ReadyRow, Renewed, Store
-from titanic.util.clock import Leaps, elapsed, wall_us
+from titanic.util.clock import Leaps, elapsed
 from titanic.version import __version__
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,8 @@ class ClaimingNode:
         self._call = call
         self._thread: BatchThread[None] = BatchThread("lease", _nothing)
         self._clock = Leaps()
-        self._clock.look(wall_us())
+        self._now_us = store.now_us
+        self._clock.look(self._now_us())
         self._given_back = core.given_back = list[bytes]()
         self._look_at = 0.0
         """When to look which services have something, at a broker that does not tell who has workers."""
@@ -245,7 +246,7 @@ class ClaimingNode:
     def _dispatch(
         self, granted: Mapping[bytes, list[ReadyRow]], damaged: Mapping[bytes, RecordCorrupt], now: float
     ) -> None:
-        core, sure_us = self._core, self._clock.look(wall_us())
+        core, sure_us = self._core, self._clock.look(self._now_us())
         for name, rows in granted.items():
             core.fetched(name, [row for row in rows if row.uuid not in damaged], now, sure_us)
         sends = core.take_sends(now, sure_us)

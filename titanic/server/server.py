@@ -27,7 +27,6 @@ from titanic.services.handler import ServiceHandler
 from titanic.services.ownership import Refusals
 from titanic.services.reader import Reader
 from titanic.store import open_store
-from titanic.util.clock import wall_us
 
 LIVE = ("retention", "limits", "max_attempts", "retry_first", "retry_most", "grace")
 """Settings that can be changed while it serves."""
@@ -150,7 +149,7 @@ class Server:
         if workers is None and self.ready:
             workers = self.dispatcher.workers()
         with self.store.read() as transaction:
-            services = service_snapshots(transaction, self.dispatcher.in_flight(), workers, wall_us())
+            services = service_snapshots(transaction, self.dispatcher.in_flight(), workers, self.store.now_us())
             counts, full, disk_full = transaction.counts(), transaction.full(), transaction.disk_full()
         return ServerSnapshot(
             counted={**self._services.counts, **self.dispatcher.core.counts},

@@ -11,8 +11,8 @@ stores may lose the last commit until they are synced, `memory` lasts as long as
 *Order.* Ids ascend in the order of accepting. A service's queue is ordered by priority, the highest first, then by id.
 Closed requests are numbered without gaps in the order of their closing.
 
-*Time* is an argument, in µs since the epoch (0: none). A wall clock may have been ahead: `ahead_us` says by how much,
-and what depends on time being over then waits so much longer.
+*Time* is an argument, in µs since the epoch (0: none), and comes from `Store.now_us`. A wall clock may have been ahead:
+`ahead_us` says by how much, and what depends on time being over then waits so much longer.
 
 *Damage.* What is damaged is never handed out: RecordCorrupt names the record, StoreCorrupt what is wrong with the rest.
 Where a list is asked for, it ends before a damaged record, which is raised when it comes first. A request that is
@@ -27,7 +27,7 @@ accepted. Closed requests that may be dropped make way for new requests. Only a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -60,7 +60,8 @@ class Store(Protocol):
     `place` tells people where it is, without a password. `remote`: transactions may wait for a network, so nobody may
     begin one in a loop's thread; and nodes may share it, so they claim what they dispatch (claiming.py).
     `capacity` is in bytes, `durability` is what its commits wait for. `batch` is how many requests one transaction can
-    change (but not accept) however full the store is, and however far apart they are in it.
+    change (but not accept) however full the store is, and however far apart they are in it. `now_us` tells the time of
+    day by which its times count, in µs since the epoch: all who share it have the same, whatever their own clocks show.
     """
 
     place: str
@@ -68,6 +69,9 @@ class Store(Protocol):
     capacity: int
     durability: Durability
     batch: int
+
+    @property
+    def now_us(self) -> Callable[[], int]: ...
 
     def read(self) -> ReadTransaction:
         """`with store.read() as transaction:` sees the store as it is now. Keep it short: what is deleted meanwhile

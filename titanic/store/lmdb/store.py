@@ -50,6 +50,7 @@ from titanic.store.lmdb.lmdb_errors import translate
 from titanic.store.lmdb.pages import expect_sound
 from titanic.store.lmdb.transaction import Environment, Reading, Settings, Writing
 from titanic.store.records import Durability
+from titanic.util.clock import wall_us
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -181,6 +182,7 @@ class LmdbStore:
     transaction as a whole, with StoreFull."""
 
     remote = False
+    now_us = staticmethod(wall_us)
 
     def __init__(
         self, path: Path, environment: Environment, lock_descriptor: int | None, made: list[Path] | None = None

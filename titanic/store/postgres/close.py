@@ -13,12 +13,11 @@ from titanic.store.postgres.lifecycle import leave_unended
 from titanic.store.postgres.writing import Writing
 from titanic.store.records import Closed
 from titanic.store.states import State, Status
-from titanic.util.clock import wall_us
 
 
 def close(tx: Writing, uuid: bytes, now_us: int | None = None) -> Closed | None:
     """Delete the request and all that belongs to it, whatever its state."""
-    return close_request(tx, uuid, wall_us() if now_us is None else now_us)
+    return close_request(tx, uuid, tx.pool.clock.now_us() if now_us is None else now_us)
 
 
 def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False) -> Closed | None:

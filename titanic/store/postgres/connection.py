@@ -16,7 +16,9 @@ from psycopg.conninfo import conninfo_to_dict
 
 from titanic.errors import NotInMemory, StoreUnwritable
 from titanic.store.postgres.arrays import adapt
+from titanic.store.postgres.database_clock import ASK
 from titanic.store.records import Durability
+from titanic.util.clock import elapsed
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +64,13 @@ class Unsafe(Exception):
 
 class Session(NamedTuple):
     """A connection with what is to be known of its database. `lists` is the number of the type `titanic.frames`; 0 when
-    it has none yet."""
+    it has none yet. `told_us` is its time, for which it was asked when `elapsed` was `asked`."""
 
     connection: Connection
     lists: int
     synchronous_commit: str
+    told_us: int
+    asked: float
 
 
 def parse(url: str, target: str = "read-write") -> dict[str, str]:
@@ -125,16 +129,17 @@ def _set_up(connection: Connection, durability: Durability | None) -> Session:
     if durability == "relaxed":
         settings["synchronous_commit"] = "off"
     sets = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in settings.items())
+    asked = elapsed()
     with connection.pipeline():
         given = connection.execute(
             "SELECT current_setting('fsync'), current_setting('full_page_writes'),"
             " current_setting('synchronous_commit'), current_setting('server_version_num')::integer,"
-            " coalesce(to_regtype('titanic.frames')::oid, 0)"
+            f" coalesce(to_regtype('titanic.frames')::oid, 0), {ASK}"
         )
         connection.execute(f"SELECT {sets}")
     row = given.fetchone()
     assert row is not None
-    fsync, pages, synchronous, version, lists = row
+    fsync, pages, synchronous, version, lists, told_us = row
     if version < OLDEST:
         raise Unsafe(f"it is PostgreSQL {version // 10000}", f"use {OLDEST // 10000} or later")
     for name, value in (("fsync", fsync), ("full_page_writes", pages)):
@@ -142,7 +147,7 @@ def _set_up(connection: Connection, durability: Durability | None) -> Session:
             value != "on" and durability is not None
         ):  # also with `relaxed`, which may lose the last commits, but has a sound store
             raise Unsafe(f"its {name} is {value}", "a power cut would damage it: turn it on")
-    return Session(connection, int(lists), synchronous)
+    return Session(connection, int(lists), synchronous, int(told_us), asked)
 
 
 def warn(session: Session, durability: Durability | None, place: str) -> None:

@@ -18,9 +18,11 @@ from psycopg import Connection
 
 from titanic.errors import StoreError, StoreFailed
 from titanic.store.postgres.connection import Session, Unsafe, connect, parse, place_of
+from titanic.store.postgres.database_clock import ASK, DatabaseClock
 from titanic.store.postgres.postgres_errors import is_away, reason_of, translate, unreachable
 from titanic.store.postgres.stall_guard import StallGuard
 from titanic.store.records import Durability
+from titanic.util.clock import elapsed
 
 AGAIN = 1.0
 """Seconds between attempts to reach a server that is away."""
@@ -48,6 +50,7 @@ class Pool:
         self._next = 0.0  # when it may be tried again, by the monotonic clock
         self.closed = False
         self.guard = StallGuard(patience)
+        self.clock = DatabaseClock()
 
     def take(self) -> Session:
         """A connection, which may be broken when it was not used for a while. Raises StoreFailed."""
@@ -92,6 +95,15 @@ class Pool:
             else:
                 self.give(session)
 
+    def look_at_clock(self) -> None:
+        """Ask the database for its time, if that is due. Raises StoreFailed and the like."""
+        if self.clock.is_due:
+            with self.borrow() as connection:
+                asked = elapsed()
+                row = connection.execute(f"SELECT {ASK}").fetchone()
+                assert row is not None
+                self.clock.heard(int(row[0]), asked)
+
     def drop(self, session: Session) -> None:
         """This connection is broken, and so may be those that nobody uses."""
         with self._lock:
@@ -119,6 +131,7 @@ class Pool:
             self._note(self._reason, 0.0)
             raise
         self._note("", 0.0)
+        self.clock.heard(session.told_us, session.asked)
         return session
 
     def _note(self, reason: str, next_: float) -> None:

@@ -40,6 +40,7 @@ class PostgresStore:
     def __init__(self, pool: Pool, settings: Settings, writer: WriterState, membership: Membership, made: bool) -> None:
         """`made`: whether this opening has made the tables."""
         self.place = pool.place
+        self.now_us = pool.clock.now_us
         self.capacity = settings.capacity
         self.durability = settings.durability
         self.pool = pool
@@ -77,7 +78,7 @@ class PostgresStore:
         except BaseException:
             pool.close()
             raise
-        store.caretaker = Caretaker([store.look_after])
+        store.caretaker = Caretaker([pool.look_at_clock, store.look_after])
         return store
 
     def read(self) -> PostgresReadTransaction:
