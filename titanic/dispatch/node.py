@@ -241,7 +241,7 @@ class ClaimingNode:
         if claims.may_dispatch(elapsed()):
             self._dispatch(granted, found.damaged, now)
         claims.given_back([uuid for uuid in uuids if uuid not in core.flights])
-        core.emptied([name for name in op.wants if claims.lacks(name)])
+        core.emptied([name for name in op.wants if claims.lacks(name) and name not in found.contended])
 
     def _dispatch(
         self, granted: Mapping[bytes, list[ReadyRow]], damaged: Mapping[bytes, RecordCorrupt], now: float
@@ -265,7 +265,7 @@ class ClaimingNode:
 
     def _released(self, op: Release) -> None:
         self.claims.released(op)
-        self.claims.arrived({place.service for place in op.places})
+        self.returned({place.service for place in op.places})
 
     def _found_waiting(self, absent: Mapping[bytes, int], services: Collection[bytes]) -> None:
         """These have something. `absent`: those without workers when the store was asked, and what had come then."""
@@ -299,7 +299,7 @@ class ClaimingNode:
             self._core.unsettled([outcome for outcome in done if outcome.uuid in again], time.monotonic())
             done = [outcome for outcome in done if outcome.uuid not in again]
             unchanged = [outcome for outcome in unchanged if outcome.uuid not in again]
-        claims.arrived([name for name in services if name in self.config.limits])  # its bound may have been in the way
+        self.returned([name for name in services if name in self.config.limits])  # the bound may have been in the way
         self._tell_written(done, unchanged, without_room)
 
     def _unwritten(self, op: Writing, outcomes: Outcomes, error: StoreError) -> None:

@@ -121,7 +121,8 @@ class Server:
     @property
     def problem(self) -> TitanicError | None:
         """Why it cannot serve, if that is found out after `start`. It is not `alive` then."""
-        return self.front.problem
+        node = self.dispatcher.node
+        return self.front.problem or (node.problem if node is not None else None)
 
     @property
     def running(self) -> int:
@@ -214,7 +215,7 @@ class Server:
         A thread that met an error of this program has logged it and ended; a store has to be opened again after its
         disk failed. The cure is to stop and start again, which loses nothing.
         """
-        return self.store.usable and self.dispatcher.alive and self.front.alive
+        return self.problem is None and self.store.usable and self.dispatcher.alive and self.front.alive
 
     def __enter__(self) -> Server:
         return self.start()

@@ -1,0 +1,22 @@
+"""A node as a process of its own: `python node_process.py ENDPOINT URL LEASE`. LEASE is in seconds."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+
+from support.node_settings import node_config
+
+from titanic import Server
+
+
+def main(endpoint: str, url: str, lease: str) -> None:
+    logging.basicConfig(level=logging.INFO)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # threads inherit it
+    with Server(node_config(url, float(lease), bind=(endpoint,))):
+        signal.sigwait({signal.SIGTERM})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
