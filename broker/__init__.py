@@ -3,7 +3,7 @@
     Broker     routes requests to services         broker/server.py
     Worker     serves a service with a function     broker/worker.py
     Client     one request at a time                broker/client.py
-    Pipeline   many requests in flight              broker/client.py
+    Pipeline   many requests in flight              broker/pipeline.py
 
 The protocol's cores, without sockets, are in `broker.core`. A name is loaded when it is first used: a client does
 not wait for what a broker and a worker import. Type checkers find them in `__init__.pyi`.
@@ -19,10 +19,11 @@ _MODULES = {
     "broker.access.keys": ["Keys", "ensure_keys", "hash_token", "load_secret", "new_keys", "new_token", "public_key"],
     "broker.access.rules": ["Rule"],
     "broker.access.users": ["NOBODY", "Access", "Permission", "Reach", "User", "UserLimits", "user_from_json"],
-    "broker.client": ["Client", "Pipeline", "Reply"],
+    "broker.client": ["Client"],
     "broker.config": ["DEFAULT_ENDPOINT", "BrokerConfig", "ClientConfig", "WorkerConfig"],
     "broker.core.client": ["ANSWER", "ClientSession", "EventKind", "Kind", "Recognition"],
     "broker.core.mdp": ["CLIENT_QUEUE", "ErrorReply", "error_body", "read_error", "service_fault"],
+    "broker.core.endpoints": ["named"],
     "broker.core.requests": ["Request"],
     "broker.core.throttle": ["COUNTED", "LINES", "WINDOW", "Throttle"],
     "broker.core.timers": ["Timers", "earliest"],
@@ -46,6 +47,7 @@ _MODULES = {
     "broker.io.exposure": ["is_exposed", "protect"],
     "broker.io.loop": ["Loop"],
     "broker.io.sockets": ["unreachable"],
+    "broker.pipeline": ["Pipeline", "Reply"],
     "broker.server": ["Broker", "LocalPeer"],
     "broker.source": ["is_compiled"],
     "broker.worker": ["Worker"],

@@ -18,8 +18,6 @@ from broker.access.users import User as User
 from broker.access.users import UserLimits as UserLimits
 from broker.access.users import user_from_json as user_from_json
 from broker.client import Client as Client
-from broker.client import Pipeline as Pipeline
-from broker.client import Reply as Reply
 from broker.config import DEFAULT_ENDPOINT as DEFAULT_ENDPOINT
 from broker.config import BrokerConfig as BrokerConfig
 from broker.config import ClientConfig as ClientConfig
@@ -29,6 +27,7 @@ from broker.core.client import ClientSession as ClientSession
 from broker.core.client import EventKind as EventKind
 from broker.core.client import Kind as Kind
 from broker.core.client import Recognition as Recognition
+from broker.core.endpoints import named as named
 from broker.core.mdp import CLIENT_QUEUE as CLIENT_QUEUE
 from broker.core.mdp import ErrorReply as ErrorReply
 from broker.core.mdp import error_body as error_body
@@ -65,6 +64,8 @@ from broker.io.exposure import is_exposed as is_exposed
 from broker.io.exposure import protect as protect
 from broker.io.loop import Loop as Loop
 from broker.io.sockets import unreachable as unreachable
+from broker.pipeline import Pipeline as Pipeline
+from broker.pipeline import Reply as Reply
 from broker.server import Broker as Broker
 from broker.server import LocalPeer as LocalPeer
 from broker.source import is_compiled as is_compiled

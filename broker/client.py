@@ -1,8 +1,13 @@
-"""Clients: one request at a time (`Client`), or many in flight (`Pipeline`).
+"""Clients: one request at a time (`Client`), or many in flight (`broker.pipeline.Pipeline`).
 
 Neither is thread-safe: use one per thread, they are cheap. Both send a request again when nobody answers, a
-number of times, and then raise `TimedOut`; an error reply raises `RemoteError`. Of several endpoints they use one
-until it fails, then another one (Freelance: `broker.core.endpoints`).
+number of times, and then raise `TimedOut`; an error reply raises `RemoteError`.
+
+Of several endpoints they choose one at random, and use it until it fails; then the next one (Freelance:
+`broker.core.endpoints`). They go on at once when the connection breaks or cannot be made, or when the server says that
+it is about to end; after 3 s when the program there stands still or the cable is cut (`broker.io.dealer` says how that
+is known); and after the time-out of a try in any case. A program that only takes long is not left before. What was
+unanswered is sent again to the next one, within the same time. When all are gone, each is tried again and again.
 """
 
 from __future__ import annotations
@@ -11,15 +16,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import zmq
 
 from broker.config import DEFAULT_ENDPOINT, ClientConfig
 from broker.core.client import ClientSession, EventKind, ReplyEvent
+from broker.core.endpoints import named
 from broker.core.mdp import Frames, read_error, service_fault
+from broker.core.timers import Backoff
 from broker.errors import EndpointError, KeyRefused, RemoteError, TimedOut, UsageError
 from broker.io.curve import PROBE_AFTER, Curve, Key, KeyProbe, credentials
 from broker.io.dealer import Dealer
@@ -33,8 +39,9 @@ LONGEST_POLL = 1000
 LOOK_AGAIN = 1.0
 """Seconds for which one check holds whether a broker can be reached: many requests may be given up at once."""
 
-TOGETHER = 100
-"""Requests that are sent at once: a sixth less of the processor than one by one. For more, a broker would wait."""
+ROUND_FIRST = 0.1
+ROUND_MOST = 1.0
+"""Seconds until several servers of which none is there are tried again: the first pause, and the longest."""
 
 SHARED = "another thread is using this client; give each thread one of its own, they are cheap"
 
@@ -57,11 +64,19 @@ class Conversation:
     """A session, its connection, and the calling thread's time to move messages between them."""
 
     hasty = True
-    """Whether to leave a server as soon as the connection breaks, or cannot be made, while another one may live."""
+    """Whether to leave a server as soon as the connection breaks, or cannot be made, or it says that it is about to
+    end."""
+
+    spread = False
+    """Whether to try the servers in random order."""
 
     def __init__(self, endpoint: str | Sequence[str], session: ClientSession, curve: Curve | None = None) -> None:
-        several = not isinstance(endpoint, str) and len(endpoint) > 1
-        self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=several and self.hasty, curve=curve)
+        several = self.hasty and len(named(endpoint)) > 1
+        self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=several, curve=curve, spread=self.spread)
+        self._several = session.several = several
+        self._pause = Backoff(ROUND_FIRST, ROUND_MOST)
+        self._round_at: float | None = None
+        """When to try all servers again, of which none is there."""
         self.endpoint = str(self._dealer.servers)
         self.config = session.config
         self._session = session
@@ -170,7 +185,7 @@ class Conversation:
             if self._closed:
                 raise UsageError("the client is closed")
             now = time.monotonic()
-            deadlines = [when for when in (until, session.next_deadline()) if when is not None]
+            deadlines = [when for when in (until, session.next_deadline(), self._round_at) if when is not None]
             if dealer.inflow is None:  # nothing has come by this connection yet
                 self._begin_probe(now, deadlines)
             wait = min([LONGEST_POLL, *((when - now) * 1000 + 1 for when in deadlines)])
@@ -180,17 +195,41 @@ class Conversation:
                 session.receive(dealer.number, frames, now)
                 if not session.correlated and session.has_events:
                     break  # it is the answer: to look for more is a system call
-            if dealer.broke() and dealer.hopeful:
-                session.lost(now)
+            if self._several:
+                self._look_elsewhere(now)
             session.tick(now)
             dealer.send(session.take_output())
             if self._probe is not None:
                 self._look_at_probe(self._probe, now)
         return until is None or now < until
 
+    def _look_elsewhere(self, now: float) -> None:
+        """Go to another server when this one is gone or sends us away."""
+        session, dealer = self._session, self._dealer
+        if dealer.broke():
+            if dealer.inflow is not None:
+                self._pause.reset()
+        elif session.sent_away:
+            session.sent_away = False
+            dealer.failed()
+        elif self._round_at is None or now < self._round_at:
+            return
+        elif dealer.answered:  # it is there again
+            self._round_at = None
+            return
+        else:
+            dealer.servers.forgive()
+        if dealer.hopeful:
+            self._round_at = None
+            session.lost(now)
+        elif self._round_at is None:
+            self._round_at = now + self._pause.take()
 
-class _MdpClient(Conversation):
+
+class MdpClient(Conversation):
     """With a broker: requests are for services."""
+
+    spread = True
 
     _correlated = False
     """Whether many requests may be in flight."""
@@ -205,10 +244,12 @@ class _MdpClient(Conversation):
         key: Key = None,
         server_key: str | Path | None = None,
     ) -> None:
-        """`timeout`: of a try, in seconds (None: for ever). `retries`: how often to try again.
+        """`endpoint`: one, or several: in a list, or in a text with commas. `timeout`: of a try, in seconds (None: for
+        ever). `retries`: how often to try again.
 
         For a server that wants keys, `key` is the secret key file of this client, and `server_key` the server's public
-        key file, or the key itself, 40 characters of Z85. A server that refuses them raises KeyRefused.
+        key file, or the key itself, 40 characters of Z85; of several servers all have the same. A server that refuses
+        them raises KeyRefused.
         """
         session = ClientSession(ClientConfig(timeout, retries, version), correlated=self._correlated)
         super().__init__(endpoint, session, credentials(key, server_key))
@@ -219,7 +260,7 @@ class _MdpClient(Conversation):
         return self._ask(service_name(service), body, timeout, retries)
 
 
-class Client(_MdpClient):
+class Client(MdpClient):
     """One request at a time, with any MDP broker.
 
     with Client("tcp://127.0.0.1:5555") as client:
@@ -255,112 +296,6 @@ class Client(_MdpClient):
     def present(self, service: Body) -> bool:
         """Whether a worker of the service is registered now (RFC 8, mmi.service)."""
         return self.call("mmi.service", service) == [b"200"]
-
-
-class Reply(NamedTuple):
-    """An answer to a request of a `Pipeline`."""
-
-    ticket: int
-    body: Frames
-    final: bool
-    """Whether it is the last part."""
-    error: TimedOut | RemoteError | KeyRefused | None = None
-    """Why there is no reply; `final` is true then."""
-
-
-class Pipeline(_MdpClient):
-    """Many requests in flight on one connection; replies come in whatever order they are ready.
-
-    Needs a broker that keeps envelope stacks, as RFC 7 and 18 want (this one does; the Guide's do not).
-
-        with Pipeline() as pipeline:
-            for frames in pipeline.map("echo", bodies):
-                ...
-    """
-
-    _correlated = True
-
-    def __len__(self) -> int:
-        """Requests in flight."""
-        return len(self._session)
-
-    def send(self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None) -> int:
-        """Send a request without waiting; its ticket comes back."""
-        return self._start(service, body, timeout, retries)
-
-    def cancel(self, ticket: int) -> None:
-        """Forget a request; its reply will be dropped."""
-        self._session.cancel(ticket)
-        self._events = deque(event for event in self._events if event.ticket != ticket)
-
-    def events(self, timeout: float | None = None) -> list[ReplyEvent]:
-        """All events there are: waits for some, for `timeout` seconds at most (None: for ever).
-
-        An empty list means that the time is over, or that no request is in flight.
-        """
-        until = None if timeout is None else time.monotonic() + timeout
-        events = [*self._events, *self._session.take_events()]
-        self._events.clear()
-        while not events and len(self._session) and self._pump(until):
-            events = self._session.take_events()
-        return events or self._session.take_events()
-
-    def receive(self, timeout: float | None = None) -> Reply | None:
-        """The next (part of a) reply, or why there is none.
-
-        None after `timeout` seconds (None: wait for ever), or when no request is in flight.
-        """
-        if not self._events:
-            self._events.extend(self.events(timeout))
-        if not self._events:
-            return None
-        event = self._events.popleft()
-        try:
-            return Reply(event.ticket, self._body_of(event), event.kind is EventKind.FINAL)
-        except (TimedOut, RemoteError, KeyRefused) as error:
-            return Reply(event.ticket, [], True, error)
-
-    def map(self, service: Body, bodies: Iterable[Body | Iterable[Body]], *, window: int = 1000) -> Iterator[Frames]:
-        """Send one request per body, at most `window` in flight, and yield the replies in the bodies' order.
-
-        Raises TimedOut or RemoteError at the first request that has no reply; the later ones are cancelled then.
-        News of other requests is kept for `receive`.
-        """
-        if window < 1:
-            raise UsageError(f"window is {window}; it must be 1 or more")
-        name, source = service_name(service), iter(bodies)
-        # What is there already is sent together; what is made one by one is not kept waiting for the next.
-        together = TOGETHER if isinstance(bodies, Sequence) else 1
-        order: deque[int] = deque()
-        parts: dict[int, Frames] = {}
-        ended: dict[int, ReplyEvent] = {}
-        others: list[ReplyEvent] = []
-        try:
-            while True:
-                while batch := list(islice(source, min(together, window - len(order)))):
-                    frames = [body_frames([body] if isinstance(body, (bytes, str)) else body) for body in batch]
-                    tickets = self._ask_all(name, frames, None, None)
-                    order += tickets
-                    parts |= {ticket: [] for ticket in tickets}
-                if not order:
-                    return
-                if not (events := self.events()):
-                    raise UsageError("somebody else has received replies that belong to this map")
-                for event in events:
-                    if event.ticket not in parts:
-                        others.append(event)
-                    elif event.kind is EventKind.PARTIAL:
-                        parts[event.ticket] += event.body
-                    else:
-                        ended[event.ticket] = event
-                while order and order[0] in ended:
-                    ticket = order.popleft()
-                    last = self._body_of(ended.pop(ticket))
-                    yield parts.pop(ticket) + last
-        finally:
-            for ticket in order:
-                self.cancel(ticket)
-            self._events.extendleft(reversed(others))
 
 
 def service_name(service: Body) -> bytes:

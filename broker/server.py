@@ -25,10 +25,10 @@ from broker.core.requests import Request
 from broker.errors import Means, UsageError
 from broker.io.access_control import AccessControl
 from broker.io.channels import Shell
-from broker.io.dealer import TcpInflow
 from broker.io.exposure import protect
 from broker.io.router import ConnectionCount, NamedConnections, Outbox, Router
 from broker.io.sockets import DRAIN_LIMIT, MOST_FRAMES
+from broker.io.tcp_connection import TcpInflow
 from broker.io.user_connections import Connection
 
 log = logging.getLogger(__name__)

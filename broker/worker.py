@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -24,9 +25,9 @@ from broker.core.endpoints import Servers
 from broker.core.mdp import Command, Frames, error_body, service_fault
 from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import OutOfSockets, RemoteError, UsageError
+from broker.hand import Hand, Registration
 from broker.handlers import Handler, HandlerThreads, Measure, TooLarge, error_frames, execute, failure
 from broker.io.channel import Channel
-from broker.io.channels import WorkerChannel
 from broker.io.curve import Key, credentials
 from broker.io.dealer import Dealer
 from broker.io.loop import Loop
@@ -40,7 +41,10 @@ class Worker:
 
         Worker("echo", lambda frames: frames).run()
 
-    Of several endpoints it works for one at a time, and goes to the next when that broker is lost.
+    Of several endpoints each worker chooses one at random, works for it, and goes to the next when that broker is lost
+    or sends it away: at once when the connection broke or the broker said DISCONNECT, else when its heartbeats have
+    failed. When all are gone it waits, and tries them all again. With `everywhere` it is registered at all of them, and
+    still does one request at a time (`broker.hand`).
     `run` blocks until another thread (or a signal handler) calls `stop`, which lets requests in hand finish. Ctrl-C
     does so by itself; for other signals, `signal.signal(signal.SIGTERM, lambda *_: worker.stop())`.
     `start` runs it in a thread of its own. As a context manager it is started and stopped.
@@ -53,11 +57,13 @@ class Worker:
         endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
         *,
         jobs: int = 1,
+        everywhere: bool = False,
         config: WorkerConfig | None = None,
         key: Key = None,
         server_key: str | Path | None = None,
     ) -> None:
-        """`key`, `server_key`: as of `broker.Client`. A worker whose key is refused logs why, and goes on trying."""
+        """`endpoint`, `key`, `server_key`: as of `broker.Client`. A worker whose key is refused logs why, and goes on
+        trying. `everywhere`: be registered at all endpoints, not only at one."""
         name = service.encode() if isinstance(service, str) else service
         if fault := service_fault(name):
             raise UsageError(fault)
@@ -68,26 +74,38 @@ class Worker:
         self._loop = Loop()
         self._handlers = HandlerThreads(jobs)
         self._thread: threading.Thread | None = None
-        endpoints = Servers(endpoint)
         self._ended = False
         self._curve = credentials(key, server_key)
-        self._channels = [
-            _Registration(self, self._new_session(config), endpoints.names, watch=self._watch) for _ in range(jobs)
-        ]
-        for channel in self._channels:
-            self._loop.add(channel)
         self._config = config or WorkerConfig()
-        interval = self._config.heartbeat_interval
-        self._log = WorkerLog(
+        self._channels: list[_Registration] = []
+        self._logs: list[WorkerLog] = []
+        endpoints = Servers(endpoint).names
+        hands = [Hand(self._loop) for _ in range(jobs)] if everywhere and len(endpoints) > 1 else [None] * jobs
+        for names in [[name] for name in endpoints] if everywhere else [endpoints]:
+            self._register(names, hands, config)
+        for hand in hands:
+            if hand is not None:
+                self._loop.add(hand)
+
+    def _register(self, endpoints: Sequence[str], hands: Sequence[Hand | None], config: WorkerConfig | None) -> None:
+        """Have a registration for each hand at one of these endpoints, and say in the log what becomes of them."""
+        session = self._new_session
+        channels = [_Registration(self, session(config), endpoints, self._watch, hand) for hand in hands]
+        report = WorkerLog(
             log,
-            name.decode(errors="replace"),
-            str(endpoints),
-            interval,
-            self._any_registered,
+            self.service.decode(errors="replace"),
+            " or ".join(endpoints),
+            self._config.heartbeat_interval,
+            partial(_any_registered, channels),
             kind=self._registers_at,
-            probe=self._channels[0].key_probe,
+            probe=channels[0].key_probe,
         )
-        self._loop.add(self._log)
+        for channel in channels:
+            channel.log = report
+            self._loop.add(channel)
+        self._loop.add(report)
+        self._channels += channels
+        self._logs.append(report)
 
     _watch = False
     """Whether to learn from the transport when the connection breaks: for protocols without heartbeats."""
@@ -97,7 +115,7 @@ class Worker:
 
     def _connection(self, channel: _Registration, endpoints: Sequence[str], *, watch: bool) -> Dealer:
         """Called by a channel, for the sockets that it speaks through."""
-        return Dealer(zmq.Context.instance(), endpoints, watch=watch, hold=True, curve=self._curve)
+        return Dealer(zmq.Context.instance(), endpoints, watch=watch, hold=True, curve=self._curve, spread=True)
 
     def _new_session(self, config: WorkerConfig | None) -> WorkerSession:
         """Protocols other than MDP have their own."""
@@ -163,9 +181,6 @@ class Worker:
         """Its sessions with the broker, one for each job."""
         return [channel.session for channel in self._channels]
 
-    def _any_registered(self) -> bool:
-        return any(channel.session.registered for channel in self._channels)
-
     def __enter__(self) -> Worker:
         return self.start()
 
@@ -180,7 +195,8 @@ class Worker:
 
     def _part(self, way: Callable[[_Registration, float], None]) -> None:
         """Have all registrations part with the broker, in one of their ways."""
-        self._log.leave()
+        for report in self._logs:
+            report.leave()
         for channel in self._channels:
             way(channel, time.monotonic())
 
@@ -214,12 +230,21 @@ class Worker:
             return Measure(self._config.max_reply, joined=False).last(error_frames(error))
 
 
-class _Registration(WorkerChannel):
+class _Registration(Registration):
     """One registered worker of a `Worker`: its session and its connection."""
 
-    def __init__(self, worker: Worker, session: WorkerSession, endpoints: Sequence[str], *, watch: bool) -> None:
+    log: WorkerLog
+    """What says of it that it is there."""
+
+    def __init__(
+        self, worker: Worker, session: WorkerSession, endpoints: Sequence[str], watch: bool, hand: Hand | None
+    ) -> None:
+        """`hand`: does its work, and that of others; None: it has a thread of its own."""
         super().__init__(session, worker._connection(self, endpoints, watch=watch or len(endpoints) > 1))
         self._worker = worker
+        self._hand = hand
+        if hand is not None:
+            hand.add(self)
 
     def partial(self, job: Job, body: Frames) -> None:
         self.session.partial(job.number, body, time.monotonic())
@@ -229,6 +254,8 @@ class _Registration(WorkerChannel):
         self.session.final(job.number, body, time.monotonic())
         self._worker._handlers.done()
         self._worker._loop.touch(self)
+        if self._hand is not None:
+            self._hand.done(time.monotonic())
 
     @property
     def joins_parts(self) -> bool:
@@ -250,22 +277,40 @@ class _Registration(WorkerChannel):
             session.lost(now)
 
     def _begin(self, job: Job) -> None:
+        if self._hand is None:
+            self.work(job)
+        else:
+            self._hand.take(self, job, time.monotonic())
+
+    def work(self, job: Job) -> None:
+        """Have a thread do a request."""
         worker = self._worker
         if not worker._handlers.call(worker._handle, self, job):
             body = error_body(500, "the worker cannot start a thread; try again later")
             self.session.final(job.number, body, time.monotonic())
             worker._loop.touch(self)
+            if self._hand is not None:
+                self._hand.done(time.monotonic())
+
+    def _stranded(self, now: float) -> None:
+        if self._hand is not None:
+            self._hand.drop(self, now)
 
     def _starved(self, error: OutOfSockets, now: float) -> None:
         super()._starved(error, now)  # it comes back after a while, as after any other loss
-        self._worker._log.starved(str(error), now)
+        self.log.starved(str(error), now)
 
     def _refused(self, now: float) -> None:
-        self._worker._log.refused(now)
+        self.log.refused(now)
 
     def _stopped(self) -> None:
         if all(session.stopped for session in self._worker.sessions):
             self._worker._loop.stop()
+
+
+def _any_registered(channels: Sequence[_Registration]) -> bool:
+    """Whether any is registered, or was and is only busy elsewhere."""
+    return any(channel.session.registered or channel.session.aside for channel in channels)
 
 
 class _Beat(Channel):

@@ -13,6 +13,9 @@ try's reply is as good as the present one's; its error is not, as long as the pr
 When a request had no answer in time: if nothing at all came on this connection since it was sent, the
 connection is given up and all that is unanswered is sent again on a new one; else only this one is sent again.
 A connection on which something waits for ever is kept: only `lost` tells that its answer cannot come any more.
+
+Where there are several servers, an answer that sends the client away (`is_sent_away`) is none: the shell goes to
+another server (`sent_away`, then `lost`). It counts when the time is over and no other has answered.
 """
 
 from __future__ import annotations
@@ -25,7 +28,17 @@ from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from broker.config import ClientConfig
-from broker.core.mdp import CLIENT_DIALECTS, EMPTY, ClientDialect, Core, Frames, Peer, ReplyMessage, read_error
+from broker.core.mdp import (
+    CLIENT_DIALECTS,
+    EMPTY,
+    ClientDialect,
+    Core,
+    Frames,
+    Peer,
+    ReplyMessage,
+    is_sent_away,
+    read_error,
+)
 from broker.core.timers import Timers
 
 VERSIONS: dict[str, ClientDialect] = {dialect.name: dialect for dialect in CLIENT_DIALECTS}
@@ -137,9 +150,13 @@ class RequestSession(Core, Generic[Pending]):
             if pending.retries >= 0:
                 late[ticket] = pending
             else:
-                self._finish(ticket, EventKind.GAVE_UP, [])
+                self._tried_enough(ticket, pending)
                 self._abandoned()
         return late
+
+    def _tried_enough(self, ticket: int, pending: Pending) -> None:
+        """A request was sent often enough."""
+        self._finish(ticket, EventKind.GAVE_UP, [])
 
     def _abandoned(self) -> None:
         """A request was cancelled or given up: an answer to it may still come."""
@@ -155,6 +172,8 @@ class _SentRequest(Unanswered):
     parts_told: int = 0
     parts_seen: dict[int, int] = field(default_factory=dict)
     """By try: each starts over, and no part is told twice."""
+    farewell: Frames | None = None
+    """What a server answered that sent us away."""
 
 
 class ClientSession(RequestSession[_SentRequest]):
@@ -172,6 +191,10 @@ class ClientSession(RequestSession[_SentRequest]):
         self.connection = 1
         self.sent_again = 0
         """How often a request was sent that had been sent before."""
+        self.several = False
+        """Whether there are other servers to go to when one sends us away."""
+        self.sent_away = False
+        """Whether the server did so on the present connection."""
         self._heard_at = float("-inf")
 
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
@@ -191,6 +214,9 @@ class ClientSession(RequestSession[_SentRequest]):
         elif reply.anew:
             if attempt == pending.tries:
                 self._begin_anew(ticket, pending)
+        elif reply.final and self.several and is_sent_away(pending.service, reply.body):
+            pending.farewell = reply.body
+            self.sent_away = True
         elif reply.final:
             ends_stream = pending.parts_told and reply.body == EMPTY
             self._finish(ticket, EventKind.FINAL, [] if ends_stream else reply.body)
@@ -247,8 +273,15 @@ class ClientSession(RequestSession[_SentRequest]):
         return _CORRELATION.pack(ticket, self._pending[ticket].tries)
 
     def lost(self, now: float) -> None:
-        """The transport knows that the connection is gone: all that is unanswered is sent again."""
+        """The transport knows that the connection is gone, or the server has sent us away: all that is unanswered is
+        sent again."""
         self._resend_all(now)
+
+    def _tried_enough(self, ticket: int, pending: _SentRequest) -> None:
+        if pending.farewell is None:
+            super()._tried_enough(ticket, pending)
+        else:
+            self._finish(ticket, EventKind.FINAL, pending.farewell)
 
     def _ticket_of(self, stack: Frames) -> tuple[int, int]:
         if not self.correlated:
@@ -284,6 +317,7 @@ class ClientSession(RequestSession[_SentRequest]):
             self._reopen()
 
     def _reopen(self) -> None:
+        self.sent_away = False
         self._output.append((self.connection, None))
         self.connection += 1
 

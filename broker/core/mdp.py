@@ -290,6 +290,22 @@ def read_error(body: Sequence[bytes]) -> ErrorReply | None:
     return ErrorReply(int(status), text.decode(errors="replace"), list(body[2:]))
 
 
+_DRAINING = b"503 draining"
+"""Begins the status frame of a node of Titanic that ends soon, and the text in the error reply of such a broker."""
+
+_SENT_AWAY = (_DRAINING, b"500 shutting down")
+
+
+def is_sent_away(service: bytes, body: Sequence[bytes]) -> bool:
+    """Whether a reply says that its server is about to end, and that another one is to be asked. A worker's own reply
+    never does, whatever is in it."""
+    if not body:
+        return False
+    if body[0] == ERROR:
+        return len(body) > 1 and body[1].startswith(_DRAINING)
+    return service.startswith(b"titanic.") and body[0].startswith(_SENT_AWAY)
+
+
 def service_fault(name: bytes) -> str | None:
     """What is wrong with a service name; None when it is fine: printable UTF-8 of 1 to 255 bytes."""
     if not name:

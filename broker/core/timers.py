@@ -108,6 +108,10 @@ class Backoff:
         self._next = min(delay * 2, self._most)
         return delay
 
+    def give_back(self, delay: float) -> None:
+        """The last wait, of so many seconds, was not needed: the next one is as long."""
+        self._next = delay
+
     def reset(self) -> None:
         """The next wait is the first one again."""
         self._next = self._first

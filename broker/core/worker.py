@@ -102,6 +102,8 @@ class WorkerSession(Core):
         """What the transport knows of the connection."""
         self.held = False
         """Whether whoever runs it has it wait: while it is away, it does not connect."""
+        self.aside = False
+        """Whether it left its broker only for a while (`step_aside`), and has not lost it since."""
         self._recognition = Recognition(versions)
         self._guessing = False
         """Whether READY was said in a version of which the broker has not said anything."""
@@ -111,6 +113,8 @@ class WorkerSession(Core):
         self._version = 0
         self._heard_any = False
         self._backoff = Backoff(self.config.reconnect_first, self.config.reconnect_most)
+        self._delay = 0.0
+        """What was taken of it last."""
         self._wake_at: float | None = now
         self._send_by = 0.0
         self._silent_at = 0.0
@@ -222,6 +226,31 @@ class WorkerSession(Core):
         if self.state is not SessionState.AWAY:
             self._reconnect([], now)
 
+    def hurry(self, now: float) -> None:
+        """The connection is gone, and there is another endpoint to try: no need to wait."""
+        if self.state is SessionState.AWAY and self._wake_at is not None:
+            self._backoff.give_back(self._delay)
+            self._wake_at = now
+
+    def step_aside(self, now: float) -> None:
+        """Say good-bye for a while. A request in hand, at which nobody must be working, is given back: the broker has
+        another worker do it. It stays away until `come_back`."""
+        if self.state is not SessionState.AWAY:
+            if self.state in REGISTERED and self.dialect.has(Command.DISCONNECT):
+                self._send(Command.DISCONNECT, (), now)
+                self.aside = True
+            self.state = SessionState.AWAY
+            self._wake_at = now
+        self._jobs.clear()
+        self._job_running = False
+        self.held = True
+        if self._leaving:
+            self._say_goodbye(now)
+
+    def come_back(self) -> None:
+        """Connect again, when it is time."""
+        self.held = False
+
     def leave(self, now: float) -> None:
         """Finish the request in hand, say good-bye, and do not connect again."""
         self._leaving = True
@@ -261,6 +290,7 @@ class WorkerSession(Core):
 
     def _meet_silence(self, now: float) -> None:
         if not self._linked:  # there is no connection; of several endpoints the next one may be better
+            self.aside = False
             self._output.append((self.connection, None))
             self._connect(now)
         elif self.state is SessionState.ASKING:
@@ -282,7 +312,9 @@ class WorkerSession(Core):
         if self._jobs:  # nobody has begun to work on it
             self._jobs.clear()
             self._job_running = False
-        self._wake_at = now + self._backoff.take(REFUSED_MOST if self.refused and self._guarded else math.inf)
+        self.aside = False
+        self._delay = self._backoff.take(REFUSED_MOST if self.refused and self._guarded else math.inf)
+        self._wake_at = now + self._delay
         if self._leaving and not self._job_running:
             self._say_goodbye(now)
 

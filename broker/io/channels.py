@@ -4,11 +4,11 @@ on its `Dealer`."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Generic, Self, TypeVar
 
 from broker.core.client import ClientSession
-from broker.core.mdp import Core
+from broker.core.mdp import Core, Output
 from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import OutOfSockets
 from broker.io.channel import Channel, Pollable
@@ -128,7 +128,7 @@ class WorkerChannel(SessionChannel[WorkerSession]):
         # One message: it is rare that there is another, and to find none costs as much as to take one.
         if (frames := self._dealer.receive()) is not None:
             self.session.receive(self._dealer.number, frames, now)
-            if self.session.refused:
+            if self.session.refused and not self._dealer.has_other:
                 self._refused(now)
         elif self._dealer.broke():
             self._lost(now)
@@ -144,15 +144,27 @@ class WorkerChannel(SessionChannel[WorkerSession]):
             self._dealer.answered = False  # whatever it said: try the next endpoint
             if session.stranded:
                 self._stranded(now)
+        output = session.take_output()
         try:
-            self._dealer.send(session.take_output())
+            self._dealer.send(output)
             session.link(not self._dealer.waits, now)
         except OutOfSockets as error:
             self._starved(error, now)
+        if self._dealer.several and output and session.state is SessionState.AWAY:
+            self._go_on(output, now)
         for job in session.take_jobs():
             self._begin(job)
         if session.stopped:
             self._stopped()
+
+    def _go_on(self, output: Sequence[Output], now: float) -> None:
+        """A connection was given up: try the next endpoint at once, until all were tried. Then wait for the back-off,
+        and try them all again."""
+        if any(frames is None for _, frames in output):
+            if self._dealer.hopeful:
+                self.session.hurry(now)
+            else:
+                self._dealer.servers.forgive()
 
     def _begin(self, job: Job) -> None:
         """A request has come."""

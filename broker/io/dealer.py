@@ -1,10 +1,17 @@
-"""A session's connections: one DEALER socket at a time, and what the system knows of what comes in on it."""
+"""A session's connections: one DEALER socket at a time, and what the system knows of what comes in on it.
+
+A program that was killed is known to be gone at once: the system closes its connections. A stopped program and a cut
+cable are not told of. Where there is another endpoint to go to, a connection has 3 seconds to be made and for ZeroMQ's
+handshake. A client that waits for an answer then also wants to know that the program at the other end runs (`Pulse`):
+ZeroMQ's heartbeats go out each second, and are answered by a thread there that nothing else keeps busy. So a program
+that only takes long for its answer is not left.
+"""
 
 from __future__ import annotations
 
 import os
-import socket as stream
-import struct
+import sys
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from errno import EMFILE, ENFILE, ENOMEM
@@ -12,11 +19,12 @@ from typing import Any
 
 import zmq
 
-from broker.core.endpoints import Health, Servers
+from broker.core.endpoints import Health, Servers, named
 from broker.core.mdp import Frames, Output
 from broker.errors import EndpointError, OutOfSockets
 from broker.io.curve import Curve, KeyProbe
 from broker.io.sockets import LINGER, Socket, connect, full, monitored_event, receive, send, skip
+from broker.io.tcp_connection import BEAT, SILENCE, Pulse, TcpInflow
 
 UNACKNOWLEDGED = 15_000
 """Milliseconds in which the system at the other end acknowledges what was sent, or the connection is gone."""
@@ -28,20 +36,12 @@ may take longer."""
 _SCARCE = (EMFILE, ENFILE, ENOMEM)
 """No socket now, perhaps later."""
 
-LEAST = 1024
-"""Bytes a second that must come in. ZeroMQ's own heartbeats are less, and go on when the peer's program hangs."""
-
-_LAST_DATA = struct.Struct("=I")
-_LAST_DATA_AT = 52  # in Linux' struct tcp_info: tcpi_last_data_recv, milliseconds
-_RECEIVED = struct.Struct("=Q")
-_RECEIVED_AT = 128  # tcpi_bytes_received
-
 
 class Dealer:
     """The numbered connections of a session: one DEALER socket at a time, a new one for each new number.
 
     Of several endpoints a new connection takes another one when the last was given up without an answer to what was
-    sent there last, or broke.
+    sent there last, or broke, or its server said that it is about to end.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Dealer:
         watch: bool = False,
         hold: bool = False,
         curve: Curve | None = None,
+        spread: bool = False,
     ) -> None:
         """`watch`: learn from the transport when the connection breaks (`broke` tells); of several endpoints, also
         that it cannot be made.
@@ -60,11 +61,15 @@ class Dealer:
         sent earlier waits here, and what is sent after the connection broke is dropped. This also makes `broke` tell,
         without the sockets that watching takes, but not of a break that was mended before `broke` was called.
 
-        `curve`: keys, for a server that wants some.
+        `curve`: keys, for a server that wants some; of several endpoints all have the same one.
+
+        `spread`: try several endpoints in random order, so that not all clients go to the first.
         """
         self.context = context
         self.curve = curve
-        self.servers = Servers(endpoint)
+        names = named(endpoint)
+        self.servers = Servers(names, shuffled(names) if spread and len(names) > 1 else ())
+        self.several = len(names) > 1
         self.server = self.servers.choose()
         """The endpoint of the present connection, or of the last one."""
         self.answered = False
@@ -80,6 +85,8 @@ class Dealer:
         self.inflow: TcpInflow | None = None
         """What the system knows of the present connection, once something came by it."""
         self._monitor: Socket | None = None
+        self._pulse: Pulse | None = None
+        """Whether the program at the other end of the present connection runs; None: that is not looked for."""
         self._changed = False
 
     def send(self, output: Iterable[Output]) -> None:
@@ -143,10 +150,21 @@ class Dealer:
         """Whether the connection that was there is gone (only when watched, or with `hold`)."""
         broken = self.linked and not self._writable
         while self._monitor is not None and self._monitor.poll(0):
-            broken = bool(monitored_event(receive(self._monitor)) & self._breaks) or broken
+            frames = receive(self._monitor)
+            event = monitored_event(frames)
+            if frames and event == zmq.EVENT_CONNECTED:
+                self._pulse = Pulse(int.from_bytes(frames[0][2:6], sys.byteorder))
+            broken = bool(event & self._breaks) or broken
+        if self._pulse is not None and not broken:
+            broken = not self._pulse.beats(time.monotonic())
         if broken:
-            self.servers.failed(self.server)
+            self.failed()
         return broken
+
+    def failed(self) -> None:
+        """The server is gone, or is about to end: a new connection goes to another one."""
+        self.servers.failed(self.server)
+        self.answered = False
 
     @property
     def waits(self) -> bool:
@@ -158,14 +176,19 @@ class Dealer:
         """Whether a new connection would go to a server that is not known to be dead."""
         return self.servers.health(self.servers.choose()) is not Health.DEAD
 
+    @property
+    def has_other(self) -> bool:
+        """Whether there is another server than the present one that is not known to be dead."""
+        return self.several and self.servers.has_other(self.server)
+
     def key_probe(self, when: float) -> KeyProbe:
         """To find out, from then on, whether the servers refuse the key."""
         return KeyProbe(self.servers.names, self.curve, when)
 
     @property
     def _breaks(self) -> int:
-        """The events to watch for."""
-        return zmq.EVENT_DISCONNECTED | (zmq.EVENT_CONNECT_RETRIED if len(self.servers) > 1 else 0)
+        """The events that mean that there is no connection."""
+        return zmq.EVENT_DISCONNECTED | (zmq.EVENT_CONNECT_RETRIED if self.several else 0)
 
     def wait(self, milliseconds: int, others: Iterable[Socket] = ()) -> None:
         """Wait until something comes, here or at other sockets."""
@@ -191,7 +214,7 @@ class Dealer:
             self.socket.close(linger)
             self.socket = None
             self._changed = True
-            self._held, self.linked, self.inflow = [], False, None
+            self._held, self.linked, self.inflow, self._pulse = [], False, None, None
 
     def _choose(self) -> str:
         """Close the present connection; where the next one goes."""
@@ -234,60 +257,17 @@ class Dealer:
         socket.reconnect_ivl = 100
         socket.reconnect_ivl_max = 2_000
         socket.immediate = self._hold  # then a socket without a connection cannot be written to
-        if self._watch:
-            self._monitor = socket.get_monitor_socket(self._breaks)
+        if not self._watch:
+            return
+        events = self._breaks
+        if self.several:
+            socket.connect_timeout = socket.handshake_ivl = int(SILENCE * 1000)
+            if not self._hold:  # who holds has heartbeats of its own
+                socket.heartbeat_ivl = int(BEAT * 1000)
+                events |= zmq.EVENT_CONNECTED
+        self._monitor = socket.get_monitor_socket(events)
 
 
-class TcpInflow:
-    """What comes in on one TCP connection, whole messages or not. Of any other connection nothing is known.
-
-    ZeroMQ hands out a message when all of it is there, and what its peer says next waits behind it: while a large one
-    comes over a slow line, its sender is silent. The system knows better. It counts the bytes that come in on a
-    connection, and ZeroMQ tells which connection a message came by. So a peer that seems dead is looked at once more
-    here.
-    """
-
-    def __init__(self, frame: Any) -> None:
-        """`frame`: of a message that came by this connection."""
-        try:
-            self._descriptor: int = frame.get(zmq.SRCFD)
-        except zmq.ZMQError:  # inproc
-            self._descriptor = -1
-        self._before: tuple[float, int] | None = None
-        self._ends: tuple[Any, Any] | None = None
-        self._ends = self._look(lambda connection: (connection.getsockname(), connection.getpeername()))
-
-    def goes_on(self, now: float, patience: float) -> bool:
-        """Whether enough came in since this was last asked, `patience` seconds ago; at first, whether anything did."""
-        figures = self._look(_figures)
-        if figures is None:
-            return False
-        silence, received = figures
-        before, self._before = self._before, (now, received)
-        if silence >= patience:
-            return False
-        if before is None or now - before[0] > 2 * patience:  # asked about another message then
-            return True
-        return bool(received - before[1] >= LEAST * (now - before[0]))
-
-    def _look(self, at: Any) -> Any:
-        """Something of the connection, if it is there still: its number may be another's by now, which has not the same
-        ends."""
-        if self._descriptor < 0:
-            return None
-        try:
-            with stream.socket(fileno=os.dup(self._descriptor)) as connection:
-                if connection.family not in (stream.AF_INET, stream.AF_INET6):
-                    return None
-                ends = (connection.getsockname(), connection.getpeername())
-                return at(connection) if self._ends in (None, ends) else None
-        except OSError:
-            return None
-
-
-def _figures(connection: stream.socket) -> tuple[float, int] | None:
-    """Seconds since data came in last, and the bytes that came in all."""
-    info = connection.getsockopt(stream.IPPROTO_TCP, stream.TCP_INFO, 256)
-    if len(info) < _RECEIVED_AT + _RECEIVED.size:  # a kernel of before 2015
-        return None
-    return _LAST_DATA.unpack_from(info, _LAST_DATA_AT)[0] / 1000, _RECEIVED.unpack_from(info, _RECEIVED_AT)[0]
+def shuffled(names: Sequence[str]) -> list[str]:
+    """The same in random order. (The module `random` would take milliseconds of every command's start.)"""
+    return [name for _, name in sorted((os.urandom(8), name) for name in names)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import click
@@ -40,10 +41,17 @@ class EndpointType(click.ParamType[str]):
 
 
 class PeerType(EndpointType):
-    """An endpoint to ask. ZeroMQ would look up an unknown name until the time is over."""
+    """An endpoint to ask, or several with commas. ZeroMQ would look up an unknown name until the time is over."""
+
+    def fault(self, value: str) -> str:
+        return next((fault for one in endpoints([value]) if (fault := super(PeerType, self).fault(one))), "")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         text: str = super().convert(value, param, ctx)
+        return ",".join(self._known(one, param, ctx) for one in endpoints([text]))
+
+    def _known(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The same; fails for one at a machine that nobody knows."""
         match = re.fullmatch(r"(?:tcp://)?([^:;/]+):\d+", text)
         name = match[1] if match else "127.0.0.1"
         try:
@@ -53,6 +61,17 @@ class PeerType(EndpointType):
                 self.fail(f"no machine is known by the name {name!r}; is it spelt right?", param, ctx)
             say(f"the name {name!r} cannot be looked up now ({error.strerror}); trying all the same")
         return text
+
+
+def endpoints(texts: Sequence[str]) -> tuple[str, ...]:
+    """All endpoints in some texts, each of which has one, or several with commas. (A list in the environment may have
+    blanks behind its commas.)"""
+    return tuple(filter(None, broker.named([text.strip().removesuffix(",") for text in texts])))
+
+
+def separate(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """A callback for options whose type is PEER: each endpoint alone."""
+    return endpoints(value)
 
 
 BOUND = EndpointType(listens=True)

@@ -19,7 +19,7 @@ import broker
 from broker import DEFAULT_ENDPOINT
 from titanic import logs
 from titanic.cli import config_file
-from titanic.cli.endpoint import PEER, Reach
+from titanic.cli.endpoint import PEER, Reach, separate
 from titanic.errors import TimedOut
 from titanic.util import ids
 from titanic.util.database_url import has_password, is_url
@@ -157,8 +157,14 @@ def size(name: str, *, least: int = LEAST_SIZE, **settings: Any) -> Callable[[Fu
     return option(name, type=lambda value: read_size(value, least=least), metavar="SIZE", **settings)
 
 
-ENDPOINTS = {"type": PEER, "multiple": True, "metavar": "ENDPOINT", "default": (DEFAULT_ENDPOINT,)}
-BROKER_ENDPOINTS = "Where the broker is; of several, the next one is used when one fails."
+ENDPOINTS = {
+    "type": PEER,
+    "multiple": True,
+    "metavar": "ENDPOINT",
+    "default": (DEFAULT_ENDPOINT,),
+    "callback": separate,
+}
+BROKER_ENDPOINTS = "Where the broker is. Of several, a,b,c, one is chosen at random, and the next when it fails."
 
 
 def endpoint_option(group: str = "") -> Callable[[Function], Function]:

@@ -141,6 +141,7 @@ def _watch(worker: Worker) -> None:
 @broker_version("0.2", "0.1", "majortomo")
 @seconds("--heartbeat", least=0.01, default=2.5, help="Interval of heartbeats; the broker's, if that is shorter.")
 @seconds("--limit", least=0.001, default=None, help="Maximum run time of a command; it is killed when it takes longer.")
+@option("--everywhere", is_flag=True, help="Register at all endpoints, and not only at one that works.")
 @option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests to work on at a time.")
 @log_options
 @configured
@@ -148,6 +149,7 @@ def work(
     service: str,
     command: tuple[str, ...],
     jobs: int,
+    everywhere: bool,
     limit: float | None,
     heartbeat: float,
     mdp: str | None,
@@ -162,6 +164,10 @@ def work(
     the command does not exit with 0, is killed or takes longer than --limit, the attempt has failed: the end of its
     standard error is kept with the request, which is tried again later.
 
+    Of several endpoints each job chooses one at random, and the next one when it fails. With --everywhere it is
+    registered at all of them, and does one request at a time: another that comes meanwhile waits for 0.2 s, then it is
+    given back, and the other brokers send no more until the job is done.
+
     Stops on SIGTERM or SIGINT when the running commands are done. A second signal ends them and the worker at once;
     their requests are given to another worker.
 
@@ -174,7 +180,7 @@ def work(
         raise click.UsageError(f"command not found: {command[0]}")
     handler = CommandHandler(command, limit)
     config = WorkerConfig(heartbeat_interval=heartbeat, versions=(mdp,) if mdp else WorkerConfig().versions)
-    worker = Worker(service, handler, endpoint, jobs=jobs, config=config, key=curve)
+    worker = Worker(service, handler, endpoint, jobs=jobs, everywhere=everywhere, config=config, key=curve)
 
     def at_once() -> None:
         worker.abandon()  # first: that a command was killed is no reply
@@ -182,6 +188,6 @@ def work(
 
     _watch(worker)
     ending = Ending(worker.stop, at_once)
-    say(f"connecting to {' or '.join(endpoint)} to work on {service}", "serving")
+    say(f"connecting to {(' and ' if everywhere else ' or ').join(endpoint)} to work on {service}", "serving")
     worker.run()
     sys.exit(ending.code)

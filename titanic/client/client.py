@@ -56,12 +56,16 @@ class Client:
     ) -> None:
         """`timeout` (seconds, or a timedelta) for each of 1 + `retries` tries; `version` of MDP: 0.2, 0.1 or majortomo.
 
-        Of several endpoints the next one is used when one fails. They should lead to the same queue: no other knows
-        its UUIDs.
+        `endpoint` is one, or several nodes of the same queue: in a list, or in a text with commas. (Another queue would
+        not know its UUIDs.) One of them is chosen at random, and used until it fails; then the next one. It is left at
+        once when the connection breaks or cannot be made, or when the node says that it takes nothing more; after 3 s
+        when the program there stands still or the cable is cut. A node that only takes long for its answer has the time
+        of a try. What had no answer is sent again to the next node, within the same time; what is submitted has a key,
+        which the nodes share, and is stored once. So is waiting continued.
 
         For a server with access control, `key` is the secret key file of this client, and `server_key` the server's
-        public key file, or the key itself, 40 characters of Z85. KeyRefused is raised when the server does not take
-        them, Forbidden when the user whose key it is lacks a permission.
+        public key file, or the key itself, 40 characters of Z85; all nodes have the same. KeyRefused is raised when
+        the server does not take them, Forbidden when the user whose key it is lacks a permission.
         """
         self._calls = Calls(endpoint, seconds("timeout", timeout), retries, version, credentials(key, server_key))
         self._released_keys: deque[str] = deque()

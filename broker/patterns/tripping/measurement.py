@@ -21,10 +21,11 @@ from typing import NamedTuple
 
 import zmq
 
-from broker.client import Client, Pipeline
+from broker.client import Client
 from broker.io import sockets
 from broker.io.draft_sockets import DraftSocket
 from broker.io.router import Router
+from broker.pipeline import Pipeline
 from broker.server import Broker
 from broker.worker import Worker
 

@@ -78,6 +78,12 @@ def broker() -> tuple[Broker, str]:
 
 
 @pytest.fixture
+def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Endpoints are tried in the order in which they are given, and not at random."""
+    monkeypatch.setattr("broker.io.dealer.shuffled", list)
+
+
+@pytest.fixture
 def pair() -> Iterator[tuple[str, str]]:
     """Two brokers, each with a worker that says which one it works for."""
     (one, first), (two, second) = broker(), broker()
@@ -85,12 +91,12 @@ def pair() -> Iterator[tuple[str, str]]:
         yield first, second
 
 
-def test_a_client_leaves_a_broker_that_is_not_there_at_once(pair: tuple[str, str]) -> None:
+def test_a_client_leaves_a_broker_that_is_not_there_at_once(pair: tuple[str, str], in_order: None) -> None:
     with Client([NOBODY, *pair], timeout=60, retries=0) as client:
         assert [client.call("who", b"x") for _ in range(3)] == [[b"first"]] * 3
 
 
-def test_a_client_stays_where_it_is_answered(pair: tuple[str, str]) -> None:
+def test_a_client_stays_where_it_is_answered(pair: tuple[str, str], in_order: None) -> None:
     with Client(pair, timeout=60) as client:
         for _ in range(3):
             for _ in client.stream("who", b"x"):
@@ -98,7 +104,7 @@ def test_a_client_stays_where_it_is_answered(pair: tuple[str, str]) -> None:
             assert client.call("who", b"x") == [b"first"]
 
 
-def test_a_client_goes_on_with_the_next_broker() -> None:
+def test_a_client_goes_on_with_the_next_broker(in_order: None) -> None:
     (one, first), (two, second) = broker(), broker()
     with two, Worker("who", lambda _: [b"second"], second), Client([first, second], timeout=60, retries=0) as client:
         with one, Worker("who", lambda _: [b"first"], first):
@@ -106,7 +112,7 @@ def test_a_client_goes_on_with_the_next_broker() -> None:
         assert client.call("who", b"x") == [b"second"]
 
 
-def test_a_pipeline_takes_what_is_unanswered_to_the_next_broker() -> None:
+def test_a_pipeline_takes_what_is_unanswered_to_the_next_broker(in_order: None) -> None:
     (one, first), (two, second) = broker(), broker()
     begun, go_on = threading.Event(), threading.Event()
 
@@ -146,7 +152,7 @@ def test_a_worker_finds_the_broker_that_is_there(there: int) -> None:
         assert client.call("echo", b"x") == [b"x"]
 
 
-def test_a_worker_follows_when_its_broker_goes_away() -> None:
+def test_a_worker_follows_when_its_broker_goes_away(in_order: None) -> None:
     (one, first), (two, second) = broker(), broker()
     with Worker("echo", lambda frames: frames, [first, second], jobs=2, config=QUICK) as worker:
         with two:
