@@ -98,6 +98,7 @@ class Worker:
             self._config.heartbeat_interval,
             partial(_any_registered, channels),
             kind=self._registers_at,
+            where=partial(_registered_at, channels),
             probe=channels[0].key_probe,
         )
         for channel in channels:
@@ -311,6 +312,11 @@ class _Registration(Registration):
 def _any_registered(channels: Sequence[_Registration]) -> bool:
     """Whether any is registered, or was and is only busy elsewhere."""
     return any(channel.session.registered or channel.session.aside for channel in channels)
+
+
+def _registered_at(channels: Sequence[_Registration]) -> str:
+    """Where they are registered."""
+    return " and ".join(dict.fromkeys(channel.server for channel in channels if channel.session.registered))
 
 
 class _Beat(Channel):

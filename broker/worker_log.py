@@ -40,14 +40,17 @@ class WorkerLog(Channel):
         *,
         kind: str = "broker",
         services: str = "",
+        where: Callable[[], str] | None = None,
         probe: Callable[[float], KeyProbe] | None = None,
     ) -> None:
         """`name`: of the worker. `registered`: whether the broker has answered any of its connections. `kind`: what
-        it is called, if it is none. `services`: what an access file there calls the name, if it is another. `probe`:
-        how to find out, from a time on, whether the key is refused."""
+        it is called, if it is none. `services`: what an access file there calls the name, if it is another. `where`: at
+        which of several endpoints it is registered. `probe`: how to find out, from a time on, whether the key is
+        refused."""
         self._log = log
         self._name = name
-        self._endpoint = endpoint
+        self._endpoint = self._at = endpoint
+        self._where = where
         self._new_probe = probe or (lambda when: KeyProbe())
         self._probe = KeyProbe()
         """Whether the key is refused, while nobody answers."""
@@ -120,12 +123,13 @@ class WorkerLog(Channel):
         if self._over or (there == self._there and (there or self._silent_since is not None)):
             return
         if there:
-            self._log.info("%s is registered at %s", self._name, self._endpoint)
+            self._at = self._where() if self._where is not None else self._endpoint
+            self._log.info("%s is registered at %s", self._name, self._at)
             self._silent_since, self._refused = None, False
             self._probe.close()
         else:
             if self._there:
-                self._log.warning("lost the %s at %s; connecting again", self._kind, self._endpoint)
+                self._log.warning("lost the %s at %s; connecting again", self._kind, self._at)
             self._silent_since, self._pause = now, self._first
             self._warn_at = now + self._pause
             self._begin_probe(now + PROBE_AFTER)

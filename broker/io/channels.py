@@ -84,6 +84,11 @@ class SessionChannel(Channel, Generic[Session]):
     def changed(self) -> bool:
         return self._dealer.changed()
 
+    @property
+    def server(self) -> str:
+        """The endpoint of the present connection, or of the last one."""
+        return self._dealer.server
+
     def key_probe(self, when: float) -> KeyProbe:
         """To find out, from then on, whether the servers refuse the key."""
         return self._dealer.key_probe(when)

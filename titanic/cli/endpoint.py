@@ -48,7 +48,10 @@ class PeerType(EndpointType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         text: str = super().convert(value, param, ctx)
-        return ",".join(self._known(one, param, ctx) for one in endpoints([text]))
+        several = endpoints([text])
+        if len(several) > 1 and (fault := self.fault(text)):
+            self.fail(fault, param, ctx)  # which of them is tried, and so would find out, is left to chance
+        return ",".join(self._known(one, param, ctx) for one in several)
 
     def _known(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The same; fails for one at a machine that nobody knows."""

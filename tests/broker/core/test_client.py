@@ -9,6 +9,7 @@ from support.transcript import SessionTranscript
 
 from broker.config import ClientConfig
 from broker.core.client import ClientSession, EventKind, ReplyEvent
+from broker.core.mdp import is_sent_away
 
 
 class Asking(SessionTranscript):
@@ -349,3 +350,55 @@ def test_cancelling_one_of_many() -> None:
     asking.told(tags[b"2"], b"", b"MDPC02", b"\3", b"echo", b"y")
     asking.said_nothing()
     asking.learned((second, FINAL, [b"y"]))
+
+
+# -- servers that send their clients away --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("service", "answer", "away"),
+    [
+        (b"titanic.submit", [b"503 draining: ask another"], True),
+        (b"titanic.submit", [b"500 shutting down: try again in a moment"], True),
+        (b"titanic.submit", [b"500 store full"], False),
+        (b"titanic.submit", [b"200", b"503 draining"], False),
+        (b"titanic.submit", [], False),
+        (b"echo", [b"503 draining: ask another"], False),
+        (b"echo", [b"MDPE01", b"503 draining: ask another"], True),
+        (b"echo", [b"MDPE01", b"503 queue full"], False),
+        (b"echo", [b"MDPE01"], False),
+    ],
+)
+def test_who_is_sent_away(service: bytes, answer: list[bytes], away: bool) -> None:
+    assert is_sent_away(service, answer) is away
+
+
+def test_whoever_is_sent_away_asks_another() -> None:
+    answer = (b"MDPE01", b"503 draining")
+    for several in (False, True):
+        asking = Asking(timeout=1.0, retries=1)
+        asking.session.several = several
+        ticket = asking.asks(b"q")
+        asking.said(b"MDPC02", b"\1", b"echo", b"q")
+        asking.told(b"MDPC02", b"\3", b"echo", *answer)
+        assert asking.session.sent_away is several
+        if not several:
+            asking.learned((ticket, FINAL, [*answer]))
+            continue
+        asking.learned()
+        asking.session.lost(asking.now)
+        assert not asking.session.sent_away
+        assert asking.session.connection == 2
+
+
+def test_the_farewell_counts_when_the_time_is_over() -> None:
+    asking = Asking(timeout=1.0, retries=1)
+    asking.session.several = True
+    ticket = asking.asks(b"q")
+    asking.told(b"MDPC02", b"\3", b"echo", b"MDPE01", b"503 draining")
+    for _ in range(3):
+        asking.learned()
+        asking.session.lost(asking.now)
+        asking.later(0.6)
+    asking.later(0.6)
+    asking.learned((ticket, FINAL, [b"MDPE01", b"503 draining"]))

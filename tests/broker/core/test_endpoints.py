@@ -12,7 +12,7 @@ from support.processes import line, script
 from support.waiting import again, until
 
 from broker import Broker, Client, Pipeline, TimedOut, UsageError, Worker, WorkerConfig
-from broker.core.endpoints import Health, Servers
+from broker.core.endpoints import Health, Servers, named
 
 NOBODY = "tcp://127.0.0.1:9"
 QUICK = WorkerConfig(heartbeat_interval=0.05, liveness=20, reconnect_first=0.01, reconnect_most=0.05)
@@ -47,6 +47,30 @@ def test_of_dead_ones_the_one_that_failed_longest_ago() -> None:
         order.append(servers.choose())
         servers.failed(order[-1])
     assert "".join(order) == "abcabca"
+
+
+def test_all_that_failed_are_tried_again() -> None:
+    servers = Servers(["a", "b", "c"], order=["c", "a", "b"])
+    assert servers.names == ("a", "b", "c")
+    order = []
+    for _ in range(7):
+        order.append(servers.choose())
+        assert servers.has_other(order[-1]) is (len(order) % 3 > 0)
+        servers.failed(order[-1])
+        if len(order) % 3 == 0:
+            servers.forgive()
+    assert "".join(order) == "cabcabc"
+    servers.answered("b")
+    servers.forgive()
+    assert servers.live() == "b"
+
+
+def test_several_in_one_text() -> None:
+    assert named("tcp://a:1") == ("tcp://a:1",)
+    assert named("tcp://a:1,ipc:///b,tcp://a:1") == ("tcp://a:1", "ipc:///b")
+    assert named("a:1, b:2 ,[::1]:3") == ("a:1", "b:2", "[::1]:3")
+    assert named(["tcp://a:1,b:2", "tcp://c:3"]) == ("tcp://a:1", "b:2", "tcp://c:3")
+    assert named("ipc:///tmp/a,b.sock,ipc:///tmp/c") == ("ipc:///tmp/a,b.sock", "ipc:///tmp/c")
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -452,3 +452,33 @@ def test_leaving_when_the_connection_goes_before_the_job_began(work: Work) -> No
     work.told(b"MDPW02", b"\6")
     work.closed(1)
     assert work.session.stopped
+
+
+# -- several brokers -----------------------------------------------------------------------------------------
+
+
+def test_it_steps_aside_and_comes_back(work: Work) -> None:
+    work.told(b"MDPW02", b"\2", b"client", b"", b"q")
+    work.job()
+    work.session.step_aside(work.now)
+    work.said(b"MDPW02", b"\6")
+    assert work.session.aside
+    assert not work.session.registered
+    work.told(b"MDPW02", b"\2", b"client", b"", b"crossed")
+    work.later(1000)
+    work.said_nothing()
+    assert work.session.take_jobs() == []
+    work.session.come_back()
+    work.later(0)
+    work.registers()
+
+
+def test_it_need_not_wait_where_there_is_another_endpoint(work: Work) -> None:
+    for _ in range(5):
+        work.told(b"MDPW02", b"\6")
+        work.session.hurry(work.now)
+        work.later(0)
+        work.output.clear()
+        assert work.session.state is SessionState.IDLE
+    work.told(b"MDPW02", b"\6")
+    assert work.session.next_deadline() == work.now + 1.0, "what was not waited does not count"

@@ -82,11 +82,46 @@ def test_a_bare_host_and_port_are_tcp(endpoint: str, tmp_path: Path) -> None:
 def test_a_worker_follows(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    with serving(tmp_path / "two") as (_, second), serving(tmp_path / "one") as (one, first):
+    with serving(tmp_path / "two") as (two, second), serving(tmp_path / "one") as (one, first):
+        servers = {first: one, second: two}
         both = ("--endpoint", first, "--endpoint", second)
         with running(tmp_path / "work.log", "work", "upper", *both, "--", "tr", "a-z", "A-Z") as worker:
-            worker.says("is registered at")
+            first = worker.says(r"is registered at (\S+)")[1]
+            (second,) = {*servers} - {first}
             assert here("call", "upper", "a", "--endpoint", first, "--timeout", "30").out == b"A"
-            one.kill()
+            servers[first].kill()
             assert here("call", "upper", "b", "--endpoint", second, "--timeout", "30").out == b"B"
             assert here("call", "upper", "c", *both, "--timeout", "30").out == b"C"
+            worker.says(f"lost the broker at {first}; connecting again\n.*registered at {second}\n")
+
+
+def test_several_in_one_text(endpoint: str, tmp_path: Path) -> None:
+    several = f"{NOBODY},{endpoint}"
+    asked = ("call", "mmi.service", "x")
+    assert here(*asked, "--endpoint", several).out == b"404"
+    assert here(*asked, TITANIC_ENDPOINT=several).out == b"404"
+    assert here(*asked, TITANIC_ENDPOINT=f"{NOBODY}, {endpoint}").out == b"404"
+    toml = tmp_path / "titanic.toml"
+    toml.write_text(f'endpoint = "{several}"\n')
+    assert here(*asked, "--config", toml).out == b"404"
+    wrong = here(*asked, "--endpoint", f"{endpoint},tcp://127.0.0.1:*")
+    assert (wrong.code, "no client can connect to 'tcp://127.0.0.1:*'" in wrong.err) == (2, True)
+    toml.write_text(f'endpoint = "{endpoint},tcp://127.0.0.1:99999"\n')
+    wrong = here(*asked, "--config", toml)
+    assert (wrong.code, "ports go up to 65535" in wrong.err) == (2, True)
+
+
+def test_a_worker_at_all_of_them(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    with serving(tmp_path / "two") as (_, second), serving(tmp_path / "one") as (one, first):
+        options = ("--endpoint", f"{first},{second}", "--everywhere")
+        with running(tmp_path / "work.log", "work", "upper", *options, "--", "tr", "a-z", "A-Z") as worker:
+            worker.says(f"connecting to {first} and {second} to work on upper")
+            worker.says(f"is registered at {first}\n")
+            worker.says(f"is registered at {second}\n")
+            for endpoint in (first, second, first):
+                assert here("call", "upper", "a", "--endpoint", endpoint, "--timeout", "30").out == b"A"
+            one.kill()
+            worker.says(f"lost the broker at {first}; ")
+            assert here("call", "upper", "b", "--endpoint", second, "--timeout", "30").out == b"B"
