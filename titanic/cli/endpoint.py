@@ -73,8 +73,8 @@ def endpoints(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def separate(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """A callback for options whose type is PEER: each endpoint alone."""
-    return endpoints(value)
+    """A callback for options whose type is PEER: each endpoint alone, if there may be several."""
+    return endpoints(value) if isinstance(param, click.Option) and param.multiple else value
 
 
 BOUND = EndpointType(listens=True)
