@@ -25,9 +25,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from broker.config import WorkerConfig
-from broker.core.client import ANSWER, Recognition
 from broker.core.heartbeat import Heartbeat
 from broker.core.mdp import WORKER_DIALECTS, Command, Core, Frames, Peer, WorkerDialect, joined, read_error
+from broker.core.recognition import ANSWER, Recognition
 from broker.core.services import Inflow
 from broker.core.timers import Backoff
 

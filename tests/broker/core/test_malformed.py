@@ -10,7 +10,8 @@ from support.broker_invariants import check, check_empty
 
 from broker.config import BrokerConfig, ClientConfig
 from broker.core.broker import BrokerCore
-from broker.core.client import ANSWER, ClientSession, EventKind
+from broker.core.client import ClientSession, EventKind
+from broker.core.recognition import ANSWER
 from broker.core.worker import SessionState, WorkerSession
 
 bounded = settings(deadline=None, max_examples=120, suppress_health_check=list(HealthCheck), derandomize=True)

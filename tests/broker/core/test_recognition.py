@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.core.client import Kind, Recognition
+from broker.core.recognition import Kind, Recognition
 
 OURS = [b"MDPC01", b"mmi.broker", b'{"software": "titanic"}']
 

@@ -1,0 +1,76 @@
+"""Which broker is at the other end of a connection: it is asked, as a client asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from broker.core.client import VERSIONS
+from broker.core.mdp import Frames
+
+ANSWER = 2.5
+"""Seconds that a broker to which there is a connection has for its answer, before it is asked in the next version."""
+
+_WHO, _ANY = b"mmi.broker", b"mmi.service"
+
+
+class Kind(NamedTuple):
+    """What a broker is: the version of MDP to speak with it, whether it is one of this project, and whether it has
+    access control: then it tells the workers of `titanic.` services who asks."""
+
+    version: str
+    ours: bool
+    access: bool = False
+
+
+class Recognition:
+    """Which broker is at the other end of a new connection: what it speaks, and whether it is one of this project.
+
+    Not every broker survives every message: one of MDP 0.1 may crash on the first one of 0.2, as the Guide's in Python
+    does. All of them accept a client of 0.1, so 0.1 asks first, two questions at once:
+
+        mmi.broker     a broker of this project tells what it is; others say 501, or nothing
+        mmi.service    a must for all brokers (RFC 8)
+
+    The answers come in the order of the questions: a broker that has answered the second one and not told what it is in
+    answer to the first is another, and no time-out has to decide that. Only a broker that answers neither for a while
+    is asked in the next version.
+    """
+
+    def __init__(self, versions: Sequence[str]) -> None:
+        """`versions`: those that may be spoken, the best one first. Brokers of this project speak all."""
+        self._best = versions[0]
+        self._left = sorted(versions)
+        self._asked: list[str] = []
+        self._kind: Kind | None = None
+
+    def ask(self) -> list[Frames]:
+        """The next questions to send; none when they were asked in all versions."""
+        if not self._left:
+            return []
+        version = self._left.pop(0)
+        self._asked.append(version)
+        dialect = VERSIONS[version]
+        return [dialect.encode_request([], _WHO, [b""]), dialect.encode_request([], _ANY, [_ANY])]
+
+    def learn(self, frames: Frames) -> Kind | None:
+        """Read a message: what the broker is, by the first answer; None when this answers neither question."""
+        for version in self._asked:
+            reply = VERSIONS[version].parse_reply(frames)
+            if reply is not None and reply.service in (_WHO, _ANY, None):
+                if self._kind is None:
+                    about = _about(reply.body) if reply.service == _WHO else {}
+                    ours = bool(about.get("software"))
+                    self._kind = Kind(self._best if ours else version, ours, ours and bool(about.get("access")))
+                return self._kind
+        return None
+
+
+def _about(body: Frames) -> dict[str, Any]:
+    """How a broker of this project answers mmi.broker; nothing when this is no such answer."""
+    try:
+        about = json.loads(body[0])
+    except (IndexError, ValueError, RecursionError):
+        return {}
+    return about if isinstance(about, dict) else {}
