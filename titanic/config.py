@@ -66,6 +66,10 @@ class ServerConfig:
     """With a `broker` that is secured: its public key, in Z85 or in a file."""
     broker: str | None = None
     """Endpoint of a broker in another process; None: the broker runs in this process."""
+    node_name: str = ""
+    """What people call this server among those that share its store; empty: the name of the machine."""
+    advertise: tuple[str, ...] = ()
+    """Endpoints at which others reach this server, for `titanic nodes`; empty: those that it has bound."""
     lanes: int = 64
     """With a broker in another process: worker sockets for each of Titanic's services, and the most requests in flight
     for one service when the broker does not tell how many workers there are. MDP allows one request at a time on

@@ -18,6 +18,7 @@ from titanic.store import (
     Joined,
     LeaseConfig,
     NodeFacts,
+    NodeRow,
     Place,
     ReadyRow,
     Renewed,
@@ -147,6 +148,14 @@ class RemoteRead(Read):
 
     def foresee(self, uuids: Sequence[bytes], replies: bool = False) -> None:
         self.store.foreseen.append((list(uuids), replies))
+
+    def nodes(self) -> list[NodeRow]:
+        store: RemoteStore = self.store
+        return [
+            NodeRow(one, facts.name, facts.version, facts.endpoints, 0, 1.0, {}, one in store.drained, 0, None)
+            for one, facts in store.facts.items()
+            if store.lives(one)
+        ]
 
 
 class RemoteWrite(RemoteRead, Write):

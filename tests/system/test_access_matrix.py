@@ -36,6 +36,7 @@ titanic.stats    read         out     out      403 f    –             –     
 retry            submit read  out     out      403 f    left, 403 f   left       done      left     done    done
 purge            close read   out     out      403 f    403 f, 403 f  –          done      left     done    done
 archive          admin        out     out      403 f    403 f         –          200       –        –       200
+drain            admin        out     out      403 f    403 f         –          400 t     –        –       400 t
 mmi.service      call         out     out      404      200           404        200       –        –       200
 mmi.services     submit       out     out      unseen   seen          unseen     seen      –        –       seen
 mmi.workers      work         out     out      unseen   seen          unseen     seen      –        –       seen
@@ -57,8 +58,9 @@ all        the same with read = "all"
 admin      admin = true and nothing else; the request is somebody else's
 
 Outcomes: `out`: the handshake fails, and nothing that was said is heard. `403` alone is an error reply of the broker;
-`403 f`, `400 f`: a status of Titanic that says forbidden; `400 u`: one that says that the UUID is unknown. `kept`,
-`left`: nobody is told no, and nothing is done. `seen`: the request is in the list, or a service that is not Titanic's.
+`403 f`, `400 f`: a status of Titanic that says forbidden; `400 u`: one that says that the UUID is unknown; `400 t`: one
+that says that this server has no nodes beside it. `kept`, `left`: nobody is told no, and nothing is done. `seen`: the
+request is in the list, or a service that is not Titanic's.
 """
 
 COLUMNS = ("no key", "unknown", "nothing", "without", "elsewhere", "right", "other's", "all", "admin")
@@ -134,6 +136,7 @@ def bodies(requests: Requests) -> dict[str, tuple[bytes, ...]]:
         "retry": (b"titanic.admin", json.dumps({"do": "retry", "uuids": [expired.decode()]}).encode()),
         "purge": (b"titanic.admin", json.dumps({"do": "purge", "uuids": [purged.decode()]}).encode()),
         "archive": (b"titanic.admin", b'{"do": "archive"}'),
+        "drain": (b"titanic.admin", b'{"do": "drain"}'),
         "mmi.service": (b"mmi.service", ECHO),
         "mmi.services": (b"mmi.services", b""),
         "mmi.workers": (b"mmi.workers", b""),

@@ -68,6 +68,10 @@ SCRIPTS = {
         *("mkdir -p /var/lib /backup", "titanic serve --store /var/lib/titanic"),
         *("=check", "=backup", "rm -r /var/lib/titanic", "=restore"),
     ],
+    "nodes": [
+        f"exec titanic serve --store {DATABASE} --node-name a --bind tcp://127.0.0.1:5556 &",
+        *(f"exec titanic serve --store {DATABASE} --node-name b &", "=nodes", "=drain"),
+    ],
     "migrate": ["mkdir -p /var/lib", "titanic serve --store /var/lib/titanic", "=migrate"],
     "config": ["mkdir -p /etc/titanic", "cp TOML /etc/titanic", "=config", "=config check", "=config show"],
     "keys": ["mkdir -p /etc/titanic", "=keys", "=keys new", "=keys server", "=keys show", "=keys token"],
@@ -124,7 +128,7 @@ def run(lines: list[str], folder: Path) -> list[tuple[int, str, str]]:
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m titanic "$@"\n')
     program.chmod(0o755)
     if shutil.which("jq") is None:
-        (folder / "bin/jq").write_text("#!/bin/sh\ngrep -q used\n")
+        (folder / "bin/jq").write_text("#!/bin/sh\ngrep -Eq 'used|incarnation'\n")
         (folder / "bin/jq").chmod(0o755)
     changed = [re.sub(r"(?<![\w.])/(?=(var|backup|etc)\b)", f"{folder}/", line) for line in lines]
     changed = [line.replace(UUID, "$(cat uuid)").replace("TOML", str(ROOT / "deploy/titanic.toml")) for line in changed]

@@ -34,6 +34,8 @@ COMMANDS = {
     "call": ("submit_reply", "Send a plain request; nothing is stored."),
     "work": ("work", "Serve a service with any command."),
     "status": ("status", "Show stored and waiting requests, and the workers."),
+    "nodes": ("nodes", "List the servers that share the store."),
+    "drain": ("nodes", "Have one of them end when it has nothing left to do."),
     "health": ("status", "Report whether the queue is healthy, for scripts."),
     "ls": ("stored_requests", "List stored requests."),
     "show": ("stored_requests", "Show all about one request."),

@@ -53,6 +53,9 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
 
     With --broker it uses the broker at that endpoint, and ends when another queue already serves that broker.
 
+    Servers whose --store is the same database share it: each executes what its own workers can, and `titanic nodes`
+    lists them.
+
     Stops on SIGTERM or SIGINT: refuses new requests, finishes the running requests, exits with 0. A second
     signal ends it at once; nothing is lost then either. On SIGHUP it reads its configuration and the access file
     again; settings that need a restart are reported. A file with a mistake changes nothing.
@@ -119,6 +122,13 @@ def _refuse_unused(settings: Mapping[str, Any]) -> None:
         raise click.UsageError(
             "--mdp is for a broker elsewhere, named by --broker; the integrated one speaks all versions"
         )
+    if not isinstance(settings["store"], str):
+        for name in ("node_name", "advertise"):
+            if chosen(name) is ParameterSource.COMMANDLINE:
+                option = f"--{name.replace('_', '-')}"
+                raise click.UsageError(
+                    f"{option} is for servers that share a store in PostgreSQL; this one shares none"
+                )
     for name, others in (("key", ("access", "broker")), ("server_key", ("broker",))):
         if chosen(name) is ParameterSource.COMMANDLINE and all(settings[other] is None for other in others):
             needs = " or ".join(f"--{other}" for other in others)
@@ -216,6 +226,10 @@ class Queue(serve_run.Subject):
     @property
     def ready(self) -> bool:
         return self._server.ready
+
+    @property
+    def drained(self) -> bool:
+        return self._server.drained
 
     def reload(self, settings: dict[str, object]) -> None:
         self._server.reload(server_config(settings))

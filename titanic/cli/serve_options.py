@@ -109,8 +109,26 @@ wire_options = together(
 )
 """The broker's options. Their parameters have the names of `BrokerConfig`'s fields."""
 
+MOST_NAME = 100
+"""Characters in the name of a server."""
+
 KEEPING = ("keep_replies", "keep_dead", "keep_closed")
 """The parameters that make up the retention."""
+
+
+class NodeName(click.ParamType[str]):
+    """What a server is called."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if not text.isprintable() or not 0 < len(text) <= MOST_NAME or text.isdigit():
+            self.fail(f"{text!r} is not a name; it has 1 to {MOST_NAME} characters, and is no number", param, ctx)
+        return text
+
+
+NAME = NodeName()
 
 
 def take_wire(settings: dict[str, Any]) -> BrokerConfig:
@@ -185,6 +203,23 @@ queue_options = together(
         help="With --broker, when that has access control: its public key.",
     ),
     open_option,
+    option(
+        "--node-name",
+        type=NAME,
+        metavar="NAME",
+        default=None,
+        help="With a store in PostgreSQL: what this server is called among those that share it; default: the name of"
+        " the machine.",
+    ),
+    option(
+        "--advertise",
+        type=BROKER,
+        multiple=True,
+        metavar="ENDPOINT",
+        default=(),
+        help="With a store in PostgreSQL: where others reach this server, for `titanic nodes`; may be given repeatedly;"
+        " default: where it listens.",
+    ),
     seconds("--grace", least=0, default=SERVER.grace, help="On shutdown: how long running requests may still take."),
     kept("--keep-replies", default="7d", help="How long replies that no client closes are kept; 0: for ever."),
     kept("--keep-dead", default="30d", help="How long failed and expired requests are kept; 0: for ever."),
@@ -273,5 +308,6 @@ def server_config(settings: dict[str, Any]) -> ServerConfig:
     mdp = settings["mdp"]
     versions = (mdp,) if mdp else WorkerConfig().versions
     worker = WorkerConfig(heartbeat_interval=wire.heartbeat_interval, versions=versions)
+    settings["node_name"] = settings.get("node_name") or ""
     names = {field.name for field in fields(ServerConfig)} & settings.keys()
     return ServerConfig(wire=wire, worker=worker, retention=retention, **{name: settings[name] for name in names})

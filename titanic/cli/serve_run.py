@@ -90,6 +90,11 @@ class Subject(Protocol):
         """Whether clients are served."""
         return self.alive
 
+    @property
+    def drained(self) -> bool:
+        """Whether it was told to end when it has nothing left to do, and has nothing."""
+        return False
+
     workers: Callable[[], Mapping[bytes, int]]
     """Which services have workers, and how many, as far as it knows."""
     stop: Callable[[], None]
@@ -135,8 +140,8 @@ def begin(level: str, format: str) -> Signals:
 
 
 def run(subject: Subject, signals: Signals, metrics: Address | None, *, open: bool) -> None:
-    """Run it until its end; exit with an error unless a signal ended it. `metrics`: where to serve its metrics; `open`:
-    other machines may read them."""
+    """Run it until its end; exit with an error unless a signal ended it, or it is drained. `metrics`: where to serve
+    its metrics; `open`: other machines may read them."""
     ending = Stop(subject.stop)
     try:
         stop_listening = None if metrics is None else _listen(subject, signals, metrics, open=open)
@@ -197,6 +202,9 @@ def _run(subject: Subject, signals: Signals, notifier: Notifier) -> None:
             with contextlib.suppress(Exception):
                 subject.stop()
             sys.exit(EXIT_FAILED)
+        if subject.drained:
+            log.info("drained: nothing is left to do here", extra=logs.event("drained"))
+            break
         if signals.reload.is_set():
             signals.reload.clear()
             notifier.reloading()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -61,6 +62,13 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
                      counted as attempts)}
 
     \b
+    Of servers that share a store in PostgreSQL (titanic nodes lists them),
+    store, services, workers and running are over all of them; the others
+    are what the one that was asked has done. And there is more:
+    \b
+    node             that one: {name, incarnation, shard, draining, running}
+    other_nodes      [{name, draining, workers, running}]
+    \b
     Example:
       titanic status
       titanic status --watch 5
@@ -83,6 +91,9 @@ def _ask(where: dict[str, Any]) -> dict[str, Any]:
     with look(**where) as source:
         document = source.stats()
         document["workers"] = None if isinstance(source, Files) else _workers(source)
+    elsewhere = Counter(document.pop("workers_elsewhere", ()))
+    if elsewhere and document["workers"] is not None:
+        document["workers"] = dict(Counter(document["workers"]) + elsewhere)
     return document
 
 
@@ -125,10 +136,14 @@ def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None 
         f" {store['delayed']} delayed, {store['replies']} ended),"
         f" {size(store['used'])} of {size(store['capacity'])} used, {store['closed']} closed remembered{full}{how}"
     )
+    if "other_nodes" in document:
+        click.echo(f"{counted(len(nodes := list(_nodes(document))), 'node')}: {printable(', '.join(nodes))}")
     if done is not None:
         ended = document["dispatch"]
+        node = document.get("node")
+        whose = "" if node is None else f" of {printable(node['name'])}"
         click.echo(
-            f"since the start {done['accepted']} accepted, {done['refused']} refused,"
+            f"since the start{whose} {done['accepted']} accepted, {done['refused']} refused,"
             f" {ended['succeeded']} succeeded, {ended['failed']} failed, {ended['expired']} expired,"
             f" {done['closed']} closed"
         )
@@ -144,6 +159,14 @@ def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None 
     if rows:
         click.echo()
         print_table(("SERVICE", "WAITING", "WORKERS"), rows, right=("WAITING", "WORKERS"))
+
+
+def _nodes(document: dict[str, Any]) -> Iterator[str]:
+    own = document["node"]
+    for row in [] if own is None else [own]:
+        yield f"{row['name']} ({row['running']} running{', draining' if row['draining'] else ''}, was asked)"
+    for row in document["other_nodes"]:
+        yield f"{row['name']} ({row['running']} running{', draining' if row['draining'] else ''})"
 
 
 def _rates(document: dict[str, Any], before: dict[str, Any], elapsed: float) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 from pathlib import Path
@@ -18,7 +19,7 @@ from titanic.config import ServerConfig
 from titanic.errors import StoreUnwritable
 from titanic.protocol.answers import RequestInfo, check, unknown
 from titanic.protocol.tsp import Frames
-from titanic.services import list_requests
+from titanic.services import list_requests, nodes
 from titanic.store import Outcome, open_read_only
 
 OFFLINE = "Without a server"
@@ -84,6 +85,14 @@ class Files:
                 "store": {"path": self._store.place, **transaction.counts()._asdict()},
                 "services": {name.decode(errors="replace"): count for name, count in transaction.waiting().items()},
             }
+
+    def nodes(self) -> builtins.list[dict[str, Any]] | None:
+        """The nodes that share the store; None: it is a directory."""
+        if not self._store.remote:
+            return None
+        with self._store.read() as transaction:
+            found: builtins.list[dict[str, Any]] = nodes.listed(transaction, None)["nodes"]
+            return found
 
     def list(self, **options: Any) -> tuple[list[RequestInfo], str | None]:
         """A page of what is stored, as `Client.list`."""

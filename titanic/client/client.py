@@ -11,6 +11,7 @@ One thread at a time may use it: give each its own, they are cheap. Another one 
 
 from __future__ import annotations
 
+import builtins
 import json
 import time
 from collections import deque
@@ -308,6 +309,16 @@ class Client:
     def stats(self) -> dict[str, Any]:
         """What is stored, what waits for each service, what is running, what was done since the start."""
         return self._document(tsp.STATS, {})
+
+    def nodes(self) -> builtins.list[dict[str, Any]] | None:
+        """The nodes that share the store, as `titanic nodes --json` prints them; None: it has its store to itself."""
+        return self._document(tsp.STATS, {"nodes": True}).get("nodes")
+
+    def drain(self, node: str | None = None) -> dict[str, Any]:
+        """Have a node end when it has nothing left to do, the one that is asked or another; what `nodes` says of it."""
+        options = {"do": "drain"} if node is None else {"do": "drain", "node": node}
+        row: dict[str, Any] = self._document(tsp.ADMIN, options)["nodes"][0]
+        return row
 
     def list(
         self, *, service: str | None = None, state: str | None = None, after: str | None = None, limit: int = 100

@@ -56,6 +56,9 @@ class ClaimingNode:
         self.claims = ClaimsCore(_draw, config.lease)
         self.facts: Callable[[], NodeFacts] = _facts
         """What is told to others with each renewal."""
+        self.told_to_drain: Callable[[], None] = _nobody
+        """Called when an operator wants this node to end."""
+        self.leases_lost = 0
         self.problem: TitanicError | None = None
         """Why this node must not go on: the store is for later versions by now."""
         self._store = cast(ClaimingStore, store)
@@ -108,6 +111,21 @@ class ClaimingNode:
         """Whether it was drained, and nothing is left."""
         return self.claims.lease.standing is Standing.LEFT
 
+    def incarnation(self) -> int | None:
+        """The number under which it claims; None: it has none. Any thread may ask, as for the rest."""
+        return None if self.has_left else self.claims.lease.incarnation
+
+    @property
+    def lease_left(self) -> float:
+        """Seconds for which it may dispatch if it does not renew its lease."""
+        lease, now = self.claims.lease, elapsed()
+        return lease.until - now if lease.lasts(now) else 0.0
+
+    @property
+    def held(self) -> int:
+        """How many requests it has claimed."""
+        return len(self.claims.holds)
+
     def _tell_state(self, now: float) -> None:
         dispatches = self.claims.lease.lasts(now)
         if dispatches == self._dispatched:
@@ -115,6 +133,7 @@ class ClaimingNode:
         if not dispatches and self.claims.lease.incarnation is not None and not self.has_left:
             text = "nothing is dispatched: this node could not renew its lease at %s, so others take its requests over"
             log.warning(text, self._store.place, extra=event("lease-over"))
+            self.leases_lost += 1
         elif dispatches:
             log.info("this node dispatches what it claims at %s", self._store.place, extra=event("lease"))
         self._dispatched = dispatches
@@ -152,6 +171,7 @@ class ClaimingNode:
         if self.claims.draining and not drains:
             log.info("an operator drains this node: it claims nothing more", extra=event("draining"))
             self.drain()
+            self.told_to_drain()
 
     def _left(self, op: Leave) -> None:
         self.claims.left(op)
@@ -305,6 +325,10 @@ class ClaimingNode:
     def _unwritten(self, op: Writing, outcomes: Outcomes, error: StoreError) -> None:
         self.claims.failed(op, elapsed(), unchanged=not isinstance(error, OutcomeUnknown))
         self._core.unsettled(outcomes, time.monotonic())
+
+
+def _nobody() -> None:
+    return
 
 
 def _draw() -> int:

@@ -62,6 +62,8 @@ class Waiters:
         """Without the reader."""
         self.dismissing = False
         """Whether nobody may wait any more: each ask gets the answer that the store has now."""
+        self._pending = [tsp.PENDING]
+        """What those hear who are sent away."""
         self._asks: dict[bytes, dict[int, Ask]] = {}
         """Those for each request, by their ids."""
         self._known: dict[int, tuple[Ask, bytes]] = {}
@@ -118,7 +120,7 @@ class Waiters:
         for ask, frames in answers:
             if frames != [tsp.PENDING] or self.dismissing:
                 if self._forget(ask):
-                    ended.append((ask, frames))
+                    ended.append((ask, self._pending if frames == [tsp.PENDING] else frames))
             elif (until := self._until.pop(id(ask), None)) is not None:
                 self._deadlines.set(id(ask), until)
         if ended:
@@ -151,9 +153,11 @@ class Waiters:
         """Answer the asks whose time is over."""
         self._send_away([self._known[key][0] for key in self._deadlines.due(now)])
 
-    def dismiss(self) -> None:
-        """Shut down: answer every ask now, or as soon as the reader has looked for it."""
+    def dismiss(self, answer: Frames | None = None) -> None:
+        """Shut down: answer every ask now, or as soon as the reader has looked for it. `answer`: while it is pending,
+        instead of saying so."""
         self.dismissing = True
+        self._pending = answer or self._pending
         self._send_away(list(self._looked_up()))
 
     def review(self, access: Access) -> None:
@@ -200,7 +204,7 @@ class Waiters:
         for ask in asks:
             self._forget(ask)
         if asks:
-            self._send_answers([(ask, [tsp.PENDING]) for ask in asks])
+            self._send_answers([(ask, self._pending) for ask in asks])
 
     def _forget(self, ask: Ask) -> bool:
         known = self._known.pop(id(ask), None)

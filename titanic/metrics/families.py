@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from titanic.commit.writer import Histogram
-from titanic.server.snapshot import ServerSnapshot
+from titanic.server.snapshot import NodeSnapshot, ServerSnapshot
 from titanic.version import __version__
 
 REQUESTS = {
@@ -53,6 +53,8 @@ def queue(snapshot: ServerSnapshot) -> Iterator[Metric]:
     yield threads(snapshot.lags)
     if snapshot.broker is not None:
         yield from broker(snapshot.broker)
+    if snapshot.node is not None:
+        yield from _node(snapshot.node)
 
 
 def about() -> Metric:
@@ -139,6 +141,23 @@ def _store(snapshot: ServerSnapshot) -> Iterable[Metric]:
     yield InfoMetricFamily("titanic_store", "How the store is kept.", value={"durability": snapshot.durability})
     text = "Closed requests that left the ring for want of room before the archive had them."
     yield CounterMetricFamily("titanic_store_lost", text, value=store.lost)
+
+
+def _node(node: NodeSnapshot) -> Iterable[Metric]:
+    yield InfoMetricFamily("titanic_node", "This server among those that share its store.", value={"name": node.name})
+    gauges = {
+        "titanic_nodes": ("Servers that share the store and live.", node.nodes),
+        "titanic_nodes_draining": ("Those of them that are to end when they have nothing left to do.", node.draining),
+        "titanic_node_lease_seconds": (
+            "Time for which this server may dispatch if it does not renew its lease; 0: it may not.",
+            node.lease,
+        ),
+        "titanic_node_claims": ("Requests that this server has claimed.", node.held),
+    }
+    for name, (text, value) in gauges.items():
+        yield GaugeMetricFamily(name, text, value=value)
+    text = "Leases that this server lost: others took over what it had claimed."
+    yield CounterMetricFamily("titanic_node_leases_lost", text, value=node.lost)
 
 
 def _labelled(

@@ -12,6 +12,7 @@
     titanic.admin retry              submit, and read: its owner        403 without read; else it is not done
     titanic.admin purge              close, and read: its owner         403 without close; else it is not done
     titanic.admin archive            admin                              403
+    titanic.admin drain              admin                              403
 
 `RULES` is for a broker, which asks before it hands a request on. A rule refuses what needs no look into the store. What
 it lets pass is not allowed by that: the services look again, at what they have read from the body. So a body that a
@@ -60,6 +61,11 @@ def lacks_close(user: User) -> str | None:
 def lacks_archive(user: User) -> str | None:
     """Why a user may not say what an archive has."""
     return None if user.admin else f"{user} may not manage the archive; it needs admin = true"
+
+
+def lacks_drain(user: User) -> str | None:
+    """Why a user may not have nodes end."""
+    return None if user.admin else f"{user} may not drain nodes; it needs admin = true"
 
 
 def _request(user: User, body: Frames) -> str | None:

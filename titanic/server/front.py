@@ -81,6 +81,16 @@ class Front(Protocol):
         """Gather no more requests; those that have come get `patience` seconds to be stored."""
         return
 
+    def wind_down(self) -> None:
+        """Take no requests for workers any more, and send workers elsewhere as they become free. Any thread may call
+        it. (With a broker elsewhere, workers are that broker's.)"""
+        return
+
+    @property
+    def wound_down(self) -> bool:
+        """Whether no worker is left since then."""
+        return True
+
     def stop(self) -> None:
         """End the threads and close the sockets; also when it was not started."""
 
@@ -151,6 +161,13 @@ class IntegratedFront(Front):
     def stop_gathering(self, patience: float) -> None:
         if self._gathering is not None:
             self._gathering.stop(patience)
+
+    def wind_down(self) -> None:
+        self._broker.wind_down()
+
+    @property
+    def wound_down(self) -> bool:
+        return not self._broker.workers()
 
     def stop(self) -> None:
         if self._gathering is not None:

@@ -10,23 +10,28 @@ gather       requests without an answer, if it gathers any
 
 from __future__ import annotations
 
+import socket
 import time
 from dataclasses import replace
+from typing import cast
 
 from titanic.commit.writer import Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.dispatcher import Dispatcher
+from titanic.dispatch.node import ClaimingNode
 from titanic.errors import StoreFailed, TitanicError
+from titanic.protocol import tsp
 from titanic.server.front import AttachedFront, Front, IntegratedFront
 from titanic.server.gather import LAST
 from titanic.server.server_access import ServerAccess
-from titanic.server.snapshot import ServerSnapshot, WorkerCounts, refusals, service_snapshots
+from titanic.server.snapshot import NodeSnapshot, ServerSnapshot, WorkerCounts, gather, refusals, service_snapshots
 from titanic.server.watchdog import Watchdog
 from titanic.services.ask import ServiceContext
 from titanic.services.handler import ServiceHandler
 from titanic.services.ownership import Refusals
 from titanic.services.reader import Reader
-from titanic.store import open_store
+from titanic.store import NodeFacts, NodesReadTransaction, ReadTransaction, open_store
+from titanic.version import __version__
 
 LIVE = ("retention", "limits", "max_attempts", "retry_first", "retry_most", "grace")
 """Settings that can be changed while it serves."""
@@ -35,6 +40,10 @@ SHORTAGES = {
     "store": "the store is full; close requests, or raise its capacity",
     "disk": "the disk of the store is full; make room on it",
 }
+
+
+ENDING, DRAINING = "shutting down: try again in a moment", "this node ends soon: another one takes new requests"
+"""What new requests are refused with at the end."""
 
 
 class Server:
@@ -86,6 +95,11 @@ class Server:
             config.wire.max_waiting_bytes,
             self._refusals,
         )
+        self._draining = False
+        if (node := self.dispatcher.node) is not None:
+            self._context.incarnation = node.incarnation
+            node.facts = self._facts
+            node.told_to_drain = self.drain
         self._services = ServiceHandler(self.store, self.writer, self._reader, self._context)
         threads = {"writer": self.writer.call, "reader": self._reader.call}
         self.watchdog = Watchdog(threads | self.front.threads())
@@ -102,16 +116,40 @@ class Server:
         self.dispatcher.start()
         return self
 
+    def drain(self) -> None:
+        """Have it be `drained` when it has nothing left to do; only of nodes that share their store. Any thread may
+        ask.
+
+        New requests are refused, so that clients go to another node; nothing more is claimed; requests that no worker
+        has are given back; workers are sent elsewhere as they become free. What workers have may take its time.
+        """
+        dispatcher = self.dispatcher
+        if not self._draining and dispatcher.node is not None:
+            self._draining = True
+            answer = self._context.refusing = tsp.draining(DRAINING)
+            dispatcher.call(dispatcher.node.drain)
+            dispatcher.call(dispatcher.waiters.dismiss, answer)
+            self.front.wind_down()
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is left to do since `drain`: it can be stopped."""
+        node = self.dispatcher.node
+        return self._draining and node is not None and node.has_left and self.front.wound_down
+
     def stop(self, *, begun: bool = True) -> None:
         """Finish what is in hand and stop.
 
         New requests are refused from now on. Requests that workers have get `grace` seconds to bring their replies;
         those that take longer are executed again after the next start. Nothing is waited for when the store cannot be
         used any more. Not `begun`: it cannot serve after all. Then, as with a `problem`, the store is deleted if it was
-        made for this server and is empty.
+        made for this server and is empty. A node that shares its store is drained first, as far as `grace` lasts.
         """
         self.front.stop_gathering(LAST if self.store.usable else 0.0)
-        self._context.refusing = "shutting down: try again in a moment"
+        if self.dispatcher.node is None:
+            self._context.refusing = tsp.failure(ENDING)
+        else:
+            self.drain()
         self.dispatcher.wind_down(self.config.grace)
         self.dispatcher.stop()
         self._reader.stop()
@@ -152,6 +190,7 @@ class Server:
         with self.store.read() as transaction:
             services = service_snapshots(transaction, self.dispatcher.in_flight(), workers, self.store.now_us())
             counts, full, disk_full = transaction.counts(), transaction.full(), transaction.disk_full()
+            node = None if self.dispatcher.node is None else self._node_snapshot(self.dispatcher.node, transaction)
         return ServerSnapshot(
             counted={**self._services.counts, **self.dispatcher.core.counts},
             refused=dict(self._context.refused),
@@ -167,7 +206,24 @@ class Server:
             commit_sizes=self.writer.sizes,
             lags=self.watchdog.lags(time.monotonic()),
             broker=self.front.counters(),
+            node=node,
         )
+
+    def _node_snapshot(self, node: ClaimingNode, transaction: ReadTransaction) -> NodeSnapshot:
+        rows = cast(NodesReadTransaction, transaction).nodes()
+        draining = sum(row.draining for row in rows)
+        return NodeSnapshot(self._facts().name, len(rows), draining, node.lease_left, node.held, node.leases_lost)
+
+    def _facts(self) -> NodeFacts:
+        """What this node tells the others."""
+        workers, running = self.workers, self.dispatcher.in_flight()
+        if workers is None:
+            workers = {name: count or 0 for name, count in self.dispatcher.workers().items()}
+        named = gather({}, running, workers)
+        services = {name: (workers.get(name, 0), running.get(name, 0)) for name in named}
+        config = self.config
+        endpoints = config.advertise or self.endpoints
+        return NodeFacts(config.node_name or socket.gethostname(), __version__, endpoints, services)
 
     def shortages(self) -> dict[str, str]:
         """Why requests are refused now, and what to do: for want of room ("store", "disk"), or because the database is

@@ -35,6 +35,18 @@ class ServiceSnapshot(NamedTuple):
     oldest: float = 0.0
 
 
+class NodeSnapshot(NamedTuple):
+    """A server among those that share its store: how many of them live, and how many of these are to end; for how many
+    seconds it may dispatch if it does not renew its lease, what it has claimed, and how many leases it has lost."""
+
+    name: str
+    nodes: int
+    draining: int
+    lease: float
+    held: int
+    lost: int
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSnapshot:
     """A snapshot of a server."""
@@ -62,6 +74,8 @@ class ServerSnapshot:
     """Seconds that each thread last took to answer (`Watchdog`)."""
     broker: Mapping[str, int] | None
     """The integrated broker's counters."""
+    node: NodeSnapshot | None
+    """None: it has its store to itself."""
 
 
 def service_snapshots(

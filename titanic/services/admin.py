@@ -1,4 +1,5 @@
-"""titanic.admin retries requests, purges them, and hears what an archive of closed requests has: see PROTOCOL.md.
+"""titanic.admin retries requests, purges them, hears what an archive of closed requests has, and has nodes drained: see
+PROTOCOL.md.
 
 What a worker has is not purged, unless its UUID is given. One message looks at a bounded number of requests.
 """
@@ -14,9 +15,10 @@ from broker import User, UserLimits
 from titanic.commit.writer import halves
 from titanic.errors import Forbidden, InvalidArchive, StoreError, StoreFull
 from titanic.protocol import tsp
-from titanic.protocol.permissions import lacks_archive, lacks_close, lacks_read, lacks_submit
+from titanic.protocol.permissions import lacks_archive, lacks_close, lacks_drain, lacks_read, lacks_submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
+from titanic.services import nodes
 from titanic.services.ask import Ask, ServiceContext, check_names, not_done, read_id, read_object
 from titanic.services.ownership import is_hidden, is_kept, not_his, place_behind
 from titanic.services.request_submit import over_limit
@@ -64,6 +66,8 @@ class AdminWrite:
                     _check(ask.user, options["do"])
                 if options["do"] == "archive":
                     document = _archive(transaction, options)
+                elif options["do"] == "drain":
+                    document = self._drain(transaction, options)
                 else:
                     document = self._obey(transaction, options, now_us, ask.user)
                 self._answers.append((ask, [tsp.OK, json.dumps(document).encode()]))
@@ -114,6 +118,11 @@ class AdminWrite:
         act = self._retry if options["do"] == "retry" else self._purge
         done = sum(act(transaction, uuid, now_us, user) for uuid in uuids)
         return {"done": done, "next": following.hex() if following else None}
+
+    def _drain(self, transaction: WriteTransaction, options: dict[str, Any]) -> dict[str, Any]:
+        if self._context.incarnation is None:
+            raise ValueError("this server has its store to itself: there are no nodes to drain; stop it")
+        return nodes.drain(transaction, options["node"], self._context.incarnation())
 
     def _retry(self, transaction: WriteTransaction, uuid: bytes, now_us: int, user: User | None) -> bool:
         if user is not None and is_hidden(transaction, user, uuid):
@@ -170,15 +179,17 @@ def _check(user: User, do: str) -> None:
         raise Forbidden(fault)
 
 
-_LACKS = {"retry": lacks_read, "purge": lacks_close, "archive": lacks_archive}
+_LACKS = {"retry": lacks_read, "purge": lacks_close, "archive": lacks_archive, "drain": lacks_drain}
 
 
 def read_options(body: Frames) -> dict[str, Any]:
     given = read_object(b"".join(body[:1]))
-    if given.get("do") not in ("retry", "purge", "archive"):
-        raise ValueError('options must be a JSON object with "do": "retry", "purge" or "archive"')
+    if given.get("do") not in ("retry", "purge", "archive", "drain"):
+        raise ValueError('options must be a JSON object with "do": "retry", "purge", "archive" or "drain"')
     if given["do"] == "archive":
         return read_archive_options(given)
+    if given["do"] == "drain":
+        return nodes.read_drain_options(given)
     check_names(given, KNOWN)
     options: dict[str, Any] = {"do": given["do"], "uuids": None, "after": None, "service": None}
     if "uuids" in given:

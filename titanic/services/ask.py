@@ -98,8 +98,10 @@ class ServiceContext:
     """Bytes of bodies that may wait for the disk; more are refused, or a slow disk would fill the memory."""
     refusals: Refusals = field(default_factory=Refusals)
     """What users lacked a permission for."""
-    refusing: str = ""
-    """When not empty, every new request is refused with this text. Any thread may set it."""
+    refusing: Frames | None = None
+    """What every new request is refused with; None: they are taken. Any thread may set it."""
+    incarnation: Callable[[], int | None] | None = None
+    """The number under which this node claims requests, if it has one now; None: its server has the store to itself."""
     # What follows is counted in one thread each, because += is not atomic.
     bytes_written: int = 0
     counts: dict[str, int] = field(

@@ -18,7 +18,7 @@ from titanic.errors import Forbidden
 from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks_stats
 from titanic.protocol.tsp import Frames
-from titanic.services import list_requests
+from titanic.services import list_requests, nodes
 from titanic.services.admin import AdminWrite
 from titanic.services.ask import Ask, ServiceContext
 from titanic.services.close import CloseWrite
@@ -75,6 +75,10 @@ class ServiceHandler:
     def _read_stats(self, transaction: ReadTransaction, ask: Ask) -> Frames:
         if ask.user is not None and (fault := lacks_stats(ask.user)) is not None:
             raise Forbidden(fault)
+        incarnation = self._context.incarnation
+        me = None if incarnation is None else incarnation()
+        if incarnation is not None and nodes.wants_nodes(ask.body):
+            return [tsp.OK, json.dumps(nodes.listed(transaction, me)).encode()]
         disk_full = transaction.disk_full()
         document: dict[str, Any] = {
             "store": {"path": self._store.place, **transaction.counts()._asdict()},
@@ -85,4 +89,6 @@ class ServiceHandler:
             "since_start": {**self.counts, "commits": self._writer.commits},
             **self._context.dispatcher.stats(),
         }
+        if incarnation is not None:
+            document |= nodes.shared(transaction, me, document["running"])
         return [tsp.OK, json.dumps(document).encode()]

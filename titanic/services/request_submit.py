@@ -59,7 +59,7 @@ class AcceptWrite:
         self._begin()
         if self._context.refusing:
             for ask in self._asks:
-                self._refuse(ask, "stopping", tsp.failure(self._context.refusing))
+                self._refuse(ask, "stopping", self._context.refusing)
             return
         together: list[_Parsed] = []
         alone: list[_Parsed] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titanic.store.postgres import closed_reads, listing, queue_reads, request_reads, totals
+from titanic.store.postgres import closed_reads, listing, node_rows, queue_reads, request_reads, totals
 from titanic.store.postgres.looking import Looking
 
 
@@ -36,3 +36,5 @@ class PostgresReadTransaction(Looking):
     cut_closed = closed_reads.cut_closed
     archive = closed_reads.archive
     archivist = closed_reads.archivist
+    nodes = node_rows.nodes
+    nodes_and_claims = node_rows.nodes_and_claims

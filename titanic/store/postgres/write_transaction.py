@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from titanic.store.postgres import accept as accepting
 from titanic.store.postgres import archive as archiving
-from titanic.store.postgres import claims, idempotency_keys, lifecycle, timers
+from titanic.store.postgres import claims, idempotency_keys, lifecycle, node_rows, timers
 from titanic.store.postgres import close as closing
 from titanic.store.postgres import recap as recapping
 from titanic.store.postgres.read_transaction import PostgresReadTransaction
@@ -31,6 +31,7 @@ class PostgresWriteTransaction(Writing, PostgresReadTransaction):
     under = claims.under
     archive = archiving.archive
     archivist = archiving.archivist
+    drain_nodes = node_rows.drain_nodes
     register_archive = archiving.register_archive
     unregister_archive = archiving.unregister_archive
     acknowledge_archive = archiving.acknowledge_archive

@@ -1,0 +1,83 @@
+"""`titanic nodes`, `drain` and `status` of servers that share a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.cli_titanic import here, running, serving
+from support.postgres import needs_postgres, shared_server
+from support.serving import QUICK, config
+from support.waiting import until
+
+from broker import Worker
+from titanic import Client, Server
+from titanic.store import LeaseConfig
+
+pytestmark = needs_postgres
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    name = shared_server().new_database()
+    yield shared_server().url(name)
+    shared_server().drop_database(name)
+
+
+def test_the_nodes_are_listed_and_one_is_drained(url: str, tmp_path: Path) -> None:
+    lease = LeaseConfig(lease=5, renew=0.1, margin=0.5)
+    options = ("--store", url, "--bind", "tcp://127.0.0.1:*", "--node-name", "b", "--advertise", "tcp://b.example:1")
+    with (
+        Server(config(tmp_path, store=url, node_name="a", lease=lease)) as a,
+        running(tmp_path / "log", "serve", *options) as b,
+    ):
+        of_a, of_b = ("--endpoint", a.endpoints[0]), ("--endpoint", b.says(r"serving at (\S+);")[1])
+        with Worker("echo", lambda frames: frames, of_b[1], config=QUICK):
+            until(lambda: "b.example" in here("nodes", *of_a).out.decode())
+            until(lambda: here("status", "--json", *of_a).json["workers"].get("echo") == 1)
+            found = here("nodes", *of_a)
+            assert found.code == 0, found
+            title, first, second = found.out.decode().splitlines()
+            assert title.startswith("NODE  VERSION  ENDPOINTS")
+            assert title.endswith("  UP  LEASE  WORKERS  RUNNING  CLAIMS  SHARD  STATE")
+            assert first.split()[0::9] == ["a", "asked"]
+            assert second.split()[0] == "b"
+            rows = here("nodes", "--json", "--store", url).json
+            assert [(row["name"], row["asked"]) for row in rows] == [("a", False), ("b", False)]
+            status = here("status", *of_a).out.decode()
+            assert "\n2 nodes: a (0 running, was asked), b (0 running)\nsince the start of a 0 accepted, " in status
+            assert here("drain", "c", *of_a).code == 1
+            drained = here("drain", "b", "--wait", "30", *of_a)
+            assert (drained.code, drained.err) == (0, "titanic: draining b\n")
+        b.says("INFO titanic: drained: nothing is left to do here")
+        assert b.ends() == 0
+        with Client(a.endpoints[0]) as client:
+            assert [row["name"] for row in client.nodes()] == ["a"]
+
+
+def test_a_store_in_a_directory_has_no_nodes(tmp_path: Path) -> None:
+    with serving(tmp_path) as (_, endpoint):
+        for where in (("--endpoint", endpoint), ("--store", tmp_path / "store")):
+            refused = here("nodes", *where)
+            assert refused.code == 1
+            assert "this store is a directory, which one server has to itself" in refused.err
+        assert "it has its store to itself" not in here("status", "--endpoint", endpoint).out.decode()
+        refused = here("drain", "--endpoint", endpoint)
+        assert refused.code == 1
+        assert "this server has its store to itself" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        (("--node-name", "a"), "--node-name is for servers that share a store in PostgreSQL"),
+        (("--advertise", "tcp://a.example:5555"), "--advertise is for servers that share a store in PostgreSQL"),
+        (("--node-name", "7"), "'7' is not a name"),
+        (("--node-name", "a\nb"), "is not a name"),
+    ],
+)
+def test_names_that_cannot_be(tmp_path: Path, options: tuple[str, str], fault: str) -> None:
+    refused = here("serve", "--store", tmp_path / "s", *options)
+    assert refused.code == 2
+    assert fault in refused.err

@@ -1,0 +1,118 @@
+"""`titanic nodes` and `drain`: the servers that share a store in PostgreSQL."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+import broker
+from titanic.cli.connect import connect, connect_to_look
+from titanic.cli.endpoint import Reach
+from titanic.cli.exit_codes import EXIT_PENDING
+from titanic.cli.options import command, endpoint, json_flag, seconds
+from titanic.cli.printing import age, print_json, print_table, say
+from titanic.cli.store_files import Files, look, lookable
+from titanic.client.client import Client
+from titanic.errors import InvalidRequest, TimedOut
+
+LOOK_EVERY = 0.5
+"""Seconds between looks whether nodes have ended."""
+
+
+@command()
+@json_flag
+@lookable
+def nodes(as_json: bool, **where: Any) -> None:
+    """List the servers that share a store in PostgreSQL: any of them knows all, and so does the database.
+
+    LEASE is in how many seconds a node is over unless it renews its lease, which it does every two; "over" stands for
+    one that was lost while it had requests, which others take now. WORKERS and RUNNING are as it said when it renewed
+    it. SHARD is the number under which it counts what it stores.
+
+    --json prints a list of {name, incarnation (a number that no other has, for `titanic drain`), version, endpoints,
+    started_at (in microseconds since 1970), lease (in seconds; null: it is over), services: {name: [workers, requests
+    in flight]}, workers, running, claims (requests that it has claimed), draining, shard, asked (whether it is the node
+    that was asked)}.
+
+    \b
+    Example:
+      titanic nodes
+      titanic nodes --json | jq '.[].name'
+      titanic nodes --store postgresql://titanic@db.example/titanic
+    """
+    with look(**where) as source:
+        rows = _rows(source)
+    if as_json:
+        print_json(rows)
+        return
+    titles = ("NODE", "VERSION", "ENDPOINTS", "UP", "LEASE", "WORKERS", "RUNNING", "CLAIMS", "SHARD", "STATE")
+    right = ("UP", "LEASE", "WORKERS", "RUNNING", "CLAIMS", "SHARD")
+    print_table(titles, [_line(row, rows) for row in rows], right=right)
+
+
+def _rows(source: Client | Files) -> list[dict[str, Any]]:
+    rows = source.nodes()
+    if rows is None:
+        what, fact = "there are no nodes", "this store is a directory, which one server has to itself"
+        raise InvalidRequest(what, fact, "servers share a store in PostgreSQL: see titanic serve --help")
+    return rows
+
+
+def _line(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    name = row["name"]
+    if sum(other["name"] == name for other in rows) > 1:
+        name = f"{name} ({row['incarnation']})"
+    lease = "over" if row["lease"] is None else f"{max(0.0, row['lease']):.0f}s"
+    states = [*(["asked"] if row["asked"] else []), *(["draining"] if row["draining"] else [])]
+    figures = (str(row[name]) for name in ("workers", "running", "claims", "shard"))
+    return (name, row["version"], " ".join(row["endpoints"]), age(row["started_at"]), lease, *figures, " ".join(states))
+
+
+@command()
+@click.argument("node", required=False)
+@seconds("--wait", least=0, default=None, help="Wait so long until it has ended; without, it ends by and by.")
+@endpoint
+def drain(node: str | None, wait: float | None, reach: Reach) -> None:
+    """Have the server NODE end as soon as it has nothing left to do: by default the one that is asked.
+
+    NODE is a name or a number that `titanic nodes --json` tells. Any of the servers that share the store can be asked.
+    The node takes no new requests (clients go to the next of their endpoints), claims none, gives back what no worker
+    has, sends its workers elsewhere as they become free, and ends with exit code 0 when the last has brought its
+    reply, however long that takes. A service manager that restarts only what has failed leaves it alone.
+
+    With --wait the command waits for that, and exits with 3 when it takes longer.
+
+    \b
+    Example:
+      titanic drain a --wait 60
+      titanic drain
+    """
+    with connect(reach) as client:
+        ends = client.drain(node)
+    say(f"draining {ends['name']}")
+    if wait is not None and not _has_ended(ends, reach, wait):
+        say(f"{ends['name']} has not ended after {wait:g} s; it goes on draining")
+        sys.exit(EXIT_PENDING)
+
+
+def _has_ended(node: dict[str, Any], reach: Reach, wait: float) -> bool:
+    """Whether a node that drains ends within so many seconds. It may go on under another number meanwhile."""
+    end = time.monotonic() + wait
+    while True:
+        try:
+            with connect_to_look(reach, tries=1) as client:
+                rows = client.nodes() or []
+            if not any(row["name"] == node["name"] and row["draining"] and row["lease"] is not None for row in rows):
+                return True
+        except (TimedOut, broker.TimedOut):
+            if not node["asked"]:
+                raise
+            if broker.unreachable(reach.endpoint):
+                return True
+        if time.monotonic() >= end:
+            return False
+        time.sleep(LOOK_EVERY)

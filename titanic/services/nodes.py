@@ -1,0 +1,87 @@
+"""What titanic.stats and titanic.admin say and do of the nodes that share a store: see PROTOCOL.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, cast
+
+from titanic.protocol.tsp import Frames
+from titanic.services.ask import check_names, read_object
+from titanic.store import NodeRow, NodesReadTransaction, NodesWriteTransaction, ReadTransaction, WriteTransaction
+from titanic.util.text import quoted
+
+DRAIN_KNOWN = ("do", "node")
+
+
+def document(row: NodeRow, asked: int | None) -> dict[str, Any]:
+    """A node, for JSON. `asked`: the incarnation of the node that says it."""
+    counted = {"workers": row.workers, "running": row.running, "asked": row.incarnation == asked}
+    return {**row._asdict(), "endpoints": list(row.endpoints), **counted}
+
+
+def wants_nodes(body: Frames) -> bool:
+    """Whether a titanic.stats asks for the nodes."""
+    try:
+        return read_object(b"".join(body[:1])).get("nodes") is True
+    except ValueError:
+        return False
+
+
+def listed(transaction: ReadTransaction, me: int | None) -> dict[str, Any]:
+    """The answer to that."""
+    rows = cast(NodesReadTransaction, transaction).nodes_and_claims()
+    return {"nodes": [document(row, me) for row in rows]}
+
+
+def shared(transaction: ReadTransaction, me: int | None, running: int) -> dict[str, Any]:
+    """What titanic.stats says of a store that nodes share: `running` over all of them, of which so many are in flight
+    here; the node that is asked, and the others."""
+    rows = cast(NodesReadTransaction, transaction).nodes()
+    own = [row for row in rows if row.incarnation == me]
+    others = [row for row in rows if row.incarnation != me]
+    about = {"name": own[0].name, "draining": own[0].draining, "shard": own[0].shard} if own else None
+    return {
+        "running": running + sum(row.running for row in others),
+        "node": about and {**about, "incarnation": me, "running": running},
+        "other_nodes": [
+            {"name": row.name, "draining": row.draining, "workers": row.workers, "running": row.running}
+            for row in others
+        ],
+        "workers_elsewhere": _workers(others),
+    }
+
+
+def _workers(rows: Sequence[NodeRow]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for row in rows:
+        total.update({name: workers for name, (workers, _) in row.services.items() if workers})
+    return dict(total)
+
+
+def read_drain_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Check the options; ValueError says what is wrong."""
+    check_names(given, DRAIN_KNOWN)
+    node = given.get("node")
+    if node is not None and not isinstance(node, str):
+        raise ValueError("node must be a name, or a number as text")
+    return {"do": "drain", "node": node}
+
+
+def drain(transaction: WriteTransaction, node: str | None, me: int | None) -> dict[str, Any]:
+    """Have a node end when it has nothing left to do; None: the one that is asked. ValueError says why it can't be."""
+    tx = cast(NodesWriteTransaction, transaction)
+    rows = tx.nodes()
+    if node is None:
+        chosen = [row for row in rows if row.incarnation == me]
+        if not chosen:
+            raise ValueError("this node has no lease at the moment; try again, or name another one")
+    else:
+        chosen = [row for row in rows if node in (row.name, str(row.incarnation))]
+    if not chosen:
+        raise ValueError(f"no node is called {quoted(node)}; there are {', '.join(row.name for row in rows)}")
+    if len(chosen) > 1:
+        numbers = ", ".join(str(row.incarnation) for row in chosen)
+        raise ValueError(f"{len(chosen)} nodes are called {quoted(node)}; give the number of one: {numbers}")
+    tx.drain_nodes([row.incarnation for row in chosen])
+    return {"done": len(chosen), "nodes": [document(row, me) for row in chosen]}
