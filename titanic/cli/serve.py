@@ -228,6 +228,10 @@ class Queue(serve_run.Subject):
         return self._server.ready
 
     @property
+    def draining(self) -> bool:
+        return self._server.draining
+
+    @property
     def drained(self) -> bool:
         return self._server.drained
 
@@ -246,6 +250,7 @@ class Queue(serve_run.Subject):
             return f"{running} running; {error}"
         waiting = max(0, counts.waiting - running)
         full = f"; {100 * counts.used // counts.capacity} % of the store used"
+        full += "; draining" if self._server.draining else ""
         return f"{waiting} waiting, {running} running, {self._rate.of(accepted):.0f} accepted a second{full}"
 
     def workers(self) -> dict[bytes, int]:

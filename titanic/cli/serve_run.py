@@ -91,8 +91,13 @@ class Subject(Protocol):
         return self.alive
 
     @property
+    def draining(self) -> bool:
+        """Whether it was told to end when it has nothing left to do."""
+        return False
+
+    @property
     def drained(self) -> bool:
-        """Whether it was told to end when it has nothing left to do, and has nothing."""
+        """Whether it has nothing left to do since then."""
         return False
 
     workers: Callable[[], Mapping[bytes, int]]
@@ -176,6 +181,8 @@ def _listen(subject: Subject, signals: Signals, address: Address, *, open: bool)
     def unready() -> str:
         if signals.end.is_set():
             return "stopping"
+        if subject.draining:
+            return "draining"
         if fault := unhealthy():
             return fault
         shortages = subject.shortages()

@@ -6,11 +6,13 @@ broker       the broker's loop (integrated), or `lanes`: worker sockets at a bro
 writer       all other changes of the store: one transaction and one sync for everything that has gathered
 reader       titanic.reply and the other services that only read
 gather       requests without an answer, if it gathers any
+drain        the beginning of a drain, which must not hold up the broker
 """
 
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from dataclasses import replace
 from typing import cast
@@ -95,7 +97,8 @@ class Server:
             config.wire.max_waiting_bytes,
             self._refusals,
         )
-        self._draining = False
+        self.draining = False
+        """Whether it is to end when it has nothing left to do."""
         if (node := self.dispatcher.node) is not None:
             self._context.incarnation = node.incarnation
             node.facts = self._facts
@@ -123,11 +126,19 @@ class Server:
         New requests are refused, so that clients go to another node; nothing more is claimed; requests that no worker
         has are given back; workers are sent elsewhere as they become free. What workers have may take its time.
         """
-        dispatcher = self.dispatcher
-        if not self._draining and dispatcher.node is not None:
-            self._draining = True
+        if not self.draining and self.dispatcher.node is not None:
+            self.draining = True
+            threading.Thread(target=self._drain, name="drain", daemon=True).start()
+
+    def _drain(self) -> None:
+        self.front.stop_gathering(LAST)  # first: what it has taken can only be stored here
+        self._turn_away()
+
+    def _turn_away(self) -> None:
+        node, dispatcher = self.dispatcher.node, self.dispatcher
+        if node is not None:
             answer = self._context.refusing = tsp.draining(DRAINING)
-            dispatcher.call(dispatcher.node.drain)
+            dispatcher.call(node.drain)
             dispatcher.call(dispatcher.waiters.dismiss, answer)
             self.front.wind_down()
 
@@ -135,7 +146,8 @@ class Server:
     def drained(self) -> bool:
         """Whether nothing is left to do since `drain`: it can be stopped."""
         node = self.dispatcher.node
-        return self._draining and node is not None and node.has_left and self.front.wound_down
+        turned_away = self.draining and self._context.refusing is not None
+        return turned_away and node is not None and node.has_left and self.front.wound_down
 
     def stop(self, *, begun: bool = True) -> None:
         """Finish what is in hand and stop.
@@ -149,7 +161,7 @@ class Server:
         if self.dispatcher.node is None:
             self._context.refusing = tsp.failure(ENDING)
         else:
-            self.drain()
+            self._turn_away()
         self.dispatcher.wind_down(self.config.grace)
         self.dispatcher.stop()
         self._reader.stop()
