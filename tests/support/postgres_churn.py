@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from psycopg import Connection
 
-from titanic.store import NewRequest, Retention, Status
+from titanic.store import LeaseConfig, NewRequest, NodeFacts, Retention, Status
 from titanic.store.postgres.store import PostgresStore
 
 _TABLES = """
@@ -22,6 +22,10 @@ LIVE = 3_000
 """Requests that are there at a time."""
 KEPT = 20_000_000
 """µs for which closed requests are remembered: so many lives of 100 µs each, two partitions."""
+
+
+_ME = 1
+"""The incarnation that claims."""
 
 
 class Table(NamedTuple):
@@ -70,6 +74,7 @@ class Churn:
         self.now = 1_795_258_520_106_479
         self.passed = 0
         self._accepts: list[float] = []
+        store.join(_ME, None, (), NodeFacts("churn", "", [], {}), LeaseConfig())
 
     def go_on(self, connection: Connection[Any], lives: int) -> Part:
         """Have so many more lives."""
@@ -115,8 +120,9 @@ class Churn:
 
     def _execute(self) -> None:
         with self._store.write() as transaction:
-            found = transaction.claim([(b"service %d" % n, BATCH) for n in range(3)], 64 << 20)
-        uuids = [row.uuid for rows in found.values() for row in rows]
+            found = transaction.claim(_ME, {b"service %d" % n: BATCH for n in range(3)}, 64 << 20, {})
+        assert found is not None
+        uuids = [row.uuid for rows in found.rows.values() for row in rows]
         with self._store.write() as transaction:
             transaction.foresee(uuids)
             for n, uuid in enumerate(uuids):

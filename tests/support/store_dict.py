@@ -394,7 +394,7 @@ class Write(Read):
         free = self.store.capacity - self.used()
         return sum(sum(row.size for row in rows[: n + 1]) <= free for n in range(len(rows)))
 
-    def hope(self): ...
+    def hope(self, alone=False): ...
 
     def accept_many(self, requests, now_us):
         return [one.uuid for one in self.accept(requests, now_us)]

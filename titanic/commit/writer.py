@@ -222,7 +222,7 @@ class Writer:
         try:
             with self._store.write() as transaction:
                 if self._remote:
-                    transaction.hope()
+                    transaction.hope(alone=len(writes) == 1)
                     transaction.foresee([uuid for write in writes for uuid in write.uuids()])
                 for at_work in writes:
                     at_work.apply(transaction, now_us)

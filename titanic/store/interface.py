@@ -268,10 +268,10 @@ class ReadTransaction(Protocol):
 class WriteTransaction(ReadTransaction, Protocol):
     """Changes of the store: all of them are kept when the `with` block ends, or none. It reads what it has changed."""
 
-    def hope(self) -> None:
+    def hope(self, alone: bool = False) -> None:
         """A `remote` store may rely on what is likely, such as that a new idempotency key is free, rather than ask
         before. When it was wrong, or other nodes were in the way, the transaction raises Outrun, and is to be done
-        again. For others this does nothing."""
+        again. `alone`: it has one kind of change only. For others this does nothing."""
 
     # -- accept ----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from support.waiting import until
 
 from titanic.errors import Outrun, StoreFailed
 from titanic.protocol import tsp
-from titanic.store import Archivist, NewRequest
+from titanic.store import Archivist, Closed, LeaseConfig, NewRequest, NodeFacts, State, Status
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
 from titanic.store.postgres.transaction import Reading
@@ -179,3 +179,120 @@ def test_reading_what_was_foreseen_is_one_round_trip(nodes, trips):
             second.close(a)
         assert txn.request(a) is None
         assert txn.request(b) is not None
+
+
+ME = 1
+ENDED = {"attempts": 1, "dispatched_at": NOW, "finished_at": NOW}
+
+
+def claimed(store, n, **options):
+    """Requests that a node has claimed, alone in its transaction."""
+    with store.write() as txn:
+        uuids = txn.accept_many([new(**options)] * n, NOW)
+    store.join(ME, None, (), NodeFacts("one", "", [], {}), LeaseConfig())
+    with store.write() as txn:
+        txn.hope(alone=True)
+        rows = txn.claim(ME, {b"x": n}, 1 << 20, {}).rows[b"x"]
+    assert [row.uuid for row in rows] == uuids
+    return uuids
+
+
+def finish(store, *uuids, status=Status.DONE):
+    with store.write() as txn:
+        txn.hope()
+        txn.foresee(uuids)
+        return [txn.finish(uuid, status, [b"reply"], **ENDED) for uuid in uuids]
+
+
+def close(store, *uuids):
+    with store.write() as txn:
+        txn.hope()
+        txn.foresee(uuids)
+        return [txn.close(uuid, NOW) for uuid in uuids]
+
+
+@pytest.mark.parametrize("n", [1, 100])
+def test_what_a_node_has_claimed_ends_and_closes_in_one_round_trip_each(nodes, trips, n):
+    one, other = nodes
+    uuids = claimed(one, n, owner=b"eve", expires_at=NOW + 10)
+    assert trips == [1, 1], "accepted; claimed"
+    assert finish(one, *uuids) == [True] * n
+    with other.read() as txn:
+        assert [txn.reply(uuid).frames for uuid in uuids] == [[b"reply"]] * n
+        assert txn.owner_load(b"eve").waiting == txn.counts().waiting == 0
+    trips.clear()
+    assert [one.state for one in close(one, *uuids)] == [State.DONE] * n
+    assert trips == [1]
+    with other.read() as txn:
+        assert txn.counts().requests == 0
+        assert [closed.reply for closed in txn.closed(0, n, 1 << 20)] == [[b"reply"]] * n
+
+
+def test_what_another_node_has_closed_meanwhile_does_not_end(nodes):
+    one, other = nodes
+    a, b = claimed(one, 2)
+    assert close(other, a) == [Closed(b"x", State.WAITING)]
+    with pytest.raises(Outrun):
+        finish(one, a, b)
+    with one.read() as txn:
+        assert txn.state(b) is State.WAITING, "nothing was kept"
+    assert finish(one, a, b) == [False, True]
+
+
+def test_who_ends_a_request_waits_for_who_closes_it(nodes):
+    one, other = nodes
+    (a,) = claimed(one, 1)
+    found: list[object] = []
+
+    def end() -> None:
+        try:
+            finish(one, a)
+        except Outrun as error:
+            found.append(error)
+
+    thread = Thread(target=end)
+    with other.write() as txn:
+        assert txn.close(a, NOW) is not None
+        txn.flush()
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive(), "it waits"
+    thread.join(10)
+    assert len(found) == 1
+    assert finish(one, a) == [False]
+
+
+def test_what_is_relied_on_is_never_why_something_is_refused(nodes):
+    """It has failed here, and was tried again there: a late reply counts."""
+    one, other = nodes
+    (a,) = claimed(one, 1)
+    assert finish(one, a, status=Status.FAILED) == [True]
+    with other.write() as txn:
+        assert txn.retry(a, NOW)
+    assert finish(one, a) == [True]
+    with one.write() as txn:
+        txn.hope()
+        txn.foresee([a])
+        assert txn.owner(a) == b""
+        assert txn.state(a) is State.DONE
+        assert txn.reply(a).frames == [b"reply"]
+        assert txn.close(a, NOW) == Closed(b"x", State.DONE)
+
+
+def test_what_is_due_again_was_not_where_it_was(nodes):
+    one, _ = nodes
+    (a,) = claimed(one, 1)
+    with one.write() as txn:
+        txn.hope()
+        txn.foresee([a])
+        assert txn.postpone(a, due=NOW + 1, attempts=1, dispatched_at=NOW, reason="no")
+        assert txn.finish(a, Status.DONE, [], **ENDED), "twice in a transaction"
+    with one.write() as txn:
+        (b,) = txn.accept_many([new()], NOW)
+        txn.claim(ME, {b"x": 1}, 1 << 20, {})
+    with one.write() as txn:
+        txn.hope()
+        assert txn.postpone(b, due=NOW + 1, attempts=1, dispatched_at=NOW, reason="no")
+    with one.write() as txn:
+        assert txn.promote(NOW + 1) == [(b"x", 1)]
+    assert finish(one, b) == [True]

@@ -56,6 +56,8 @@ SELECT owner, key, until, given, (%s::uuid[])[first:last]
 FROM unnest(%s::bytea[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
 AS fresh (owner, key, until, given, first, last)"""
 
+_LOCK = "SELECT 1 FROM request WHERE uuid = ANY(%s::uuid[]) ORDER BY uuid FOR UPDATE"
+
 _DELETE_READY = """
 DELETE FROM ready AS r USING unnest(%s::uuid[], %s::bytea[], %s::bigint[]) AS gone (uuid, service, rank)
 WHERE r.service = gone.service AND r.rank = gone.rank AND r.uuid = gone.uuid"""
@@ -128,10 +130,17 @@ SET waiting = l.waiting + excluded.waiting, bytes = l.bytes + excluded.bytes, re
 
 _COUNT_USAGE = """
 UPDATE usage AS u SET requests = requests + %s, waiting = waiting + %s, delayed = delayed + %s, replies = replies + %s,
-    used = used + %s{}
+    used = used + %s{}{}
 WHERE shard = %s
 RETURNING used + (SELECT coalesce(sum(o.used), 0)::bigint FROM usage AS o WHERE o.shard <> u.shard)"""
 
+
+_AFTER_LOCKS = " AND (SELECT count(*) FROM locked) > 0 RETURNING 1"
+"""At the end of what deletes rows of requests that are relied on: first they are locked."""
+
+_DELETED = ("locked", "from_ready", "from_expiring", "from_later", "from_reply", "gone")
+_AS_HOPED = " + (SELECT 0 / (count(*) = %s)::integer FROM ({}) AS there)"
+"""Fails, by a division by zero, unless all rows were there that were to be locked and deleted."""
 
 _FORGOTTEN = f" - (SELECT coalesce(sum({KEY} + {SIZE} * requests), 0)::bigint FROM forgotten)"
 
@@ -154,6 +163,8 @@ class Changes:
 
     def __init__(self) -> None:
         self.touched: set[bytes] = set()
+        self.relied: set[bytes] = set()
+        """Those of them of which nobody has asked whether they still are as they were, nor locked them."""
         self.requests: list[RequestRow] = []
         self.ready: list[ReadyRow] = []
         self.later: list[LaterRow] = []
@@ -252,6 +263,10 @@ class Changes:
         """
         parts: list[tuple[str, str]] = []
         given: list[object] = []
+        after = _AFTER_LOCKS if self.relied else ""
+        if self.relied:
+            parts.append(("locked", _LOCK))
+            given.append(ids(sorted(self.relied)))
 
         def add(name: str, text: str, rows: Sequence[tuple[Any, ...]], encoders: Sequence[_Encoder]) -> None:
             if rows:
@@ -273,15 +288,15 @@ class Changes:
         add("to_later", _INSERT_LATER, self.later, _LATER)
         add("to_expiring", _INSERT_EXPIRING, self.expiring, _EXPIRING)
         add("to_reply", _INSERT_REPLY, self.replies, (_I, _N, _N, _N, _N, _N, _N, bodies, _T, _T, _T))
-        add("from_ready", _DELETE_READY, self._not_ready, _PLACES)
-        add("from_expiring", _DELETE_EXPIRING, self._not_expiring, _EXPIRING)
+        add("from_ready", _DELETE_READY + after, self._not_ready, _PLACES)
+        add("from_expiring", _DELETE_EXPIRING + after, self._not_expiring, _EXPIRING)
         for name, text, uuids in (
             ("from_later", _DELETE_LATER, self._not_later),
             ("from_reply", _DELETE_REPLY, self._not_replies),
             ("gone", _DELETE_REQUEST, self._gone),
         ):
             if uuids:
-                parts.append((name, text))
+                parts.append((name, text + after))
                 given.append(ids(uuids))
         loads = [(*name, *change) for name, change in self._loads.items() if any(change)]
         owned = any(owner for owner, _ in self.to_forget)
@@ -293,7 +308,17 @@ class Changes:
             parts.append(("numbers", _GIVE_NUMBERS))
             given += (n, n)
             add("closed_now", _CLOSE, self.closed, _CLOSED)
-        found = [Statement(_joined(tuple(parts)), [*given, *self._usage, shard])]
+        given += self._usage
+        if self.relied:
+            gone: tuple[Sequence[object], ...] = (
+                self._not_ready,
+                self._not_expiring,
+                self._not_later,
+                self._not_replies,
+                self._gone,
+            )
+            given.append(len(self.relied) + sum(map(len, gone)))
+        found = [Statement(_joined(tuple(parts)), [*given, shard])]
         if self.agreement is not None:
             before, now = self.agreement
             id_ = None if now.archivist is None else Raw(now.archivist.id)
@@ -310,7 +335,12 @@ class Changes:
 def _joined(parts: tuple[tuple[str, str], ...]) -> str:
     """The parts as one statement, which counts the usage."""
     commons = ", ".join(f"{name} AS ({text})" for name, text in parts)
-    counted = _COUNT_USAGE.format(_FORGOTTEN if any(name == "forgotten" for name, _ in parts) else "")
+    names = [name for name, _ in parts]
+    forgotten = _FORGOTTEN if "forgotten" in names else ""
+    hoped = ""
+    if "locked" in names:
+        hoped = _AS_HOPED.format(" UNION ALL ".join(f"SELECT 1 FROM {name}" for name in names if name in _DELETED))
+    counted = _COUNT_USAGE.format(forgotten, hoped)
     return f"WITH {commons} {counted}" if commons else counted
 
 

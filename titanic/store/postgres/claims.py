@@ -8,16 +8,24 @@ who comes second does not wait for the lock, because others may wait for what he
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Any
 from zlib import crc32
 
 from titanic.errors import RecordCorrupt
 from titanic.store.claiming import Claimed, Place
 from titanic.store.postgres.arrays import ids, numbers, texts
+from titanic.store.postgres.foreseen import Seen
 from titanic.store.postgres.incarnation import ALIVE, FREE, places_of
 from titanic.store.postgres.queue_reads import READY_COLUMNS, damaged_row, ready_row
 from titanic.store.postgres.transaction import Statement
 from titanic.store.postgres.writing import Writing
 from titanic.store.records import ReadyRow, priority_in
+from titanic.store.states import State
+
+_SIZE_OF_MORE = 7
+_MORE = "r.submitted_at, r.not_before, r.expires_at, r.key, r.owner, q.dispatched_at, q.reason"
+"""What this node relies on when the request ends."""
 
 _CLAIM = f"""
 WITH wanted AS (
@@ -30,12 +38,12 @@ WITH wanted AS (
     SELECT f.*, row_number() OVER places AS place, sum(r.body_bytes) OVER places - r.body_bytes AS before,
         count(*) OVER () AS found
     FROM free AS f JOIN request AS r ON r.uuid = f.uuid WINDOW places AS (ORDER BY f.n, f.rank, f.uuid)
-)
+), claimed AS (
 UPDATE ready AS q SET incarnation = %s FROM sized AS s JOIN request AS r ON r.uuid = s.uuid
 WHERE q.service = s.service AND q.rank = s.rank AND q.uuid = s.uuid AND s.before < %s AND {ALIVE}
-RETURNING s.place, s.n, s.found, {READY_COLUMNS}"""
-
-_IS_ALIVE = f"SELECT {ALIVE}"
+RETURNING s.place, s.n, s.found, {_MORE}, {READY_COLUMNS}
+)
+SELECT node.lives, claimed.* FROM (SELECT {ALIVE} AS lives) AS node LEFT JOIN claimed ON true"""
 
 _RELEASE = """
 UPDATE ready AS q SET incarnation = NULL FROM unnest(%s::bytea[], %s::bigint[], %s::uuid[]) AS h (service, rank, uuid)
@@ -76,26 +84,37 @@ def claim(
     if bounds:
         wants, contended = _within(tx, wants, bounds)
     names, limits = list(wants), list(wants.values())
-    asked = Statement(_CLAIM, (texts(names), numbers(limits), incarnation, max_bytes, incarnation))
-    rows, ((alive,),) = tx.fetch_all(asked, Statement(_IS_ALIVE, (incarnation,)))
-    if not alive:
+    given = texts(names), numbers(limits), incarnation, max_bytes, incarnation, incarnation
+    found = tx.fetch_alone(_CLAIM, *given)
+    if not found[0][0]:
         return None
-    rows.sort(key=lambda row: row[0])
+    rows = sorted((row[1:] for row in found if row[1] is not None), key=itemgetter(0))
     claimed: dict[bytes, list[ReadyRow]] = {}
     damaged: dict[bytes, RecordCorrupt] = {}
     for _, n, _, *columns in rows:
         name = names[n - 1]
+        more, columns = columns[:_SIZE_OF_MORE], columns[_SIZE_OF_MORE:]
         try:
             row = ready_row(name, *columns)
         except RecordCorrupt as damage:
             row = damaged_row(name, *columns)
             damaged[row.uuid] = damage
         claimed.setdefault(name, []).append(row)
+        tx.claimed[row.uuid] = _seen(name, more, columns)
     if noted := [Place(name, 9 - priority_in(row.key), row.uuid) for name in bounds for row in claimed.get(name, ())]:
         tx.fetch(_NOTE, *places_of(noted))
     # It ended at `max_bytes`: those behind were not looked at.
     more = names[rows[-1][1] - 1 :] if rows and len(rows) < rows[0][2] else []
     return Claimed(claimed, more, contended, damaged)
+
+
+def _seen(service: bytes, more: Sequence[Any], columns: Sequence[Any]) -> Seen:
+    """What is known of a request that is claimed."""
+    submitted_at, not_before, expires_at, key, owner, dispatched_at, reason = more
+    rank, uuid, attempts, _, max_attempts, ends_at, options, frames, size = columns
+    asked = submitted_at, not_before, expires_at, max_attempts, options, key, owner, frames, size
+    tried = attempts, dispatched_at, reason
+    return Seen(uuid, service, 9 - rank, *asked, State.WAITING, ends_at, 0, *tried, 0, 0, 0, None)
 
 
 def release(tx: Writing, incarnation: int, places: Sequence[Place]) -> None:

@@ -13,7 +13,7 @@ from titanic.store.postgres.foreseen import Seen, reply_size
 from titanic.store.postgres.new_request import shortened, sizes
 from titanic.store.postgres.writing import Writing
 from titanic.store.rules import LATEST, late, times_again
-from titanic.store.states import ENDING, TRANSITIONS, Event, State, Status
+from titanic.store.states import ENDING, Event, State, Status
 
 _PROMOTE = """
 WITH due AS (
@@ -49,8 +49,8 @@ def finish(
     reason: str = "",
 ) -> bool:
     """Store how the request ended. False, and nothing is changed, when it is unknown or has ended before."""
-    one = tx.to_change(uuid)
-    if one is None or (one.state, ENDING[status]) not in TRANSITIONS or uuid in tx.not_own:
+    one = tx.to_change(uuid, ENDING[status])
+    if one is None or uuid in tx.not_own:
         return False
     size = sizes(frames)
     quota = tx.writer.quota
@@ -62,8 +62,8 @@ def finish(
 
 def postpone(tx: Writing, uuid: bytes, *, due: int, attempts: int, dispatched_at: int, reason: str) -> bool:
     """Take a request that failed out of the queue until `due`, in µs since the epoch."""
-    one = tx.to_change(uuid)
-    if one is None or (one.state, Event.POSTPONE) not in TRANSITIONS or uuid in tx.not_own:
+    one = tx.to_change(uuid, Event.POSTPONE)
+    if one is None or uuid in tx.not_own:
         return False
     changes = tx.changes
     changes.leave(one)
@@ -80,6 +80,7 @@ def promote(tx: Writing, now_us: int, limit: int = 1000) -> list[tuple[bytes, in
     promoted: dict[bytes, int] = {}
     for uuid, service in tx.fetch(_PROMOTE, now_us, limit):
         tx.seen.pop(uuid, None)
+        tx.writer.known.pop(uuid, None)
         promoted[service] = promoted.get(service, 0) + 1
     for service, n in promoted.items():
         tx.changes.count_service(service, ready=n)
@@ -95,8 +96,8 @@ def expire(
     tx.foresee(uuids)
     expired: list[tuple[bytes, bytes]] = []
     for uuid in uuids:
-        one = tx.to_change(uuid)
-        if one is not None and (one.state, Event.EXPIRE) in TRANSITIONS:
+        one = tx.to_change(uuid, Event.EXPIRE)
+        if one is not None:
             reason = late(one.attempts).encode()
             _end(tx, one, Status.EXPIRED, (), one.attempts, one.dispatched_at, now_us, reason)
             expired.append((uuid, one.service))
@@ -105,8 +106,8 @@ def expire(
 
 def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
     """Let a request that failed or expired wait again, as if it had never been tried. False for other requests."""
-    one = tx.to_change(uuid)
-    if one is None or (one.state, Event.RETRY) not in TRANSITIONS:
+    one = tx.to_change(uuid, Event.RETRY)
+    if one is None:
         return False
     due, expires_at = times_again(one.submitted_at, one.not_before, one.expires_at, one.attempts, now_us)
     changes = tx.changes

@@ -8,6 +8,8 @@ and COMMIT. In between it decides in Python. Counted, the same for 1, 100 and 1,
     accept, with keys or without  1            1    (which is a transaction by itself)
     accept with taken keys        2            4    BEGIN, keys; changes, COMMIT; and before it one that was in vain
     finish, close, retry          2            5    BEGIN, lock, look; changes, COMMIT
+    the same, as was hoped        1            1    changes, which lock as well
+    claim, alone                  1            1
 
 Whatever is read otherwise costs one round trip more, and puts what was changed before into the database first, so that
 a transaction reads what it has written.
@@ -16,11 +18,12 @@ a transaction reads what it has written.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import ClassVar, Self
 
 import psycopg
+from psycopg import Cursor
 
 from titanic.errors import StoreError
 from titanic.store.postgres.arrays import texts
@@ -32,6 +35,7 @@ from titanic.store.postgres.looking import Looking
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.postgres_errors import is_deadlock, is_outrun, outrun, unknown_outcome
 from titanic.store.postgres.transaction import Row, Settings, Statement
+from titanic.store.states import TRANSITIONS, Event
 from titanic.util.ids import IdMaker
 
 _COMMIT = Statement("COMMIT")
@@ -39,12 +43,15 @@ _COMMIT = Statement("COMMIT")
 _CAREFUL = 20
 """Transactions that do not hope after one that hoped in vain: who submits one request again mostly submits more."""
 
+_MOST_KNOWN = 10_000
+"""Requests of which is remembered what was known of them: some MB."""
+
 
 class WriterState:
     """What a write transaction leaves to the next. Only who holds `lock` changes it.
 
     `used` are the bytes that all nodes used when this one committed last, `careful` how many of the next transactions
-    are not to hope.
+    are not to hope. `known` is what was known of requests when their transaction was committed, the latest last.
     """
 
     def __init__(self, ids: IdMaker, capacity: int, used: int) -> None:
@@ -53,6 +60,17 @@ class WriterState:
         self.quota = divide(capacity)
         self.used = used
         self.careful = 0
+        self.known: dict[bytes, Seen] = {}
+
+    def remember(self, seen: Mapping[bytes, Seen | None]) -> None:
+        """Keep what is known of requests, but for frames."""
+        known = self.known
+        for uuid, one in seen.items():
+            if one is not None:
+                one.frames = None
+                known[uuid] = one
+        while len(known) > _MOST_KNOWN:
+            del known[next(iter(known))]
 
 
 class Writing(Looking):
@@ -71,7 +89,11 @@ class Writing(Looking):
         """Whether keys count as free that this transaction has not taken itself."""
         self.hoped: dict[tuple[bytes, bytes], KeyRow] = {}
         """Those that it has taken in hope."""
-        self._again = False
+        self.relied: set[bytes] = set()
+        """Requests that are as they were when this process saw them last, in hope."""
+        self.claimed: dict[bytes, Seen] = {}
+        """What is known of requests that this transaction has claimed."""
+        self._again = self._alone = False
         self._used: int | None = None
         self._apart = False
 
@@ -95,9 +117,10 @@ class Writing(Looking):
             finally:
                 self.writer.lock.release()
 
-    def hope(self) -> None:
-        """Ask for nothing that can be relied on mostly. The transaction may raise Outrun from now on."""
-        self._again = True
+    def hope(self, alone: bool = False) -> None:
+        """Ask for nothing that can be relied on mostly. The transaction may raise Outrun from now on. `alone`: there is
+        only one write in it."""
+        self._again, self._alone = True, alone
         if self.writer.careful:
             self.writer.careful -= 1
         else:
@@ -117,7 +140,9 @@ class Writing(Looking):
         return super().fetch_all(*statements)
 
     def foresee(self, uuids: Sequence[bytes], replies: bool = False) -> None:
-        """Lock these requests and read what is known of them, in one round trip."""
+        """Lock these requests and read what is known of them, in one round trip, or rely on what was known of them."""
+        if self.hopes and not replies:
+            self._rely(uuids)
         missing = uuids if replies else [uuid for uuid in uuids if uuid not in self.seen]
         if missing:
             self._apart = self.changes.touched.isdisjoint(missing)
@@ -126,12 +151,43 @@ class Writing(Looking):
             finally:
                 self._apart = False
 
-    def to_change(self, uuid: bytes) -> Seen | None:
-        """What is known of a request that is to be changed now; None when it is unknown."""
-        one = self.look(uuid)
+    def _rely(self, uuids: Sequence[bytes]) -> None:
+        known, seen = self.writer.known, self.seen
+        for uuid in uuids:
+            if uuid in known and uuid not in seen:
+                seen[uuid] = known.pop(uuid)
+                self.relied.add(uuid)
+
+    def look(self, uuid: bytes, reply: bool = False) -> Seen | None:
+        """What is known of a request for sure."""
+        if uuid in self.relied:
+            self.relied.remove(uuid)
+            del self.seen[uuid]
+        return super().look(uuid, reply)
+
+    def to_change(self, uuid: bytes, event: Event | None = None) -> Seen | None:
+        """What is known of a request that is to be changed now. None when it is unknown, or the event (None: closing)
+        cannot happen to it, which is never said of one that was relied on."""
         if uuid in self.changes.touched:
             self.flush()
-        return one
+        if uuid not in self.seen:
+            self.foresee((uuid,))
+        one = self.seen[uuid]
+        if uuid in self.relied:
+            if one is not None and (event is None or (one.state, event) in TRANSITIONS):
+                self.changes.relied.add(uuid)
+                return one
+            one = self.look(uuid)
+        return one if one is None or event is None or (one.state, event) in TRANSITIONS else None
+
+    def fetch_alone(self, text: str, *parameters: object) -> list[Row]:
+        """`fetch` of a change that is a transaction by itself if there is nothing else."""
+        if not self._alone or self.begun or self.changes.any:
+            return self.fetch(text, *parameters)
+        self.begins = False
+        (cursor,) = self._exchange_last([Statement(text, parameters)])
+        self.begins = True
+        return cursor.fetchall()
 
     def fetch_apart(self, text: str, *parameters: object) -> list[Row]:
         """`fetch` of what has nothing to do with the changes: they need not be in the database before."""
@@ -171,13 +227,14 @@ class Writing(Looking):
     def _commit(self) -> None:
         if self.failure is not None:
             raise self.failure
-        if not self.begun and not self.changes.any:
-            return  # nothing was done
-        self._write(commits=True)
-        self.begun = False
         writer = self.writer
-        if self._used is not None:
-            writer.used = self._used
+        if self.begun or self.changes.any:
+            self._write(commits=True)
+            self.begun = False
+            if self._used is not None:
+                writer.used = self._used
+        writer.remember(self.seen)
+        writer.remember(self.claimed)
 
     def _write(self, *, commits: bool) -> None:
         session = self.take()
@@ -187,17 +244,29 @@ class Writing(Looking):
             statements, self.begins = written, False  # a statement by itself is a transaction
         else:
             statements = [*written, _COMMIT] if commits else written
+        if commits:
+            cursors = self._exchange_last(statements)
+        else:
+            try:
+                cursors = self.exchange(statements)
+            except psycopg.Error as error:
+                raise self.failed(error) from error
+        if written:
+            ((used,),) = cursors[0].fetchall()
+            self._used = used - changes.dropped_bytes
+            self.relied -= changes.relied
+
+    def _exchange_last(self, statements: Sequence[Statement]) -> list[Cursor[Row]]:
+        """`exchange` of what ends with a commit."""
+        session = self.take()
         try:
-            cursors = self.exchange(statements)
+            return self.exchange(statements)
         except psycopg.Error as error:
-            if commits and session.connection.closed:
+            if session.connection.closed:
                 self.failure = unknown_outcome(self.pool.place, error)
                 self.leave(broken=True)
                 raise self.failure from error
             raise self.failed(error) from error
-        if written:
-            ((used,),) = cursors[0].fetchall()
-            self._used = used - changes.dropped_bytes
 
     def failed(self, error: psycopg.Error) -> StoreError:
         """The exception to raise in place of psycopg's. The transaction cannot go on."""
@@ -205,6 +274,7 @@ class Writing(Looking):
             return super().failed(error)
         if not is_deadlock(error):
             self.writer.careful = _CAREFUL
+            self.writer.known.clear()
         self.failure = outrun(self.pool.place, error)
         self.leave()
         return self.failure
