@@ -31,7 +31,7 @@ machine=$(uname -m)
 
 "$python" -m pip --quiet --disable-pip-version-check install --target "$root/usr/lib/titanic" --no-compile \
     --only-binary=:all: --implementation cp --python-version "$minor" --platform "manylinux_2_28_$machine" \
-    --platform "manylinux2014_$machine" --platform "manylinux_2_17_$machine" --platform "linux_$machine" "$wheel"
+    --platform "manylinux2014_$machine" --platform "manylinux_2_17_$machine" --platform "linux_$machine" "$wheel[postgres]"
 rm -rf "$root/usr/lib/titanic/bin"
 
 units=$root/lib/systemd/system
@@ -46,8 +46,8 @@ cp "$here/systemd/tmpfiles.conf" "$root/usr/lib/tmpfiles.d/titanic.conf"
 cp "$here/titanic-backup" "$root/usr/lib/titanic/titanic-backup"
 cp "$here/debian/titanic" "$here/debian/titanic-data" "$root/usr/bin/"
 sed 's|^#store = .*|store = "/var/lib/titanic/store"|; s|^#metrics = |metrics = |' "$here/titanic.toml" >"$share/titanic.toml"
-cp "$here/README.md" "$doc/README.md"
-cp -r "$here/prometheus" "$here/grafana" "$doc/"
+cp "$here/README.md" "$here/NODES.md" "$doc/"
+cp -r "$here/prometheus" "$here/grafana" "$here/nodes" "$doc/"
 cp "$here/../LICENSE" "$doc/copyright"
 gzip -9n <"$here/../CHANGELOG.md" >"$doc/changelog.gz"
 

@@ -5,7 +5,7 @@ umask 022  # what is installed here is for everybody to read
 
 usage() {
     cat <<'END'
-Usage: install.sh [--prefix DIR] [--wheels DIR] [--python PROGRAM] [--archive] [--no-start]
+Usage: install.sh [--prefix DIR] [--wheels DIR] [--python PROGRAM] [--postgres] [--archive] [--no-start]
        install.sh --rollback
        install.sh --uninstall [--purge]
 
@@ -14,7 +14,8 @@ Installs Titanic into a virtual environment of its own, with systemd units, and 
   --prefix DIR      where the program goes (default: where it is, or /opt/titanic)
   --wheels DIR      install from the wheels in DIR, without a network; else from the folder that this script is in
   --python PROGRAM  the Python to use, 3.11 or newer (default python3)
-  --archive         what titanic-archive.service needs, too (later upgrades remember that)
+  --postgres        what a store in PostgreSQL needs, too
+  --archive         what titanic-archive.service needs, too (later upgrades remember both)
   --no-start        neither enable nor start anything
   --rollback        go back to the version that was there before the last upgrade
   --uninstall       remove the program; settings, data and backups stay
@@ -26,7 +27,7 @@ END
 }
 
 mark=.titanic-environment
-prefix='' wheels='' python=python3 start=yes action=install purge=no archive=no
+prefix='' wheels='' python=python3 start=yes action=install purge=no archive=no postgres=no
 fail() { echo "install.sh: $*" >&2; exit 1; }
 wrong() { echo "install.sh: $*; install.sh --help lists the options" >&2; exit 2; }
 
@@ -38,6 +39,7 @@ while [ $# -gt 0 ]; do
             shift ;;
         --no-start) start=no ;;
         --archive) archive=yes ;;
+        --postgres) postgres=yes ;;
         --rollback | --uninstall) action=${1#--} ;;
         --purge) purge=yes ;;
         -h | --help) usage; exit 0 ;;
@@ -113,17 +115,22 @@ make_environment() {  # a new one beside the old: what runs goes on undisturbed 
     : >"$new/$mark"
     pip="$new/bin/python -m pip --quiet --disable-pip-version-check install"
     [ ! -e "$prefix/current/archive" ] || archive=yes
-    more=''
+    [ ! -e "$prefix/current/postgres" ] || postgres=yes
+    more='' extra=''
+    if [ $postgres = yes ]; then
+        extra='[postgres]'
+        touch "$new/postgres"
+    fi
     if [ $archive = yes ]; then
         more="pyarrow>=15 numpy"
         touch "$new/archive"
     fi
     # shellcheck disable=SC2086  # a list of packages
     if [ -n "$wheels" ]; then
-        $pip --no-index --find-links "$wheels" titanic-queue $more ||
+        $pip --no-index --find-links "$wheels" "titanic-queue$extra" $more ||
             fail "$wheels lacks something, see above; nothing was changed"
     else
-        $pip "$here/.." $more ||
+        $pip "$here/..$extra" $more ||
             fail "what Titanic needs could not be fetched, see above; without a network: --wheels DIR; nothing was changed"
     fi
     "$new/bin/python" -m compileall -q "$new/lib" || true

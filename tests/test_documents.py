@@ -21,6 +21,7 @@ DOCUMENTS = [
     "broker/patterns/README.md",
     "data/README.md",
     "deploy/README.md",
+    "deploy/NODES.md",
     "tests/benchmarks/README.md",
 ]
 OF_USERS = {"titanic.py", "broker.py", "manifest/"}

@@ -95,6 +95,23 @@ def as_user(*command: str | Path) -> list[str]:
     return ["setpriv", *who, "--pdeathsig=QUIT", *map(str, command)]
 
 
+def alone(script: str) -> list[str]:
+    """A script of bash in a namespace of processes: when this process ends, or the script, all that it has started is
+    gone at once."""
+    who = [] if os.geteuid() == 0 else ["--user", "--map-current-user"]
+    spaces = ["unshare", *who, "--pid", "--mount-proc", "--fork", "--kill-child"]
+    return ["setpriv", "--pdeathsig=KILL", *spaces, "bash", "-c", script]
+
+
+def programs_for(folder: Path, *more: str) -> None:
+    """Fill a folder for PATH with PostgreSQL's programs, and others, that run as that user."""
+    folder.mkdir()
+    for path in (*Path(BIN).iterdir(), *(Path("/bin", name) for name in more)):
+        command = " ".join(part for part in as_user(path) if not part.startswith("--pdeathsig"))
+        (folder / path.name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        (folder / path.name).chmod(0o755)
+
+
 def run(*command: str | Path) -> None:
     done = subprocess.run(as_user(*command), capture_output=True, text=True, cwd="/", timeout=60, check=False)
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
@@ -106,7 +123,7 @@ def own(path: Path) -> None:
         os.chown(path, account.pw_uid, account.pw_gid)
 
 
-def _new_place() -> tuple[Path, int]:
+def new_place() -> tuple[Path, int]:
     """A folder of our own, and the lock that tells others that we live. Those of the dead are removed."""
     memory = Path("/dev/shm")
     roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 << 30
@@ -145,7 +162,7 @@ def _fresh_data(data: Path) -> None:
     subprocess.run(["cp", "-a", template, data], check=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port below those that the system gives away, so that nobody gets it while the server is down."""
     while True:
         with suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(20_000, 32_000))) as free:
@@ -166,11 +183,11 @@ class PostgresServer:
         elsewhere, such as on a small disk. `settings` are those of postgresql.conf."""
         self._lock: int | None = None
         if folder is None:
-            folder, self._lock = _new_place()
+            folder, self._lock = new_place()
         self.folder = folder
         own(folder)
         self.data = data or folder / "data"
-        self.port = _free_port()
+        self.port = free_port()
         self.settings = settings
         self.wal_elsewhere = False
         """Its log of changes is in its folder, not with the data: a server that cannot write it ends."""
