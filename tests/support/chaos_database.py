@@ -73,6 +73,7 @@ class Database:
             "fail over, primary killed": self._fail_over,
             "fail over, primary isolated": self._isolate,
             "fail over, primary stands still": self._fail_over_still,
+            "fail over, primary came back alone": self._came_back_alone,
             "primary killed": self._primary_killed,
             "primary stands still": self._primary_still,
             "a backend killed": self._backend_killed,
@@ -121,6 +122,20 @@ class Database:
             line.cut()
             line.set("up", "isolated")
         return now
+
+    def _came_back_alone(self, seconds: float, dice: random.Random) -> float:
+        """The standby is cut off, the primary dies and comes back without it, and dies for good. Who looked at the
+        primary in between may have seen what the standby does not have: PostgreSQL never told anybody that it was
+        committed, but it was there."""
+        line = self._back[id(self.pair.primary)]
+        line.set("down", "alone")
+        self._over.wait(dice.uniform(0.1, 1.0))
+        self.pair.primary.restart("kill")
+        self._over.wait(dice.uniform(0.5, 3.0))
+        self.pair.fence()
+        line.set("up", "alone")
+        self.pair.promote()
+        return self._failed_over()
 
     def _ways(self, server: PostgresServer) -> Sequence[Line]:
         return [*self.ways[id(server)], self._back[id(server)]]

@@ -39,6 +39,7 @@ DATABASE = {
     "fail over, primary killed": Kind(24),
     "fail over, primary isolated": Kind(16),
     "fail over, primary stands still": Kind(6),
+    "fail over, primary came back alone": Kind(5),
     "primary killed": Kind(8),
     "primary stands still": Kind(6, 0.1, 2.0),
     "a backend killed": Kind(4),
