@@ -84,11 +84,11 @@ PROGRAMS = {
 
 def lanes(nodes: int) -> dict[str, tuple[dict[str, Kind], float]]:
     """Each with its faults, and with how many seconds are between two, on average."""
-    found = {"database": (DATABASE, 9.0), "programs": (PROGRAMS, 18.0)}
+    found = {"database": (DATABASE, 9.0), "programs": (PROGRAMS, 14.0)}
     for node in range(1, nodes + 1):
-        found[f"n{node}"] = NODE, 22.0
-        found[f"n{node} store"] = STORE, 22.0
-        found[f"n{node} peers"] = PEERS, 22.0
+        found[f"n{node}"] = NODE, 18.0
+        found[f"n{node} store"] = STORE, 16.0
+        found[f"n{node} peers"] = PEERS, 16.0
     return found
 
 
