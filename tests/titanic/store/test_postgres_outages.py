@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from support.postgres import PASSWORD, needs_postgres, new_server, shared_server
+from support.postgres_pair import new_pair
+from support.relay import relay
 from support.waiting import until
 
 from titanic.errors import DiskFull, NotInMemory, StoreFailed, StoreTooNew, StoreUnwritable
@@ -127,6 +129,58 @@ def test_a_server_that_stands_still_is_given_up(monkeypatch):
             assert failure(accept, store)
             server.go_on()
             until(lambda: not failure(accept, store))
+
+
+def test_a_server_that_falls_silent_while_a_connection_is_made_is_given_up(monkeypatch):
+    monkeypatch.setattr(pool, "AGAIN", 0.05)
+    monkeypatch.setattr(stall_guard, "PATIENCE", 0.3)
+    monkeypatch.setattr(stall_guard, "LOOK", 0.05)
+    server = shared_server()
+    silent = []
+
+    def stalls(data, answers):
+        if silent and b"full_page_writes" in data:
+            line.stall()
+        return False
+
+    with relay(f"tcp://127.0.0.1:{server.port}", breaks=stalls) as line:
+        port = line.endpoint.rpartition(":")[2]
+        ways = f"127.0.0.1:{port},127.0.0.1:{server.port}/"
+        url = server.url(server.new_database(), tcp=True).replace(f"127.0.0.1:{server.port}/", ways)
+        with PostgresStore.open(f"{url}?connect_timeout=2") as store:
+            began = time.monotonic()
+            silent.append(True)
+            line.reset()
+            assert "can't be reached" in str(until(lambda: failure(accept, store)))
+            until(lambda: not failure(accept, store))  # by the other way
+            assert time.monotonic() - began < 20
+
+
+def test_what_no_standby_has_yet_is_told_to_nobody(monkeypatch):
+    """The standby was away while a request was closed, and the primary dies before anybody was told, comes back, and
+    dies for good. Who asks again meanwhile is not to hear that it is closed."""
+    monkeypatch.setattr(pool, "AGAIN", 0.05)
+    monkeypatch.setattr(stall_guard, "PATIENCE", 1.0)
+    monkeypatch.setattr(stall_guard, "LOOK", 0.05)
+
+    def close():
+        with store.write() as txn:
+            txn.close(uuid)
+        return True
+
+    with new_pair() as pair, PostgresStore.open(pair.url(pair.primary.new_database())) as store:
+        (uuid,) = accept(store)
+        pair.standby.stop("kill")
+        assert "it is not known" in str(failure(close))
+        pair.primary.restart("kill")
+        asked = [failure(close) for _ in range(3)]
+        pair.fence()
+        pair.standby.start()
+        pair.promote()
+        until(lambda: failure(requests, store) is None)
+        assert (requests(store), None in asked) in ((1, False), (0, True))
+        until(lambda: not failure(close))
+        assert requests(store) == 0
 
 
 def test_a_server_that_becomes_read_only_is_away():

@@ -17,6 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 from titanic.errors import NotInMemory, StoreUnwritable
 from titanic.store.postgres.arrays import adapt
 from titanic.store.postgres.database_clock import ASK
+from titanic.store.postgres.stall_guard import StallGuard
 from titanic.store.records import Durability
 from titanic.util.clock import elapsed
 
@@ -49,6 +50,11 @@ _SETTINGS = {
     "jit": "off",
 }
 """Of each session."""
+
+_CATCH_UP = "SELECT pg_logical_emit_message(true, 'titanic', '')"
+"""Says nothing, but is committed: so what was committed before is at the synchronous standbys, too, when it is over. A
+server that was killed shows after its restart what they do not have yet. Whoever were told of that, or that something
+is closed already, would be told wrong if a standby took over now."""
 
 _LOW = ("off", "local", "remote_write")
 """`synchronous_commit` with which the operator may lose commits in a power cut or a fail-over."""
@@ -112,15 +118,19 @@ def expect_durable(durability: Durability) -> None:
         raise NotInMemory(what, fact, "choose 'relaxed', or a store in a directory")
 
 
-def connect(parameters: dict[str, str], durability: Durability | None) -> Session:
+def connect(parameters: dict[str, str], durability: Durability | None, guard: StallGuard | None = None) -> Session:
     """Make a connection; without a durability it is for reading, which any server may do. Raises psycopg.Error, or
     Unsafe."""
     connection = psycopg.connect(**parameters, autocommit=True, prepare_threshold=0)  # type: ignore[arg-type]
+    guard = guard or StallGuard()
+    guard.begin(connection)
     try:
         return _set_up(connection, durability)
     except BaseException:
         connection.close()
         raise
+    finally:
+        guard.end(connection)
 
 
 def _set_up(connection: Connection, durability: Durability | None) -> Session:
@@ -137,6 +147,8 @@ def _set_up(connection: Connection, durability: Durability | None) -> Session:
             f" coalesce(to_regtype('titanic.frames')::oid, 0), {ASK}"
         )
         connection.execute(f"SELECT {sets}")
+        if durability is not None:
+            connection.execute(_CATCH_UP)
     row = given.fetchone()
     assert row is not None
     fsync, pages, synchronous, version, lists, told_us = row

@@ -122,7 +122,7 @@ class Pool:
 
     def _connect(self) -> Session:
         try:
-            session = connect(self._parameters, self.durability)
+            session = connect(self._parameters, self.durability, self.guard)
         except (psycopg.Error, Unsafe) as error:
             reason = error.fact if isinstance(error, Unsafe) else reason_of(error)
             self._note(reason or "it does not answer", time.monotonic() + AGAIN)
