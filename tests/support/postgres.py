@@ -349,7 +349,7 @@ class PostgresServer:
 
     def cut_connections(self, database: str) -> int:
         """End all connections to a database, as an operator does; how many there were."""
-        ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = %s AND pid <> %s"
+        ended = "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity WHERE datname = %s AND pid <> %s"
         with self.connect() as connection:
             row = connection.execute(ended, (database, connection.info.backend_pid)).fetchone()
             return int(row[0]) if row else 0
