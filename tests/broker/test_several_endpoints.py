@@ -224,6 +224,39 @@ def test_a_worker_that_is_sent_away(in_order: None, caplog: pytest.LogCaptureFix
     assert [record.getMessage() for record in caplog.records] == [f"echo is registered at {second}"]
 
 
+def test_a_broker_that_drains(in_order: None) -> None:
+    """Its workers go elsewhere, each when it is free, and so do clients of their services."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hang(frames: list[bytes]) -> list[bytes]:
+        begun.set()
+        go_on.wait(60)
+        return frames
+
+    one = Broker()
+    first = one.bind("tcp://127.0.0.1:*")
+    with (
+        one,
+        broker() as second,
+        Worker("echo", lambda frames: frames, [first, second], config=NEVER) as echo,
+        Worker("hang", hang, [first, second], config=NEVER) as hung,
+        Pipeline([first, second], timeout=60, retries=0) as many,
+        Client([first, second], timeout=60, retries=0) as client,
+    ):
+        assert client.call("echo", b"x") == [b"x"]
+        many.send("hang", b"x")
+        assert begun.wait(60)
+        one.drain()
+        assert client.call("echo", b"x") == [b"x"]
+        until(lambda: (echo.registered, hung.registered) == (1, 1))
+        with Client(second) as other:
+            assert (other.present("echo"), other.present("hang")) == (True, False)
+            go_on.set()
+            assert (reply := many.receive(60)) is not None
+            assert reply.body == [b"x"]
+            until(lambda: other.present("hang"))
+
+
 def test_a_worker_whom_all_send_away_tries_all_again(in_order: None, caplog: pytest.LogCaptureFixture) -> None:
     full = BrokerConfig(max_workers=0)
     with broker(full) as first, broker(full) as second, Worker("echo", list, [first, second], config=QUICK) as worker:

@@ -4,6 +4,7 @@
     python server_process.py attach ENDPOINT STORE [CAPACITY [DURABILITY]]      at the broker that is there
     python server_process.py broker ENDPOINT
 
+STORE is a directory, or the URL of a database.
 SIGTERM stops it as it should be stopped.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from broker import Broker, BrokerConfig, WorkerConfig
 from titanic import Server, ServerConfig
 from titanic.store import Durability
+from titanic.util.database_url import is_url
 
 
 def main(mode: str, endpoint: str, store: str = "", capacity: str = "", durability: Durability = "synced") -> None:
@@ -29,7 +31,7 @@ def main(mode: str, endpoint: str, store: str = "", capacity: str = "", durabili
         node.bind(endpoint)
     else:
         config = ServerConfig(
-            store=Path(store),
+            store=store if is_url(store) else Path(store),
             capacity=int(capacity) if capacity else None,
             durability=durability,
             bind=(endpoint,),

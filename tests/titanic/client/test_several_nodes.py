@@ -1,0 +1,118 @@
+"""A client of several nodes that share a database: it goes on where it was when its node is killed or stands still."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+from support.postgres import needs_postgres, shared_server
+from support.processes import SUPPORT, Process
+from support.serving import QUICK, config
+from support.waiting import until
+
+from broker import Worker, unreachable
+from titanic import Client, Server
+
+pytestmark = needs_postgres
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = shared_server()
+    name = server.new_database()
+    yield server.url(name)
+    server.drop_database(name)
+
+
+@pytest.fixture
+def here(url: str, tmp_path: Path) -> Iterator[str]:
+    """A node in this process."""
+    with Server(config(tmp_path, store=url)) as server:
+        yield server.endpoints[0]
+
+
+@contextmanager
+def there(url: str, tmp_path: Path) -> Iterator[tuple[Process, str]]:
+    """A node in a process of its own."""
+    with zmq.Context.instance().socket(zmq.ROUTER) as free:
+        endpoint = f"tcp://127.0.0.1:{free.bind_to_random_port('tcp://127.0.0.1')}"
+    until(lambda: unreachable([endpoint]))
+    with Process(SUPPORT / "server_process.py", "serve", endpoint, url, output=tmp_path / "node.log") as node:
+        until(lambda: not unreachable([endpoint]))
+        yield node, endpoint
+
+
+@pytest.fixture(autouse=True)
+def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Endpoints are tried in the order in which they are given, and a program that stands still is noticed soon."""
+    monkeypatch.setattr("broker.io.dealer.shuffled", list)
+    for module in ("broker.io.tcp_connection", "broker.io.dealer"):
+        monkeypatch.setattr(f"{module}.BEAT", 0.1)
+        monkeypatch.setattr(f"{module}.SILENCE", 0.5)
+    monkeypatch.setattr("broker.client.LONGEST_POLL", 50)
+
+
+@contextmanager
+def waiting(client: Client, uuid: str, node: str) -> Iterator[list[list[bytes]]]:
+    """The reply that the client gets, which is waiting for it at this node when the block begins."""
+    replies: list[list[bytes]] = []
+    thread = threading.Thread(target=lambda: replies.append(client.wait(uuid, 60)))
+    thread.start()
+    with Client(node, timeout=20) as other:
+        until(lambda: other.stats()["waiting_clients"] == 1)
+    yield replies
+    thread.join(60)
+
+
+def echo(frames: list[bytes]) -> list[bytes]:
+    return frames
+
+
+def test_its_node_is_killed(url: str, here: str, tmp_path: Path) -> None:
+    """Between two requests, and while it waits; the worker was there, too."""
+    with (
+        there(url, tmp_path) as (node, first),
+        Client(f"{first},{here}", timeout=20) as client,
+        Worker("echo", echo, [first, here], config=QUICK) as worker,
+    ):
+        until(lambda: worker.registered)
+        uuids = client.submit_many("echo", [b"0", b"1"])
+        uuids += [client.submit("echo", "2"), client.submit("late", "3")]
+        assert [client.wait(uuid, 20) for uuid in uuids[:3]] == [[b"0"], [b"1"], [b"2"]]
+        with waiting(client, uuids[3], first) as replies:
+            node.kill()
+            late = Worker("late", echo, here, config=QUICK).start()
+        late.stop()
+        assert replies == [[b"3"]]
+        uuids += client.submit_many("echo", [b"4", b"5"])
+        for number, (uuid, reply) in enumerate(sorted(client.replies(uuids, timeout=30))):
+            assert reply == [b"%d" % number], uuid
+        client.close_many(uuids)
+        assert client.stats()["store"]["requests"] == 0, "nothing is stored twice"
+
+
+def test_its_node_stands_still(url: str, here: str, tmp_path: Path) -> None:
+    with there(url, tmp_path) as (node, first), Client([first, here], timeout=20) as client:
+        uuid = client.submit("late", "x")
+        with waiting(client, uuid, first) as replies:
+            os.kill(node.pid, signal.SIGSTOP)
+            late = Worker("late", echo, here, config=QUICK).start()
+        late.stop()
+        assert replies == [[b"x"]]
+
+
+def test_its_node_ends(url: str, here: str, tmp_path: Path) -> None:
+    with there(url, tmp_path) as (node, first), Client([first, here], timeout=20) as client:
+        uuids = [client.submit("late", "x")]
+        ending = threading.Thread(target=node.terminate)
+        ending.start()
+        while ending.is_alive():
+            uuids.append(client.submit("late", "x"))
+        uuids.append(client.submit("late", "x"))
+        assert len(set(uuids)) == len(uuids) == client.stats()["store"]["requests"]
