@@ -246,7 +246,7 @@ def test_a_broker_that_drains(in_order: None) -> None:
         assert client.call("echo", b"x") == [b"x"]
         many.send("hang", b"x")
         assert begun.wait(60)
-        one.drain()
+        one.wind_down()
         assert client.call("echo", b"x") == [b"x"]
         until(lambda: (echo.registered, hung.registered) == (1, 1))
         with Client(second) as other:

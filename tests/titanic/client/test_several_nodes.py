@@ -16,7 +16,7 @@ from support.processes import SUPPORT, Process
 from support.serving import QUICK, config
 from support.waiting import until
 
-from broker import Worker, unreachable
+from broker import Worker, WorkerConfig, unreachable
 from titanic import Client, Server
 
 pytestmark = needs_postgres
@@ -116,3 +116,21 @@ def test_its_node_ends(url: str, here: str, tmp_path: Path) -> None:
             uuids.append(client.submit("late", "x"))
         uuids.append(client.submit("late", "x"))
         assert len(set(uuids)) == len(uuids) == client.stats()["store"]["requests"]
+
+
+def test_its_node_is_drained(url: str, here: str, tmp_path: Path) -> None:
+    never = WorkerConfig(reconnect_first=1000, reconnect_most=1000)
+    with (
+        Server(config(tmp_path, store=url)) as node,
+        Client([node.endpoints[0], here], timeout=20) as client,
+        Worker("echo", echo, [node.endpoints[0], here], config=never) as worker,
+    ):
+        until(lambda: worker.registered)
+        uuid = client.submit("late", "x")
+        with waiting(client, uuid, node.endpoints[0]) as replies:
+            node.drain()
+            late = Worker("late", echo, [node.endpoints[0], here], config=never).start()
+        late.stop()
+        assert replies == [[b"x"]]
+        assert client.wait(client.submit("echo", "y"), 20) == [b"y"]
+        until(lambda: node.drained)
