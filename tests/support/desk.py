@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from threading import Event
 from typing import Any
 
+from support.store_remote import RemoteStore
+
 from broker import User
 from titanic.commit.writer import Writer
 from titanic.protocol import tsp
@@ -14,6 +16,8 @@ from titanic.services.ask import Answers, CloseDoubt, ServiceContext
 from titanic.services.handler import ServiceHandler
 from titanic.services.reader import Reader, ReadService
 from titanic.store import Store, WriteTransaction
+from titanic.store.postgres.arrays import ids
+from titanic.store.postgres.store import PostgresStore
 
 
 class Ask:
@@ -68,6 +72,17 @@ class Desk:
 
     def running(self) -> set[bytes]:
         return self.at_work
+
+    def work_on(self, *uuids: bytes) -> None:
+        """Workers have these now, and no others."""
+        self.at_work = set(uuids)
+        if isinstance(self.store, PostgresStore):
+            claimed = "UPDATE ready SET incarnation = CASE WHEN uuid = ANY(%s::uuid[]) THEN 1 END"
+            with self.store.write() as transaction:
+                transaction.fetch(claimed, ids(uuids))
+        elif isinstance(self.store, RemoteStore):
+            self.store.tables.nodes[1] = 1
+            self.store.tables.claimed = dict.fromkeys(uuids, 1)
 
     def ask(self, name: bytes, *bodies: list[bytes], user: User | None = None) -> list[Frames]:
         """All in one batch."""

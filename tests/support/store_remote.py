@@ -4,7 +4,7 @@ claims, and a record of what was foreseen. For tests of the layers above a remot
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event, RLock, get_ident
 from typing import Any
@@ -19,6 +19,7 @@ from titanic.store import (
     LeaseConfig,
     NodeFacts,
     NodeRow,
+    Page,
     Place,
     ReadyRow,
     Renewed,
@@ -35,6 +36,7 @@ class RemoteStore(DictStore):
     """Nodes may share it."""
 
     remote = True
+    news = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -156,6 +158,15 @@ class RemoteRead(Read):
             for one, facts in store.facts.items()
             if store.lives(one)
         ]
+
+    def running(self, uuids: Collection[bytes]) -> set[bytes]:
+        return set(uuids) & self.store.claimed
+
+    def list_running(self, *, limit: int, **options: Any) -> Page:
+        rows = [row for row in self.list(state=State.WAITING, limit=1 << 20, **options) if self.running([row.uuid])]
+        page = Page(rows[:limit])
+        page.next = page[-1].uuid if len(rows) > limit else None
+        return page
 
 
 class RemoteWrite(RemoteRead, Write):

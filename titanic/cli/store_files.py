@@ -97,7 +97,8 @@ class Files:
     def list(self, **options: Any) -> tuple[list[RequestInfo], str | None]:
         """A page of what is stored, as `Client.list`."""
         with self._store.read() as transaction:
-            answer = list_requests.answer(transaction, [json.dumps(options).encode()], tuple)
+            running = None if self._store.remote else tuple[bytes, ...]
+            answer = list_requests.answer(transaction, [json.dumps(options).encode()], running)
         document = json.loads(check(answer)[0])
         return document["requests"], document["next"]
 

@@ -11,18 +11,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from broker import Channel, Loop, earliest
 from titanic.commit.writer import LIGHT_BYTES, Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.attempts import Finish, Send
+from titanic.dispatch.close_doubts import CloseDoubts
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.fetching import Fetching, LocalFetch
 from titanic.dispatch.maintenance import Maintenance, RemoteMaintenance
 from titanic.dispatch.node import ClaimingNode
+from titanic.dispatch.other_nodes import OtherNodes
 from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
 from titanic.dispatch.read_aside import ReadAside
 from titanic.dispatch.service_log import FailureLog
@@ -32,7 +33,7 @@ from titanic.errors import StoreError
 from titanic.protocol.tsp import SERVICES, WAIT
 from titanic.services.ask import Answers, Ask, CloseDoubt, SendAnswers
 from titanic.services.reader import Reader, ReadService
-from titanic.store import Status, Store
+from titanic.store import SharedStore, Status, Store
 
 log = logging.getLogger(__name__)
 
@@ -45,19 +46,6 @@ workers are not asked for otherwise."""
 
 GRACE_LOOK = 0.5
 """Seconds between looks whether it still makes sense to wait for what is in flight."""
-
-
-@dataclass(slots=True)
-class _Doubt:
-    """Closed requests that a worker may still get, and what to call when none can."""
-
-    left: set[bytes]
-    then: Callable[[], None]
-
-    def over(self, uuid: bytes) -> None:
-        self.left.discard(uuid)
-        if not self.left:
-            self.then()
 
 
 class Dispatcher(Channel):
@@ -86,14 +74,20 @@ class Dispatcher(Channel):
         self._refusals = reader.refusals
         self.maintenance: Maintenance
         self._fetching: Fetching
+        self._doubts = CloseDoubts(self.core)
         self.node: ClaimingNode | None = None
         """This process as one of those that share the store; None: it has the store to itself."""
+        self._others: OtherNodes | None = None
+        """The others, if news go between them."""
         if store.remote:
             aside = ReadAside(store, reader.call, self.call)
             self.maintenance = RemoteMaintenance(config, store, writer, self.core, self.call, self._expired, aside)
             node = ClaimingNode(config, store, writer, self.core, self._send, self._written, aside, self.call)
             self._fetching = self.node = node
             self.maintenance.returned = node.returned
+            if (line := cast(SharedStore, store).news) is not None:
+                parts = node, self.core, self.waiters, self._doubts
+                self._others = OtherNodes(line, *parts, writer, aside, self.call)
         else:
             self.maintenance = Maintenance(config, store, writer, self.core, self.call, self._expired)
             self._fetching = LocalFetch(store, self.core, self._send)
@@ -105,8 +99,6 @@ class Dispatcher(Channel):
         self._writer = writer
         self.transport: Transport | None = None
         """What requests travel by; None: no broker is known yet."""
-        self._doubts: dict[bytes, list[_Doubt]] = {}
-        """Closes that wait until no worker can get the request."""
         self._settled = threading.Event()
         self._dismissed = threading.Event()
         self._started = self._ended = False
@@ -182,6 +174,8 @@ class Dispatcher(Channel):
     # -- what the services tell: see DispatcherInbox (any thread) ---------------------------------------------
 
     def arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
+        if self._others is not None:
+            self._others.arrived(services)
         self.call(self._arrived, services, due_us)
 
     def returned(self, services: Collection[bytes]) -> None:
@@ -238,6 +232,8 @@ class Dispatcher(Channel):
         self.failures.tick(now)
         self._refusals.tick(now)
         self.maintenance.tick(now)
+        if self._others is not None:
+            self._others.tick(now)
 
     def next_deadline(self) -> float | None:
         """At once, when requests were left unread; else when something is due."""
@@ -246,7 +242,8 @@ class Dispatcher(Channel):
         if self._fetch_at is not None and self._fetch_at <= 0.0:
             return 0.0
         due = self.core.next_deadline() if self.transport is not None else None
-        return earliest(due, self._fetch_at, self.waiters.next_deadline(), self.maintenance.next_deadline())
+        others = None if self._others is None else self._others.next_deadline()
+        return earliest(due, self._fetch_at, self.waiters.next_deadline(), self.maintenance.next_deadline(), others)
 
     def _flush(self, now: float) -> None:
         """One round: take in results, decide, send."""
@@ -258,8 +255,7 @@ class Dispatcher(Channel):
         for uuid in core.take_certain():
             if node is not None:
                 node.forgotten(uuid)
-            for doubt in self._doubts.pop(uuid, ()):
-                doubt.over(uuid)
+            self._doubts.over(uuid)
         if core.stopping and not core.flights and not self._fetching.busy:
             self._settled.set()
         if self.waiters.dismissed:
@@ -304,6 +300,8 @@ class Dispatcher(Channel):
     def _begin(self) -> None:
         self._fetching.begin()
         self.maintenance.look()
+        if self._others is not None:
+            self._others.begin()
 
     def _end(self) -> None:
         """Do nothing more, and let nobody wait for it."""
@@ -350,13 +348,12 @@ class Dispatcher(Channel):
         self.waiters.wake(uuids)
         if uuids:
             self.maintenance.look()  # they are remembered for a time, and large ones are removed bit by bit
-        for about, then in doubts:
-            # What is not in flight now never will be: the store has it no more.
-            doubt = _Doubt({uuid for uuid in about if self.core.in_doubt(uuid)}, then)
-            for uuid in doubt.left:
-                self._doubts.setdefault(uuid, []).append(doubt)
-            if not doubt.left:
-                then()
+        if self._others is not None:
+            self._others.ended(uuids)
+            self._others.closed(doubts)
+        else:
+            for doubt in doubts:
+                self._doubts.add(doubt)
 
     def _withdrawn(self, services: Collection[bytes]) -> None:
         """Requests of these services have left the queue without having been sent. An absent service with nothing left
@@ -384,6 +381,8 @@ class Dispatcher(Channel):
                 self.waiters.succeeded(outcome.uuid, outcome.frames)
         uuids = [outcome.uuid for outcome in done]
         core.settled(uuids, unchanged)
+        if self._others is not None:
+            self._others.ended([outcome.uuid for outcome in done if isinstance(outcome, Finish)])
         if without_room:
             core.unsettled(without_room, time.monotonic(), full=True)
         self.waiters.wake(uuids)
@@ -392,6 +391,8 @@ class Dispatcher(Channel):
 
     def _expired(self, expired: Sequence[tuple[bytes, bytes]]) -> None:
         self.waiters.wake([uuid for uuid, _ in expired])
+        if self._others is not None:
+            self._others.ended([uuid for uuid, _ in expired])
         self._withdrawn({service for _, service in expired})
         for uuid, service in expired:
             self.failures.tell(uuid, service, Status.EXPIRED, "not done in time")

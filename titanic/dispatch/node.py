@@ -59,6 +59,8 @@ class ClaimingNode:
         self.told_to_drain: Callable[[], None] = _nobody
         """Called when an operator wants this node to end."""
         self.leases_lost = 0
+        self.tell_others: Callable[[Collection[bytes]], None] = _tell_nobody
+        """Is told of services that have something more to be claimed."""
         self.problem: TitanicError | None = None
         """Why this node must not go on: the store is for later versions by now."""
         self._store = cast(ClaimingStore, store)
@@ -205,13 +207,17 @@ class ClaimingNode:
 
     def returned(self, services: Collection[bytes]) -> None:
         """The same, anywhere in the queue."""
-        self._core.returned(services)
-        self.claims.arrived(services)
+        self._look_again(services)
+        self.tell_others(services)
 
     def arrived_elsewhere(self, services: Iterable[bytes]) -> None:
         """The same, as another node has told: those are looked at that have workers here."""
         known = self._core.backlogs
-        self.returned([name for name in services if name in known or name in (known.workers or ())])
+        self._look_again([name for name in services if name in known or name in (known.workers or ())])
+
+    def _look_again(self, services: Collection[bytes]) -> None:
+        self._core.returned(services)
+        self.claims.arrived(services)
 
     def forgotten(self, uuid: bytes) -> None:
         """A closed request is with no worker any more, or stays with the one that has it."""
@@ -292,7 +298,7 @@ class ClaimingNode:
         backlogs = self._core.backlogs
         gone = [name for name, news in absent.items() if name not in services and name in backlogs]
         self._core.emptied([name for name in gone if backlogs[name].news == absent[name]])
-        self.returned(services)
+        self._look_again(services)
 
     # -- outcomes --------------------------------------------------------------------------------------------
 
@@ -338,6 +344,10 @@ def _draw() -> int:
 
 def _facts() -> NodeFacts:
     return NodeFacts(socket.gethostname(), __version__)
+
+
+def _tell_nobody(services: Collection[bytes]) -> None:
+    return
 
 
 def _nothing(items: list[None]) -> None:

@@ -81,6 +81,10 @@ class Waiters:
     def __contains__(self, uuid: object) -> bool:
         return uuid in self._asks
 
+    def awaited(self) -> list[bytes]:
+        """The requests for which somebody waits."""
+        return list(self._asks)
+
     def add(self, asks: Sequence[Ask], now: float) -> None:
         """Take new asks. They are registered before the reader looks, so that nothing is missed in between."""
         good, refused = [], []

@@ -33,6 +33,9 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
     are missed, and it must be possible to start it again at once. So the queue that is registered is asked for an
     answer. Two queues that start together find nobody, and both register. So each looks a few times more, and one of
     them gives way.
+
+    Nodes that share a store are at different brokers. Two of them at one would each send as many requests as all of the
+    broker's workers can take.
     """
 
     def __init__(
@@ -40,14 +43,15 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
         endpoint: str,
         discovery: BrokerDiscovery,
         store: str,
+        queue: str,
         *,
         clear: Callable[[], None],
         taken: Callable[[str], None],
     ) -> None:
-        """`store`: where our own store is."""
+        """`store`: where our own store is. `queue`: which of its nodes this is; empty when there can be no others."""
         super().__init__(ClientSession(), Dealer(zmq.Context.instance(), endpoint, hold=True, curve=discovery.curve))
         self._endpoint = endpoint
-        self._store = store
+        self._own = store, queue
         self._discovery = discovery
         self._clear = clear
         self._taken = taken
@@ -102,12 +106,12 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
             else:
                 self._go_on(now)
         elif answer is not None and answer[:1] == [tsp.OK]:
-            other = _store(answer)
-            if self._registered and other >= self._store:  # ourselves, or one that sees us, too, and gives way
+            other = _queue(answer)
+            if self._registered and other >= self._own:  # ourselves, or one that sees us, too, and gives way
                 self._go_on(now)
             else:
                 self._done = True
-                self._taken(other)
+                self._taken(other[0])
         elif answer is not None and answer[0].startswith(b"403"):
             log.error(
                 "it cannot be found out whether another queue serves %s already: %s; give the user of this queue's key"
@@ -134,9 +138,10 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
         self._again_at = now + random.uniform(*PAUSE)
 
 
-def _store(answer: Frames) -> str:
-    """The path of the other queue's store, from its titanic.stats."""
+def _queue(answer: Frames) -> tuple[str, str]:
+    """Where the other queue's store is, and which of its nodes that is, from its titanic.stats."""
     try:
-        return str(json.loads(answer[1])["store"]["path"])
-    except (IndexError, KeyError, TypeError, ValueError):
-        return "unknown"
+        stats = json.loads(answer[1])
+        return str(stats["store"]["path"]), str(stats.get("queue", ""))
+    except (IndexError, KeyError, TypeError, AttributeError, ValueError):
+        return "unknown", ""

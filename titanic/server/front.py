@@ -30,6 +30,7 @@ from titanic.server.server_access import ServerAccess, new_broker
 from titanic.server.watchdog import CallInThread
 from titanic.services.ask import HandleBatch, SendAnswers
 from titanic.util import file_limits
+from titanic.util.database_url import is_url
 
 log = logging.getLogger(__name__)
 
@@ -200,16 +201,17 @@ class AttachedFront(Front):
 
     Methods that begin with an underscore are called in the loop's thread."""
 
-    def __init__(self, config: ServerConfig, endpoint: str, store: str) -> None:
-        """`store`: the path of our store; another queue is recognised by its own. Raises CallerError when the lanes
-        need more file descriptors than the process may have, broker.AccessError when the keys cannot be used."""
+    def __init__(self, config: ServerConfig, endpoint: str, store: str, queue: str = "") -> None:
+        """`store`, `queue`: where our store is, and which of its nodes this is; another queue is recognised by its own.
+        Raises CallerError when the lanes need more file descriptors than the process may have, broker.AccessError when
+        the keys cannot be used."""
         self.endpoints = (endpoint,)
         # A client that waits takes a lane: the next one must find one that is free.
         self.most_waiters = config.lanes - max(1, config.lanes // 8)
         lanes = {name: config.lanes if name in BUSY_SERVICES else min(FEW_LANES, config.lanes) for name in tsp.SERVICES}
         connections = sum(lanes.values()) + min(4 * config.lanes, ForeignTransport.MOST)
         file_limits.require(2 * connections + OTHER_FILES, f"{config.lanes} lanes")
-        self._config, self._store = config, store
+        self._config, self._store, self._queue = config, store, queue
         curve = credentials(config.key, config.server_key)
         self._lanes = Lanes(endpoint, lanes, config.worker, curve)
         self._discovery = BrokerDiscovery(endpoint, config.worker.versions, self._found, curve)
@@ -256,7 +258,12 @@ class AttachedFront(Front):
             log.warning(FOREIGN, endpoint, kind.version, self._config.attempt_timeout)
         if before is None:
             check = DuplicateQueueCheck(
-                endpoint, self._discovery, self._store, clear=self._register, taken=self._give_way
+                endpoint,
+                self._discovery,
+                self._store,
+                self._queue,
+                clear=self._register,
+                taken=self._give_way,
             )
             self.loop.add(check)
         elif self._registered:
@@ -273,6 +280,13 @@ class AttachedFront(Front):
 
     def _give_way(self, other: str) -> None:
         """Another queue serves the broker."""
+        if is_url(other) and other == self._store:
+            self.problem = CallerError(
+                f"another node of this store serves the broker at {self.endpoints[0]} already",
+                f"it shares {other} with this one",
+                "give each node a broker of its own: each would send what all workers of this one can take",
+            )
+            return
         self.problem = CallerError(
             f"another queue serves the broker at {self.endpoints[0]} already",
             f"its store is {other}",

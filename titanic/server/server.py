@@ -11,6 +11,7 @@ drain        the beginning of a drain, which must not hold up the broker
 
 from __future__ import annotations
 
+import secrets
 import socket
 import threading
 import time
@@ -66,12 +67,13 @@ class Server:
             durability=config.durability,
         )
         self.writer = Writer(self.store)
+        queue = secrets.token_hex(8) if self.store.remote else ""
         try:
             self.front: Front
             if config.broker is None:
                 self.front = IntegratedFront(config, self.control)
             else:
-                self.front = AttachedFront(config, config.broker, self.store.place)
+                self.front = AttachedFront(config, config.broker, self.store.place, queue)
         except BaseException:
             self.store.discard()
             raise
@@ -96,6 +98,7 @@ class Server:
             self.front.most_body,
             config.wire.max_waiting_bytes,
             self._refusals,
+            queue=queue,
         )
         self.draining = False
         """Whether it is to end when it has nothing left to do."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from broker import User, UserLimits
 from titanic.commit.writer import halves
@@ -22,7 +22,7 @@ from titanic.services import nodes
 from titanic.services.ask import Ask, ServiceContext, check_names, not_done, read_id, read_object
 from titanic.services.ownership import is_hidden, is_kept, not_his, place_behind
 from titanic.services.request_submit import over_limit
-from titanic.store import Archivist, State, WriteTransaction
+from titanic.store import Archivist, SharedReadTransaction, State, WriteTransaction
 
 KNOWN = ("after", "do", "older_than", "service", "state", "uuids")
 ARCHIVE_KNOWN = ("archive", "do", "name", "register", "store", "upto", "uuid")
@@ -38,9 +38,12 @@ class AdminWrite:
 
     light = False
 
-    def __init__(self, context: ServiceContext, asks: Sequence[Ask], most: int = MOST_UUIDS) -> None:
-        """`most`: how many requests one ask may change."""
+    def __init__(
+        self, context: ServiceContext, asks: Sequence[Ask], most: int = MOST_UUIDS, *, shared: bool = False
+    ) -> None:
+        """`most`: how many requests one ask may change. `shared`: several nodes may use the store."""
         self._context = context
+        self._shared = shared
         self._most = most
         self._asks = asks
         self._begin()
@@ -88,8 +91,10 @@ class AdminWrite:
     def parts(self) -> list[AdminWrite]:
         """One ask each, then fewer requests of one."""
         if len(self._asks) > 1:
-            return [AdminWrite(self._context, half, self._most) for half in halves(self._asks)]
-        return [AdminWrite(self._context, self._asks, self._most // 4)] if self._most >= 4 else []
+            return [AdminWrite(self._context, half, self._most, shared=self._shared) for half in halves(self._asks)]
+        if self._most < 4:
+            return []
+        return [AdminWrite(self._context, self._asks, self._most // 4, shared=self._shared)]
 
     def _obey(
         self, transaction: WriteTransaction, options: dict[str, Any], now_us: int, user: User | None
@@ -112,7 +117,7 @@ class AdminWrite:
             )
             uuids, following = [row.uuid for row in page], place_behind(page, user)
             if options["do"] == "purge":
-                running = self._context.dispatcher.running()
+                running = self._running(transaction, uuids)
                 uuids = [uuid for uuid in uuids if uuid not in running]
         transaction.foresee(list(uuids))
         act = self._retry if options["do"] == "retry" else self._purge
@@ -123,6 +128,11 @@ class AdminWrite:
         if self._context.incarnation is None:
             raise ValueError("this server has its store to itself: there are no nodes to drain; stop it")
         return nodes.drain(transaction, options["node"], self._context.incarnation())
+
+    def _running(self, transaction: WriteTransaction, uuids: Collection[bytes]) -> Collection[bytes]:
+        if self._shared:
+            return cast(SharedReadTransaction, transaction).running(uuids)
+        return self._context.dispatcher.running()
 
     def _retry(self, transaction: WriteTransaction, uuid: bytes, now_us: int, user: User | None) -> bool:
         if user is not None and is_hidden(transaction, user, uuid):

@@ -102,6 +102,8 @@ class ServiceContext:
     """What every new request is refused with; None: they are taken. Any thread may set it."""
     incarnation: Callable[[], int | None] | None = None
     """The number under which this node claims requests, if it has one now; None: its server has the store to itself."""
+    queue: str = ""
+    """Which of the nodes that share the store this is; empty when there can be no others."""
     # What follows is counted in one thread each, because += is not atomic.
     bytes_written: int = 0
     counts: dict[str, int] = field(

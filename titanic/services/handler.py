@@ -63,14 +63,15 @@ class ServiceHandler:
         elif name == tsp.CLOSE:
             self._writer.enqueue(CloseWrite(self._context, batch))
         elif name == tsp.ADMIN:
-            self._writer.enqueue(AdminWrite(self._context, batch))
+            self._writer.enqueue(AdminWrite(self._context, batch, shared=self._store.remote))
         elif name == tsp.WAIT:
             self._context.dispatcher.wait_for_replies(batch)
         else:
             self._reader.enqueue(self._read_services[name], batch)
 
     def _read_list(self, transaction: ReadTransaction, ask: Ask) -> Frames:
-        return list_requests.answer(transaction, ask.body, self._context.dispatcher.running, ask.user)
+        running = None if self._store.remote else self._context.dispatcher.running
+        return list_requests.answer(transaction, ask.body, running, ask.user)
 
     def _read_stats(self, transaction: ReadTransaction, ask: Ask) -> Frames:
         if ask.user is not None and (fault := lacks_stats(ask.user)) is not None:
@@ -91,4 +92,6 @@ class ServiceHandler:
         }
         if incarnation is not None:
             document |= nodes.shared(transaction, me, document["running"])
+        if self._context.queue:
+            document["queue"] = self._context.queue
         return [tsp.OK, json.dumps(document).encode()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, cast
 
 from broker import User
 from titanic.errors import Forbidden, RecordCorrupt
@@ -14,21 +14,23 @@ from titanic.protocol.submit_options import MOST_UUIDS, read_policy
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import check_names, read_id, read_object
 from titanic.services.ownership import is_hidden, place_behind
-from titanic.store import Description, ReadTransaction, State
+from titanic.store import Description, ReadTransaction, SharedReadTransaction, State
 from titanic.util.text import quoted
 
 KNOWN = ("after", "keys", "limit", "service", "state", "uuid")
 
 
+Running = Callable[[], Collection[bytes]] | None
+"""Gives the requests that workers have, which the store does not know; None: nodes share it, and it knows what they
+have claimed."""
+
 DAMAGED = tsp.failure("not read: a record of the store is damaged; ask who runs the server for a titanic check")
 """For those who must not know whose record."""
 
 
-def answer(
-    transaction: ReadTransaction, body: Frames, running: Callable[[], Collection[bytes]], user: User | None = None
-) -> Frames:
-    """The answer to a titanic.list. `running`: the requests that workers have, which the store does not know. `user`:
-    who asks, and gets what he may read; None: all. Raises Forbidden when that is nothing."""
+def answer(transaction: ReadTransaction, body: Frames, running: Running, user: User | None = None) -> Frames:
+    """The answer to a titanic.list. `running`: which requests workers have. `user`: who asks, and gets what he may
+    read; None: all. Raises Forbidden when that is nothing."""
     if user is not None and (fault := lacks_read(user)) is not None:
         raise Forbidden(fault)
     try:
@@ -44,11 +46,11 @@ def answer(
 def _answer(
     transaction: ReadTransaction,
     options: dict[str, Any],
-    running: Callable[[], Collection[bytes]],
+    running: Running,
     user: User | None,
 ) -> Frames:
     owner = None if user is None or user.reads_all else user.owner
-    now_running = running()
+    now_running: Collection[bytes] | None = None if running is None else running()
     following: bytes | None = None
     holders: dict[str, bytes] = {}
     if options["keys"] is not None:
@@ -58,9 +60,14 @@ def _answer(
         rows = _described(transaction, list(holders.values()), user)
     elif (uuid := options["uuid"]) is not None:
         rows = _described(transaction, [uuid], user)
+    elif options["state"] is State.RUNNING and now_running is None:
+        claimed = cast(SharedReadTransaction, transaction).list_running
+        page = claimed(service=options["service"], owner=owner, after=options["after"], limit=options["limit"])
+        rows, following = page, place_behind(page, user)
+        now_running = {row.uuid for row in rows}
     elif options["state"] is State.RUNNING:
         behind = options["after"] or b""
-        rows = _described(transaction, sorted(uuid for uuid in now_running if uuid > behind), user)
+        rows = _described(transaction, sorted(uuid for uuid in now_running or () if uuid > behind), user)
         rows = [row for row in rows if options["service"] in (None, row.service)]
         if len(rows) > options["limit"]:
             rows = rows[: options["limit"]]
@@ -74,8 +81,11 @@ def _answer(
             limit=options["limit"],
         )
         rows, following = page, place_behind(page, user)
-        if options["state"] is State.WAITING:
-            rows = [row for row in page if row.uuid not in now_running]
+    if now_running is None:
+        waiting = [row.uuid for row in rows if row.state is State.WAITING]
+        now_running = cast(SharedReadTransaction, transaction).running(waiting)
+    if options["state"] is State.WAITING and options["uuid"] is None and options["keys"] is None:
+        rows = [row for row in rows if row.uuid not in now_running]
     document: dict[str, Any] = {
         "requests": [_document(row, row.uuid in now_running) for row in rows],
         "next": following.hex() if following else None,

@@ -1,6 +1,7 @@
 """The store of Titanic: requests and replies that outlive the process. Start reading at interface.py.
 
-Public are the names that interface.py, claiming.py, nodes.py, records.py and states.py define, and the functions here.
+Public are the names that interface.py, claiming.py, news.py, nodes.py, records.py, sharing.py and states.py define, and
+the functions here.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from titanic.store.claiming import *  # noqa: F403
 from titanic.store.interface import *  # noqa: F403
 from titanic.store.interface import Store
 from titanic.store.moving import Export, Import
+from titanic.store.news import *  # noqa: F403
 from titanic.store.nodes import *  # noqa: F403
 from titanic.store.records import *  # noqa: F403
 from titanic.store.records import Durability
+from titanic.store.sharing import *  # noqa: F403
 from titanic.store.states import *  # noqa: F403
 from titanic.util.database_url import is_url
 

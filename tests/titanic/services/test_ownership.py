@@ -135,7 +135,7 @@ def test_who_lists_what(desk: Desk, three: Three, user: User | None) -> None:
     assert listed(desk, user) == seen
     assert [uuid for one in three for uuid in listed(desk, user, uuid=one.decode())] == seen
     assert listed(desk, user, state="waiting") == [uuid for uuid in seen if uuid != three.done]
-    desk.at_work = {bytes.fromhex(uuid.decode()) for uuid in (three.waits, three.old)}
+    desk.work_on(*(bytes.fromhex(uuid.decode()) for uuid in (three.waits, three.old)))
     assert listed(desk, user, state="running") == [uuid for uuid in seen if uuid != three.done]
 
 
@@ -472,7 +472,7 @@ def test_whatever_is_asked_nothing_of_others_is_in_an_answer(desk: Desk, seed: i
         if name == tsp.SUBMIT and answer[0] == b"200":
             assert uuids.setdefault(answer[1], user) is user
             end(desk, answer[1], chance.choice([Status.DONE, Status.FAILED]), b"for-" + user.owner)
-        desk.at_work = {bytes.fromhex(uuid.decode()) for uuid in chance.sample([*uuids], min(3, len(uuids)))}
+        desk.work_on(*(bytes.fromhex(uuid.decode()) for uuid in chance.sample([*uuids], min(3, len(uuids)))))
         other = owners[user is SHOP].owner
         text = b"\n".join(answer)
         assert b"from-" + other not in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -59,11 +60,20 @@ def test_named_requests_of_an_operator_are_foreseen(desk: Desk, do: bytes) -> No
     assert (raw(*uuids), False) in desk.store.foreseen
 
 
-def test_running_requests_that_are_listed_are_foreseen(desk: Desk) -> None:
-    uuids = raw(*accept(desk, 2))
-    desk.at_work.update(uuids)
-    desk.ask(tsp.LIST, [b'{"state": "running"}'])
-    assert (sorted(uuids), False) in desk.store.foreseen
+def test_requests_that_are_listed_by_their_keys_are_foreseen(desk: Desk) -> None:
+    (answer,) = desk.ask(tsp.SUBMIT, [b'{"key": "k"}', b"a", b"x"])
+    desk.ask(tsp.LIST, [b'{"keys": ["k"]}'])
+    assert (raw(answer[1]), False) in desk.store.foreseen
+
+
+def test_running_requests_are_those_that_nodes_have_claimed(desk: Desk) -> None:
+    one, two = accept(desk, 2)
+    desk.work_on(*raw(two))
+    desk.at_work.clear()
+    for state, uuid in (("running", two), ("waiting", one)):
+        ((_, document),) = desk.ask(tsp.LIST, [json.dumps({"state": state}).encode()])
+        assert [row["uuid"].encode() for row in json.loads(document)["requests"]] == [uuid]
+    assert json.loads(desk.ask(tsp.ADMIN, [b'{"do": "purge", "state": "waiting"}'])[0][1])["done"] == 1
 
 
 def test_what_will_not_be_read_is_not_foreseen_nor_too_much(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,16 @@ _DELETE_READY = """
 DELETE FROM ready AS r USING unnest(%s::uuid[], %s::bytea[], %s::bigint[]) AS gone (uuid, service, rank)
 WHERE r.service = gone.service AND r.rank = gone.rank AND r.uuid = gone.uuid"""
 
+_WHOSE = " RETURNING r.uuid, r.incarnation"
+
+# Not "that lives": a node that has joined since the statement began is not to be seen, but what it has claimed is.
+_RECALL = """
+INSERT INTO recall (uuid, incarnation)
+SELECT q.uuid, q.incarnation FROM from_ready AS q
+WHERE q.uuid = ANY(%s::uuid[]) AND q.incarnation <> %s
+    AND NOT EXISTS (SELECT FROM node AS n WHERE n.incarnation = q.incarnation AND n.lease_until = '-infinity')"""
+"""What another node has claimed and is closed now (titanic/store/sharing.py)."""
+
 _DELETE_EXPIRING = """
 DELETE FROM expiring AS e USING unnest(%s::bigint[], %s::uuid[]) AS gone (expires_at, uuid)
 WHERE e.expires_at = gone.expires_at AND e.uuid = gone.uuid"""
@@ -135,7 +145,8 @@ WHERE shard = %s
 RETURNING used + (SELECT coalesce(sum(o.used), 0)::bigint FROM usage AS o WHERE o.shard <> u.shard)"""
 
 
-_AFTER_LOCKS = " AND (SELECT count(*) FROM locked) > 0 RETURNING 1"
+_AFTER_LOCKS = " AND (SELECT count(*) FROM locked) > 0"
+_COUNTED = " RETURNING 1"
 """At the end of what deletes rows of requests that are relied on: first they are locked."""
 
 _DELETED = ("locked", "from_ready", "from_expiring", "from_later", "from_reply", "gone")
@@ -254,8 +265,9 @@ class Changes:
         counted = self._loads or any(self._usage)
         return bool(self.touched or counted or self.drop_before or self.to_forget or self.agreement)
 
-    def statements(self, lists_type: int, shard: int) -> list[Statement]:
+    def statements(self, lists_type: int, shard: int, own: int = 0) -> list[Statement]:
         """What puts them into the database. The first one returns how many bytes are used now, but for what is dropped.
+        `own`: the incarnation of this node.
 
         Its parts are one statement, which saves half of the work of a small commit. They see the tables as these were
         before it: a request is copied to `closed` and deleted at once. What concerns `meta` comes last, because other
@@ -263,7 +275,7 @@ class Changes:
         """
         parts: list[tuple[str, str]] = []
         given: list[object] = []
-        after = _AFTER_LOCKS if self.relied else ""
+        after, counted = (_AFTER_LOCKS, _COUNTED) if self.relied else ("", "")
         if self.relied:
             parts.append(("locked", _LOCK))
             given.append(ids(sorted(self.relied)))
@@ -288,16 +300,20 @@ class Changes:
         add("to_later", _INSERT_LATER, self.later, _LATER)
         add("to_expiring", _INSERT_EXPIRING, self.expiring, _EXPIRING)
         add("to_reply", _INSERT_REPLY, self.replies, (_I, _N, _N, _N, _N, _N, _N, bodies, _T, _T, _T))
-        add("from_ready", _DELETE_READY + after, self._not_ready, _PLACES)
-        add("from_expiring", _DELETE_EXPIRING + after, self._not_expiring, _EXPIRING)
+        recalls = bool(self._gone and self._not_ready)
+        add("from_ready", _DELETE_READY + after + (_WHOSE if recalls else counted), self._not_ready, _PLACES)
+        add("from_expiring", _DELETE_EXPIRING + after + counted, self._not_expiring, _EXPIRING)
         for name, text, uuids in (
             ("from_later", _DELETE_LATER, self._not_later),
             ("from_reply", _DELETE_REPLY, self._not_replies),
             ("gone", _DELETE_REQUEST, self._gone),
         ):
             if uuids:
-                parts.append((name, text + after))
+                parts.append((name, text + after + counted))
                 given.append(ids(uuids))
+        if recalls:
+            parts.append(("recalled", _RECALL))
+            given += (ids(self._gone), own)
         loads = [(*name, *change) for name, change in self._loads.items() if any(change)]
         owned = any(owner for owner, _ in self.to_forget)
         if loads or owned:

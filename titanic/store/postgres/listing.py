@@ -8,6 +8,7 @@ from typing import Any
 from titanic.store.postgres.foreseen import PLACES, SEEN, STATE, seen
 from titanic.store.postgres.looking import Looking
 from titanic.store.postgres.request_reads import expect_frames
+from titanic.store.postgres.sharing import CLAIMED
 from titanic.store.records import Description, Page
 from titanic.store.states import ENDED, State
 from titanic.util.ids import SIZE
@@ -69,6 +70,17 @@ def select(
     """Up to `limit` requests in the order of their ids (oldest first), of these states, service and owner if given."""
     candidates = _candidates(states, service, owner, after)
     query = _select(candidates, states, service, older_than, owner, limit + 1)
+    return _page(tx, candidates, query, after, limit)
+
+
+def list_running(tx: Looking, *, service: bytes | None, owner: bytes | None, after: bytes | None, limit: int) -> Page:
+    """`list_requests` of those that a node has claimed."""
+    candidates = _candidates((State.WAITING,), service, owner, after)
+    query = _select(candidates, (State.WAITING,), service, None, owner, limit + 1, CLAIMED)
+    return _page(tx, candidates, query, after, limit)
+
+
+def _page(tx: Looking, candidates: Query, query: Query, after: bytes | None, limit: int) -> Page:
     page = Page(seen(row).description for row in tx.fetch(*query))
     if len(page) > limit:
         del page[limit:]
@@ -136,10 +148,11 @@ def _select(
     older_than: int | None,
     owner: bytes | None,
     limit: int,
+    test: str = "TRUE",
 ) -> Query:
     """A query for those candidates that are asked for."""
     text, *parameters = candidates
-    tests = ["TRUE"]
+    tests = [test]
     for test, value in (
         (f"{STATE} = ANY(%s)", None if states is None else [int(state) for state in states]),
         ("r.service = %s", service),

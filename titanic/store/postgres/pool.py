@@ -68,6 +68,12 @@ class Pool:
                 self._next = math.inf  # others fail while this one tries
         return self._connect()
 
+    def connect(self) -> Session:
+        """A new connection, for somebody who keeps it. Raises StoreFailed."""
+        if self.closed:
+            raise StoreFailed(f"the store in {self.place} is closed", "", "open it again")
+        return self._connect()
+
     def give(self, session: Session) -> None:
         """Give back a connection that is in no transaction."""
         with self._lock:

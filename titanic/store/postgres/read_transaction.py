@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titanic.store.postgres import closed_reads, listing, node_rows, queue_reads, request_reads, totals
+from titanic.store.postgres import closed_reads, listing, node_rows, queue_reads, request_reads, sharing, totals
 from titanic.store.postgres.looking import Looking
 
 
@@ -24,6 +24,10 @@ class PostgresReadTransaction(Looking):
     list = listing.list_requests
     request_ids = listing.request_ids
     unended = listing.unended
+    list_running = listing.list_running
+    running = sharing.running
+    recalled = sharing.recalled
+    look_around = sharing.look_around
     load = totals.load
     owner_load = totals.owner_load
     counts = totals.counts

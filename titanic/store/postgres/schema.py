@@ -62,6 +62,15 @@ CREATE INDEX bounded_service ON titanic.bounded (service);
 """
 """Format 1 did not have it."""
 
+RECALL = f"""
+CREATE TABLE titanic.recall (
+    uuid            uuid PRIMARY KEY,
+    incarnation     bigint NOT NULL,
+    since           timestamptz NOT NULL DEFAULT now()
+) WITH ({_TINY});
+COMMENT ON TABLE titanic.recall IS 'Closed while this node had them: it removes the row when no worker can get them';
+"""
+
 TABLES = f"""
 CREATE SCHEMA titanic;
 
@@ -223,7 +232,7 @@ CREATE TABLE titanic.node (
     draining        boolean NOT NULL DEFAULT false,
     shard           integer NOT NULL DEFAULT 0
 ) WITH ({_TINY});
-{BOUNDED}{COMMENTS_2}
+{BOUNDED}{RECALL}{COMMENTS_2}
 INSERT INTO titanic.meta (format, oldest, capacity) VALUES ({FORMAT}, {FORMAT}, {DEFAULT_CAPACITY});
 """
 
@@ -244,7 +253,7 @@ DROP SEQUENCE titanic.incarnation;
 ALTER TABLE titanic.meta ADD oldest integer NOT NULL DEFAULT 2;
 ALTER TABLE titanic.meta ALTER oldest DROP DEFAULT;
 ALTER TABLE titanic.node ADD shard integer NOT NULL DEFAULT 0;
-{BOUNDED}{COMMENTS_2}""",
+{BOUNDED}{RECALL}{COMMENTS_2}""",
         oldest=2,
     ),
 }

@@ -14,12 +14,14 @@ from types import TracebackType
 from typing import Self
 
 from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewed, Silent
+from titanic.store.news import NewsLine
 from titanic.store.postgres import opening
 from titanic.store.postgres.capacity import expect_large_enough
 from titanic.store.postgres.caretaker import Caretaker
 from titanic.store.postgres.closed_partitions import Partitions
 from titanic.store.postgres.connection import expect_durable
 from titanic.store.postgres.incarnation import Membership, forget_dead
+from titanic.store.postgres.news import PostgresNews
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.read_transaction import PostgresReadTransaction
 from titanic.store.postgres.transaction import Settings
@@ -48,6 +50,7 @@ class PostgresStore:
         self.writer = writer
         self._membership = membership
         self._forget_at = time.monotonic() + FORGET_EVERY
+        self.news: NewsLine | None = PostgresNews(pool)
         self._made = made
         self._partitions = Partitions(pool)
         self._looking_after = threading.Lock()
@@ -102,7 +105,7 @@ class PostgresStore:
     ) -> Joined:
         """Begin an incarnation in place of the one before."""
         answer = self._membership.join(incarnation, before, held, facts, config)
-        self.settings = self.settings._replace(shard=self._membership.shard)
+        self.settings = self.settings._replace(shard=self._membership.shard, incarnation=incarnation)
         return answer
 
     def renew(self, incarnation: int, silent: Sequence[Silent], facts: NodeFacts, config: LeaseConfig) -> Renewed:
@@ -130,6 +133,8 @@ class PostgresStore:
 
     def close(self) -> None:
         """Close the store; its transactions must have ended. Closing again does nothing."""
+        if self.news is not None:
+            self.news.stop()
         if self.caretaker is not None:
             self.caretaker.stop()
         self._membership.end()
@@ -137,6 +142,8 @@ class PostgresStore:
 
     def discard(self) -> None:
         """Close the store. If this opening has made it, and nothing was ever kept in it, it goes."""
+        if self.news is not None:
+            self.news.stop()
         if self.caretaker is not None:
             self.caretaker.stop()
         self._membership.end()

@@ -24,7 +24,7 @@ Row = tuple[Any, ...]
 
 class Settings(NamedTuple):
     """How the store was asked to behave (titanic.store.open_store says what each means). `shard` is the number under
-    which this node counts."""
+    which this node counts, `incarnation` the one under which it claims; 0: it does not."""
 
     capacity: int
     keep_closed: bool = True
@@ -32,6 +32,7 @@ class Settings(NamedTuple):
     drop_unarchived: bool = False
     durability: Durability = "synced"
     shard: int = 0
+    incarnation: int = 0
 
 
 class Statement(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from titanic.store.postgres import accept as accepting
 from titanic.store.postgres import archive as archiving
-from titanic.store.postgres import claims, idempotency_keys, lifecycle, node_rows, timers
+from titanic.store.postgres import claims, idempotency_keys, lifecycle, node_rows, sharing, timers
 from titanic.store.postgres import close as closing
 from titanic.store.postgres import recap as recapping
 from titanic.store.postgres.read_transaction import PostgresReadTransaction
@@ -29,6 +29,7 @@ class PostgresWriteTransaction(Writing, PostgresReadTransaction):
     claim = claims.claim
     release = claims.release
     under = claims.under
+    settle = sharing.settle
     archive = archiving.archive
     archivist = archiving.archivist
     drain_nodes = node_rows.drain_nodes

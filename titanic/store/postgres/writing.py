@@ -239,7 +239,9 @@ class Writing(Looking):
     def _write(self, *, commits: bool) -> None:
         session = self.take()
         changes, self.changes = self.changes, Changes()
-        written = changes.statements(session.lists, self.settings.shard) if changes.any else []
+        written = (
+            changes.statements(session.lists, self.settings.shard, self.settings.incarnation) if changes.any else []
+        )
         if commits and not self.begun and len(written) == 1:
             statements, self.begins = written, False  # a statement by itself is a transaction
         else:

@@ -1,0 +1,309 @@
+"""The other nodes of a shared store: what this one tells them, what it hears, and what it finds when it looks.
+
+    committed here ──publish──► news ──heard──► what others do with it
+    arrived, returned                           there is something to claim
+    ended, expired, closed                      wake who waits for the reply
+    closed what another node has claimed        take it back from the broker; then settle the recall
+    settled a recall                            answer who has closed it
+
+News may be lost. So each node looks every LOOK seconds, in one round trip, and finds the same. It also looks when its
+connection for news is a new one, and when others say that there is more than they could tell.
+
+A close is answered when no worker can be given the request any more: at this node (the core knows), and at the others.
+There it is the recall that counts, which is in the database: it is settled by the node that had claimed the request, or
+that node's incarnation is over. A node that has lost its incarnation may go on with what it holds under the next one,
+so it is given PATIENCE seconds more to find the recall.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from typing import cast
+
+from titanic.commit.writer import Write, Writer
+from titanic.dispatch.close_doubts import CloseDoubts
+from titanic.dispatch.core import DispatchCore
+from titanic.dispatch.node import ClaimingNode
+from titanic.dispatch.read_aside import ReadAside
+from titanic.dispatch.waiters import Waiters
+from titanic.errors import StoreError
+from titanic.logs import Trouble
+from titanic.services.ask import CloseDoubt
+from titanic.store import (
+    News,
+    NewsLine,
+    Question,
+    ReadTransaction,
+    Recall,
+    SharedReadTransaction,
+    SharedWriteTransaction,
+    Sight,
+    WriteTransaction,
+)
+
+log = logging.getLogger(__name__)
+
+LOOK = 1.5
+"""Seconds from one look at what others have done to the next."""
+
+HURRIED = 0.05
+"""The same, at least, when others say that there is something to see."""
+
+SHARE = 10
+"""A look that takes long is followed by a pause that is so many times as long."""
+
+PATIENCE = 2 * LOOK
+"""Seconds that a node has to find a recall after the end of the incarnation that it was for."""
+
+
+class OtherNodes:
+    """Methods are called in the loop's thread, `arrived` in any."""
+
+    def __init__(
+        self,
+        line: NewsLine,
+        node: ClaimingNode,
+        core: DispatchCore,
+        waiters: Waiters,
+        doubts: CloseDoubts,
+        writer: Writer,
+        aside: ReadAside,
+        call: Callable[..., None],
+    ) -> None:
+        """`call`: has a function called in the loop's thread."""
+        self._line = line
+        self._node = node
+        self._core = core
+        self._waiters = waiters
+        self._doubts = doubts
+        self._writer = writer
+        self._aside = aside
+        self._call = call
+        self._own: set[int] = set()
+        """The incarnations that this node has had."""
+        self._look_at: float | None = None
+        """When to look; None: it has not begun."""
+        self._looking = False
+        self._began = 0.0
+        """When the last look began."""
+        self._expected: dict[bytes, list[_Expected]] = {}
+        """The closes that wait for other nodes, by request."""
+        self._over_since: dict[bytes, float] = {}
+        """Since when it is known that the incarnation is over which was to take a request back."""
+        self._taking_back: dict[bytes, int] = {}
+        """What others have closed, and a worker here might be given; by which incarnation it was claimed."""
+        self._settled: list[tuple[bytes, int]] = []
+        """Recalls that are to be removed."""
+        self._trouble = Trouble(log, "look for what other nodes have done")
+        node.tell_others = self.arrived
+
+    def begin(self) -> None:
+        """Listen, and look."""
+        self._look_at = 0.0
+        self._line.start(partial(self._call, self._heard))
+
+    # -- what this node tells ----------------------------------------------------------------------------------
+
+    def arrived(self, services: Collection[bytes]) -> None:
+        """These services have something more to be claimed."""
+        if services and not self._line.alone:
+            self._line.publish(News(arrived=set(services)))
+
+    def ended(self, uuids: Collection[bytes]) -> None:
+        """These have ended, or are closed."""
+        if uuids and not self._line.alone:
+            self._line.publish(News(ended=set(uuids)))
+
+    def closed(self, doubts: Sequence[CloseDoubt]) -> None:
+        """Requests were closed at this node. The doubts are handed on as soon as no other node can give a worker any of
+        the requests."""
+        uuids = set[bytes]()
+        for doubt in doubts:
+            if not doubt[0]:
+                self._doubts.add(doubt)
+                continue
+            expected = _Expected(set(doubt[0]), partial(self._doubts.add, doubt))
+            for uuid in expected.left:
+                self._expected.setdefault(uuid, []).append(expected)
+            uuids |= expected.left
+        if uuids:
+            self._aside.read(partial(_recalled, uuids), partial(self._found_recalled, uuids), self._trouble.met)
+
+    # -- time --------------------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        return None if self._looking else self._look_at
+
+    def tick(self, now: float) -> None:
+        """Look, when that is due."""
+        if self._look_at is None or self._looking or now < self._look_at:
+            return
+        self._looking, self._began = True, now
+        self._know_own()
+        flights = self._core.flights
+        question = Question(
+            [uuid for uuid in self._waiters.awaited() if uuid not in flights],
+            [uuid for uuid, flight in flights.items() if not flight.closed],
+            list(self._own),
+            list(self._expected),
+        )
+        self._aside.read(partial(_look_around, question), partial(self._seen, question), self._not_seen)
+
+    def hurry(self) -> None:
+        """There is something to see."""
+        if self._look_at is not None:
+            self._look_at = min(self._look_at, self._began + HURRIED)
+
+    # -- inside: what others tell --------------------------------------------------------------------------------
+
+    def _heard(self, news: News) -> None:
+        if news.arrived:
+            self._node.arrived_elsewhere(news.arrived)
+        if news.ended:
+            self._waiters.wake(news.ended)
+        if news.closed:
+            self._know_own()
+            self._take_back_soon([(uuid, one) for uuid, one in news.closed.items() if one in self._own])
+        for uuid in news.certain:
+            self._over(uuid)
+        if news.look:
+            self.hurry()
+
+    def _know_own(self) -> None:
+        lease = self._node.claims.lease
+        self._own.update(number for number in (lease.incarnation, lease.drawn) if number is not None)
+
+    def _seen(self, question: Question, sight: Sight) -> None:
+        self._done_looking()
+        self._trouble.over()
+        self._waiters.wake(sight.ended)
+        if sight.closed:
+            self._core.closed(sight.closed)
+        if sight.recalls:
+            self._take_back_soon([(uuid, incarnation) for uuid, incarnation, _ in sight.recalls])
+        self._found_recalled(question.recalled, sight.recalled, tell=False)
+        news = self._line.alone and sight.others > 0
+        self._line.alone = sight.others == 0
+        if news:
+            self._line.publish(News())
+
+    def _not_seen(self, error: StoreError) -> None:
+        self._done_looking()
+        self._trouble.met(error)
+
+    def _done_looking(self) -> None:
+        now = time.monotonic()
+        self._looking = False
+        self._look_at = now + max(LOOK, SHARE * (now - self._began))
+
+    # -- inside: closes that wait for others ---------------------------------------------------------------------
+
+    def _found_recalled(self, asked: Collection[bytes], recalls: Sequence[Recall], *, tell: bool = True) -> None:
+        """Of these closed requests, others have still to take back those in `recalls`."""
+        left = {recall.uuid: recall for recall in recalls}
+        now = time.monotonic()
+        for uuid in asked:
+            recall = left.get(uuid)
+            if recall is None:
+                self._over(uuid)
+            elif recall.over and now >= self._over_since.setdefault(uuid, now) + PATIENCE:
+                self._over(uuid)
+                self._settle([(uuid, recall.incarnation)])
+        if tell and left:
+            self._line.publish(News(closed={recall.uuid: recall.incarnation for recall in recalls}))
+
+    def _over(self, uuid: bytes) -> None:
+        """No other node can give a worker this one."""
+        self._over_since.pop(uuid, None)
+        for expected in self._expected.pop(uuid, ()):
+            expected.over(uuid)
+
+    # -- inside: what others have closed -------------------------------------------------------------------------
+
+    def _take_back_soon(self, recalls: Iterable[tuple[bytes, int]]) -> None:
+        """What was claimed before it was closed may be on its way here still, from the writer."""
+        new = {uuid: incarnation for uuid, incarnation in recalls if uuid not in self._taking_back}
+        if new:
+            self._taking_back |= new
+            self._writer.call(partial(self._call, self._take_back, list(new.items())))
+
+    def _take_back(self, recalls: Sequence[tuple[bytes, int]]) -> None:
+        uuids = [uuid for uuid, _ in recalls]
+        self._core.closed(uuids)
+        self._waiters.wake(uuids)
+        for uuid, incarnation in recalls:
+            self._doubts.add(((uuid,), partial(self._settle, [(uuid, incarnation)])))
+
+    def _settle(self, recalls: Sequence[tuple[bytes, int]]) -> None:
+        """No worker can be given these."""
+        if not self._settled:
+            self._call(self._write_settled)
+        self._settled += recalls
+
+    def _write_settled(self) -> None:
+        settled, self._settled = self._settled, []
+        self._writer.enqueue(SettleWrite(settled, partial(self._told, settled)))
+
+    def _told(self, settled: Sequence[tuple[bytes, int]], done: bool) -> None:
+        """Whether the recalls are removed; if not, the next look finds them again. Any thread may call it."""
+        if done:
+            self._line.publish(News(certain={uuid for uuid, _ in settled}))
+        self._call(self._forget, settled)
+
+    def _forget(self, settled: Sequence[tuple[bytes, int]]) -> None:
+        for uuid, _ in settled:
+            self._taking_back.pop(uuid, None)
+
+
+class _Expected:
+    """A close that waits for other nodes: for which requests, and what to call when for none."""
+
+    def __init__(self, left: set[bytes], then: Callable[[], None]) -> None:
+        self.left = left
+        self._then = then
+
+    def over(self, uuid: bytes) -> None:
+        self.left.discard(uuid)
+        if not self.left:
+            self._then()
+
+
+class SettleWrite:
+    """Removes recalls, as one `Write`."""
+
+    light = False
+
+    def __init__(self, recalls: Sequence[tuple[bytes, int]], told: Callable[[bool], None]) -> None:
+        """`told`: is told whether they are removed."""
+        self._recalls = recalls
+        self._told = told
+
+    def uuids(self) -> Sequence[bytes]:
+        """None: the requests are gone."""
+        return ()
+
+    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
+        cast(SharedWriteTransaction, transaction).settle(self._recalls)
+
+    def __len__(self) -> int:
+        return len(self._recalls)
+
+    def parts(self) -> list[Write]:
+        return []
+
+    def committed(self) -> None:
+        self._told(True)
+
+    def failed(self, error: StoreError) -> None:
+        self._told(False)
+
+
+def _recalled(uuids: Collection[bytes], transaction: ReadTransaction) -> Sequence[Recall]:
+    return cast(SharedReadTransaction, transaction).recalled(uuids)
+
+
+def _look_around(question: Question, transaction: ReadTransaction) -> Sight:
+    return cast(SharedReadTransaction, transaction).look_around(question)
