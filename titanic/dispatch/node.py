@@ -27,7 +27,15 @@ from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.lease import Join, LeaseCall, Leave, Renew, Standing
 from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
 from titanic.dispatch.read_aside import ReadAside
-from titanic.errors import OutcomeUnknown, RecordCorrupt, StoreError, StoreFailed, StoreTooNew, TitanicError
+from titanic.errors import (
+    OutcomeUnknown,
+    RecordCorrupt,
+    StoreError,
+    StoreFailed,
+    StoreTooNew,
+    StoreTooOld,
+    TitanicError,
+)
 from titanic.logs import Trouble, event
 from titanic.store import Claimed, ClaimingStore, Joined, NodeFacts, ReadTransaction, ReadyRow, Renewed, Store
 from titanic.util.clock import Leaps, elapsed
@@ -153,7 +161,7 @@ class ClaimingNode:
             else:
                 store.leave(op.incarnations)
                 self._call(self._left, op)
-        except StoreTooNew as error:
+        except (StoreTooNew, StoreTooOld) as error:
             self._call(self._refused, error)
         except StoreError as error:
             self._call(self._unanswered, op, error)
@@ -178,7 +186,7 @@ class ClaimingNode:
     def _left(self, op: Leave) -> None:
         self.claims.left(op)
 
-    def _refused(self, error: StoreTooNew) -> None:
+    def _refused(self, error: StoreTooNew | StoreTooOld) -> None:
         log.error("nothing is dispatched any more: %s", error, extra=event("store-too-new"))
         self.claims.refused()
         self._dispatched = False

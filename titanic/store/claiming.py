@@ -146,7 +146,7 @@ class ClaimingStore(Store, Protocol):
     """A store that nodes share. `join`, `renew` and `leave` have a connection of their own: a slow commit of requests
     must not cost a lease; one thread calls them. They give up after `LeaseConfig.renew`, and raise StoreTooNew when
     the store is not for this version any more: a node of an earlier version is refused, also one that was there when
-    the store was upgraded. (others) is
+    the store was upgraded. If an earlier store was put in its place, they raise StoreTooOld. (others) is
 
         ARRAY(SELECT (incarnation, lease_until) FROM node WHERE lease_until > '-infinity' AND incarnation <> $me)
 

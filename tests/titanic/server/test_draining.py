@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psycopg
@@ -159,6 +160,33 @@ def test_what_was_gathered_is_stored_before_a_node_is_drained(url: str, tmp_path
         with server.store.read() as transaction:
             assert transaction.counts().requests == server.gathered["stored"]
         assert server.gathered["waiting"] == 0
+
+
+def test_clients_and_workers_with_several_endpoints_notice_nothing(servers: tuple[Server, Server]) -> None:
+    endpoints = [server.endpoints[0] for server in servers]
+    executed: list[bytes] = []
+
+    def work(frames: list[bytes]) -> list[bytes]:
+        executed.append(frames[0])
+        return frames
+
+    with Worker("echo", work, endpoints, config=QUICK), ExitStack() as stack:
+        clients = [stack.enter_context(Client(endpoints, timeout=30)) for _ in range(6)]  # each at one of the two
+        busy = until(lambda: next((server for server in servers if server.workers), None))
+        uuids: list[str] = []
+
+        def submit() -> None:
+            for client in clients:
+                uuids.append(client.submit("echo", str(len(uuids))))
+
+        for _ in range(3):
+            submit()
+        busy.drain()
+        while not busy.drained:
+            submit()
+        submit()
+        assert [clients[0].wait(uuid, 30)[0] for uuid in uuids] == [b"%d" % n for n in range(len(uuids))]
+    assert sorted(executed) == sorted(b"%d" % n for n in range(len(uuids))), "each is executed once"
 
 
 class Waits:

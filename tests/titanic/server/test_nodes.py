@@ -23,7 +23,7 @@ from broker import RemoteError, Worker
 from broker.core.mdp import error_body
 from titanic import Client, Server
 from titanic.config import ServiceLimits
-from titanic.errors import OutcomeUnknown, Refused, StoreTooNew
+from titanic.errors import OutcomeUnknown, Refused, StoreTooNew, StoreTooOld
 from titanic.store import NewRequest, Outcome, State, Status
 from titanic.store.postgres import pool
 from titanic.store.postgres.schema import FORMAT
@@ -401,4 +401,13 @@ def test_a_node_ends_when_the_store_is_for_later_versions(cluster: Cluster) -> N
     until(lambda: node.problem)
     assert isinstance(node.problem, StoreTooNew)
     assert not node.alive
+    assert not can_dispatch(node)
+
+
+def test_a_node_ends_when_an_earlier_store_was_put_in_the_place_of_its_own(cluster: Cluster) -> None:
+    node = cluster.node(2.0)
+    with cluster.look.write() as transaction:
+        transaction.fetch("UPDATE meta SET format = %s, oldest = %s", FORMAT - 1, FORMAT - 1)
+    until(lambda: node.problem)
+    assert isinstance(node.problem, StoreTooOld)
     assert not can_dispatch(node)

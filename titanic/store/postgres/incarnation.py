@@ -114,7 +114,7 @@ class Membership:
         given = *who, before, config.lease, config.lease, before, *places, incarnation, before, incarnation
         row = self._ask(_JOIN, (*given, incarnation, incarnation), lock=True)
         format_, oldest, shard, mine, others, leases = row
-        self._refuse_later(format_, oldest)
+        self._refuse_others(format_, oldest)
         if shard is None:
             return Joined(False, (), ())
         self.shard = shard
@@ -126,7 +126,7 @@ class Membership:
         given = _services(facts.services), list(facts.endpoints), config.lease, incarnation
         row = self._ask(_RENEW, (*given, numbers(ended), numbers(leases), incarnation, incarnation))
         format_, oldest, draining, others, leases = row
-        self._refuse_later(format_, oldest)
+        self._refuse_others(format_, oldest)
         return Renewed(draining is not None, bool(draining), _silent(others, leases))
 
     def leave(self, incarnations: Sequence[int]) -> None:
@@ -151,9 +151,9 @@ class Membership:
             found = connection.execute(text, given, binary=True)
             return (found.fetchone() or ()) if found.description else ()
 
-    def _refuse_later(self, format_: int, oldest: int) -> None:
+    def _refuse_others(self, format_: int, oldest: int) -> None:
         assert self._pool is not None
-        schema.refuse_later(format_, oldest, self._pool.place)
+        schema.refuse_others(format_, oldest, self._pool.place)
 
 
 def forget_dead(pool: Pool) -> None:

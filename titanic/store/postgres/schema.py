@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from psycopg import Connection
 
-from titanic.errors import NotAStore, StoreTooNew
+from titanic.errors import NotAStore, StoreTooNew, StoreTooOld
 from titanic.store.postgres.closed_partitions import make_partitions
 from titanic.store.records import DEFAULT_CAPACITY
 
@@ -322,6 +322,14 @@ def refuse_later(format_: int, oldest: int, place: str) -> None:
     if oldest > FORMAT:
         fact = f"it has format {format_}, this version knows {FORMAT}"
         raise StoreTooNew(f"the store in {place} was written by a later version of Titanic", fact, "use that version")
+
+
+def refuse_others(format_: int, oldest: int, place: str) -> None:
+    """Raise StoreTooNew or StoreTooOld if a node of this version that has opened the store must not go on with it."""
+    refuse_later(format_, oldest, place)
+    if format_ < FORMAT:
+        fact = f"it has format {format_}, this version knows {FORMAT}"
+        raise StoreTooOld(f"the store in {place} was replaced by an earlier one", fact, "start this server again")
 
 
 def remove_untouched(connection: Connection) -> None:
