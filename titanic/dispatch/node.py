@@ -65,7 +65,7 @@ class ClaimingNode:
         self.facts: Callable[[], NodeFacts] = _facts
         """What is told to others with each renewal."""
         self.told_to_drain: Callable[[], None] = _nobody
-        """Called when an operator wants this node to end."""
+        """Called when an operator wants this node to end, or the store is not for this version any more."""
         self.leases_lost = 0
         self.tell_others: Callable[[Collection[bytes]], None] = _tell_nobody
         """Is told of services that have something more to be claimed."""
@@ -191,6 +191,7 @@ class ClaimingNode:
         self.claims.refused()
         self._dispatched = False
         self.problem = error
+        self.told_to_drain()  # nothing is to be accepted either
 
     def _unanswered(self, op: LeaseCall, error: StoreError) -> None:
         self._unrenewed.met(error)

@@ -384,7 +384,7 @@ def test_a_drained_node_finishes_what_workers_have_and_leaves(cluster: Cluster) 
         with cluster.look.write() as transaction:
             transaction.fetch("UPDATE node SET draining = true WHERE incarnation = %s", lease.incarnation)
         until(lambda: not can_dispatch(one))
-        (later,) = cluster.submit(one, "x", b"later")
+        (later,) = cluster.submit(two, "x", b"later")
         cluster.worker(two, "x", echo)
         assert cluster.replies([later]) == [b"later"]
         assert not one.dispatcher.node.has_left
