@@ -62,7 +62,7 @@ class Node:
         more = ("--capacity", "128MiB", "--retry-first", "0.2", "--retry-most", "2", "--max-attempts", "1000")
         self.process = Process(
             SUPPORT / "chaos_node.py", str(self._clock), str(self._lease), "serve", "--config", "/dev/null",
-            "--bind", f"tcp://127.0.0.1:{self.port}", *more, "--grace", "3",
+            "--bind", f"tcp://127.0.0.1:{self.port}", "--node-name", self.name, *more, "--grace", "3",
             output=self.output, TITANIC_STORE=self._url,
         )  # fmt: skip
 
