@@ -19,8 +19,14 @@ from urllib.parse import quote
 from support.chaos_database import Database, Trouble
 from support.chaos_plan import Fault, lanes, plan
 from support.lines import Heard, Line, Lines
-from support.postgres import PASSWORD, USER, _free_port
+from support.postgres import PASSWORD, USER, free_port
 from support.processes import SUPPORT, Process
+
+from titanic import Client
+from titanic.errors import TitanicError
+
+DRAINED = 15.0
+"""Seconds until a node that is drained should have ended, if the others let it."""
 
 
 class Size(NamedTuple):
@@ -40,7 +46,7 @@ class Node:
 
     def __init__(self, name: str, folder: Path, lines: Lines, database: Database, lease: float) -> None:
         self.name = name
-        self.port = _free_port()
+        self.port = free_port()
         self.output = folder / f"{name}.out"
         self.heard = Heard(lease * 0.3)
         self.store = [lines.add(server.port, self.heard) for server in database.servers]
@@ -253,7 +259,7 @@ class Cluster:
         return Trouble(f"{node.name} {part}", what, began, time.monotonic())
 
     def _node(self, node: Node, fault: Fault, dice: random.Random) -> Trouble:
-        began = time.monotonic()
+        began, what = time.monotonic(), fault.kind
         assert node.process is not None
         if fault.kind == "clock":
             hours = dice.choice((0.0, dice.uniform(-48, 48), dice.uniform(-0.01, 0.01)))
@@ -268,12 +274,33 @@ class Cluster:
             if fault.kind == "killed":
                 node.process.kill()
                 self.over.wait(fault.seconds)
-            elif code := node.process.terminate():
-                self.counts[f"terminated nodes with code {code}"] += 1
+            elif fault.kind == "drained" and self._drained(node):
+                self.counts["drained to the end"] += 1
+            else:
+                what = "terminated"
+                if code := node.process.terminate():
+                    self.counts[f"terminated nodes with code {code}"] += 1
             node.start()
             with self._lock:
                 self._ending.discard(node.name)
-        return Trouble(node.name, fault.kind, began, time.monotonic())
+        return Trouble(node.name, what, began, time.monotonic())
+
+    def _drained(self, node: Node) -> bool:
+        """Have it drained; false when it has not ended by itself after some time."""
+        assert node.process is not None
+        try:
+            with Client(self.endpoints().split(","), timeout=2, retries=1) as client:
+                client.drain(node.name)
+        except TitanicError:
+            return False
+        until = time.monotonic() + DRAINED
+        while node.process.running and time.monotonic() < until and not self.over.wait(0.05):
+            pass
+        if node.process.running:
+            return False
+        if code := node.process.terminate():
+            self.wrong.append(f"{node.name} was drained and ended with {code}")
+        return True
 
     def _program(self, fault: Fault, dice: random.Random) -> Trouble:
         kind, _, what = fault.kind.partition(" ")

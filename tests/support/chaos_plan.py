@@ -53,6 +53,7 @@ DATABASE = {
 NODE = {
     "killed": Kind(8, 0.0, 1.5),
     "terminated": Kind(3),
+    "drained": Kind(3),
     "stands still": Kind(8, 0.05, MOST_LEASES),
     "clock": Kind(6),
 }
