@@ -31,7 +31,7 @@ from support.chaos_worker import SERVICES
 from titanic import Client
 from titanic.errors import TitanicError, UnknownRequest
 
-SIZES = (1, 10, 100, 100)
+SIZES = (1, 10, 100, 300, 300)
 KEYS_COUNT = 3600.0
 """Seconds that a key counts: longer than anybody tries."""
 

@@ -36,8 +36,8 @@ class Size(NamedTuple):
     workers: int = 2
     jobs: int = 4
     clients: int = 3
-    threads: int = 4
-    batch: int = 100
+    threads: int = 5
+    batch: int = 300
     lease: float = 4.0
 
 
