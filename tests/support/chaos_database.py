@@ -19,7 +19,7 @@ from support.postgres_pair import Pair
 from support.small_disk import Disk, small_disk
 from support.waiting import until
 
-DISK = 768 << 20
+DISK = 1 << 30
 _SETTINGS = {
     "wal_keep_size": "128MB",
     "shared_buffers": "64MB",
