@@ -11,7 +11,7 @@ SAMPLE ?= 50
 SEED   ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled compiled torture mutants tools java lint format types check bench bench-peers bench-churn bench-calls bench-spark wheel deb clean
+.PHONY: help demo test test-compiled compiled torture mutants tools java lint format types check bench bench-peers bench-churn bench-nodes bench-calls bench-spark wheel deb clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -76,6 +76,9 @@ bench-peers: $(TOOLED) ## Titanic beside RabbitMQ, Redis, NATS, Celery and other
 
 bench-churn: $(TOOLED) ## What PostgreSQL's tables come to while requests come and go. ARGS="--lives 10000000"
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.churn $(ARGS)
+
+bench-nodes: $(TOOLED) ## What one, two and three nodes wait for in PostgreSQL
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.nodes $(ARGS)
 
 bench-calls: $(TOOLED) ## What a request costs: CPU, commits, system calls. ARGS="--tree ../before --tree ." compares
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.calls $(ARGS)

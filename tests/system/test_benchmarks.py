@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 from support.cli_titanic import CLEAN, running, titanic
+from support.postgres import needs_postgres, shared_server
+
+from titanic.store import open_store
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,6 +49,23 @@ def test_encrypted(tmp_path: Path) -> None:
     assert figures.code == 0, figures.err
     assert [(figure["name"], figure["value"] > 0) for figure in figures.json] == [(name, True) for name in chosen]
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_postgres
+def test_a_store_in_a_database(tmp_path: Path) -> None:
+    """Each figure makes a store there, and removes it. One that is there already stays as it is."""
+    server = shared_server()
+    name = server.new_database()
+    told = ("--store", server.url(name), "--requests", "40", "--folder", tmp_path, "--json")
+    figures = titanic("bench", "store", "accept", "life", *told)
+    assert figures.code == 0, figures.err
+    assert [figure["name"] for figure in figures.json] == ["store", "accept", "life"]
+    assert server.sql("SELECT to_regnamespace('titanic')", database=name) is None
+    open_store(server.url(name)).close()
+    refused = titanic("bench", "accept", *told)
+    assert refused.code != 0
+    assert "is in the way; it has a schema 'titanic'; choose another database" in refused.err
+    server.drop_database(name)
 
 
 @needs_libzmq

@@ -141,7 +141,7 @@ def test_large_replies_are_read_when_they_are_asked_for(database: str, postgres:
         connection.execute(change, [size, size])
     with postgres.read() as transaction:
         transaction.foresee(uuids, replies=True)
-        assert sum(transaction.seen[uuid].frames is not None for uuid in uuids) == 1
+        assert sum(transaction.answers[uuid].frames is not None for uuid in uuids) == 1
         assert [len(transaction.reply(uuid).frames[0]) for uuid in uuids] == [size] * 3
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from titanic.store.records import Description, Outcome, Pending
 from titanic.store.states import State, Status
@@ -108,6 +108,18 @@ LOOK = f"SELECT {SEEN} {_BY_ID} {PLACES}"
 LOOK_AT_REPLIES = f"""SELECT {_FIELDS},
     CASE WHEN sum(p.frames_bytes) OVER (ROWS UNBOUNDED PRECEDING) <= {MOST_REPLIES} THEN p.frames END
     {_BY_ID} {PLACES}"""
+LOOK_FOR_REPLIES = f"""
+SELECT w.uuid, coalesce(p.owner, r.owner), p.status, p.attempts, p.dispatched_at, p.finished_at, p.reason,
+    p.frames_count, p.frames_bytes,
+    CASE WHEN sum(p.frames_bytes) OVER (ROWS UNBOUNDED PRECEDING) <= {MOST_REPLIES} THEN p.frames END,
+    l.uuid IS NOT NULL
+FROM unnest(%s::uuid[]) AS w (uuid)
+    LEFT JOIN titanic.reply p ON p.uuid = w.uuid
+    LEFT JOIN titanic.request r ON r.uuid = CASE WHEN p.uuid IS NULL THEN w.uuid END
+    LEFT JOIN titanic.later l ON l.uuid = r.uuid
+WHERE p.uuid IS NOT NULL OR r.uuid IS NOT NULL"""
+"""What an `Answer` has. Clients ask for many replies that are not there yet: it looks at no more than it must."""
+
 LOCK = "SELECT FROM titanic.request WHERE uuid = ANY(%s::uuid[]) ORDER BY uuid FOR UPDATE"
 """In a statement of its own before the look: one that has waited for a lock sees the other tables as they were."""
 
@@ -119,6 +131,29 @@ def seen(row: tuple[Any, ...]) -> Seen:
     one = Seen(*row)
     one.state = _STATES[one.state]
     return one
+
+
+class Answer(NamedTuple):
+    """What is to be said of a request, and whose it is. `frames` of its reply are missing when they were too many."""
+
+    owner: bytes
+    frames: list[bytes] | None
+    reply_frames: int
+    reply_bytes: int
+    answer: Outcome | Pending
+
+
+def answered(row: tuple[Any, ...]) -> Answer:
+    """What LOOK_FOR_REPLIES has found."""
+    _, owner, status, attempts, dispatched_at, finished_at, reason, count, size, frames, delayed = row
+    if status is None:
+        return Answer(owner, [], 0, 0, _DELAYED if delayed else _WAITING)
+    why = reason.decode(errors="replace")
+    outcome = Outcome(Status(status), frames or [], why, attempts, dispatched_at, finished_at)
+    return Answer(owner, frames, count, size, outcome)
+
+
+_WAITING, _DELAYED = Pending(State.WAITING), Pending(State.DELAYED)
 
 
 def request_size(service: bytes, key: bytes, owner: bytes, options: bytes, frames: int, body_bytes: int) -> int:

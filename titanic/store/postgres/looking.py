@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from titanic.store.postgres.arrays import ids
-from titanic.store.postgres.foreseen import LOCK, LOOK, LOOK_AT_REPLIES, Seen, seen
+from titanic.store.postgres.foreseen import LOCK, LOOK, LOOK_AT_REPLIES, LOOK_FOR_REPLIES, Answer, Seen, answered, seen
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.transaction import Reading, Row, Settings, Statement
 from titanic.util.ids import SIZE
@@ -21,6 +21,8 @@ class Looking(Reading):
     def __init__(self, pool: Pool, settings: Settings) -> None:
         super().__init__(pool, settings)
         self.seen: dict[bytes, Seen | None] = {}
+        self.answers: dict[bytes, Answer | None] = {}
+        """What is known of replies, for who only reads."""
 
     def foresee(self, uuids: Sequence[bytes], replies: bool = False) -> None:
         """Read what is known of these requests, and with `replies` the frames of their replies, in one round trip.
@@ -29,7 +31,10 @@ class Looking(Reading):
         """
         self.begins = self.LOCKS
         try:
-            self._read(uuids, replies)
+            if replies and not self.LOCKS:
+                self._read_answers(uuids)
+            else:
+                self._read(uuids, replies)
         finally:
             self.begins = True
 
@@ -38,6 +43,26 @@ class Looking(Reading):
         if not (self.begun or self.LOCKS):
             self._read((uuid,), False)
         return self.look(uuid)
+
+    def answer(self, uuid: bytes) -> Answer | None:
+        """What is to be said of a request; None when it is unknown. For who only reads."""
+        if uuid not in self.answers:
+            self._read_answers((uuid,))
+        return self.answers[uuid]
+
+    def fetch_once(self, text: str, *parameters: object) -> list[Row]:
+        """`fetch` of all that is read, mostly: for who only reads it begins no transaction."""
+        self.begins = self.LOCKS
+        try:
+            return self.fetch(text, *parameters)
+        finally:
+            self.begins = True
+
+    def _read_answers(self, uuids: Sequence[bytes]) -> None:
+        rows = self.fetch(LOOK_FOR_REPLIES, ids([uuid for uuid in uuids if len(uuid) == SIZE]))
+        self.answers.update(dict.fromkeys(uuids))
+        for row in rows:
+            self.answers[row[0]] = answered(row)
 
     def _read(self, uuids: Sequence[bytes], replies: bool) -> None:
         right = [uuid for uuid in uuids if len(uuid) == SIZE]  # others are unknown without a look

@@ -38,11 +38,11 @@ _OLDEST = """
     SELECT one.uuid FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL
     (SELECT uuid FROM titanic.ready WHERE service = %s AND rank = p.rank ORDER BY uuid LIMIT 1) one"""
 
-_FIRST_DUE = "SELECT min(due) FROM titanic.later"
-_FIRST_EXPIRY = """
-    SELECT expires_at FROM titanic.expiring WHERE uuid <> ALL(%s::uuid[]) ORDER BY expires_at LIMIT 1"""
-_FIRST_TIMES = """
-    SELECT (SELECT min(finished_at) FROM titanic.reply WHERE status IN (4, 7)),
+_FIRST_DUE = """
+    SELECT (SELECT expires_at FROM titanic.expiring WHERE uuid <> ALL(%s::uuid[]) ORDER BY expires_at LIMIT 1),
+        (SELECT min(due) FROM titanic.later)"""
+_FIRST_TIMES = f"""{_FIRST_DUE},
+        (SELECT min(finished_at) FROM titanic.reply WHERE status IN (4, 7)),
         (SELECT min(finished_at) FROM titanic.reply WHERE status IN (5, 6)),
         (SELECT c.closed_at FROM titanic.closed c, titanic.meta m
             WHERE c.seq = m.closed_first AND NOT (m.registered AND c.seq > m.archived_upto)),
@@ -97,9 +97,10 @@ def next_due(
     tx: Looking, policy: Retention | None = None, skip: Collection[bytes] = (), ahead_us: int = 0
 ) -> int | None:
     """When there is something to do next, in µs since the epoch; None when nothing waits for its time."""
-    times = [expires_at for (expires_at,) in tx.fetch(_FIRST_EXPIRY, ids(list(skip)))]
+    ((expires_at, due, *firsts),) = tx.fetch_once(_FIRST_DUE if policy is None else _FIRST_TIMES, ids(list(skip)))
+    times = [] if expires_at is None else [expires_at]
     if policy is not None:
-        replied, dead, closed, key = tx.fetch_row(_FIRST_TIMES)
+        replied, dead, closed, key = firsts
         for first, kept in (
             (replied, policy.reply_retention),
             (dead, policy.dead_retention),
@@ -110,7 +111,6 @@ def next_due(
         if key is not None:
             times.append(key)
     times = [time + ahead_us for time in times]
-    (due,) = tx.fetch_row(_FIRST_DUE)
     if due is not None:
         times.append(due)
     return min(times, default=None)

@@ -23,6 +23,8 @@ def state(tx: Looking, uuid: bytes) -> State | None:
 
 def owner(tx: Looking, uuid: bytes) -> bytes | None:
     """Who submitted the request; empty when it belongs to nobody. None when it is unknown."""
+    if (found := tx.answers.get(uuid)) is not None:
+        return found.owner
     one = tx.seen[uuid] if uuid in tx.seen else tx.look(uuid)  # it never changes, so what is relied on will do
     return None if one is None else one.owner
 
@@ -60,6 +62,13 @@ def request(tx: Looking, uuid: bytes) -> StoredRequest | None:
 
 def reply(tx: Looking, uuid: bytes) -> Outcome | Pending | None:
     """How the request ended, that it hasn't yet, or None when it is unknown."""
+    if not tx.LOCKS:
+        found = tx.answer(uuid)
+        if found is None:
+            return None
+        if found.frames is not None:
+            expect_frames(uuid, "reply", found.frames, found.reply_frames, found.reply_bytes)
+            return found.answer
     one = tx.look(uuid, reply=True)
     if one is not None and one.has_ended and one.frames is None:
         one = tx.look_again(uuid)  # it may have been tried again since it was foreseen, or closed
