@@ -67,7 +67,7 @@ def read(text: bytes) -> News:
             set(_split(said.get("certain", ""))),
             {Topic(name) for name in said.get("look", ())},
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return News(look=set(Topic))
 
 
