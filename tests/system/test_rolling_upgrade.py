@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.cli_titanic import Running, running
-from support.postgres import _free_port, needs_postgres, shared_server
+from support.postgres import free_port, needs_postgres, shared_server
 from support.serving import QUICK, config
 from support.waiting import until
 
@@ -111,7 +111,7 @@ def test_requests_flow_while_nodes_are_replaced(url: str, tmp_path: Path, compat
         executed.append(frames[0])
         return frames
 
-    endpoint = f"tcp://127.0.0.1:{_free_port()}"
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
     options = ("--store", url, "--bind", endpoint, "--node-name", "later")
     with (
         Server(config(tmp_path, store=url, node_name="earlier", lease=lease, grace=5.0)) as earlier,

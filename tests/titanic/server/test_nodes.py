@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from support.node_settings import node_config
-from support.postgres import PostgresServer, _free_port, needs_postgres, new_server, shared_server
+from support.postgres import PostgresServer, free_port, needs_postgres, new_server, shared_server
 from support.processes import SUPPORT, Process
 from support.raw_mdp import raw_worker
 from support.serving import QUICK
@@ -55,7 +55,7 @@ class Cluster:
 
     def process(self, lease: float) -> tuple[Process, str]:
         """Another one, and where it is reached."""
-        endpoint = f"tcp://127.0.0.1:{_free_port()}"
+        endpoint = f"tcp://127.0.0.1:{free_port()}"
         known = self.incarnations()
         process = Process(SUPPORT / "node_process.py", endpoint, self.url, str(lease), output=self.folder / "node.log")
         self.stack.enter_context(process)
