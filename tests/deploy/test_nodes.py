@@ -6,19 +6,85 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import click
 import psycopg
-from support.cli_titanic import CLEAN
+import yaml
+from support.cli_titanic import CLEAN, here
 from support.postgres import PostgresServer, alone, needs_postgres, programs_for, shared_server
 
+from titanic.cli import main
+from titanic.cli.config_file import commands_of
 from titanic.store import open_store
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 TEXT = (DEPLOY / "NODES.md").read_text()
+COMPOSE = yaml.safe_load((DEPLOY / "nodes/compose.yml").read_text())
+KUBERNETES = list(yaml.safe_load_all((DEPLOY / "nodes/kubernetes.yml").read_text()))
 
 
 def section(title: str) -> str:
     return TEXT.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def settings_of(environment: dict[str, Any]) -> dict[str, str]:
+    """What these variables set in `titanic serve`, as it understands it."""
+    options = commands_of(click.Context(main))["serve"]
+    names = {f"TITANIC_{key.replace('-', '_')}".upper() for key in options} | {"TITANIC_CONFIG", "TITANIC_ENDPOINT"}
+    assert {name for name in environment if name.startswith("TITANIC_")} <= names
+    shown = here("config", "show", "--json", "serve", **{name: str(value) for name, value in environment.items()})
+    assert shown.code == 0, shown.err
+    return {key: one["value"] for key, one in shown.json.items() if one["source"] != "default"}
+
+
+def test_compose_sets_what_there_is() -> None:
+    nodes = {name: one for name, one in COMPOSE["services"].items() if name != "db"}
+    assert len(nodes) == 3
+    for name, one in nodes.items():
+        settings = settings_of(one["environment"])
+        assert settings["node-name"] == name
+        (published,) = one["ports"]
+        address, port, inner = published.split(":")
+        assert settings["advertise"] == [f"tcp://{address}:{port}"]
+        assert settings["bind"] == [f"tcp://0.0.0.0:{inner}", one["environment"]["TITANIC_ENDPOINT"]]
+        assert set(one["secrets"]) <= set(COMPOSE["secrets"])
+        assert {settings[key] for key in ("access", "key")} <= {f"/run/secrets/{secret}" for secret in one["secrets"]}
+        assert f"http://{settings['metrics']}/readyz" in one["healthcheck"]["test"][-1]
+
+
+def test_kubernetes_sets_what_there_is(tmp_path: Path) -> None:
+    kinds = [one["kind"] for one in KUBERNETES]
+    assert kinds == ["ConfigMap", "Service", "Service", "PodDisruptionBudget", "StatefulSet"]
+    config, by_name, _, budget, nodes = KUBERNETES
+    assert nodes["spec"]["replicas"] == 3
+    assert nodes["spec"]["serviceName"] == by_name["metadata"]["name"]
+    template = nodes["spec"]["template"]
+    assert budget["spec"]["selector"]["matchLabels"] == by_name["spec"]["selector"] == template["metadata"]["labels"]
+    (container,) = template["spec"]["containers"]
+    mounts = {one["mountPath"] for one in container["volumeMounts"]}
+    assert container["args"] == ["serve", "--config", "/etc/titanic/titanic.toml"]
+    path = tmp_path / "titanic.toml"
+    for name, text in config["data"].items():
+        (tmp_path / name).write_text(text.replace("/etc/titanic/access.toml", str(tmp_path / "access.toml")))
+    assert here("access", "check", tmp_path / "access.toml").code == 0
+    environment = {one["name"]: one.get("value", "titanic-0") for one in container["env"]}
+    assert environment["TITANIC_CONFIG"] == container["args"][-1]
+    name = by_name["metadata"]
+    advertised = environment["TITANIC_ADVERTISE"].replace("$(TITANIC_NODE_NAME)", "titanic-0")
+    assert advertised == f"tcp://titanic-0.{name['name']}.{name['namespace']}.svc:5555"
+    settings = settings_of(environment | {"TITANIC_ADVERTISE": advertised, "TITANIC_CONFIG": str(path)})
+    assert (Path(settings["key"]).parent, settings["access"]) == (Path("/run/titanic"), str(tmp_path / "access.toml"))
+    assert mounts == {"/run/titanic", "/etc/titanic"}
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    assert settings["bind"] == [f"tcp://0.0.0.0:{ports['zmq']}", "ipc:///run/titanic/admin.sock"]
+    assert settings["metrics"] == f":{ports['metrics']}"
+    assert {container[f"{probe}Probe"]["httpGet"]["port"] for probe in ("startup", "liveness", "readiness")} == {
+        "metrics"
+    }
+    grace = template["spec"]["terminationGracePeriodSeconds"]
+    assert container["lifecycle"]["preStop"]["exec"]["command"][:2] == ["titanic", "drain"]
+    assert grace > int(container["lifecycle"]["preStop"]["exec"]["command"][-1])
 
 
 @needs_postgres
