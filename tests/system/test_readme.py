@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -11,8 +13,10 @@ from pathlib import Path
 
 from support.alone import ALONE
 from support.cli_titanic import CLEAN
+from support.postgres import needs_postgres, new_place, own, programs_for
 
 ROOT = Path(__file__).parents[2]
+UUID = re.compile(r"\b[0-9a-f]{32}\b")
 BLOCK = re.compile(r"(?:^    .*\n(?:\n(?=    ))?)+", re.MULTILINE)
 
 
@@ -63,15 +67,22 @@ def like(text: str) -> list[str]:
     one, because a page is not that wide, are one line."""
     whole = re.sub(r" public key\n", " public key ", text)
     whole = re.sub(r"(?<=[:y] )\S{40}(?=;|$)", "KEY", whole, flags=re.MULTILINE)
-    return re.sub(r"\b[0-9a-f]{32}\b", "UUID", whole).strip().splitlines()
+    whole = re.sub(r"^(\w +[\d.]+ +tcp://\S+) .*?( asked)?$", r"\1\2", whole, flags=re.MULTILINE)  # a node's figures
+    whole = re.sub(r"^(NODE .*?) +UP .*$", r"\1", UUID.sub("UUID", whole), flags=re.MULTILINE)
+    return whole.strip().splitlines()
 
 
-def test_access_control(tmp_path: Path) -> None:
-    """In one shell. What goes on in the background may say more: the README leaves out what is logged."""
-    steps = transcript("Access control")
+def walk(folder: Path, title: str, path: str = "") -> None:
+    """Run a section's commands in one shell, with programs from `path` first, and compare what each says. What goes on
+    in the background may say more: the README leaves out what is logged."""
+    steps = transcript(title)
     assert len(steps) > 10
     script = ["python -c 'from support.alone import bring_up; bring_up()'"]
+    told: dict[str, int] = {}  # UUIDs of the README, and which step has said them
     for number, (command, said) in enumerate(steps):
+        for uuid, step in told.items():
+            command = command.replace(uuid, f"$(head -n 1 {step})")
+        told |= {line: number for line in said.splitlines() if UUID.fullmatch(line)}
         if command.startswith("cat >"):
             command += f" <<'END'\n{said}\nEND"
         elif command.endswith("&"):
@@ -79,18 +90,38 @@ def test_access_control(tmp_path: Path) -> None:
             command = f"{command.removesuffix('&')} >{number} 2>&1 &\n{begun}"
         elif not command.startswith("export "):
             command = f"{{ {command}; }} >{number} 2>&1"
+        if words := re.match(r"\{ kill -9 (%\d+);", command):
+            command += (
+                f"\nwait {words[1]}"  # here bash says that it is dead, and not in the midst of what another one says
+            )
         script.append(command)
     script.append("kill $(jobs -p); wait")
-    (tmp_path / "bin").mkdir()
+    (folder / "bin").mkdir()
     for name, words in (("titanic", "-m titanic "), ("python", "")):
-        program = tmp_path / "bin" / name
+        program = folder / "bin" / name
         program.write_text(f'#!/bin/sh\nexec {sys.executable} {words}"$@"\n')
         program.chmod(0o755)
-    env = CLEAN | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PATH": f"{tmp_path / 'bin'}:{CLEAN['PATH']}"}
-    subprocess.run([*ALONE, "bash", "-c", "\n".join(script)], cwd=tmp_path, env=env, timeout=100, check=False)
+    env = CLEAN | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PATH": f"{folder / 'bin'}:{path}{CLEAN['PATH']}"}
+    subprocess.run([*ALONE, "bash", "-c", "\n".join(script)], cwd=folder, env=env, timeout=100, check=False)
     for number, (command, said) in enumerate(steps):
         if not command.startswith(("cat >", "export ")):
-            found = like((tmp_path / str(number)).read_text())
+            found = like((folder / str(number)).read_text())
             wanted = like(said)
-            assert [line for line in wanted if line not in found] == [], command
-            assert command.endswith("&") or len(found) == len(wanted), command
+            assert [line for line in wanted if line not in found] == [], (command, found)
+            assert command.endswith("&") or len(found) == len(wanted), (command, found)
+
+
+def test_access_control(tmp_path: Path) -> None:
+    walk(tmp_path, "Access control")
+
+
+@needs_postgres
+def test_three_nodes(tmp_path: Path) -> None:
+    folder, lock = new_place()
+    own(folder)
+    try:
+        programs_for(folder / "postgres")
+        walk(folder, "More than one machine", f"{folder / 'postgres'}:")
+    finally:
+        shutil.rmtree(folder)
+        os.close(lock)
