@@ -112,7 +112,8 @@ class Line:
             self._end(one, abort=True)
 
     def _accept(self, _: int) -> None:
-        assert self._listener is not None
+        if self._listener is None:
+            return  # it was closed since somebody was seen to come
         with suppress(OSError):
             here, _address = self._listener.accept()
             here.setblocking(False)
