@@ -55,12 +55,21 @@ class Database:
         self.fail_overs = 0
 
     def _server(self, stack: ExitStack, folder: Path, name: str) -> PostgresServer:
-        disk = stack.enter_context(small_disk(folder / name, "tmpfs", DISK))
-        own(folder / name)
-        server = PostgresServer(data=folder / name / "data", **_SETTINGS)
+        server = PostgresServer(**_SETTINGS)
         stack.callback(server.close)
-        stack.callback(lambda: (folder / f"{name}.log").write_text(server.log()))
-        self._disks[id(server)] = disk
+        place = server.folder / "disk"
+        self._disks[id(server)] = stack.enter_context(small_disk(place, "tmpfs", DISK))
+        own(place)
+        server.data = place / "data"
+
+        def end() -> None:
+            if server.running:
+                server.go_on()
+            server.stop("kill")
+            if (server.folder / "log").exists():
+                (folder / f"{name}.log").write_text(server.log())
+
+        stack.callback(end)
         return server
 
     def strike(self, kind: str, seconds: float, dice: random.Random) -> Trouble:
