@@ -62,7 +62,7 @@ def bench(
     \b
     Example:
       titanic bench limits accept latency --folder /var/lib
-      titanic bench accept life --store postgresql://titanic@db1/bench
+      titanic bench accept life --store postgresql://titanic@db.example/titanic
     """
     from titanic.bench.plot import draw  # not before it is wanted: others start faster
     from titanic.bench.programme import PROGRAMME, Entry, choose, run
