@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -74,7 +75,13 @@ def _line(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> tuple[str, ...
 
 @command()
 @click.argument("node", required=False)
-@seconds("--wait", least=0, default=None, help="Wait so long until it has ended; without, it ends by and by.")
+@seconds(
+    "--wait",
+    envvar="TITANIC_DRAIN_WAIT",  # TITANIC_WAIT is for replies
+    least=0,
+    default=None,
+    help="Wait so long for its end, at most; 0: not at all; default: as long as it takes.",
+)
 @endpoint
 def drain(node: str | None, wait: float | None, reach: Reach) -> None:
     """Have the server NODE end as soon as it has nothing left to do: by default the one that is asked.
@@ -84,7 +91,7 @@ def drain(node: str | None, wait: float | None, reach: Reach) -> None:
     has, sends its workers elsewhere as they become free, and ends with exit code 0 when the last has brought its
     reply, however long that takes. A service manager that restarts only what has failed leaves it alone.
 
-    With --wait the command waits for that, and exits with 3 when it takes longer.
+    The command waits for its end. With --wait it exits with 3 when that takes longer; the node goes on draining.
 
     \b
     Example:
@@ -94,7 +101,7 @@ def drain(node: str | None, wait: float | None, reach: Reach) -> None:
     with connect(reach) as client:
         ends = client.drain(node)
     say(f"draining {ends['name']}")
-    if wait is not None and not _has_ended(ends, reach, wait):
+    if wait != 0 and not _has_ended(ends, reach, math.inf if wait is None else wait):
         say(f"{ends['name']} has not ended after {wait:g} s; it goes on draining")
         sys.exit(EXIT_PENDING)
 

@@ -54,6 +54,9 @@ def test_the_nodes_are_listed_and_one_is_drained(url: str, tmp_path: Path) -> No
         assert b.ends() == 0
         with Client(a.endpoints[0]) as client:
             assert [row["name"] for row in client.nodes()] == ["a"]
+        gone_on = here("drain", "--wait", "0", *of_a)
+        assert (gone_on.code, gone_on.err) == (0, "titanic: draining a\n")
+        until(lambda: a.drained)
 
 
 def test_a_store_in_a_directory_has_no_nodes(tmp_path: Path) -> None:
