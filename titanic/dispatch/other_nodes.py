@@ -86,7 +86,8 @@ class OtherNodes:
         """The incarnations that this node has had."""
         self._look_at: float | None = None
         """When to look; None: it has not begun."""
-        self._looking = False
+        self._looking = self._hurried = False
+        """Whether the answer to a look is on its way, and whether another one is to follow soon."""
         self._began = 0.0
         """When the last look began."""
         self._expected: dict[bytes, list[_Expected]] = {}
@@ -141,11 +142,11 @@ class OtherNodes:
         """Look, when that is due."""
         if self._look_at is None or self._looking or now < self._look_at:
             return
-        self._looking, self._began = True, now
+        self._looking, self._hurried, self._began = True, False, now
         self._know_own()
         flights = self._core.flights
         question = Question(
-            [uuid for uuid in self._waiters.awaited() if uuid not in flights],
+            self._waiters.awaited(),
             [uuid for uuid, flight in flights.items() if not flight.closed],
             list(self._own),
             list(self._expected),
@@ -154,7 +155,8 @@ class OtherNodes:
 
     def hurry(self) -> None:
         """There is something to see."""
-        if self._look_at is not None:
+        self._hurried = True
+        if self._look_at is not None and not self._looking:
             self._look_at = min(self._look_at, self._began + HURRIED)
 
     # -- inside: what others tell --------------------------------------------------------------------------------
@@ -196,8 +198,9 @@ class OtherNodes:
 
     def _done_looking(self) -> None:
         now = time.monotonic()
+        took = now - self._began
         self._looking = False
-        self._look_at = now + max(LOOK, SHARE * (now - self._began))
+        self._look_at = now + (max(HURRIED, took) if self._hurried else max(LOOK, SHARE * took))
 
     # -- inside: closes that wait for others ---------------------------------------------------------------------
 

@@ -14,13 +14,15 @@ import pytest
 from support.nodes import Nodes, cluster, deafen, heard_of_each_other, look_often
 from support.postgres import needs_postgres, shared_server
 from support.raw_mdp import raw_client
-from support.serving import QUICK
+from support.serving import QUICK, brokering, config
 from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic import Client, Refused, RequestFailed, Server, UnknownRequest
 from titanic.config import ServiceLimits
 from titanic.dispatch import other_nodes
+from titanic.store import LeaseConfig, NodeFacts
+from titanic.store.postgres.store import PostgresStore
 
 pytestmark = needs_postgres
 
@@ -273,3 +275,91 @@ def submitted(client: Client) -> str | None:
         return client.submit("echo", "x")
     except Refused:
         return None
+
+
+def test_a_commit_is_one_notify_at_most_and_none_for_who_is_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_often(monkeypatch)
+
+    def live(nodes: Nodes) -> list[tuple[int, int]]:
+        """A few whole lives, executed at the last node; how many commits and NOTIFYs each node had for them."""
+        before = [(server.writer.commits, server.store.news.sent) for server in nodes.servers]
+        with Worker("echo", echo, nodes.servers[-1].endpoints[0], config=QUICK):
+            for number in range(5):
+                uuid = nodes.clients[0].submit("echo", f"{number}")
+                assert nodes.clients[0].wait(uuid, 30) == [b"%d" % number]
+                nodes.clients[0].close(uuid)
+        after = [(server.writer.commits, server.store.news.sent) for server in nodes.servers]
+        return [(c - a, d - b) for (a, b), (c, d) in zip(before, after, strict=True)]
+
+    with cluster(tmp_path, 1) as nodes:
+        ((_, sent),) = live(nodes)
+        assert sent == 0
+        nodes.add()
+        heard_of_each_other(nodes)
+        for commits, sent in live(nodes):
+            assert 0 < sent <= commits
+
+
+def test_a_close_of_what_a_dead_node_has_is_answered_when_its_lease_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_often(monkeypatch)
+    monkeypatch.setattr(other_nodes, "PATIENCE", 0.1)
+    lease = LeaseConfig(1.0, 0.1, 0.1)
+    with cluster(tmp_path, 1, lease=lease) as nodes:
+        silent = PostgresStore.open(nodes.url)
+        assert silent.join(7, None, (), NodeFacts("silent", "0"), lease).alive
+        uuid = nodes.clients[0].submit("absent", "x")
+        with silent.write() as transaction:
+            assert transaction.claim(7, {b"absent": 1}, 1 << 20, {}).rows
+        with raw_client(nodes[0].endpoints[0]) as closing:
+            closing.send(b"titanic.close", uuid.encode())
+            until(lambda: recalls(nodes))
+            assert not closing.socket.poll(0), "a worker there may be given it"
+            assert closing.receive() == [b"200"]
+        with nodes[0].store.read() as transaction:
+            (lives,) = transaction.fetch(
+                "SELECT count(*) FROM node WHERE incarnation = 7 AND lease_until > '-infinity'"
+            )
+        assert lives == (0,)
+        until(lambda: not recalls(nodes))
+        silent.close()
+
+
+def test_nodes_at_brokers_of_their_own_and_no_two_at_one(tmp_path: Path) -> None:
+    with (
+        brokering(heartbeat_interval=0.5) as here,
+        brokering(heartbeat_interval=0.5) as there,
+        cluster(tmp_path, 1, broker=here) as nodes,
+    ):
+        until(lambda: nodes[0].ready)
+        other = nodes.add(broker=there)
+        until(lambda: other.ready)
+        with Worker("echo", echo, there, config=QUICK):
+            assert nodes.clients[0].wait(nodes.clients[0].submit("echo", "x"), 30) == [b"x"]
+        with Server(config(tmp_path, store=nodes.url, broker=here)) as third:
+            problem = str(until(lambda: third.problem))
+        assert f"another node of this store serves the broker at {here} already" in problem
+        assert "give each node a broker of its own" in problem
+
+
+def test_of_two_nodes_that_start_together_at_one_broker_one_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with brokering(heartbeat_interval=0.5) as endpoint, cluster(tmp_path, 1) as nodes:
+        first, second = (Server(config(tmp_path, store=nodes.url, broker=endpoint)) for _ in range(2))
+        register, looked = second.front._register, threading.Event()
+
+        def late() -> None:
+            looked.set()
+            until(lambda: first.ready)
+            register()
+
+        monkeypatch.setattr(second.front, "_register", late)
+        with second:
+            assert looked.wait(60)
+            with first:
+                assert "another node of this store" in str(until(lambda: first.problem or second.problem))
+                assert (first.alive, second.alive).count(True) == 1

@@ -27,8 +27,8 @@ from titanic.store.postgres.pool import Pool
 
 CHANNEL = "titanic"
 
-PAUSE = 0.002
-"""Seconds from one NOTIFY to the next: what comes meanwhile goes into one."""
+GATHER, PAUSE = 0.001, 0.002
+"""Seconds from the first news, and from the NOTIFY before, to the next one: what comes meanwhile goes into it."""
 
 _PATIENCE = 2.0
 """Seconds that `stop` gives what is on its way."""
@@ -46,6 +46,8 @@ class PostgresNews:
         self._pool = pool
         self._lock = threading.Lock()
         self._pending: News | None = None
+        self._due = 0.0
+        """When what is pending has gathered for long enough."""
         self._ended = False
         self._bell, self._ring = -1, -1
         """The ends of a pipe: who writes wakes the thread."""
@@ -66,11 +68,12 @@ class PostgresNews:
         with self._lock:
             if self._ended or self._thread is None:
                 return
-            first, self._pending = self._pending is None, self._pending or News()
+            if self._pending is None:
+                self._pending = News()
+                self._due = time.monotonic() + GATHER
+                self._wake()
             self._pending.add(news)
             _shorten(self._pending)
-            if first:
-                self._wake()
 
     def stop(self) -> None:
         """Send what is left, if that is quick, and end."""
@@ -110,18 +113,18 @@ class PostgresNews:
         self._heard(News(look=set(Topic)))
         quiet_until = 0.0
         while True:
-            pending, now = None, time.monotonic()
-            if now >= quiet_until:
-                with self._lock:
-                    pending, self._pending = self._pending, None
-            if pending is not None:
+            with self._lock:
+                pending, due = self._pending, max(quiet_until, self._due)
+                if ready := pending is not None and (self._ended or time.monotonic() >= due):
+                    self._pending = None
+            if ready and pending is not None:
                 self._execute(connection, _NOTIFY, news_text.write(pending))
                 self.sent += 1
                 quiet_until = time.monotonic() + PAUSE
             elif self._ended:
                 return
             else:
-                self._wait(connection, quiet_until - now if now < quiet_until else None)
+                self._wait(connection, None if pending is None else max(0.0, due - time.monotonic()))
                 connection.pgconn.consume_input()
                 while (one := connection.pgconn.notifies()) is not None:
                     if one.be_pid != me:
