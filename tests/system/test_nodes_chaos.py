@@ -32,7 +32,7 @@ from titanic.store.postgres.tools import check
 
 pytestmark = needs_postgres
 
-SECONDS = float(os.environ.get("TITANIC_CHAOS", "45"))
+SECONDS = float(os.environ.get("TITANIC_CHAOS", "30"))
 SETTLED = 180.0
 
 
