@@ -83,6 +83,7 @@ class Database:
             "fail over, primary isolated": self._isolate,
             "fail over, primary stands still": self._fail_over_still,
             "fail over, primary came back alone": self._came_back_alone,
+            "fail over, commits cancelled": self._commits_cancelled,
             "primary killed": self._primary_killed,
             "primary stands still": self._primary_still,
             "a backend killed": self._backend_killed,
@@ -141,6 +142,20 @@ class Database:
         self._over.wait(dice.uniform(0.1, 1.0))
         self.pair.primary.restart("kill")
         self._over.wait(dice.uniform(0.5, 3.0))
+        self.pair.fence()
+        line.set("up", "alone")
+        self.pair.promote()
+        return self._failed_over()
+
+    def _commits_cancelled(self, seconds: float, dice: random.Random) -> float:
+        """The standby is cut off, an operator cancels what waits for it, and the primary dies."""
+        line = self._back[id(self.pair.primary)]
+        line.set("down", "alone")
+        for _ in range(3):
+            self._over.wait(dice.uniform(0.1, 0.7))
+            self.pair.primary.sql(
+                "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            )
         self.pair.fence()
         line.set("up", "alone")
         self.pair.promote()

@@ -40,6 +40,7 @@ DATABASE = {
     "fail over, primary isolated": Kind(16),
     "fail over, primary stands still": Kind(6),
     "fail over, primary came back alone": Kind(5),
+    "fail over, commits cancelled": Kind(4),
     "primary killed": Kind(8),
     "primary stands still": Kind(6, 0.1, 2.0),
     "a backend killed": Kind(4),

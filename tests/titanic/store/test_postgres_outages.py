@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -12,7 +13,7 @@ from support.postgres_pair import new_pair
 from support.relay import relay
 from support.waiting import until
 
-from titanic.errors import DiskFull, NotInMemory, StoreFailed, StoreTooNew, StoreUnwritable
+from titanic.errors import DiskFull, NotInMemory, OutcomeUnknown, StoreFailed, StoreTooNew, StoreUnwritable
 from titanic.store import NewRequest, open_read_only, open_store
 from titanic.store.postgres import pool, stall_guard
 from titanic.store.postgres.store import PostgresStore
@@ -181,6 +182,25 @@ def test_what_no_standby_has_yet_is_told_to_nobody(monkeypatch):
         assert (requests(store), None in asked) in ((1, False), (0, True))
         until(lambda: not failure(close))
         assert requests(store) == 0
+
+
+def test_a_commit_that_was_not_waited_for_is_not_told_as_done():
+    """Somebody cancels a commit that waits for the standby. PostgreSQL only warns: it is done at the primary alone."""
+    waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = %s"
+    with (
+        new_pair() as pair,
+        PostgresStore.open(pair.url(pair.primary.new_database())) as store,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        name = store.place.rpartition("/")[2]
+        pair.standby.stop("kill")
+        told = thread.submit(failure, accept, store)
+        pair.primary.sql("SELECT pg_cancel_backend(%s)", until(lambda: pair.primary.sql(waiting, name)))
+        assert isinstance(told.result(), OutcomeUnknown)
+        assert "did not wait for its standby" in str(told.result())
+        pair.standby.start()
+        until(lambda: not failure(accept, store))
+        assert requests(store) == 2
 
 
 def test_a_server_that_becomes_read_only_is_away():

@@ -8,11 +8,13 @@ written. The password is in no text that this package makes: people see `place`.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import NamedTuple
 
 import psycopg
 from psycopg import Connection
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.errors import Diagnostic
 
 from titanic.errors import NotInMemory, StoreUnwritable
 from titanic.store.postgres.arrays import adapt
@@ -56,6 +58,9 @@ _CATCH_UP = "SELECT pg_logical_emit_message(true, 'titanic', '')"
 server that was killed shows after its restart what they do not have yet. Whoever were told of that, or that something
 is closed already, would be told wrong if a standby took over now."""
 
+_WAITS_FOR_STANDBY = "SyncRepWaitForLSN"
+"""Where in PostgreSQL's source it is that a commit waits."""
+
 _LOW = ("off", "local", "remote_write")
 """`synchronous_commit` with which the operator may lose commits in a power cut or a fail-over."""
 
@@ -70,13 +75,15 @@ class Unsafe(Exception):
 
 class Session(NamedTuple):
     """A connection with what is to be known of its database. `lists` is the number of the type `titanic.frames`; 0 when
-    it has none yet. `told_us` is its time, for which it was asked when `elapsed` was `asked`."""
+    it has none yet. `told_us` is its time, for which it was asked when `elapsed` was `asked`. `unsure` gets what is
+    said of commits that may be lost."""
 
     connection: Connection
     lists: int
     synchronous_commit: str
     told_us: int
     asked: float
+    unsure: list[str]
 
 
 def parse(url: str, target: str = "read-write") -> dict[str, str]:
@@ -139,6 +146,8 @@ def _set_up(connection: Connection, durability: Durability | None) -> Session:
     if durability == "relaxed":
         settings["synchronous_commit"] = "off"
     sets = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in settings.items())
+    unsure: list[str] = []
+    connection.add_notice_handler(partial(_note_unsure, unsure))
     asked = elapsed()
     with connection.pipeline():
         given = connection.execute(
@@ -159,7 +168,13 @@ def _set_up(connection: Connection, durability: Durability | None) -> Session:
             value != "on" and durability is not None
         ):  # also with `relaxed`, which may lose the last commits, but has a sound store
             raise Unsafe(f"its {name} is {value}", "a power cut would damage it: turn it on")
-    return Session(connection, int(lists), synchronous, int(told_us), asked)
+    return Session(connection, int(lists), synchronous, int(told_us), asked, unsure)
+
+
+def _note_unsure(unsure: list[str], notice: Diagnostic) -> None:
+    """Who cancels a commit that waits for a standby gets no error: it is done, and only this server has it."""
+    if notice.source_function == _WAITS_FOR_STANDBY:
+        unsure.append(notice.message_primary or "")
 
 
 def warn(session: Session, durability: Durability | None, place: str) -> None:

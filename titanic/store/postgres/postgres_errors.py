@@ -75,3 +75,9 @@ def unknown_outcome(place: str, error: psycopg.Error) -> OutcomeUnknown:
     """COMMIT was sent, and no answer came."""
     what = f"the connection to the database {place} was lost in a commit"
     return OutcomeUnknown(what, reason_of(error), "it is not known whether its changes were kept; ask again")
+
+
+def unsure_outcome(place: str, reason: str) -> OutcomeUnknown:
+    """COMMIT was done, but not by the standbys that it is to wait for."""
+    what = f"the database {place} did not wait for its standby in a commit"
+    return OutcomeUnknown(what, reason, "a fail-over may take its changes back; ask again")

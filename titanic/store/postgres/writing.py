@@ -33,7 +33,13 @@ from titanic.store.postgres.changes import FORGET, Changes
 from titanic.store.postgres.foreseen import Seen
 from titanic.store.postgres.looking import Looking
 from titanic.store.postgres.pool import Pool
-from titanic.store.postgres.postgres_errors import is_deadlock, is_outrun, outrun, unknown_outcome
+from titanic.store.postgres.postgres_errors import (
+    is_deadlock,
+    is_outrun,
+    outrun,
+    unknown_outcome,
+    unsure_outcome,
+)
 from titanic.store.postgres.transaction import Row, Settings, Statement
 from titanic.store.states import TRANSITIONS, Event
 from titanic.util.ids import IdMaker
@@ -262,13 +268,18 @@ class Writing(Looking):
         """`exchange` of what ends with a commit."""
         session = self.take()
         try:
-            return self.exchange(statements)
+            cursors = self.exchange(statements)
         except psycopg.Error as error:
             if session.connection.closed:
                 self.failure = unknown_outcome(self.pool.place, error)
                 self.leave(broken=True)
                 raise self.failure from error
             raise self.failed(error) from error
+        if session.unsure:
+            self.failure = unsure_outcome(self.pool.place, session.unsure[0])
+            self.leave(broken=True)  # the next one waits for the standby
+            raise self.failure
+        return cursors
 
     def failed(self, error: psycopg.Error) -> StoreError:
         """The exception to raise in place of psycopg's. The transaction cannot go on."""
