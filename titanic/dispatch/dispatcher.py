@@ -243,13 +243,15 @@ class Dispatcher(Channel):
             return 0.0
         due = self.core.next_deadline() if self.transport is not None else None
         others = None if self._others is None else self._others.next_deadline()
-        return earliest(due, self._fetch_at, self.waiters.next_deadline(), self.maintenance.next_deadline(), others)
+        turn_at = None if self.node is None else self.node.turn_at
+        times = due, self._fetch_at, turn_at, others, self.waiters.next_deadline(), self.maintenance.next_deadline()
+        return earliest(*times)
 
     def _flush(self, now: float) -> None:
         """One round: take in results, decide, send."""
         core, transport, node = self.core, self.transport, self.node
         if node is not None:
-            node.turn()
+            node.turn(now)
         if transport is not None:
             self._move(core, transport, now)
         for uuid in core.take_certain():
@@ -282,7 +284,7 @@ class Dispatcher(Channel):
         if (node := self.node) is None:
             for outcomes in core.take_outcomes(now, self.waiters):
                 self._writer.enqueue(OutcomeWrite(outcomes, partial(self.call, self._written), self._unwritten))
-        elif node.writes:
+        else:
             for outcomes in core.take_outcomes(now, self.waiters):
                 self._writer.enqueue(node.outcome_write(outcomes))
         transport.push(now)

@@ -82,6 +82,9 @@ class ClaimingNode:
         self._clock = Leaps()
         self._now_us = store.now_us
         self._clock.look(self._now_us())
+        self.turn_at: float | None = 0.0
+        """When it is to be called next, whatever happens; in the loop's clock, like all other times here but those that
+        ClaimsCore is told."""
         self._given_back = core.given_back = list[bytes]()
         self._look_at = 0.0
         """When to look which services have something, at a broker that does not tell who has workers."""
@@ -102,14 +105,17 @@ class ClaimingNode:
         """Ask nothing more of the store. Another thread calls it."""
         self._thread.stop()
 
-    def turn(self) -> None:
+    def turn(self, now: float) -> None:
         """Do what is due about the lease: before anything is dispatched."""
-        claims, now = self.claims, elapsed()
-        if recalls := claims.take_recalls(now):
+        claims, clock = self.claims, elapsed()
+        if recalls := claims.take_recalls(clock):
             self._core.recall(recalls)
-        if (op := claims.take_lease(now)) is not None:
+        if (op := claims.take_lease(clock)) is not None:
             self._thread.call(partial(self._ask, op, self.facts()))
-        self._tell_state(now)
+        self._core.outcomes.blocked = not claims.writes
+        self._tell_state(clock)
+        due = claims.next_deadline()
+        self.turn_at = None if due is None else now + max(0.0, due - clock)
 
     def drain(self) -> None:
         """Claim nothing more, give back what no worker has begun, and leave when nothing is left."""
@@ -251,11 +257,7 @@ class ClaimingNode:
         if (release := claims.take_release()) is not None:
             told = partial(self._call, self._released, release)
             self._writer.enqueue(ReleaseWrite(release, told, partial(self._call, self._unclaimed, release)))
-        due = claims.next_deadline()
-        times = [] if due is None else [now + max(0.0, due - elapsed())]
-        if not core.backlogs.surveys:
-            times.append(self._look_at)
-        return min(times, default=None)
+        return None if core.backlogs.surveys else self._look_at
 
     def _rooms(self) -> dict[bytes, Room]:
         rooms, backlogs = {}, self._core.backlogs
@@ -310,11 +312,6 @@ class ClaimingNode:
         self._look_again(services)
 
     # -- outcomes --------------------------------------------------------------------------------------------
-
-    @property
-    def writes(self) -> bool:
-        """Whether outcomes can be written now."""
-        return self.claims.writes
 
     def outcome_write(self, outcomes: Outcomes) -> OutcomeWrite:
         """These are to be written."""

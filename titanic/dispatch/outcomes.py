@@ -48,6 +48,8 @@ class OutcomeBuffer:
         self.bytes = 0
         self.expiring = 0
         """Outcomes of requests that have expired."""
+        self.blocked = False
+        """Whether nothing can be written now: all is kept."""
         self.flights = 0
         """How many requests have an outcome here or on its way to the disk."""
         self._outcomes: list[AttemptOutcome] = []
@@ -105,7 +107,9 @@ class OutcomeBuffer:
     def take(self, now: float, hurry: bool) -> list[list[AttemptOutcome]]:
         """Outcomes to be written, each list at once; without `hurry`, only when enough has gathered. Outcomes that
         failed once are written one by one: perhaps only one of them cannot be written."""
-        batches = []
+        batches: list[list[AttemptOutcome]] = []
+        if self.blocked:
+            return batches
         if self._outcomes and self._gather_until is None:
             self._gather_until = now + GATHER
         if self._gather_until is not None and (hurry or now >= self._gather_until or len(self._outcomes) >= ENOUGH):
@@ -118,7 +122,7 @@ class OutcomeBuffer:
 
     def next_deadline(self) -> float | None:
         """When something has gathered for long enough, or is to be written again."""
-        return earliest(self._gather_until, self._rewrite_at)
+        return None if self.blocked else earliest(self._gather_until, self._rewrite_at)
 
     def _discount(self, flight: Flight) -> None:
         self.bytes -= flight.size

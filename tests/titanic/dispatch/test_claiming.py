@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
-from support.store_remote import RemoteStore
+from support.store_remote import OVER, RemoteStore
 from support.waiting import until
 
 from broker import ErrorReply, Loop
@@ -18,9 +18,10 @@ from titanic.dispatch import claims as claims_module
 from titanic.dispatch import node as node_module
 from titanic.dispatch.attempts import Send
 from titanic.dispatch.dispatcher import Dispatcher
+from titanic.errors import StoreFailed, StoreTooNew
 from titanic.services.reader import Reader
-from titanic.store import LeaseConfig, NewRequest
-from titanic.util.clock import wall_us
+from titanic.store import LeaseConfig, NewRequest, Outcome, Pending, State, Status
+from titanic.util.clock import elapsed, wall_us
 
 QUICK = LeaseConfig(lease=10.0, renew=0.1)
 """Renewed often."""
@@ -34,11 +35,13 @@ class Transport:
 
     def __init__(self) -> None:
         self.sent: list[Send] = []
+        self.recalled: list[bytes] = []
 
     def send_requests(self, sends: Sequence[Send], now: float) -> None:
         self.sent += sends
 
-    def recall_request(self, uuid: bytes, now: float) -> None: ...
+    def recall_request(self, uuid: bytes, now: float) -> None:
+        self.recalled.append(uuid)
 
     def ask_presence(self, names: Sequence[bytes], now: float) -> None: ...
 
@@ -192,7 +195,8 @@ def test_what_the_broker_gives_back_is_released_and_claimed_again(node: Node) ->
 def test_a_claim_of_which_nobody_was_told_is_given_back_and_made_again(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims_module, "LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(claims_module, "LOOK_AGAIN", 1e6)
+    monkeypatch.setattr(node_module, "LOOK_AGAIN", 1e6)
     (running,) = node.submit(b"running", service=b"other")
     node.workers(1, b"other")
     until(lambda: node.sent == [b"running"])
@@ -202,7 +206,7 @@ def test_a_claim_of_which_nobody_was_told_is_given_back_and_made_again(
     until(lambda: not node.store.silent)
     until(lambda: node.store.claimed == {running})
     assert node.sent == [b"running"]
-    node.workers(1)
+    node.dispatcher.returned([b"echo"])
     until(lambda: node.sent == [b"running", b"x"])
     assert node.store.claimed == {running, uuid}
 
@@ -259,6 +263,141 @@ def test_a_service_of_which_all_is_closed_is_forgotten_but_not_one_where_somethi
     assert b"absent" in node.core.backlogs
     node.dispatcher.closed([one], [b"absent"], [])
     until(lambda: b"absent" not in node.core.backlogs)
+
+
+def test_outcomes_are_kept_in_peace_while_nobody_knows_what_became_of_a_commit(node: Node) -> None:
+    uuids = node.submit(b"1", b"2")
+    node.workers(2)
+    until(lambda: len(node.sent) == 2)
+    join, tries, away = node.store.join, [0], [True]
+
+    def fail(*args: object) -> object:
+        tries[0] += 1
+        if away[0]:
+            raise StoreFailed("the store could not be reached", "it is away", "wait")
+        return join(*args)
+
+    node.store.join = fail  # type: ignore[method-assign]
+    node.store.silent = 1
+    replied(node, uuids[0])
+    until(lambda: tries[0])
+    replied(node, uuids[1])
+    until(lambda: tries[0] > 3)
+    with node.store.read() as txn:
+        assert isinstance(txn.reply(uuids[1]), Pending)
+    assert len(node.core.flights) == 2
+    assert node.core.outcomes.next_deadline() is None, "it would be due all the time"
+    away[0] = False
+    until(lambda: not node.core.flights)
+    with node.store.read() as txn:
+        assert isinstance(txn.reply(uuids[1]), Outcome)
+
+
+def test_when_its_lease_has_run_out_a_node_asks_back_what_no_worker_has_begun_and_sends_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own clock, and a little earlier than the others end it."""
+    (uuid,) = node.submit(b"1")
+    node.workers(2)
+    until(lambda: node.sent == [b"1"])
+    renew, away, leap = node.store.renew, threading.Event(), [0.0]
+
+    def renewed(*args: object) -> object:
+        if away.is_set():
+            raise StoreFailed("the store could not be reached", "it is away", "wait")
+        return renew(*args)
+
+    node.store.renew = renewed  # type: ignore[method-assign]
+    away.set()
+    node.settle()
+    monkeypatch.setattr(node_module, "elapsed", lambda: elapsed() + leap[0])
+    leap[0] = 8.0
+    node.submit(b"2")
+    until(lambda: node.sent == [b"1", b"2"])
+    assert not node.transport.recalled
+    leap[0] = 9.2
+    node.submit(b"3")
+    until(lambda: len(node.transport.recalled) == 2)
+    node.settle()
+    assert uuid in node.transport.recalled
+    assert node.sent == [b"1", b"2"]
+    replied(node, uuid)
+    until(lambda: uuid not in node.core.flights)
+    node.settle()
+    assert node.sent == [b"1", b"2"], "its reply is written, for nobody has ended it"
+    away.clear()
+    until(lambda: node.sent == [b"1", b"2", b"3"])
+
+
+def test_a_node_that_others_have_ended_begins_anew_and_keeps_what_nobody_has_taken(node: Node) -> None:
+    first, second, third = node.submit(b"1", b"2", b"3")
+    node.workers(3)
+    until(lambda: len(node.sent) == 3)
+    (before,) = node.store.living()
+    with node.store.lease() as tables:
+        tables.nodes |= {before: OVER, 7: 1}
+        tables.claimed |= dict.fromkeys((first, second), 7)
+    until(lambda: len(node.store.living()) == 2)
+    node.in_loop(lambda: node.core.failed(second, ErrorReply(500, "no", []), time.monotonic()))
+    node.in_loop(lambda: node.core.failed(third, ErrorReply(500, "no", []), time.monotonic()))
+    replied(node, first)
+    until(lambda: not node.core.flights)
+    with node.store.read() as txn:
+        assert isinstance(txn.reply(first), Outcome), "the work is done"
+        assert txn.state(second) is State.WAITING, "a failure counts under an own claim only"
+        assert txn.state(third) is State.DELAYED
+    assert node.store.claimed == {second}
+    node.store.leave([7])
+    node.dispatcher.returned([b"echo"])
+    node.workers(3)
+    until(lambda: node.sent.count(b"2") == 2)
+    assert node.core.counts["retried"] == 1
+
+
+def test_a_request_that_cannot_be_read_fails_and_those_behind_it_get_their_turn(node: Node) -> None:
+    with node.store.stalled():
+        damaged, _ = node.submit(b"1", b"2")
+        node.store.damaged.add(damaged)
+        node.workers(2)
+    until(lambda: isinstance(reply_of(node, damaged), Outcome))
+    assert reply_of(node, damaged).status is Status.FAILED
+    until(lambda: node.sent == [b"2"] or node.workers(2))
+
+
+def reply_of(node: Node, uuid: bytes) -> Outcome | Pending | None:
+    """Whatever its damage."""
+    with node.store.read() as txn:
+        return txn.tables.requests[uuid].outcome or Pending(State.WAITING)
+
+
+def test_a_node_that_an_operator_drains_gives_back_what_it_can_finishes_the_rest_and_leaves(node: Node) -> None:
+    begun, waits = node.submit(b"1", b"2")
+    node.workers(2)
+    until(lambda: len(node.sent) == 2)
+    node.store.drained.update(node.store.living())
+    until(lambda: len(node.transport.recalled) == 2)
+    node.in_loop(lambda: node.core.refused(waits, ErrorReply(499, "given back", []), time.monotonic()))
+    until(lambda: node.store.claimed == {begun})
+    node.submit(b"3")
+    node.workers(2)
+    node.settle()
+    assert len(node.sent) == 2
+    replied(node, begun)
+    until(lambda: not node.store.living())
+    assert node.dispatcher.node.has_left
+
+
+def test_a_node_of_an_earlier_version_says_so_and_dispatches_nothing(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.store.too_new = StoreTooNew("the store was written by a later version", "it has format 3", "use that version")
+    until(lambda: node.dispatcher.node.problem)
+    node.submit(b"1")
+    node.workers(2)
+    node.settle()
+    assert not node.sent
+    (line,) = [line for line in caplog.records if getattr(line, "event", "") == "store-too-new"]
+    assert "later version" in line.getMessage()
 
 
 def test_the_loop_goes_on_while_the_network_is_silent(node: Node) -> None:
