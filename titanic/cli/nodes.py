@@ -86,7 +86,8 @@ def _line(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> tuple[str, ...
 def drain(node: str | None, wait: float | None, reach: Reach) -> None:
     """Have the server NODE end as soon as it has nothing left to do: by default the one that is asked.
 
-    NODE is a name or a number that `titanic nodes --json` tells. Any of the servers that share the store can be asked.
+    NODE is a name or a number that `titanic nodes --json` tells, and must be given with several endpoints. Any of the
+    servers that share the store can be asked.
     The node takes no new requests (clients go to the next of their endpoints), claims none, gives back what no worker
     has, sends its workers elsewhere as they become free, and ends with exit code 0 when the last has brought its
     reply, however long that takes. A service manager that restarts only what has failed leaves it alone.
@@ -98,6 +99,8 @@ def drain(node: str | None, wait: float | None, reach: Reach) -> None:
       titanic drain a --wait 60
       titanic drain
     """
+    if node is None and len(reach.endpoint) > 1:
+        raise click.UsageError("of several endpoints it is left to chance which one is asked; name the NODE to drain")
     with connect(reach) as client:
         ends = client.drain(node)
     say(f"draining {ends['name']}")

@@ -45,6 +45,8 @@ class Calls:
         self.patience = timeout * (1 + retries)
         """Seconds that a call takes at most."""
         self._endpoints = endpoint
+        self.several = len(broker.named(endpoint)) > 1
+        """Whether there are several endpoints."""
         self._settings: dict[str, Any] = {"timeout": timeout, "retries": retries, "version": version, "key": curve}
         self._single = broker.Client(endpoint, **self._settings)
         self._many: Pipeline | None = None

@@ -315,7 +315,11 @@ class Client:
         return self._document(tsp.STATS, {"nodes": True}).get("nodes")
 
     def drain(self, node: str | None = None) -> dict[str, Any]:
-        """Have a node end when it has nothing left to do, the one that is asked or another; what `nodes` says of it."""
+        """Have a node end when it has nothing left to do, the one that is asked or another; what `nodes` says of it. A
+        client of several endpoints has to name it."""
+        if node is None and self._calls.several:
+            what, fact = "no node is named", "of several endpoints it is left to chance which one is asked"
+            raise InvalidRequest(what, fact, "name the one to drain: `nodes` tells")
         options = {"do": "drain"} if node is None else {"do": "drain", "node": node}
         row: dict[str, Any] = self._document(tsp.ADMIN, options)["nodes"][0]
         return row

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import zmq
+from support.cli_titanic import here as titanic
 from support.postgres import needs_postgres, shared_server
 from support.processes import SUPPORT, Process
 from support.serving import QUICK, config
 from support.waiting import until
 
 from broker import Worker, WorkerConfig, unreachable
-from titanic import Client, Server
+from titanic import Client, InvalidRequest, Server
 
 pytestmark = needs_postgres
 
@@ -134,3 +135,14 @@ def test_its_node_is_drained(url: str, here: str, tmp_path: Path) -> None:
         assert replies == [[b"x"]]
         assert client.wait(client.submit("echo", "y"), 20) == [b"y"]
         until(lambda: node.drained)
+
+
+def test_it_does_not_drain_whichever_it_meets() -> None:
+    """Nor another one, when it asks again."""
+    with (
+        Client("tcp://127.0.0.1:9,tcp://127.0.0.1:10") as client,
+        pytest.raises(InvalidRequest, match="no node is named"),
+    ):
+        client.drain()
+    done = titanic("drain", "--endpoint", "tcp://127.0.0.1:9,tcp://127.0.0.1:10")
+    assert (done.code, "name the NODE to drain" in done.err) == (2, True)
