@@ -21,6 +21,7 @@ from typing import cast
 from titanic.commit.writer import BatchThread, Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.attempts import Send
+from titanic.dispatch.backlogs import AHEAD_REMOTE
 from titanic.dispatch.claim_writes import ClaimWrite, ReleaseWrite
 from titanic.dispatch.claims import LOOK_AGAIN, Claim, ClaimsCore, Release, Room, Writing
 from titanic.dispatch.core import DispatchCore
@@ -74,6 +75,7 @@ class ClaimingNode:
         self._store = cast(ClaimingStore, store)
         self._writer = writer
         self._core = core
+        core.backlogs.seconds_ahead = AHEAD_REMOTE
         self._send = send
         self._tell_written = written
         self._aside = aside
