@@ -203,6 +203,31 @@ def test_a_commit_that_was_not_waited_for_is_not_told_as_done():
         assert requests(store) == 2
 
 
+def test_what_another_node_has_closed_is_told_when_the_standby_has_it():
+    waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = %s AND query = 'COMMIT'"
+
+    def close(store):
+        with store.write() as txn:
+            txn.close(uuid)
+
+    with new_pair() as pair, ThreadPoolExecutor(1) as thread:
+        url = pair.url(pair.primary.new_database())
+        with PostgresStore.open(url) as one, PostgresStore.open(url) as other:
+            (uuid,) = accept(one)
+            assert requests(other) == 1
+            pair.standby.stop("kill")
+            told = thread.submit(failure, close, one)
+            name = one.place.rpartition("/")[2]
+            pair.primary.sql("SELECT pg_cancel_backend(%s)", until(lambda: pair.primary.sql(waiting, name)))
+            assert isinstance(told.result(), OutcomeUnknown)
+            assert requests(other) == 0, "it is gone, here"
+            told = thread.submit(failure, close, other)
+            until(lambda: told.done() or pair.primary.sql(waiting, name))
+            assert not told.done()
+            pair.standby.start()
+            assert told.result() is None
+
+
 def test_a_server_that_becomes_read_only_is_away():
     with new_server() as server, PostgresStore.open(server.url(server.new_database())) as store:
         accept(store)

@@ -24,6 +24,7 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
     """`close`; `unclaimed`: nobody did it in time."""
     one = tx.to_change(uuid)
     if one is None:
+        tx.found_done = True
         return None
     changes = tx.changes
     waited = one.state in (State.WAITING, State.DELAYED)

@@ -53,7 +53,7 @@ _SETTINGS = {
 }
 """Of each session."""
 
-_CATCH_UP = "SELECT pg_logical_emit_message(true, 'titanic', '')"
+CATCH_UP = "SELECT pg_logical_emit_message(true, 'titanic', '')"
 """Says nothing, but is committed: so what was committed before is at the synchronous standbys, too, when it is over. A
 server that was killed shows after its restart what they do not have yet. Whoever were told of that, or that something
 is closed already, would be told wrong if a standby took over now."""
@@ -157,7 +157,7 @@ def _set_up(connection: Connection, durability: Durability | None) -> Session:
         )
         connection.execute(f"SELECT {sets}")
         if durability is not None:
-            connection.execute(_CATCH_UP)
+            connection.execute(CATCH_UP)
     row = given.fetchone()
     assert row is not None
     fsync, pages, synchronous, version, lists, told_us = row

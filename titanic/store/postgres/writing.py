@@ -30,6 +30,7 @@ from titanic.store.postgres.arrays import texts
 from titanic.store.postgres.capacity import divide
 from titanic.store.postgres.changed_rows import KeyRow
 from titanic.store.postgres.changes import FORGET, Changes
+from titanic.store.postgres.connection import CATCH_UP
 from titanic.store.postgres.foreseen import Seen
 from titanic.store.postgres.looking import Looking
 from titanic.store.postgres.pool import Pool
@@ -45,6 +46,7 @@ from titanic.store.states import TRANSITIONS, Event
 from titanic.util.ids import IdMaker
 
 _COMMIT = Statement("COMMIT")
+_CATCH_UP = Statement(CATCH_UP)
 
 _CAREFUL = 20
 """Transactions that do not hope after one that hoped in vain: who submits one request again mostly submits more."""
@@ -100,6 +102,8 @@ class Writing(Looking):
         self.claimed: dict[bytes, Seen] = {}
         """What is known of requests that this transaction has claimed."""
         self._again = self._alone = False
+        self.found_done = False
+        """Whether somebody is told that what he wants is done already. It may be at this server alone."""
         self._used: int | None = None
         self._apart = False
 
@@ -252,6 +256,8 @@ class Writing(Looking):
             statements, self.begins = written, False  # a statement by itself is a transaction
         else:
             statements = [*written, _COMMIT] if commits else written
+            if commits and not written and self.found_done:
+                statements.insert(0, _CATCH_UP)
         if commits:
             cursors = self._exchange_last(statements)
         else:
