@@ -5,8 +5,10 @@ Most tests run twice: with news between the nodes, while nobody looks by himself
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -156,11 +158,40 @@ def test_what_waits_at_the_broker_of_another_node_is_taken_back_before_close_is_
     assert recalls(nodes) == []
 
 
-def send_ahead(node: Server) -> None:
+def send_ahead(node: Server, count: int = 1) -> None:
     """The service is so quick that requests are sent ahead of its workers."""
     backlog = node.dispatcher.core.backlogs[b"one"]
-    backlog.ahead = 1
+    backlog.ahead = count
     node.dispatcher.core.backlogs.place(backlog)
+
+
+def test_what_nobody_has_begun_and_is_closed_anywhere_nobody_begins(nodes: Nodes) -> None:
+    """All workers are busy. What waits in the database, at nodes and at their brokers is closed, all over the place."""
+    chance = random.Random(7)
+    with ExitStack() as stack:
+        workers = [stack.enter_context(Gated(server.endpoints[0], "one")) for server in nodes.servers]
+        uuids = [chance.choice(nodes.clients).submit("one", f"{number}") for number in range(24)]
+        until(lambda: all(worker.begun for worker in workers))
+        for server in nodes.servers:
+            server.front.loop.call(send_ahead, server, 4)
+        until(lambda: sum(len(server.dispatcher.core.flights) for server in nodes.servers) > 3)
+        begun = {int(worker.begun[0]) for worker in workers}
+        left = [uuid for number, uuid in enumerate(uuids) if number not in begun]
+        chance.shuffle(left)
+        while left:
+            some, left = left[:5], left[5:]
+            chance.choice(nodes.clients).close(*some)
+        for worker in workers:
+            for _ in range(30):
+                worker.go_on()
+        for number in begun:
+            assert chance.choice(nodes.clients).wait(uuids[number], 30) == [b"done"]
+        last = nodes.clients[0].submit("one", "last")
+        assert nodes.clients[1].wait(last, 30) == [b"done"]
+        assert sorted(body for worker in workers for body in worker.begun) == sorted(
+            [*(b"%d" % n for n in begun), b"last"]
+        )
+    until(lambda: not recalls(nodes))
 
 
 def recalls(nodes: Nodes) -> list[object]:
