@@ -161,17 +161,17 @@ def test_each_node_takes_what_its_idle_workers_can_begin_and_the_next_goes_to_wh
 
 
 def test_a_failure_is_tried_again_at_any_node(cluster: Cluster) -> None:
-    one, two = cluster.node(), cluster.node()
+    one, two = cluster.node(max_attempts=10_000), cluster.node()
 
     def fail(body: bytes) -> bytes:
         raise RemoteError(500, "no")
 
-    with Worker("x", lambda frames: fail(frames[0]), one.endpoints[0], config=QUICK):
-        (uuid,) = cluster.submit(one, "x", b"x")
-        with Client(one.endpoints[0], timeout=30) as client:
-            until(lambda: client.show(uuid)["attempts"] > 1)
-    cluster.worker(two, "x", echo)
+    cluster.worker(one, "x", fail, "one")
+    (uuid,) = cluster.submit(one, "x", b"x")
+    until(lambda: cluster.executed["one", b"x"] > 1)
+    cluster.worker(two, "x", echo, "two")
     assert cluster.replies([uuid]) == [b"x"]
+    assert cluster.executed["two", b"x"] == 1
 
 
 @pytest.mark.parametrize("bound", [1, 2])
