@@ -56,7 +56,7 @@ class Member:
         own(self.folder)
         settings = yaml.safe_load(CONFIG.read_text())
         settings["name"] = self.name
-        settings["etcd3"]["hosts"] = ",".join(f"127.0.0.1:{one.client}" for one in all_of_them)
+        settings["etcd"]["hosts"] = ",".join(f"127.0.0.1:{one.client}" for one in all_of_them)
         rest, database = f"127.0.0.1:{self.rest}", f"127.0.0.1:{self.port}"
         settings["restapi"] = {"listen": rest, "connect_address": rest}
         ours = {"data_dir": "data", "pgpass": "pgpass", "bin_dir": "", "listen": "", "connect_address": ""}
@@ -75,6 +75,7 @@ class Member:
         peer, client = f"http://127.0.0.1:{self.peer}", f"http://127.0.0.1:{self.client}"
         etcd = [
             "etcd",
+            "--enable-v2",
             f"--name={self.name}",
             f"--data-dir={self.folder / 'etcd'}",
             f"--initial-cluster={self._cluster}",
@@ -102,8 +103,7 @@ class Member:
         self._signal(signal.SIGKILL, "postgres")
 
     def pause(self) -> None:
-        """PostgreSQL and Patroni stand still. Not etcd: Patroni 3.0 does not always notice when the etcd that it
-        watches stood still, and names no synchronous standby any more (NODES.md has what to do)."""
+        """PostgreSQL and Patroni stand still, and etcd does not."""
         for _ in range(2):  # what is started meanwhile, too
             self._signal(signal.SIGSTOP, "patroni", "postgres")
 

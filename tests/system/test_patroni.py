@@ -134,7 +134,7 @@ class Drill:
         self.flows()
         leader = self.cluster.member("leader")
         began = time.monotonic()
-        ways = {"killed": leader.kill, "crashed": leader.kill_postgres}
+        ways = {"killed": leader.kill, "crashed": leader.kill_postgres, "stalled": leader.pause}
         ways.get(kind, self.cluster.switch_over)()
         until(
             lambda: "leader" in [role for name, role in self.cluster.roles().items() if name != leader.name],
@@ -146,6 +146,8 @@ class Drill:
         self.stood.setdefault(kind, []).append(max(b - a for a, b in pairwise(told)))
         if kind == "killed":
             leader.start()
+        elif kind == "stalled":
+            leader.go_on()
 
     def state(self) -> str:
         """What there is to be seen when something went wrong."""
@@ -186,7 +188,7 @@ class Drill:
 
 @pytest.mark.torture
 def test_the_leader_is_lost_again_and_again(tmp_path: Path) -> None:
-    kinds = ("switched over", "crashed", "killed")
+    kinds = ("switched over", "crashed", "killed", "stalled")
     with new_cluster() as cluster, ExitStack() as stack:
         drill = Drill(tmp_path, cluster, stack)
         try:
