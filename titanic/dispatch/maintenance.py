@@ -38,6 +38,9 @@ SYNC_EVERY = 1.0
 LOOK_EVERY = 0.05
 """Seconds between looks into a remote store for what is due: each takes time there."""
 
+APART_US = 1_000_000
+"""Nodes that share a store know its time to less than this. What another one has just given is not from the future."""
+
 READERS_EVERY = 5.0
 """Seconds between looks for killed readers, which hold slots and pages that could be used again."""
 
@@ -50,6 +53,9 @@ def pause_us(error: StoreError) -> int:
 class Maintenance:
     """Sets the alarm of the dispatcher's core to what the store says, and does what is due. Methods are called in its
     loop's thread, unless they say otherwise."""
+
+    apart_us = 0
+    """By how much the clocks may differ that gave the times in the store."""
 
     def __init__(
         self,
@@ -144,6 +150,8 @@ class RemoteMaintenance(Maintenance):
     """For a remote store: what is due is read in the reader's thread, and not after each commit. Its server does the
     rest by itself."""
 
+    apart_us = APART_US
+
     def __init__(
         self,
         config: ServerConfig,
@@ -226,7 +234,8 @@ class MaintenanceWrite:
         self._recapped, self._unchecked = 0, None
         trimmed = transaction.trim(now_us, maintenance.config.retention, self._step, ahead_us)
         if leaps.unchecked is not None:
-            self._recapped, self._unchecked = transaction.recap(now_us, leaps.unchecked, self._step)
+            right_us = now_us + maintenance.apart_us
+            self._recapped, self._unchecked = transaction.recap(right_us, leaps.unchecked, self._step)
         self._due = maintenance.next_due(transaction)
         self._moved = bool(self._services or self._expired or any(trimmed[:4]) or self._due == 0)
         if self._unchecked is not None:

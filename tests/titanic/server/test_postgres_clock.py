@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from support.postgres import needs_postgres, shared_server
 from support.serving import config
+from support.waiting import until
 
 from titanic import Client, Server
-from titanic.store import open_store
+from titanic.store import NewRequest, open_store
 from titanic.store.postgres.database_clock import ASK_EVERY, DatabaseClock
 from titanic.util import clock
 
@@ -52,6 +53,21 @@ def test_a_key_counts_at_all_nodes_also_when_one_has_a_wrong_clock(
         with Server(config(tmp_path, store=url)) as node, Client(node.endpoints[0], timeout=30) as client:
             given.append(client.submit("absent", b"x", key="once", key_for=HOUR))
     assert len({*given}) == 1
+
+
+def test_what_another_node_has_just_given_is_not_from_the_future(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each knows the database's time a little differently."""
+    url = shared_server().url(shared_server().new_database())
+    with open_store(url) as store:
+        theirs = store.now_us() + 500_000
+        request = NewRequest(b"absent", [b"x"], not_before=theirs + 3_600_000_000)
+        with store.write() as transaction:
+            transaction.accept([request], theirs)
+        with Server(config(tmp_path, store=url)) as node:
+            until(lambda: node.writer.leaps.unchecked is None)
+    assert "was ahead" not in caplog.text
 
 
 def test_a_store_has_the_time_of_its_database(wrong_by: Callable[[float], None]) -> None:
