@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
+from psycopg import errors
 from support.postgres import PASSWORD, needs_postgres, new_server, shared_server
 from support.postgres_pair import new_pair
 from support.relay import relay
@@ -17,6 +18,7 @@ from titanic.errors import DiskFull, NotInMemory, OutcomeUnknown, StoreFailed, S
 from titanic.store import NewRequest, open_read_only, open_store
 from titanic.store.postgres import pool, stall_guard
 from titanic.store.postgres.store import PostgresStore
+from titanic.store.postgres.writing import Writing
 
 pytestmark = needs_postgres
 
@@ -116,6 +118,27 @@ def test_who_loses_the_connection_in_a_commit_says_that_it_is_not_known(store, n
         interrupt(store, name, change)
     accept(store)
     assert requests(store) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [psycopg.OperationalError("cannot exit pipeline mode while busy"), errors.AdminShutdown("terminating")]
+)
+def test_a_connection_that_was_ended_after_the_commit_says_nothing_of_it(store, monkeypatch, error):
+    """libpq may not know yet that it is over. A claim that was wrongly taken for undone was nobody's."""
+    exchange = Writing.exchange
+
+    def ended(self, statements):
+        exchange(self, statements)
+        raise error
+
+    monkeypatch.setattr(Writing, "exchange", ended)
+    told = failure(accept, store)
+    assert isinstance(told, OutcomeUnknown)
+    assert told.fact in ("the server ended the connection", "terminating")
+    monkeypatch.setattr(Writing, "exchange", exchange)
+    assert requests(store) == 1
+    accept(store)
+    assert requests(store) == 2
 
 
 def test_a_server_that_stands_still_is_given_up(monkeypatch):

@@ -25,6 +25,13 @@ def is_away(error: psycopg.Error) -> bool:
     return state == _READ_ONLY or state.startswith(_AWAY)
 
 
+def is_unsure(error: psycopg.Error) -> bool:
+    """Whether it says nothing of a COMMIT that was sent. Only a server that goes on has undone what it has refused: one
+    that ends a connection may have committed before, and libpq may not know yet that it is over."""
+    severity = error.diag.severity_nonlocalized
+    return is_away(error) if severity is None else severity != "ERROR"
+
+
 def is_deadlock(error: psycopg.Error) -> bool:
     """Whether the transaction was chosen to make way for another one."""
     return error.sqlstate in _DEADLOCKS
@@ -39,6 +46,8 @@ def is_outrun(error: psycopg.Error) -> bool:
 def reason_of(error: psycopg.Error) -> str:
     """What the server or libpq says, in one line. Never what a statement was given."""
     text = error.diag.message_primary or str(error)
+    if "pipeline mode" in text:
+        return "the server ended the connection"  # libpq says what it could not do then
     for prefix in ("connection failed: ", "connection is bad: "):
         text = text.removeprefix(prefix)  # psycopg's own
     facts = " ".join(line for line in text.splitlines() if not line.startswith("\t"))  # libpq's guesses are indented

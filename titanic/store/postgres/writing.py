@@ -37,6 +37,7 @@ from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.postgres_errors import (
     is_deadlock,
     is_outrun,
+    is_unsure,
     outrun,
     unknown_outcome,
     unsure_outcome,
@@ -276,7 +277,7 @@ class Writing(Looking):
         try:
             cursors = self.exchange(statements)
         except psycopg.Error as error:
-            if session.connection.closed:
+            if session.connection.closed or is_unsure(error):
                 self.failure = unknown_outcome(self.pool.place, error)
                 self.leave(broken=True)
                 raise self.failure from error
