@@ -22,7 +22,7 @@ from titanic.cli import config_file
 from titanic.cli.endpoint import PEER, Reach, separate
 from titanic.errors import TimedOut
 from titanic.util import ids
-from titanic.util.database_url import has_password, is_url
+from titanic.util.database_url import has_password, is_like_url, is_url
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -292,6 +292,9 @@ class Folder(click.Path):
 FOLDER = Folder(path_type=Path, readable=False)  # opening it tells whether it may be read
 
 
+_NO_URL = "it is not the URL of a database: write postgresql://USER@HOST/DATABASE"
+
+
 class StorePlace(Folder):
     """The directory of a store, or the URL of a database, which stays a text."""
 
@@ -299,6 +302,8 @@ class StorePlace(Folder):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not is_url(value):
+            if is_like_url(value):
+                self.fail(_NO_URL, param, ctx)
             return super().convert(value, param, ctx)
         source = ctx.get_parameter_source(param.name) if ctx and param and param.name else None
         if source is ParameterSource.COMMANDLINE and has_password(str(value)):
@@ -323,7 +328,7 @@ class Database(StorePlace):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not is_url(value):
-            self.fail("it is not the URL of a database: write postgresql://USER@HOST/DATABASE", param, ctx)
+            self.fail(_NO_URL, param, ctx)
         return super().convert(value, param, ctx)
 
 

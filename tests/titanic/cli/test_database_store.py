@@ -103,3 +103,14 @@ def test_commands_for_directories_say_so(tmp_path: Path, database: str) -> None:
     refused = here("backup", tmp_path / "B", "--store", shared_server().url(database))
     assert refused.code == 2
     assert "it names a database; this is for stores in directories" in refused.err
+
+
+@pytest.mark.parametrize("place", ["postgresql:titanic", "postgresql:/titanic@db/titanic", "PostgreSQL://db/titanic"])
+def test_what_looks_like_the_url_of_a_database_is_no_directory(place: str) -> None:
+    """A server with a store of its own is not one of the nodes that share a database."""
+    done = here("serve", "--store", place, "--bind", "tcp://127.0.0.1:*")
+    assert (done.code, done.out) == (2, b"")
+    assert done.err == (
+        "titanic: invalid value for '--store': it is not the URL of a database:"
+        " write postgresql://USER@HOST/DATABASE\n"
+    )

@@ -113,6 +113,13 @@ def test_without_psycopg_it_is_told_what_to_install(url, monkeypatch):
         ("postgresql://u:p@h,i/d", True),
         ("postgresql://u:p@[::1]:5/d", True),
         ("postgresql://u:p@[h/d", True),
+        ("postgresql://u:a#b@h/d", True),
+        ("postgresql://u:a?b@h/d", True),
+        ("postgresql://u:a/b@h/d", True),
+        ("postgresql://u:a@b@h/d", True),
+        ("postgresql://u@h/d?p%61ssword=p", True),
+        ("postgresql://h:5/d?options=-c%20a=b@c", False),
+        ("postgresql://h/d?application_name=a@b:c", False),
     ],
 )
 def test_a_password_in_a_url_is_seen(url, secret):
