@@ -111,6 +111,5 @@ def test_what_looks_like_the_url_of_a_database_is_no_directory(place: str) -> No
     done = here("serve", "--store", place, "--bind", "tcp://127.0.0.1:*")
     assert (done.code, done.out) == (2, b"")
     assert done.err == (
-        "titanic: invalid value for '--store': it is not the URL of a database:"
-        " write postgresql://USER@HOST/DATABASE\n"
+        "titanic: invalid value for '--store': it is not the URL of a database: write postgresql://USER@HOST/DATABASE\n"
     )
