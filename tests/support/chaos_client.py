@@ -32,8 +32,8 @@ from titanic import Client
 from titanic.errors import TitanicError, UnknownRequest
 
 SIZES = (1, 10, 100, 300, 300)
-KEYS_COUNT = 3600.0
-"""Seconds that a key counts: longer than anybody tries."""
+KEYS_COUNT = 600.0
+"""Seconds that a key counts: longer than anybody tries. Keys take room in the store."""
 
 
 class Ledger:
@@ -59,6 +59,7 @@ class Round:
     def submit(self, service: str, **options: Any) -> None:
         """Until they are accepted: with their keys, that is once however often they are sent."""
         asked = time.monotonic()
+        self._ledger.note("submit", asked, None, self._names, None)  # it may be killed before it can note the answer
         while True:
             told = None
             try:
@@ -68,8 +69,7 @@ class Round:
             except TitanicError:
                 wait(0.2)
                 continue
-            finally:
-                self._ledger.note("submit", asked, told, self._names, uuids if told else None)
+            self._ledger.note("submit", asked, told, self._names, uuids)
             if self.uuids and uuids != self.uuids:
                 self._ledger.note("wrong", told, f"one key, two UUIDs: {self._names[0]}…")
             self.uuids = uuids

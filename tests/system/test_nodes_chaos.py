@@ -109,6 +109,7 @@ class Run:
         self.count.update(lives.operations)
         self.count["executions"] = len(executions)
         self.count["operations"] = sum(lives.operations.values()) + len(executions)
+        self.count["operations"] -= lives.operations["submissions without an answer"]
         self.count["acknowledged"] = sum(bool(life.uuids) for life in lives.of.values())
         wrong = [f"the run: {text}" for text in self.cluster.wrong]
         return "\n".join([*wrong, summary(found) if found else ""]).strip()
