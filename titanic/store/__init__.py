@@ -1,8 +1,4 @@
-"""The store of Titanic: requests and replies that outlive the process. Start reading at interface.py.
-
-Public are the names that interface.py, claiming.py, news.py, nodes.py, records.py, sharing.py and states.py define, and
-the functions here.
-"""
+"""The store of Titanic: requests and replies that outlive the process. Start reading at interface.py."""
 
 from __future__ import annotations
 
@@ -10,17 +6,118 @@ import os
 from importlib.util import find_spec
 
 from titanic.errors import StoreUnwritable
-from titanic.store.claiming import *  # noqa: F403
-from titanic.store.interface import *  # noqa: F403
-from titanic.store.interface import Store
+from titanic.store.claiming import (
+    Claimed,
+    ClaimingStore,
+    Joined,
+    LeaseConfig,
+    NodeFacts,
+    NodeTransaction,
+    Place,
+    Renewed,
+    Silent,
+)
+from titanic.store.interface import ReadTransaction, Store, WriteTransaction
 from titanic.store.moving import Export, Import
-from titanic.store.news import *  # noqa: F403
-from titanic.store.nodes import *  # noqa: F403
-from titanic.store.records import *  # noqa: F403
-from titanic.store.records import Durability
-from titanic.store.sharing import *  # noqa: F403
-from titanic.store.states import *  # noqa: F403
+from titanic.store.news import News, NewsLine, Topic
+from titanic.store.nodes import NodeRow, NodesReadTransaction, NodesWriteTransaction
+from titanic.store.records import (
+    CLOSED_LAYOUT,
+    DAY,
+    DEFAULT_CAPACITY,
+    DURABILITIES,
+    MIN_CAPACITY,
+    UNCLAIMED,
+    Accepted,
+    ArchiveState,
+    Archivist,
+    Closed,
+    ClosedBulk,
+    ClosedRequest,
+    Counts,
+    Description,
+    Durability,
+    Load,
+    NewRequest,
+    Outcome,
+    Page,
+    Pending,
+    ReadyRow,
+    Retention,
+    StoredRequest,
+    Trimmed,
+    priority_in,
+)
+from titanic.store.sharing import Question, Recall, SharedReadTransaction, SharedStore, SharedWriteTransaction, Sight
+from titanic.store.states import ENDED, ENDING, TRANSITIONS, Event, State, Status
 from titanic.util.database_url import is_url
+
+__all__ = [
+    "CLOSED_LAYOUT",
+    "DAY",
+    "DEFAULT_CAPACITY",
+    "DURABILITIES",
+    "ENDED",
+    "ENDING",
+    "MIN_CAPACITY",
+    "TRANSITIONS",
+    "UNCLAIMED",
+    "Accepted",
+    "ArchiveState",
+    "Archivist",
+    "Claimed",
+    "ClaimingStore",
+    "Closed",
+    "ClosedBulk",
+    "ClosedRequest",
+    "Counts",
+    "Description",
+    "Durability",
+    "Event",
+    "Export",
+    "Import",
+    "Joined",
+    "LeaseConfig",
+    "Load",
+    "NewRequest",
+    "News",
+    "NewsLine",
+    "NodeFacts",
+    "NodeRow",
+    "NodeTransaction",
+    "NodesReadTransaction",
+    "NodesWriteTransaction",
+    "Outcome",
+    "Page",
+    "Pending",
+    "Place",
+    "Question",
+    "ReadTransaction",
+    "ReadyRow",
+    "Recall",
+    "Renewed",
+    "Retention",
+    "SharedReadTransaction",
+    "SharedStore",
+    "SharedWriteTransaction",
+    "Sight",
+    "Silent",
+    "State",
+    "Status",
+    "Store",
+    "StoredRequest",
+    "Topic",
+    "Trimmed",
+    "WriteTransaction",
+    "expect_no_store",
+    "expect_psycopg",
+    "open_export",
+    "open_import",
+    "open_read_only",
+    "open_store",
+    "priority_in",
+    "remove_store",
+]
 
 
 def open_store(
