@@ -141,7 +141,7 @@ def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None 
     if done is not None:
         ended = document["dispatch"]
         node = document.get("node")
-        whose = "" if node is None else f" of {printable(node['name'])}"
+        whose = "" if node is None else f" of {printable(node['name'])}:"
         click.echo(
             f"since the start{whose} {done['accepted']} accepted, {done['refused']} refused,"
             f" {ended['succeeded']} succeeded, {ended['failed']} failed, {ended['expired']} expired,"

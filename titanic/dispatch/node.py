@@ -346,8 +346,9 @@ def _nobody() -> None:
 
 
 def _draw() -> int:
-    """A number that nobody has had: there are so many that chance will do."""
-    return secrets.randbits(62) + 1
+    """A number that nobody has had: there are so many that chance will do. Programs that have no integers in JSON (jq,
+    JavaScript) still read it as it is."""
+    return secrets.randbits(52) + 1
 
 
 def _facts() -> NodeFacts:

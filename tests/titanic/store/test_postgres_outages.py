@@ -322,6 +322,14 @@ def test_the_reason_is_a_fact_and_no_question():
         open_store(url)
 
 
+def test_the_advice_is_about_the_reason():
+    server = shared_server()
+    with pytest.raises(StoreUnwritable, match=r"\"none\" does not exist; make it with createdb, or correct the URL$"):
+        open_store(server.url("none"))
+    with pytest.raises(StoreUnwritable, match=r"password auth.*; give the right one in ~/.pgpass or PGPASSWORD$"):
+        open_store(server.url("postgres", tcp=True, password="wrong"))
+
+
 def test_a_server_that_may_lose_commits_is_warned_of(name, caplog):
     server = shared_server()
     server.sql(f"ALTER DATABASE {name} SET synchronous_commit = local")

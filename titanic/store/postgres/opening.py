@@ -27,8 +27,17 @@ def reach(pool: Pool) -> Session:
     except StoreFailed as error:
         what = f"the store in {pool.place} can't be opened"
         cause = error.__cause__
-        advice = cause.advice if isinstance(cause, Unsafe) else "start PostgreSQL, or correct the URL"
+        advice = cause.advice if isinstance(cause, Unsafe) else _advice(error.fact)
         raise StoreUnwritable(what, error.fact, advice) from error
+
+
+def _advice(fact: str) -> str:
+    """What to do about what libpq says of a connection that could not be made."""
+    if "password" in fact:
+        return "give the right one in ~/.pgpass or PGPASSWORD"
+    if "database" in fact and "does not exist" in fact:
+        return "make it with createdb, or correct the URL"
+    return "start PostgreSQL, or correct the URL"
 
 
 def prepare(pool: Pool) -> bool:
