@@ -320,6 +320,8 @@ class Backlogs(dict[bytes, Backlog]):
         return self._surveys and (self.shared or bool(self.absent)) and not self._surveying
 
     def _look_again(self, workers: Mapping[bytes, int], now: float) -> None:
+        for name in [name for name, backlog in self.items() if backlog.room and name not in workers]:
+            self.present(name, 0, now)  # nobody else would ask, while nothing waits
         for name in workers.keys() - SERVICES:
             known = name in self
             backlog = self.of(name)

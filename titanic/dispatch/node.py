@@ -4,6 +4,7 @@
     claims and releases    the writer's thread, as a `Write` each, together with whatever else is committed
     outcomes               the same, under the incarnation by which they were claimed; kept while there is none
 
+What its own broker keeps for a worker that has left is taken back, and released: another node may have an idle one.
 What was claimed is in flight in DispatchCore, or it is given back.
 """
 
@@ -90,6 +91,8 @@ class ClaimingNode:
         self._given_back = core.given_back = list[bytes]()
         self._look_at = 0.0
         """When to look which services have something, at a broker that does not tell who has workers."""
+        self._workers: Mapping[bytes, int] | None = None
+        """Who the broker said has workers, when it was looked at last."""
         self._dispatched = True
         """Whether it could dispatch when it was looked at last."""
         self._unread = Trouble(log, "claim what to dispatch")
@@ -247,6 +250,9 @@ class ClaimingNode:
             self._look_at = now + LOOK_AGAIN
             absent = {name: backlog.news for name, backlog in core.backlogs.items() if not backlog.room}
             self._aside.read(_waiting, partial(self._found_waiting, absent), self._unread.met)
+        if (workers := core.backlogs.workers) is not self._workers:
+            self._workers = workers
+            core.recall(self._beyond(workers or {}, now - LOOK_AGAIN))
         if self._given_back:
             claims.given_back(self._given_back)
             self._given_back.clear()
@@ -260,6 +266,15 @@ class ClaimingNode:
             told = partial(self._call, self._released, release)
             self._writer.enqueue(ReleaseWrite(release, told, partial(self._call, self._unclaimed, release)))
         return None if core.backlogs.surveys else self._look_at
+
+    def _beyond(self, workers: Mapping[bytes, int], sent: float) -> list[bytes]:
+        """What may wait at the broker since then, because services have fewer workers than when it was sent: another
+        node may have some. (The broker keeps what a worker has.)"""
+        few = {backlog for backlog in self._core.backlogs.values() if backlog.taken > workers.get(backlog.name, 0)}
+        if not few:
+            return []
+        flights = self._core.flights.items()
+        return [uuid for uuid, one in flights if one.backlog in few and one.started <= sent and not one.closed]
 
     def _rooms(self) -> dict[bytes, Room]:
         rooms, backlogs = {}, self._core.backlogs

@@ -174,6 +174,36 @@ def test_a_failure_is_tried_again_at_any_node(cluster: Cluster) -> None:
     assert cluster.executed["two", b"x"] == 1
 
 
+def test_a_failure_is_tried_again_at_another_node_when_the_worker_has_left(cluster: Cluster) -> None:
+    one, two = cluster.node(max_attempts=10_000), cluster.node()
+
+    def fail(frames: list[bytes]) -> bytes:
+        raise RemoteError(500, "no")
+
+    with Worker("x", fail, one.endpoints[0], config=QUICK), Client(one.endpoints[0], timeout=30) as client:
+        (uuid,) = cluster.submit(one, "x", b"x")
+        until(lambda: client.show(uuid)["attempts"] > 1)
+    cluster.worker(two, "x", echo)
+    assert cluster.replies([uuid]) == [b"x"]
+
+
+@pytest.mark.parametrize("stays", [0, 1])
+def test_what_waits_at_a_node_for_a_worker_that_has_left_goes_to_another_node(cluster: Cluster, stays: int) -> None:
+    one, two = cluster.node(), cluster.node()
+    with ExitStack() as workers:
+        raws = [workers.enter_context(raw_worker(one.endpoints[0], b"x")) for _ in range(1 + stays)]
+        uuids = cluster.submit(one, "x", *numbered(len(raws)))
+        taken = [raw.take() for raw in raws]
+        raws[0].leave()
+        cluster.worker(two, "x", echo)
+        (left,) = taken[0][1]
+        assert cluster.replies([uuids[int(left)]]) == [left]
+        for raw, (token, body) in zip(raws[1:], taken[1:], strict=True):
+            raw.final(token, *body)
+        assert sorted(cluster.replies(uuids)) == numbered(len(raws))
+    assert cluster.executed == Counter({("", left): 1})
+
+
 @pytest.mark.parametrize("bound", [1, 2])
 def test_a_limit_of_running_requests_holds_over_all_nodes(cluster: Cluster, bound: int) -> None:
     limits = {b"x": ServiceLimits(running=bound)}
