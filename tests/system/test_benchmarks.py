@@ -56,7 +56,7 @@ def test_a_store_in_a_database(tmp_path: Path) -> None:
     """Each figure makes a store there, and removes it. One that is there already stays as it is."""
     server = shared_server()
     name = server.new_database()
-    told = ("--store", server.url(name), "--requests", "40", "--folder", tmp_path, "--json")
+    told = ("--database", server.url(name), "--requests", "40", "--folder", tmp_path, "--json")
     figures = titanic("bench", "store", "accept", "life", *told)
     assert figures.code == 0, figures.err
     assert [figure["name"] for figure in figures.json] == ["store", "accept", "life"]
@@ -128,7 +128,7 @@ def test_what_there_is_not(arguments: list[str], said: str) -> None:
 
 def test_the_list_has_every_goal() -> None:
     done = benchmark("peers", "--list")
-    assert done.stdout.count("goal ≥") == 8
+    assert done.stdout.count("goal ≥") == 17
     assert done.returncode == 0
 
 

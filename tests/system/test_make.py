@@ -29,6 +29,8 @@ TARGETS = [
     "check",
     "bench",
     "bench-peers",
+    "bench-churn",
+    "bench-nodes",
     "bench-calls",
     "bench-spark",
 ]

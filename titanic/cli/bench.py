@@ -26,7 +26,7 @@ from titanic.errors import TitanicError
     help="Where the stores go; the disk there is what is measured. Default: the temporary folder.",
 )
 @option(
-    "--store",
+    "--database",
     "url",
     type=DATABASE,
     metavar="URL",
@@ -62,7 +62,7 @@ def bench(
     \b
     Example:
       titanic bench limits accept latency --folder /var/lib
-      titanic bench accept life --store postgresql://titanic@db.example/titanic
+      titanic bench accept life --database postgresql://titanic@db.example/titanic
     """
     from titanic.bench.plot import draw  # not before it is wanted: others start faster
     from titanic.bench.programme import PROGRAMME, Entry, choose, run
