@@ -175,7 +175,7 @@ def test_a_server_that_falls_silent_while_a_connection_is_made_is_given_up(monke
             began = time.monotonic()
             silent.append(True)
             line.reset()
-            assert "can't be reached" in str(until(lambda: failure(accept, store)))
+            until(lambda: "can't be reached" in str(failure(accept, store)))  # the cut may be later than a commit
             until(lambda: not failure(accept, store))  # by the other way
             assert time.monotonic() - began < 20
 
