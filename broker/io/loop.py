@@ -30,6 +30,7 @@ Owner = TypeVar("Owner")
 _get: Any = zmq.backend.Socket.get
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
+_POLLOUT = int(zmq.POLLOUT)
 
 TURNS = 4
 """How often channels have their turn in one round, because of what others of them did, before the sockets are looked at
@@ -87,6 +88,8 @@ class Poller(Generic[Owner]):
         for socket in self._sockets.get(owner, ()):
             events = _get(socket, _EVENTS)
             if events & _POLLIN:
+                if events & _POLLOUT:  # else what was known stays: its loss is told when there are no more messages
+                    self._events[socket] = _POLLOUT
                 return True
             if events != self._events[socket]:
                 self._events[socket] = events

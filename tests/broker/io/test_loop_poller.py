@@ -97,6 +97,28 @@ def test_it_tells_when_a_connection_comes_and_goes(poller: Poller[str], tmp_path
             here.send(b"x", zmq.DONTWAIT)
 
 
+def test_it_tells_of_a_loss_when_it_never_saw_the_connection_without_a_message(
+    poller: Poller[str], tmp_path: Path
+) -> None:
+    context: zmq.Context[Socket] = zmq.Context.instance()
+    with context.socket(zmq.DEALER) as here, context.socket(zmq.ROUTER) as there:
+        here.linger = there.linger = 0
+        here.immediate = True
+        there.bind(f"ipc://{tmp_path}/there")
+        here.connect(f"ipc://{tmp_path}/there")
+        until(lambda: here.EVENTS & zmq.POLLOUT)
+        here.send(b"x", zmq.DONTWAIT)
+        there.send_multipart([there.recv_multipart()[0], b"y"])
+        until(lambda: here.EVENTS & zmq.POLLIN)
+        poller.set("a", [here])
+        assert poller.has_input("a")
+        assert here.recv(zmq.DONTWAIT) == b"y"
+        there.close()
+        until(lambda: not here.EVENTS)
+        assert poller.has_input("a"), "it is gone"
+        assert not poller.has_input("a")
+
+
 def test_one_that_was_taken_away_for_a_time_misses_nothing(pair: Pair, poller: Poller[str]) -> None:
     here, there = pair()
     poller.set("a", [here])
