@@ -385,7 +385,7 @@ def test_a_node_that_an_operator_drains_gives_back_what_it_can_finishes_the_rest
     assert len(node.sent) == 2
     replied(node, begun)
     until(lambda: not node.store.living())
-    assert node.dispatcher.node.has_left
+    until(lambda: node.dispatcher.node.has_left)
 
 
 def test_a_node_of_an_earlier_version_says_so_and_dispatches_nothing(
