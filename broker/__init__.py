@@ -29,6 +29,7 @@ _MODULES = {
     "broker.core.throttle": ["COUNTED", "LINES", "WINDOW", "Throttle"],
     "broker.core.timers": ["Timers", "earliest"],
     "broker.core.worker": ["Job", "WorkerSession"],
+    "broker.delivery": ["DELIVERY", "Delivery"],
     "broker.errors": [
         "AccessError",
         "BrokerError",

@@ -42,6 +42,8 @@ from broker.core.timers import Timers as Timers
 from broker.core.timers import earliest as earliest
 from broker.core.worker import Job as Job
 from broker.core.worker import WorkerSession as WorkerSession
+from broker.delivery import DELIVERY as DELIVERY
+from broker.delivery import Delivery as Delivery
 from broker.errors import AccessError as AccessError
 from broker.errors import BrokerError as BrokerError
 from broker.errors import EndpointError as EndpointError

@@ -24,6 +24,7 @@ from broker.config import DEFAULT_ENDPOINT, WorkerConfig
 from broker.core.endpoints import Servers
 from broker.core.mdp import Command, Frames, error_body, service_fault
 from broker.core.worker import Job, SessionState, WorkerSession
+from broker.delivery import DELIVERY, Delivery
 from broker.errors import OutOfSockets, RemoteError, UsageError
 from broker.hand import Hand, Registration
 from broker.handlers import Handler, HandlerThreads, Measure, TooLarge, error_frames, execute, failure
@@ -203,6 +204,7 @@ class Worker:
 
     def _handle(self, channel: _Registration, job: Job) -> None:
         """Runs in a handler thread. There is always a reply: without one the worker would never be free again."""
+        DELIVERY.set(channel.delivery(job))
         try:
             body = self._answer(channel, job)
         except TooLarge as fault:
@@ -211,6 +213,7 @@ class Worker:
         except BaseException as error:  # SystemExit too: it would end this thread only, and silently
             body = failure(error)
             self._complain(log.exception, "handler of %s failed (%s)", job)
+        DELIVERY.set(None)
         self._loop.call(channel.final, job, body)
 
     def _complain(self, say: Callable[..., None], text: str, *facts: object) -> None:
@@ -257,6 +260,10 @@ class _Registration(Registration):
         self._worker._loop.touch(self)
         if self._hand is not None:
             self._hand.done(time.monotonic())
+
+    def delivery(self, job: Job) -> Delivery:
+        """What the handler of a request may know and say. Any thread may ask."""
+        return Delivery(job.context)
 
     @property
     def joins_parts(self) -> bool:

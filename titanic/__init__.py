@@ -26,6 +26,8 @@ _MODULES = {
         "TitanicError",
         "UnknownRequest",
     ],
+    "titanic.jobs.context": ["RequestContext", "current"],
+    "titanic.jobs.ending": ["Cancelled", "Failed", "Retry"],
     "titanic.protocol.answers": ["RequestInfo"],
     "titanic.server.server": ["Server"],
     "titanic.version": ["__version__"],

@@ -9,6 +9,11 @@ from titanic.errors import RequestFailed as RequestFailed
 from titanic.errors import TimedOut as TimedOut
 from titanic.errors import TitanicError as TitanicError
 from titanic.errors import UnknownRequest as UnknownRequest
+from titanic.jobs.context import RequestContext as RequestContext
+from titanic.jobs.context import current as current
+from titanic.jobs.ending import Cancelled as Cancelled
+from titanic.jobs.ending import Failed as Failed
+from titanic.jobs.ending import Retry as Retry
 from titanic.protocol.answers import RequestInfo as RequestInfo
 from titanic.server.server import Server as Server
 from titanic.version import __version__ as __version__

@@ -1,0 +1,114 @@
+"""What a handler knows of the request that it works on: `titanic.current()`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from broker import DELIVERY, Delivery, UsageError
+from titanic.jobs.ending import Cancelled
+
+MOST_PROGRESS = 1024
+"""Bytes of a progress on the wire; of a text that is too long its beginning is sent."""
+
+
+@dataclass(slots=True, frozen=True)
+class RequestContext:
+    """The request that is being handled. It is false when there is none: outside of a handler, or when the request
+    comes from no queue."""
+
+    uuid: str = ""
+    attempt: int = 0
+    """1 for the first."""
+    attempts: int = 0
+    """How many there may be."""
+    deadline: float | None = None
+    """When this attempt is over, in seconds since the epoch: later, its reply is dropped. None: it may take any
+    time."""
+    submitted: datetime | None = None
+    priority: int = 0
+    key: str = ""
+    """Its idempotency key, if it has one."""
+    trace: str = ""
+    """The `traceparent` that it was submitted with."""
+    delivery: Delivery | None = field(default=None, repr=False, compare=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.uuid)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody wants the reply any more: the request was closed, or this attempt is beyond its limit."""
+        return self.delivery is not None and self.delivery.is_cancelled
+
+    def check(self) -> None:
+        """Raise Cancelled if this is cancelled. Call it now and then in what takes long."""
+        if self.cancelled:
+            raise Cancelled("cancelled")
+
+    def progress(self, done: float, of: float | None = None, text: str = "") -> None:
+        """Say how far the work is: `done`, `of` how much if that is known, and a text for people.
+
+        It is seen in `titanic show`, `titanic ls`, `Client.list` and `Client.wait(on_progress=…)`, for as long as the
+        request runs. Call it as often as you like: five a second are sent. Where nobody would see it, nothing happens.
+        """
+        if self.delivery is not None:
+            self.delivery.progress(_progress(done, of, text))
+
+
+NO_REQUEST = RequestContext()
+
+
+def current() -> RequestContext:
+    """The request that is being handled here, in this thread or task."""
+    delivery = DELIVERY.get()
+    if delivery is None:
+        return NO_REQUEST
+    known = delivery.known
+    if not isinstance(known, RequestContext):
+        known = delivery.known = read_context(delivery)
+    return known
+
+
+def read_context(delivery: Delivery) -> RequestContext:
+    """What a delivery says of its request. What makes no sense is left out."""
+    try:
+        said = json.loads(delivery.context or b"{}")
+        uuid = str(said.get("uuid", ""))
+        deadline = said.get("deadline")
+        return RequestContext(
+            uuid,
+            int(said.get("attempt", 0)),
+            int(said.get("of", 0)),
+            None if deadline is None else float(deadline),
+            _submitted(uuid),
+            int(said.get("priority", 0)),
+            str(said.get("key", "")),
+            str(said.get("trace", "")),
+            delivery,
+        )
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return RequestContext(delivery=delivery)
+
+
+def _submitted(uuid: str) -> datetime | None:
+    """When a UUIDv7 was made."""
+    return datetime.fromtimestamp(int(uuid[:12], 16) / 1000, UTC) if len(uuid) == 32 else None
+
+
+def _progress(done: float, of: float | None, text: str) -> bytes:
+    said: dict[str, Any] = {"done": done}
+    if of is not None:
+        said["of"] = of
+    while True:
+        if text:
+            said["text"] = text
+        try:
+            encoded = json.dumps(said, ensure_ascii=False, allow_nan=False).encode(errors="replace")
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"progress({done!r}, {of!r}): {error}; give numbers, and a text") from None
+        if len(encoded) <= MOST_PROGRESS or not said.pop("text", ""):
+            return encoded
+        text = text[: len(text) * MOST_PROGRESS // (len(encoded) + 1)]
