@@ -9,7 +9,7 @@ from typing import Any
 
 from support.claims_store import LEASE, Outcome
 
-from titanic.dispatch.claims import Claim, Release, Room, Step, Writing
+from titanic.dispatch.claim_steps import Claim, Release, Room, Step, Writing
 from titanic.dispatch.lease import Join, Leave, Renew, Standing
 from titanic.store import ReadyRow
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from titanic.dispatch.claims import Claim, Release, Writing
+from titanic.dispatch.claim_steps import Claim, Release, Writing
 from titanic.dispatch.lease import Join, LeaseConfig, Leave, Renew
 from titanic.store import Joined, Place, ReadyRow, Renewed, Silent
 

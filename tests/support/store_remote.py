@@ -44,6 +44,8 @@ class RemoteStore(DictStore):
         """By whom requests are claimed. (A dict, so it is copied and kept or dropped like the others.)"""
         self.tables.nodes = {}
         """Until when incarnations have their leases, in renewals."""
+        self.tables.bounded = {}
+        """The services of requests that count for bounds, by request and incarnation."""
         self.network = RLock()
         self.waits = Event()
         """Somebody has begun or ends a transaction, and perhaps waits for the network."""
@@ -94,6 +96,8 @@ class RemoteStore(DictStore):
                 for place in held:
                     if tables.claimed.get(place.uuid) == before:
                         tables.claimed[place.uuid] = incarnation
+                    if (service := tables.bounded.pop((place.uuid, before), None)) is not None:
+                        tables.bounded[place.uuid, incarnation] = service
             mine = [place.uuid for place in held if tables.claimed.get(place.uuid) == incarnation]
             return Joined(True, mine, others(tables, incarnation))
 
@@ -197,7 +201,8 @@ class RemoteWrite(RemoteRead, Write):
         taken = {uuid for uuid, owner in self.tables.claimed.items() if self.lives(owner)}
         for service, limit in wants.items():
             if service in bounds:
-                running = sum(self.tables.requests[uuid].service == service for uuid in taken)
+                counted = [one for (_, owner), one in self.tables.bounded.items() if self.lives(owner)]
+                running = counted.count(service)
                 limit = min(limit, max(0, bounds[service] - running))
             if max_bytes <= 0:
                 more.append(service)
@@ -207,6 +212,8 @@ class RemoteWrite(RemoteRead, Write):
                     max_bytes -= sum(map(len, row.body))
                     self.tables.claimed[row.uuid] = incarnation
                     found.setdefault(service, []).append(row)
+                    if service in bounds:
+                        self.tables.bounded[row.uuid, incarnation] = service
                 else:
                     more.append(service)
         damaged = [row.uuid for rows in found.values() for row in rows if row.uuid in self.store.damaged]
@@ -214,6 +221,10 @@ class RemoteWrite(RemoteRead, Write):
 
     def lives(self, incarnation: int) -> bool:
         return self.tables.nodes.get(incarnation, OVER) != OVER
+
+    def count_no_more(self, incarnation: int, places: Sequence[Place]) -> None:
+        for place in places:
+            self.tables.bounded.pop((place.uuid, incarnation), None)
 
     def under(self, incarnation: int, failed: Sequence[bytes]) -> None:
         own = self.lives(incarnation)

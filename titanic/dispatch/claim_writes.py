@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from titanic.commit.writer import Write
-from titanic.dispatch.claims import Claim, Release
+from titanic.dispatch.claim_steps import Claim, Release
 from titanic.errors import StoreError
-from titanic.store import Claimed, NodeTransaction, WriteTransaction
+from titanic.store import Claimed, NodeTransaction, Place, WriteTransaction
 
 CLAIM_BYTES = 8 << 20
 """Bytes of bodies that one claim takes for all services together, plus at most one body. Only other writes wait
@@ -37,17 +37,16 @@ class ClaimWrite(_OneWrite):
     def __init__(
         self,
         op: Claim,
-        bounds: Mapping[bytes, int],
         claimed: Callable[[Claimed | None], None],
         failed: Callable[[StoreError], None],
     ) -> None:
         super().__init__(failed)
-        self._op, self._bounds, self._claimed = op, bounds, claimed
+        self._op, self._claimed = op, claimed
         self._found: Claimed | None = None
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         op = self._op
-        self._found = cast(NodeTransaction, transaction).claim(op.incarnation, op.wants, CLAIM_BYTES, self._bounds)
+        self._found = cast(NodeTransaction, transaction).claim(op.incarnation, op.wants, CLAIM_BYTES, op.bounds)
 
     def __len__(self) -> int:
         return sum(map(len, self._found.rows.values())) if self._found is not None else 0
@@ -57,14 +56,19 @@ class ClaimWrite(_OneWrite):
 
 
 class ReleaseWrite(_OneWrite):
-    """`released` is called once it is committed."""
+    """`bounded`: those that count for bounds. `released` is called once it is committed."""
 
-    def __init__(self, op: Release, released: Callable[[], None], failed: Callable[[StoreError], None]) -> None:
+    def __init__(
+        self, op: Release, bounded: Sequence[Place], released: Callable[[], None], failed: Callable[[StoreError], None]
+    ) -> None:
         super().__init__(failed)
-        self._op, self._released = op, released
+        self._op, self._bounded, self._released = op, bounded, released
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
-        cast(NodeTransaction, transaction).release(self._op.incarnation, self._op.places)
+        shared = cast(NodeTransaction, transaction)
+        shared.release(self._op.incarnation, self._op.places)
+        if self._bounded:
+            shared.count_no_more(self._op.incarnation, self._bounded)
 
     def __len__(self) -> int:
         return len(self._op.places)

@@ -26,11 +26,9 @@ the machine sleeps, and a process that stood still must not go by a time from be
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from typing import NamedTuple
 
 from broker import earliest
+from titanic.dispatch.claim_steps import TRANSITIONS, Claim, Happening, Hold, Release, Room, Step, Writing
 from titanic.dispatch.lease import Join, Lease, LeaseCall, Leave, Renew, Standing
 from titanic.store import Joined, LeaseConfig, Place, ReadyRow, Renewed, priority_in
 
@@ -44,75 +42,6 @@ CLAIM_MOST = 1000
 """Requests of a service in one claim, at most."""
 
 
-class Step(Enum):
-    """How far a request is that the node holds."""
-
-    CLAIMED = "claimed"
-    FLYING = "flying"
-    SETTLING = "settling"
-    RETURNING = "returning"
-
-
-class Happening(Enum):
-    """What the dispatcher tells of a request."""
-
-    SENT = "sent"
-    GIVEN_BACK = "given back"
-    ENDED = "ended"
-
-
-TRANSITIONS: dict[tuple[Step, Happening], Step] = {
-    (Step.CLAIMED, Happening.SENT): Step.FLYING,
-    (Step.CLAIMED, Happening.GIVEN_BACK): Step.RETURNING,
-    (Step.CLAIMED, Happening.ENDED): Step.SETTLING,  # its time to live was over
-    (Step.FLYING, Happening.GIVEN_BACK): Step.RETURNING,
-    (Step.FLYING, Happening.ENDED): Step.SETTLING,
-}
-"""What has no entry changes nothing."""
-
-
-class Claim(NamedTuple):
-    """Claim at most so many requests of each service: answer with `claimed` or `failed`."""
-
-    number: int
-    incarnation: int
-    wants: dict[bytes, int]
-
-
-class Release(NamedTuple):
-    """Free these requests: answer with `released` or `failed`."""
-
-    number: int
-    incarnation: int
-    places: list[Place]
-
-
-class Writing(NamedTuple):
-    """Write the outcomes of these requests: answer with `written` or `failed`."""
-
-    number: int
-    incarnation: int
-    uuids: list[bytes]
-
-
-class Room(NamedTuple):
-    """How many requests of a service could begin now, and how many more could be sent ahead."""
-
-    idle: int
-    ahead: int = 0
-
-
-@dataclass(slots=True)
-class Hold:
-    """A request that the node holds."""
-
-    place: Place
-    step: Step
-    since: int
-    """The number of the answer by which it was claimed, or claimed again: what was asked before is about an earlier
-    claim."""
-
-
 class ClaimsCore:
     """Decides; `now` is in seconds of a clock that cannot be set, and `draw` gives a number that nobody has had."""
 
@@ -121,6 +50,8 @@ class ClaimsCore:
     def __init__(self, draw: Callable[[], int], config: LeaseConfig | None = None) -> None:
         self.lease = self.lease_kind(draw, config)
         self.draining = False
+        self.bounds: dict[bytes, int] = {}
+        """How many requests of some services may run at all nodes together."""
         self.holds: dict[bytes, Hold] = {}
         self._claim: Claim | None = None
         self._release: Release | None = None
@@ -191,7 +122,15 @@ class ClaimsCore:
         self._happened(uuid, Happening.ENDED)
 
     def forgotten(self, uuid: bytes) -> None:
-        """The request has left the store, and no worker here has it: there will be no outcome."""
+        """The request has left the store, and no worker here has it: there will be no outcome. One that counts for a
+        bound is released: it does not count any more."""
+        hold = self.holds.get(uuid)
+        if hold is not None and hold.bounded:
+            self._happened(uuid, Happening.GIVEN_BACK)
+        else:
+            self._drop(uuid)
+
+    def _drop(self, uuid: bytes) -> None:
         self.holds.pop(uuid, None)
         self._returning.discard(uuid)
         if self._claim is not None:
@@ -281,7 +220,8 @@ class ClaimsCore:
         self._claims_first = False
         self._told.clear()
         self._gone.clear()
-        self._claim = Claim(self.lease.take_number(), incarnation, wants)
+        bounds = {name: bound for name, bound in self.bounds.items() if name in wants}
+        self._claim = Claim(self.lease.take_number(), incarnation, wants, bounds)
         return self._claim
 
     def claimed(
@@ -314,6 +254,9 @@ class ClaimsCore:
                     self._look_at[name] = now + (CONTENDED if name in contended else LOOK_AGAIN)
             if fresh := [row for row in found if self._grant(name, row, number)]:
                 new[name] = fresh
+            if name in op.bounds:
+                for row in found:
+                    self.holds[row.uuid].bounded = True
         if self.draining:
             self.drain()
             return {}
@@ -336,9 +279,13 @@ class ClaimsCore:
             return
         self._release = None
         for place in op.places:
-            self.forgotten(place.uuid)
+            self._drop(place.uuid)
 
     # -- outcomes --------------------------------------------------------------------------------------------
+
+    def bounded(self, uuids: Iterable[bytes]) -> list[Place]:
+        """Those of these that count for bounds."""
+        return [hold.place for uuid in uuids if (hold := self.holds.get(uuid)) is not None and hold.bounded]
 
     def writing(self, uuids: Iterable[bytes]) -> Writing:
         """Outcomes of these requests, all `ended`, are about to be written. Call it while `writes` only."""
@@ -354,11 +301,12 @@ class ClaimsCore:
             hold = self.holds.get(uuid)
             if hold is not None and uuid in unchanged and (stale or hold.since > op.number):
                 again.append(uuid)
-            elif hold is not None and hold.since > op.number:  # if it waits again already, it may be claimed here
+            elif hold is not None and (hold.since > op.number or (hold.bounded and stale)):
+                # If it waits again already, it may be claimed here; or it may count for the next one by now.
                 hold.step = Step.RETURNING
                 self._returning.add(uuid)
             else:
-                self.forgotten(uuid)
+                self._drop(uuid)
         return again
 
     def failed(self, op: LeaseCall | Claim | Release | Writing, now: float, *, unchanged: bool) -> None:

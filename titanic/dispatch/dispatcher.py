@@ -323,7 +323,7 @@ class Dispatcher(Channel):
     def _reconfigure(self, config: ServerConfig) -> None:
         self.maintenance.config = config
         if self.node is not None:
-            self.node.config = config
+            self.node.reconfigure(config)
         self.core.reconfigure(config)
         self.maintenance.look()
 

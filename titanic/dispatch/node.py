@@ -23,8 +23,9 @@ from titanic.commit.writer import BatchThread, Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.attempts import Send
 from titanic.dispatch.backlogs import AHEAD_REMOTE
+from titanic.dispatch.claim_steps import Claim, Release, Room, Writing
 from titanic.dispatch.claim_writes import ClaimWrite, ReleaseWrite
-from titanic.dispatch.claims import LOOK_AGAIN, Claim, ClaimsCore, Release, Room, Writing
+from titanic.dispatch.claims import LOOK_AGAIN, ClaimsCore
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.lease import Join, LeaseCall, Leave, Renew, Standing
 from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
@@ -62,8 +63,8 @@ class ClaimingNode:
     ) -> None:
         """`send`: gives requests to the transport. `written`: is told of outcomes that are committed, as OutcomeWrite
         has it. `call`: has a function called in the loop's thread."""
-        self.config = config
         self.claims = ClaimsCore(_draw, config.lease)
+        self.reconfigure(config)
         self.facts: Callable[[], NodeFacts] = _facts
         """What is told to others with each renewal."""
         self.told_to_drain: Callable[[], None] = _nobody
@@ -99,6 +100,11 @@ class ClaimingNode:
         self._unrenewed = Trouble(log, "renew this node's lease")
         self._damage = Trouble(log, "dispatch")
         core.backlogs.shared = True
+
+    def reconfigure(self, config: ServerConfig) -> None:
+        """Go on with other settings."""
+        self.config = config
+        self.claims.bounds = {name: limits.running for name, limits in config.limits.items() if limits.running}
 
     # -- the lease -------------------------------------------------------------------------------------------
 
@@ -258,13 +264,14 @@ class ClaimingNode:
             self._given_back.clear()
         claim = claims.take_claim(elapsed(), {} if claims.claiming else self._rooms())
         if claim is not None:
-            limits = self.config.limits
-            bounds = {name: limits[name].running for name in claim.wants if name in limits and limits[name].running}
             told = partial(self._call, self._claimed, claim)
-            self._writer.enqueue(ClaimWrite(claim, bounds, told, partial(self._call, self._unclaimed, claim)))
+            self._writer.enqueue(ClaimWrite(claim, told, partial(self._call, self._unclaimed, claim)))
         if (release := claims.take_release()) is not None:
-            told = partial(self._call, self._released, release)
-            self._writer.enqueue(ReleaseWrite(release, told, partial(self._call, self._unclaimed, release)))
+            told, bounded = (
+                partial(self._call, self._released, release),
+                claims.bounded([place.uuid for place in release.places]),
+            )
+            self._writer.enqueue(ReleaseWrite(release, bounded, told, partial(self._call, self._unclaimed, release)))
         return None if core.backlogs.surveys else self._look_at
 
     def _beyond(self, workers: Mapping[bytes, int], sent: float) -> list[bytes]:
@@ -337,7 +344,7 @@ class ClaimingNode:
             self.claims.ended(uuid)
         op = self.claims.writing(uuids)
         written, unwritten = partial(self._call, self._written, op), partial(self._call, self._unwritten, op)
-        return OutcomeWrite(outcomes, written, unwritten, op.incarnation)
+        return OutcomeWrite(outcomes, written, unwritten, op.incarnation, self.claims.bounded(uuids))
 
     def _written(self, op: Writing, done: Outcomes, unchanged: Outcomes, without_room: Outcomes) -> None:
         claims = self.claims

@@ -12,7 +12,7 @@ from titanic.commit.writer import LIGHT_BYTES, LIGHT_ITEMS, Write, halves
 from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight
 from titanic.errors import StoreError, StoreFull
 from titanic.logs import event
-from titanic.store import NodeTransaction, Status, WriteTransaction
+from titanic.store import NodeTransaction, Place, Status, WriteTransaction
 
 log = logging.getLogger(__name__)
 
@@ -141,14 +141,17 @@ class OutcomeWrite:
         written: Callable[[Outcomes, Outcomes, Outcomes], None],
         unwritten: Callable[[Outcomes, StoreError], None],
         incarnation: int | None = None,
+        bounded: Sequence[Place] = (),
     ) -> None:
         """`written` is told of those on disk, of those of them that changed nothing there, because the requests were
         closed or had ended already, and of those for which the store had no room; `unwritten` when the disk did not
-        take them. `incarnation`: under which they were claimed, in a store that nodes share."""
+        take them. `incarnation`: under which they were claimed, in a store that nodes share; `bounded`: where those of
+        them are that count for bounds."""
         self._outcomes = outcomes
         self._written = written
         self._unwritten = unwritten
         self._incarnation = incarnation
+        self._bounded = bounded
         self._unchanged: list[AttemptOutcome] = []
         self._without_room: list[AttemptOutcome] = []
         self.light = len(outcomes) <= LIGHT_ITEMS and sum(map(_size, outcomes)) <= LIGHT_BYTES
@@ -162,6 +165,8 @@ class OutcomeWrite:
         if self._incarnation is not None:
             failed = [outcome.uuid for outcome in self._outcomes if not _is_done(outcome)]
             cast(NodeTransaction, transaction).under(self._incarnation, failed)
+            if self._bounded:
+                cast(NodeTransaction, transaction).count_no_more(self._incarnation, self._bounded)
         for outcome in self._outcomes:
             try:
                 dispatched_at = max(0, now_us - int((now - outcome.started) * 1e6))
@@ -176,7 +181,7 @@ class OutcomeWrite:
         return len(self._outcomes)
 
     def parts(self) -> list[Write]:
-        tell = self._written, self._unwritten, self._incarnation
+        tell = self._written, self._unwritten, self._incarnation, self._bounded  # all attempts are over
         return [OutcomeWrite(half, *tell) for half in halves(self._outcomes)]
 
     def committed(self) -> None:

@@ -18,10 +18,10 @@ incarnation, and a sender who does not know what became of one goes on under ano
 `ready`, `incarnation IS NULL OR EXISTS (SELECT FROM node n WHERE n.incarnation = ready.incarnation AND n.lease_until =
 '-infinity')`. Do not ask instead that there be no living row: a statement that finds a row changed looks at it anew,
 but at `node` as it was when the statement began, and would take what a node that has joined since has just claimed.
-So dead rows of `node` stay until no row of `ready` names them, and for a day at least:
+So dead rows of `node` stay until no row of `ready` or `bounded` names them, and for a day at least:
 
     DELETE FROM node WHERE lease_until = '-infinity' AND started_at < now() - interval '1 day'
-       AND NOT EXISTS (SELECT FROM ready WHERE ready.incarnation = node.incarnation)
+       AND NOT EXISTS (SELECT FROM ready WHERE ready.incarnation = node.incarnation) AND …
 
 Whatever else takes rows out of `ready` by itself (expiring) passes over those that are not free: they are running.
 """
@@ -113,8 +113,9 @@ class NodeTransaction(WriteTransaction, Protocol):
         """Claim free requests, at most so many of each service, as `next_ready` orders them. None: it is over.
 
         They end with the one whose body makes `max_bytes` or more; one is claimed however large it is. What other
-        transactions have locked is passed over. `bounds`: of these services all living incarnations together claim so
-        many at most.
+        transactions have locked is passed over. `bounds`: of these services so many requests at most count at all
+        living incarnations together: what is claimed under a bound counts until `count_no_more`, also when it is closed
+        meanwhile.
 
             UPDATE ready SET incarnation = $me WHERE alive AND ctid = ANY (ARRAY(
                 SELECT f.ctid FROM unnest($services, $limits) AS w (service, n), LATERAL (
@@ -127,6 +128,13 @@ class NodeTransaction(WriteTransaction, Protocol):
 
         UPDATE ready SET incarnation = NULL FROM unnest($services, $ranks, $uuids) AS h (service, rank, uuid)
          WHERE (ready.service, ready.rank, ready.uuid) = (h.service, h.rank, h.uuid) AND incarnation = $me
+        """
+
+    def count_no_more(self, incarnation: int, places: Sequence[Place]) -> None:
+        """No worker is at these requests any more, which this incarnation has claimed under a bound.
+
+        DELETE FROM bounded USING unnest($services, $uuids) AS h (service, uuid)
+         WHERE (bounded.service, bounded.uuid) = (h.service, h.uuid) AND incarnation = $me
         """
 
     def under(self, incarnation: int, failed: Sequence[bytes]) -> None:
@@ -175,7 +183,10 @@ class ClaimingStore(Store, Protocol):
             h AS (SELECT * FROM unnest($services, $ranks, $uuids) AS h (service, rank, uuid)),
             taken AS (
                 UPDATE ready SET incarnation = $me FROM h WHERE incarnation = $before AND (SELECT now FROM born)
-                   AND (ready.service, ready.rank, ready.uuid) = (h.service, h.rank, h.uuid) RETURNING ready.uuid)
+                   AND (ready.service, ready.rank, ready.uuid) = (h.service, h.rank, h.uuid) RETURNING ready.uuid),
+            counted AS (
+                UPDATE bounded SET incarnation = $me FROM h WHERE incarnation = $before AND (SELECT now FROM born)
+                   AND (bounded.service, bounded.uuid) = (h.service, h.uuid))
             SELECT format, EXISTS (SELECT FROM born) AS alive, ARRAY(
                 SELECT uuid FROM taken UNION SELECT ready.uuid FROM ready JOIN h USING (service, rank, uuid)
                  WHERE incarnation = $me) AS held, (others) FROM meta

@@ -10,7 +10,8 @@ import pytest
 from support.claims_world import World
 from support.torture import LONG, SEED, figures, tally
 
-from titanic.dispatch.claims import ClaimsCore, Room
+from titanic.dispatch.claim_steps import Room
+from titanic.dispatch.claims import ClaimsCore
 from titanic.dispatch.lease import Join, Leave, Renew, Standing
 from titanic.store import Joined, ReadyRow, Renewed, Silent
 

@@ -9,7 +9,8 @@ import pytest
 from support.claims_store import ModelStore, Outcome, Request, Wrong
 from support.claims_world import World
 
-from titanic.dispatch.claims import ClaimsCore, Release
+from titanic.dispatch.claim_steps import Release
+from titanic.dispatch.claims import ClaimsCore
 from titanic.dispatch.lease import Join, Lease, LeaseCall, Renew
 from titanic.store import Joined, Place, ReadyRow, Renewed, Silent
 

@@ -227,6 +227,35 @@ def test_a_limit_of_running_requests_holds_over_all_nodes(cluster: Cluster, boun
     assert cluster.executed.total() == 30
 
 
+def test_a_limit_of_running_requests_counts_what_is_closed_until_its_worker_is_done(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [cluster.node(limits={b"x": ServiceLimits(running=1)}) for _ in range(2)]
+    one, two = nodes
+    claims: list[object] = []
+    claim = PostgresWriteTransaction.claim
+
+    def claimed(transaction: PostgresWriteTransaction, *args: Any) -> Any:
+        claims.append(found := claim(transaction, *args))
+        return found
+
+    monkeypatch.setattr(PostgresWriteTransaction, "claim", claimed)
+    with raw_worker(one.endpoints[0], b"x") as worker, Client(two.endpoints[0], timeout=30) as client:
+        closed, waits = cluster.submit(two, "x", b"closed", b"waits")
+        token, body = worker.take()
+        assert body == [b"closed"]
+        client.close(closed)
+        cluster.worker(two, "x", echo)
+        for _ in range(2):
+            del claims[:]
+            until(lambda: claims)
+        assert not cluster.executed, "the limit is one, and a worker has that"
+        worker.final(token, b"late")
+        worker.leave()
+        assert cluster.replies([waits]) == [b"waits"]
+    until(lambda: not any(node.dispatcher.node.held for node in nodes if node.dispatcher.node))
+
+
 # -- who goes away --------------------------------------------------------------------------------------------
 
 

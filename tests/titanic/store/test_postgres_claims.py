@@ -58,11 +58,13 @@ class Node:
     def release(self, *uuids, service=b"x"):
         with self.store.write() as txn:
             txn.release(self.me, [Place(service, 5, uuid) for uuid in uuids])
+            txn.count_no_more(self.me, [Place(service, 5, uuid) for uuid in uuids])
 
-    def end(self, uuid, status=Status.DONE):
+    def end(self, uuid, status=Status.DONE, service=b"x"):
         """Whether it counts."""
         with self.store.write() as txn:
             txn.under(self.me, [] if status == Status.DONE else [uuid])
+            txn.count_no_more(self.me, [Place(service, 5, uuid)])
             return txn.finish(uuid, status, [b"reply"], attempts=1, dispatched_at=NOW, finished_at=NOW)
 
     def postpone(self, *uuids):
@@ -182,7 +184,7 @@ def test_a_claim_costs_two_round_trips_and_a_bound_one_more(nodes, monkeypatch):
     assert trips == [1, 1], "the claim, and whether it is over; COMMIT"
     del trips[:]
     one.claim((b"x", 3), x=9)
-    assert trips == [3, 1, 1, 1]
+    assert trips == [2, 1, 1, 1]
     del trips[:]
     with one.store.write() as txn:
         txn.release(one.me, places(bytes(16)))
@@ -447,7 +449,45 @@ def test_a_bound_holds_over_all_nodes(nodes):
     other.store.leave([one.me])
     assert other.claim((b"x", 9), x=3) == {b"x": [b]}, "what the dead has claimed is free, and does not count"
     with one.store.read() as txn:
-        assert txn.fetch("SELECT count(*) FROM bounded WHERE service = %s", b"x")[0][0] <= 3 + 1
+        assert txn.fetch("SELECT count(*) FROM bounded WHERE incarnation = %s", other.me) == [(3,)]
+
+
+def test_what_is_closed_counts_until_its_worker_is_done(nodes):
+    one, other = nodes
+    a, b, c = one.accept(b"x", b"x", b"x")
+    assert one.claim((b"x", 1), x=1) == {b"x": [a]}
+    for node, uuid in ((other, a), (one, b)):
+        with node.store.write() as txn:
+            assert txn.close(uuid)
+    assert other.claim((b"x", 1), x=1) == {}
+    one.join(*places(a), before=one.me)
+    assert other.claim((b"x", 1), x=1) == {}, "it goes on under its next incarnation"
+    assert not one.end(a), "it was closed; but its worker is done"
+    assert other.claim((b"x", 1), x=1) == {b"x": [c]}
+    with other.store.write() as txn:
+        assert txn.close(c)
+    assert one.claim((b"x", 1), x=1) == {}
+    one.accept(b"x")
+    other.store.leave([other.me])
+    assert len(one.claim((b"x", 1), x=1)[b"x"]) == 1, "and what counts for an incarnation ends with it"
+    incarnation.forget_dead(one.store.pool)
+    with one.store.read() as txn:
+        assert txn.fetch("SELECT incarnation FROM bounded") == [(one.me,)]
+
+
+def test_what_a_bound_costs_is_a_claims_and_nothing_of_an_end(nodes, monkeypatch):
+    one, _ = nodes
+    a, b = one.accept(b"x", b"x")
+    one.claim((b"x", 2), x=2)
+    trips: list[int] = []
+    exchange = Reading.exchange
+    monkeypatch.setattr(Reading, "exchange", lambda tx, given: trips.append(len(given)) or exchange(tx, given))
+    assert one.end(a)
+    assert trips == [2, 2]
+    del trips[:]
+    with one.store.write() as txn:
+        txn.count_no_more(one.me, places(b))
+    assert trips == [1], "it is a transaction by itself"
 
 
 def test_who_comes_second_does_not_wait(nodes):

@@ -76,6 +76,10 @@ _DELETE_EXPIRING = """
 DELETE FROM expiring AS e USING unnest(%s::bigint[], %s::uuid[]) AS gone (expires_at, uuid)
 WHERE e.expires_at = gone.expires_at AND e.uuid = gone.uuid"""
 
+_COUNT_NO_MORE = """
+DELETE FROM bounded AS b USING unnest(%s::bytea[], %s::uuid[], %s::bigint[]) AS done (service, uuid, incarnation)
+WHERE b.service = done.service AND b.uuid = done.uuid AND b.incarnation = done.incarnation"""
+
 _DELETE = "DELETE FROM {} WHERE uuid = ANY(%s::uuid[])"
 _DELETE_LATER, _DELETE_REPLY, _DELETE_REQUEST = map(_DELETE.format, ("later", "reply", "request"))
 
@@ -185,6 +189,8 @@ class Changes:
         self.keys: list[KeyRow] = []
         self.to_forget: set[tuple[bytes, bytes]] = set()
         """Owners and keys that are forgotten."""
+        self.uncounted: list[tuple[bytes, bytes, int]] = []
+        """Services, requests and incarnations: their rows of `bounded` go."""
         self._not_ready: list[tuple[bytes, bytes, int]] = []
         self._not_later: list[bytes] = []
         self._not_replies: list[bytes] = []
@@ -263,7 +269,8 @@ class Changes:
     def any(self) -> bool:
         """Whether there are any."""
         counted = self._loads or any(self._usage)
-        return bool(self.touched or counted or self.drop_before or self.to_forget or self.agreement)
+        others = self.drop_before or self.to_forget or self.agreement or self.uncounted
+        return bool(self.touched or counted or others)
 
     def statements(self, lists_type: int, shard: int, own: int = 0) -> list[Statement]:
         """What puts them into the database. The first one returns how many bytes are used now, but for what is dropped.
@@ -300,6 +307,7 @@ class Changes:
         add("to_later", _INSERT_LATER, self.later, _LATER)
         add("to_expiring", _INSERT_EXPIRING, self.expiring, _EXPIRING)
         add("to_reply", _INSERT_REPLY, self.replies, (_I, _N, _N, _N, _N, _N, _N, bodies, _T, _T, _T))
+        add("no_more", _COUNT_NO_MORE, self.uncounted, (_T, _I, _N))
         recalls = bool(self._gone and self._not_ready)
         add("from_ready", _DELETE_READY + after + (_WHOSE if recalls else counted), self._not_ready, _PLACES)
         add("from_expiring", _DELETE_EXPIRING + after + counted, self._not_expiring, _EXPIRING)

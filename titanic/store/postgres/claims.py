@@ -1,8 +1,9 @@
 """Claiming what is to be dispatched: a request that a node has claimed, no other node looks at.
 
-A service with a bound has its claimed requests in `bounded`, so that they can be counted without looking through its
-queue. Some there are not claimed any more, which the next claim removes. One node at a time claims for such a service:
-who comes second does not wait for the lock, because others may wait for what he has locked before.
+A service with a bound has a row in `bounded` for each of its requests that a node has claimed: until the node says that
+no worker is at it any more, whatever became of the request meanwhile, or the node's incarnation is over. One node at a
+time claims for such a service: who comes second does not wait for the lock, because others may wait for what he has
+locked before.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from titanic.store.postgres.incarnation import ALIVE, FREE, places_of
 from titanic.store.postgres.queue_reads import READY_COLUMNS, damaged_row, ready_row
 from titanic.store.postgres.transaction import Statement
 from titanic.store.postgres.writing import Writing
-from titanic.store.records import ReadyRow, priority_in
+from titanic.store.records import ReadyRow
 from titanic.store.states import State
 
 _SIZE_OF_MORE = 7
@@ -59,20 +60,13 @@ _TRY_LOCKS = (
     "SELECT pg_try_advisory_xact_lock(n) FROM unnest(%s::bigint[]) WITH ORDINALITY AS k (n, place) ORDER BY place"
 )
 
-_RUNNING = """EXISTS (
-    SELECT FROM ready AS q JOIN node AS n ON n.incarnation = q.incarnation AND n.lease_until > '-infinity'
-    WHERE q.service = b.service AND q.rank = b.rank AND q.uuid = b.uuid)"""
-
-_FORGET_ENDED = f"""
-DELETE FROM bounded WHERE ctid = ANY(ARRAY(
-    SELECT b.ctid FROM bounded AS b WHERE b.service = ANY(%s::bytea[]) AND NOT {_RUNNING} FOR UPDATE SKIP LOCKED))"""
-
-_COUNT = f"""
-SELECT b.service, count(DISTINCT b.uuid) FROM bounded AS b WHERE b.service = ANY(%s::bytea[]) AND {_RUNNING}
-GROUP BY b.service"""
+_COUNT = """
+SELECT b.service, count(*) FROM bounded AS b JOIN node AS n ON n.incarnation = b.incarnation
+WHERE b.service = ANY(%s::bytea[]) AND n.lease_until > '-infinity' GROUP BY b.service"""
 
 _NOTE = """
-INSERT INTO bounded (service, rank, uuid) SELECT * FROM unnest(%s::bytea[], %s::bigint[], %s::uuid[])"""
+INSERT INTO bounded (service, uuid, incarnation) SELECT service, uuid, %s
+FROM unnest(%s::bytea[], %s::uuid[]) AS h (service, uuid) ON CONFLICT DO NOTHING"""
 
 
 def claim(
@@ -101,8 +95,9 @@ def claim(
             damaged[row.uuid] = damage
         claimed.setdefault(name, []).append(row)
         tx.claimed[row.uuid] = _seen(name, more, columns)
-    if noted := [Place(name, 9 - priority_in(row.key), row.uuid) for name in bounds for row in claimed.get(name, ())]:
-        tx.fetch(_NOTE, *places_of(noted))
+    if noted := [(name, row.uuid) for name in bounds for row in claimed.get(name, ())]:
+        services, uuids = zip(*noted, strict=True)
+        tx.fetch(_NOTE, incarnation, texts(services), ids(uuids))
     # It ended at `max_bytes`: those behind were not looked at.
     more = names[rows[-1][1] - 1 :] if rows and len(rows) < rows[0][2] else []
     return Claimed(claimed, more, contended, damaged)
@@ -122,6 +117,11 @@ def release(tx: Writing, incarnation: int, places: Sequence[Place]) -> None:
     tx.fetch(_RELEASE, *places_of(places), incarnation)
 
 
+def count_no_more(tx: Writing, incarnation: int, places: Sequence[Place]) -> None:
+    """No worker is at these requests any more, which this incarnation has claimed under a bound."""
+    tx.changes.uncounted += [(service, uuid, incarnation) for service, _, uuid in places]
+
+
 def under(tx: Writing, incarnation: int, failed: Sequence[bytes]) -> None:
     """Outcomes of attempts under this incarnation follow. Those that have `failed` do not count if they are others' by
     now."""
@@ -135,11 +135,7 @@ def _within(
     """What can be claimed within the bounds, and the services for which others are claiming."""
     names = [name for name in bounds if name in wants]
     locks = numbers([_LOCK | crc32(name) for name in names])
-    locked, _, counts = tx.fetch_all(
-        Statement(_TRY_LOCKS, (locks,)),
-        Statement(_FORGET_ENDED, (texts(names),)),
-        Statement(_COUNT, (texts(names),)),
-    )
+    locked, counts = tx.fetch_all(Statement(_TRY_LOCKS, (locks,)), Statement(_COUNT, (texts(names),)))
     running: dict[bytes, int] = dict(counts)
     left = dict(wants)
     contended = [name for name, (mine,) in zip(names, locked, strict=True) if not mine]

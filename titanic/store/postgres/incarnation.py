@@ -63,6 +63,9 @@ WITH born AS (
     UPDATE ready AS r SET incarnation = %s FROM held AS h
     WHERE r.service = h.service AND r.rank = h.rank AND r.uuid = h.uuid AND r.incarnation = %s
         AND (SELECT now FROM born) RETURNING r.uuid
+), counting AS (
+    UPDATE bounded AS b SET incarnation = %s FROM held AS h
+    WHERE b.service = h.service AND b.uuid = h.uuid AND b.incarnation = %s AND (SELECT now FROM born)
 )
 SELECT format, oldest, (SELECT shard FROM born), ARRAY(
     SELECT uuid FROM taken UNION SELECT r.uuid FROM held AS h
@@ -90,7 +93,11 @@ ON CONFLICT (incarnation) DO UPDATE SET lease_until = '-infinity'"""
 
 _FORGET_DEAD = """
 DELETE FROM node WHERE lease_until = '-infinity' AND started_at < now() - interval '1 day'
-    AND incarnation NOT IN (SELECT incarnation FROM ready WHERE incarnation IS NOT NULL)"""
+    AND incarnation NOT IN (
+        SELECT incarnation FROM ready WHERE incarnation IS NOT NULL UNION ALL SELECT incarnation FROM bounded)"""
+
+_COUNT_NO_MORE = """
+DELETE FROM bounded AS b USING node AS n WHERE n.incarnation = b.incarnation AND n.lease_until = '-infinity'"""
 
 
 class Membership:
@@ -111,7 +118,8 @@ class Membership:
         self._joined.add(incarnation)
         places = places_of(held)
         who = incarnation, facts.name, facts.version, list(facts.endpoints), _services(facts.services), before
-        given = *who, before, config.lease, config.lease, before, *places, incarnation, before, incarnation
+        moves = incarnation, before, incarnation, before
+        given = *who, before, config.lease, config.lease, before, *places, *moves, incarnation
         row = self._ask(_JOIN, (*given, incarnation, incarnation), lock=True)
         format_, oldest, shard, mine, others, leases = row
         self._refuse_others(format_, oldest)
@@ -159,6 +167,7 @@ class Membership:
 def forget_dead(pool: Pool) -> None:
     """Remove the rows of nodes that ended long ago, of which no request is left. Raises StoreFailed and the like."""
     with pool.borrow() as connection:
+        connection.execute(_COUNT_NO_MORE)
         connection.execute(_FORGET_DEAD)
 
 

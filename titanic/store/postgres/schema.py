@@ -54,11 +54,11 @@ COMMENT ON COLUMN titanic.node.shard IS 'Where it counts: tools, and those for w
 BOUNDED = f"""
 CREATE TABLE titanic.bounded (
     service         bytea NOT NULL,
-    rank            smallint NOT NULL,
-    uuid            uuid NOT NULL
+    uuid            uuid NOT NULL,
+    incarnation     bigint NOT NULL,
+    PRIMARY KEY (service, uuid, incarnation)
 ) WITH ({_BUSY});
-COMMENT ON TABLE titanic.bounded IS 'Rows of ready that were claimed for services with a bound: some are no more';
-CREATE INDEX bounded_service ON titanic.bounded (service);
+COMMENT ON TABLE titanic.bounded IS 'Claimed under a bound of the service: a worker may be at it if the node lives';
 """
 """Format 1 did not have it."""
 

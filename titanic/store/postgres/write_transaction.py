@@ -28,6 +28,7 @@ class PostgresWriteTransaction(Writing, PostgresReadTransaction):
     recap = recapping.recap
     claim = claims.claim
     release = claims.release
+    count_no_more = claims.count_no_more
     under = claims.under
     settle = sharing.settle
     archive = archiving.archive
