@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -90,10 +91,21 @@ class Conversation:
         """The thread that asked last."""
 
     def close(self) -> None:
-        """Close the connection. Requests in flight are forgotten here; the broker may still work on them."""
+        """Close the connection. Requests in flight are forgotten here; the broker may still work on them.
+
+        Any thread may ask. One that waits for an answer closes the connection itself, within a second, and gets a
+        UsageError.
+        """
         self._closed = True
-        self._end_probe()
-        self._dealer.close()
+        with suppress(UsageError), self._turn:
+            self._end_probe()
+            self._dealer.close()
+
+    def _check_open(self) -> None:
+        """Raise when somebody has closed it."""
+        if self._closed:
+            self.close()  # whoever did it while another thread had its turn could not
+            raise UsageError("the client is closed")
 
     @property
     def sent_again(self) -> int:
@@ -113,9 +125,8 @@ class Conversation:
         self, service: bytes, bodies: Sequence[Frames], timeout: float | None, retries: int | None
     ) -> list[int]:
         """Send a request for each body; their tickets. More than one only of a correlated session."""
+        self._check_open()
         with self._turn:
-            if self._closed:
-                raise UsageError("the client is closed")
             if len(self._session) and not self._session.correlated:
                 if self._asker != threading.get_ident():
                     raise UsageError(SHARED)
@@ -181,9 +192,8 @@ class Conversation:
     def _pump(self, until: float | None) -> bool:
         """Move messages until something came or a deadline passed; False when `until` has passed."""
         session, dealer = self._session, self._dealer
+        self._check_open()
         with self._turn:
-            if self._closed:
-                raise UsageError("the client is closed")
             now = time.monotonic()
             deadlines = [when for when in (until, session.next_deadline(), self._round_at) if when is not None]
             if dealer.inflow is None:  # nothing has come by this connection yet
@@ -201,6 +211,7 @@ class Conversation:
             dealer.send(session.take_output())
             if self._probe is not None:
                 self._look_at_probe(self._probe, now)
+        self._check_open()
         return until is None or now < until
 
     def _look_elsewhere(self, now: float) -> None:

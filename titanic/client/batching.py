@@ -232,7 +232,11 @@ class GeneratedKeys:
             del keys[1:]
             which = {"key": keys[0]}
         self._unanswered.append(keys)
-        if forget := [self._released.popleft() for _ in range(min(MOST_FORGOTTEN, len(self._released)))]:
+        forget: list[str] = []
+        with contextlib.suppress(IndexError):  # there are no more; other threads take some, too
+            while len(forget) < MOST_FORGOTTEN:
+                forget.append(self._released.popleft())
+        if forget:
             which["forget"] = forget
         return {**which, "key_for": self._key_for}
 

@@ -50,15 +50,21 @@ class Calls:
         self._settings: dict[str, Any] = {"timeout": timeout, "retries": retries, "version": version, "key": curve}
         self._single = broker.Client(endpoint, **self._settings)
         self._many: Pipeline | None = None
+        self._closed = False
         self.limits = BrokerLimits(self._single)
         self._asked_again = 0
         self.endpoint = self._single.endpoint
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. Any thread may ask."""
+        self._closed = True
         self._single.close()
         if self._many is not None:
             self._many.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "limits"):  # it was made
+            self.close()
 
     @property
     def sent_again(self) -> int:
@@ -109,6 +115,8 @@ class Calls:
             return Pipeline(self._endpoints, **self._tries(within))
         if self._many is None:
             self._many = Pipeline(self._endpoints, **self._settings)
+            if self._closed:
+                self._many.close()
         return self._many
 
     def map(

@@ -6,7 +6,7 @@
         thumbnail, = titanic.wait(uuid, timeout=60)
         titanic.close(uuid)
 
-One thread at a time may use it: give each its own, they are cheap. Another one that tries gets a CallerError.
+Any number of threads may share one: each has a connection of its own, which ends with the thread.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from broker import DEFAULT_ENDPOINT, Key, credentials
 from titanic.client import batching
 from titanic.client.batching import POLL_MOST, GeneratedKeys
 from titanic.client.calls import LEAST_LOOK, LONGEST_TRY, Body, Calls
+from titanic.client.threads import CallsOfThreads
 from titanic.errors import InvalidRequest, TimedOut
 from titanic.protocol import tsp
 from titanic.protocol.answers import Ended, RequestInfo, check, read_reply, read_uuids, unknown
@@ -68,7 +69,8 @@ class Client:
         public key file, or the key itself, 40 characters of Z85; all nodes have the same. KeyRefused is raised when
         the server does not take them, Forbidden when the user whose key it is lacks a permission.
         """
-        self._calls = Calls(endpoint, seconds("timeout", timeout), retries, version, credentials(key, server_key))
+        settings = endpoint, seconds("timeout", timeout), retries, version, credentials(key, server_key)
+        self._of_threads = CallsOfThreads(*settings)
         self._released_keys: deque[str] = deque()
         self.endpoint = self._calls.endpoint
 
@@ -79,8 +81,16 @@ class Client:
         self.disconnect()
 
     def disconnect(self) -> None:
-        """Close the connection. What was submitted lives on."""
-        self._calls.close()
+        """Close the connection. What was submitted lives on.
+
+        Any thread may do so. Others that are waiting for an answer get an InvalidRequest, within a second.
+        """
+        self._of_threads.close()
+
+    @property
+    def _calls(self) -> Calls:
+        """Those of the calling thread."""
+        return self._of_threads.own()
 
     # -- one request -----------------------------------------------------------------------------------------
 

@@ -184,7 +184,8 @@ def test_to_wait_without_limit(client: Client, echo: Worker) -> None:
         assert len(patient.submit_many("echo", ["y"])) == 1
 
 
-def test_two_threads_are_told_that_they_share_a_client(server: Server, client: Client) -> None:
+def test_threads_share_a_client(server: Server, client: Client, echo: Worker) -> None:
+    """One waits for a long time, others come, ask and go: nobody disturbs anybody, and no connection stays."""
     uuid, ended = client.submit("absent", "x"), threading.Event()
 
     def wait() -> None:
@@ -192,17 +193,52 @@ def test_two_threads_are_told_that_they_share_a_client(server: Server, client: C
             client.wait(uuid, 60)
         ended.set()
 
+    def live(number: int) -> None:
+        own = client.submit("echo", str(number))
+        assert client.wait(own, 30) == [b"%d" % number]
+        many = client.submit_many("echo", [b"%d" % number] * 3)
+        assert [reply for _, reply in client.replies(many, 30)] == [[b"%d" % number]] * 3
+        client.close_many([own, *many])
+        lived.append(number)
+
+    lived: list[int] = []
     thread = threading.Thread(target=wait)
     thread.start()
-    with Client(server.endpoints[0]) as own:
-        until(lambda: own.stats()["waiting_clients"] == 1)
-        for use in (client.stats, lambda: client.submit("s", "x")):
-            with pytest.raises(CallerError, match="another thread is using this client; give each thread one of its"):
-                use()
-        own.close(uuid)
+    until(lambda: client.stats()["waiting_clients"] == 1)
+    threads = [threading.Thread(target=live, args=(number,)) for number in range(8)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    assert sorted(lived) == list(range(8))
+    assert not ended.is_set(), "who waits is not disturbed"
+    assert len(client._of_threads._all) == 2, "connections of threads that have ended are closed"
+    client.close(uuid)
     thread.join(30)
-    assert ended.is_set(), "who was first is not disturbed"
+    assert ended.is_set()
     assert client.stats()["store"]["requests"] == 0
+
+
+def test_a_client_is_closed_while_others_wait(server: Server, client: Client) -> None:
+    """They hear of it, and so does who comes later."""
+    shared, heard = Client(server.endpoints[0], timeout=30), []
+    uuid = client.submit("absent", "x")
+
+    def wait() -> None:
+        for use in (lambda: shared.wait(uuid, 60), lambda: shared.submit("absent", "x"), lambda: shared.call("s", "x")):
+            with pytest.raises(InvalidRequest, match="the client is closed"):
+                use()
+        with pytest.raises(InvalidRequest, match="the client is closed"):
+            shared.submit_many("absent", ["x"])
+        heard.append(threading.get_ident())
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    until(lambda: client.stats()["waiting_clients"] == 1)
+    shared.disconnect()
+    thread.join(30)
+    wait()
+    assert len(heard) == 2
 
 
 def test_call_stores_nothing(client: Client, echo: Worker) -> None:
