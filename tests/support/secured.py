@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import zmq
+from support.serving import PATIENT
 
 from broker import Access, Broker, BrokerConfig, Curve, Keys, Permission, Reach, User, UserLimits
 
@@ -84,7 +85,7 @@ def secured_broker(
     **settings: Any,
 ) -> Iterator[Broker]:
     """A broker that runs with access control; its endpoints are in `core.about.endpoints`."""
-    broker = Broker(BrokerConfig(**settings), access=access, rules=rules or {}, keys=SERVER)
+    broker = Broker(BrokerConfig(**settings) if settings else PATIENT, access=access, rules=rules or {}, keys=SERVER)
     try:
         for endpoint in bind:
             broker.bind(endpoint)

@@ -20,6 +20,9 @@ from titanic.store.lmdb.tools import check
 QUICK = WorkerConfig(heartbeat_interval=0.5, reconnect_first=0.05, reconnect_most=0.2)
 """Workers that come back soon."""
 
+PATIENT = BrokerConfig(liveness=60)
+"""A broker for workers that send no heartbeats, on a busy machine."""
+
 
 def config(path: Path, **settings: Any) -> ServerConfig:
     defaults: dict[str, Any] = {
@@ -31,6 +34,7 @@ def config(path: Path, **settings: Any) -> ServerConfig:
         "grace": 0.0,
         "lanes": 4,
         "worker": QUICK,
+        "wire": PATIENT,
     }
     return ServerConfig(**(defaults | settings))
 
@@ -52,7 +56,7 @@ def serving(path: Path, **settings: Any) -> Iterator[Server]:
 @contextmanager
 def brokering(bind: str = "tcp://127.0.0.1:*", **settings: Any) -> Iterator[str]:
     """A broker that runs; where it is reached."""
-    broker = Broker(BrokerConfig(**settings))
+    broker = Broker(BrokerConfig(**settings) if settings else PATIENT)
     endpoint = broker.bind(bind)
     with broker:
         yield endpoint
