@@ -64,6 +64,8 @@ class RemoteStore(DictStore):
         """Whether it cannot be reached."""
         self.silent = 0
         """Of so many of the next commits nobody is told whether they were done: they are."""
+        self.lost = 0
+        """The same, and they are not."""
 
     def read(self) -> RemoteRead:
         return RemoteRead(self)
@@ -185,10 +187,15 @@ class RemoteWrite(RemoteRead, Write):
         except StoreFailed:
             super().__exit__(StoreFailed)
             raise
+        unknown = OutcomeUnknown("it is not known whether the commit was done", "the connection broke", "look")
+        if error[0] is None and self.store.lost:
+            self.store.lost -= 1
+            super().__exit__(OutcomeUnknown)
+            raise unknown
         super().__exit__(*error)
         if error[0] is None and self.store.silent:
             self.store.silent -= 1
-            raise OutcomeUnknown("it is not known whether the commit was done", "the connection broke", "look")
+            raise unknown
 
     def claim(
         self, incarnation: int, wants: Mapping[bytes, int], max_bytes: int, bounds: Mapping[bytes, int]

@@ -49,7 +49,7 @@ class ClaimsCore:
 
     def __init__(self, draw: Callable[[], int], config: LeaseConfig | None = None) -> None:
         self.lease = self.lease_kind(draw, config)
-        self.draining = False
+        self.draining = self._leaves = False
         self.bounds: dict[bytes, int] = {}
         """How many requests of some services may run at all nodes together."""
         self.holds: dict[bytes, Hold] = {}
@@ -146,7 +146,11 @@ class ClaimsCore:
     # -- the lease -------------------------------------------------------------------------------------------
 
     def take_lease(self, now: float) -> LeaseCall | None:
-        """What is to be asked of the store about the incarnation, if anything."""
+        """What is to be asked of the store about the incarnation, if anything. Once nothing is held any more, a node
+        that is drained leaves at once."""
+        if self.draining and not self.holds and self._claim is None and not self._leaves:
+            self._leaves = True
+            self.lease.hasten(now)
         if not self.lease.is_due(now):
             return None
         held = [hold.place for hold in self.holds.values() if hold.step is not Step.RETURNING]

@@ -8,7 +8,6 @@ request has ended.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from titanic.config import ServerConfig
 from titanic.dispatch.attempts import Finish, Send
 from titanic.dispatch.close_doubts import CloseDoubts
 from titanic.dispatch.core import DispatchCore
+from titanic.dispatch.ending import Ending
 from titanic.dispatch.fetching import Fetching, LocalFetch
 from titanic.dispatch.maintenance import Maintenance, RemoteMaintenance
 from titanic.dispatch.node import ClaimingNode
@@ -37,15 +37,9 @@ from titanic.store import SharedStore, Status, Store
 
 log = logging.getLogger(__name__)
 
-DISMISS_MOST = 2.0
-"""Seconds that `stop` gives the reader to look for the replies of clients that came last to wait."""
-
 COUNT_EVERY = 5.0
 """Seconds between surveys of the workers at a broker elsewhere. They are for `workers` alone: services that have enough
 workers are not asked for otherwise."""
-
-GRACE_LOOK = 0.5
-"""Seconds between looks whether it still makes sense to wait for what is in flight."""
 
 
 class Dispatcher(Channel):
@@ -99,8 +93,7 @@ class Dispatcher(Channel):
         self._writer = writer
         self.transport: Transport | None = None
         """What requests travel by; None: no broker is known yet."""
-        self._settled = threading.Event()
-        self._dismissed = threading.Event()
+        self._ending = Ending()
         self._started = self._ended = False
         self.reconfigure = partial(self.call, self._reconfigure)
         """Goes on with other settings. Any thread may call it."""
@@ -152,10 +145,10 @@ class Dispatcher(Channel):
         """Send nothing new, and give what is in flight `grace` seconds to come back and reach the disk. A store that
         cannot be used any more is not waited for."""
         self.call(self._set_stopping)
-        until = time.monotonic() + grace
-        while self.alive and self._store.usable and (left := until - time.monotonic()) > 0:
-            if self._settled.wait(min(left, GRACE_LOOK)):
-                return
+        self._ending.wait_settled(grace, self._may_settle)
+
+    def _may_settle(self) -> bool:
+        return self.alive and self._store.usable
 
     @property
     def alive(self) -> bool:
@@ -166,7 +159,7 @@ class Dispatcher(Channel):
         """Do nothing more; the loop goes on. What is in flight is executed again after the next start."""
         if self.alive:
             self.call(self.waiters.dismiss)
-            self._dismissed.wait(DISMISS_MOST)
+            self._ending.wait_dismissed()
             self.call(self._end)
         if self.node is not None:
             self.node.stop()
@@ -259,9 +252,9 @@ class Dispatcher(Channel):
                 node.forgotten(uuid)
             self._doubts.over(uuid)
         if core.stopping and not core.flights and not self._fetching.busy:
-            self._settled.set()
+            self._ending.settled.set()
         if self.waiters.dismissed:
-            self._dismissed.set()
+            self._ending.dismissed.set()
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -309,8 +302,7 @@ class Dispatcher(Channel):
         """Do nothing more, and let nobody wait for it."""
         self._ended = True
         self.failures.finish()
-        self._settled.set()
-        self._dismissed.set()
+        self._ending.over()
 
     def _is_running(self, uuid: bytes) -> bool:
         """Whether an outcome of this request is to be expected that its clients may hear."""
@@ -337,6 +329,7 @@ class Dispatcher(Channel):
 
     def _set_stopping(self) -> None:
         self.core.stopping = True
+        self.core.outcomes.hurry(time.monotonic())
         if self.node is not None:
             self.node.claims.drain()
 

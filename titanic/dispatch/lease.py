@@ -208,7 +208,11 @@ class Lease:
         """Nobody knows what became of a statement under this incarnation: join again, at once."""
         if self.standing is Standing.INSIDE:
             self._hear(Word.UNKNOWN)
-            self.due_at = min(self.due_at, now)
+            self.hasten(now)
+
+    def hasten(self, now: float) -> None:
+        """Ask the store at once."""
+        self.due_at = min(self.due_at, now)
 
     def failed(self, op: LeaseCall, now: float) -> None:
         """The store gave no answer. Whatever became of it, the same may be asked again."""
@@ -224,7 +228,7 @@ class Lease:
     def _stop(self, word: Word, now: float) -> None:
         self.until = -math.inf
         self._hear(word)
-        self.due_at = min(self.due_at, now)
+        self.hasten(now)
 
     def _extend(self, op: Join | Renew) -> None:
         self.until = max(self.until, op.sent + self.config.lease - self.config.margin)

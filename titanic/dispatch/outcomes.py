@@ -21,6 +21,9 @@ WRITE_AGAIN_MOST = 30.0
 """Seconds until an outcome whose commit failed is written again: the first time, and at most. (The back-off of requests
 is in attempts.py.)"""
 
+WRITE_AGAIN_AT_THE_END = 0.2
+"""The same when the server stops: what is not written then is done again."""
+
 MOST_BYTES = 256 << 20
 """Bytes of memory of outcomes, roughly, beyond which nothing more is fetched: workers that are faster than the disk
 must not fill the memory."""
@@ -57,6 +60,7 @@ class OutcomeBuffer:
         self._rewrites: list[AttemptOutcome] = []
         self._rewrite_at: float | None = None
         self._pause = 0.0
+        self._hurried = False
 
     @property
     def full(self) -> bool:
@@ -98,7 +102,13 @@ class OutcomeBuffer:
         self._rewrites += outcomes
         if self._rewrite_at is None:
             self._pause = min(WRITE_AGAIN_MOST, self._pause * 2 or WRITE_AGAIN_FIRST)
-            self._rewrite_at = now + self._pause
+            self._rewrite_at = now + (WRITE_AGAIN_AT_THE_END if self._hurried else self._pause)
+
+    def hurry(self, now: float) -> None:
+        """The server stops: write what is to be written again now, and then again and again."""
+        self._hurried = True
+        if self._rewrite_at is not None:
+            self._rewrite_at = min(self._rewrite_at, now)
 
     def wants(self, uuids: Container[bytes]) -> bool:
         """Whether one of these is to be written next."""

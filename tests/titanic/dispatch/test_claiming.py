@@ -13,7 +13,7 @@ from support.waiting import until
 from broker import ErrorReply, Loop
 from titanic import ServerConfig
 from titanic.commit.writer import Writer
-from titanic.dispatch import claim_writes
+from titanic.dispatch import claim_writes, outcomes
 from titanic.dispatch import claims as claims_module
 from titanic.dispatch import node as node_module
 from titanic.dispatch.attempts import Send
@@ -292,6 +292,38 @@ def test_outcomes_are_kept_in_peace_while_nobody_knows_what_became_of_a_commit(n
     until(lambda: not node.core.flights)
     with node.store.read() as txn:
         assert isinstance(txn.reply(uuids[1]), Outcome)
+
+
+def test_what_is_finished_is_written_before_the_end_also_when_commits_were_in_doubt(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first commit fails before the end begins, the others of these afterwards."""
+    monkeypatch.setattr(outcomes, "WRITE_AGAIN_FIRST", 1e6)
+    (uuid,) = node.submit(b"1")
+    node.workers(1)
+    until(lambda: node.sent == [b"1"])
+    node.store.lost = 3
+    replied(node, uuid)
+    until(lambda: node.store.lost < 3)
+    node.settle()
+    node.dispatcher.wind_down(60)
+    assert not node.core.flights
+    with node.store.read() as txn:
+        assert isinstance(txn.reply(uuid), Outcome)
+
+
+def test_a_drained_node_leaves_as_soon_as_nothing_is_left() -> None:
+    node = Node(lease=LeaseConfig(lease=1e6, renew=1e5))
+    node.start()
+    (uuid,) = node.submit(b"1")
+    node.workers(1)
+    until(lambda: node.sent == [b"1"])
+    assert node.dispatcher.node is not None
+    node.in_loop(node.dispatcher.node.drain)
+    replied(node, uuid)
+    until(lambda: node.dispatcher.node and node.dispatcher.node.has_left)
+    assert not node.store.living()
+    node.stop()
 
 
 def test_when_its_lease_has_run_out_a_node_asks_back_what_no_worker_has_begun_and_sends_nothing(
