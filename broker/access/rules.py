@@ -46,6 +46,9 @@ BEATS_SAVED = 15.0
 _FREE = (Command.PARTIAL, Command.FINAL)
 """What is not counted of a worker that has a request."""
 
+_OF_A_QUEUE = b"titanic.request"
+"""Who may work for this is a queue."""
+
 _QUEUE = b"titanic."
 """How the names of services begin whose workers are told who asks."""
 
@@ -197,6 +200,14 @@ class Guard:
         if document is None:
             document = self._documents[user] = b" " + user.to_json()
         return document
+
+    def token(self, request: Request, user: User) -> bytes:
+        """The `client` frame of a request for its worker. Only a queue may say what is known of a request: anybody else
+        could have a worker take one request for another."""
+        number = request.token[:16]
+        if not user.may(Permission.WORK, _OF_A_QUEUE):
+            return number + self.who_asks(request.service, user)
+        return request.token + self.who_asks(request.service, user)
 
     def refused(self, user: User, action: str, service: bytes, peer: Peer, why: str = "") -> None:
         """Count a refusal, and remember it for the log. `why`: in words, with what would have to be allowed."""

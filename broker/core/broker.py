@@ -329,9 +329,9 @@ class BrokerCore(IntegratedServices):
         worker.request = request
         if request.mark is not None:
             self.delivered[request.mark] = request
-        request.token = b"%016x" % next(self._tokens)
+        request.token = b"%016x%b" % (next(self._tokens), request.context)
         if request.user is not None and self.guard is not None:
-            request.token += self.guard.who_asks(request.service, request.user)
+            request.token = self.guard.token(request, request.user)
         request.deliveries += 1
         self._send_worker(worker, Command.REQUEST, [request.token, b"", *request.body], now)
         if worker.dialect.silent_when_busy:

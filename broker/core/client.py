@@ -165,6 +165,8 @@ class _SentRequest(Unanswered):
     """A request that was sent to a broker, perhaps several times."""
 
     service: bytes
+    context: bytes = b""
+    """What a queue says of the request to its worker."""
     tries: int = 0
     sent_at: float = 0.0
     parts_told: int = 0
@@ -244,8 +246,9 @@ class ClientSession(RequestSession[_SentRequest]):
         *,
         timeout: float | None = None,
         retries: int | None = None,
+        context: bytes = b"",
     ) -> int:
-        """Send a request; the ticket that its events will carry comes back.
+        """Send a request; the ticket that its events will carry comes back. `context`: for its worker, from a queue.
 
         `timeout` and `retries` stand in for the configuration's when they are given.
         Raises RuntimeError when the session is not correlated and a request is in flight.
@@ -253,7 +256,7 @@ class ClientSession(RequestSession[_SentRequest]):
         if self._pending and not self.correlated:
             raise RuntimeError("one request at a time on a session without correlation")
         timeout = self.config.timeout if timeout is None else timeout
-        pending = _SentRequest(body, timeout, self.config.retries if retries is None else retries, service)
+        pending = _SentRequest(body, timeout, self.config.retries if retries is None else retries, service, context)
         ticket = self._add(pending)
         self._send(ticket, pending, now)
         return ticket
@@ -285,9 +288,9 @@ class ClientSession(RequestSession[_SentRequest]):
         if not self.correlated:
             ticket = next(iter(self._pending), 0)
             return ticket, self._pending[ticket].tries if ticket else 0
-        if len(stack) != 2 or len(stack[0]) != _CORRELATION.size:
+        if len(stack) < 2 or len(stack[-2]) != _CORRELATION.size:  # a queue's context may stand before it
             return 0, 0
-        ticket, attempt = _CORRELATION.unpack(stack[0])
+        ticket, attempt = _CORRELATION.unpack(stack[-2])
         return ticket, attempt
 
     def _send(self, ticket: int, pending: _SentRequest, now: float) -> None:
@@ -298,6 +301,8 @@ class ClientSession(RequestSession[_SentRequest]):
         pending.sent_at = now
         self._set_deadline(ticket, pending, now)
         stack = [_CORRELATION.pack(ticket, pending.tries), b""] if self.correlated else []
+        if pending.context:
+            stack.insert(0, pending.context)
         self._output.append((self.connection, self.dialect.encode_request(stack, pending.service, pending.body)))
 
     def _begin_anew(self, ticket: int, pending: _SentRequest) -> None:

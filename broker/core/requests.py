@@ -10,6 +10,7 @@ from broker.access.users import User
 from broker.config import BrokerConfig
 from broker.core.mdp import (
     CLIENT_DIALECTS,
+    CLIENT_QUEUE,
     EMPTY,
     ERROR,
     HEADERS,
@@ -23,6 +24,10 @@ from broker.core.mdp import (
 
 _FRAME = 64
 """Bytes of memory that a frame takes besides its content, roughly."""
+
+
+MOST_CONTEXT = 4096
+"""Bytes of what a queue may say of a request to its worker; more is not handed on."""
 
 
 def footprint(frames: Frames) -> int:
@@ -90,6 +95,15 @@ class Request:
         """Whether an integrated service has answered it."""
         self.wanted = True
         """Not any more when its client took it back while a worker had it: no second worker gets it."""
+
+    @property
+    def context(self) -> bytes:
+        """What a queue says of it to its worker: a JSON object in front of the queue's own address frame, so it begins
+        with `{`. Empty: nothing. Titanic's own services are not told: there the broker says who asks."""
+        stack = self.stack
+        if self.dialect is not CLIENT_QUEUE or len(stack) < 3 or not stack[-3].startswith(b"{"):
+            return b""
+        return b"" if len(stack[-3]) > MOST_CONTEXT or self.service.startswith(b"titanic.") else stack[-3]
 
     def partial(self, body: Frames) -> Frames | None:
         """The PARTIAL message for the client, or None when there is nothing to send (yet)."""

@@ -24,8 +24,10 @@ PAGE = HERE.parents[1] / "titanic/PROTOCOL.md"
 MESSAGE = re.compile(r"^    ([CW][<>]) (.*(?:\n      .*)*)", re.MULTILINE)
 FRAME = re.compile(r" *(\d+)?(?:  ((?:[0-9a-f]{2} )*[0-9a-f]{2})(?:  .*)?)?")
 
-VARIES = re.compile(rb"[0-9a-f]{16}|[0-9a-f]{32}")
-"""A frame that is new each time: a worker's `client`, a UUID."""
+VARIES = re.compile(rb"([0-9a-f]{16}|[0-9a-f]{32})(\{.*\})?")
+"""A frame that is new each time: a UUID, a worker's `client`, behind which the request's context may stand."""
+
+UUID = re.compile(rb"[0-9a-f]{32}")
 
 HEARTBEAT = [b"MDPW02", b"\5"]
 
@@ -98,7 +100,10 @@ def test_the_worked_example(tmp_path: Path, apart: bool) -> None:
             while got == HEARTBEAT != frames:  # one more of them, on a slow machine
                 got = sockets[side].recv_multipart()
             for shown, frame in zip(frames, got, strict=True):
-                if VARIES.fullmatch(shown) and VARIES.fullmatch(frame) and len(shown) == len(frame):
+                varies, new = VARIES.fullmatch(shown), VARIES.fullmatch(frame)
+                if varies and new and len(varies[1]) == len(new[1]):
+                    in_context = UUID.sub(lambda match: real[match[0]], varies[2] or b"")
+                    assert in_context == (new[2] or b"")
                     assert real.setdefault(shown, frame) == frame
                 else:
                     assert frame == shown

@@ -32,6 +32,7 @@ from titanic.client.calls import BrokerLimits
 from titanic.client.client import Client
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol.answers import RequestInfo
+from titanic.protocol.submit_options import TRACEPARENT
 from titanic.protocol.tsp import Frames
 from titanic.util.text import counted
 
@@ -53,6 +54,12 @@ def _no_key_file(context: click.Context, option: click.Parameter, key: str | Non
             f"--key is the idempotency key of a request, and {key} is a key file; give it as --key-file"
         )
     return key
+
+
+def _traceparent(context: click.Context, option: click.Parameter, trace: str | None) -> str | None:
+    if trace is None or TRACEPARENT.fullmatch(trace):
+        return trace
+    raise click.UsageError(f"--trace is {trace!r}; it must be a traceparent: 00-<32 hex digits>-<16 hex digits>-01")
 
 
 @command()
@@ -106,6 +113,14 @@ def _no_key_file(context: click.Context, option: click.Parameter, key: str | Non
     envvar="TITANIC_SUBMIT_LIMIT",  # TITANIC_LIMIT is that of `titanic work`
     group=CHOICES,
     help="Maximum run time of one attempt.",
+)
+@option(
+    "--trace",
+    metavar="TRACEPARENT",
+    default=None,
+    callback=_traceparent,
+    group=CHOICES,
+    help="W3C traceparent for its worker.",
 )
 @reaching(5.0, EACH_TRY, key_options(CONNECTION, names=["--key-file"]))
 def submit(

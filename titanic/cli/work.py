@@ -29,6 +29,7 @@ from titanic.cli.options import (
 )
 from titanic.cli.printing import as_text
 from titanic.cli.running import Ending, say
+from titanic.jobs.context import RequestContext, current
 from titanic.protocol.tsp import Frames
 from titanic.util.sd_notify import VARIABLES, Notifier
 
@@ -96,6 +97,7 @@ class CommandHandler:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # so that it can be ended with all that it started
+                env=_environment(current()),
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - it calls one function of libc, which takes no lock
             )
             self._running.add(process)
@@ -117,8 +119,23 @@ class CommandHandler:
     @staticmethod
     def _failure(text: str, errors: bytes) -> RemoteError:
         kept = errors[-STDERR_KEPT:]
-        log.warning("%s%s", text, f": {said}" if (said := as_text([kept])) else "")
+        where = f"{uuid}: " if (uuid := current().uuid) else ""
+        log.warning("%s%s%s", where, text, f": {said}" if (said := as_text([kept])) else "")
         return RemoteError(500, text, [kept])
+
+
+def _environment(request: RequestContext) -> dict[str, str]:
+    """That of a command: ours, and what is known of its request. (TITANIC_KEY means a key file.)"""
+    known = {
+        "TITANIC_UUID": request.uuid,
+        "TITANIC_ATTEMPT": str(request.attempt or ""),
+        "TITANIC_ATTEMPTS": str(request.attempts or ""),
+        "TITANIC_DEADLINE": "" if request.deadline is None else f"{request.deadline:.3f}",
+        "TRACEPARENT": request.trace,
+    }
+    return {name: value for name, value in os.environ.items() if name not in known} | {
+        name: value for name, value in known.items() if value
+    }
 
 
 def _watch(worker: Worker) -> None:
@@ -163,6 +180,10 @@ def work(
     The request's body, its frames joined, is the command's standard input; its standard output becomes the reply. When
     the command does not exit with 0, is killed or takes longer than --limit, the attempt has failed: the end of its
     standard error is kept with the request, which is tried again later.
+
+    Of a request of Titanic the command has in its environment TITANIC_UUID, TITANIC_ATTEMPT (1 is the first),
+    TITANIC_ATTEMPTS (at most so many), TITANIC_DEADLINE (seconds since 1970, if there is a limit) and TRACEPARENT (if
+    it was submitted with one).
 
     Of several endpoints each job chooses one at random, and the next one when it fails. With --everywhere it is
     registered at all of them, and does one request at a time: another that comes meanwhile waits for 0.2 s, then it is

@@ -110,6 +110,7 @@ class Client:
             limit         maximum run time of one attempt
             retry_first   back-off after the first failure, doubles with each failure; default the server's
             retry_most    the longest back-off; default the server's
+            trace         a W3C `traceparent`: the handler finds it in `titanic.current().trace`
 
         Times are seconds or a timedelta, ten years at most.
 

@@ -50,12 +50,13 @@ class Flight:
 
 class Send(NamedTuple):
     """Send a request to its service: answer with `replied`. `has_ttl`: it may expire, so it is not sent again without a
-    look at the clock."""
+    look at the clock. `context`: what its worker is told of it, where the broker hands that on."""
 
     uuid: bytes
     service: bytes
     body: Frames
     has_ttl: bool = False
+    context: bytes = b""
 
 
 class Finish(NamedTuple):

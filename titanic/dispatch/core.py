@@ -26,11 +26,13 @@ from __future__ import annotations
 import random
 from collections.abc import Container, Iterable, Sequence
 
-from broker import ErrorReply, Timers, earliest
+from broker import ErrorReply, earliest
 from titanic.config import ServerConfig
 from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight, Send, after_failure, without_room
-from titanic.dispatch.backlogs import OVERTAKE, Backlog, Backlogs, Fetch
+from titanic.dispatch.backlogs import Backlog, Backlogs, Fetch
 from titanic.dispatch.outcomes import OutcomeBuffer
+from titanic.dispatch.recalls import Recalls
+from titanic.dispatch.request_context import context_of
 from titanic.protocol.submit_options import Policy, read_policy
 from titanic.protocol.tsp import Frames
 from titanic.store import ReadyRow, Status, priority_in
@@ -64,12 +66,10 @@ class DispatchCore:
         self.present, self.surveyed, self.unreadable = backlogs.present, backlogs.surveyed, backlogs.unreadable
         self._config = config
         self._dice = random.Random(seed)
-        self._limits: Timers[bytes] = Timers()
-        """When the attempts pass their limits."""
-        self._lapses: Timers[bytes] = Timers()
-        """When the time to live of what was sent is over."""
+        self._recalls = recalls = Recalls(self.flights)
+        self.recall, self.take_recalls = recalls.add, recalls.take
+        """Of requests that no worker is to begin: answer what was taken with `refused` (499), or with `kept`."""
         self._sends: list[Send] = []
-        self._recalls: list[bytes] = []
         self._certain: list[bytes] = []
         self._alarm: float | None = None
 
@@ -97,7 +97,7 @@ class DispatchCore:
                 late += 1
             elif backlog.free and not self.stopping:
                 backlog.cursor = row.key
-                self._begin(row, backlog, now)
+                self._begin(row, backlog, now, wall_us)
             else:
                 break
         backlog.late = min(LATE_MOST, 2 * late)
@@ -144,20 +144,11 @@ class DispatchCore:
             self._failed(uuid, flight, f"no reply within {self._config.attempt_timeout:g} s", [])
 
     def tick(self, now: float) -> None:
-        """Look at what is due. An attempt beyond its limit has failed if a worker has the request, whatever that worker
-        is still doing; whether one has it is asked now."""
-        for uuid in self._limits.due(now):
-            flight = self.flights.get(uuid)
-            if flight is not None and not flight.settling and not flight.closed:
-                flight.overdue = True
-                self._recalls.append(uuid)
-        for uuid in self._lapses.due(now):
-            flight = self.flights.get(uuid)
-            if flight is not None and not flight.settling and not flight.closed:
-                self._recalls.append(uuid)  # a worker that has not begun is not to begin
+        """Look at what is due."""
+        self._recalls.tick(now)
         for name in self.backlogs.overtakes.due(now):
             if (backlog := self.backlogs.get(name)) is not None:
-                self._overtake(backlog, now)
+                self._recalls.overtake(backlog, now)
 
     def kept(self, uuid: bytes) -> bool:
         """A request cannot be taken back: a worker has it, or nobody can say. True when its attempt is over for that
@@ -209,13 +200,7 @@ class DispatchCore:
             flight = self.flights.get(uuid)
             if flight is not None:
                 flight.closed = True
-                if not flight.settling:
-                    self._recalls.append(uuid)
-
-    def recall(self, uuids: Iterable[bytes]) -> None:
-        """No worker is to begin these that has not begun."""
-        flights = self.flights
-        self._recalls += [uuid for uuid in uuids if uuid in flights and not flights[uuid].settling]
+                self._recalls.add((uuid,))
 
     def in_doubt(self, uuid: bytes) -> bool:
         """Whether a worker may still get a closed request: it is on its way, and nobody has said that a worker has it.
@@ -263,15 +248,10 @@ class DispatchCore:
                 self._expired(send.uuid)
                 continue
             if end:
-                self._lapses.set(send.uuid, now + (end - wall_us) / 1e6)
+                self._recalls.lapse(send.uuid, now + (end - wall_us) / 1e6)
             good.append(send)
         self.counts["dispatched"] += len(good)
         return good
-
-    def take_recalls(self) -> list[bytes]:
-        """Requests to be taken back if no worker has them yet: answer with `refused` (499), or with `kept`."""
-        recalls, self._recalls = self._recalls, []
-        return recalls
 
     def take_certain(self) -> list[bytes]:
         """Closed requests that no worker can get any more."""
@@ -298,7 +278,7 @@ class DispatchCore:
     def next_deadline(self) -> float | None:
         """The next time at which something is due."""
         backlogs = self.backlogs
-        times = [self._limits.next(), self._lapses.next(), backlogs.overtakes.next(), self.outcomes.next_deadline()]
+        times = [self._recalls.next_deadline(), backlogs.overtakes.next(), self.outcomes.next_deadline()]
         if not self.stopping:
             times += (backlogs.next_deadline(), self._alarm)
         return earliest(*times)
@@ -310,31 +290,16 @@ class DispatchCore:
         most = row.max_attempts or self._config.max_attempts
         return Flight(backlog, row.attempts, most, policy, row.expires_at, now, priority_in(row.key))
 
-    def _begin(self, row: ReadyRow, backlog: Backlog, now: float) -> None:
+    def _begin(self, row: ReadyRow, backlog: Backlog, now: float, wall_us: int) -> None:
         flight = self._flight(row, backlog, now)
         if not backlog.in_flight:
             backlog.least_urgent = flight.priority
         backlog.least_urgent = min(backlog.least_urgent, flight.priority)
         self._take_off(row.uuid, backlog, flight)
         if flight.policy.limit:
-            self._limits.set(row.uuid, now + flight.policy.limit)
-        self._sends.append(Send(row.uuid, backlog.name, row.body, row.expires_at > 0))
-
-    def _overtake(self, backlog: Backlog, now: float) -> None:
-        """Take back what was sent ahead and is less urgent than what has arrived since."""
-        urgent, backlog.urgent = backlog.urgent, 0
-        behind = [
-            (uuid, flight)
-            for uuid, flight in self.flights.items()
-            if flight.backlog is backlog
-            and flight.priority < urgent
-            and flight.started <= now - OVERTAKE
-            and not (flight.settling or flight.closed or flight.recalled)
-        ]
-        # No worker has those yet that were sent last.
-        for uuid, flight in behind[-backlog.surplus :] if backlog.surplus else []:
-            flight.recalled = True
-            self._recalls.append(uuid)
+            self._recalls.limit(row.uuid, now + flight.policy.limit)
+        context = context_of(row, flight, wall_us)
+        self._sends.append(Send(row.uuid, backlog.name, row.body, row.expires_at > 0, context))
 
     def _take_off(self, uuid: bytes, backlog: Backlog, flight: Flight) -> None:
         backlog.in_flight += 1
@@ -354,10 +319,8 @@ class DispatchCore:
         if flight is None or flight.settling:
             return None
         flight.backlog.in_flight -= 1
-        if flight.policy.limit:
-            self._limits.cancel(uuid)
-        if flight.expires_at:
-            self._lapses.cancel(uuid)
+        if flight.policy.limit or flight.expires_at:
+            self._recalls.ended(uuid, flight)
         if flight.closed:
             self._forget(uuid)
             self._certain.append(uuid)

@@ -143,7 +143,7 @@ class _OwnBrokerTransport:
 
     def send_requests(self, sends: Sequence[Send], now: float) -> None:
         for send in sends:
-            ticket = self._tickets[send.uuid] = self.session.request(send.service, send.body, now)
+            ticket = self._tickets[send.uuid] = self.session.request(send.service, send.body, now, context=send.context)
             self._sends[ticket] = send
 
     def recall_request(self, uuid: bytes, now: float) -> None:

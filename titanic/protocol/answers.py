@@ -50,6 +50,8 @@ class RequestInfo(TypedDict):
     """Why it failed, the last time or for good."""
     reply_frames: int
     reply_bytes: int
+    trace: NotRequired[str]
+    """The `traceparent` that it was submitted with; absent when there was none."""
     owner: NotRequired[str]
     """The user who submitted it; absent when that was nobody."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple, TypedDict
@@ -30,6 +31,9 @@ KEY_FOR = 86_400.0
 MOST_SECONDS = 10 * 366 * 86_400.0
 """The longest time span that an option of a request may have."""
 
+TRACEPARENT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+"""The header of that name, as W3C's Trace Context has it."""
+
 
 Span = float | timedelta
 """A time span: seconds, or a timedelta."""
@@ -47,6 +51,7 @@ class SubmitOptions(TypedDict, total=False):
     limit: Span
     retry_first: Span
     retry_most: Span
+    trace: str
 
 
 def seconds(name: str, value: Any) -> float:
@@ -73,7 +78,9 @@ def _plain(name: str, value: Any) -> Any:
         return [_plain(name, one) for one in value]
     if value is None or isinstance(value, (str, int, float)):
         return value
-    kind = "text" if name in ("key", "keys", "service", "state") else "a number or, if it is a time, a timedelta"
+    kind = (
+        "text" if name in ("key", "keys", "service", "state", "trace") else "a number or, if it is a time, a timedelta"
+    )
     raise InvalidRequest(f"{name} is {quoted(value)}; it must be {kind}")
 
 
@@ -83,6 +90,17 @@ class Policy(NamedTuple):
     limit: float = 0.0
     retry_first: float = 0.0
     retry_most: float = 0.0
+    trace: str = ""
+    """The `traceparent` for its worker."""
+
+    @property
+    def spans(self) -> dict[str, float]:
+        """Those of the times that were given, by their names."""
+        spans = self.limit, self.retry_first, self.retry_most
+        return {name: value for name, value in zip(_SPANS, spans, strict=True) if value}
+
+
+_SPANS = ("limit", "retry_first", "retry_most")
 
 
 @lru_cache(maxsize=1024)
@@ -90,6 +108,7 @@ def read_policy(options: bytes) -> Policy:
     """The policy in a record's options; the default when there are no options, or unreadable ones."""
     try:
         document = json.loads(options or b"{}")
-        return Policy(**{name: float(document[name]) for name in Policy._fields if name in document})
+        spans = {name: float(document[name]) for name in _SPANS if name in document}
+        return Policy(**spans, trace=str(document.get("trace", "")))
     except (ValueError, TypeError, AttributeError):
         return Policy()

@@ -135,7 +135,9 @@ def _document(row: Description, running: bool) -> dict[str, Any]:
     state = State.RUNNING if running and row.state is State.WAITING else row.state
     document["state"] = state.name.lower()
     policy = read_policy(row.options)
-    document["options"] = {name: value for name, value in policy._asdict().items() if value}
+    document["options"] = policy.spans
+    if policy.trace:
+        document["trace"] = policy.trace
     if not row.owner:
         del document["owner"]
     # A damaged record may have bytes anywhere.

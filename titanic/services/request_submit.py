@@ -20,6 +20,7 @@ from titanic.protocol.submit_options import (
     MAX_PRIORITY,
     MOST_SECONDS,
     MOST_TOGETHER,
+    TRACEPARENT,
     Policy,
 )
 from titanic.protocol.tsp import Frames
@@ -305,6 +306,10 @@ def _is_key(value: Any) -> bool:
         return False
 
 
+def _is_trace(value: Any) -> bool:
+    return isinstance(value, str) and TRACEPARENT.fullmatch(value) is not None
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -329,6 +334,7 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "limit": _SECONDS,
     "retry_first": _SECONDS,
     "retry_most": _SECONDS,
+    "trace": ("a traceparent, as in 00-<32 hex digits>-<16 hex digits>-01", _is_trace),
     "many": ("true or false", lambda v: isinstance(v, bool)),
     "forget": (
         f"a list of at most {MOST_TOGETHER} texts of 1 to 255 bytes",

@@ -99,6 +99,7 @@ class ReadyRow(NamedTuple):
     max_attempts: int
     expires_at: int
     options: bytes
+    idempotency_key: bytes = b""
 
 
 def priority_in(key: bytes) -> int:

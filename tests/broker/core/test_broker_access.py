@@ -547,3 +547,33 @@ def test_who_is_revoked_has_no_share_any_more(played: Played) -> None:
     played.core.revoke(Review(played.guard, lambda peer: NOBODY), played.now)
     check(played.core)
     assert played.core.waiting.of_users == {}
+
+
+def test_only_a_queue_may_say_what_a_request_is(played: Played) -> None:
+    """Anybody else could have a worker take one request for another, or another user's."""
+    context = b'{"uuid":"00"}'
+    queue = user("queue", work=["titanic.*"], call=["*"])
+    for who, said in ((CALLER, b""), (queue, context), (None, context)):
+        played.said(WORKER, f"worker of {who}", b"MDPW02", b"\1", b"echo")
+        played.core.receive("client", [context, b"mark", b"", b"MDPC02", b"\5", b"echo", b"hi"], 0.0, who)
+        ((_, request),) = played.core.take_output()
+        assert request is not None
+        assert request[2][16:] == said
+    played.said(queue, "queue", b"MDPW02", b"\1", b"titanic.submit")
+    played.core.receive("own", [context, b"mark", b"", b"MDPC02", b"\5", b"titanic.submit", b"x"], 0.0)
+    ((_, request),) = played.core.take_output()
+    assert request is not None
+    assert len(request[2]) == 16, "there the broker says who asks"
+
+
+def test_what_is_no_context_is_an_address(played: Played) -> None:
+    for frame, dialect in ((b"x", b"\5"), (b"{" + bytes(5000), b"\5"), (b"{}", b"\1")):
+        played.said(WORKER, repr(frame[:9]), b"MDPW02", b"\1", b"echo")
+        played.core.receive("client", [frame, b"mark", b"", b"MDPC02", dialect, b"echo", b"hi"], 0.0)
+        ((peer, request),) = played.core.take_output()
+        assert request is not None
+        assert len(request[2]) == 16
+        played.core.receive(peer, [b"MDPW02", b"\4", request[2], b"", b"ho"], 0.0, WORKER)
+        ((_, reply),) = played.core.take_output()
+        assert reply is not None
+        assert reply[:3] == [frame, b"mark", b""]

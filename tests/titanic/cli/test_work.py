@@ -33,6 +33,30 @@ def test_the_body_is_its_input_and_its_output_the_reply(outcome: Outcome) -> Non
     assert outcome("cat", body=body) == (0, body, "")
 
 
+def test_it_finds_its_request_in_the_environment(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    monkeypatch.setenv("TITANIC_UUID", "somebody else's")
+    command = "sh", "-c", "echo $TITANIC_UUID/$TITANIC_ATTEMPT/$TITANIC_ATTEMPTS/$TITANIC_DEADLINE/$TRACEPARENT; false"
+    with working(tmp_path, endpoint, "environment", *command, options=("--log-format", "json")) as worker:
+        given = "--max-attempts", "1", "--limit", "99", "--trace", trace, "--wait", "25", "--endpoint", endpoint
+        done = here("submit", "environment", "x", *given)
+        uuid = done.err.split("\n")[0]
+        worker.says(f"{uuid}: the command exited with 1")
+    with working(tmp_path, endpoint, "environment", *command[:-1], command[-1].removesuffix("; false")):
+        assert here("retry", uuid, "--endpoint", endpoint).code == 0
+        said = here("reply", uuid, "--wait", "25", "--endpoint", endpoint).out.decode().strip().split("/")
+    assert [said[0], said[1], said[2], said[4]] == [uuid, "1", "1", trace]
+    assert float(said[3]) > 1.7e9
+
+
+def test_a_trace_that_is_none(endpoint: str) -> None:
+    done = here("submit", "environment", "x", "--trace", "00-x", "--endpoint", endpoint)
+    assert done.code == 2
+    assert "--trace is '00-x'; it must be a traceparent" in done.err
+
+
 def test_what_it_writes_to_stderr_is_no_failure(outcome: Outcome) -> None:
     assert outcome("sh", "-c", "cat; echo careful >&2") == (0, b"x", "")
 

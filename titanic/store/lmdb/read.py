@@ -100,7 +100,8 @@ def next_ready(
             raise
         expires_at = expiry(header.expires_at, past)
         attempts = past.attempts if past else 0
-        rows.append(ReadyRow(key, uuid, attempts, body, header.max_attempts, expires_at, header.options))
+        most = header.max_attempts
+        rows.append(ReadyRow(key, uuid, attempts, body, most, expires_at, header.options, header.key))
     return rows
 
 

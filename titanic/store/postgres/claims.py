@@ -89,7 +89,7 @@ def claim(
         name = names[n - 1]
         more, columns = columns[:_SIZE_OF_MORE], columns[_SIZE_OF_MORE:]
         try:
-            row = ready_row(name, *columns)
+            row = ready_row(name, more[3], *columns)
         except RecordCorrupt as damage:
             row = damaged_row(name, *columns)
             damaged[row.uuid] = damage

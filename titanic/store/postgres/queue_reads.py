@@ -64,11 +64,12 @@ def next_ready(
     if not uuids:
         return []
     rows = tx.fetch(_ROWS, ids(uuids[:limit]), max_bytes)
-    return [ready_row(service, *row) for row in rows]
+    return [ready_row(service, b"", *row) for row in rows]
 
 
 def ready_row(
     service: bytes,
+    key: bytes,
     rank: int,
     uuid: bytes,
     attempts: int,
@@ -79,9 +80,9 @@ def ready_row(
     frames: int,
     size: int,
 ) -> ReadyRow:
-    """What READY_COLUMNS say."""
+    """What READY_COLUMNS say, and its idempotency key."""
     expect_frames(uuid, "request", body, frames, size)
-    return ReadyRow(_key(service, rank, uuid), uuid, attempts, body, max_attempts, expires_at, options)
+    return ReadyRow(_key(service, rank, uuid), uuid, attempts, body, max_attempts, expires_at, options, key)
 
 
 def damaged_row(service: bytes, rank: int, uuid: bytes, attempts: int, *damaged: object) -> ReadyRow:

@@ -1,0 +1,127 @@
+"""What a handler knows of a request, with the broker inside and elsewhere; foreign workers go on as ever."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.processes import SUPPORT, Process
+from support.raw_mdp import raw_worker
+from support.serving import QUICK, brokering, serving
+from support.waiting import until
+
+from broker import BrokerConfig, Worker
+from titanic import Client, InvalidRequest, RequestContext, Server, current
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.fixture(params=["integrated", "stand-alone"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    settings: dict[str, Any] = {"max_attempts": 3, "presence_most": 0.1}
+    if request.param == "integrated":
+        with serving(tmp_path, wire=BrokerConfig(), **settings) as server:
+            yield server
+        return
+    endpoint = f"ipc://{tmp_path}/broker.ipc"
+    with brokering(endpoint), serving(tmp_path, broker=endpoint, **settings) as server:
+        yield server
+
+
+class Notes:
+    """A handler that notes what it knows, and fails as often as it is told to."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.seen: list[RequestContext] = []
+        self.failures = failures
+
+    def __call__(self, frames: list[bytes]) -> Iterator[bytes]:
+        self.seen.append(current())
+        yield current().uuid.encode()
+        if len(self.seen) <= self.failures:
+            raise RuntimeError("not yet")
+
+
+def test_a_handler_knows_its_request(server: Server, client: Client) -> None:
+    notes, before = Notes(failures=1), time.time()
+    with Worker("echo", notes, server.endpoints[0], config=QUICK):
+        uuid = client.submit("echo", "x", key='a "key"', trace=TRACE, limit=90, priority=7, max_attempts=5)
+        assert client.wait(uuid, 30) == [uuid.encode(), b""][:1]
+    first, second = notes.seen
+    assert (first.uuid, first.attempt, first.attempts, first.priority) == (uuid, 1, 5, 7)
+    assert (first.key, first.trace) == ('a "key"', TRACE)
+    assert first.deadline is not None
+    assert before + 89 < first.deadline < time.time() + 91
+    assert first.submitted is not None
+    assert abs(first.submitted - datetime.fromtimestamp(before, UTC)).total_seconds() < 60
+    assert (second.uuid, second.attempt) == (uuid, 2)
+    assert client.show(uuid)["trace"] == TRACE
+    assert client.show(uuid)["options"] == {"limit": 90}
+
+
+def test_of_a_plain_request_only_what_there_is(server: Server, client: Client) -> None:
+    notes = Notes()
+    with Worker("echo", notes, server.endpoints[0], config=QUICK):
+        uuid = client.submit("echo", "x")
+        client.wait(uuid, 30)
+        client.call("echo", "nothing stored")
+    stored, direct = notes.seen
+    assert (stored.key, stored.trace, stored.deadline, stored.attempts) == ("", "", None, 3)
+    assert (bool(stored), bool(direct)) == (True, False)
+    assert "trace" not in client.show(uuid)
+
+
+def test_a_log_line_names_the_request(server: Server, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    with Worker("echo", Notes(failures=9), server.endpoints[0], config=QUICK):
+        uuid = client.submit("echo", "x", max_attempts=1)
+        until(lambda: client.show(uuid)["state"] == "failed")
+    assert [line for line in caplog.messages if f"handler of echo failed ({uuid}; request 1 " in line]
+
+
+def test_a_foreign_worker_echoes_what_it_does_not_read(server: Server, client: Client) -> None:
+    with raw_worker(server.endpoints[0], b"echo") as worker:
+        uuid = client.submit("echo", "x")
+        token, body = worker.take()
+        number, context = token[:16], json.loads(token[16:])
+        assert int(number, 16) > 0
+        assert context == {"uuid": uuid, "attempt": 1, "of": 3, "priority": 4}
+        assert body == [b"x"]
+        worker.final(token, b"done")
+        assert client.wait(uuid, 30) == [b"done"]
+
+
+@pytest.mark.parametrize("version", ["0.1", "0.2"])
+def test_whatever_a_worker_speaks(server: Server, client: Client, version: str) -> None:
+    notes = Notes()
+    config = QUICK.__class__(heartbeat_interval=0.5, versions=(version,))
+    with Worker("echo", notes, server.endpoints[0], config=config):
+        uuid = client.submit("echo", "x")
+        assert client.wait(uuid, 30) == [uuid.encode()]
+
+
+def test_over_a_broker_of_others_there_is_no_context(tmp_path: Path) -> None:
+    endpoint, notes = f"ipc://{tmp_path}/broker.ipc", Notes()
+    with (
+        Process(SUPPORT / "rfc7_broker.py", endpoint, "0.5", "strict", output=tmp_path / "broker.out"),
+        serving(tmp_path, broker=endpoint, presence_most=0.1),
+        Client(endpoint, timeout=1, retries=60, version="0.1") as client,
+        Worker("echo", notes, endpoint, config=QUICK),
+    ):
+        uuid = client.submit("echo", "x", trace=TRACE)
+        assert client.wait(uuid, 60) == [b""]
+    assert [bool(seen) for seen in notes.seen] == [False]
+
+
+@pytest.mark.parametrize("trace", ["", "00-x", TRACE.upper(), f"{TRACE}-more", TRACE + "\n"])
+def test_a_trace_that_is_none_is_refused(tmp_path: Path, trace: str) -> None:
+    with (
+        serving(tmp_path) as server,
+        Client(server.endpoints[0]) as client,
+        pytest.raises(InvalidRequest, match="traceparent"),
+    ):
+        client.submit("echo", "x", trace=trace)
