@@ -18,6 +18,7 @@ from broker.access.users import User as User
 from broker.access.users import UserLimits as UserLimits
 from broker.access.users import user_from_json as user_from_json
 from broker.client import Client as Client
+from broker.client import about_broker as about_broker
 from broker.config import DEFAULT_ENDPOINT as DEFAULT_ENDPOINT
 from broker.config import BrokerConfig as BrokerConfig
 from broker.config import ClientConfig as ClientConfig
@@ -68,6 +69,8 @@ from broker.io.loop import Loop as Loop
 from broker.io.sockets import unreachable as unreachable
 from broker.pipeline import Pipeline as Pipeline
 from broker.pipeline import Reply as Reply
+from broker.procedures import each as each
+from broker.procedures import finish as finish
 from broker.server import Broker as Broker
 from broker.server import LocalPeer as LocalPeer
 from broker.source import is_compiled as is_compiled

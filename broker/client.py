@@ -12,13 +12,14 @@ unanswered is sent again to the next one, within the same time. When all are gon
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import zmq
 
@@ -31,6 +32,7 @@ from broker.errors import EndpointError, KeyRefused, RemoteError, TimedOut, Usag
 from broker.io.curve import PROBE_AFTER, Curve, Key, KeyProbe, credentials
 from broker.io.dealer import Dealer
 from broker.io.sockets import MOST_BODY_FRAMES, unreachable
+from broker.procedures import at_once, finish
 
 Body = bytes | str
 Self = TypeVar("Self", bound="Conversation")
@@ -68,13 +70,16 @@ class Conversation:
     """Whether to leave a server as soon as the connection breaks, or cannot be made, or it says that it is about to
     end."""
 
+    watchful = False
+    """Whether to connect again as soon as the connection breaks, also to the only server there is."""
+
     spread = False
     """Whether to try the servers in random order."""
 
     def __init__(self, endpoint: str | Sequence[str], session: ClientSession, curve: Curve | None = None) -> None:
-        several = self.hasty and len(named(endpoint)) > 1
-        self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=several, curve=curve, spread=self.spread)
-        self._several = session.several = several
+        session.several = self.hasty and len(named(endpoint)) > 1
+        watched = self._watched = session.several or self.watchful
+        self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=watched, curve=curve, spread=self.spread)
         self._pause = Backoff(ROUND_FIRST, ROUND_MOST)
         self._round_at: float | None = None
         """When to try all servers again, of which none is there."""
@@ -146,16 +151,28 @@ class Conversation:
         """The body of an event; raises for what is not a reply."""
         if event.kind is not EventKind.GAVE_UP:
             return reply_body(event, "")
+        finish(self._look_around(at_once))
+        raise self._silence()
+
+    async def _look_around(self, run: Callable[..., Awaitable[Any]]) -> None:
+        """Nobody answers: find out why. `run` calls functions that take up to half a second for each server."""
         now = time.monotonic()
-        if now >= self._looked[0] + LOOK_AGAIN:
-            reason = unreachable(self._dealer.servers.names)
-            self._looked = (now, reason, None if reason else self._check_key())
+        if now < self._looked[0] + LOOK_AGAIN:
+            return
+        reason, probe = await run(unreachable, self._dealer.servers.names), None
+        if not reason and (probe := self._take_probe()) is not None:
+            await run(probe.finish, PROBE_AFTER)
+            probe.close()
+        self._looked = (now, reason, probe)
+
+    def _silence(self) -> TimedOut | KeyRefused:
+        """What to raise for a request that nobody has answered."""
         _, reason, probe = self._looked
         if probe is not None and probe.refused:
-            raise KeyRefused(probe.refused)
+            return KeyRefused(probe.refused)
         refusals = "" if probe is None else probe.refusals
         advice = "is a broker there?" if reason else "is a broker there, and does the service have a worker?"
-        raise TimedOut("; ".join(filter(None, (f"no answer from {self.endpoint}", reason, refusals, advice))), reason)
+        return TimedOut("; ".join(filter(None, (f"no answer from {self.endpoint}", reason, refusals, advice))), reason)
 
     def _begin_probe(self, now: float, deadlines: list[float]) -> None:
         """Nothing has come by this connection yet: the key may be refused. ZeroMQ does not tell."""
@@ -180,39 +197,50 @@ class Conversation:
             self._probe.close()
             self._probe = None
 
-    def _check_key(self) -> KeyProbe | None:
-        """A request was given up: whether servers refuse the key."""
+    def _take_probe(self) -> KeyProbe | None:
+        """A request was given up: what finds out whether servers refuse the key. The caller closes it."""
         if self._probe is None and self._dealer.curve is not None:  # it was let in; that may be over
-            self._probe = self._dealer.key_probe(0.0)
-        if (probe := self._probe) is not None:
-            probe.finish(PROBE_AFTER)
-            self._end_probe()
+            return self._dealer.key_probe(0.0)
+        probe, self._probe = self._probe, None
         return probe
 
     def _pump(self, until: float | None) -> bool:
         """Move messages until something came or a deadline passed; False when `until` has passed."""
-        session, dealer = self._session, self._dealer
         self._check_open()
         with self._turn:
             now = time.monotonic()
-            deadlines = [when for when in (until, session.next_deadline(), self._round_at) if when is not None]
-            if dealer.inflow is None:  # nothing has come by this connection yet
-                self._begin_probe(now, deadlines)
+            deadlines = self._deadlines(now)
+            if until is not None:
+                deadlines.append(until)
             wait = min([LONGEST_POLL, *((when - now) * 1000 + 1 for when in deadlines)])
-            dealer.wait(max(0, int(wait)), self._probe.sockets() if self._probe is not None else ())
+            self._dealer.wait(max(0, int(wait)), self._probe.sockets() if self._probe is not None else ())
             now = time.monotonic()
-            while (frames := dealer.receive()) is not None:
-                session.receive(dealer.number, frames, now)
-                if not session.correlated and session.has_events:
-                    break  # it is the answer: to look for more is a system call
-            if self._several:
-                self._look_elsewhere(now)
-            session.tick(now)
-            dealer.send(session.take_output())
-            if self._probe is not None:
-                self._look_at_probe(self._probe, now)
+            self._move(now)
         self._check_open()
         return until is None or now < until
+
+    def _deadlines(self, now: float) -> list[float]:
+        """When `_move` has something to do, whatever comes."""
+        deadlines = [when for when in (self._session.next_deadline(), self._round_at) if when is not None]
+        if self._dealer.inflow is None:  # nothing has come by this connection yet
+            self._begin_probe(now, deadlines)
+        return deadlines
+
+    def _move(self, now: float, most: int = -1) -> None:
+        """Take in what has come, `most` messages of it, do what is due, and send. Raises KeyRefused when that is
+        certain, EndpointError for one that cannot be."""
+        session, dealer = self._session, self._dealer
+        while most and (frames := dealer.receive()) is not None:
+            session.receive(dealer.number, frames, now)
+            if not session.correlated and session.has_events:
+                break  # it is the answer: to look for more is a system call
+            most -= 1
+        if self._watched:
+            self._look_elsewhere(now)
+        session.tick(now)
+        dealer.send(session.take_output())
+        if self._probe is not None:
+            self._look_at_probe(self._probe, now)
 
     def _look_elsewhere(self, now: float) -> None:
         """Go to another server when this one is gone or sends us away."""
@@ -225,7 +253,7 @@ class Conversation:
             dealer.failed()
         elif self._round_at is None or now < self._round_at:
             return
-        elif dealer.answered:  # it is there again
+        elif dealer.answered and not self.watchful:  # it is there again
             self._round_at = None
             return
         else:
@@ -307,6 +335,16 @@ class Client(MdpClient):
     def present(self, service: Body) -> bool:
         """Whether a worker of the service is registered now (RFC 8, mmi.service)."""
         return self.call("mmi.service", service) == [b"200"]
+
+
+def about_broker(answer: Frames) -> dict[str, Any]:
+    """What a broker says of itself, by its answer to `mmi.broker`; empty when it is not of this project."""
+    try:
+        (frame,) = answer
+        document = json.loads(frame)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def service_name(service: Body) -> bytes:

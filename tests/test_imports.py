@@ -146,6 +146,7 @@ def test_a_client_loads_nothing_of_the_server() -> None:
     server = ("commit", "config", "dispatch", "logs", "metrics", "server", "services", "store")
     assert not others | {module for module in loaded if module.startswith(tuple(f"titanic.{one}" for one in server))}
     assert loaded.isdisjoint({"broker.core.broker", "broker.core.worker", "broker.io.router", "broker.io.loop"})
+    assert "asyncio" not in loaded
 
 
 def test_only_shells_of_the_broker_know_sockets() -> None:

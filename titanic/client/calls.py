@@ -7,7 +7,6 @@ and still too large gets an answer.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -203,11 +202,9 @@ class BrokerLimits:
 
     def _ask(self, timeout: float | None, retries: int | None) -> dict[str, Any]:
         try:
-            (frame,) = self._client.call(b"mmi.broker", b"", timeout=timeout, retries=retries)
-            document = json.loads(frame)
-        except (broker.RemoteError, ValueError):  # 501, or something else
+            return broker.about_broker(self._client.call(b"mmi.broker", b"", timeout=timeout, retries=retries))
+        except broker.RemoteError:
             return {}
-        return document if isinstance(document, dict) else {}
 
 
 def frame_size(frame: Any) -> int:

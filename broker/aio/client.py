@@ -1,0 +1,232 @@
+"""A client for asyncio: any number of coroutines may use one, in one loop.
+
+Their requests are on their way at once, on one connection, as those of a `broker.Pipeline`. A broker that is not of
+this project need not be able to tell them apart: there it is one at a time, and the others wait. Which it is, is asked
+once, before the first request.
+
+A connection that breaks is made again at once, and what had no answer is sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self
+
+from broker.aio.exchange import Exchange
+from broker.client import Body, about_broker, service_name
+from broker.config import DEFAULT_ENDPOINT, ClientConfig
+from broker.core.endpoints import Servers
+from broker.core.mdp import Frames
+from broker.core.recognition import ANSWER
+from broker.errors import RemoteError, TimedOut, UsageError
+from broker.io.curve import Key, credentials
+
+
+class Client:
+    """Calls services of any MDP broker.
+
+    async with Client("tcp://127.0.0.1:5555") as client:
+        frames = await client.call("echo", b"hello")
+
+    A coroutine that is cancelled gets no reply; what it has sent may be executed all the same.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
+        *,
+        timeout: float | None = 2.5,
+        retries: int = 3,
+        version: str = "0.2",
+        key: Key = None,
+        server_key: str | Path | None = None,
+    ) -> None:
+        """As `broker.Client`. It may be made outside a loop; the first one in which it is used is its own, until that
+        one is closed."""
+        self.endpoint = str(Servers(endpoint))
+        self._endpoints = endpoint
+        self._config = ClientConfig(timeout, retries, version)
+        self._curve = credentials(key, server_key)
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._exchange: Exchange | None = None
+        self._turn: asyncio.Lock | None = None
+        """Of a broker at which requests go one at a time."""
+        self._recognition: asyncio.Task[bool] | None = None
+        """Finds out which kind of broker it is, while anybody waits for that."""
+        self._asking = 0
+        """How many wait for it."""
+        self._known = False
+        """Whether that is known."""
+        self._sent_again = 0
+        """By connections that are closed."""
+
+    def close(self) -> None:
+        """Close the connection. Call this in the loop. Requests on their way get a UsageError here; the broker may
+        still work on them."""
+        self._closed = True
+        self._drop()
+
+    @property
+    def sent_again(self) -> int:
+        """How often a request was sent that had been sent before."""
+        return self._sent_again + (self._exchange.sent_again if self._exchange is not None else 0)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    async def call(
+        self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None
+    ) -> Frames:
+        """The whole reply: the frames of all its parts. Raises TimedOut, RemoteError or KeyRefused."""
+        name = service_name(service)
+        exchange = self._ready() or await self._recognise(timeout, retries)
+        if self._turn is None:
+            return await exchange.call(name, body, timeout, retries)
+        async with self._turn:
+            return await exchange.call(name, body, timeout, retries)
+
+    async def stream(
+        self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None
+    ) -> AsyncGenerator[Frames, None]:
+        """The reply part by part, as the parts arrive. The last part is left out when it is empty.
+
+        To stop reading early is fine: the rest is dropped.
+        """
+        name = service_name(service)
+        exchange = self._ready() or await self._recognise(timeout, retries)
+        if self._turn is not None:
+            await self._turn.acquire()
+        parts = exchange.stream(name, body, timeout, retries)
+        try:
+            async for part in parts:
+                yield part
+        finally:
+            await parts.aclose()
+            if self._turn is not None:
+                self._turn.release()
+
+    async def map(
+        self,
+        service: Body,
+        bodies: Iterable[Body | Iterable[Body]],
+        *,
+        window: int = 1000,
+        timeout: float | None = None,
+        retries: int | None = None,
+    ) -> AsyncGenerator[Frames, None]:
+        """Send one request per body, at most `window` on their way, and yield the replies in the bodies' order.
+
+        Raises as `call` at the first request that has no reply; the later ones are cancelled then.
+        """
+        if window < 1:
+            raise UsageError(f"window is {window}; it must be 1 or more")
+        source = iter(bodies)
+        order: deque[asyncio.Task[Frames]] = deque()
+        try:
+            while True:
+                for body in islice(source, window - len(order)):
+                    frames = [body] if isinstance(body, (bytes, str)) else body
+                    order.append(asyncio.create_task(self.call(service, *frames, timeout=timeout, retries=retries)))
+                if not order:
+                    return
+                yield await order[0]
+                order.popleft()
+        finally:
+            for task in order:
+                task.cancel()
+            await asyncio.gather(*order, return_exceptions=True)
+
+    async def present(self, service: Body) -> bool:
+        """Whether a worker of the service is registered now (RFC 8, mmi.service)."""
+        return await self.call("mmi.service", service) == [b"200"]
+
+    def _ready(self) -> Exchange | None:
+        """The connection, if it is known what may be sent there."""
+        if self._closed:
+            raise UsageError("the client is closed")
+        if self._loop is not asyncio.get_running_loop():
+            self._move_in()
+        return self._exchange if self._known else None
+
+    def _move_in(self) -> None:
+        """This is the loop from now on."""
+        if self._loop is not None and not self._loop.is_closed():
+            raise UsageError("another event loop is using this client; give each loop one of its own, they are cheap")
+        self._drop()
+        self._loop = asyncio.get_running_loop()
+
+    def _drop(self) -> None:
+        """Close the connection; the next request makes another one."""
+        if self._recognition is not None and self._loop is not None and not self._loop.is_closed():
+            self._recognition.cancel()
+        self._replace(None)
+        self._known, self._turn, self._recognition = False, None, None
+
+    def _replace(self, exchange: Exchange | None) -> None:
+        before, self._exchange = self._exchange, exchange
+        if before is not None:
+            self._sent_again += before.sent_again
+            before.close()
+
+    async def _recognise(self, timeout: float | None, retries: int | None) -> Exchange:
+        """The connection, once it is known which kind of broker is there. Takes no longer than a call would."""
+        timeout = self._config.timeout if timeout is None else timeout
+        patience = math.inf if timeout is None else timeout
+        if self._recognition is None:
+            self._replace(Exchange(self._endpoints, self._config, self._curve, correlated=False))
+            self._recognition = asyncio.create_task(self._is_ours(min(patience, ANSWER)))
+        recognition, exchange = self._recognition, self._exchange
+        assert exchange is not None
+        patience *= 1 + (self._config.retries if retries is None else retries)
+        self._asking += 1
+        try:
+            await asyncio.wait({recognition}, timeout=None if patience == math.inf else patience)
+            if not recognition.done():
+                raise await exchange.no_answer()
+        finally:
+            self._asking -= 1
+            if recognition.done() or not self._asking:
+                recognition.cancel()
+                self._recognition = None
+        if recognition.cancelled():
+            raise UsageError("the client is closed")
+        return self._decided(recognition.result())
+
+    def _decided(self, ours: bool) -> Exchange:
+        """It is known which kind of broker it is."""
+        if not self._known:
+            self._known = True
+            if ours:
+                self._replace(Exchange(self._endpoints, self._config, self._curve, correlated=True))
+            else:
+                self._turn = asyncio.Lock()
+        assert self._exchange is not None
+        return self._exchange
+
+    async def _is_ours(self, timeout: float) -> bool:
+        """Whether the broker is one of this project. Ends when somebody answers."""
+        assert self._exchange is not None
+        ask: Any = self._exchange.call
+        while True:
+            try:
+                return bool(about_broker(await ask(b"mmi.broker", [b""], timeout, 0)))
+            except RemoteError:
+                return False
+            except TimedOut:  # nobody is there, or one who says nothing to that
+                pass
+            try:
+                await ask(b"mmi.service", [b"mmi.service"], timeout, 0)
+            except TimedOut:
+                continue
+            except RemoteError:
+                pass
+            return False

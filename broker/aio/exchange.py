@@ -1,0 +1,191 @@
+"""A session and its connection in an asyncio loop. What it decides is in `broker.client.Conversation`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Sequence
+
+from broker import client
+from broker.client import Body, Conversation
+from broker.config import ClientConfig
+from broker.core.client import ClientSession, EventKind, ReplyEvent
+from broker.core.mdp import Frames
+from broker.errors import BrokerError, UsageError
+from broker.io.curve import Curve, KeyProbe
+from broker.io.readers import Readers
+
+TURN = 100
+"""Messages that are taken in before others have their turn in the loop."""
+
+
+class Answers:
+    """What has come of one request, for the one coroutine that waits for it."""
+
+    __slots__ = ("_arrival", "_events", "_fault", "ended", "ticket")
+
+    def __init__(self, ticket: int) -> None:
+        self.ticket = ticket
+        self.ended = False
+        """Whether nothing more comes."""
+        self._events: deque[ReplyEvent] = deque()
+        self._fault: BrokerError | None = None
+        self._arrival: asyncio.Future[None] | None = None
+
+    def put(self, event: ReplyEvent) -> None:
+        """Something has come."""
+        self.ended = event.kind is not EventKind.PARTIAL
+        self._events.append(event)
+        self._wake()
+
+    def fail(self, fault: BrokerError) -> None:
+        """Nothing will come."""
+        self._fault = fault
+        self._wake()
+
+    async def next(self) -> ReplyEvent:
+        """The next event."""
+        while not self._events:
+            if self._fault is not None:
+                raise type(self._fault)(*self._fault.args)  # each has its own: an exception keeps where it was raised
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        return self._events.popleft()
+
+    def _wake(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+
+class Exchange(Conversation):
+    """Requests from any number of coroutines of one loop; one at a time if the session is not correlated."""
+
+    watchful = True
+    spread = True
+
+    def __init__(
+        self, endpoint: str | Sequence[str], config: ClientConfig, curve: Curve | None, *, correlated: bool
+    ) -> None:
+        super().__init__(endpoint, ClientSession(config, correlated=correlated), curve)
+        self._loop = asyncio.get_running_loop()
+        self._answers: dict[int, Answers] = {}
+        self._readers = Readers(self._loop, self._run)
+        self._watched_probe: KeyProbe | None = None
+        """Whose sockets are looked at."""
+        self._due = False
+        """Whether `_run` will be called in the loop's next round."""
+        self._alarm: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Task[None] | None = None
+        """Finds out why nobody answers."""
+
+    def close(self) -> None:
+        """Close the connection. Call this in the loop. Who waits for an answer gets a UsageError."""
+        super().close()
+        self._fail(UsageError("the client is closed"))
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if not self._loop.is_closed():
+            self._readers.set(())
+
+    async def call(self, service: bytes, body: Iterable[Body], timeout: float | None, retries: int | None) -> Frames:
+        """The whole reply. Raises TimedOut, RemoteError or KeyRefused."""
+        answers = self._begin(service, body, timeout, retries)
+        try:
+            frames, done = await self._part(answers)
+            while not done:
+                part, done = await self._part(answers)
+                frames = frames + part
+            return frames
+        finally:
+            self._end(answers)
+
+    async def stream(
+        self, service: bytes, body: Iterable[Body], timeout: float | None, retries: int | None
+    ) -> AsyncGenerator[Frames, None]:
+        """The reply part by part; the last one is left out when it is empty."""
+        answers = self._begin(service, body, timeout, retries)
+        try:
+            done = False
+            while not done:
+                part, done = await self._part(answers)
+                if part or not done:
+                    yield part
+        finally:
+            self._end(answers)
+
+    async def no_answer(self) -> BrokerError:
+        """What to raise for a request that nobody has answered."""
+        if self._looking is None or self._looking.done():
+            self._looking = self._loop.create_task(self._look_around(asyncio.to_thread))
+        await asyncio.shield(self._looking)
+        return self._silence()
+
+    def _begin(self, service: bytes, body: Iterable[Body], timeout: float | None, retries: int | None) -> Answers:
+        answers = Answers(self._ask(service, body, timeout, retries))
+        self._answers[answers.ticket] = answers
+        self._arrange()
+        return answers
+
+    def _end(self, answers: Answers) -> None:
+        """The coroutine that asked wants nothing more."""
+        self._answers.pop(answers.ticket, None)
+        if not answers.ended and not self._closed:
+            self._session.cancel(answers.ticket)
+            self._dealer.send(self._session.take_output())
+            self._arrange()
+
+    async def _part(self, answers: Answers) -> tuple[Frames, bool]:
+        """A part of the reply, and whether it is the last one."""
+        event = await answers.next()
+        if event.kind is EventKind.GAVE_UP:
+            raise await self.no_answer()
+        return self._body_of(event), event.kind is not EventKind.PARTIAL
+
+    def _run(self) -> None:
+        """Something has come, or is due."""
+        self._due = False
+        if self._closed:
+            return
+        try:
+            self._move(time.monotonic(), TURN)
+        except BrokerError as fault:
+            self._fail(fault)
+        for event in self._session.take_events():
+            if (answers := self._answers.get(event.ticket)) is not None:
+                answers.put(event)
+        self._arrange()
+
+    def _ring(self) -> None:
+        """A deadline has passed."""
+        self._alarm = None
+        self._run()
+
+    def _arrange(self) -> None:
+        """Have `_run` called when it has something to do."""
+        now = time.monotonic()
+        deadlines = self._deadlines(now)
+        if self._session.several and len(self._session):  # of a program that stands still nothing comes
+            deadlines.append(now + client.LONGEST_POLL / 1000)
+        probe = self._probe
+        if self._dealer.changed() or probe is not self._watched_probe or (probe is not None and probe.changed()):
+            self._watched_probe = probe
+            self._readers.set([*self._dealer.sockets(), *(probe.sockets() if probe is not None else ())])
+        if not self._due and self._readers.has_input():
+            self._due = True
+            self._loop.call_soon(self._run)
+        if deadlines:
+            wait = max(0.0, min(deadlines) - now)
+            if self._alarm is None or self._alarm.when() > self._loop.time() + wait:
+                if self._alarm is not None:
+                    self._alarm.cancel()
+                self._alarm = self._loop.call_later(wait, self._ring)
+
+    def _fail(self, fault: BrokerError) -> None:
+        """Nobody gets an answer."""
+        answers, self._answers = self._answers, {}
+        for one in answers.values():
+            one.ended = True
+            one.fail(fault)
+            self._session.cancel(one.ticket)
