@@ -134,6 +134,10 @@ class StoreFailed(StoreError):
     """The disk or the database failed. The transaction was dropped as a whole."""
 
 
+class StoreAway(StoreFailed):
+    """The database can't be used by anybody now. All goes on by itself when it can; its store has logged it."""
+
+
 class OutcomeUnknown(StoreFailed):
     """The connection to the database was lost in a commit: it is not known whether the transaction was kept as a whole
     or dropped as a whole."""

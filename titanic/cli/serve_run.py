@@ -239,7 +239,6 @@ class ShortageLog:
         self._troubles = (
             ("store", Trouble(log, "take new requests"), logs.event("store-full"), logs.event("store-not-full")),
             ("disk", Trouble(log, "write"), logs.event("disk-full"), logs.event("disk-not-full")),
-            ("database", Trouble(log, "use the database"), logs.event("database-away"), logs.event("database-back")),
         )
 
     def look(self, shortages: Mapping[str, str]) -> None:

@@ -69,6 +69,8 @@ service_option = option("--service", metavar="SERVICE", default=None, help="Only
 def ls(service: str | None, state: str | None, limit: int, as_json: bool, **where: Any) -> None:
     """List stored requests, oldest first.
 
+    Those that a broker has are running: a worker has them, or has them next.
+
     --json prints a list of what `titanic show --json` prints.
 
     \b

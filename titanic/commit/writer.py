@@ -21,7 +21,7 @@ from itertools import accumulate
 from queue import Empty, SimpleQueue
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from titanic.errors import Outrun, RecordCorrupt, StoreCorrupt, StoreError, StoreFailed, StoreFull
+from titanic.errors import Outrun, RecordCorrupt, StoreAway, StoreCorrupt, StoreError, StoreFailed, StoreFull
 from titanic.logs import Trouble, event
 from titanic.store import Store, WriteTransaction
 from titanic.util.clock import Leaps
@@ -259,6 +259,8 @@ class Writer:
     def _failure(self, error: Exception) -> StoreError:
         if isinstance(error, (StoreCorrupt, RecordCorrupt)):  # this is met again and again
             self._damage.met(error, **event("write-failed"))
+            return error
+        if isinstance(error, StoreAway):
             return error
         if isinstance(error, StoreError):
             log.error("could not write: %s", error, extra=event("write-failed"))

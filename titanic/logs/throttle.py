@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from broker import COUNTED, LINES, WINDOW, Throttle
+from titanic.errors import StoreAway
 
 EVERY = 300.0
 """Seconds between two lines about the same trouble."""
@@ -40,7 +41,9 @@ class Trouble:
         self._clock = clock
 
     def met(self, error: Exception | str, **extra: Any) -> None:
-        """It failed for this reason. `extra`: fields of the line."""
+        """It failed for this reason. `extra`: fields of the line. That a database is away its store has logged."""
+        if isinstance(error, StoreAway):
+            return
         now, why = self._clock(), str(error)
         for _ in self.reasons.ended(now):
             pass  # only the first of each is logged, and no count

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.postgres import PostgresServer, needs_postgres, new_server
@@ -13,6 +16,10 @@ from support.waiting import until
 
 from broker import Worker
 from titanic import Client, Refused, Server
+from titanic.dispatch import other_nodes
+from titanic.dispatch.node import ClaimingNode
+from titanic.dispatch.other_nodes import OtherNodes
+from titanic.store import LeaseConfig
 from titanic.store.postgres import pool
 from titanic.store.postgres.tools import check
 
@@ -49,6 +56,42 @@ def test_lives_are_whole(server: Server, client: Client) -> None:
     with server.store.read() as transaction:
         assert transaction.counts()[:4] == (0, 0, 0, 0)
         assert [one.uuid.hex() for one in transaction.closed(0, 100, 1 << 20)] == uuids
+
+
+def test_an_outage_is_told_once_and_by_one(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pool, "AGAIN", 0.05)
+    monkeypatch.setattr(other_nodes, "LOOK", 0.05)
+    caplog.set_level(logging.INFO)
+    failed: Counter[str] = Counter()
+    for owner, name in ((ClaimingNode, "_unanswered"), (OtherNodes, "_not_seen")):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name), failed))
+    lease = LeaseConfig(renew=0.1)
+    with Server(config(tmp_path, store=postgres.url(postgres.new_database()), lease=lease)) as server:
+        node = server.dispatcher.node
+        assert node is not None
+        until(lambda: node.claims.writes)
+        with Client(server.endpoints[0], timeout=30) as client:
+            postgres.stop()
+            until(lambda: failed["_unanswered"] > 2 and failed["_not_seen"] > 2)
+            for _ in range(2):
+                with pytest.raises(Refused, match="can't be reached"):
+                    client.submit("echo", "x")
+            postgres.start()
+            until(lambda: accepts(client))
+            until(lambda: "can use the database again" in caplog.messages)
+    told = [one for one in caplog.records if "can't be reached" in one.getMessage()]
+    assert [vars(one)["event"] for one in told] == ["database-away"]
+    assert [one for one in caplog.messages if one.startswith("can ")] == ["can use the database again"]
+
+
+def counted(method: Callable[..., None], calls: Counter[str]) -> Callable[..., None]:
+    def called(*args: Any) -> None:
+        calls[method.__name__] += 1
+        method(*args)
+
+    return called
 
 
 def echo(frames: list[bytes]) -> list[bytes]:

@@ -16,7 +16,7 @@ from support.waiting import until
 
 from titanic.errors import DiskFull, NotInMemory, OutcomeUnknown, StoreFailed, StoreTooNew, StoreUnwritable
 from titanic.store import NewRequest, open_read_only, open_store
-from titanic.store.postgres import pool, stall_guard
+from titanic.store.postgres import pool, postgres_errors, stall_guard
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.writing import Writing
 
@@ -71,6 +71,24 @@ def failure(function, *arguments):
     except StoreFailed as error:
         return error
     return None
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        ('connection to server at "db", port 5432 failed: FATAL: the database system is starting up', "wait until it"),
+        ("FATAL: the database system is not yet accepting connections", "wait until it has started"),
+        ("FATAL: the database system is shutting down", "start it"),
+        ('connection to server at "db", port 5432 failed: Connection refused', "start it"),
+        ('FATAL: password authentication failed for user "titanic"', "give the right one"),
+        ("FATAL: sorry, too many clients already", "raise its max_connections"),
+        ("session is read-only", "look for the primary"),
+        ("FATAL: no pg_hba.conf entry for host", "look at its log"),
+    ],
+)
+def test_it_is_said_what_to_do_about_a_server_that_is_away(reason, advice):
+    error = postgres_errors.unreachable("postgresql://db/titanic", reason)
+    assert f"; it is tried again each second; {advice}" in str(error)
 
 
 def test_one_caller_tries_and_all_others_fail_at_once(monkeypatch):

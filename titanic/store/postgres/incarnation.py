@@ -12,6 +12,7 @@ from titanic.errors import StoreError
 from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewed, Silent
 from titanic.store.postgres import schema
 from titanic.store.postgres.arrays import Raw, ids, numbers, texts
+from titanic.store.postgres.outage import Outage
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.transaction import Row
 from titanic.store.records import Durability
@@ -103,8 +104,9 @@ DELETE FROM bounded AS b USING node AS n WHERE n.incarnation = b.incarnation AND
 class Membership:
     """The node's row in `node`, by a connection of its own. One thread at a time may call."""
 
-    def __init__(self, url: str, durability: Durability | None) -> None:
+    def __init__(self, url: str, durability: Durability | None, outage: Outage) -> None:
         self._url = url
+        self._outage = outage
         self._durability = durability
         self._pool: Pool | None = None
         self._patience = _LEAVE_PATIENCE
@@ -115,6 +117,7 @@ class Membership:
         self, incarnation: int, before: int | None, held: Sequence[Place], facts: NodeFacts, config: LeaseConfig
     ) -> Joined:
         self._patience = config.renew
+        self._outage.told = True  # only servers join
         self._joined.add(incarnation)
         places = places_of(held)
         who = incarnation, facts.name, facts.version, list(facts.endpoints), _services(facts.services), before
@@ -152,7 +155,7 @@ class Membership:
     def _ask(self, text: str, given: Sequence[object], *, lock: bool = False) -> Row:
         """Execute a statement as a transaction of its own. Returns its only row."""
         if self._pool is None:
-            self._pool = Pool(self._url, self._durability, patience=self._patience)
+            self._pool = Pool(self._url, self._durability, patience=self._patience, outage=self._outage)
         with self._pool.borrow() as connection, connection.transaction():
             if lock:
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])

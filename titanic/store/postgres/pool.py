@@ -16,9 +16,10 @@ from contextlib import contextmanager
 import psycopg
 from psycopg import Connection
 
-from titanic.errors import StoreError, StoreFailed
+from titanic.errors import StoreAway, StoreError, StoreFailed
 from titanic.store.postgres.connection import Session, Unsafe, connect, parse, place_of
 from titanic.store.postgres.database_clock import ASK, DatabaseClock
+from titanic.store.postgres.outage import Outage
 from titanic.store.postgres.postgres_errors import is_away, reason_of, translate, unreachable
 from titanic.store.postgres.stall_guard import StallGuard
 from titanic.store.records import Durability
@@ -36,9 +37,15 @@ class Pool:
     is for reading."""
 
     def __init__(
-        self, url: str, durability: Durability | None, target: str = "read-write", patience: float | None = None
+        self,
+        url: str,
+        durability: Durability | None,
+        target: str = "read-write",
+        patience: float | None = None,
+        outage: Outage | None = None,
     ) -> None:
-        """`patience`: seconds that a server has to answer, also for a connection; None: as usual."""
+        """`patience`: seconds that a server has to answer, also for a connection; None: as usual. `outage`: is told
+        when the server is away."""
         self.place = place_of(url)
         self.durability = durability
         self._parameters = parse(url, target)
@@ -47,6 +54,8 @@ class Pool:
         self._lock = threading.Lock()
         self._idle: list[Session] = []
         self._reason = ""  # why the server is away; empty: it is not, as far as is known
+        self._outage = outage
+        self._lost_at = 0.0  # when a connection was lost that had been well, or the server was away; 0: all is well
         self._next = 0.0  # when it may be tried again, by the monotonic clock
         self.closed = False
         self.guard = StallGuard(patience)
@@ -76,6 +85,8 @@ class Pool:
 
     def give(self, session: Session) -> None:
         """Give back a connection that is in no transaction."""
+        if self._lost_at and time.monotonic() > self._lost_at + AGAIN:
+            self._well()
         with self._lock:
             if not self.closed and len(self._idle) < _IDLE and not session.connection.closed:
                 self._idle.append(session)
@@ -93,7 +104,7 @@ class Pool:
             broken = False
         except psycopg.Error as error:
             broken = is_away(error)
-            raise translate(error, self.place) from error
+            raise self.translate(error) from error
         finally:
             self.guard.end(session.connection)
             if broken:
@@ -110,6 +121,13 @@ class Pool:
                 assert row is not None
                 self.clock.heard(int(row[0]), asked)
 
+    def translate(self, error: psycopg.Error) -> StoreError:
+        """The exception to raise in place of `error`, which a transaction has met before its COMMIT was sent."""
+        found = translate(error, self.place)
+        if isinstance(found, StoreAway):
+            self._lost(found)
+        return found
+
     def drop(self, session: Session) -> None:
         """This connection is broken, and so may be those that nobody uses."""
         with self._lock:
@@ -120,6 +138,8 @@ class Pool:
     def close(self) -> None:
         """Close those that nobody uses, and the others when they are given back."""
         self.guard.stop()
+        if self._outage is not None:
+            self._outage.forget(self)
         with self._lock:
             self.closed = True
             dropped, self._idle = self._idle, []
@@ -132,11 +152,14 @@ class Pool:
         except (psycopg.Error, Unsafe) as error:
             reason = error.fact if isinstance(error, Unsafe) else reason_of(error)
             self._note(reason or "it does not answer", time.monotonic() + AGAIN)
-            raise self._refused(error, reason) from error
+            refused = self._refused(error, reason)
+            self._lost(refused)
+            raise refused from error
         except BaseException:
             self._note(self._reason, 0.0)
             raise
         self._note("", 0.0)
+        self._well()
         self.clock.heard(session.told_us, session.asked)
         return session
 
@@ -144,9 +167,20 @@ class Pool:
         with self._lock:
             self._reason, self._next = reason, next_
 
-    def _refused(self, error: Exception, reason: str) -> StoreError:
+    def _lost(self, error: StoreAway) -> None:
+        self._lost_at = time.monotonic()
+        if self._outage is not None:
+            self._outage.met(self, error)
+
+    def _well(self) -> None:
+        if self._lost_at:
+            self._lost_at = 0.0
+            if self._outage is not None:
+                self._outage.over(self)
+
+    def _refused(self, error: Exception, reason: str) -> StoreAway:
         if isinstance(error, Unsafe):
-            return StoreFailed(f"the database {self.place} is not safe to use", reason, error.advice)
+            return StoreAway(f"the database {self.place} is not safe to use", reason, error.advice)
         return unreachable(self.place, reason)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 from psycopg import errors
 
-from titanic.errors import DiskFull, OutcomeUnknown, Outrun, StoreCorrupt, StoreError, StoreFailed
+from titanic.errors import DiskFull, OutcomeUnknown, Outrun, StoreAway, StoreCorrupt, StoreError, StoreFailed
 
 KEPT_NOTHING = "nothing was kept of the transaction"
 
@@ -15,6 +15,8 @@ _DEADLOCKS = ("40001", "40P01")
 _DAMAGE = ("XX001", "XX002")
 _AWAY = ("08", "57P", "53300")
 """SQLSTATEs, or how they begin, of a server that ends, begins, or has no place for us."""
+_BEGINS = ("starting up", "in recovery", "not yet accepting connections", "not accepting connections")
+"""What a server says of itself that is there, or soon will be."""
 
 
 def is_away(error: psycopg.Error) -> bool:
@@ -62,7 +64,7 @@ def translate(error: psycopg.Error, place: str) -> StoreError:
     if error.sqlstate in _DAMAGE:
         return StoreCorrupt(f"the database {place} is damaged", reason, "restore it from a backup")
     if error.sqlstate == _READ_ONLY:
-        return StoreFailed(f"the database {place} can't be written", reason, f"{KEPT_NOTHING}; look for the primary")
+        return StoreAway(f"the database {place} can't be written", reason, f"{KEPT_NOTHING}; look for the primary")
     if is_away(error):
         return unreachable(place, reason)
     if isinstance(error, errors.QueryCanceled):
@@ -70,9 +72,23 @@ def translate(error: psycopg.Error, place: str) -> StoreError:
     return StoreFailed(f"the database {place} failed", reason, f"{KEPT_NOTHING}; look at its log")
 
 
-def unreachable(place: str, reason: str) -> StoreFailed:
+def unreachable(place: str, reason: str) -> StoreAway:
     """Nothing can be done now; as soon as the server is there, all goes on."""
-    return StoreFailed(f"the database {place} can't be reached", reason, "it is tried again each second; start it")
+    advice = f"it is tried again each second; {_advice(reason)}"
+    return StoreAway(f"the database {place} can't be reached", reason, advice)
+
+
+def _advice(reason: str) -> str:
+    """What to do about what the server or libpq says of a connection that could not be made, or was lost."""
+    if any(words in reason for words in _BEGINS):
+        return "wait until it has started"
+    if "password" in reason:
+        return "give the right one in ~/.pgpass or PGPASSWORD"
+    if "read-only" in reason or "hot standby" in reason:
+        return "look for the primary"
+    if "connection slots" in reason or "too many clients" in reason:
+        return "raise its max_connections, or end others' connections"
+    return "look at its log" if "FATAL:" in reason and "shutting down" not in reason else "start it"
 
 
 def outrun(place: str, error: psycopg.Error) -> Outrun:

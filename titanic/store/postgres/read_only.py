@@ -9,6 +9,7 @@ import psycopg
 from titanic.errors import NotAStore, StoreReadOnly, StoreTooNew, StoreTooOld
 from titanic.store.postgres import opening
 from titanic.store.postgres.incarnation import Membership
+from titanic.store.postgres.outage import Outage
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.postgres_errors import translate
 from titanic.store.postgres.schema import FORMAT, META, formats
@@ -27,7 +28,8 @@ class ReadOnlyPostgresStore(PostgresStore):
         pool = Pool(url, None, target="any")
         try:
             capacity = _look(pool)
-            return cls(pool, Settings(capacity), WriterState(IdMaker(None), capacity, 0), Membership(url, None), False)
+            writer, membership = WriterState(IdMaker(None), capacity, 0), Membership(url, None, Outage())
+            return cls(pool, Settings(capacity), writer, membership, False)
         except BaseException:
             pool.close()
             raise

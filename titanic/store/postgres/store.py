@@ -22,6 +22,7 @@ from titanic.store.postgres.closed_partitions import Partitions
 from titanic.store.postgres.connection import expect_durable
 from titanic.store.postgres.incarnation import Membership, forget_dead
 from titanic.store.postgres.news import PostgresNews
+from titanic.store.postgres.outage import Outage
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.read_transaction import PostgresReadTransaction
 from titanic.store.postgres.transaction import Settings
@@ -71,13 +72,14 @@ class PostgresStore:
         expect_durable(durability)
         if capacity is not None:
             expect_large_enough(capacity)
-        pool = Pool(url, durability)
+        outage = Outage()
+        pool = Pool(url, durability, outage=outage)
         try:
             made = opening.prepare(pool)
             settings = Settings(0, keep_closed, closed_body_limit, drop_unarchived, durability)
             writer = opening.set_up(pool, settings, capacity)
             settings = settings._replace(capacity=writer.quota.capacity)
-            store = cls(pool, settings, writer, Membership(url, durability), made)
+            store = cls(pool, settings, writer, Membership(url, durability, outage), made)
         except BaseException:
             pool.close()
             raise

@@ -16,7 +16,7 @@ from psycopg import Cursor
 from titanic.errors import StoreError
 from titanic.store.postgres.connection import Session
 from titanic.store.postgres.pool import Pool
-from titanic.store.postgres.postgres_errors import is_away, is_deadlock, translate
+from titanic.store.postgres.postgres_errors import is_away, is_deadlock
 from titanic.store.records import Durability
 
 Row = tuple[Any, ...]
@@ -118,7 +118,7 @@ class Reading:
 
     def failed(self, error: psycopg.Error) -> StoreError:
         """The exception to raise in place of psycopg's. The transaction cannot go on."""
-        self.failure = translate(error, self.pool.place)
+        self.failure = self.pool.translate(error)
         self.leave(broken=is_away(error))
         return self.failure
 
