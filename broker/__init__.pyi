@@ -55,6 +55,9 @@ from broker.errors import TimedOut as TimedOut
 from broker.errors import Unprotected as Unprotected
 from broker.errors import UsageError as UsageError
 from broker.handlers import Handler as Handler
+from broker.handlers import error_frames as error_frames
+from broker.handlers import execute as execute
+from broker.handlers import failure as failure
 from broker.io.channel import Channel as Channel
 from broker.io.channels import SessionChannel as SessionChannel
 from broker.io.channels import WorkerChannel as WorkerChannel

@@ -17,6 +17,7 @@ DOCUMENTS = [
     "SECURITY.md",
     "titanic/README.md",
     "titanic/PROTOCOL.md",
+    "titanic/tasks/README.md",
     "broker/README.md",
     "broker/patterns/README.md",
     "data/README.md",

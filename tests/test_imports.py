@@ -216,6 +216,12 @@ def test_only_the_command_line_knows_click() -> None:
     assert all(source.startswith(shells) for source in importers("broker", "titanic", *PIPELINE, of="click"))
 
 
+def test_only_tasks_know_msgspec() -> None:
+    """Who has none, and does not install it, loads nothing of it."""
+    outside = {one for one in importers("broker", "titanic", of="msgspec") if not one.startswith("titanic/tasks/")}
+    assert outside == set()
+
+
 def test_only_metrics_know_prometheus() -> None:
     """Who does not ask for figures does not wait for the import."""
     program = "import sys, titanic.cli.serve, titanic.server; print(*sys.modules)"

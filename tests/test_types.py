@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import broker
 from titanic.client.client import Client
 from titanic.protocol.submit_options import SubmitOptions
@@ -56,14 +58,76 @@ FAULTS = ['"Callable[[list[bytes]], int]"', 'got "int"', '"sate"', "Non-overlapp
 """What it has to say of the last lines, and nothing else."""
 
 
-def test_a_program_of_somebody_else(tmp_path: Path) -> None:
+TASKS = """
+import asyncio
+from datetime import datetime
+
+from titanic.tasks import Call, Tasks, Ticket
+
+app = Tasks(name="shop")
+
+
+@app.task(max_attempts=3, key=lambda path, width=80: f"{path} {width}", fatal=ValueError, raises=(KeyError, OSError))
+def resize(path: str, width: int = 80) -> tuple[int, int]:
+    return width, width
+
+
+@app.task
+def nothing() -> None: ...
+
+
+@app.task(limit=5)
+async def fetch(url: str, *, since: datetime | None = None) -> bytes:
+    return url.encode()
+
+
+@app.service("raw")
+def raw(frames: list[bytes]) -> bytes:
+    return frames[0]
+
+
+@app.before
+def begin(call: Call) -> None: ...
+
+
+async def main() -> None:
+    body: bytes = await fetch("url")
+
+
+ticket: Ticket[tuple[int, int]] = resize.submit("a.png", width=5)
+width, height = ticket.reply(timeout=1)
+size: tuple[int, int] = resize("a.png")
+sizes: list[tuple[int, int]] = resize.options(priority=9).map(["a"], width=3).replies()
+body: bytes = fetch.submit("url", since=datetime.now()).reply()
+for one, outcome in fetch.map(["a", "b"]).ended():
+    if not isinstance(outcome, Exception):
+        outcome.decode()
+nothing.submit().close()
+resize.submit(5)
+resize.submit("a.png", with_=5)
+resize.map(["a.png"], width="wide")
+text: str = resize.submit("a.png").reply()
+resize.options(prority=9)
+"""
+
+FAULTS_OF_TASKS = [
+    '"submit" of "Submission" has incompatible type "int"; expected "str"',
+    'Unexpected keyword argument "with_" for "submit"',
+    '"map" of "Submission" has incompatible type "str"; expected "int"',
+    'expression has type "tuple[int, int]", variable has type "str"',
+    'Unexpected keyword argument "prority"',
+]
+
+
+@pytest.mark.parametrize(("text", "faults"), [(PROGRAM, FAULTS), (TASKS, FAULTS_OF_TASKS)], ids=["client", "tasks"])
+def test_a_program_of_somebody_else(text: str, faults: list[str], tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+    program.write_text(text)
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=110, check=False)
     errors = [line for line in done.stdout.splitlines() if ": error: " in line]
-    assert len(errors) == len(FAULTS), done.stdout + done.stderr
-    for line, fault in zip(errors, FAULTS, strict=True):
+    assert len(errors) == len(faults), done.stdout + done.stderr
+    for line, fault in zip(errors, faults, strict=True):
         assert fault in line
 
 

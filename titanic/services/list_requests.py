@@ -87,7 +87,7 @@ def _answer(
     if options["state"] is State.WAITING and options["uuid"] is None and options["keys"] is None:
         rows = [row for row in rows if row.uuid not in now_running]
     document: dict[str, Any] = {
-        "requests": [_document(row, row.uuid in now_running) for row in rows],
+        "requests": [as_document(row, row.uuid in now_running) for row in rows],
         "next": following.hex() if following else None,
     }
     if options["keys"] is not None:
@@ -129,7 +129,8 @@ def read_options(body: Frames) -> dict[str, Any]:
     return options
 
 
-def _document(row: Description, running: bool) -> dict[str, Any]:
+def as_document(row: Description, running: bool) -> dict[str, Any]:
+    """What a listing says of a request. `running`: whether a worker may have it."""
     document = row._asdict()
     document["uuid"] = row.uuid.hex()
     state = State.RUNNING if running and row.state is State.WAITING else row.state

@@ -1,0 +1,271 @@
+"""Tasks, submitted to a queue in memory: calls, tickets, failures, middleware. tests/titanic/tasks/test_worker.py has
+the same with a server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from titanic import Failed, Retry, TimedOut, UnknownRequest, current
+from titanic.errors import CallerError
+from titanic.tasks import Call, TaskFailed, Tasks
+from titanic.tasks.memory import MemoryQueue
+
+app = Tasks(name="shop")
+calls: list[str] = []
+
+
+@dataclass
+class Size:
+    width: int
+    height: int
+
+
+class OutOfStock(Exception):
+    def __init__(self, item: str, left: int) -> None:
+        super().__init__(item, left)
+        self.left = left
+
+
+class Odd(Exception):
+    """It cannot be made of what it keeps."""
+
+    def __init__(self, *, name: str) -> None:
+        super().__init__(f"{name} is odd")
+
+
+@app.task(max_attempts=3, retry_first=10, raises=(OutOfStock, Odd))
+def resize(path: str, width: int = 80) -> Size:
+    """Make it small."""
+    calls.append(path)
+    if path == "gone":
+        raise OutOfStock(path, 3)
+    if path == "odd":
+        raise Odd(name="it")
+    if path == "unknown":
+        raise LookupError(path)
+    return Size(width, 2 * width)
+
+
+@app.task
+async def add(a: int, b: int = 1) -> int:
+    await asyncio.sleep(0)
+    return a + b
+
+
+@app.task(key=lambda order, amount=0: f"order {order}")
+def pay(order: int, amount: int = 5) -> int:
+    calls.append(f"paid {order}")
+    return amount
+
+
+@app.service("raw")
+def raw(frames: list[bytes]) -> list[bytes]:
+    return [frame.upper() for frame in frames]
+
+
+@pytest.fixture
+def queue() -> Iterator[MemoryQueue]:
+    calls.clear()
+    with app.testing() as queue:
+        yield queue
+
+
+def test_a_plain_call_is_a_plain_call() -> None:
+    assert resize("a.png") == Size(80, 160)
+    assert asyncio.run(add(2)) == 3
+    assert (resize.__name__, resize.__doc__, resize.service) == ("resize", "Make it small.", "shop.resize")
+
+
+def test_a_ticket_has_the_reply(queue: MemoryQueue) -> None:
+    ticket = resize.submit("a.png", width=120)
+    assert queue.show(ticket.uuid)["state"] == "waiting"
+    assert ticket.reply(timeout=10) == Size(120, 240)
+    assert ticket.reply() == Size(120, 240)
+    assert resize.ticket(ticket.uuid).reply() == Size(120, 240)
+    ticket.close()
+    with pytest.raises(UnknownRequest):
+        ticket.reply()
+
+
+def test_an_async_task(queue: MemoryQueue) -> None:
+    assert add.submit(2, b=3).reply() == 5
+
+
+def test_options_of_one_call(queue: MemoryQueue) -> None:
+    ticket = resize.options(delay=5).options(priority=9, ttl=60).submit("a.png")
+    found = queue.show(ticket.uuid)
+    assert (found["state"], found["priority"], found["max_attempts"]) == ("delayed", 9, 3)
+    with pytest.raises(TimedOut, match="it is delayed"):
+        ticket.reply(timeout=4)
+    assert ticket.reply(timeout=1.5) == Size(80, 160)
+
+
+def test_a_key_makes_it_one(queue: MemoryQueue) -> None:
+    first = pay.submit(7)
+    assert pay.submit(order=7, amount=6).uuid == first.uuid
+    assert pay.options(key="other").submit(7).uuid != first.uuid
+    assert pay.map([7, 7, 8]).uuids[:2] == [first.uuid] * 2
+    queue.run()
+    assert sorted(calls) == ["paid 7", "paid 7", "paid 8"]
+    assert queue.show(first.uuid)["key"] == "shop.pay:order 7"
+    assert list(queue.find(["shop.pay:other"])[0]) == ["shop.pay:other"]
+
+
+def test_many_at_once(queue: MemoryQueue) -> None:
+    tickets = resize.map(["a", "b", "gone", "c"], width=5)
+    assert len(tickets) == 4
+    assert tickets[0].uuid == tickets.uuids[0]
+    assert {type(outcome).__name__ for _, outcome in tickets.ended()} == {"Size", "OutOfStock"}
+    with pytest.raises(OutOfStock):
+        tickets.replies()
+    assert resize.map(["a", "b"]).replies(timeout=1) == [Size(80, 160)] * 2
+    tickets.close()
+    assert resize.map([]).replies() == []
+    assert [one["service"] for one in queue.requests()] == ["shop.resize"] * 2
+
+
+def test_nothing_is_submitted_when_one_of_many_does_not_fit(queue: MemoryQueue) -> None:
+    with pytest.raises(TypeError, match="'path' does not fit"):
+        resize.map(["a", 5])  # type: ignore[list-item]
+    assert queue.requests() == []
+
+
+def test_a_declared_exception_comes_back_as_what_it_is(queue: MemoryQueue) -> None:
+    ticket = resize.submit("gone")
+    with pytest.raises(OutOfStock) as caught:
+        ticket.reply()
+    assert (caught.value.args, caught.value.left) == (("gone", 3), 3)
+    cause = caught.value.__cause__
+    assert isinstance(cause, TaskFailed)
+    assert (cause.type.rpartition(".")[2], cause.arguments, cause.state) == ("OutOfStock", ("gone", 3), "failed")
+    assert cause.traceback.endswith("OutOfStock: ('gone', 3)\n")
+    assert "in resize" in cause.traceback
+    assert "definition.py" not in cause.traceback
+    assert calls == ["gone"] * 3
+
+
+@pytest.mark.parametrize(("path", "name"), [("unknown", "builtins.LookupError"), ("odd", "Odd")])
+def test_other_exceptions_come_back_by_name(queue: MemoryQueue, path: str, name: str) -> None:
+    with pytest.raises(TaskFailed) as caught:
+        resize.submit(path).reply()
+    assert caught.value.type.endswith(name)
+    assert str(caught.value).startswith(name.rpartition(".")[2])
+
+
+def test_the_module_that_is_run_is_known_by_its_other_name(queue: MemoryQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticket = resize.submit("gone")
+    queue.advance(100)
+    monkeypatch.setattr(OutOfStock, "__module__", "__main__")
+    with pytest.raises(OutOfStock):
+        ticket.reply()
+    monkeypatch.setattr(OutOfStock, "__module__", "elsewhere")
+    with pytest.raises(TaskFailed):
+        ticket.reply()
+
+
+def test_middleware(caplog: pytest.LogCaptureFixture) -> None:
+    app = Tasks(name="m")
+    seen: list[object] = []
+
+    @app.before
+    def begin(call: Call) -> None:
+        seen.append(("before", call.service, call.args, call.kwargs, current().attempt))
+        if call.args == (0,):
+            raise Failed("not zero")
+
+    @app.after
+    def end(call: Call, value: object) -> None:
+        seen.append(("after", value))
+        raise RuntimeError("it changes nothing")
+
+    @app.error
+    def report(call: Call, error: BaseException) -> None:
+        seen.append(("error", repr(error)))
+
+    @app.task(max_attempts=1)
+    def invert(number: int) -> float:
+        if number == 2:
+            raise Retry(after=1)
+        return 1 / number
+
+    with app.testing():
+        assert invert.submit(4).reply() == 0.25
+        assert seen == [("before", "m.invert", (4,), {}, 1), ("after", 0.25)]
+        assert "what is called after m.invert failed" in caplog.text
+        with pytest.raises(TaskFailed, match="not zero"):
+            invert.submit(0).reply()
+        assert seen[-1] == ("error", "Failed('500 not zero')")
+        seen.clear()
+        with pytest.raises(TaskFailed):
+            invert.submit(2).reply()
+        assert [one[0] for one in seen if isinstance(one, tuple)] == ["before"]
+
+
+def test_the_log_names_the_request_and_has_the_traceback_of_what_nobody_expected(
+    queue: MemoryQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        ticket = resize.options(max_attempts=1).submit("unknown")
+        queue.run()
+        assert f"shop.resize failed ({ticket.uuid}, attempt 1 of 1): LookupError: unknown" in caplog.text
+        assert "Traceback" in caplog.text
+        caplog.clear()
+        resize.options(max_attempts=1).submit("gone")
+        queue.run()
+        assert "OutOfStock" in caplog.text
+        assert "Traceback" not in caplog.text
+
+
+def test_raw_services(queue: MemoryQueue) -> None:
+    assert queue.wait(queue.submit("raw", b"a", b"b")) == [b"A", b"B"]
+
+
+def test_a_trace_goes_on_to_what_a_task_submits() -> None:
+    app = Tasks()
+    trace = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+
+    @app.task
+    def inner() -> str:
+        return current().trace
+
+    @app.task
+    def outer() -> list[str]:
+        return [inner.submit().reply(), *inner_too.map([1]).replies()]
+
+    @app.task
+    def inner_too(number: int) -> str:
+        return current().trace
+
+    with app.testing():
+        assert outer.options(trace=trace).submit().reply() == [trace, trace]
+        assert outer.submit().reply() == ["", ""]
+
+
+def test_names_are_there_once() -> None:
+    app = Tasks(name="a")
+
+    @app.task
+    def one() -> None: ...
+
+    with pytest.raises(CallerError, match=r"a\.one is there twice"):
+        app.task(service="a.one")(lambda: None)
+    with pytest.raises(CallerError, match="there twice"):
+        app.service("a.one")(raw)
+
+
+def test_what_cannot_be_a_task() -> None:
+    def parts() -> Iterator[int]:
+        yield 1
+
+    async def frames(frames: list[bytes]) -> bytes:
+        return b""
+
+    with pytest.raises(CallerError, match="parts cannot be a task; it is a generator"):
+        Tasks().task(parts)
+    with pytest.raises(CallerError, match="the handler of raw is async"):
+        Tasks().service("raw")(frames)  # type: ignore[type-var]

@@ -1,0 +1,29 @@
+"""Tasks: functions with typed arguments, executed elsewhere and later. README.md in this folder shows how.
+
+    Tasks        an app: its tasks, its services, how it reaches Titanic      app.py
+    Ticket       a submitted task, and its reply                              ticket.py
+    TaskFailed   what a task has failed with                                  failures.py
+
+`Failed` and `Retry`, which a task raises, and `current()`, the request that it works on, are in `titanic` itself.
+"""
+
+from titanic.tasks.app import Tasks
+from titanic.tasks.failures import InvalidArguments, InvalidReply, TaskFailed
+from titanic.tasks.middleware import Call
+from titanic.tasks.options import TaskOptions
+from titanic.tasks.task import AsyncTask, Submission, Task
+from titanic.tasks.ticket import Ticket, Tickets
+
+__all__ = [
+    "AsyncTask",
+    "Call",
+    "InvalidArguments",
+    "InvalidReply",
+    "Submission",
+    "Task",
+    "TaskFailed",
+    "TaskOptions",
+    "Tasks",
+    "Ticket",
+    "Tickets",
+]

@@ -1,0 +1,192 @@
+"""An app: the tasks and services of a program, and how it reaches Titanic."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
+
+from broker import DEFAULT_ENDPOINT, Handler, Key, credentials, service_fault
+from titanic.client.client import Client
+from titanic.errors import CallerError
+from titanic.protocol.submit_options import Span
+from titanic.tasks.definition import Definition
+from titanic.tasks.memory import MemoryQueue, QueueSettings
+from titanic.tasks.middleware import AnyAfter, AnyBefore, AnyOnError, Middleware
+from titanic.tasks.options import TaskOptions
+from titanic.tasks.task import AsyncTask, Task
+from titanic.tasks.ticket import Queue
+from titanic.tasks.values import serializer as serializer_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+AnyHandler = TypeVar("AnyHandler", bound=Handler)
+
+
+class TaskDecorator(Protocol):
+    """Makes a task of a function."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class Tasks:
+    """The tasks of a program.
+
+        app = Tasks("tcp://127.0.0.1:5555", name="shop")
+
+        @app.task(max_attempts=3)
+        def resize(path: str, width: int = 80) -> Size: ...
+
+        ticket = resize.submit("a.png", width=120)
+        size = ticket.reply(timeout=10)
+
+    `titanic worker MODULE:app` executes them.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
+        *,
+        name: str = "tasks",
+        serializer: str = "json",
+        timeout: Span = 5.0,
+        key: Key = None,
+        server_key: str | Path | None = None,
+    ) -> None:
+        """`endpoint`, `timeout`, `key` and `server_key` are those of `titanic.Client`. `name` begins the names of the
+        services: that of `resize` is NAME.resize. `serializer`: json or msgpack, the same for clients and workers."""
+        self.name = name
+        self.endpoint = endpoint
+        self.key, self.server_key = key, server_key
+        self.definitions: dict[str, Definition] = {}
+        """Its tasks, by their services."""
+        self._services: dict[str, Handler] = {}
+        self._format = serializer_of(serializer)
+        self._timeout = timeout
+        self._middleware = Middleware()
+        self._client: tuple[int, Client] | None = None
+        """With the process that it belongs to."""
+        self._lock = threading.Lock()
+        self._test: MemoryQueue | None = None
+
+    # -- tasks and services ----------------------------------------------------------------------------------
+
+    @overload
+    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, /, **options: Unpack[TaskOptions]) -> TaskDecorator: ...
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]) -> Any:
+        """Make a task of a function, as `@app.task` or as `@app.task(…)` with options:
+
+            max_attempts  failed attempts after which it has failed for good; default the server's
+            limit         maximum run time of one attempt
+            ttl           time after which it expires, if no worker has begun
+            delay         time before which it is not executed
+            priority      0 to 9, default 4; higher ones start first
+            retry_first   back-off after the first failure, doubles with each failure; default the server's
+            retry_most    the longest back-off; default the server's
+            key           makes the idempotency key of a call from its arguments: the same key is executed once
+            key_for       how long keys count, default a day
+            retry_on      exceptions after which it is tried again; default all
+            fatal         exceptions after which it has failed for good at once
+            raises        further exceptions that `reply` raises as what they are; those above are, too
+            service       the name of its service; default NAME.function
+
+        Types of arguments and of what is returned are those that msgspec knows: of the standard library, dataclasses,
+        TypedDict, NamedTuple, enums, and msgspec's own. Raises CallerError for others.
+        """
+        if function is None:
+            return partial(self._task, options=options)
+        return self._task(function, options)
+
+    def _task(self, function: Callable[..., Any], options: TaskOptions) -> Task[Any, Any] | AsyncTask[Any, Any]:
+        service = options.get("service") or f"{self.name}.{function.__name__}"
+        definition = Definition(service, function, self._format, self._middleware, options)
+        self._add(service, definition.handle)
+        self.definitions[service] = definition
+        kind = AsyncTask if definition.is_async else Task
+        return kind(function, definition, self)
+
+    def service(self, name: str) -> Callable[[AnyHandler], AnyHandler]:
+        """Have a function from frames to frames, as a `broker.Worker` takes, serve a service of this name."""
+
+        def add(handler: AnyHandler) -> AnyHandler:
+            if inspect.iscoroutinefunction(handler) or inspect.isasyncgenfunction(handler):
+                what = f"the handler of {name} is async"
+                raise CallerError(what, "handlers of raw frames run in threads", "make it a task, or a plain function")
+            self._add(name, handler)
+            return handler
+
+        return add
+
+    def _add(self, service: str, handler: Handler) -> None:
+        if fault := service_fault(service.encode()):
+            raise CallerError(fault)
+        if service in self._services:
+            raise CallerError(f"{service} is there twice", "two tasks or services have this name", "rename one of them")
+        self._services[service] = handler
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """What a worker does for each service. Raises CallerError for a task whose annotations are not understood."""
+        for definition in self.definitions.values():
+            definition.check()
+        return {**self._services}
+
+    # -- middleware ------------------------------------------------------------------------------------------
+
+    def before(self, function: AnyBefore) -> AnyBefore:
+        """Have a function called with each `Call`, before the task. When it raises, the attempt ends as if the task had
+        raised that."""
+        self._middleware.before.append(function)
+        return function
+
+    def after(self, function: AnyAfter) -> AnyAfter:
+        """Have a function called with each `Call` and what the task has returned; the last one added comes first."""
+        self._middleware.after.append(function)
+        return function
+
+    def error(self, function: AnyOnError) -> AnyOnError:
+        """Have a function called with each `Call` that fails, and the exception; not for `Retry` and `Cancelled`. The
+        last one added comes first."""
+        self._middleware.error.append(function)
+        return function
+
+    # -- the queue -------------------------------------------------------------------------------------------
+
+    @property
+    def client(self) -> Queue:
+        """What its tasks are submitted with: one `titanic.Client`, for all threads of the process."""
+        if self._test is not None:
+            return self._test
+        known = self._client
+        if known is not None and known[0] == os.getpid():
+            return known[1]
+        with self._lock:
+            if self._client is None or self._client[0] != os.getpid():  # what a fork has inherited is its parent's
+                curve = credentials(self.key, self.server_key)
+                self._client = os.getpid(), Client(self.endpoint, timeout=self._timeout, key=curve)
+            return self._client[1]
+
+    @contextmanager
+    def testing(self, **settings: Unpack[QueueSettings]) -> Iterator[MemoryQueue]:
+        """For tests of tasks: meanwhile all that is submitted goes to a queue in memory, which executes it in this
+        thread when a reply is asked for, or when it is told to. No server, no sleep: `MemoryQueue.advance` moves its
+        clock. The settings are those of a server: `max_attempts`, `retry_first`, `retry_most`."""
+        if self._test is not None:
+            raise CallerError("testing has begun", "one queue in memory is in use", "leave its `with` first")
+        self._test = MemoryQueue(self, **settings)
+        try:
+            yield self._test
+        finally:
+            self._test = None

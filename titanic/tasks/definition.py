@@ -1,0 +1,155 @@
+"""A task as its app knows it: how it is called, how its values travel, and what a worker does for a request."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, cast
+
+from broker import RemoteError
+from titanic.errors import CallerError, RequestFailed
+from titanic.jobs.context import current
+from titanic.jobs.ending import Cancelled, Failed, Retry
+from titanic.logs import event
+from titanic.protocol.submit_options import SubmitOptions
+from titanic.tasks.failures import InvalidArguments, as_raised, describe
+from titanic.tasks.middleware import Call, Middleware
+from titanic.tasks.options import TaskOptions, as_tuple, submit_options
+from titanic.tasks.values import Serializer, Values
+
+log = logging.getLogger("titanic.tasks")
+
+
+class Definition:
+    """What `@app.task` was said of a function."""
+
+    def __init__(
+        self,
+        service: str,
+        function: Callable[..., Any],
+        format: Serializer,
+        middleware: Middleware,
+        options: TaskOptions,
+    ) -> None:
+        self.service = service
+        self.function = function
+        self.name: str = function.__name__
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.options = submit_options(options)
+        self._format = format
+        self._middleware = middleware
+        self._key = options.get("key")
+        self._fatal = as_tuple(options.get("fatal", ()))
+        self._retry_on = as_tuple(options["retry_on"]) if "retry_on" in options else None
+        self._declared = (*as_tuple(options.get("raises", ())), *self._fatal, *(self._retry_on or ()))
+        self._values: Values | None = None
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            what, fact = f"{self.name} cannot be a task", "it is a generator, and a task has one reply"
+            raise CallerError(what, fact, "return a list, or make it an @app.service")
+        with suppress(NameError):  # it may be defined below the task
+            self._values = Values(self.name, function, format)
+
+    @property
+    def values(self) -> Values:
+        """How its arguments and its reply travel. Raises CallerError for annotations of which that is unknown."""
+        if self._values is None:
+            self._values = Values(self.name, self.function, self._format)
+        return self._values
+
+    def check(self) -> None:
+        """Raise CallerError for annotations that are not understood."""
+        try:
+            self._values = self.values
+        except NameError as error:
+            raise CallerError(f"{self.name}: an annotation cannot be read", str(error), "define it") from None
+
+    # -- for a client ----------------------------------------------------------------------------------------
+
+    def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """The idempotency key that a call has by its arguments. Keys of a task are its own: its service stands before
+        them."""
+        if self._key is None:
+            return None
+        bound = inspect.signature(self.function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return self._named(self._key(*bound.args, **bound.kwargs))
+
+    def said(self, options: SubmitOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SubmitOptions:
+        """The options of a call: with its key, and in a handler with the trace of the request there."""
+        key = self._named(options["key"]) if "key" in options else self.key_of(args, kwargs)
+        said = traced(options)
+        return said if key is None else {**said, "key": key}
+
+    def _named(self, key: str) -> str:
+        return f"{self.service}:{key}"
+
+    def failure(self, failed: RequestFailed) -> Exception:
+        """What a client raises for a request of this task that has failed."""
+        return as_raised(failed, self._declared)
+
+    # -- for a worker ----------------------------------------------------------------------------------------
+
+    def handle(self, frames: list[bytes]) -> bytes:
+        """The handler of its worker: the reply to a request. Raises RemoteError."""
+        call = self._call(frames)
+        try:
+            self._middleware.begins(call)
+            value = self.function(*call.args, **call.kwargs)
+            if self.is_async:
+                value = _await(value)
+        except Exception as error:
+            raise self._ended(call, error) from error
+        try:
+            reply = self.values.write_reply(value)
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:
+            self._log(f"its reply cannot travel: {error}", None)
+            raise Failed(f"the reply of {self.name} cannot travel: {error}") from error
+        self._middleware.returned(call, value)
+        return reply
+
+    def _call(self, frames: list[bytes]) -> Call:
+        if len(frames) != 1:
+            raise Failed(f"a request for {self.service} has {len(frames)} frames; this version knows what one means")
+        try:
+            args, kwargs = self.values.read(frames[0])
+        except InvalidArguments as error:
+            self._log(str(error), None)
+            raise Failed(str(error)) from error
+        return Call(self.service, self.name, args, kwargs)
+
+    def _ended(self, call: Call, error: Exception) -> RemoteError:
+        """The error reply for what the task has raised."""
+        if isinstance(error, (Retry, Cancelled)):
+            return cast(RemoteError, error)
+        self._middleware.failed(call, error)
+        if isinstance(error, Failed):
+            return cast(RemoteError, error)
+        text, detail = describe(error)
+        self._log(text, None if isinstance(error, self._declared) else error)
+        fatal = isinstance(error, self._fatal)
+        if self._retry_on is not None and not isinstance(error, self._retry_on):
+            fatal = True
+        return Failed(text, *detail) if fatal else RemoteError(500, text, detail)
+
+    def _log(self, text: str, error: Exception | None) -> None:
+        """`error`: one that nobody expected, whose traceback is to be seen."""
+        request = current()
+        uuid = request.uuid if len(request.uuid) == 32 else ""
+        extra = event("task-failed", uuid=bytes.fromhex(uuid), service=self.service.encode())
+        where = f"{uuid}, attempt {request.attempt} of {request.attempts}" if uuid else "not of a queue"
+        log.warning("%s failed (%s): %s", self.service, where, text, extra=extra, exc_info=error)
+
+
+def _await(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What an `async def` task returns; its own import, for those who have none."""
+    from titanic.tasks.event_loop import EVENT_LOOP
+
+    return EVENT_LOOP.run(coroutine)
+
+
+def traced(options: SubmitOptions) -> SubmitOptions:
+    """Options with the trace of the request that is being handled here, if they have none."""
+    trace = current().trace
+    return {**options, "trace": trace} if trace and "trace" not in options else options

@@ -1,0 +1,330 @@
+"""A queue in memory, for tests of tasks: the dispatcher's own core decides, with dicts as its store, the test's thread
+as its only worker, and a clock that is moved.
+
+It does what a server does with options, keys, priorities, delays, times to live, back-offs and the ways in which a task
+says how it ended. It has no limits of room, deletes nothing by its age, and interrupts no task at its `limit`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, Protocol, TypedDict, Unpack, cast
+
+from broker import DELIVERY, Delivery, Handler, RemoteError, error_frames, execute, failure, read_error
+from titanic.config import ServerConfig
+from titanic.dispatch.attempts import AttemptOutcome, Finish, Send
+from titanic.dispatch.backlogs import Fetch
+from titanic.dispatch.core import DispatchCore
+from titanic.errors import InvalidRequest, RequestFailed, TimedOut
+from titanic.protocol.answers import Ended, RequestInfo, unknown
+from titanic.protocol.submit_options import Span, SubmitOptions, encode, seconds
+from titanic.services.list_requests import as_document
+from titanic.services.request_submit import parse_submit
+from titanic.store import ReadyRow, Status, rules
+from titanic.tasks.memory_row import Row
+from titanic.util import ids
+
+Body = bytes | str
+
+
+class QueueSettings(TypedDict, total=False):
+    """Settings of a server."""
+
+    max_attempts: int
+    retry_first: float
+    retry_most: float
+
+
+class Served(Protocol):
+    """An app, as its workers see it."""
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """What is done for each service."""
+
+
+class MemoryQueue:
+    """What `Tasks.testing` gives. Everything happens in the calling thread: when a reply is asked for, in `run` and in
+    `advance`."""
+
+    def __init__(self, app: Served, **settings: Unpack[QueueSettings]) -> None:
+        self._app = app
+        self._config = ServerConfig(**settings)
+        self._core = DispatchCore(self._config, seed=1)
+        self._rows: dict[bytes, Row] = {}
+        self._ready: dict[bytes, list[bytes]] = {}
+        """The places of those that wait, for each service, in order."""
+        self._keys: dict[bytes, tuple[int, bytes]] = {}
+        """Until when each key counts, and whose it is."""
+        self._ids = ids.IdMaker(None)
+        self._running: dict[bytes, Delivery] = {}
+        self._depth = 0
+        self._started_us = time.time_ns() // 1000
+        self._now = 0.0
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> datetime:
+        """The time of this queue."""
+        return datetime.fromtimestamp(self._wall_us / 1e6, UTC)
+
+    @property
+    def _wall_us(self) -> int:
+        return self._started_us + round(self._now * 1e6)
+
+    def advance(self, span: Span) -> None:
+        """Let so much time pass (seconds, or a timedelta), and execute all that is due meanwhile."""
+        until = self._now + seconds("span", span)
+        self.run()
+        while self._leap(until):
+            pass
+        self._now = until
+        self._pass()
+
+    def _leap(self, until: float) -> bool:
+        """Go on to the next time at which something is due, and do it; False when there is none until then."""
+        times = [
+            when for row in self._rows.values() if row.status is None for when in (row.due, row.expires_at) if when
+        ]
+        at = (min(times) - self._started_us) / 1e6 if times else math.inf
+        if at > until or at == math.inf:
+            return False
+        self._now = max(self._now, at)
+        self._pass()
+        return True
+
+    def _pass(self) -> None:
+        """Time has passed."""
+        now_us = self._wall_us
+        back = set()
+        for row in self._rows.values():
+            if row.status is not None or row.uuid in self._core.flights:
+                continue
+            if 0 < row.expires_at <= now_us:
+                self._unready(row)
+                self._end(row, Status.EXPIRED, [], rules.late(row.attempts))
+            elif 0 < row.due <= now_us:
+                row.due = 0
+                insort(self._ready.setdefault(row.new.service, []), row.place)
+                back.add(row.new.service)
+        self._core.returned(back)
+        self.run()
+
+    # -- what happens ----------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Execute all that is due now."""
+        core = self._core
+        self._depth += 1  # a task that waits for another one is not in its way
+        try:
+            served = {name.encode(): handler for name, handler in self._app.handlers.items()}
+            for name in [*core.backlogs]:
+                core.present(name, self._depth if name in served else 0, self._now)
+            busy = True
+            while busy:
+                busy = False
+                core.tick(self._now)
+                for name in core.take_questions(self._now):
+                    core.present(name, self._depth if name in served else 0, self._now)
+                for fetch in core.take_fetches():
+                    busy = True
+                    core.fetched(fetch.service, self._fetch(fetch), self._now, self._wall_us)
+                    for send in core.take_sends(self._now, self._wall_us):
+                        self._execute(send, served[send.service])
+                        self._settle()
+                self._settle()
+        finally:
+            self._depth -= 1
+
+    def _fetch(self, fetch: Fetch) -> list[ReadyRow]:
+        places = self._ready.get(fetch.service, [])
+        found: list[ReadyRow] = []
+        for place in places[0 if fetch.after is None else bisect_right(places, fetch.after) :]:
+            row = self._rows[place[-ids.SIZE :]]
+            if row.uuid not in self._core.flights:
+                found.append(row.ready())
+            if len(found) == fetch.limit:
+                break
+        return found
+
+    def _execute(self, send: Send, handler: Handler) -> None:
+        row, core, parts = self._rows[send.uuid], self._core, list[bytes]()
+        row.dispatched_at = self._wall_us
+        delivery = self._running[send.uuid] = Delivery(send.context)
+        token = DELIVERY.set(delivery)
+        try:
+            body = execute(handler, list(send.body), parts.extend)
+        except RemoteError as error:
+            body = error_frames(error)
+        except Exception as error:
+            body = failure(error)
+        finally:
+            DELIVERY.reset(token)
+            del self._running[send.uuid]
+        if (error_reply := read_error(body)) is not None:
+            core.failed(send.uuid, error_reply, self._now)
+        else:
+            core.replied(send.uuid, [*parts, *body], self._now)
+
+    def _settle(self) -> None:
+        core = self._core
+        for uuid in core.take_recalls():
+            core.kept(uuid)
+        core.take_certain()
+        for outcomes in core.take_outcomes(self._now):
+            for outcome in outcomes:
+                if (row := self._rows.get(outcome.uuid)) is not None:
+                    self._keep(row, outcome)
+            core.settled([outcome.uuid for outcome in outcomes])
+
+    def _keep(self, row: Row, outcome: AttemptOutcome) -> None:
+        self._unready(row)
+        row.attempts = outcome.attempts
+        if isinstance(outcome, Finish):
+            self._end(row, outcome.status, outcome.frames, outcome.reason)
+        else:
+            row.reason = outcome.reason
+            row.due = self._wall_us + max(1, int(outcome.delay * 1e6))
+
+    def _end(self, row: Row, status: Status, frames: list[bytes], reason: str) -> None:
+        row.status, row.frames, row.reason, row.due = status, frames, reason, 0
+        row.finished_at = self._wall_us
+
+    def _unready(self, row: Row) -> None:
+        places = self._ready.get(row.new.service, [])
+        at = bisect_right(places, row.place) - 1
+        if at >= 0 and places[at] == row.place:
+            del places[at]
+
+    # -- what a client does ----------------------------------------------------------------------------------
+
+    def submit(self, service: Body, *body: Body, **options: Unpack[SubmitOptions]) -> str:
+        """As `Client.submit`."""
+        return self._submit(service, [*body] or [b""], {**options})
+
+    def submit_many(
+        self,
+        service: Body,
+        bodies: Iterable[Body],
+        *,
+        keys: Iterable[str] | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> list[str]:
+        """As `Client.submit_many`."""
+        every = [*bodies]
+        own: list[dict[str, Any]] = [{}] * len(every) if keys is None else [{"key": key} for key in keys]
+        if len(own) != len(every):
+            raise InvalidRequest("there are more keys than bodies, or fewer", "", "give one for each")
+        return [self._submit(service, [body], {**options, **key}) for body, key in zip(every, own, strict=True)]
+
+    def _submit(self, service: Body, body: Iterable[Body], options: dict[str, Any]) -> str:
+        now_us = self._wall_us
+        frames = [one.encode() if isinstance(one, str) else one for one in (encode(options), service, *body)]
+        try:
+            (new,) = parse_submit(frames, now_us).requests
+            rules.check_service(new.service)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+        until, uuid = self._keys.get(new.key, (0, b""))
+        if new.key and until > now_us:
+            return uuid.hex()
+        (uuid,) = self._ids.make(1, now_us)
+        row = self._rows[uuid] = Row(uuid, new, now_us, new.not_before, new.expires_at)
+        if new.key:
+            self._keys[new.key] = new.key_until, uuid
+        if not row.due:
+            insort(self._ready.setdefault(new.service, []), row.place)
+            self._core.arrived({new.service: new.priority}, self._now)
+        return uuid.hex()
+
+    def reply(self, uuid: str) -> list[bytes] | None:
+        """As `Client.reply`: executes what is due now."""
+        self.run()
+        row = self._row(uuid)
+        if row.status is None:
+            return None
+        if row.status is Status.DONE:
+            return list(row.frames)
+        raise RequestFailed(row.reason, state=row.status.name.lower(), detail=list(row.frames))
+
+    def wait(self, uuid: str, timeout: Span | None = None) -> list[bytes]:
+        """As `Client.wait`: lets time pass until the reply is there, at most `timeout`."""
+        until = math.inf if timeout is None else self._now + seconds("timeout", timeout)
+        while (frames := self.reply(uuid)) is None:
+            if not self._leap(until):
+                row = self._row(uuid)
+                self._now = self._now if until == math.inf else until
+                raise TimedOut(f"no reply to {uuid} yet", f"it is {self._info(row)['state']}", _advice(row, self._app))
+        return frames
+
+    def replies(self, uuids: Iterable[str], timeout: Span | None = None) -> Iterator[tuple[str, Ended]]:
+        """As `Client.replies`: lets time pass as they are asked for, at most `timeout`."""
+        until = math.inf if timeout is None else self._now + seconds("timeout", timeout)
+        pending = list(dict.fromkeys(uuids))
+        while pending:
+            still = []
+            for uuid in pending:
+                try:
+                    ended: Ended | None = self.reply(uuid)
+                except RequestFailed as error:
+                    ended = error
+                if ended is None:
+                    still.append(uuid)
+                else:
+                    yield uuid, ended
+            pending = still
+            if pending and not self._leap(until):
+                row = self._row(pending[0])
+                raise TimedOut(f"{len(pending)} replies are still pending", "", _advice(row, self._app))
+
+    def close(self, *uuids: str) -> None:
+        """As `Client.close`."""
+        for uuid in uuids:
+            row = self._rows.pop(ids.parse(ids.plain(uuid).encode()) or b"", None)
+            if row is not None:
+                self._unready(row)
+                self._core.closed([row.uuid])
+                if (delivery := self._running.get(row.uuid)) is not None:
+                    delivery.cancel()
+
+    def close_many(self, uuids: Iterable[str]) -> None:
+        """As `Client.close_many`."""
+        self.close(*uuids)
+
+    def find(self, keys: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """As `Client.find`."""
+        known = {key: self._keys[key.encode()] for key in keys if key.encode() in self._keys}
+        uuids = {key: uuid.hex() for key, (until, uuid) in known.items() if until > self._wall_us}
+        there = [self._info(row) for uuid in uuids.values() if (row := self._rows.get(bytes.fromhex(uuid))) is not None]
+        states: dict[str, str] = {row["uuid"]: row["state"] for row in there}
+        return uuids, states
+
+    def show(self, uuid: str) -> RequestInfo:
+        """As `Client.show`."""
+        return self._info(self._row(uuid))
+
+    def requests(self, state: str | None = None) -> list[RequestInfo]:
+        """All that is stored, oldest first; in one state."""
+        found = [self._info(row) for row in self._rows.values()]
+        return [one for one in found if state is None or one["state"] == state]
+
+    def _info(self, row: Row) -> RequestInfo:
+        return cast(RequestInfo, as_document(row.described(), row.uuid in self._running))
+
+    def _row(self, uuid: str) -> Row:
+        row = self._rows.get(ids.parse(ids.plain(uuid).encode()) or b"")
+        if row is None:
+            raise unknown(uuid)
+        return row
+
+
+def _advice(row: Row, app: Served) -> str:
+    service = row.new.service.decode()
+    if service not in app.handlers:
+        return f"this app has no task or service {service}"
+    return "give it more time, or advance the queue's clock"

@@ -1,0 +1,98 @@
+"""A task as those see it who call it: typed as the function that it was made of."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
+
+from titanic.protocol.submit_options import SubmitOptions
+from titanic.tasks.definition import Definition, traced
+from titanic.tasks.ticket import Queues, Ticket, Tickets
+
+P = ParamSpec("P")
+Rest = ParamSpec("Rest")
+R = TypeVar("R", covariant=True)
+First = TypeVar("First")
+Returned = TypeVar("Returned")
+
+
+class Submission(Generic[P, R]):
+    """A task with options for its calls."""
+
+    def __init__(self, definition: Definition, queues: Queues, options: SubmitOptions) -> None:
+        self.definition = definition
+        self._queues = queues
+        self._options = options
+
+    @property
+    def service(self) -> str:
+        """The service that the requests of this task are for."""
+        return self.definition.service
+
+    def options(self, **options: Unpack[SubmitOptions]) -> Submission[P, R]:
+        """The same task with other options, those of `Client.submit`, for some calls:
+        `resize.options(delay=5, priority=9).submit("a.png")`."""
+        return Submission(self.definition, self._queues, {**self._options, **options})
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Ticket[R]:
+        """Have the task executed; the ticket is there once the request is on disk.
+
+        Raises InvalidArguments when the arguments do not fit the signature, and as `Client.submit`.
+        """
+        task = self.definition
+        frame = task.values.write(args, kwargs)
+        options = task.said(self._options, args, kwargs)
+        return Ticket(task, self._queues, self._queues.client.submit(task.service, frame, **options))
+
+    def map(
+        self: Submission[Concatenate[First, Rest], Returned],
+        items: Iterable[First],
+        *args: Rest.args,
+        **kwargs: Rest.kwargs,
+    ) -> Tickets[Returned]:
+        """Submit the task once for each item, its first argument; the other arguments are those of all.
+
+        Nothing is submitted before all of them are known to fit. Then many travel in each message: of those in a
+        message all are accepted, or none.
+        """
+        task = self.definition
+        calls = [(item, *args) for item in items]
+        frames = [task.values.write(call, kwargs) for call in calls]
+        options, keys = traced(self._options), None
+        if "key" not in options:
+            found = [task.key_of(call, kwargs) for call in calls]
+            keys = [key for key in found if key is not None] or None
+        uuids = self._queues.client.submit_many(task.service, frames, keys=keys, **options)
+        return Tickets(task, self._queues, uuids)
+
+    def ticket(self, uuid: str) -> Ticket[R]:
+        """A ticket for what was submitted before, perhaps by another process."""
+        return Ticket(self.definition, self._queues, uuid)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.service}>"
+
+
+class Task(Submission[P, R]):
+    """A function that is a task: called, it is the function; submitted, it is executed by a worker."""
+
+    def __init__(self, function: Callable[P, R], definition: Definition, queues: Queues) -> None:
+        super().__init__(definition, queues, definition.options)
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._function(*args, **kwargs)
+
+
+class AsyncTask(Submission[P, R]):
+    """An `async def` function that is a task: called, it is awaited as ever; a worker awaits it."""
+
+    def __init__(self, function: Callable[P, Coroutine[Any, Any, R]], definition: Definition, queues: Queues) -> None:
+        super().__init__(definition, queues, definition.options)
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._function(*args, **kwargs)

@@ -1,0 +1,144 @@
+"""Tickets for what was submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar, Unpack, overload
+
+from titanic.errors import RequestFailed
+from titanic.protocol.answers import Ended
+from titanic.protocol.submit_options import Span, SubmitOptions
+from titanic.tasks.definition import Definition
+
+R = TypeVar("R", covariant=True)
+
+
+class Queue(Protocol):
+    """What tasks want of a queue: some methods of `titanic.Client`."""
+
+    def submit(self, service: str, *body: bytes, **options: Unpack[SubmitOptions]) -> str:
+        """The UUID of a request that is stored now."""
+
+    def submit_many(
+        self,
+        service: str,
+        bodies: Iterable[bytes],
+        *,
+        keys: Iterable[str] | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> list[str]:
+        """The UUIDs of requests that are stored now, one for each body."""
+
+    def reply(self, uuid: str) -> list[bytes] | None:
+        """The reply's frames; None while it is pending."""
+
+    def wait(self, uuid: str, timeout: Span | None = None) -> list[bytes]:
+        """The reply's frames, as soon as they are there."""
+
+    def replies(self, uuids: Iterable[str], timeout: Span | None = None) -> Iterator[tuple[str, Ended]]:
+        """Each UUID with how its request ended, as they end."""
+
+    def close(self, *uuids: str) -> None:
+        """Delete requests and their replies."""
+
+    def close_many(self, uuids: Iterable[str]) -> None:
+        """Delete any number of requests and their replies."""
+
+
+class Queues(Protocol):
+    """Where an app's queue is."""
+
+    @property
+    def client(self) -> Queue:
+        """The queue of this thread, now."""
+
+
+class Ticket(Generic[R]):
+    """A submitted task. Keep `uuid` to come back for the reply in another process: `Task.ticket` makes a ticket of
+    it."""
+
+    __slots__ = ("_queues", "_task", "uuid")
+
+    def __init__(self, task: Definition, queues: Queues, uuid: str) -> None:
+        self._task = task
+        self._queues = queues
+        self.uuid = uuid
+
+    def reply(self, timeout: Span | None = None) -> R:
+        """What the task returns, as soon as it is there; `timeout` as of `Client.wait`.
+
+        Raises one of the exceptions that the task has declared when it failed for good with it, else TaskFailed;
+        UnknownRequest when it was closed; TimedOut.
+        """
+        try:
+            return self._read(self._queues.client.wait(self.uuid, timeout))
+        except RequestFailed as error:
+            failed = error
+        raise self._task.failure(failed)
+
+    def close(self) -> None:
+        """Delete the request and its reply; cancel it if it has not been executed."""
+        self._queues.client.close(self.uuid)
+
+    def outcome(self, ended: Ended) -> R | Exception:
+        """What `reply` returns or raises for what a queue has said."""
+        if isinstance(ended, RequestFailed):
+            return self._task.failure(ended)
+        if isinstance(ended, Exception):
+            return ended
+        try:
+            return self._read(ended)
+        except Exception as error:
+            return error
+
+    def _read(self, frames: list[bytes]) -> R:
+        value: R = self._task.values.read_reply(frames)
+        return value
+
+    def __repr__(self) -> str:
+        return f"<Ticket {self.uuid} of {self._task.service}>"
+
+
+class Tickets(Sequence[Ticket[R]]):
+    """Tickets of one task, in the order in which it was submitted."""
+
+    def __init__(self, task: Definition, queues: Queues, uuids: Iterable[str]) -> None:
+        self._queues = queues
+        self._tickets: list[Ticket[R]] = [Ticket(task, queues, uuid) for uuid in uuids]
+
+    @overload
+    def __getitem__(self, index: int) -> Ticket[R]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Ticket[R]]: ...
+    def __getitem__(self, index: int | slice) -> Ticket[R] | list[Ticket[R]]:
+        return self._tickets[index]
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    @property
+    def uuids(self) -> list[str]:
+        """Of all of them."""
+        return [ticket.uuid for ticket in self._tickets]
+
+    def ended(self, timeout: Span | None = None) -> Iterator[tuple[Ticket[R], R | Exception]]:
+        """Each ticket with what its task has returned, or with the exception that `reply` would raise, as they end.
+
+        Raises TimedOut after `timeout` when some are still pending.
+        """
+        tickets = {ticket.uuid: ticket for ticket in self._tickets}
+        for uuid, ended in self._queues.client.replies(tickets, timeout):
+            yield tickets[uuid], tickets[uuid].outcome(ended)
+
+    def replies(self, timeout: Span | None = None) -> list[R]:
+        """What all of them return, in their order. When some have failed, raises what the first of these failed with,
+        after all have ended."""
+        found: dict[str, Any] = {ticket.uuid: outcome for ticket, outcome in self.ended(timeout)}
+        for uuid in self.uuids:
+            if isinstance(found[uuid], Exception):
+                raise found[uuid]
+        return [found[uuid] for uuid in self.uuids]
+
+    def close(self) -> None:
+        """Delete all of them."""
+        self._queues.client.close_many(self.uuids)

@@ -1,0 +1,162 @@
+"""Arguments and replies on the wire: JSON or msgpack, of the types that a function's annotations say.
+
+    arguments   {"args": […], "kwargs": {…}}
+    reply       the value
+
+What is read is checked against the annotations. `submit` reads what it is about to send, so that what a worker would
+not take is refused before anything is stored.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, get_type_hints
+
+import msgspec
+
+from titanic.errors import CallerError
+from titanic.tasks.failures import InvalidArguments, InvalidReply
+from titanic.util.text import quoted
+
+Decode = Callable[[Any], Any]
+
+
+class Serializer(NamedTuple):
+    """A format of values."""
+
+    encode: Callable[[Any], bytes]
+    decoder: Callable[[Any], Decode]
+    """Makes what decodes values of a type, and raises MsgspecError for others."""
+
+
+def _json_decoder(kind: Any) -> Decode:
+    return msgspec.json.Decoder(kind).decode
+
+
+def _msgpack_decoder(kind: Any) -> Decode:
+    return msgspec.msgpack.Decoder(kind).decode
+
+
+SERIALIZERS = {
+    "json": Serializer(msgspec.json.Encoder().encode, _json_decoder),
+    "msgpack": Serializer(msgspec.msgpack.Encoder().encode, _msgpack_decoder),
+}
+
+
+def serializer(name: str) -> Serializer:
+    """The serializer of this name. Raises CallerError."""
+    if name not in SERIALIZERS:
+        raise CallerError(f"serializer is {quoted(name)}", "", f"it must be {' or '.join(SERIALIZERS)}")
+    return SERIALIZERS[name]
+
+
+class Given(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments as they came, not looked at yet."""
+
+    args: list[msgspec.Raw] = []
+    kwargs: dict[str, msgspec.Raw] = {}
+
+
+class Arguments(NamedTuple):
+    """Arguments of a call."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Values:
+    """What goes to a function and comes back from it."""
+
+    def __init__(self, name: str, function: Callable[..., object], format: Serializer) -> None:
+        """`name`: for messages. Raises CallerError for annotations whose values cannot travel, and NameError when an
+        annotation names what is not defined yet."""
+        self._name = name
+        self._signature = inspect.signature(function)
+        hints = get_type_hints(function, include_extras=True)
+        self._encode = format.encode
+        self._given = format.decoder(Given)
+        self._decoders = {
+            parameter.name: self._decoder(format, f"argument '{parameter.name}'", hints.get(parameter.name, Any))
+            for parameter in self._signature.parameters.values()
+        }
+        self._rests = {
+            parameter.name: parameter.kind
+            for parameter in self._signature.parameters.values()
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        }
+        self._reply = self._decoder(format, "the reply", hints.get("return", Any))
+
+    def write(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """The frame for these arguments. Raises InvalidArguments when they do not fit."""
+        try:
+            frame = self._encode({"args": args, "kwargs": kwargs})
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:
+            raise self._invalid("an argument cannot travel", error) from None
+        self.read(frame)
+        return frame
+
+    def read(self, frame: bytes) -> Arguments:
+        """The arguments in a frame. Raises InvalidArguments when they do not fit."""
+        try:
+            given = self._given(frame)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise self._invalid("the body is not arguments", error) from None
+        try:
+            bound = self._signature.bind(*given.args, **given.kwargs)
+        except TypeError as error:
+            raise self._invalid("the arguments do not fit", error) from None
+        values = bound.arguments
+        for name, value in values.items():
+            decode = self._decoders[name]
+            try:
+                if name not in self._rests:
+                    values[name] = decode(value)
+                elif self._rests[name] is inspect.Parameter.VAR_POSITIONAL:
+                    values[name] = tuple(decode(one) for one in value)
+                else:
+                    values[name] = {key: decode(one) for key, one in value.items()}
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise self._invalid(f"argument '{name}' does not fit", error) from None
+        return Arguments(bound.args, bound.kwargs)
+
+    def write_reply(self, value: object) -> bytes:
+        """The frame for what the function has returned. Raises TypeError or ValueError when it cannot travel."""
+        return self._encode(value)
+
+    def read_reply(self, frames: list[bytes]) -> Any:
+        """What the function has returned. Raises InvalidReply."""
+        try:
+            (frame,) = frames
+            return self._reply(frame)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise InvalidReply(f"the reply of {self._name} is not what it returns", str(error)) from None
+
+    def _decoder(self, format: Serializer, what: str, kind: Any) -> Decode:
+        try:
+            unknown = next(_unknown(msgspec.inspect.type_info(kind), set()), None)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise CallerError(f"{self._name}: {what} cannot travel", str(error)) from None
+        if unknown is not None:
+            advice = "use plain types, dataclasses, TypedDict, NamedTuple, enums or msgspec.Struct"
+            raise CallerError(f"{self._name}: {what} cannot travel", f"its type has {quoted(unknown)} in it", advice)
+        return format.decoder(kind)
+
+    def _invalid(self, what: str, error: Exception) -> InvalidArguments:
+        text = str(error)
+        return InvalidArguments(f"{self._name}: {what}", text[:1].lower() + text[1:])
+
+
+def _unknown(info: Any, seen: set[int]) -> Iterator[type]:
+    """The classes in a type that msgspec knows nothing of."""
+    if isinstance(info, msgspec.inspect.CustomType):
+        if info.cls is not object:  # anything
+            yield info.cls
+    elif isinstance(info, (list, tuple)):
+        for one in info:
+            yield from _unknown(one, seen)
+    elif isinstance(info, (msgspec.inspect.Type, msgspec.inspect.Field)) and id(info) not in seen:
+        seen.add(id(info))
+        for name in info.__struct_fields__:
+            if name not in ("default", "default_factory", "cls"):
+                yield from _unknown(getattr(info, name), seen)
