@@ -26,6 +26,8 @@ class ServiceLimits:
     """Bytes of their bodies; further requests are refused."""
     running: int = 0
     """Requests that run at the same time, however many workers there are."""
+    rate: float = 0.0
+    """Attempts that begin in a second, evenly spread."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,9 +11,11 @@ from support.cli_titanic import serving
 from support.raw_mdp import RawClient, raw_client, raw_worker
 from support.waiting import until
 
+from broker import Worker
+
 SETTINGS = """
 [serve]
-service-limit = ["few:waiting=5", "small:bytes=1KiB", "narrow:running=1", "tcp:odd name:waiting=1"]
+service-limit = ["few:waiting=5", "small:bytes=1KiB", "narrow:running=1", "slow:rate=20/s", "tcp:odd name:waiting=1"]
 heartbeat = 10
 """
 
@@ -86,3 +89,17 @@ def test_those_who_vanished_find_what_was_retried_for_them(endpoint: str, raw: R
     with raw_client(endpoint) as back:
         assert back.ask(b"titanic.submit", b'{"max_attempts": 1, "key": "mine"}', b"flaky", b"x") == [b"200", uuid]
         assert back.ask(b"titanic.wait", b"30", uuid) == [b"200", b"today"]
+
+
+def test_attempts_begin_no_faster_than_at_their_rate(raw: RawClient, endpoint: str) -> None:
+    uuids = batch(raw, b"slow", "0123456789")
+    began = []
+
+    def work(frames: list[bytes]) -> bytes:
+        began.append(time.monotonic())
+        return b""
+
+    with Worker("slow", work, endpoint, jobs=8):
+        until(lambda: all(raw.ask(b"titanic.reply", uuid)[0] == b"200" for uuid in uuids))  # type: ignore[list-item]
+    assert len(began) == 10
+    assert began[-1] - began[0] > 5 / 20  # three may begin at once, and not all take equally long to come here

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields
 from functools import partial
@@ -34,6 +35,10 @@ WIRE, SERVER = BrokerConfig(), ServerConfig()
 
 KEPT, TRIED, TRAFFIC, OPERATION = "What is kept", "Attempts", "The broker's traffic", "Operation"
 """Groups of options in the help."""
+
+SECONDS = {"s": 1, "m": 60, "h": 3600}
+LEAST_RATE, MOST_RATE = 0.1 / 3600, 100_000.0
+"""A second."""
 
 kept = partial(seconds, least=0, group=KEPT)
 tried = partial(seconds, least=0, group=TRIED)
@@ -137,19 +142,28 @@ def take_wire(settings: dict[str, Any]) -> BrokerConfig:
     return BrokerConfig(**{name: settings.pop(name) for name in names})
 
 
+def _rate(value: str) -> float:
+    """How often a second, written as a number and a unit of time: 10/s, 600/m, 5/h."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)/([smh])", value.lower())
+    rate = float(match[1]) / SECONDS[match[2]] if match is not None else 0.0
+    if not LEAST_RATE <= rate <= MOST_RATE:
+        raise click.BadParameter(f"{value!r} is not a rate from 0.1/h to 100000/s; write it like 10/s, 600/m or 5/h")
+    return rate
+
+
 def service_limits(
     context: click.Context, parameter: click.Parameter, values: Sequence[str]
 ) -> Mapping[bytes, ServiceLimits]:
-    """Read `--service-limit` options: NAME:waiting=N,bytes=SIZE,running=N."""
+    """Read `--service-limit` options: NAME:waiting=N,bytes=SIZE,running=N,rate=N/s."""
     limits: dict[bytes, ServiceLimits] = {}
     for value in values:
         name, colon, rest = value.rpartition(":")
-        chosen: dict[str, int] = {}
+        chosen: dict[str, Any] = {}
         for part in rest.split(","):
             what, _, number = part.partition("=")
-            if not name or not colon or what not in ("waiting", "bytes", "running") or what in chosen:
-                raise click.BadParameter(f"{value!r} is not like NAME:waiting=1000,bytes=64MiB,running=4")
-            chosen[what] = read_size(number, least=1)
+            if not name or not colon or what not in ("waiting", "bytes", "running", "rate") or what in chosen:
+                raise click.BadParameter(f"{value!r} is not like NAME:waiting=1000,bytes=64MiB,running=4,rate=10/s")
+            chosen[what] = _rate(number) if what == "rate" else read_size(number, least=1)
         if os.fsencode(name) in limits:
             raise click.BadParameter(f"{name} has two; write them as one, like {name}:waiting=1000,running=4")
         limits[os.fsencode(name)] = ServiceLimits(**chosen)
@@ -256,7 +270,8 @@ queue_options = together(
         default=(),
         callback=service_limits,
         group=TRIED,
-        help="Limits of a service: waiting=N requests, bytes=SIZE of them, running=N at once; may be given repeatedly.",
+        help="Limits of a service: waiting=N requests, bytes=SIZE of them, running=N at once, rate=N/s (or /m, /h) attempts"
+        " that begin, evenly spread; may be given repeatedly.",
     ),
     seconds(
         "--attempt-timeout",

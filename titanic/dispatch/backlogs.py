@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from broker import Timers, earliest
 from titanic.config import ServerConfig
+from titanic.dispatch.rates import Rates
 from titanic.protocol.submit_options import MAX_PRIORITY
 from titanic.protocol.tsp import SERVICES
 from titanic.store import priority_in
@@ -64,6 +65,8 @@ class Backlog:
     """Workers that still work on an attempt that was given up because it passed its limit."""
     room: int | None = None
     """How many may be in flight: as many as there are workers, 0 without any; None: not known yet."""
+    allowed: int | None = None
+    """How many may begin before its rate is looked at again; None: it has no rate."""
     ahead: int = 0
     """How many more may be sent, to wait at the broker for the next free worker."""
     late: int = 0
@@ -85,9 +88,14 @@ class Backlog:
     """The present wait after something went wrong, in seconds; 0 once a worker has answered again."""
 
     @property
+    def vacant(self) -> int:
+        """How many more its workers can take."""
+        return max(0, self.room + self.ahead - self.taken) if self.room else 0
+
+    @property
     def free(self) -> int:
         """How many more may be sent."""
-        return max(0, self.room + self.ahead - self.taken) if self.room else 0
+        return self.vacant if self.allowed is None else min(self.vacant, self.allowed)
 
     @property
     def taken(self) -> int:
@@ -108,7 +116,7 @@ class Backlog:
     @property
     def lacks_workers(self) -> bool:
         """Whether it waits for (more) workers than are known, and has to be asked for."""
-        return self.waiting and not self.asked and not self.free
+        return self.waiting and not self.asked and not self.vacant
 
     @property
     def idle(self) -> bool:
@@ -163,6 +171,7 @@ class Backlogs(dict[bytes, Backlog]):
         """When each of the others is asked for; all of them, at a broker that cannot be asked for all at once."""
         self.overtakes: Timers[bytes] = Timers()
         """When it is looked at whether urgent requests of a service still wait."""
+        self.rates = Rates()
         self._surveys = False
         self._survey_at = 0.0
         self._survey_pause = 0.0
@@ -178,6 +187,13 @@ class Backlogs(dict[bytes, Backlog]):
         self._surveys = can
         for backlog in self.values():
             self.place(backlog)
+
+    def reconfigure(self, config: ServerConfig) -> None:
+        """Go on with other settings."""
+        self.config = config
+        for name, backlog in self.items():
+            if backlog.allowed is not None or name in config.limits:
+                self.rates.due.set(name, 0.0)  # the next look sees what is allowed now
 
     def of(self, name: bytes) -> Backlog:
         """The backlog of a service, a new one if it has none."""
@@ -244,6 +260,7 @@ class Backlogs(dict[bytes, Backlog]):
         backlog.asked = False
         limits = self.config.limits.get(name)
         backlog.room = min(workers, limits.running) if limits is not None and limits.running else workers
+        backlog.allowed = self._allowed(name, now)
         if backlog.room > backlog.taken:
             backlog.pause = 0.0
             backlog.ask_at = now
@@ -281,8 +298,27 @@ class Backlogs(dict[bytes, Backlog]):
         """A worker of the service is done with an attempt: somebody is there, and this is how fast they are."""
         backlog.trouble = 0.0
         limits = self.config.limits.get(backlog.name)
-        if backlog.ended(now, 0 if limits is not None and limits.running else self.most_ahead, self.seconds_ahead):
+        alone = limits is not None and (limits.running or limits.rate)
+        if backlog.ended(now, 0 if alone else self.most_ahead, self.seconds_ahead):
             self.place(backlog)
+
+    def began(self, backlog: Backlog, now: float) -> None:
+        """A request of a service that has a rate is sent."""
+        limits = self.config.limits.get(backlog.name)
+        if backlog.allowed and limits is not None and limits.rate:
+            self.rates.began(backlog.name, limits.rate, now)
+            backlog.allowed -= 1
+            if not backlog.allowed:
+                backlog.allowed = self.rates.allowed(backlog.name, limits.rate, now)
+
+    def tick(self, now: float) -> list[Backlog]:
+        """Look at the services whose rate allows something by now. Those come back of which it is to be looked at
+        whether urgent requests still wait."""
+        for name in self.rates.due.due(now):
+            if (backlog := self.get(name)) is not None:
+                backlog.allowed = self._allowed(name, now)
+                self.place(backlog)
+        return [self[name] for name in self.overtakes.due(now) if name in self]
 
     # -- what is to be done ----------------------------------------------------------------------------------
 
@@ -311,13 +347,17 @@ class Backlogs(dict[bytes, Backlog]):
 
     def next_deadline(self) -> float | None:
         """When somebody is to be asked for."""
-        return earliest(self.questions.next(), self._survey_at if self._survey_due else None)
+        return earliest(self.questions.next(), self.rates.due.next(), self._survey_at if self._survey_due else None)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
     @property
     def _survey_due(self) -> bool:
         return self._surveys and (self.shared or bool(self.absent)) and not self._surveying
+
+    def _allowed(self, name: bytes, now: float) -> int | None:
+        limits = self.config.limits.get(name)
+        return self.rates.allowed(name, limits.rate, now) if limits is not None and limits.rate else None
 
     def _look_again(self, workers: Mapping[bytes, int], now: float) -> None:
         for name in [name for name, backlog in self.items() if backlog.room and name not in workers]:

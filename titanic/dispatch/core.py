@@ -29,7 +29,7 @@ from collections.abc import Container, Iterable, Sequence
 from broker import ErrorReply, earliest
 from titanic.config import ServerConfig
 from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight, Send, after_failure, without_room
-from titanic.dispatch.backlogs import Backlog, Backlogs, Fetch
+from titanic.dispatch.backlogs import HIGHEST, Backlog, Backlogs, Fetch
 from titanic.dispatch.outcomes import OutcomeBuffer
 from titanic.dispatch.recalls import Recalls
 from titanic.dispatch.request_context import context_of
@@ -75,7 +75,8 @@ class DispatchCore:
 
     def reconfigure(self, config: ServerConfig) -> None:
         """Go on with other settings."""
-        self._config = self.backlogs.config = config
+        self._config = config
+        self.backlogs.reconfigure(config)
 
     # -- what happened ---------------------------------------------------------------------------------------
 
@@ -146,9 +147,8 @@ class DispatchCore:
     def tick(self, now: float) -> None:
         """Look at what is due."""
         self._recalls.tick(now)
-        for name in self.backlogs.overtakes.due(now):
-            if (backlog := self.backlogs.get(name)) is not None:
-                self._recalls.overtake(backlog, now)
+        for backlog in self.backlogs.tick(now):
+            self._recalls.overtake(backlog, now)
 
     def kept(self, uuid: bytes) -> bool:
         """A request cannot be taken back: a worker has it, or nobody can say. True when its attempt is over for that
@@ -292,10 +292,10 @@ class DispatchCore:
 
     def _begin(self, row: ReadyRow, backlog: Backlog, now: float, wall_us: int) -> None:
         flight = self._flight(row, backlog, now)
-        if not backlog.in_flight:
-            backlog.least_urgent = flight.priority
-        backlog.least_urgent = min(backlog.least_urgent, flight.priority)
+        backlog.least_urgent = min(backlog.least_urgent if backlog.in_flight else HIGHEST, flight.priority)
         self._take_off(row.uuid, backlog, flight)
+        if backlog.allowed is not None:
+            self.backlogs.began(backlog, now)
         if flight.policy.limit:
             self._recalls.limit(row.uuid, now + flight.policy.limit)
         context = context_of(row, flight, wall_us)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from support.dispatch_play import Play, at_work, names
@@ -250,6 +252,64 @@ def test_no_more_run_than_the_service_may_and_nobody_asks_without_a_pause() -> N
     for done in range(8):
         play.reply(play.sent[done], b"")
         assert len(play.running) == 2
+
+
+# -- rates ----------------------------------------------------------------------------------------------------
+
+TEN = {b"echo": ServiceLimits(rate=10)}
+
+
+def reply_to_all(play: Play) -> None:
+    for name in [*play.running]:
+        play.reply(name.decode(), b"")
+
+
+def test_requests_of_a_service_with_a_rate_begin_evenly_spread() -> None:
+    play = at_work(*names("r", 200), workers=8, limits=TEN)
+    begun = [len(play.sent)]
+    for _ in range(50):
+        play.later_by(0.1)
+        reply_to_all(play)
+        begun.append(len(play.sent))
+    assert begun[0] <= 2
+    assert 49 <= begun[-1] <= 52
+    assert max(later - earlier for earlier, later in pairwise(begun)) <= 2
+
+
+def test_a_rate_holds_for_requests_that_come_alone() -> None:
+    """Between them nothing is left to be remembered of their service but this."""
+    play = at_work("a", workers=8, limits=TEN)
+    reply_to_all(play)
+    for name in names("r", 30):
+        play.submit("echo", name)
+        play.later_by(0.01)
+        reply_to_all(play)
+    assert len(play.sent) <= 6
+    play.later_by(10)
+    for _ in range(30):
+        reply_to_all(play)
+        play.later_by(0.2)
+    assert len(play.sent) == 31
+
+
+def test_what_a_rate_holds_back_lacks_no_workers() -> None:
+    play = at_work(*names("r", 10), workers=8, limits={b"echo": ServiceLimits(rate=1 / 60)}, presence_first=0.1)
+    asked = len(play.asked)
+    play.later_by(50)
+    assert len(play.sent) == 1
+    assert len(play.asked) == asked
+
+
+def test_a_rate_may_be_set_changed_and_taken_away_at_run_time() -> None:
+    play = at_work(*names("r", 400), workers=1)
+    for limits, most in ((TEN, 12), ({b"echo": ServiceLimits(rate=20)}, 22), ({}, 101)):
+        play.core.reconfigure(replace(play.core._config, limits=limits))
+        play.later_by(0.01)
+        sent = len(play.sent)
+        for _ in range(100):
+            reply_to_all(play)
+            play.later_by(0.01)
+        assert most * 0.7 <= len(play.sent) - sent <= most
 
 
 # -- a reply without room -------------------------------------------------------------------------------------
