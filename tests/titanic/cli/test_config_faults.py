@@ -82,7 +82,11 @@ WRONG = [
     ("[serve]\ncapacity = 0", 2, "[serve] capacity: 0 is not a size from 16MiB to 16TiB"),
     ("[serve]\nmax-body = '99TiB'", 2, "[serve] max-body: 99TiB is not a size from 64KiB to 16TiB"),
     ("[serve]\nservice-limit = 'mail'", 2, "[serve] service-limit: 'mail' is not like NAME:waiting=1000,bytes=64MiB"),
-    ("[serve]\nservice-limit = 'a:rate=10'", 2, "[serve] service-limit: '10' is not a rate from 0.1/h to 100000/s; write"),
+    (
+        "[serve]\nservice-limit = 'a:rate=10'",
+        2,
+        "[serve] service-limit: '10' is not a rate from 0.1/h to 100000/s; write",
+    ),
     ("[serve]\nservice-limit = 'a:rate=0/s'", 2, "[serve] service-limit: '0/s' is not a rate from 0.1/h to 100000/s"),
     ("[serve]\nservice-limit = ['a:waiting=1', 'b:size=1']", 2, "[serve] service-limit: 'b:size=1' is not like NAME:"),
     ("[serve]\nservice-limit = ['a:waiting=many']", 2, "[serve] service-limit: 'many' is not a size"),
