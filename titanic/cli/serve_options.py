@@ -270,8 +270,8 @@ queue_options = together(
         default=(),
         callback=service_limits,
         group=TRIED,
-        help="Limits of a service: waiting=N requests, bytes=SIZE of them, running=N at once, rate=N/s (or /m, /h) attempts"
-        " that begin, evenly spread; may be given repeatedly.",
+        help="Limits of a service: waiting=N requests, bytes=SIZE of them, running=N at once, rate=N/s (or /m, /h)"
+        " attempts that begin, evenly spread; may be given repeatedly.",
     ),
     seconds(
         "--attempt-timeout",
