@@ -41,7 +41,7 @@ _MODULES = {
         "Unprotected",
         "UsageError",
     ],
-    "broker.handlers": ["Handler", "error_frames", "execute", "failure"],
+    "broker.handlers": ["TRACEBACK", "Handler", "error_frames", "execute", "failure"],
     "broker.io.curve": ["Curve", "Key", "KeyProbe", "credentials"],
     "broker.io.dealer": ["Dealer"],
     "broker.io.channel": ["Channel"],

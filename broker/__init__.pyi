@@ -54,6 +54,7 @@ from broker.errors import RemoteError as RemoteError
 from broker.errors import TimedOut as TimedOut
 from broker.errors import Unprotected as Unprotected
 from broker.errors import UsageError as UsageError
+from broker.handlers import TRACEBACK as TRACEBACK
 from broker.handlers import Handler as Handler
 from broker.handlers import error_frames as error_frames
 from broker.handlers import execute as execute

@@ -6,7 +6,9 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Set
 from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
+from traceback import format_exception
 from typing import Any
 
 from broker.core.mdp import Frames, error_body
@@ -107,6 +109,15 @@ def execute(handler: Handler, body: Frames, part: Callable[[Frames], object]) ->
 MOST_TEXT = 4096
 """Characters of an exception's text that go into the error reply."""
 
+MOST_TRACEBACK = 4096
+"""Bytes of a traceback that go with it."""
+
+TRACEBACK = b"Traceback (most recent call last):\n"
+"""Begins one."""
+
+_HERE = f"{Path(__file__).parent}/"
+"""Our own steps on the way to a handler."""
+
 _NAMELESS = error_body(500, "the handler failed")
 
 
@@ -167,15 +178,34 @@ def error_frames(error: RemoteError) -> Frames:
     return error_body(error.status, error.text, *(as_frames(error.detail) if error.detail else ()))
 
 
-def failure(error: BaseException) -> Frames:
-    """The error reply for an exception of a handler. Never raises, whatever the exception does when it is looked at."""
+def failure(error: BaseException, *, traced: bool = False) -> Frames:
+    """The error reply for an exception of a handler. Never raises, whatever the exception does when it is looked at.
+    `traced`: with the end of its traceback, for a queue to keep."""
     try:
-        return error_body(500, f"{type(error).__name__}: {error}"[:MOST_TEXT])
+        text = f"{type(error).__name__}: {error}"[:MOST_TEXT]
+        return error_body(500, text, *(_traceback(error) if traced else ()))
     except BaseException:
         try:
             return error_body(500, type(error).__name__)
         except BaseException:
             return _NAMELESS
+
+
+def _traceback(error: BaseException) -> Frames:
+    """The traceback of an exception, beginning in the handler; of a long one the end. None if there is nothing to
+    tell."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
+        trace = trace.tb_next
+    if trace is None:
+        return []
+    with suppress(BaseException):  # what an exception does when it is looked at
+        lines = format_exception(type(error), error, trace)
+        said = "".join(lines).encode(errors="replace")
+        if len(said) > MOST_TRACEBACK:
+            said = TRACEBACK + b"  ...\n" + said[len(said) - MOST_TRACEBACK + 50 :].partition(b"\n")[2]
+        return [said]
+    return []
 
 
 def _frame(value: Any) -> bytes:

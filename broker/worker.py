@@ -211,7 +211,7 @@ class Worker:
             body = error_body(413, str(fault))
             self._complain(log.warning, "a reply of %s was not sent: %s (%s)", fault, job)
         except BaseException as error:  # SystemExit too: it would end this thread only, and silently
-            body = failure(error)
+            body = failure(error, traced=bool(job.context))
             self._complain(log.exception, "handler of %s failed (%s)", job)
         DELIVERY.set(None)
         self._loop.call(channel.final, job, body)

@@ -307,8 +307,8 @@ def _keys(table: dict[str, Any], above: Keys = ()) -> Iterator[Keys]:
 
 
 PREFIX = "TITANIC_"
-NOT_OPTIONS = {"TITANIC_CONFIG"}
-"""Variables that belong to no option."""
+NOT_OPTIONS = {"TITANIC_CONFIG", "TITANIC_UUID", "TITANIC_ATTEMPT", "TITANIC_ATTEMPTS", "TITANIC_DEADLINE"}
+"""Variables that belong to no option: the last four are for the commands of `titanic work`."""
 
 
 def strangers(context: click.Context) -> list[str]:

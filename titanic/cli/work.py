@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Container
+from typing import Any
 
 import click
 
@@ -30,6 +32,7 @@ from titanic.cli.options import (
 from titanic.cli.printing import as_text
 from titanic.cli.running import Ending, say
 from titanic.jobs.context import RequestContext, current
+from titanic.jobs.ending import Failed
 from titanic.protocol.tsp import Frames
 from titanic.util.sd_notify import VARIABLES, Notifier
 
@@ -55,11 +58,34 @@ def _die_with_parent() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+TEMPORARY = 75
+"""EX_TEMPFAIL: the exit code of a command that is to be run again."""
+
+
+def read_codes(text: Any) -> frozenset[int]:
+    """Exit codes and ranges of them, with commas: 1,64-78."""
+    codes: set[int] = set()
+    for part in str(text).split(","):
+        first, dash, last = part.strip().partition("-")
+        if not (
+            first.isdecimal() and (last.isdecimal() if dash else True) and 1 <= int(first) <= int(last or first) <= 255
+        ):
+            raise click.BadParameter(
+                f"{part.strip()!r} is no exit code from 1 to 255, and no range of them; as in 1,64-78"
+            )
+        codes.update(range(int(first), int(last or first) + 1))
+    if codes == {TEMPORARY}:
+        raise click.BadParameter("75 (EX_TEMPFAIL) says that the command is to be run again; leave it out")
+    return frozenset(codes - {TEMPORARY})
+
+
 class CommandHandler:
     """Runs a command for each request: the body on its stdin, its stdout is the reply."""
 
-    def __init__(self, command: tuple[str, ...], limit: float | None) -> None:
+    def __init__(self, command: tuple[str, ...], limit: float | None, fatal: Container[int] = ()) -> None:
+        """`fatal`: the exit codes with which a request has failed for good."""
         self._command = command
+        self._fatal = fatal
         self._limit = limit
         self._running: set[subprocess.Popen[bytes]] = set()
         self._over = False
@@ -77,7 +103,8 @@ class CommandHandler:
         if process.returncode < 0:
             raise self._failure(f"the command was ended by signal {-process.returncode}", errors)
         if process.returncode:
-            raise self._failure(f"the command exited with {process.returncode}", errors)
+            fatal = process.returncode in self._fatal
+            raise self._failure(f"the command exited with {process.returncode}", errors, fatal=fatal)
         return output
 
     def kill_all(self) -> None:
@@ -117,11 +144,11 @@ class CommandHandler:
             os.killpg(process.pid, signal.SIGKILL)
 
     @staticmethod
-    def _failure(text: str, errors: bytes) -> RemoteError:
+    def _failure(text: str, errors: bytes, *, fatal: bool = False) -> RemoteError:
         kept = errors[-STDERR_KEPT:]
         where = f"{uuid}: " if (uuid := current().uuid) else ""
         log.warning("%s%s%s", where, text, f": {said}" if (said := as_text([kept])) else "")
-        return RemoteError(500, text, [kept])
+        return Failed(text, kept) if fatal else RemoteError(500, text, [kept])
 
 
 def _environment(request: RequestContext) -> dict[str, str]:
@@ -158,6 +185,13 @@ def _watch(worker: Worker) -> None:
 @broker_version("0.2", "0.1", "majortomo")
 @seconds("--heartbeat", least=0.01, default=2.5, help="Interval of heartbeats; the broker's, if that is shorter.")
 @seconds("--limit", least=0.001, default=None, help="Maximum run time of a command; it is killed when it takes longer.")
+@option(
+    "--fatal-exit",
+    type=read_codes,
+    metavar="CODES",
+    default=None,
+    help="Exit codes with which a request has failed for good, as in 1,64-78; never 75, which asks for another try.",
+)
 @option("--everywhere", is_flag=True, help="Register at all endpoints, and not only at one that works.")
 @option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests to work on at a time.")
 @log_options
@@ -168,6 +202,7 @@ def work(
     jobs: int,
     everywhere: bool,
     limit: float | None,
+    fatal_exit: Container[int] | None,
     heartbeat: float,
     mdp: str | None,
     endpoint: tuple[str, ...],
@@ -179,7 +214,8 @@ def work(
 
     The request's body, its frames joined, is the command's standard input; its standard output becomes the reply. When
     the command does not exit with 0, is killed or takes longer than --limit, the attempt has failed: the end of its
-    standard error is kept with the request, which is tried again later.
+    standard error is kept with the request, which is tried again later. With an exit code of --fatal-exit it is not
+    tried again; --fatal-exit 64-78 takes those of sysexits.h, but for 75 (EX_TEMPFAIL), which is always tried again.
 
     Of a request of Titanic the command has in its environment TITANIC_UUID, TITANIC_ATTEMPT (1 is the first),
     TITANIC_ATTEMPTS (at most so many), TITANIC_DEADLINE (seconds since 1970, if there is a limit) and TRACEPARENT (if
@@ -195,11 +231,12 @@ def work(
     \b
     Example:
       titanic work upper --jobs 4 -- tr a-z A-Z
+      titanic work mail --fatal-exit 64-78 -- sendmail -t
     """
     logs.begin(log_level, log_format)
     if shutil.which(command[0]) is None:
         raise click.UsageError(f"command not found: {command[0]}")
-    handler = CommandHandler(command, limit)
+    handler = CommandHandler(command, limit, fatal_exit or ())
     config = WorkerConfig(heartbeat_interval=heartbeat, versions=(mdp,) if mdp else WorkerConfig().versions)
     worker = Worker(service, handler, endpoint, jobs=jobs, everywhere=everywhere, config=config, key=curve)
 

@@ -8,8 +8,10 @@ import random
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from broker import TRACEBACK
 from titanic.config import ServerConfig
 from titanic.dispatch.backlogs import HIGHEST, Backlog
+from titanic.protocol.endings import read_ending
 from titanic.protocol.submit_options import Policy
 from titanic.protocol.tsp import Frames
 from titanic.store import Status
@@ -84,6 +86,9 @@ class Postpone(NamedTuple):
 AttemptOutcome = Finish | Postpone
 
 
+MOST_REASON = 1000
+"""Bytes that a store keeps of a reason."""
+
 REFUSED_MOST = 10
 """How often a reply may find no room in the store, some four minutes long, before the request fails for that."""
 
@@ -99,20 +104,41 @@ def after_failure(
     uuid: bytes, flight: Flight, reason: str, detail: Frames, config: ServerConfig, dice: random.Random
 ) -> tuple[AttemptOutcome, int]:
     """What becomes of a request whose attempt has failed, and the bytes of its frames or text. `detail` is what the
-    worker said besides the `reason`."""
-    if flight.attempts >= flight.max_attempts:
+    worker said besides the `reason`; it may say when to try again (`titanic.protocol.endings`)."""
+    ending = read_ending(detail)
+    detail = ending.detail
+    flight.attempts += ending.counts
+    if ending.fatal or (ending.counts and flight.attempts >= flight.max_attempts):
         return Finish(uuid, Status.FAILED, detail, flight.attempts, reason, flight.started), sum(map(len, detail))
-    # Requests that failed together are not tried again together.
-    delay = back_off(flight, config) * dice.uniform(0.9, 1.1)
-    text = b"\n".join([reason.encode(), *detail]).decode(errors="replace")
+    delay = ending.pause
+    if delay is None:
+        # Requests that failed together are not tried again together.
+        delay = back_off(flight, config) * dice.uniform(0.9, 1.1)
+    text = _shortened(reason, detail)
     return Postpone(uuid, delay, flight.attempts, text, flight.started), len(text)
+
+
+def _shortened(reason: str, detail: Frames) -> str:
+    """What is kept of a failure until the next attempt. Of much the end stays: there tracebacks and what commands write
+    say what went wrong."""
+    said = b"\n".join(detail).decode(errors="replace")
+    if not said:
+        return reason
+    room = MOST_REASON - len(reason.encode(errors="replace")) - len(b"\n...")
+    if len(encoded := said.encode()) > max(room, 0):
+        said = "..." + encoded[len(encoded) - max(room, 0) :].decode(errors="ignore")
+    return f"{reason}\n{said}"
 
 
 def without_room(outcome: AttemptOutcome, flight: Flight) -> AttemptOutcome:
     """What is to be written instead of an outcome for whose frames the store has no room: the same for a while, then
     that the request has failed for that reason."""
     flight.refused += 1
-    if flight.refused <= REFUSED_MOST or not isinstance(outcome, Finish):
+    if not isinstance(outcome, Finish):
+        return outcome
+    if outcome.status is Status.FAILED and outcome.frames and outcome.frames[-1].startswith(TRACEBACK):
+        return outcome._replace(frames=[])  # nobody waits for that
+    if flight.refused <= REFUSED_MOST:
         return outcome
     reason = f"the store had no room for its reply of {sum(map(len, outcome.frames))} bytes"
     if outcome.status is not Status.DONE:

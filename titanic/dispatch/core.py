@@ -4,7 +4,8 @@ As many requests of a service are in flight as it has workers (`backlogs.py`), a
 ends in one of these ways:
 
     a reply                                     → Finish done
-    an error reply of a worker                  → Postpone (back-off), or Finish failed at the last attempt
+    an error reply of a worker                  → Postpone (back-off, or as it says), or Finish failed at the last
+                                                  attempt, or when it says so
     several workers died of it                  → the same
     the broker will never take it (400, 413)    → Finish failed
     the broker refuses or gives up (503, 504)   → back to the queue, its service pauses; not an attempt
@@ -338,7 +339,6 @@ class DispatchCore:
         return flight
 
     def _failed(self, uuid: bytes, flight: Flight, reason: str, detail: Frames) -> None:
-        flight.attempts += 1
         outcome, size = after_failure(uuid, flight, reason, detail, self._config, self._dice)
         self.counts["failed" if isinstance(outcome, Finish) else "retried"] += 1
         self.outcomes.add(flight, outcome, size)

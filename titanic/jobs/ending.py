@@ -1,11 +1,5 @@
-"""How a handler says how its request has ended: raise one of these.
-
-An error reply is `MDPE01`, `NNN text`, detail…; the first frame of the detail can be a word for the queue, which does
-not keep it:
-
-    titanic:fatal            it has failed for good
-    titanic:retry=SECONDS    try it again then
-    titanic:again=SECONDS    the same, and this was no attempt
+"""How a handler says how its request has ended: raise one of these. On the wire it is a word in the detail of an error
+reply (`titanic.protocol.endings`).
 """
 
 from __future__ import annotations
@@ -15,13 +9,8 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from broker import RemoteError, UsageError
-
-FATAL = b"titanic:fatal"
-RETRY = b"titanic:retry="
-AGAIN = b"titanic:again="
-
-MOST_SECONDS = 10 * 366 * 86_400.0
-"""The longest time until the next attempt."""
+from titanic.protocol.endings import AGAIN, FATAL, RETRY
+from titanic.protocol.submit_options import MOST_SECONDS
 
 
 class Failed(RemoteError):

@@ -66,6 +66,28 @@ def test_exit_code(outcome: Outcome) -> None:
     assert outcome("sh", "-c", "echo lost; echo oh no >&2; exit 7") == (1, b"", said)
 
 
+@pytest.mark.parametrize(
+    ("codes", "code", "fatal"), [("7", 7, True), ("1,64-78", 64, True), ("1,64-78", 75, False), ("1,64-78", 7, False)]
+)
+def test_an_exit_code_may_be_for_good(endpoint: str, tmp_path: Path, codes: str, code: int, fatal: bool) -> None:
+    command = "sh", "-c", f"echo oh no >&2; exit {code}"
+    with working(tmp_path, endpoint, tmp_path.name, *command, options=("--fatal-exit", codes)):
+        given = "--max-attempts", "9999", "--endpoint", endpoint
+        uuid = here("submit", tmp_path.name, "x", *given).out.decode().strip()
+        until(lambda: f"exited with {code}\n" in here("show", uuid, "--endpoint", endpoint).out.decode())
+        shown = here("show", uuid, "--endpoint", endpoint).out.decode()
+    assert ("state        failed\n" in shown) is fatal
+    assert "             oh no\n" in shown
+    assert not fatal or "attempts     1\n" in shown
+
+
+@pytest.mark.parametrize("codes", ["", "0", "256", "75", "x", "9-8", "1-", "1,,2"])
+def test_exit_codes_that_are_none(codes: str) -> None:
+    done = here("work", "echo", "--fatal-exit", codes, "--", "true")
+    assert done.code == 2
+    assert "--fatal-exit" in done.err
+
+
 def test_killed_by_a_signal(outcome: Outcome) -> None:
     said = "titanic: failed: the command was ended by signal 9\n"
     assert outcome("sh", "-c", "kill -9 $$") == (1, b"", said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.dispatch_play import Play, at_work, names
 
+from broker import TRACEBACK, ErrorReply
 from titanic.dispatch.outcomes import MOST_BYTES
 from titanic.store import Status
 
@@ -41,6 +42,63 @@ def test_a_failure_is_tried_again_later_and_later() -> None:
     assert play.ended["a"][1:5] == (Status.FAILED, [b"trace"], 6, "the last")
     assert play.core.counts["retried"] == 5
     assert play.core.counts["failed"] == 1
+
+
+def test_a_worker_may_say_that_it_has_failed_for_good() -> None:
+    play = at_work("a", max_attempts=10)
+    play.fail("a", 500, "no such user", b"titanic:fatal", b"line 1")
+    assert play.ended["a"][1:5] == (Status.FAILED, [b"line 1"], 1, "no such user")
+
+
+def test_a_worker_may_say_when_to_try_again() -> None:
+    play = at_work("a", max_attempts=3, retry_first=1.0)
+    for word, attempts in ((b"titanic:retry=90", 1), (b"titanic:again=60.5", 1), (b"titanic:again=0", 1)):
+        play.fail("a", 500, "busy", word, b"detail")
+        assert play.postponed[-1][1:4] == (max(0.01, float(word.partition(b"=")[2])), attempts, "busy\ndetail")
+        play.later_by(100)
+    play.fail("a", 500, "busy", b"titanic:retry=1")
+    play.later_by(100)
+    assert play.postponed[-1].attempts == 2
+    play.fail("a", 500, "busy", b"titanic:retry=1", b"the last")
+    assert play.ended["a"][1:5] == (Status.FAILED, [b"the last"], 3, "busy")
+    assert play.core.counts["retried"] == 4
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        b"titanic:fatal ",
+        b"titanic:retry=",
+        b"titanic:retry=-1",
+        b"titanic:again=nan",
+        b"titanic:again=1e9",
+        b"titanic:x",
+    ],
+)
+def test_a_word_that_makes_no_sense_is_detail(word: bytes) -> None:
+    play = at_work("a", max_attempts=2, retry_first=1.0)
+    play.fail("a", 500, "no", word)
+    assert play.postponed[0].attempts == 1
+    assert 0.9 <= play.postponed[0].delay <= 1.1
+    assert play.postponed[0].reason == f"no\n{word.decode()}"
+
+
+def test_of_a_long_detail_the_end_stays_until_the_next_attempt() -> None:
+    play = at_work("a", max_attempts=2)
+    play.fail("a", 500, "ValueError: no", "ä".encode() * 3000 + b"\nthe end")
+    reason = play.postponed[0].reason
+    assert len(reason.encode()) <= 1000
+    assert reason.startswith("ValueError: no\n...ä")
+    assert reason.endswith("ä\nthe end")
+
+
+def test_a_traceback_that_finds_no_room_is_not_waited_for() -> None:
+    play = at_work("a", max_attempts=1)
+    play.core.failed(b"a", ErrorReply(500, "ValueError: no", [TRACEBACK + b"..."]), play.now)
+    ((outcome,),) = play.core.take_outcomes(play.now)
+    play.core.unsettled([outcome], play.now, full=True)
+    play.later_by(1)
+    assert play.ended["a"][1:5] == (Status.FAILED, [], 1, "ValueError: no")
 
 
 def test_a_request_may_bring_its_own_number_of_attempts() -> None:

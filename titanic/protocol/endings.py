@@ -1,0 +1,49 @@
+"""What a worker says about the next attempt, in the first detail frame of its error reply. That frame is not kept.
+
+titanic:fatal            the request has failed for good
+titanic:retry=SECONDS    try it again then
+titanic:again=SECONDS    the same, and this was no attempt
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from titanic.protocol.submit_options import MOST_SECONDS
+from titanic.protocol.tsp import Frames
+
+FATAL = b"titanic:fatal"
+RETRY = b"titanic:retry="
+AGAIN = b"titanic:again="
+
+LEAST_PAUSE = 0.01
+"""Seconds until an attempt that is to be tried again at once: a worker that says nothing else must not keep the disk
+busy."""
+
+
+class Ending(NamedTuple):
+    """How an attempt failed. `pause`: seconds until the next one; None: the usual ones. `counts`: as an attempt."""
+
+    detail: Frames
+    fatal: bool = False
+    pause: float | None = None
+    counts: bool = True
+
+
+def read_ending(detail: Frames) -> Ending:
+    """What the detail of an error reply says; what makes no sense is detail like any other."""
+    word = detail[0] if detail else b""
+    if word == FATAL:
+        return Ending(detail[1:], fatal=True)
+    for known in (RETRY, AGAIN):
+        if word.startswith(known) and (pause := _pause(word[len(known) :])) is not None:
+            return Ending(detail[1:], pause=pause, counts=known == RETRY)
+    return Ending(detail)
+
+
+def _pause(text: bytes) -> float | None:
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return max(LEAST_PAUSE, seconds) if 0 <= seconds <= MOST_SECONDS else None
