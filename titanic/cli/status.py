@@ -67,7 +67,7 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
     are what the one that was asked has done. And there is more:
     \b
     node             that one: {name, incarnation, shard, draining, running}
-    other_nodes      [{name, draining, workers, running}]
+    other_nodes      [{name, incarnation, draining, workers, running}]
     \b
     Example:
       titanic status
@@ -162,11 +162,13 @@ def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None 
 
 
 def _nodes(document: dict[str, Any]) -> Iterator[str]:
-    own = document["node"]
-    for row in [] if own is None else [own]:
-        yield f"{row['name']} ({row['running']} running{', draining' if row['draining'] else ''}, was asked)"
-    for row in document["other_nodes"]:
-        yield f"{row['name']} ({row['running']} running{', draining' if row['draining'] else ''})"
+    own, others = document["node"], document["other_nodes"]
+    rows = others if own is None else [own, *others]
+    names = Counter(row["name"] for row in rows)
+    for row in rows:
+        number = f", number {row['incarnation']}" if names[row["name"]] > 1 and "incarnation" in row else ""
+        states = f"{', draining' if row['draining'] else ''}{', was asked' if row is own else ''}"
+        yield f"{row['name']} ({row['running']} running{states}{number})"
 
 
 def _rates(document: dict[str, Any], before: dict[str, Any], elapsed: float) -> Iterator[str]:

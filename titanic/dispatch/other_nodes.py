@@ -18,6 +18,7 @@ so it is given PATIENCE seconds more to find the recall.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
@@ -30,7 +31,7 @@ from titanic.dispatch.node import ClaimingNode
 from titanic.dispatch.read_aside import ReadAside
 from titanic.dispatch.waiters import Waiters
 from titanic.errors import StoreError
-from titanic.logs import Trouble
+from titanic.logs import Trouble, event
 from titanic.services.ask import CloseDoubt
 from titanic.store import (
     News,
@@ -55,8 +56,14 @@ HURRIED = 0.05
 SHARE = 10
 """A look that takes long is followed by a pause that is so many times as long."""
 
+NAMESAKES = 2.0
+"""Leases after which another one of the same name is no predecessor."""
+
 PATIENCE = 2 * LOOK
 """Seconds that a node has to find a recall after the end of the incarnation that it was for."""
+
+
+SAME_NAME = "another node has this node's name: both are listed with their numbers; give each its own, as --node-name"
 
 
 class OtherNodes:
@@ -98,6 +105,8 @@ class OtherNodes:
         """What others have closed, and a worker here might be given; by which incarnation it was claimed."""
         self._settled: list[tuple[bytes, int]] = []
         """Recalls that are to be removed."""
+        self._namesakes_since: float | None = None
+        """Since when others have this node's name; infinite when that was said."""
         self._trouble = Trouble(log, "look for what other nodes have done")
         node.tell_others = self.arrived
 
@@ -187,10 +196,22 @@ class OtherNodes:
         if sight.recalls:
             self._take_back_soon([(uuid, incarnation) for uuid, incarnation, _ in sight.recalls])
         self._found_recalled(question.recalled, sight.recalled, tell=False)
+        self._know_namesakes(sight.namesakes)
         news = self._line.alone and sight.others > 0
         self._line.alone = sight.others == 0
         if news:
             self._line.publish(News())
+
+    def _know_namesakes(self, count: int) -> None:
+        """Say so when others have this node's name, unless it is that of its killed predecessor, which ends soon."""
+        now, config = time.monotonic(), self._node.claims.lease.config
+        if not count:
+            self._namesakes_since = None
+        elif self._namesakes_since is None:
+            self._namesakes_since = now
+        elif now > self._namesakes_since + NAMESAKES * config.lease:
+            self._namesakes_since = math.inf
+            log.warning(SAME_NAME, extra=event("same-name"))
 
     def _not_seen(self, error: StoreError) -> None:
         self._done_looking()

@@ -46,6 +46,7 @@ def shared(transaction: ReadTransaction, me: int | None, running: int) -> dict[s
         "node": about and {**about, "incarnation": me, "running": running},
         "other_nodes": [
             {"name": row.name, "draining": row.draining, "workers": row.workers, "running": row.running}
+            | {"incarnation": row.incarnation}
             for row in others
         ],
         "workers_elsewhere": _workers(others),

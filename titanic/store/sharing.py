@@ -33,6 +33,8 @@ class Sight(NamedTuple):
     recalls: Sequence[Recall]
     recalled: Sequence[Recall]
     others: int
+    namesakes: int = 0
+    """How many of them have this node's name."""
 
 
 class Question(NamedTuple):

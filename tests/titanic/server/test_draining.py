@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -19,6 +21,8 @@ import broker
 from broker import Worker
 from broker.patterns import Scatter, pack
 from titanic import Client, InvalidRequest, Server
+from titanic.cli import status
+from titanic.dispatch import other_nodes
 from titanic.metrics.families import queue
 from titanic.store import LeaseConfig
 from titanic.version import __version__
@@ -85,7 +89,8 @@ def test_each_node_knows_all(servers: tuple[Server, Server]) -> None:
             "shard": first["shard"],
             "incarnation": first["incarnation"],
         }
-        assert here["other_nodes"] == [{"name": "b", "draining": False, "workers": 1, "running": 1}]
+        counts = {"workers": 1, "running": 1, "incarnation": second["incarnation"]}
+        assert here["other_nodes"] == [{"name": "b", "draining": False} | counts]
         assert (here["workers_elsewhere"], there["workers_elsewhere"]) == ({"slow": 1}, {})
         text = "".join(generate_latest(One(b)).decode())
         for line in ("titanic_nodes 2.0", "titanic_nodes_draining 0.0", "titanic_node_claims 1.0"):
@@ -94,6 +99,28 @@ def test_each_node_knows_all(servers: tuple[Server, Server]) -> None:
             assert line in text
         gate.go_on.set()
         assert at_b.wait(uuid, 30) == [b"x"]
+
+
+def test_two_of_one_name_are_told_apart_and_say_so(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(other_nodes, "LOOK", 0.05)
+    monkeypatch.setattr(other_nodes, "NAMESAKES", 0.01)
+    settings = {"store": url, "node_name": "a", "lease": LEASE}
+    with Server(config(tmp_path, **settings)) as one, Server(config(tmp_path, **settings)) as two:
+        until(lambda: sum("--node-name" in line for line in caplog.messages) == 2)
+        numbers = [server.dispatcher.node.incarnation() for server in (one, two)]
+        with client_of(one) as client:
+            (line,) = [line for line in lines_of_status(client.stats()) if line.startswith("2 nodes")]
+        assert line == f"2 nodes: a (0 running, was asked, number {numbers[0]}), a (0 running, number {numbers[1]})"
+    assert sum("--node-name" in line for line in caplog.messages) == 2, "once each"
+
+
+def lines_of_status(document: dict[str, Any]) -> list[str]:
+    out = io.StringIO()
+    with redirect_stdout(out):
+        status._show(document | {"workers": {}})
+    return out.getvalue().splitlines()
 
 
 class One:

@@ -29,7 +29,10 @@ _RECALLS = f"SELECT c.uuid, c.incarnation, NOT {_LIVES} FROM titanic.recall AS c
 _RECALLS_OF = f"{_RECALLS} WHERE c.incarnation = ANY(%s::bigint[])"
 _RECALLED = f"{_RECALLS} WHERE c.uuid = ANY(%s::uuid[])"
 
-_OTHERS = "SELECT count(*) FROM titanic.node WHERE lease_until > '-infinity' AND incarnation <> ALL(%s::bigint[])"
+_OTHERS = """
+SELECT count(*), count(*) FILTER (WHERE name IN (
+    SELECT name FROM titanic.node WHERE incarnation = ANY(%s::bigint[]) AND lease_until > '-infinity'))
+FROM titanic.node WHERE lease_until > '-infinity' AND incarnation <> ALL(%s::bigint[])"""
 
 _CLAIMED = f"""
 SELECT r.uuid FROM unnest(%s::uuid[]) AS w (uuid) JOIN titanic.request AS r ON r.uuid = w.uuid
@@ -46,12 +49,12 @@ WHERE (c.uuid = given.uuid AND c.incarnation = given.incarnation)
 def look_around(tx: Looking, question: Question) -> Sight:
     """What has happened at other nodes, in one round trip."""
     own = numbers(list(question.incarnations))
-    ended, closed, recalls, recalled, ((others,),) = tx.fetch_all(
+    ended, closed, recalls, recalled, ((others, namesakes),) = tx.fetch_all(
         Statement(_ENDED, (ids(list(question.awaited)),)),
         Statement(_CLOSED, (ids(list(question.flights)),)),
         Statement(_RECALLS_OF, (own,)),
         Statement(_RECALLED, (ids(list(question.recalled)),)),
-        Statement(_OTHERS, (own,)),
+        Statement(_OTHERS, (own, own)),
     )
     return Sight(
         [uuid for (uuid,) in ended],
@@ -59,6 +62,7 @@ def look_around(tx: Looking, question: Question) -> Sight:
         [Recall(*row) for row in recalls],
         [Recall(*row) for row in recalled],
         others,
+        namesakes,
     )
 
 
