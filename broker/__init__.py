@@ -49,6 +49,7 @@ _MODULES = {
     "broker.io.exposure": ["is_exposed", "protect"],
     "broker.io.loop": ["Loop"],
     "broker.io.sockets": ["unreachable"],
+    "broker.multi_worker": ["MultiWorker"],
     "broker.pipeline": ["Pipeline", "Reply"],
     "broker.procedures": ["each", "finish"],
     "broker.server": ["Broker", "LocalPeer"],

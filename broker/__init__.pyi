@@ -71,6 +71,7 @@ from broker.io.exposure import is_exposed as is_exposed
 from broker.io.exposure import protect as protect
 from broker.io.loop import Loop as Loop
 from broker.io.sockets import unreachable as unreachable
+from broker.multi_worker import MultiWorker as MultiWorker
 from broker.pipeline import Pipeline as Pipeline
 from broker.pipeline import Reply as Reply
 from broker.procedures import each as each

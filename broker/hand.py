@@ -1,17 +1,18 @@
-"""One worker that is registered with several brokers, and does one request at a time.
+"""Workers that are registered several times, with several brokers or for several services, and do a few requests at a
+time in all.
 
-MDP has a broker send a request to any worker that is registered and free, and each broker knows only what it has sent
-itself. So two of them may send one at the same time, and one of the two has to wait. How long is too long? Short
-requests are done one after another: a request that waits here for the next free moment is one that need not come over
-the wire then. When the work in hand takes longer than PATIENCE, the worker leaves the other brokers (DISCONNECT): they
-give what it has of theirs to other workers, at once, and send nothing more. It comes back with READY when the work is
-done.
+MDP has a broker send a request to any worker that is registered and free, and each registration knows only what came by
+itself. So more may be sent than there are hands for, and some have to wait. How long is too long? Short requests are
+done one after another: a request that waits here for the next free moment is one that need not come over the wire then.
+When the work in hand takes longer than PATIENCE, the worker leaves its other brokers and services (DISCONNECT): they
+give what it has of theirs to other workers, at once, and send nothing more. It comes back with READY when work is done,
+with as many registrations for each as there are free arms.
 
                   request comes     PATIENCE is over                reply given
     ------------  ----------------  ------------------------------  ------------------------------
-    free          begin             –                               –
-    at work       wait              leave the others, give back     begin what waits; else the
-                                    what waits                      others: come back
+    an arm free   begin             –                               come back
+    all at work   wait              leave the others, give back     begin what waits; else come
+                                    what waits                      back
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PATIENCE = 0.2
 
 
 class Registration(WorkerChannel):
-    """A worker's registration with one broker."""
+    """A worker's registration with one broker, for one service."""
 
     def work(self, job: Job) -> None:
         """Have a request done; tell the hand when it is."""
@@ -34,26 +35,29 @@ class Registration(WorkerChannel):
 
 
 class Hand(Channel):
-    """Does the requests of several registrations, one at a time. It lives in their loop, without a socket."""
+    """Does the requests of several registrations, as many at a time as it has arms. It lives in their loop, without a
+    socket."""
 
     rests = True
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, arms: int = 1) -> None:
         self._loop = loop
-        self._registrations: list[Registration] = []
-        self._busy: Registration | None = None
-        """Whose request is being worked on."""
+        self._arms = arms
+        self._groups: dict[object, list[Registration]] = {}
+        """Those that are alike: for the same service, at the same broker."""
+        self._busy: set[Registration] = set()
+        """Whose requests are being worked on."""
         self._waiting: dict[Registration, Job] = {}
         self._leave_at: float | None = None
-        """When the others are left."""
+        """When those that are not at work leave."""
 
-    def add(self, registration: Registration) -> None:
-        """Work for one more."""
-        self._registrations.append(registration)
+    def add(self, registration: Registration, group: object) -> None:
+        """Work for one more. The same `group` is for those that are alike."""
+        self._groups.setdefault(group, []).append(registration)
 
     def take(self, registration: Registration, job: Job, now: float) -> None:
         """A request has come."""
-        if self._busy is None:
+        if len(self._busy) < self._arms:
             self._begin(registration, job, now)
         else:
             self._waiting[registration] = job
@@ -64,15 +68,18 @@ class Hand(Channel):
             registration.session.final(job.number, [], now)
             self._loop.touch(registration)
 
-    def done(self, now: float) -> None:
+    def done(self, registration: Registration, now: float) -> None:
         """What was begun is done."""
-        self._busy = self._leave_at = None
+        self._busy.discard(registration)
+        self._leave_at = None
         if self._waiting:
-            registration = next(iter(self._waiting))
-            self._begin(registration, self._waiting.pop(registration), now)
+            other = next(iter(self._waiting))
+            self._begin(other, self._waiting.pop(other), now)
             return
-        for other in self._registrations:
-            if other.session.held:
+        free = self._arms - len(self._busy)
+        for group in self._groups.values():
+            here = sum(not other.session.held and other not in self._busy for other in group)
+            for other in [other for other in group if other.session.held][: max(0, free - here)]:
                 other.session.come_back()
                 self._loop.touch(other)
 
@@ -80,15 +87,18 @@ class Hand(Channel):
         """It takes long: others are to do what waits, and what comes."""
         self._leave_at = None
         self._waiting.clear()
-        for other in self._registrations:
-            if other is not self._busy:
-                other.session.step_aside(now)
-                self._loop.touch(other)
+        for group in self._groups.values():
+            for other in group:
+                if other not in self._busy and not other.session.held:
+                    other.session.step_aside(now)
+                    self._loop.touch(other)
 
     def next_deadline(self) -> float | None:
         return self._leave_at
 
     def _begin(self, registration: Registration, job: Job, now: float) -> None:
-        self._busy, self._leave_at = registration, now + PATIENCE
-        self._loop.touch(self)
+        self._busy.add(registration)
+        if len(self._busy) == self._arms:
+            self._leave_at = now + PATIENCE
+            self._loop.touch(self)
         registration.work(job)

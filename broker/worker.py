@@ -12,7 +12,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from broker.errors import OutOfSockets, RemoteError, UsageError
 from broker.hand import Hand, Registration
 from broker.handlers import Handler, HandlerThreads, Measure, TooLarge, error_frames, execute, failure
 from broker.io.channel import Channel
-from broker.io.curve import Key, credentials
+from broker.io.curve import Curve, Key, credentials
 from broker.io.dealer import Dealer
 from broker.io.loop import Loop
 from broker.worker_log import WorkerLog
@@ -68,33 +68,47 @@ class Worker:
         name = service.encode() if isinstance(service, str) else service
         if fault := service_fault(name):
             raise UsageError(fault)
+        self.service = name
+        self._begin({name: handler}, endpoint, jobs, everywhere, config, credentials(key, server_key))
+
+    def _begin(
+        self,
+        handlers: Mapping[bytes, Handler],
+        endpoint: str | Sequence[str],
+        jobs: int,
+        everywhere: bool,
+        config: WorkerConfig | None,
+        curve: Curve | None,
+    ) -> None:
+        """Get ready to serve these services, with `jobs` requests at a time in all."""
         if jobs < 1:
             raise UsageError(f"jobs is {jobs}; it must be 1 or more")
-        self.service = name
-        self._handler = handler
         self._loop = Loop()
         self._handlers = HandlerThreads(jobs)
         self._thread: threading.Thread | None = None
         self._ended = False
-        self._curve = credentials(key, server_key)
+        self._curve = curve
         self._config = config or WorkerConfig()
         self._channels: list[_Registration] = []
         self._logs: list[WorkerLog] = []
         endpoints = Servers(endpoint).names
-        hands = [Hand(self._loop) for _ in range(jobs)] if everywhere and len(endpoints) > 1 else [None] * jobs
-        for names in [[name] for name in endpoints] if everywhere else [endpoints]:
-            self._register(names, hands, config)
-        for hand in hands:
-            if hand is not None:
-                self._loop.add(hand)
+        places = [[name] for name in endpoints] if everywhere else [endpoints]
+        hand = Hand(self._loop, jobs) if len(places) * len(handlers) > 1 else None
+        for service, handler in handlers.items():
+            for names in places:
+                sessions = [self._new_session(service, config) for _ in range(jobs)]
+                self._register(sessions, handler, names, hand)
+        if hand is not None:
+            self._loop.add(hand)
 
-    def _register(self, endpoints: Sequence[str], hands: Sequence[Hand | None], config: WorkerConfig | None) -> None:
-        """Have a registration for each hand at one of these endpoints, and say in the log what becomes of them."""
-        session = self._new_session
-        channels = [_Registration(self, session(config), endpoints, self._watch, hand) for hand in hands]
+    def _register(
+        self, sessions: Sequence[WorkerSession], handler: Handler, endpoints: Sequence[str], hand: Hand | None
+    ) -> None:
+        """Be registered for a service at one of these endpoints, and say in the log what becomes of that."""
+        channels = [_Registration(self, session, handler, endpoints, self._watch, hand) for session in sessions]
         report = WorkerLog(
             log,
-            self.service.decode(errors="replace"),
+            sessions[0].service.decode(errors="replace"),
             " or ".join(endpoints),
             self._config.heartbeat_interval,
             partial(_any_registered, channels),
@@ -119,9 +133,9 @@ class Worker:
         """Called by a channel, for the sockets that it speaks through."""
         return Dealer(zmq.Context.instance(), endpoints, watch=watch, hold=True, curve=self._curve, spread=True)
 
-    def _new_session(self, config: WorkerConfig | None) -> WorkerSession:
+    def _new_session(self, service: bytes, config: WorkerConfig | None) -> WorkerSession:
         """Protocols other than MDP have their own."""
-        return WorkerSession(self.service, config, now=time.monotonic())
+        return WorkerSession(service, config, now=time.monotonic())
 
     def run(self) -> None:
         """Serve until `stop`, or until Ctrl-C, which ends it as `stop` does; a second one is a KeyboardInterrupt."""
@@ -193,7 +207,8 @@ class Worker:
         try:
             self.run()
         except Exception:
-            log.exception("a fault of this program: the worker of %s has ended", self.service.decode())
+            names = {session.service.decode() for session in self.sessions}
+            log.exception("a fault of this program: the worker of %s has ended", ", ".join(sorted(names)))
 
     def _part(self, way: Callable[[_Registration, float], None]) -> None:
         """Have all registrations part with the broker, in one of their ways."""
@@ -209,17 +224,17 @@ class Worker:
             body = self._answer(channel, job)
         except TooLarge as fault:
             body = error_body(413, str(fault))
-            self._complain(log.warning, "a reply of %s was not sent: %s (%s)", fault, job)
+            self._complain(channel, log.warning, "a reply of %s was not sent: %s (%s)", fault, job)
         except BaseException as error:  # SystemExit too: it would end this thread only, and silently
             body = failure(error, traced=bool(job.context))
-            self._complain(log.exception, "handler of %s failed (%s)", job)
+            self._complain(channel, log.exception, "handler of %s failed (%s)", job)
         DELIVERY.set(None)
         self._loop.call(channel.final, job, body)
 
-    def _complain(self, say: Callable[..., None], text: str, *facts: object) -> None:
+    def _complain(self, channel: _Registration, say: Callable[..., None], text: str, *facts: object) -> None:
         # No memory, a fault in somebody's log handler: the reply is to go out all the same.
         with suppress(BaseException):
-            say(text, self.service.decode(), *facts)
+            say(text, channel.session.service.decode(), *facts)
 
     def _answer(self, channel: _Registration, job: Job) -> Frames:
         measure = Measure(self._config.max_reply, joined=channel.joins_parts)
@@ -228,7 +243,7 @@ class Worker:
             self._loop.call(channel.partial, job, measure.part(part))
 
         try:
-            return measure.last(execute(self._handler, job.body, send))
+            return measure.last(execute(channel.handler, job.body, send))
         except RemoteError as error:
             # Without the parts before it, whatever the version.
             return Measure(self._config.max_reply, joined=False).last(error_frames(error))
@@ -241,14 +256,21 @@ class _Registration(Registration):
     """What says of it that it is there."""
 
     def __init__(
-        self, worker: Worker, session: WorkerSession, endpoints: Sequence[str], watch: bool, hand: Hand | None
+        self,
+        worker: Worker,
+        session: WorkerSession,
+        handler: Handler,
+        endpoints: Sequence[str],
+        watch: bool,
+        hand: Hand | None,
     ) -> None:
         """`hand`: does its work, and that of others; None: it has a thread of its own."""
         super().__init__(session, worker._connection(self, endpoints, watch=watch or len(endpoints) > 1))
+        self.handler = handler
         self._worker = worker
         self._hand = hand
         if hand is not None:
-            hand.add(self)
+            hand.add(self, (session.service, *endpoints))
 
     def partial(self, job: Job, body: Frames) -> None:
         self.session.partial(job.number, body, time.monotonic())
@@ -259,7 +281,7 @@ class _Registration(Registration):
         self._worker._handlers.done()
         self._worker._loop.touch(self)
         if self._hand is not None:
-            self._hand.done(time.monotonic())
+            self._hand.done(self, time.monotonic())
 
     def delivery(self, job: Job) -> Delivery:
         """What the handler of a request may know and say. Any thread may ask."""
@@ -298,7 +320,7 @@ class _Registration(Registration):
             self.session.final(job.number, body, time.monotonic())
             worker._loop.touch(self)
             if self._hand is not None:
-                self._hand.done(time.monotonic())
+                self._hand.done(self, time.monotonic())
 
     def _stranded(self, now: float) -> None:
         if self._hand is not None:

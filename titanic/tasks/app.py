@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from broker import DEFAULT_ENDPOINT, Handler, Key, credentials, service_fault
+from broker import DEFAULT_ENDPOINT, Handler, Key, MultiWorker, credentials, service_fault
 from titanic.client.client import Client
 from titanic.errors import CallerError
 from titanic.protocol.submit_options import Span
@@ -142,6 +142,11 @@ class Tasks:
         for definition in self.definitions.values():
             definition.check()
         return {**self._services}
+
+    def worker(self, *, jobs: int = 1) -> MultiWorker:
+        """A worker of all its tasks and services in this process: `run` it, or use it in a `with`. `titanic worker`
+        has several processes of such."""
+        return MultiWorker(self.handlers, self.endpoint, jobs=jobs, key=self.key, server_key=self.server_key)
 
     # -- middleware ------------------------------------------------------------------------------------------
 

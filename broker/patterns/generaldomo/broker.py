@@ -67,8 +67,8 @@ class GeneraldomoWorker(Worker):
             raise UsageError("a CLIENT socket was given keys; this project gives keys to none; use broker.Worker")
         return ClientDealer(endpoints, lambda: self._loop.call(self._arrived, channel))
 
-    def _new_session(self, config: WorkerConfig | None) -> WorkerSession:
-        return super()._new_session(replace(config or WorkerConfig(), versions=("0.1",)))
+    def _new_session(self, service: bytes, config: WorkerConfig | None) -> WorkerSession:
+        return super()._new_session(service, replace(config or WorkerConfig(), versions=("0.1",)))
 
     def _arrived(self, channel: Any) -> None:
         channel.drain(time.monotonic())

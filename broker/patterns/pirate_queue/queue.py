@@ -132,7 +132,7 @@ class _PirateWorker(Worker):
         name, config = f"{self._dialect.name} pirate", config or self._default
         super().__init__(name, handler, endpoint, jobs=jobs, config=config, key=key, server_key=server_key)
 
-    def _new_session(self, config: WorkerConfig | None) -> WorkerSession:
+    def _new_session(self, service: bytes, config: WorkerConfig | None) -> WorkerSession:
         return WorkerSession(self.service, config, now=time.monotonic(), dialect=self._dialect)
 
 

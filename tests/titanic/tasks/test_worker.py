@@ -1,0 +1,67 @@
+"""Tasks with a server and a worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from titanic import Client, Server, current
+from titanic.tasks import Tasks
+
+app = Tasks(name="w", timeout=30)
+
+
+class Mine(Exception):
+    pass
+
+
+@app.task(max_attempts=2, raises=Mine)
+def divide(a: int, b: int) -> float:
+    if b == 0:
+        raise Mine(a, b)
+    return a / b
+
+
+@app.task
+async def twice(number: int) -> int:
+    return 2 * await nested(number)
+
+
+async def nested(number: int) -> int:
+    await asyncio.sleep(0)
+    return number if current() else 0
+
+
+@app.task
+def both(number: int) -> int:
+    """A task that waits for another one."""
+    return twice.submit(number).reply(timeout=30)
+
+
+@app.service("w.raw")
+def raw(frames: list[bytes]) -> list[bytes]:
+    return frames[::-1]
+
+
+@pytest.fixture
+def served(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(app, "endpoint", server.endpoints[0])
+    monkeypatch.setattr(app, "_client", None)
+    with app.worker(jobs=2):
+        yield server
+
+
+def test_a_life(served: Server, client: Client) -> None:
+    ticket = divide.submit(7, b=2)
+    assert ticket.reply(timeout=30) == 3.5
+    assert client.show(ticket.uuid)["service"] == "w.divide"
+    assert both.submit(4).reply(timeout=30) == 8
+    assert divide.map(range(10), 2).replies(timeout=30) == [number / 2 for number in range(10)]
+    assert client.wait(client.submit("w.raw", b"a", b"b"), timeout=30) == [b"b", b"a"]
+    with pytest.raises(Mine) as caught:
+        divide.submit(1, 0).reply(timeout=30)
+    assert caught.value.args == (1, 0)
+    assert "in divide" in str(vars(caught.value.__cause__)["traceback"])
+    ticket.close()
