@@ -10,19 +10,16 @@ Nothing is imported because its name came over the wire: only classes that the t
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from broker import failure, read_error
 from titanic.errors import InvalidRequest, RequestError, RequestFailed
 from titanic.util.text import quoted
 
 ERROR = b"titanic:error="
-
-MOST_TRACEBACK = 4096
-"""Bytes of a traceback that are kept: its end, where the fault is."""
 
 MOST_ARGUMENTS = 4096
 """Bytes of an exception's arguments that travel; of longer ones only their text is known."""
@@ -73,29 +70,21 @@ def name_of(kind: type[BaseException]) -> str:
 
 
 def describe(error: BaseException) -> tuple[str, list[bytes]]:
-    """The text and the detail frames of the error reply for an exception of a task. Never raises."""
+    """The text and the detail frames of the error reply for an exception of a task. Never raises. The traceback begins
+    in the task from now on."""
+    inside = error.__traceback__
+    while inside is not None and inside.tb_frame.f_globals.get("__package__") == __package__:
+        inside = inside.tb_next
+    said = read_error(failure(error.with_traceback(inside), traced=True))
+    text, detail = (said.text, said.detail) if said is not None else (type(error).__name__, [])
     name = name_of(type(error))
     try:
-        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         frame = _encode(_Error(name, list(error.args)))
     except Exception:  # whatever the exception does when it is looked at
-        text, frame = type(error).__name__, _encode(_Error(name))
+        frame = _encode(_Error(name))
     if len(frame) > MOST_ARGUMENTS:
         frame = _encode(_Error(name, [text[: MOST_ARGUMENTS // 4]]))
-    return text[:MOST_TRACEBACK], [ERROR + frame, _trace(error)]
-
-
-def _trace(error: BaseException) -> bytes:
-    """The end of its traceback, without the frames of this package."""
-    try:
-        inside = error.__traceback__
-        while inside is not None and inside.tb_frame.f_globals.get("__package__") == __package__:
-            inside = inside.tb_next
-        return "".join(traceback.format_exception(type(error), error, inside)).encode(errors="replace")[
-            -MOST_TRACEBACK:
-        ]
-    except Exception:
-        return b""
+    return text, [ERROR + frame, *detail]
 
 
 def as_raised(failed: RequestFailed, declared: Iterable[type[Exception]]) -> Exception:

@@ -162,7 +162,7 @@ class MemoryQueue:
         except RemoteError as error:
             body = error_frames(error)
         except Exception as error:
-            body = failure(error)
+            body = failure(error, traced=True)
         finally:
             DELIVERY.reset(token)
             del self._running[send.uuid]

@@ -168,6 +168,58 @@ def test_the_module_that_is_run_is_known_by_its_other_name(queue: MemoryQueue, m
         ticket.reply()
 
 
+def test_arguments_that_do_not_fit_fail_for_good(queue: MemoryQueue) -> None:
+    uuid = queue.submit("shop.resize", b'{"args": [5]}')
+    with pytest.raises(TaskFailed, match="argument 'path' does not fit"):
+        resize.ticket(uuid).reply()
+    assert queue.show(uuid)["attempts"] == 1
+    with pytest.raises(TaskFailed, match="has 2 frames"):
+        resize.ticket(queue.submit("shop.resize", b"{}", b"then")).reply()
+
+
+def test_the_ways_to_fail() -> None:
+    app = Tasks()
+
+    @app.task(fatal=ValueError, max_attempts=5)
+    def strict(what: str) -> None:
+        raise {"value": ValueError, "key": KeyError, "failed": Failed}[what](what)
+
+    @app.task(retry_on=(KeyError,), max_attempts=2)
+    def lenient(what: str) -> None:
+        raise {"value": ValueError, "key": KeyError}[what](what)
+
+    @app.task(max_attempts=2)
+    def later() -> int:
+        if current().attempt == 1:
+            raise Retry("not yet", after=3600)
+        return current().attempts
+
+    with app.testing() as queue:
+        attempts = []
+        for ticket in [*strict.map(["value", "key", "failed"]), *lenient.map(["value", "key"])]:
+            with pytest.raises((ValueError, KeyError, TaskFailed)):
+                ticket.reply()
+            attempts.append(queue.show(ticket.uuid)["attempts"])
+        assert attempts == [1, 5, 1, 1, 2]
+        before = queue.now
+        assert later.submit().reply() == 2
+        assert 3600 <= (queue.now - before).total_seconds() < 3601
+
+
+def test_a_reply_that_cannot_travel_fails_for_good() -> None:
+    app = Tasks()
+
+    @app.task
+    def wrong() -> object:
+        return object()
+
+    with app.testing() as queue:
+        ticket = wrong.submit()
+        with pytest.raises(TaskFailed, match="the reply of wrong cannot travel"):
+            ticket.reply()
+        assert queue.show(ticket.uuid)["attempts"] == 1
+
+
 def test_middleware(caplog: pytest.LogCaptureFixture) -> None:
     app = Tasks(name="m")
     seen: list[object] = []
@@ -244,6 +296,28 @@ def test_a_trace_goes_on_to_what_a_task_submits() -> None:
     with app.testing():
         assert outer.options(trace=trace).submit().reply() == [trace, trace]
         assert outer.submit().reply() == ["", ""]
+
+
+class Rude(Exception):
+    """What must not bring a worker down."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("do not look at me")
+
+    __repr__ = __str__
+
+
+def test_an_exception_that_cannot_be_looked_at() -> None:
+    app = Tasks()
+
+    @app.task(max_attempts=1)
+    def rude() -> None:
+        raise Rude(Rude())
+
+    with app.testing(), pytest.raises(TaskFailed) as caught:
+        rude.submit().reply()
+    assert caught.value.type.endswith("Rude")
+    assert len(caught.value.arguments) == 1
 
 
 def test_names_are_there_once() -> None:
