@@ -13,6 +13,7 @@ from support.store_dict import DictStore, Read, Write
 
 from titanic.errors import OutcomeUnknown, RecordCorrupt, StoreError, StoreFailed
 from titanic.store import (
+    Bound,
     Claimed,
     Closed,
     Joined,
@@ -198,7 +199,7 @@ class RemoteWrite(RemoteRead, Write):
             raise unknown
 
     def claim(
-        self, incarnation: int, wants: Mapping[bytes, int], max_bytes: int, bounds: Mapping[bytes, int]
+        self, incarnation: int, wants: Mapping[bytes, int], max_bytes: int, bounds: Mapping[bytes, Bound]
     ) -> Claimed | None:
         self.store.claims.append(list(wants.items()))
         if not self.lives(incarnation):
@@ -210,7 +211,7 @@ class RemoteWrite(RemoteRead, Write):
             if service in bounds:
                 counted = [one for (_, owner), one in self.tables.bounded.items() if self.lives(owner)]
                 running = counted.count(service)
-                limit = min(limit, max(0, bounds[service] - running))
+                limit = min(limit, max(0, bounds[service].running - running))
             if max_bytes <= 0:
                 more.append(service)
                 continue
@@ -224,7 +225,7 @@ class RemoteWrite(RemoteRead, Write):
                 else:
                     more.append(service)
         damaged = [row.uuid for rows in found.values() for row in rows if row.uuid in self.store.damaged]
-        return Claimed(found, more, (), {uuid: RecordCorrupt(uuid, "request", "its sum is wrong") for uuid in damaged})
+        return Claimed(found, more, {}, {uuid: RecordCorrupt(uuid, "request", "its sum is wrong") for uuid in damaged})
 
     def lives(self, incarnation: int) -> bool:
         return self.tables.nodes.get(incarnation, OVER) != OVER

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from titanic.store import Place
+from titanic.store import Bound, Place
 
 
 class Step(Enum):
@@ -46,8 +46,8 @@ class Claim(NamedTuple):
     number: int
     incarnation: int
     wants: dict[bytes, int]
-    bounds: Mapping[bytes, int] = {}
-    """Of these services all nodes together may have so many requests with workers."""
+    bounds: Mapping[bytes, Bound] = {}
+    """What holds for some of them over all nodes."""
 
 
 class Release(NamedTuple):

@@ -30,16 +30,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from broker import earliest
 from titanic.dispatch.claim_steps import TRANSITIONS, Claim, Happening, Hold, Release, Room, Step, Writing
 from titanic.dispatch.lease import Join, Lease, LeaseCall, Leave, Renew, Standing
-from titanic.store import Joined, LeaseConfig, Place, ReadyRow, Renewed, priority_in
+from titanic.store import Bound, Joined, LeaseConfig, Place, ReadyRow, Renewed, priority_in
 
 LOOK_AGAIN = 1.0
 """Seconds until a service that had too little to claim is asked for again, without being told of new requests."""
 
-CONTENDED = 0.02
-"""The same for a service with a bound, for which another node was just claiming."""
-
 CLAIM_MOST = 1000
 """Requests of a service in one claim, at most."""
+
+NEVER: Mapping[bytes, float] = {}
 
 
 class ClaimsCore:
@@ -50,8 +49,8 @@ class ClaimsCore:
     def __init__(self, draw: Callable[[], int], config: LeaseConfig | None = None) -> None:
         self.lease = self.lease_kind(draw, config)
         self.draining = self._leaves = False
-        self.bounds: dict[bytes, int] = {}
-        """How many requests of some services may run at all nodes together."""
+        self.bounds: dict[bytes, Bound] = {}
+        """What holds for some services over all nodes."""
         self.holds: dict[bytes, Hold] = {}
         self._claim: Claim | None = None
         self._release: Release | None = None
@@ -234,11 +233,11 @@ class ClaimsCore:
         rows: Mapping[bytes, Sequence[ReadyRow]] | None,
         more: Collection[bytes],
         now: float,
-        contended: Collection[bytes] = (),
+        again: Mapping[bytes, float] = NEVER,
     ) -> dict[bytes, list[ReadyRow]]:
         """The store has answered a `Claim`; None: the incarnation is over. `more`: services that had more, which was
-        too large; `contended`: those for which somebody else was claiming. Returns what is CLAIMED now: send it, or
-        give it back."""
+        too large; `again`: those that can be asked for more in so many seconds. Returns what is CLAIMED now: send it,
+        or give it back."""
         if op != self._claim:
             return {}
         self._claim = None
@@ -255,10 +254,10 @@ class ClaimsCore:
             else:
                 self._plenty.discard(name)
                 if name not in self._told:
-                    self._look_at[name] = now + (CONTENDED if name in contended else LOOK_AGAIN)
+                    self._look_at[name] = now + again.get(name, LOOK_AGAIN)
             if fresh := [row for row in found if self._grant(name, row, number)]:
                 new[name] = fresh
-            if name in op.bounds:
+            if name in op.bounds and op.bounds[name].running:
                 for row in found:
                     self.holds[row.uuid].bounded = True
         if self.draining:

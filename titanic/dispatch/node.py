@@ -40,7 +40,7 @@ from titanic.errors import (
     TitanicError,
 )
 from titanic.logs import Trouble, event
-from titanic.store import Claimed, ClaimingStore, Joined, NodeFacts, ReadTransaction, ReadyRow, Renewed, Store
+from titanic.store import Bound, Claimed, ClaimingStore, Joined, NodeFacts, ReadTransaction, ReadyRow, Renewed, Store
 from titanic.util.clock import Leaps, elapsed
 from titanic.version import __version__
 
@@ -104,7 +104,8 @@ class ClaimingNode:
     def reconfigure(self, config: ServerConfig) -> None:
         """Go on with other settings."""
         self.config = config
-        self.claims.bounds = {name: limits.running for name, limits in config.limits.items() if limits.running}
+        bounds = {name: Bound(limits.running, limits.rate) for name, limits in config.limits.items()}
+        self.claims.bounds = {name: bound for name, bound in bounds.items() if any(bound)}
 
     # -- the lease -------------------------------------------------------------------------------------------
 
@@ -297,12 +298,12 @@ class ClaimingNode:
         if found is None:
             claims.claimed(op, None, (), elapsed())
             return
-        granted = claims.claimed(op, found.rows, found.more, elapsed(), found.contended)
+        granted = claims.claimed(op, found.rows, found.more, elapsed(), found.again)
         uuids = [row.uuid for row in chain.from_iterable(granted.values())]
         if claims.may_dispatch(elapsed()):
             self._dispatch(granted, found.damaged, now)
         claims.given_back([uuid for uuid in uuids if uuid not in core.flights])
-        core.emptied([name for name in op.wants if claims.lacks(name) and name not in found.contended])
+        core.emptied([name for name in op.wants if claims.lacks(name) and name not in found.again])
 
     def _dispatch(
         self, granted: Mapping[bytes, list[ReadyRow]], damaged: Mapping[bytes, RecordCorrupt], now: float

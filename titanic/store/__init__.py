@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from titanic.errors import StoreUnwritable
 from titanic.store.claiming import (
+    Bound,
     Claimed,
     ClaimingStore,
     Joined,
@@ -65,6 +66,7 @@ __all__ = [
     "Accepted",
     "ArchiveState",
     "Archivist",
+    "Bound",
     "Claimed",
     "ClaimingStore",
     "Closed",

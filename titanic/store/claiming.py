@@ -92,14 +92,23 @@ class Renewed(NamedTuple):
     others: Sequence[Silent]
 
 
+class Bound(NamedTuple):
+    """What holds for a service over all nodes; 0: nothing. `running`: how many of its requests may count at all living
+    incarnations together. `rate`: how many may be claimed in a second, evenly spread."""
+
+    running: int = 0
+    rate: float = 0.0
+
+
 class Claimed(NamedTuple):
     """What a claim has found: `rows` are claimed now, services without any are absent. `more`: services of which there
-    were more, but too large together. `contended`: services with a bound for which another node was claiming at that
-    moment. `damaged` are those of the rows that cannot be read, which have no body."""
+    were more, but too large together. `again`: services with a bound that may have more, and in how many seconds they
+    can be asked for it, because another node was claiming for them at that moment, or because of their rate. `damaged`
+    are those of the rows that cannot be read, which have no body."""
 
     rows: dict[bytes, list[ReadyRow]]
     more: Collection[bytes] = ()
-    contended: Collection[bytes] = ()
+    again: Mapping[bytes, float] = {}
     damaged: Mapping[bytes, RecordCorrupt] = {}
 
 
@@ -108,14 +117,13 @@ class NodeTransaction(WriteTransaction, Protocol):
     it claims, releases and writes outcomes."""
 
     def claim(
-        self, incarnation: int, wants: Mapping[bytes, int], max_bytes: int, bounds: Mapping[bytes, int]
+        self, incarnation: int, wants: Mapping[bytes, int], max_bytes: int, bounds: Mapping[bytes, Bound]
     ) -> Claimed | None:
         """Claim free requests, at most so many of each service, as `next_ready` orders them. None: it is over.
 
         They end with the one whose body makes `max_bytes` or more; one is claimed however large it is. What other
-        transactions have locked is passed over. `bounds`: of these services so many requests at most count at all
-        living incarnations together: what is claimed under a bound counts until `count_no_more`, also when it is closed
-        meanwhile.
+        transactions have locked is passed over. `bounds` hold for all nodes together: what is claimed of a service
+        with a bound of `running` ones counts until `count_no_more`, also when it is closed meanwhile.
 
             UPDATE ready SET incarnation = $me WHERE alive AND ctid = ANY (ARRAY(
                 SELECT f.ctid FROM unnest($services, $limits) AS w (service, n), LATERAL (

@@ -227,6 +227,21 @@ def test_a_limit_of_running_requests_holds_over_all_nodes(cluster: Cluster, boun
     assert cluster.executed.total() == 30
 
 
+def test_a_rate_holds_over_all_nodes(cluster: Cluster) -> None:
+    nodes = [cluster.node(limits={b"x": ServiceLimits(rate=20)}) for _ in range(3)]
+    began: list[float] = []
+
+    def work(body: bytes) -> bytes:
+        began.append(elapsed())
+        return body
+
+    for node in nodes:
+        cluster.worker(node, "x", work, str(nodes.index(node)))
+    uuids = cluster.submit(nodes[0], "x", *numbered(16))
+    assert sorted(cluster.replies(uuids)) == sorted(numbered(16))
+    assert max(began) - min(began) > 10 / 20  # three may begin at once, and not all take equally long to come here
+
+
 def test_a_limit_of_running_requests_counts_what_is_closed_until_its_worker_is_done(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from itertools import count
+from itertools import count as count_up
 
 import pytest
 from support.postgres import needs_postgres, shared_server
 from support.waiting import until
 
 from titanic.errors import RecordCorrupt, StoreFailed, StoreTooNew
-from titanic.store import LeaseConfig, NewRequest, NodeFacts, Place, Silent, Status
+from titanic.store import Bound, LeaseConfig, NewRequest, NodeFacts, Place, Silent, Status
 from titanic.store.postgres import incarnation
+from titanic.store.postgres.claims import CONTENDED
 from titanic.store.postgres.schema import FORMAT
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
@@ -48,7 +51,9 @@ class Node:
 
     def claim_all(self, *wants, most=MUCH, **bounds):
         with self.store.write() as txn:
-            return txn.claim(self.me, dict(wants), most, {name.encode(): bound for name, bound in bounds.items()})
+            return txn.claim(
+                self.me, dict(wants), most, {name.encode(): Bound(bound) for name, bound in bounds.items()}
+            )
 
     def claim(self, *wants, most=MUCH, **bounds):
         """The ids by service."""
@@ -495,14 +500,46 @@ def test_who_comes_second_does_not_wait(nodes):
     a, b = one.accept(b"x", b"x")
     (free,) = one.accept(b"y")
     with one.store.write() as txn:
-        txn.claim(one.me, {b"x": 1}, MUCH, {b"x": 1})
+        txn.claim(one.me, {b"x": 1}, MUCH, {b"x": Bound(1)})
         found = other.claim_all((b"x", 1), (b"y", 1), x=1)
-        assert found.contended == [b"x"]
+        assert found.again == {b"x": CONTENDED}
         assert [row.uuid for row in found.rows.pop(b"y")] == [free]
         assert found.rows == {}
     assert other.claim((b"x", 1), x=1) == {}
     assert one.end(a)
     assert other.claim((b"x", 1), x=1) == {b"x": [b]}
+
+
+def test_a_rate_holds_over_all_nodes(nodes):
+    bounds = {b"x": Bound(rate=10)}
+
+    def claim(node):
+        with node.store.write() as txn:
+            found = txn.claim(node.me, {b"x": 100}, MUCH, bounds)
+        return len(found.rows.get(b"x", ())), found.again[b"x"]
+
+    nodes[0].accept(*[b"x"] * 100)
+    began = time.monotonic()
+    first, soon = claim(nodes[0])
+    assert (1 <= first <= 2, CONTENDED <= soon <= 0.1) == (True, True)
+    count, soon = claim(nodes[1])
+    assert (count <= 1, CONTENDED <= soon <= 0.1) == (True, True)
+    count += first
+    for turn in count_up(1):
+        count += claim(nodes[turn % 2])[0]
+        if count >= 12:
+            break
+    assert count <= 2 + 10 * (time.monotonic() - began)
+
+
+def test_the_clock_of_the_next_primary_does_not_hold_up_a_rate(nodes):
+    one, _ = nodes
+    one.accept(b"x")
+    with one.store.pool.borrow() as connection:
+        connection.execute("INSERT INTO rate VALUES ('x', extract(epoch FROM now()) + 3600)")
+        connection.execute("COMMIT")
+    with one.store.write() as txn:
+        assert 0.9 <= txn.claim(one.me, {b"x": 1}, MUCH, {b"x": Bound(rate=1)}).again[b"x"] <= 1
 
 
 def test_a_bound_holds_when_nodes_claim_at_once(url):

@@ -1,20 +1,21 @@
 """Claiming what is to be dispatched: a request that a node has claimed, no other node looks at.
 
-A service with a bound has a row in `bounded` for each of its requests that a node has claimed: until the node says that
-no worker is at it any more, whatever became of the request meanwhile, or the node's incarnation is over. One node at a
-time claims for such a service: who comes second does not wait for the lock, because others may wait for what he has
-locked before.
+A service of which only so many requests may run has a row in `bounded` for each that a node has claimed: until the node
+says that no worker is at it any more, whatever became of the request meanwhile, or the node's incarnation is over. One
+with a rate has a row in `rate`: from when on the next request may be claimed. One node at a time claims for such
+services: who comes second does not wait for the lock, because others may wait for what he has locked before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import floor
 from operator import itemgetter
 from typing import Any
 from zlib import crc32
 
 from titanic.errors import RecordCorrupt
-from titanic.store.claiming import Claimed, Place
+from titanic.store.claiming import Bound, Claimed, Place
 from titanic.store.postgres.arrays import ids, numbers, texts
 from titanic.store.postgres.foreseen import Seen
 from titanic.store.postgres.incarnation import ALIVE, FREE, places_of
@@ -68,15 +69,35 @@ _NOTE = """
 INSERT INTO bounded (service, uuid, incarnation) SELECT service, uuid, %s
 FROM unnest(%s::bytea[], %s::uuid[]) AS h (service, uuid) ON CONFLICT DO NOTHING"""
 
+CONTENDED = 0.02
+"""Seconds after which a service with a bound can be asked for again, for which another node was just claiming."""
+
+SPREAD = 0.1
+"""Seconds of its rate that a service may catch up at once."""
+
+_NOW = "extract(epoch FROM now())::float8"
+_FROM = f"least(greatest(coalesce(r.next_at, 0), {_NOW} - {SPREAD}), {_NOW} + 1 / w.rate)"
+"""No later than that: the clock of the next primary may be behind."""
+
+_ALLOWED = f"""
+SELECT ({_NOW} - {_FROM}) * w.rate FROM unnest(%s::bytea[], %s::float8[]) WITH ORDINALITY AS w (service, rate, place)
+LEFT JOIN rate AS r ON r.service = w.service ORDER BY place"""
+
+_BEGAN = f"""
+INSERT INTO rate AS old (service, next_at)
+SELECT w.service, {_FROM} + w.began / w.rate
+FROM unnest(%s::bytea[], %s::float8[], %s::bigint[]) AS w (service, rate, began)
+LEFT JOIN rate AS r ON r.service = w.service ON CONFLICT (service) DO UPDATE SET next_at = excluded.next_at"""
+
 
 def claim(
-    tx: Writing, incarnation: int, wants: Mapping[bytes, int], max_bytes: int, bounds: Mapping[bytes, int]
+    tx: Writing, incarnation: int, wants: Mapping[bytes, int], max_bytes: int, bounds: Mapping[bytes, Bound]
 ) -> Claimed | None:
     """What each of these services is to do next, so many requests at most: this incarnation has claimed them now, or it
     is over."""
-    contended: list[bytes] = []
+    again: dict[bytes, float] = {}
     if bounds:
-        wants, contended = _within(tx, wants, bounds)
+        wants, again = _within(tx, wants, bounds)
     names, limits = list(wants), list(wants.values())
     given = texts(names), numbers(limits), incarnation, max_bytes, incarnation, incarnation
     found = tx.fetch_alone(_CLAIM, *given)
@@ -95,12 +116,10 @@ def claim(
             damaged[row.uuid] = damage
         claimed.setdefault(name, []).append(row)
         tx.claimed[row.uuid] = _seen(name, more, columns)
-    if noted := [(name, row.uuid) for name in bounds for row in claimed.get(name, ())]:
-        services, uuids = zip(*noted, strict=True)
-        tx.fetch(_NOTE, incarnation, texts(services), ids(uuids))
+    _note(tx, incarnation, bounds, claimed)
     # It ended at `max_bytes`: those behind were not looked at.
     more = names[rows[-1][1] - 1 :] if rows and len(rows) < rows[0][2] else []
-    return Claimed(claimed, more, contended, damaged)
+    return Claimed(claimed, more, again, damaged)
 
 
 def _seen(service: bytes, more: Sequence[Any], columns: Sequence[Any]) -> Seen:
@@ -130,15 +149,39 @@ def under(tx: Writing, incarnation: int, failed: Sequence[bytes]) -> None:
 
 
 def _within(
-    tx: Writing, wants: Mapping[bytes, int], bounds: Mapping[bytes, int]
-) -> tuple[dict[bytes, int], list[bytes]]:
-    """What can be claimed within the bounds, and the services for which others are claiming."""
+    tx: Writing, wants: Mapping[bytes, int], bounds: Mapping[bytes, Bound]
+) -> tuple[dict[bytes, int], dict[bytes, float]]:
+    """What can be claimed within the bounds; and the services that may have more, in how many seconds."""
     names = [name for name in bounds if name in wants]
-    locks = numbers([_LOCK | crc32(name) for name in names])
-    locked, counts = tx.fetch_all(Statement(_TRY_LOCKS, (locks,)), Statement(_COUNT, (texts(names),)))
+    rated = [name for name in names if bounds[name].rate]
+    statements = [
+        Statement(_TRY_LOCKS, (numbers([_LOCK | crc32(name) for name in names]),)),
+        Statement(_COUNT, (texts(names),)),
+    ]
+    if rated:
+        statements.append(Statement(_ALLOWED, (texts(rated), [bounds[name].rate for name in rated])))
+    locked, counts, *allowed = tx.fetch_all(*statements)
     running: dict[bytes, int] = dict(counts)
-    left = dict(wants)
-    contended = [name for name, (mine,) in zip(names, locked, strict=True) if not mine]
-    for name in names:
-        left[name] = min(left[name], max(0, bounds[name] - running.get(name, 0)))
-    return {name: most for name, most in left.items() if most > 0 and name not in contended}, contended
+    left, again = dict(wants), {}
+    for name, (mine,) in zip(names, locked, strict=True):
+        if bounds[name].running:
+            left[name] = min(left[name], max(0, bounds[name].running - running.get(name, 0)))
+        if not mine:
+            left[name], again[name] = 0, CONTENDED
+    for name, (since,) in zip(rated, allowed[0] if allowed else (), strict=True):
+        may = floor(since) + 1
+        if may < left[name]:
+            left[name], again[name] = may, max(CONTENDED, (may - since) / bounds[name].rate)
+    return {name: most for name, most in left.items() if most > 0}, again
+
+
+def _note(
+    tx: Writing, incarnation: int, bounds: Mapping[bytes, Bound], claimed: Mapping[bytes, Sequence[ReadyRow]]
+) -> None:
+    """What was claimed counts for the bounds."""
+    if noted := [(name, row.uuid) for name in bounds if bounds[name].running for row in claimed.get(name, ())]:
+        services, uuids = zip(*noted, strict=True)
+        tx.fetch(_NOTE, incarnation, texts(services), ids(uuids))
+    if began := [name for name in bounds if bounds[name].rate and name in claimed]:
+        counts = [len(claimed[name]) for name in began]
+        tx.fetch(_BEGAN, texts(began), [bounds[name].rate for name in began], numbers(counts))

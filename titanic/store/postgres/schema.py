@@ -62,6 +62,14 @@ COMMENT ON TABLE titanic.bounded IS 'Claimed under a bound of the service: a wor
 """
 """Format 1 did not have it."""
 
+RATE = f"""
+CREATE TABLE titanic.rate (
+    service         bytea PRIMARY KEY,
+    next_at         float8 NOT NULL
+) WITH ({_TINY});
+COMMENT ON COLUMN titanic.rate.next_at IS 'When its next request may be claimed, in seconds since the epoch';
+"""
+
 RECALL = f"""
 CREATE TABLE titanic.recall (
     uuid            uuid PRIMARY KEY,
@@ -232,7 +240,7 @@ CREATE TABLE titanic.node (
     draining        boolean NOT NULL DEFAULT false,
     shard           integer NOT NULL DEFAULT 0
 ) WITH ({_TINY});
-{BOUNDED}{RECALL}{COMMENTS_2}
+{BOUNDED}{RATE}{RECALL}{COMMENTS_2}
 INSERT INTO titanic.meta (format, oldest, capacity) VALUES ({FORMAT}, {FORMAT}, {DEFAULT_CAPACITY});
 """
 
@@ -253,7 +261,7 @@ DROP SEQUENCE titanic.incarnation;
 ALTER TABLE titanic.meta ADD oldest integer NOT NULL DEFAULT 2;
 ALTER TABLE titanic.meta ALTER oldest DROP DEFAULT;
 ALTER TABLE titanic.node ADD shard integer NOT NULL DEFAULT 0;
-{BOUNDED}{RECALL}{COMMENTS_2}""",
+{BOUNDED}{RATE}{RECALL}{COMMENTS_2}""",
         oldest=2,
     ),
 }
