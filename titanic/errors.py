@@ -134,6 +134,10 @@ class StoreFailed(StoreError):
     """The disk or the database failed. The transaction was dropped as a whole."""
 
 
+class OtherLease(StoreError):
+    """Servers that share the store have another lease than this one."""
+
+
 class StoreAway(StoreFailed):
     """The database can't be used by anybody now. All goes on by itself when it can; its store has logged it."""
 

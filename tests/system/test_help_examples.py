@@ -69,8 +69,8 @@ SCRIPTS = {
         *("=check", "=backup", "rm -r /var/lib/titanic", "=restore"),
     ],
     "nodes": [
-        f"exec titanic serve --store {DATABASE} --node-name a --bind tcp://127.0.0.1:5556 &",
-        *(f"exec titanic serve --store {DATABASE} --node-name b &", "=nodes", "=drain"),
+        f"exec titanic serve --store {DATABASE} --node-name a --lease 5 --bind tcp://127.0.0.1:5556 &",
+        *(f"exec titanic serve --store {DATABASE} --node-name b --lease 5 &", "=nodes", "=drain"),
     ],
     "migrate": ["mkdir -p /var/lib", "titanic serve --store /var/lib/titanic", "=migrate"],
     "config": ["mkdir -p /etc/titanic", "cp TOML /etc/titanic", "=config", "=config check", "=config show"],

@@ -31,9 +31,9 @@ def nodes(as_json: bool, **where: Any) -> None:
     """List the servers that share a store in PostgreSQL: any of them knows all, and so does the database.
 
     UP is for how long it has its lease without a gap. LEASE is in how many seconds a node is over unless it renews its
-    lease, which it does every two; "over" stands for one that was lost while it had requests, which others take now.
-    WORKERS and RUNNING are as it said when it renewed it. SHARD is the number under which it counts what it stores. Of
-    two with one NODE the incarnation is told, too: give each a name of its own.
+    lease, which it does five times as often; "over" stands for one that was lost while it had requests, which others
+    take now. WORKERS and RUNNING are as it said when it renewed it. SHARD is the number under which it counts what it
+    stores. Of two with one NODE the incarnation is told, too: give each a name of its own.
 
     --json prints a list of {name, incarnation (a number that no other has, for `titanic drain`), version, endpoints,
     started_at (in microseconds since 1970), lease (in seconds; null: it is over), services: {name: [workers, requests

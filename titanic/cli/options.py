@@ -132,12 +132,16 @@ def configured(function: Function) -> Function:
     )(function)
 
 
-def seconds(name: str, *aliases: str, least: float, **settings: Any) -> Callable[[Function], Function]:
+def seconds(
+    name: str, *aliases: str, least: float, most: float = MOST_SECONDS, **settings: Any
+) -> Callable[[Function], Function]:
     """An option that is a time span."""
-    return option(name, *aliases, type=lambda value: read_span(value, least=least), metavar="TIME", **settings)
+    return option(
+        name, *aliases, type=lambda value: read_span(value, least=least, most=most), metavar="TIME", **settings
+    )
 
 
-def read_span(value: Any, *, least: float) -> float:
+def read_span(value: Any, *, least: float, most: float = MOST_SECONDS) -> float:
     """Seconds, written as a number with an optional unit: 90, 250ms, 1.5h, 30d."""
     text = str(value).strip().lower()
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
@@ -145,10 +149,10 @@ def read_span(value: Any, *, least: float) -> float:
         span = float(number) * SPANS[text[len(number) :]]
     except (ValueError, KeyError):
         span = math.nan
-    if not least <= span <= MOST_SECONDS:
-        most = f"{MOST_SECONDS / SPANS['d']:.0f} days"
+    if not least <= span <= most:
+        longest = f"{most / SPANS['d']:.0f} days" if most > SPANS["d"] else f"{most:g} s"
         advice = "write seconds, or a unit: 250ms, 90s, 5m, 1.5h, 30d"
-        raise click.BadParameter(f"{value!r} is not a time from {least:g} s to {most}; {advice}")
+        raise click.BadParameter(f"{value!r} is not a time from {least:g} s to {longest}; {advice}")
     return span
 
 

@@ -123,7 +123,7 @@ def _refuse_unused(settings: Mapping[str, Any]) -> None:
             "--mdp is for a broker elsewhere, named by --broker; the integrated one speaks all versions"
         )
     if not isinstance(settings["store"], str):
-        for name in ("node_name", "advertise"):
+        for name in ("node_name", "advertise", "lease"):
             if chosen(name) is ParameterSource.COMMANDLINE:
                 option = f"--{name.replace('_', '-')}"
                 raise click.UsageError(

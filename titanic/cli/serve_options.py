@@ -29,9 +29,12 @@ from titanic.cli.options import (
 )
 from titanic.config import MOST_LANES, ServerConfig, ServiceLimits, contradictions
 from titanic.errors import Contradiction
-from titanic.store import DURABILITIES, MIN_CAPACITY, Retention
+from titanic.store import DURABILITIES, MIN_CAPACITY, LeaseConfig, Retention
 
 WIRE, SERVER = BrokerConfig(), ServerConfig()
+
+LEAST_LEASE, MOST_LEASE = 3.0, 3600.0
+"""Seconds: a renewal is given up after a fifth of it, and what a killed server had must not wait for a day."""
 
 KEPT, TRIED, TRAFFIC, OPERATION = "What is kept", "Attempts", "The broker's traffic", "Operation"
 """Groups of options in the help."""
@@ -234,6 +237,14 @@ queue_options = together(
         help="With a store in PostgreSQL: where others reach this server, for `titanic nodes`; may be given repeatedly;"
         " default: where it listens.",
     ),
+    seconds(
+        "--lease",
+        least=LEAST_LEASE,
+        most=MOST_LEASE,
+        default=SERVER.lease.lease,
+        help="With a store in PostgreSQL: for so long the others leave alone what a server has that was killed, or"
+        " can't reach the database. All have the same.",
+    ),
     seconds("--grace", least=0, default=SERVER.grace, help="On shutdown: how long running requests may still take."),
     kept("--keep-replies", default="7d", help="How long replies that no client closes are kept; 0: for ever."),
     kept("--keep-dead", default="30d", help="How long failed and expired requests are kept; 0: for ever."),
@@ -323,6 +334,7 @@ def server_config(settings: dict[str, Any]) -> ServerConfig:
     mdp = settings["mdp"]
     versions = (mdp,) if mdp else WorkerConfig().versions
     worker = WorkerConfig(heartbeat_interval=wire.heartbeat_interval, versions=versions)
+    settings["lease"] = LeaseConfig.of(settings["lease"])
     settings["node_name"] = settings.get("node_name") or ""
     names = {field.name for field in fields(ServerConfig)} & settings.keys()
     return ServerConfig(wire=wire, worker=worker, retention=retention, **{name: settings[name] for name in names})

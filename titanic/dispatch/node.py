@@ -31,6 +31,7 @@ from titanic.dispatch.lease import Join, LeaseCall, Leave, Renew, Standing
 from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
 from titanic.dispatch.read_aside import ReadAside
 from titanic.errors import (
+    OtherLease,
     OutcomeUnknown,
     RecordCorrupt,
     StoreError,
@@ -179,7 +180,7 @@ class ClaimingNode:
             else:
                 store.leave(op.incarnations)
                 self._call(self._left, op)
-        except (StoreTooNew, StoreTooOld) as error:
+        except (StoreTooNew, StoreTooOld, OtherLease) as error:
             self._call(self._refused, error)
         except StoreError as error:
             self._call(self._unanswered, op, error)
@@ -204,8 +205,9 @@ class ClaimingNode:
     def _left(self, op: Leave) -> None:
         self.claims.left(op)
 
-    def _refused(self, error: StoreTooNew | StoreTooOld) -> None:
-        log.error("nothing is dispatched any more: %s", error, extra=event("store-too-new"))
+    def _refused(self, error: StoreTooNew | StoreTooOld | OtherLease) -> None:
+        what = "other-lease" if isinstance(error, OtherLease) else "store-too-new"
+        log.error("nothing is dispatched any more: %s", error, extra=event(what))
         self.claims.refused()
         self._dispatched = False
         self.problem = error

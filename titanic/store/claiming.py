@@ -39,7 +39,7 @@ from titanic.store.records import ReadyRow
 
 @dataclass(frozen=True, slots=True)
 class LeaseConfig:
-    """How nodes keep in touch. All must have the same `lease`."""
+    """How nodes keep in touch. All must have the same `lease`: one that has another is refused."""
 
     lease: float = 10.0
     """Seconds without a renewal after which others may end an incarnation."""
@@ -47,6 +47,11 @@ class LeaseConfig:
     """Seconds between two renewals, and for which the answer to one is waited for."""
     margin: float = 1.0
     """Seconds before the end of its lease at which a node stops to dispatch."""
+
+    @classmethod
+    def of(cls, lease: float) -> LeaseConfig:
+        """With the pace that fits it."""
+        return cls(lease, renew=lease / 5, margin=lease / 10)
 
 
 class NodeFacts(NamedTuple):
@@ -162,7 +167,8 @@ class ClaimingStore(Store, Protocol):
     """A store that nodes share. `join`, `renew` and `leave` have a connection of their own: a slow commit of requests
     must not cost a lease; one thread calls them. They give up after `LeaseConfig.renew`, and raise StoreTooNew when
     the store is not for this version any more: a node of an earlier version is refused, also one that was there when
-    the store was upgraded. If an earlier store was put in its place, they raise StoreTooOld. (others) is
+    the store was upgraded. If an earlier store was put in its place, they raise StoreTooOld. `join` raises OtherLease
+    if another node that renews its own has another `lease`. (others) is
 
         ARRAY(SELECT (incarnation, lease_until) FROM node WHERE lease_until > '-infinity' AND incarnation <> $me)
 

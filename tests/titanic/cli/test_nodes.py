@@ -25,9 +25,19 @@ def url() -> Iterator[str]:
     shared_server().drop_database(name)
 
 
+def test_a_node_with_another_lease_is_refused(url: str, tmp_path: Path) -> None:
+    with Server(config(tmp_path, store=url, node_name="a")) as a:
+        until(a.dispatcher.node.incarnation)
+        options = ("--store", url, "--bind", "tcp://127.0.0.1:*", "--node-name", "b", "--lease", "20")
+        with running(tmp_path / "log", "serve", *options) as b:
+            b.says("the lease is not that of the other nodes; it is 20 s here, and 10 s at a; give all the same")
+            assert b.ends() == 1
+
+
 def test_the_nodes_are_listed_and_one_is_drained(url: str, tmp_path: Path) -> None:
     lease = LeaseConfig(lease=5, renew=0.1, margin=0.5)
     options = ("--store", url, "--bind", "tcp://127.0.0.1:*", "--node-name", "b", "--advertise", "tcp://b.example:1")
+    options += ("--lease", "5s")
     with (
         Server(config(tmp_path, store=url, node_name="a", lease=lease)) as a,
         running(tmp_path / "log", "serve", *options) as b,
@@ -77,6 +87,9 @@ def test_a_store_in_a_directory_has_no_nodes(tmp_path: Path) -> None:
     [
         (("--node-name", "a"), "--node-name is for servers that share a store in PostgreSQL"),
         (("--advertise", "tcp://a.example:5555"), "--advertise is for servers that share a store in PostgreSQL"),
+        (("--lease", "10"), "--lease is for servers that share a store in PostgreSQL"),
+        (("--lease", "2"), "'2' is not a time from 3 s to 3600 s"),
+        (("--lease", "2h"), "'2h' is not a time from 3 s to 3600 s"),
         (("--node-name", "7"), "'7' is not a name"),
         (("--node-name", "a\nb"), "is not a name"),
     ],

@@ -8,7 +8,7 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 
-from titanic.errors import StoreError
+from titanic.errors import OtherLease, StoreError
 from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewed, Silent
 from titanic.store.postgres import schema
 from titanic.store.postgres.arrays import Raw, ids, numbers, texts
@@ -45,11 +45,16 @@ ARRAY(SELECT o.incarnation FROM node AS o WHERE o.lease_until > '-infinity' AND 
 ARRAY(SELECT (extract(epoch FROM o.lease_until) * 1000000)::bigint FROM node AS o
     WHERE o.lease_until > '-infinity' AND o.incarnation <> %s ORDER BY o.incarnation)"""
 
+_OTHER_LEASE = """
+SELECT name, lease FROM node WHERE lease <> %s::float8 AND lease_until > clock_timestamp()
+    AND incarnation IS DISTINCT FROM %s LIMIT 1"""
+"""Not of the dead whom nobody has ended: a cluster that was killed may come back with another one."""
+
 _JOIN = f"""
 WITH born AS (
-    INSERT INTO node AS mine (incarnation, name, version, endpoints, services, draining, shard, lease_until)
+    INSERT INTO node AS mine (incarnation, name, version, endpoints, services, draining, shard, lease, lease_until)
     SELECT %s, %s, %s, %s::text[], %s::jsonb,
-        coalesce((SELECT o.draining FROM node AS o WHERE o.incarnation = %s), false), ({_SHARD}), {_UNTIL}
+        coalesce((SELECT o.draining FROM node AS o WHERE o.incarnation = %s), false), ({_SHARD}), %s::float8, {_UNTIL}
     FROM meta WHERE {schema.SERVED}
     ON CONFLICT (incarnation) DO UPDATE
     SET lease_until = greatest(mine.lease_until + interval '1 microsecond', {_UNTIL})
@@ -122,8 +127,8 @@ class Membership:
         places = places_of(held)
         who = incarnation, facts.name, facts.version, list(facts.endpoints), _services(facts.services), before
         moves = incarnation, before, incarnation, before
-        given = *who, before, config.lease, config.lease, before, *places, *moves, incarnation
-        row = self._ask(_JOIN, (*given, incarnation, incarnation), lock=True)
+        given = *who, before, *[config.lease] * 3, before, *places, *moves, incarnation
+        row = self._ask(_JOIN, (*given, incarnation, incarnation), joins=(config.lease, before))
         format_, oldest, shard, mine, others, leases = row
         self._refuse_others(format_, oldest)
         if shard is None:
@@ -152,13 +157,16 @@ class Membership:
         if self._pool is not None:
             self._pool.close()
 
-    def _ask(self, text: str, given: Sequence[object], *, lock: bool = False) -> Row:
-        """Execute a statement as a transaction of its own. Returns its only row."""
+    def _ask(self, text: str, given: Sequence[object], *, joins: tuple[float, int | None] | None = None) -> Row:
+        """Execute a statement as a transaction of its own. Returns its only row. `joins`: the lease of who joins, and
+        its incarnation before."""
         if self._pool is None:
             self._pool = Pool(self._url, self._durability, patience=self._patience, outage=self._outage)
         with self._pool.borrow() as connection, connection.transaction():
-            if lock:
+            if joins is not None:
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+                if (other := connection.execute(_OTHER_LEASE, joins).fetchone()) is not None:
+                    raise _other_lease(joins[0], *other)
             found = connection.execute(text, given, binary=True)
             return (found.fetchone() or ()) if found.description else ()
 
@@ -178,6 +186,13 @@ def places_of(held: Sequence[Place]) -> tuple[Raw, Raw, Raw]:
     """For `unnest(%s::bytea[], %s::bigint[], %s::uuid[])`."""
     services, ranks, uuids = zip(*held, strict=True) if held else ((), (), ())
     return texts(services), numbers(ranks), ids(uuids)
+
+
+def _other_lease(mine: float, name: str, lease: float) -> OtherLease:
+    fact = f"it is {mine:g} s here, and {lease:g} s at {name}"
+    return OtherLease(
+        "the lease is not that of the other nodes", fact, "give all the same; to change it, stop all first"
+    )
 
 
 def _services(services: Mapping[bytes, tuple[int, int]]) -> str:

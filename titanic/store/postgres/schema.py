@@ -48,6 +48,7 @@ COMMENTS_2 = """
 COMMENT ON COLUMN titanic.meta.oldest IS 'Nodes that know an earlier format must not touch it';
 COMMENT ON COLUMN titanic.node.services IS 'Of each service that it has workers or requests of: how many of both';
 COMMENT ON COLUMN titanic.node.draining IS 'An operator wants it to end: it reads that when it renews its lease';
+COMMENT ON COLUMN titanic.node.lease IS 'Seconds: all have the same';
 COMMENT ON COLUMN titanic.node.shard IS 'Where it counts: tools, and those for which no number is left, under 0';
 """
 
@@ -238,7 +239,8 @@ CREATE TABLE titanic.node (
     lease_until     timestamptz NOT NULL,
     services        jsonb NOT NULL DEFAULT '{{}}',
     draining        boolean NOT NULL DEFAULT false,
-    shard           integer NOT NULL DEFAULT 0
+    shard           integer NOT NULL DEFAULT 0,
+    lease           float8 NOT NULL DEFAULT 10
 ) WITH ({_TINY});
 {BOUNDED}{RATE}{RECALL}{COMMENTS_2}
 INSERT INTO titanic.meta (format, oldest, capacity) VALUES ({FORMAT}, {FORMAT}, {DEFAULT_CAPACITY});
@@ -261,6 +263,7 @@ DROP SEQUENCE titanic.incarnation;
 ALTER TABLE titanic.meta ADD oldest integer NOT NULL DEFAULT 2;
 ALTER TABLE titanic.meta ALTER oldest DROP DEFAULT;
 ALTER TABLE titanic.node ADD shard integer NOT NULL DEFAULT 0;
+ALTER TABLE titanic.node ADD lease float8 NOT NULL DEFAULT 10;
 {BOUNDED}{RATE}{RECALL}{COMMENTS_2}""",
         oldest=2,
     ),
