@@ -29,6 +29,10 @@ class InvalidRequest(CallerError):
     """A request that can't be stored as given."""
 
 
+class InvalidSchedule(CallerError):
+    """A schedule that can't be as given."""
+
+
 class InvalidArchive(CallerError):
     """The archive acknowledged requests that were never closed, or isn't registered."""
 

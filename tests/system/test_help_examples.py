@@ -45,6 +45,8 @@ EXAMPLES = dict(_examples(main, ()))
 SERVE, UPPER, BROKER = "titanic serve &", "titanic work upper -- tr a-z A-Z &", "titanic broker &"
 LINES = "printf 'a@example.org\\nb@example.org\\n' >addresses.txt"
 
+SCHEDULES = """printf '[nightly]\\nservice = "backup"\\ncron = "30 2 * * *"\\n' >schedules.toml"""
+
 ACCESS = """printf '[users.shop]\\nsubmit = ["mail.*"]\\nread = "own"\\n' >/etc/titanic/access.toml"""
 
 QUEUE = [
@@ -64,6 +66,7 @@ SCRIPTS = {
     ],
     "broker": ["titanic keys server", "touch access.toml", "=broker"],
     "work": [BROKER, "=work"],
+    "cron": [SERVE, SCHEDULES, "=cron"],
     "store": [
         *("mkdir -p /var/lib /backup", "titanic serve --store /var/lib/titanic"),
         *("=check", "=backup", "rm -r /var/lib/titanic", "=restore"),

@@ -33,6 +33,7 @@ COMMANDS = {
     "close": ("submit_reply", "Delete requests and their replies."),
     "call": ("submit_reply", "Send a plain request; nothing is stored."),
     "work": ("work", "Serve a service with any command."),
+    "cron": ("cron", "Submit requests by schedules."),
     "status": ("status", "Show stored and waiting requests, and the workers."),
     "nodes": ("nodes", "List the servers that share the store."),
     "drain": ("nodes", "Have one of them end when it has nothing left to do."),

@@ -17,7 +17,7 @@ from titanic.services.ownership import is_hidden, place_behind
 from titanic.store import Description, ReadTransaction, SharedReadTransaction, State
 from titanic.util.text import quoted
 
-KNOWN = ("after", "keys", "limit", "service", "state", "uuid")
+KNOWN = ("after", "keys", "limit", "now", "service", "state", "uuid")
 
 
 Running = Callable[[], Collection[bytes]] | None
@@ -28,13 +28,15 @@ DAMAGED = tsp.failure("not read: a record of the store is damaged; ask who runs 
 """For those who must not know whose record."""
 
 
-def answer(transaction: ReadTransaction, body: Frames, running: Running, user: User | None = None) -> Frames:
+def answer(
+    transaction: ReadTransaction, body: Frames, running: Running, user: User | None = None, now_us: int = 0
+) -> Frames:
     """The answer to a titanic.list. `running`: which requests workers have. `user`: who asks, and gets what he may
-    read; None: all. Raises Forbidden when that is nothing."""
+    read; None: all. `now_us`: the time, for those who ask for it. Raises Forbidden when that is nothing."""
     if user is not None and (fault := lacks_read(user)) is not None:
         raise Forbidden(fault)
     try:
-        return _answer(transaction, read_options(body), running, user)
+        return _answer(transaction, read_options(body), running, user, now_us)
     except ValueError as error:
         return tsp.bad_request(str(error))
     except RecordCorrupt:
@@ -48,6 +50,7 @@ def _answer(
     options: dict[str, Any],
     running: Running,
     user: User | None,
+    now_us: int,
 ) -> Frames:
     owner = None if user is None or user.reads_all else user.owner
     now_running: Collection[bytes] | None = None if running is None else running()
@@ -92,6 +95,8 @@ def _answer(
     }
     if options["keys"] is not None:
         document["uuids"] = {key: uuid.hex() for key, uuid in holders.items()}
+    if options["now"]:
+        document["now"] = now_us
     return [tsp.OK, json.dumps(document).encode()]
 
 
@@ -122,6 +127,9 @@ def read_options(body: Frames) -> dict[str, Any]:
             raise ValueError(
                 f"unknown state {quoted(state)}; there are {', '.join(s.name.lower() for s in State)}"
             ) from None
+    if (now := given.get("now")) is not None and not isinstance(now, bool):
+        raise ValueError("now must be true or false")
+    options["now"] = now
     limit = given.get("limit", 100)
     if type(limit) is not int or not 1 <= limit <= MOST_UUIDS:
         raise ValueError(f"limit must be a number from 1 to {MOST_UUIDS}")

@@ -25,6 +25,7 @@ from titanic.errors import CallerError
 from titanic.protocol import tsp
 from titanic.protocol.answers import check
 from titanic.store import MIN_CAPACITY
+from titanic.store.lmdb.store import LmdbStore
 
 UNKNOWN = "0123456789abcdef0123456789abcdef"
 
@@ -109,6 +110,15 @@ def test_show(client: Client, echo: Worker) -> None:
     assert row["submitted_at"] <= row["dispatched_at"] <= row["finished_at"]
     with pytest.raises(UnknownRequest):
         client.show(UNKNOWN)
+
+
+def test_the_servers_clock(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = time.time()
+    assert before - 1e-6 <= client.clock() <= time.time()
+    monkeypatch.setattr(LmdbStore, "now_us", lambda store: 1_000_000)
+    assert client.clock() == 1.0
+    with pytest.raises(InvalidRequest, match="now must be true or false"):
+        client._document(b"titanic.list", {"now": 1})
 
 
 def test_what_the_caller_did_wrong(client: Client) -> None:

@@ -1,0 +1,144 @@
+"""Schedulers at a real server."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from support.serving import serving
+from support.waiting import until
+
+from titanic import Client, Server
+from titanic.errors import InvalidSchedule, UnknownRequest
+from titanic.schedules import Schedule, Scheduler, queue_state
+
+EACH_SECOND = Schedule("often", "absent", "a body", every=1, options={"priority": 7})
+
+
+@contextmanager
+def running(endpoint: str, *schedules: Schedule) -> Iterator[Scheduler]:
+    with Client(endpoint, timeout=1, retries=0) as client:
+        scheduler = Scheduler(client, schedules)
+        thread = threading.Thread(target=scheduler.run)
+        thread.start()
+        try:
+            yield scheduler
+        finally:
+            scheduler.stop()
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def submitted(client: Client, name: str = "often") -> Counter[str]:
+    """The requests for the service `absent` by the key of their tick."""
+    return Counter(
+        row["key"] for row in client.list(service="absent", limit=1000)[0] if row["key"].startswith(f"cron:{name}:2")
+    )
+
+
+def test_each_tick_is_one_request_of_three_schedulers_also_when_the_server_is_away(tmp_path: Path) -> None:
+    every = Schedule("often", "absent", every=1, missed="all")
+    endpoint = f"ipc://{tmp_path}/socket"
+    with running(endpoint, every), running(endpoint, every), Client(endpoint, timeout=30) as client:
+        with serving(tmp_path, bind=(endpoint,)), running(endpoint, every):
+            until(lambda: submitted(client))
+        with serving(tmp_path, bind=(endpoint,)):
+            seen = len(submitted(client))
+            until(lambda: len(submitted(client)) > seen)
+            found = submitted(client)
+    first, last = (datetime.fromisoformat(key.split(":", 2)[2]).timestamp() for key in (min(found), max(found)))
+    assert found == Counter(every.key(tick) for tick in range(int(first), int(last) + 1))
+
+
+def test_a_new_schedule_begins_with_its_next_tick(client: Client) -> None:
+    hourly = Schedule("hourly", "absent", every=3600, missed="all")
+    assert Scheduler(client, [hourly]).once() == []
+    assert client.list()[0] == []
+    assert queue_state.last_tick(client, hourly, client.clock()) is None
+
+
+def past_tick(client: Client, schedule: Schedule, count: int) -> int:
+    """Do as if the last ticks but so many had been submitted, long ago."""
+    tick = schedule.ticks.last(client.clock(), count + 1)[0]
+    queue_state.submit_tick(client, schedule, tick)
+    return tick
+
+
+@pytest.mark.parametrize(("missed", "count"), [("skip", 0), ("once", 1), ("all", 100)])
+def test_what_was_missed(client: Client, missed: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    yearly = Schedule("thirds", "absent", every=86_400 * 120, missed=missed)  # type: ignore[arg-type]
+    monkeypatch.setattr(queue_state, "_time_of", lambda uuid: 0.0)  # it has been known since 1970
+    past_tick(client, yearly, 140)
+    scheduler = Scheduler(client, [yearly])
+    done = scheduler.once()
+    assert [tick for _, tick, _ in done] == yearly.ticks.last(client.clock(), 100)[100 - count :]
+    assert scheduler.once() == Scheduler(client, [yearly]).once() == []
+
+
+def test_a_pause_holds_for_all_and_what_passes_meanwhile_is_not_missed(server: Server, client: Client) -> None:
+    often = Schedule("often", "absent", every=1, missed="all")
+    with running(server.endpoints[0], often):
+        until(lambda: submitted(client))
+        queue_state.pause(client, "often")
+        queue_state.pause(client, "often")
+        assert queue_state.paused(client, ["often", "other"]).keys() == {"often"}
+        other = Scheduler(client, [often])
+        other.once()
+        then = client.clock()
+        until(lambda: client.clock() > then + 1.2)
+        assert other.once() == Scheduler(client, [often]).once() == []
+        last = max(submitted(client))
+        assert queue_state.resume(client, "often")
+        resumed = client.clock()
+        until(lambda: max(submitted(client)) > last)
+    assert Scheduler(client, [often]).once() == [] or client.clock() > resumed + 1
+    assert min(key for key in submitted(client) if key > last) > often.key(int(resumed) - 1)
+    assert not queue_state.resume(client, "often")
+    queue_state.pause(client, "often")
+    assert queue_state.paused(client, ["often"])
+    client.close(queue_state.paused(client, ["often"])["often"])  # somebody purges it
+    assert not queue_state.paused(client, ["often"])
+    queue_state.pause(client, "often")
+    assert queue_state.paused(client, ["often"])
+
+
+def test_what_is_paused_does_not_look_as_if_it_waited(client: Client) -> None:
+    queue_state.pause(client, "often")
+    (row,) = client.list()[0]
+    assert (row["service"], row["state"], row["not_before"] > 2e15) == ("cron.paused", "delayed", True)
+    assert client.stats()["services"] == {}
+
+
+def test_run_now_is_beside_the_ticks(client: Client) -> None:
+    uuids = {queue_state.submit_now(client, EACH_SECOND) for _ in range(2)}
+    rows = [client.show(uuid) for uuid in uuids]
+    assert len(rows) == 2
+    assert {(row["service"], row["priority"], row["body_bytes"]) for row in rows} == {("absent", 7, 6)}
+
+
+def test_the_mark_of_a_schedule_is_never_executed(client: Client) -> None:
+    Scheduler(client, [EACH_SECOND]).once()
+    uuid = client.find([EACH_SECOND.mark])[0][EACH_SECOND.mark]
+    with pytest.raises(UnknownRequest):
+        client.show(uuid)
+
+
+def test_what_goes_wrong_with_one_does_not_hold_up_the_others(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    wrong = Schedule("wrong", "mmi.service", every=1)
+    scheduler = Scheduler(client, [wrong, EACH_SECOND])
+    with caplog.at_level(logging.INFO, "titanic.cron"):
+        done = []
+        until(lambda: done.extend(scheduler.round().submitted) or done)
+    assert {schedule.name for schedule, _, _ in done} == {"often"}
+    assert len([line for line in caplog.messages if line.startswith("wrong: nothing was submitted")]) == 1
+
+
+def test_two_of_one_name_are_refused(client: Client) -> None:
+    with pytest.raises(InvalidSchedule, match="two schedules have the name often"):
+        Scheduler(client, [EACH_SECOND, EACH_SECOND])

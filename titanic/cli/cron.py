@@ -1,0 +1,172 @@
+"""`titanic cron`: schedules from a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from titanic import logs
+from titanic.cli.connect import connect, connect_to_look
+from titanic.cli.endpoint import Reach
+from titanic.cli.options import command, endpoint, json_flag, log_options, option
+from titanic.cli.printing import print_json, print_table
+from titanic.cli.running import Ending, say
+from titanic.client.client import Client
+from titanic.schedules import Schedule, Scheduler, queue_state
+from titanic.schedules.schedule import check_name, in_utc
+from titanic.schedules.schedule_file import read_schedules
+from titanic.util.text import counted
+
+Words = tuple[str, ...]
+
+
+@command()
+@click.argument("words", nargs=-1, required=True, metavar="[list|run|pause|resume] FILE|NAME...")
+@option("--once", is_flag=True, help="Submit what is due now, and end: for timers of systemd, and cron.")
+@json_flag
+@log_options
+@endpoint
+def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: str, reach: Reach) -> None:
+    """Submit requests by the schedules in FILE, again and again.
+
+    \b
+    titanic cron FILE             run its schedules until SIGTERM or Ctrl-C
+    titanic cron list FILE        the last tick of each, and the next one
+    titanic cron run FILE NAME    submit a request now, beside the ticks
+    titanic cron pause NAME...    submit no ticks of these schedules
+    titanic cron resume NAME...   go on with the ticks that come from now on
+
+    Any number of schedulers may run the same schedules, on any machines: each tick is one request, by its key,
+    `cron:NAME:` and its time in UTC. The server's clock counts, not those of the schedulers. Pauses hold for all
+    schedulers, and across restarts: the queue keeps them, as requests for the service `cron.paused`. With access
+    control all this holds among the schedulers of one user.
+
+    Each table of FILE is a schedule; keys above the tables are for all:
+
+    \b
+      tz = "Europe/Berlin"       # of cron; without it, UTC
+      [nightly]                  # its NAME
+      service = "backup"
+      cron = "30 2 * * *"        # or every = "5m": from 1970, in UTC
+      missed = "once"            # of ticks that passed while nobody could
+                                 # submit them, the last; "all": up to 100;
+                                 # "skip", the default: none
+      body = "all"               # or a list of frames, or body-file = "x"
+      max-attempts = 3           # also ttl, delay, priority, limit,
+                                 # retry-first, retry-most
+
+    A fixed time that daylight saving time leaves out comes when that hour is over; one that comes twice counts the
+    first time. `cron` needs: pip install 'titanic-queue[tasks]'.
+
+    --json prints, for list, a list of {name, when, service, missed, paused, next, last: null or {tick, uuid, state}},
+    times as text in UTC; for run {uuid}; for --once {uuids}; for pause and resume {names}. A state is `closed` also
+    when a reply was deleted for its age.
+
+    \b
+    Example:
+      titanic cron list schedules.toml
+      titanic cron run schedules.toml nightly
+      titanic cron pause nightly
+      titanic cron resume nightly
+      titanic cron schedules.toml --once
+    """
+    verb, names = (words[0], words[1:]) if words[0] in ("list", "run", "pause", "resume") else ("", words)
+    if once and verb:
+        raise click.UsageError(f"--once is for running schedules, not for {verb}")
+    if verb in ("pause", "resume"):
+        _set_paused(verb, names, as_json, reach)
+        return
+    if len(names) != (2 if verb == "run" else 1):
+        wants = {"list": "titanic cron list FILE", "run": "titanic cron run FILE NAME", "": "titanic cron FILE"}[verb]
+        raise click.UsageError(f"write {wants}")
+    schedules = read_schedules(Path(names[0]))
+    if verb == "list":
+        with connect_to_look(reach) as client:
+            _list(client, schedules, as_json)
+    elif verb == "run":
+        _run_now(schedules, names[1], as_json, reach)
+    elif once:
+        logs.begin(log_level, log_format)
+        with connect(reach) as client:
+            uuids = [uuid for _, _, uuid in Scheduler(client, schedules).once()]
+        if as_json:
+            print_json({"uuids": uuids})
+    else:
+        logs.begin(log_level, log_format)
+        _run(schedules, reach)
+
+
+def _run(schedules: Sequence[Schedule], reach: Reach) -> None:
+    # A signal waits for the question that is under way, so that has less time than usual: it is asked again anyway.
+    with Client(reach.endpoint, timeout=reach.timeout, retries=0, version=reach.mdp, key=reach.curve) as client:
+        scheduler = Scheduler(client, schedules)
+        ending = Ending(scheduler.stop)
+        say(f"running {counted(len(schedules), 'schedule')} at {' or '.join(reach.endpoint)}", "serving")
+        scheduler.run()
+    sys.exit(ending.code)
+
+
+def _list(client: Client, schedules: Sequence[Schedule], as_json: bool) -> None:
+    now = client.clock()
+    paused = queue_state.paused(client, [schedule.name for schedule in schedules])
+    rows: list[dict[str, Any]] = []
+    for schedule in schedules:
+        last = queue_state.last_tick(client, schedule, now)
+        rows.append(
+            {
+                "name": schedule.name,
+                "when": schedule.when,
+                "service": schedule.service,
+                "missed": schedule.missed,
+                "paused": schedule.name in paused,
+                "next": in_utc(schedule.ticks.after(now)),
+                "last": last and {"tick": in_utc(last.tick), "uuid": last.uuid, "state": last.state},
+            }
+        )
+    if as_json:
+        print_json(rows)
+        return
+    lines = [
+        (
+            row["name"],
+            row["when"],
+            "paused" if row["paused"] else row["next"],
+            *(row["last"].values() if row["last"] else ("–", "–", "–")),
+        )
+        for row in rows
+    ]
+    print_table(("NAME", "WHEN", "NEXT", "LAST", "UUID", "STATE"), lines)
+
+
+def _run_now(schedules: Sequence[Schedule], name: str, as_json: bool, reach: Reach) -> None:
+    named = [schedule for schedule in schedules if schedule.name == name]
+    if not named:
+        raise click.UsageError(f"no schedule is called {name}; there are {', '.join(one.name for one in schedules)}")
+    with connect(reach) as client:
+        uuid = queue_state.submit_now(client, named[0])
+    if as_json:
+        print_json({"uuid": uuid})
+    else:
+        click.echo(uuid)
+
+
+def _set_paused(verb: str, names: Words, as_json: bool, reach: Reach) -> None:
+    if not names:
+        raise click.UsageError(f"write titanic cron {verb} NAME")
+    for name in names:
+        check_name(name)
+    with connect(reach) as client:
+        for name in names:
+            if verb == "pause":
+                queue_state.pause(client, name)
+                text = "paused"
+            else:
+                text = "resumed" if queue_state.resume(client, name) else "was not paused"
+            if not as_json:
+                click.echo(f"{name}: {text}")
+    if as_json:
+        print_json({"names": names})
