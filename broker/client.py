@@ -17,7 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +26,7 @@ from broker.config import DEFAULT_ENDPOINT, ClientConfig
 from broker.core.client import ClientSession, EventKind, ReplyEvent
 from broker.core.endpoints import named
 from broker.core.mdp import Frames, read_error, service_fault
-from broker.core.timers import Backoff
+from broker.core.timers import Backoff, earliest
 from broker.errors import EndpointError, KeyRefused, RemoteError, TimedOut, UsageError
 from broker.io.curve import PROBE_AFTER, Curve, Key, KeyProbe, credentials
 from broker.io.dealer import Dealer
@@ -47,20 +46,6 @@ ROUND_MOST = 1.0
 """Seconds until several servers of which none is there are tried again: the first pause, and the longest."""
 
 SHARED = "another thread is using this client; give each thread one of its own, they are cheap"
-
-
-class _Turn:
-    """While one thread uses a client, no other may: a connection cannot be shared."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise UsageError(SHARED)
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 class Conversation:
@@ -91,7 +76,8 @@ class Conversation:
         """When it was last checked whether a broker can be reached, the reason if not, and what is known of the key."""
         self._probe: KeyProbe | None = None
         """Looks whether the key is refused, while nothing has come."""
-        self._turn = _Turn()
+        self._turn = threading.Lock()
+        """While one thread uses a client, no other may: a connection cannot be shared."""
         self._asker = 0
         """The thread that asked last."""
 
@@ -102,15 +88,17 @@ class Conversation:
         UsageError.
         """
         self._closed = True
-        with suppress(UsageError), self._turn:
-            self._end_probe()
-            self._dealer.close()
+        if self._turn.acquire(blocking=False):
+            try:
+                self._end_probe()
+                self._dealer.close()
+            finally:
+                self._turn.release()
 
-    def _check_open(self) -> None:
-        """Raise when somebody has closed it."""
-        if self._closed:
-            self.close()  # whoever did it while another thread had its turn could not
-            raise UsageError("the client is closed")
+    def _raise_closed(self) -> None:
+        """Somebody has closed it."""
+        self.close()  # whoever did it while another thread had its turn could not
+        raise UsageError("the client is closed")
 
     @property
     def sent_again(self) -> int:
@@ -130,8 +118,11 @@ class Conversation:
         self, service: bytes, bodies: Sequence[Frames], timeout: float | None, retries: int | None
     ) -> list[int]:
         """Send a request for each body; their tickets. More than one only of a correlated session."""
-        self._check_open()
-        with self._turn:
+        if self._closed:
+            self._raise_closed()
+        if not self._turn.acquire(blocking=False):
+            raise UsageError(SHARED)
+        try:
             if len(self._session) and not self._session.correlated:
                 if self._asker != threading.get_ident():
                     raise UsageError(SHARED)
@@ -146,6 +137,8 @@ class Conversation:
                     session.cancel(ticket)
                 raise
             return tickets
+        finally:
+            self._turn.release()
 
     def _body_of(self, event: ReplyEvent) -> Frames:
         """The body of an event; raises for what is not a reply."""
@@ -174,13 +167,6 @@ class Conversation:
         advice = "is a broker there?" if reason else "is a broker there, and does the service have a worker?"
         return TimedOut("; ".join(filter(None, (f"no answer from {self.endpoint}", reason, refusals, advice))), reason)
 
-    def _begin_probe(self, now: float, deadlines: list[float]) -> None:
-        """Nothing has come by this connection yet: the key may be refused. ZeroMQ does not tell."""
-        if self._probe is None:
-            self._probe = self._dealer.key_probe(now + PROBE_AFTER)
-        if self._probe.due is not None:
-            deadlines.append(self._probe.due)
-
     def _look_at_probe(self, probe: KeyProbe, now: float) -> None:
         """Raise KeyRefused when it is certain."""
         if self._dealer.inflow is not None:
@@ -206,25 +192,34 @@ class Conversation:
 
     def _pump(self, until: float | None) -> bool:
         """Move messages until something came or a deadline passed; False when `until` has passed."""
-        self._check_open()
-        with self._turn:
+        if self._closed:
+            self._raise_closed()
+        if not self._turn.acquire(blocking=False):
+            raise UsageError(SHARED)
+        try:
             now = time.monotonic()
-            deadlines = self._deadlines(now)
-            if until is not None:
-                deadlines.append(until)
-            wait = min([LONGEST_POLL, *((when - now) * 1000 + 1 for when in deadlines)])
-            self._dealer.wait(max(0, int(wait)), self._probe.sockets() if self._probe is not None else ())
+            wait = now + LONGEST_POLL / 1000 if until is None else min(until, now + LONGEST_POLL / 1000)
+            if (first := self._deadline(now)) is not None and first < wait:
+                wait = first
+            self._dealer.wait(
+                max(0, int((wait - now) * 1000 + 1)), () if self._probe is None else self._probe.sockets()
+            )
             now = time.monotonic()
             self._move(now)
-        self._check_open()
+        finally:
+            self._turn.release()
+        if self._closed:
+            self._raise_closed()
         return until is None or now < until
 
-    def _deadlines(self, now: float) -> list[float]:
+    def _deadline(self, now: float) -> float | None:
         """When `_move` has something to do, whatever comes."""
-        deadlines = [when for when in (self._session.next_deadline(), self._round_at) if when is not None]
-        if self._dealer.inflow is None:  # nothing has come by this connection yet
-            self._begin_probe(now, deadlines)
-        return deadlines
+        first = self._session.next_deadline()
+        if self._dealer.inflow is None:  # nothing has come by this connection yet: the key may be refused
+            if self._probe is None:  # ZeroMQ does not tell
+                self._probe = self._dealer.key_probe(now + PROBE_AFTER)
+            first = earliest(first, self._probe.due)
+        return first if self._round_at is None else earliest(first, self._round_at)
 
     def _move(self, now: float, most: int = -1) -> None:
         """Take in what has come, `most` messages of it, do what is due, and send. Raises KeyRefused when that is
@@ -308,7 +303,19 @@ class Client(MdpClient):
 
     def call(self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None) -> Frames:
         """The whole reply: the frames of all its parts. Raises TimedOut or RemoteError."""
-        return [frame for part in self.stream(service, *body, timeout=timeout, retries=retries) for frame in part]
+        ticket = self._start(service, body, timeout, retries)
+        frames: Frames = []
+        done = False
+        try:
+            while not done:
+                self._pump(None)
+                for event in self._session.take_events():
+                    done = event.kind is not EventKind.PARTIAL
+                    frames += self._body_of(event)
+        finally:
+            if not done:
+                self._drop(ticket)
+        return frames
 
     def stream(
         self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None
@@ -329,8 +336,12 @@ class Client(MdpClient):
                         yield part
         finally:
             if not done:
-                self._session.cancel(ticket)
-                self._dealer.send(self._session.take_output())
+                self._drop(ticket)
+
+    def _drop(self, ticket: int) -> None:
+        """Read no more of a reply."""
+        self._session.cancel(ticket)
+        self._dealer.send(self._session.take_output())
 
     def present(self, service: Body) -> bool:
         """Whether a worker of the service is registered now (RFC 8, mmi.service)."""

@@ -15,9 +15,9 @@ import pytest
 
 import broker
 import titanic
-from broker import patterns
+from broker import aio, patterns
 
-PUBLIC = {"broker", "broker.patterns"}
+PUBLIC = {"broker": broker, "broker.aio": aio, "broker.patterns": patterns}
 ROOT = Path(__file__).parent.parent
 SHELLS = {"broker/server.py", "broker/client.py", "broker/worker.py"}
 """Beside `broker/io`: what runs a core on its sockets."""
@@ -127,7 +127,11 @@ BOTH_SIDES = ("broker", "titanic.errors", "titanic.protocol", "titanic.util")
 
 @pytest.mark.parametrize(
     ("package", "known"),
-    [("titanic/protocol", BOTH_SIDES), ("titanic/client", (*BOTH_SIDES, "titanic.client", "zmq"))],
+    [
+        ("titanic/protocol", BOTH_SIDES),
+        ("titanic/client", (*BOTH_SIDES, "titanic.client")),
+        ("titanic/aio", (*BOTH_SIDES, "titanic.client", "titanic.aio")),
+    ],
 )
 def test_client_and_protocol_know_nothing_of_the_server(package: str, known: tuple[str, ...]) -> None:
     assert not [
@@ -242,7 +246,7 @@ def test_titanic_uses_the_brokers_public_names(source: str) -> None:
             if module == "broker":
                 used |= {name} if name else set()
             else:
-                assert name in patterns.__all__, f"{source} uses what broker.patterns does not export"
+                assert name in PUBLIC[module].__all__, f"{source} uses what {module} does not export"
     assert used <= set(broker.__all__), f"{source} uses what broker does not export"
 
 
@@ -252,7 +256,7 @@ def names_broker(node: ast.expr) -> bool:
 
 
 def test_all_that_the_broker_exports_is_there() -> None:
-    for package in (broker, patterns):
+    for package in PUBLIC.values():
         assert [name for name in package.__all__ if not hasattr(package, name)] == []
 
 

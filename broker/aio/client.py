@@ -12,10 +12,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from itertools import islice
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from broker.aio.exchange import Exchange
 from broker.client import Body, about_broker, service_name
@@ -25,6 +24,8 @@ from broker.core.mdp import Frames
 from broker.core.recognition import ANSWER
 from broker.errors import RemoteError, TimedOut, UsageError
 from broker.io.curve import Key, credentials
+
+Item = TypeVar("Item")
 
 
 class Client:
@@ -117,7 +118,7 @@ class Client:
     async def map(
         self,
         service: Body,
-        bodies: Iterable[Body | Iterable[Body]],
+        bodies: Iterable[Body | Iterable[Body]] | AsyncIterable[Body | Iterable[Body]],
         *,
         window: int = 1000,
         timeout: float | None = None,
@@ -129,17 +130,20 @@ class Client:
         """
         if window < 1:
             raise UsageError(f"window is {window}; it must be 1 or more")
-        source = iter(bodies)
+        source = aiter(bodies) if isinstance(bodies, AsyncIterable) else _each(bodies)
         order: deque[asyncio.Task[Frames]] = deque()
         try:
-            while True:
-                for body in islice(source, window - len(order)):
+            more = True
+            while more or order:
+                while more and len(order) < window and not (order and order[0].done()):
+                    if (body := await anext(source, None)) is None:
+                        more = False
+                        break
                     frames = [body] if isinstance(body, (bytes, str)) else body
                     order.append(asyncio.create_task(self.call(service, *frames, timeout=timeout, retries=retries)))
-                if not order:
-                    return
-                yield await order[0]
-                order.popleft()
+                if order:
+                    yield await order[0]
+                    order.popleft()
         finally:
             for task in order:
                 task.cancel()
@@ -230,3 +234,8 @@ class Client:
             except RemoteError:
                 pass
             return False
+
+
+async def _each(items: Iterable[Item]) -> AsyncGenerator[Item, None]:
+    for item in items:
+        yield item

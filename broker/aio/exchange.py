@@ -12,6 +12,7 @@ from broker.client import Body, Conversation
 from broker.config import ClientConfig
 from broker.core.client import ClientSession, EventKind, ReplyEvent
 from broker.core.mdp import Frames
+from broker.core.timers import earliest
 from broker.errors import BrokerError, UsageError
 from broker.io.curve import Curve, KeyProbe
 from broker.io.readers import Readers
@@ -165,9 +166,9 @@ class Exchange(Conversation):
     def _arrange(self) -> None:
         """Have `_run` called when it has something to do."""
         now = time.monotonic()
-        deadlines = self._deadlines(now)
+        first = self._deadline(now)
         if self._session.several and len(self._session):  # of a program that stands still nothing comes
-            deadlines.append(now + client.LONGEST_POLL / 1000)
+            first = earliest(first, now + client.LONGEST_POLL / 1000)
         probe = self._probe
         if self._dealer.changed() or probe is not self._watched_probe or (probe is not None and probe.changed()):
             self._watched_probe = probe
@@ -175,8 +176,8 @@ class Exchange(Conversation):
         if not self._due and self._readers.has_input():
             self._due = True
             self._loop.call_soon(self._run)
-        if deadlines:
-            wait = max(0.0, min(deadlines) - now)
+        if first is not None:
+            wait = max(0.0, first - now)
             if self._alarm is None or self._alarm.when() > self._loop.time() + wait:
                 if self._alarm is not None:
                     self._alarm.cancel()

@@ -33,6 +33,8 @@ UNHEARD = 60_000
 """The same for an answer by the program there, which comes behind the message that it is just sending: so no message
 may take longer."""
 
+_POLLIN = int(zmq.POLLIN)
+
 _SCARCE = (EMFILE, ENFILE, ENOMEM)
 """No socket now, perhaps later."""
 
@@ -192,7 +194,11 @@ class Dealer:
 
     def wait(self, milliseconds: int, others: Iterable[Socket] = ()) -> None:
         """Wait until something comes, here or at other sockets."""
-        sockets = [(socket, zmq.POLLIN) for socket in (self.socket, self._monitor, *others) if socket]
+        sockets = [(socket, _POLLIN) for socket in others]
+        if self.socket is not None:
+            sockets.append((self.socket, _POLLIN))
+        if self._monitor is not None:
+            sockets.append((self._monitor, _POLLIN))
         zmq.zmq_poll(sockets, milliseconds)
 
     def sockets(self) -> list[Socket]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.raw_mdp import RawClient, raw_client
 
-from broker import Broker, BrokerConfig, WorkerConfig
+from broker import Broker, BrokerConfig, RemoteError, Worker, WorkerConfig
 from titanic import Client, Server, ServerConfig
 from titanic.store.lmdb.tools import check
 
@@ -90,3 +90,16 @@ def client(server: Server) -> Iterator[Client]:
 def raw(server: Server) -> Iterator[RawClient]:
     with raw_client(server.endpoints[0]) as raw:
         yield raw
+
+
+@pytest.fixture
+def echo(server: Server) -> Iterator[Worker]:
+    """A worker for clients."""
+
+    def work(frames: list[bytes]) -> list[bytes]:
+        if frames[0] == b"fail":
+            raise RemoteError(500, "as you wish")
+        return frames
+
+    with Worker("echo", work, server.endpoints[0], jobs=2, config=QUICK) as worker:
+        yield worker

@@ -30,6 +30,7 @@ from titanic.cli.options import uuid as uuid_type
 from titanic.cli.printing import Bar, json_frames, print_body, print_json, say, until
 from titanic.client.calls import BrokerLimits
 from titanic.client.client import Client
+from titanic.client.wire import BlockingWire
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.submit_options import TRACEPARENT
@@ -332,12 +333,11 @@ def call(service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool,
     if body and from_stdin:
         raise click.UsageError("BODY and --stdin exclude each other")
     tell(reach.endpoint, TRIES * reach.timeout)
-    settings: dict[str, Any] = {"version": reach.mdp, "key": reach.curve}
-    with broker.Client(reach.endpoint, timeout=reach.timeout, retries=TRIES - 1, **settings) as client:
+    with contextlib.closing(BlockingWire(reach.endpoint, reach.timeout, TRIES - 1, reach.mdp, reach.curve)) as wire:
         frames = _stdin() if from_stdin else body or (b"",)
-        BrokerLimits(client).check(frames)
+        broker.finish(BrokerLimits(wire).check(frames))
         try:
-            result = client.call(service, *frames)
+            result = broker.finish(wire.call(service, frames, None, None))
         except broker.RemoteError as error:
             if as_json:
                 print_json({"body": json_frames(error.detail), "error": str(error)})

@@ -7,16 +7,16 @@ A submission has idempotency keys of its own when the caller gives none, so that
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing, suppress
 from itertools import islice
 from typing import Any, TypeVar
 
-from broker import Pipeline
-from titanic.client.calls import LEAST_LOOK, Body, Calls, frame_size
+from titanic.client.calls import LEAST_LOOK, Calls, frame_size
+from titanic.client.wire import Body, Lane
 from titanic.errors import InvalidRequest, TimedOut
 from titanic.protocol import tsp
 from titanic.protocol.answers import Ended, check, read_outcomes, read_uuids
@@ -45,7 +45,7 @@ KEY_PREFIX = "~"
 """How generated keys begin."""
 
 
-def submit_many(
+async def submit_many(
     calls: Calls,
     service: Body,
     bodies: Iterable[Body | Sequence[Body]],
@@ -59,68 +59,86 @@ def submit_many(
     counts: deque[int] = deque()
     uuids: list[str] = []
 
-    def messages() -> Iterator[Sequence[Body]]:
+    async def messages() -> AsyncGenerator[Sequence[Body], None]:
         most = min(MOST_BYTES, calls.limits.max_body or MOST_BYTES)  # the broker has been asked by now
         for count, frames in submissions(service, bodies, window, most, keys, generated, options):
             counts.append(count)
             yield frames
 
     sent_again = calls.sent_again
-    for answer in calls.map(calls.pipeline(), tsp.SUBMIT, messages(), _messages(window)):
-        uuids += read_uuids(answer, counts.popleft())
-        if generated is not None:
-            generated.answered(once=calls.sent_again == sent_again)
+    async with aclosing(calls.map(calls.lane(), tsp.SUBMIT, messages(), _messages(window))) as answers:
+        async for answer in answers:
+            uuids += read_uuids(answer, counts.popleft())
+            if generated is not None:
+                generated.answered(once=calls.sent_again == sent_again)
     return uuids
 
 
-def close_many(calls: Calls, uuids: Iterable[str], window: int) -> None:
+async def close_many(calls: Calls, uuids: Iterable[str], window: int) -> None:
     """Close requests."""
-    messages = ([_lines(bundle)] for bundle in bundles(uuids, window))
-    for answer in calls.map(calls.pipeline(), tsp.CLOSE, messages, _messages(window)):
-        check(answer)
+    messages = _lined(bundles(uuids, window))
+    async with aclosing(calls.map(calls.lane(), tsp.CLOSE, messages, _messages(window))) as answers:
+        async for answer in answers:
+            check(answer)
 
 
-def replies(calls: Calls, uuids: Iterable[str], timeout: float | None, window: int) -> Iterator[tuple[str, Ended]]:
-    """Each UUID with the outcome of its request, as they come in. Raises TimedOut after `timeout` seconds."""
-    own = contextlib.nullcontext(calls.pipeline()) if timeout is None else calls.pipeline(timeout)
-    with own as pipeline:
-        yield from _replies(calls, pipeline, list(dict.fromkeys(uuids)), timeout, window)
+async def replies(
+    calls: Calls, uuids: Iterable[str], timeout: float | None, window: int
+) -> AsyncGenerator[list[tuple[str, Ended]], None]:
+    """Each UUID with the outcome of its request, as they come in, some at a time. Raises TimedOut after `timeout`
+    seconds."""
+    with closing(calls.lane(timeout)) as lane:
+        async with aclosing(look_for(calls, lane, dict.fromkeys(uuids), timeout, window)) as rounds:
+            async for found in rounds:
+                yield found
 
 
-def _replies(
-    calls: Calls, pipeline: Pipeline, pending: Sequence[str], timeout: float | None, window: int
-) -> Iterator[tuple[str, Ended]]:
+async def look_for(
+    calls: Calls, lane: Lane, pending: dict[str, None], timeout: float | None, window: int
+) -> AsyncGenerator[list[tuple[str, Ended]], None]:
+    """The outcomes of the requests in `pending`, until there are none left in it. Others may be put in and taken out
+    meanwhile."""
     silence: TimedOut | None = None
     for pause, left in _pauses(timeout):
         began = time.monotonic()
-        still: dict[str, None] = dict.fromkeys(pending)
-        unread: Sequence[str] = pending
+        moved = False
         try:
-            while unread:
-                parts, unread = list(bundles(unread, window)), []
-                answers = calls.map(pipeline, tsp.REPLY, ([_lines(part)] for part in parts), _messages(window))
-                for part, answer in zip(parts, answers, strict=True):
-                    outcomes = read_outcomes(part, answer)
-                    unread += part[len(outcomes) :]
-                    for uuid, outcome in zip(part, outcomes, strict=False):
-                        if outcome is not None:
-                            del still[uuid]
-                            yield uuid, outcome
+            async with aclosing(_look(calls, lane, list(pending), window)) as answers:
+                async for found in answers:
+                    for uuid, _ in found:
+                        pending.pop(uuid, None)
+                    moved = True
+                    yield found
             silence = None
         except TimedOut as error:
             if left is None or left <= LEAST_LOOK:
                 raise
             silence = error
-        if not still:
+        if not pending:
             return
         # Something came: more will come soon. The pause grows only while nothing moves. Looking at many takes
         # its time, and the server's, who has better things to do: no more than a third of it.
-        pending, moved = list(still), len(still) < len(pending)
         pause = max(POLL_FIRST if moved else pause, 2 * (time.monotonic() - began))
-        time.sleep(pause if timeout is None else min(pause, timeout))
+        await calls.wire.sleep(pause if timeout is None else min(pause, timeout))
     if silence is not None:
         raise silence
     raise TimedOut(f"{len(pending)} replies are still pending", f"waited {timeout:g} s", "ask again later")
+
+
+async def _look(
+    calls: Calls, lane: Lane, unread: Sequence[str], window: int
+) -> AsyncGenerator[list[tuple[str, Ended]], None]:
+    """Look once for each of these: those that have ended."""
+    while unread:
+        parts, unread = deque(bundles(unread, window)), []
+        async with aclosing(calls.map(lane, tsp.REPLY, _lined(list(parts)), _messages(window))) as answers:
+            async for answer in answers:
+                part = parts.popleft()
+                outcomes = read_outcomes(part, answer)
+                unread += part[len(outcomes) :]
+                found = [(uuid, one) for uuid, one in zip(part, outcomes, strict=False) if one is not None]
+                if found:
+                    yield found
 
 
 def _pauses(timeout: float | None) -> Iterator[tuple[float, float | None]]:
@@ -145,6 +163,12 @@ def bundles(items: Iterable[Item], window: int) -> Iterator[list[Item]]:
 def _messages(window: int) -> int:
     """How many messages a window of so many requests is."""
     return max(1, window // MOST)
+
+
+async def _lined(parts: Iterable[Sequence[str]]) -> AsyncGenerator[Sequence[Body], None]:
+    """A message for each of these."""
+    for part in parts:
+        yield [_lines(part)]
 
 
 def _lines(uuids: Iterable[str]) -> str:
@@ -233,7 +257,7 @@ class GeneratedKeys:
             which = {"key": keys[0]}
         self._unanswered.append(keys)
         forget: list[str] = []
-        with contextlib.suppress(IndexError):  # there are no more; other threads take some, too
+        with suppress(IndexError):  # there are no more; other threads take some, too
             while len(forget) < MOST_FORGOTTEN:
                 forget.append(self._released.popleft())
         if forget:

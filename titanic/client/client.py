@@ -12,31 +12,18 @@ Any number of threads may share one: each has a connection of its own, which end
 from __future__ import annotations
 
 import builtins
-import json
-import time
-from collections import deque
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, Unpack
 
-from broker import DEFAULT_ENDPOINT, Key, credentials
-from titanic.client import batching
-from titanic.client.batching import POLL_MOST, GeneratedKeys
-from titanic.client.calls import LEAST_LOOK, LONGEST_TRY, Body, Calls
-from titanic.client.threads import CallsOfThreads
-from titanic.errors import InvalidRequest, TimedOut
-from titanic.protocol import tsp
-from titanic.protocol.answers import Ended, RequestInfo, check, read_reply, read_uuids, unknown
-from titanic.protocol.submit_options import MOST_UUIDS, Span, SubmitOptions, encode, seconds
+from broker import DEFAULT_ENDPOINT, Key, credentials, each, finish
+from titanic.client.methods import Methods
+from titanic.client.threads import MethodsOfThreads
+from titanic.client.wire import Body
+from titanic.protocol.answers import Ended, RequestInfo
+from titanic.protocol.submit_options import Span, SubmitOptions, seconds
 from titanic.protocol.tsp import Frames
-from titanic.util import ids
-
-WAIT_MOST = 10.0
-"""Seconds that one question for a reply waits on the server; a longer wait asks again. A server that was killed
-meanwhile is noticed only then."""
-
-KEY_MARGIN = 60.0
-"""Seconds that a generated key counts after the last try."""
 
 
 class Client:
@@ -70,9 +57,9 @@ class Client:
         the server does not take them, Forbidden when the user whose key it is lacks a permission.
         """
         settings = endpoint, seconds("timeout", timeout), retries, version, credentials(key, server_key)
-        self._of_threads = CallsOfThreads(*settings)
-        self._released_keys: deque[str] = deque()
-        self.endpoint = self._calls.endpoint
+        self._threads = MethodsOfThreads(*settings)
+        self._of_thread = threading.local()
+        self.endpoint = self._own.calls.wire.endpoint
 
     def __enter__(self) -> Self:
         return self
@@ -85,12 +72,16 @@ class Client:
 
         Any thread may do so. Others that are waiting for an answer get an InvalidRequest, within a second.
         """
-        self._of_threads.close()
+        self._threads.close()
 
     @property
-    def _calls(self) -> Calls:
-        """Those of the calling thread."""
-        return self._of_threads.own()
+    def _own(self) -> Methods:
+        """What the calling thread has."""
+        try:
+            methods: Methods = self._of_thread.methods
+        except AttributeError:
+            methods = self._of_thread.methods = self._threads.new()
+        return methods
 
     # -- one request -----------------------------------------------------------------------------------------
 
@@ -120,31 +111,14 @@ class Client:
         Raises InvalidRequest, Refused (store full, shutting down) or TimedOut (nobody answered; the request may have
         been stored all the same, and with a `key` can be submitted again without being executed twice).
         """
-        # When the answer is lost, the message is sent again: it must not become two requests.
-        keys = self._generated_keys() if "key" not in options else None
-        return self._submit(1, service, body or (b"",), {**options}, keys)[0]
-
-    def _submit(
-        self, requests: int, service: Body, body: Sequence[Body], options: dict[str, Any], keys: GeneratedKeys | None
-    ) -> list[str]:
-        if keys is not None:
-            options |= keys.options(requests)
-        sent_again = self._calls.sent_again
-        answer = self._calls.ask(tsp.SUBMIT, encode(options), service, *body)
-        uuids = read_uuids(answer, requests)
-        if keys is not None:
-            keys.answered(once=self._calls.sent_again == sent_again)
-        return uuids
-
-    def _generated_keys(self) -> GeneratedKeys:
-        return GeneratedKeys(min(self._calls.patience, LONGEST_TRY) + KEY_MARGIN, self._released_keys)
+        return finish(self._own.submit(service, *body, **options))
 
     def reply(self, uuid: str) -> Frames | None:
         """The reply's frames; None while it is pending. The reply stays until the request is closed.
 
         Raises UnknownRequest (closed, or never accepted) or RequestFailed (it failed for good).
         """
-        return read_reply(uuid, self._calls.ask(tsp.REPLY, ids.plain(uuid)))
+        return finish(self._own.reply(uuid))
 
     def wait(self, uuid: str, timeout: Span | None = None) -> Frames:
         """The reply's frames, as soon as they are there. Raises as `reply`, and TimedOut after `timeout` (seconds, or a
@@ -153,38 +127,11 @@ class Client:
         With a timeout, a server that is away for some of the time is waited for; with math.inf for ever. Without one,
         TimedOut is raised when nobody answers at all.
         """
-        timeout = None if timeout is None else seconds("timeout", timeout)
-        until = None if timeout is None else time.monotonic() + timeout
-        plain = ids.plain(uuid)
-        answered = False
-        while True:
-            left = WAIT_MOST if until is None else max(0.0, until - time.monotonic())
-            began = time.monotonic()
-            if answered:
-                span = min(left, WAIT_MOST)
-                answer = self._calls.ask_once(tsp.WAIT, b"%g" % span, plain, seconds=span)
-            else:  # a short wait tells in any case whether a server is there
-                span = min(left, self._calls.timeout) / 2
-                try:
-                    answer = self._calls.ask(tsp.WAIT, b"%g" % span, plain, within=None if until is None else left)
-                except TimedOut:
-                    if until is None or until - time.monotonic() <= 0 or left <= LEAST_LOOK:
-                        raise
-                    continue  # the server is away; it may come back
-            answered = answer is not None
-            if answer is not None and (frames := read_reply(uuid, answer)) is not None:
-                return frames
-            now = time.monotonic()
-            if until is not None and now >= until:
-                break
-            if answered and now - began < span / 2:
-                time.sleep(min(left, POLL_MOST))  # it sends us away: others want to wait, or it is shutting down
-        raise TimedOut(f"no reply to {uuid} yet", f"waited {timeout:g} s", "ask again later: the request lives on")
+        return finish(self._own.wait(uuid, timeout))
 
     def close(self, *uuids: str) -> None:
         """Delete requests and their replies. What is not dispatched yet is cancelled; unknown UUIDs are no error."""
-        for uuid in uuids:
-            check(self._calls.ask(tsp.CLOSE, ids.plain(uuid)))
+        finish(self._own.close(*uuids))
 
     # -- many ------------------------------------------------------------------------------------------------
 
@@ -202,13 +149,7 @@ class Client:
         `keys` has one for each body; without them, `unique` as in `submit_many`. The other options, those of `submit`,
         are for all. Raises as `submit`.
         """
-        if not bodies:
-            return []
-        more: dict[str, Any] = {"many": True}
-        if keys is not None:
-            more["keys"] = [*keys]
-        generated = self._generated_keys() if unique and keys is None and "key" not in options else None
-        return self._submit(len(bodies), service, bodies, {**options, **more}, generated)
+        return finish(self._own.submit_batch(service, bodies, keys=keys, unique=unique, **options))
 
     def submit_many(
         self,
@@ -232,12 +173,8 @@ class Client:
         Raises as `submit`. Those that were accepted before the error stay accepted: to know which, submit in
         smaller parts.
         """
-        if "key" in options:
-            raise InvalidRequest("a key stands for one message, these may be many", "", "give keys, one for each body")
-        generated = self._generated_keys() if unique and keys is None else None
-        return batching.submit_many(
-            self._calls, service, bodies, window=window, keys=keys, generated=generated, options={**options}
-        )
+        many = self._own.submit_many(service, bodies, window=window, keys=keys, unique=unique, **options)
+        return finish(many)
 
     def replies(
         self, uuids: Iterable[str], timeout: Span | None = None, *, window: int = 1000
@@ -246,20 +183,16 @@ class Client:
 
         Raises TimedOut after `timeout` (as for `wait`) when some are still pending.
         """
-        timeout = None if timeout is None else seconds("timeout", timeout)
-        yield from batching.replies(self._calls, uuids, timeout, window)
+        for some in each(self._own.some_replies(uuids, timeout, window)):
+            yield from some
 
     def close_many(self, uuids: Iterable[str], *, window: int = 1000) -> None:
         """Close any number of requests, with `window` on their way at once."""
-        batching.close_many(self._calls, uuids, window)
+        finish(self._own.close_many(uuids, window=window))
 
     def retry(self, *uuids: str) -> int:
         """Requeue requests that failed or expired; returns how many. Requests in other states stay as they are."""
-        plain = [ids.plain(uuid) for uuid in uuids]
-        return sum(
-            self._administer({"do": "retry", "uuids": plain[at : at + MOST_UUIDS]})
-            for at in range(0, len(plain), MOST_UUIDS)
-        )
+        return finish(self._own.retry(*uuids))
 
     def retry_all(
         self, *, service: str | None = None, older_than: Span | None = None, tell: Callable[[int], object] | None = None
@@ -269,7 +202,7 @@ class Client:
 
         `tell` is called now and then with how many there were so far. Returns how many there were.
         """
-        return self._administer({"do": "retry", "service": service, "older_than": older_than}, tell)
+        return finish(self._own.retry_all(service=service, older_than=older_than, tell=tell))
 
     def purge(
         self,
@@ -284,7 +217,7 @@ class Client:
 
         `tell` is called now and then with how many there were so far. Returns how many there were.
         """
-        return self._administer({"do": "purge", "state": state, "service": service, "older_than": older_than}, tell)
+        return finish(self._own.purge(state, service=service, older_than=older_than, tell=tell))
 
     def archive(
         self,
@@ -304,63 +237,39 @@ class Client:
         meant. `archive` and `name`: the archive's own id and place; nobody else may register or acknowledge until it is
         unregistered. Raises InvalidRequest when that is impossible.
         """
-        said = {
-            "register": register,
-            "upto": upto,
-            "uuid": uuid and ids.plain(uuid),
-            "store": store,
-            "archive": archive,
-            "name": name,
-        }
-        options = {"do": "archive", **{name: value for name, value in said.items() if value is not None}}
-        return self._document(tsp.ADMIN, options)
+        return finish(
+            self._own.archive(register=register, upto=upto, uuid=uuid, store=store, archive=archive, name=name)
+        )
 
     # -- looking around --------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
         """What is stored, what waits for each service, what is running, what was done since the start."""
-        return self._document(tsp.STATS, {})
+        return finish(self._own.stats())
 
     def nodes(self) -> builtins.list[dict[str, Any]] | None:
         """The nodes that share the store, as `titanic nodes --json` prints them; None: it has its store to itself."""
-        return self._document(tsp.STATS, {"nodes": True}).get("nodes")
+        return finish(self._own.nodes())
 
     def drain(self, node: str | None = None) -> dict[str, Any]:
         """Have a node end when it has nothing left to do, the one that is asked or another; what `nodes` says of it. A
         client of several endpoints has to name it."""
-        if node is None and self._calls.several:
-            what, fact = "no node is named", "of several endpoints it is left to chance which one is asked"
-            raise InvalidRequest(what, fact, "name the one to drain: `nodes` tells")
-        options = {"do": "drain"} if node is None else {"do": "drain", "node": node}
-        row: dict[str, Any] = self._document(tsp.ADMIN, options)["nodes"][0]
-        return row
+        return finish(self._own.drain(node))
 
     def list(
         self, *, service: str | None = None, state: str | None = None, after: str | None = None, limit: int = 100
     ) -> tuple[list[RequestInfo], str | None]:
         """A page of what is stored, oldest first, and what to pass as `after` for the next (None: that was all)."""
-        options = {"service": service, "state": state, "after": after and ids.plain(after), "limit": limit}
-        document = self._document(tsp.LIST, options)
-        return document["requests"], document["next"]
+        return finish(self._own.list(service=service, state=state, after=after, limit=limit))
 
     def show(self, uuid: str) -> RequestInfo:
         """All that is known of one request. Raises UnknownRequest."""
-        document = self._document(tsp.LIST, {"uuid": ids.plain(uuid)})
-        if not document["requests"]:
-            raise unknown(uuid)
-        row: RequestInfo = document["requests"][0]
-        return row
+        return finish(self._own.show(uuid))
 
     def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
         """The requests that were submitted with these keys: the UUID of each key that is remembered, and the state of
         each of these UUIDs whose request is not closed."""
-        uuids: dict[str, str] = {}
-        states: dict[str, str] = {}
-        for at in range(0, len(keys), MOST_UUIDS):
-            document = self._document(tsp.LIST, {"keys": [*keys[at : at + MOST_UUIDS]]})
-            uuids.update(document["uuids"])
-            states.update((row["uuid"], row["state"]) for row in document["requests"])
-        return uuids, states
+        return finish(self._own.find(keys))
 
     def clock(self) -> float:
         """The time by the server's clock, by which delays and keys count, in seconds since 1970. Servers that share a
@@ -370,22 +279,4 @@ class Client:
 
     def call(self, service: Body, *body: Body) -> Frames:
         """Send a plain MDP request; nothing is stored. Raises broker.RemoteError, InvalidRequest or TimedOut."""
-        return self._calls.plain(service, *body)
-
-    # -- inside ----------------------------------------------------------------------------------------------
-
-    def _administer(self, options: dict[str, Any], tell: Callable[[int], object] | None = None) -> int:
-        """Retry or purge all requests that the options select, a part at a time; how many there were."""
-        done = 0
-        while True:
-            document = self._document(tsp.ADMIN, options)
-            done += int(document["done"])
-            if tell is not None:
-                tell(done)
-            if document["next"] is None:
-                return done
-            options["after"] = document["next"]
-
-    def _document(self, service: bytes, options: dict[str, Any]) -> dict[str, Any]:
-        document: dict[str, Any] = json.loads(check(self._calls.ask(service, encode(options)))[0])
-        return document
+        return finish(self._own.call(service, *body))

@@ -7,45 +7,43 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Sequence
 
-from broker import Curve
+from broker import Curve, named
 from titanic.client.calls import Calls
+from titanic.client.methods import Methods
+from titanic.client.wire import BlockingWire
 
 
-class CallsOfThreads:
-    """The `Calls` of each thread that asks for them."""
+class MethodsOfThreads:
+    """The methods for each thread that asks for them, on a wire of its own."""
 
     def __init__(
         self, endpoint: str | Sequence[str], timeout: float, retries: int, version: str, curve: Curve | None
     ) -> None:
         self._settings = endpoint, timeout, retries, version, curve
-        self._local = threading.local()
-        self._all: weakref.WeakSet[Calls] = weakref.WeakSet()
+        self._tries = timeout, retries
+        self._several = len(named(endpoint)) > 1
+        self._released_keys: deque[str] = deque()
+        self._wires: weakref.WeakSet[BlockingWire] = weakref.WeakSet()
         """Those of threads that have not ended: a thread that ends drops its own."""
         self._guard = threading.Lock()
         self._closed = False
-
-    def own(self) -> Calls:
-        """Those of the calling thread."""
-        try:
-            calls: Calls = self._local.calls
-        except AttributeError:
-            calls = self._local.calls = self._new()
-        return calls
 
     def close(self) -> None:
         """Close all connections. Any thread may ask."""
         with self._guard:
             self._closed = True
-            every = list(self._all)
-        for calls in every:
-            calls.close()
+            wires = list(self._wires)
+        for wire in wires:
+            wire.close()
 
-    def _new(self) -> Calls:
-        calls = Calls(*self._settings)
+    def new(self) -> Methods:
+        """For a thread that has none yet. It drops them when it ends."""
+        wire = BlockingWire(*self._settings)
         with self._guard:
-            self._all.add(calls)
+            self._wires.add(wire)
             if self._closed:
-                calls.close()  # whoever uses it hears that it is closed
-        return calls
+                wire.close()  # whoever uses it hears that it is closed
+        return Methods(Calls(wire, *self._tries), self._released_keys, several=self._several)

@@ -19,7 +19,7 @@ from support.raw_mdp import raw_worker
 from support.serving import QUICK, config, serving
 from support.waiting import until
 
-from broker import Broker, BrokerConfig, RemoteError, Worker
+from broker import Broker, BrokerConfig, RemoteError, Worker, finish
 from titanic import Client, InvalidRequest, Refused, Server, TimedOut, UnknownRequest
 from titanic.errors import CallerError
 from titanic.protocol import tsp
@@ -68,7 +68,7 @@ def test_a_body_of_all_that_the_broker_takes(tmp_path: Path) -> None:
             lambda body: client.submit_batch("echo", [body]),
             lambda body: client.submit_many("echo", [b"x", body, b"y"]),
             lambda body: client.submit_many("echo", [[body[:10], body[10:]]]),
-            lambda body: check(client._calls.ask(tsp.REQUEST, "echo", body)),
+            lambda body: check(finish(client._own.calls.ask(tsp.REQUEST, "echo", body))),
         ]
         for send in ways:
             assert send(bytes(most))
@@ -222,7 +222,7 @@ def test_threads_share_a_client(server: Server, client: Client, echo: Worker) ->
         one.join(60)
     assert sorted(lived) == list(range(8))
     assert not ended.is_set(), "who waits is not disturbed"
-    assert len(client._of_threads._all) == 2, "connections of threads that have ended are closed"
+    assert len(client._threads._wires) == 2, "connections of threads that have ended are closed"
     client.close(uuid)
     thread.join(30)
     assert ended.is_set()

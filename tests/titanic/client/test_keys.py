@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -34,14 +36,18 @@ def test_every_way_to_ask_says_that_the_key_is_refused(tmp_path: Path, monkeypat
             assert time.monotonic() - began < 2
 
 
+async def message(*body: bytes) -> AsyncGenerator[Sequence[bytes], None]:
+    yield body
+
+
 def test_all_its_connections_have_the_keys() -> None:
     """Of a message that is echoed nothing makes sense, but it arrives."""
     curve = new_curve()
     with keyed_router([curve.public]) as endpoint, Client(endpoint, key=curve) as client:
         assert client.call("echo", b"hello") == [b"hello"]
-        with client._calls.pipeline(5.0) as pipeline:
-            assert list(pipeline.map("echo", [b"1"])) == [[b"1"]]
-        assert list(client._calls.pipeline().map(tsp.STATS, [b"1"])) == [[b"1"]]
+        for within in (5.0, None):
+            with closing(client._own.calls.lane(within)) as lane:
+                assert list(broker.each(lane.map(tsp.STATS, message(b"1"), 1))) == [[b"1"]]
 
 
 def test_a_key_alone_is_refused_before_anything_is_sent(tmp_path: Path) -> None:

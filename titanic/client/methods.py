@@ -1,0 +1,285 @@
+"""What a client does, written once, as procedures (`broker.procedures`): `titanic.Client` runs them on a wire that
+blocks, and `titanic.aio.Client` awaits them. What each takes, returns and raises stands at `titanic.Client`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from typing import Any, Unpack
+
+from titanic.client import batching
+from titanic.client.batching import POLL_MOST, GeneratedKeys
+from titanic.client.calls import LEAST_LOOK, LONGEST_TRY, Calls
+from titanic.client.wire import Body
+from titanic.errors import InvalidRequest, TimedOut
+from titanic.protocol import tsp
+from titanic.protocol.answers import Ended, RequestInfo, check, read_reply, read_uuids, unknown
+from titanic.protocol.submit_options import MOST_UUIDS, Span, SubmitOptions, encode, seconds
+from titanic.protocol.tsp import Frames
+from titanic.util import ids
+
+WAIT_MOST = 10.0
+"""Seconds that one question for a reply waits on the server; a longer wait asks again. A server that was killed
+meanwhile is noticed only then."""
+
+KEY_MARGIN = 60.0
+"""Seconds that a generated key counts after the last try."""
+
+
+class Methods:
+    """The methods of a client."""
+
+    def __init__(self, calls: Calls, released_keys: deque[str], *, several: bool) -> None:
+        """`several`: whether there are several endpoints. `released_keys`: see `GeneratedKeys`."""
+        self.calls = calls
+        self._released_keys = released_keys
+        self._several = several
+
+    # -- one request -----------------------------------------------------------------------------------------
+
+    async def submit(self, service: Body, *body: Body, **options: Unpack[SubmitOptions]) -> str:
+        """Have a request executed; its UUID comes back once it is on disk."""
+        # When the answer is lost, the message is sent again: it must not become two requests.
+        keys = self._generated_keys() if "key" not in options else None
+        return (await self._submit(1, service, body or (b"",), {**options}, keys))[0]
+
+    async def _submit(
+        self, requests: int, service: Body, body: Sequence[Body], options: dict[str, Any], keys: GeneratedKeys | None
+    ) -> list[str]:
+        if keys is not None:
+            options |= keys.options(requests)
+        sent_again = self.calls.sent_again
+        answer = await self.calls.ask(tsp.SUBMIT, encode(options), service, *body)
+        uuids = read_uuids(answer, requests)
+        if keys is not None:
+            keys.answered(once=self.calls.sent_again == sent_again)
+        return uuids
+
+    def _generated_keys(self) -> GeneratedKeys:
+        return GeneratedKeys(min(self.calls.patience, LONGEST_TRY) + KEY_MARGIN, self._released_keys)
+
+    async def reply(self, uuid: str) -> Frames | None:
+        """The reply's frames; None while it is pending."""
+        return read_reply(uuid, await self.calls.ask(tsp.REPLY, ids.plain(uuid)))
+
+    async def wait(self, uuid: str, timeout: Span | None = None) -> Frames:
+        """The reply's frames, as soon as they are there."""
+        timeout = None if timeout is None else seconds("timeout", timeout)
+        until = None if timeout is None else time.monotonic() + timeout
+        plain = ids.plain(uuid)
+        answered = False
+        while True:
+            most = self._wait_most()
+            left = most if until is None else max(0.0, until - time.monotonic())
+            began = time.monotonic()
+            if answered:
+                span = min(left, most)
+                answer = await self.calls.ask_once(tsp.WAIT, b"%g" % span, plain, seconds=span)
+            else:  # a short wait tells in any case whether a server is there
+                span = min(left, self.calls.timeout) / 2
+                try:
+                    within = None if until is None else left
+                    answer = await self.calls.ask(tsp.WAIT, b"%g" % span, plain, within=within)
+                except TimedOut:
+                    if until is None or until - time.monotonic() <= 0 or left <= LEAST_LOOK:
+                        raise
+                    continue  # the server is away; it may come back
+            answered = answer is not None
+            if answer is not None and (frames := read_reply(uuid, answer)) is not None:
+                return frames
+            now = time.monotonic()
+            if until is not None and now >= until:
+                break
+            if answered and now - began < span / 2:
+                # It sends us away: others want to wait, or it is shutting down.
+                ended = await self._sent_away(plain, left)
+                if isinstance(ended, Exception):
+                    raise ended
+                if ended is not None:
+                    return ended
+        raise TimedOut(f"no reply to {uuid} yet", f"waited {timeout:g} s", "ask again later: the request lives on")
+
+    def _wait_most(self) -> float:
+        """Seconds that one question for a reply waits on the server."""
+        return WAIT_MOST
+
+    async def _sent_away(self, uuid: str, left: float) -> Ended | None:
+        """The server does not let us wait: what has become of the request meanwhile, if that is known. Takes `left`
+        seconds at most."""
+        await self.calls.wire.sleep(min(left, POLL_MOST))
+        return None
+
+    async def close(self, *uuids: str) -> None:
+        """Delete requests and their replies. What is not dispatched yet is cancelled; unknown UUIDs are no error."""
+        for uuid in uuids:
+            check(await self.calls.ask(tsp.CLOSE, ids.plain(uuid)))
+
+    # -- many ------------------------------------------------------------------------------------------------
+
+    async def submit_batch(
+        self,
+        service: Body,
+        bodies: Sequence[Body],
+        *,
+        keys: Sequence[str] | None = None,
+        unique: bool = True,
+        **options: Unpack[SubmitOptions],
+    ) -> list[str]:
+        """Submit one request per body in a single message; all are accepted, or none. The UUIDs in their order."""
+        if not bodies:
+            return []
+        more: dict[str, Any] = {"many": True}
+        if keys is not None:
+            more["keys"] = [*keys]
+        generated = self._generated_keys() if unique and keys is None and "key" not in options else None
+        return await self._submit(len(bodies), service, bodies, {**options, **more}, generated)
+
+    async def submit_many(
+        self,
+        service: Body,
+        bodies: Iterable[Body | Sequence[Body]],
+        *,
+        window: int = 1000,
+        keys: Iterable[str] | None = None,
+        unique: bool = True,
+        **options: Unpack[SubmitOptions],
+    ) -> list[str]:
+        """Submit one request per body, with `window` on their way at once; the UUIDs in the bodies' order."""
+        if "key" in options:
+            raise InvalidRequest("a key stands for one message, these may be many", "", "give keys, one for each body")
+        generated = self._generated_keys() if unique and keys is None else None
+        return await batching.submit_many(
+            self.calls, service, bodies, window=window, keys=keys, generated=generated, options={**options}
+        )
+
+    def some_replies(
+        self, uuids: Iterable[str], timeout: Span | None, window: int
+    ) -> AsyncGenerator[builtins.list[tuple[str, Ended]], None]:
+        """What `replies` yields, some at a time."""
+        timeout = None if timeout is None else seconds("timeout", timeout)
+        return batching.replies(self.calls, uuids, timeout, window)
+
+    async def close_many(self, uuids: Iterable[str], *, window: int = 1000) -> None:
+        """Close any number of requests, with `window` on their way at once."""
+        await batching.close_many(self.calls, uuids, window)
+
+    async def retry(self, *uuids: str) -> int:
+        """Requeue requests that failed or expired; returns how many. Requests in other states stay as they are."""
+        plain = [ids.plain(uuid) for uuid in uuids]
+        done = 0
+        for at in range(0, len(plain), MOST_UUIDS):
+            done += await self._administer({"do": "retry", "uuids": plain[at : at + MOST_UUIDS]})
+        return done
+
+    async def retry_all(
+        self, *, service: str | None = None, older_than: Span | None = None, tell: Callable[[int], object] | None = None
+    ) -> int:
+        """Requeue all failed and expired requests, of one service if given, that ended more than `older_than` seconds
+        ago."""
+        return await self._administer({"do": "retry", "service": service, "older_than": older_than}, tell)
+
+    async def purge(
+        self,
+        state: str,
+        *,
+        service: str | None = None,
+        older_than: Span | None = None,
+        tell: Callable[[int], object] | None = None,
+    ) -> int:
+        """Close all requests in a state, of one service if given, that ended more than `older_than` seconds ago."""
+        options = {"do": "purge", "state": state, "service": service, "older_than": older_than}
+        return await self._administer(options, tell)
+
+    async def archive(
+        self,
+        *,
+        register: bool | None = None,
+        upto: int | None = None,
+        uuid: str | None = None,
+        store: str | None = None,
+        archive: str | None = None,
+        name: str | None = None,
+    ) -> dict[str, Any]:
+        """Register the archive of closed requests, or acknowledge what it has; returns how far it is."""
+        said = {
+            "register": register,
+            "upto": upto,
+            "uuid": uuid and ids.plain(uuid),
+            "store": store,
+            "archive": archive,
+            "name": name,
+        }
+        options = {"do": "archive", **{name: value for name, value in said.items() if value is not None}}
+        return await self._document(tsp.ADMIN, options)
+
+    # -- looking around --------------------------------------------------------------------------------------
+
+    async def stats(self) -> dict[str, Any]:
+        """What is stored, what waits for each service, what is running, what was done since the start."""
+        return await self._document(tsp.STATS, {})
+
+    async def nodes(self) -> builtins.list[dict[str, Any]] | None:
+        """The nodes that share the store, as `titanic nodes --json` prints them; None: it has its store to itself."""
+        return (await self._document(tsp.STATS, {"nodes": True})).get("nodes")
+
+    async def drain(self, node: str | None = None) -> dict[str, Any]:
+        """Have a node end when it has nothing left to do, the one that is asked or another; what `nodes` says of it."""
+        if node is None and self._several:
+            what, fact = "no node is named", "of several endpoints it is left to chance which one is asked"
+            raise InvalidRequest(what, fact, "name the one to drain: `nodes` tells")
+        options = {"do": "drain"} if node is None else {"do": "drain", "node": node}
+        row: dict[str, Any] = (await self._document(tsp.ADMIN, options))["nodes"][0]
+        return row
+
+    async def list(
+        self, *, service: str | None = None, state: str | None = None, after: str | None = None, limit: int = 100
+    ) -> tuple[list[RequestInfo], str | None]:
+        """A page of what is stored, oldest first, and what to pass as `after` for the next (None: that was all)."""
+        options = {"service": service, "state": state, "after": after and ids.plain(after), "limit": limit}
+        document = await self._document(tsp.LIST, options)
+        return document["requests"], document["next"]
+
+    async def show(self, uuid: str) -> RequestInfo:
+        """All that is known of one request. Raises UnknownRequest."""
+        document = await self._document(tsp.LIST, {"uuid": ids.plain(uuid)})
+        if not document["requests"]:
+            raise unknown(uuid)
+        row: RequestInfo = document["requests"][0]
+        return row
+
+    async def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """The requests that were submitted with these keys: the UUID of each key that is remembered, and the state of
+        each of these UUIDs whose request is not closed."""
+        uuids: dict[str, str] = {}
+        states: dict[str, str] = {}
+        for at in range(0, len(keys), MOST_UUIDS):
+            document = await self._document(tsp.LIST, {"keys": [*keys[at : at + MOST_UUIDS]]})
+            uuids.update(document["uuids"])
+            states.update((row["uuid"], row["state"]) for row in document["requests"])
+        return uuids, states
+
+    async def call(self, service: Body, *body: Body) -> Frames:
+        """Send a plain MDP request; nothing is stored. Raises broker.RemoteError, InvalidRequest or TimedOut."""
+        return await self.calls.plain(service, *body)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    async def _administer(self, options: dict[str, Any], tell: Callable[[int], object] | None = None) -> int:
+        """Retry or purge all requests that the options select, a part at a time; how many there were."""
+        done = 0
+        while True:
+            document = await self._document(tsp.ADMIN, options)
+            done += int(document["done"])
+            if tell is not None:
+                tell(done)
+            if document["next"] is None:
+                return done
+            options["after"] = document["next"]
+
+    async def _document(self, service: bytes, options: dict[str, Any]) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(check(await self.calls.ask(service, encode(options)))[0])
+        return document
