@@ -274,8 +274,7 @@ class Client:
     def clock(self) -> float:
         """The time by the server's clock, by which delays and keys count, in seconds since 1970. Servers that share a
         database go by its clock."""
-        now: int = self._document(tsp.LIST, {"now": True, "limit": 1, "keys": []})["now"]
-        return now / 1e6
+        return finish(self._own.clock())
 
     def call(self, service: Body, *body: Body) -> Frames:
         """Send a plain MDP request; nothing is stored. Raises broker.RemoteError, InvalidRequest or TimedOut."""

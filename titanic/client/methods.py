@@ -262,6 +262,11 @@ class Methods:
             states.update((row["uuid"], row["state"]) for row in document["requests"])
         return uuids, states
 
+    async def clock(self) -> float:
+        """The time by the server's clock, in seconds since 1970."""
+        now: int = (await self._document(tsp.LIST, {"now": True, "limit": 1, "keys": []}))["now"]
+        return now / 1e6
+
     async def call(self, service: Body, *body: Body) -> Frames:
         """Send a plain MDP request; nothing is stored. Raises broker.RemoteError, InvalidRequest or TimedOut."""
         return await self.calls.plain(service, *body)
