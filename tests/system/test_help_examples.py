@@ -49,6 +49,8 @@ SCHEDULES = """printf '[nightly]\\nservice = "backup"\\ncron = "30 2 * * *"\\n' 
 
 ACCESS = """printf '[users.shop]\\nsubmit = ["mail.*"]\\nread = "own"\\n' >/etc/titanic/access.toml"""
 
+SHOP = r"printf 'from titanic.tasks import Tasks\napp = Tasks()\n@app.task\ndef a() -> None: ...\n' >shop.py"
+
 QUEUE = [
     *(SERVE, UPPER, "titanic work resize -- tr a-z A-Z &", LINES, "printf 'a picture' >big.png"),
     *("=submit", """test "$(cat small.png)" = 'A PICTURE'""", "=call"),
@@ -66,6 +68,7 @@ SCRIPTS = {
     ],
     "broker": ["titanic keys server", "touch access.toml", "=broker"],
     "work": [BROKER, "=work"],
+    "worker": [BROKER, SHOP, "=worker"],
     "cron": [SERVE, SCHEDULES, "=cron"],
     "store": [
         *("mkdir -p /var/lib /backup", "titanic serve --store /var/lib/titanic"),

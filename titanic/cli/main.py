@@ -33,6 +33,7 @@ COMMANDS = {
     "close": ("submit_reply", "Delete requests and their replies."),
     "call": ("submit_reply", "Send a plain request; nothing is stored."),
     "work": ("work", "Serve a service with any command."),
+    "worker": ("worker", "Execute the tasks of a Python program."),
     "cron": ("cron", "Submit requests by schedules."),
     "status": ("status", "Show stored and waiting requests, and the workers."),
     "nodes": ("nodes", "List the servers that share the store."),
@@ -55,7 +56,7 @@ COMMANDS = {
 }
 """Each command's module, and its line in the help. The function is called like the command."""
 
-MEANT = {"list": "ls", "fetch": "reply", "get": "reply", "delete": "close", "rm": "close", "worker": "work"}
+MEANT = {"list": "ls", "fetch": "reply", "get": "reply", "delete": "close", "rm": "close"}
 """Names that people try for commands that have another name."""
 
 

@@ -46,8 +46,9 @@ _begun = {"format": "text"}
 """There is one log in a process, as with `logging` itself."""
 
 
-def begin(level: str, format: str) -> None:
-    """Start the log, with a level and one of FORMATS."""
+def begin(level: str, format: str, *, process: str = "") -> None:
+    """Start the log, with a level and one of FORMATS. `process`: which of several that share a log this is; the journal
+    knows them by their ids."""
     chosen = _begun["format"] = ("journal" if _stderr_is_journal() else "text") if format == "auto" else format
     handler: logging.Handler
     if chosen == "journal":
@@ -55,7 +56,8 @@ def begin(level: str, format: str) -> None:
         handler.setFormatter(logging.Formatter("%(message)s"))
     else:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(Json() if chosen == "json" else logging.Formatter(TEXT))
+        text = TEXT.replace(" %(name)s", f" [{process}] %(name)s") if process else TEXT
+        handler.setFormatter(Json(process) if chosen == "json" else logging.Formatter(text))
     repeats = RepeatFilter(handler.handle)
     handler.addFilter(repeats)
     atexit.register(repeats.finish)
@@ -90,10 +92,15 @@ def fields_of(record: logging.LogRecord) -> dict[str, str]:
 
 
 class Json(logging.Formatter):
-    """An object per line: {time, level, logger, message, and, where there are, FIELDS and error}."""
+    """An object per line: {time, level, logger, message, and, where there are, FIELDS, process and error}."""
+
+    def __init__(self, process: str = "") -> None:
+        super().__init__()
+        self._process = {"process": process} if process else {}
 
     def format(self, record: logging.LogRecord) -> str:
         document = _document(record.levelname, record.name, record.getMessage(), record.created) | fields_of(record)
+        document |= self._process
         if record.exc_info:
             document["error"] = self.formatException(record.exc_info)
         return json.dumps(document, ensure_ascii=False)

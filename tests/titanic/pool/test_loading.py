@@ -1,0 +1,75 @@
+"""MODULE:app: what is found, and what is said when it is not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from titanic.errors import CallerError
+from titanic.pool.loading import load
+from titanic.pool.sources import Sources, involved, loaded
+
+APP = "from titanic.tasks import Tasks\napp = Tasks(name='found')\nclass inner:\n    other = Tasks(name='inner')\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for name in ("loading_shop", "loading_broken"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+def test_it_is_found_here(folder: Path) -> None:
+    (folder / "loading_shop.py").write_text(APP)
+    assert load("loading_shop:app").name == load("loading_shop").name == "found"
+    assert load("loading_shop:inner.other").name == "inner"
+    assert str(folder / "loading_shop.py") in loaded()
+    assert not [name for name in loaded() if "site-packages" in name or "/titanic/tasks/app.py" in name]
+    with pytest.raises(CallerError, match=r"loading_shop:inner is no .*; it is type; did you mean loading_shop:app"):
+        load("loading_shop:inner")
+    with pytest.raises(CallerError, match=r"loading_shop:nothing is no .*; it is not there"):
+        load("loading_shop:nothing")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("1 / 0\n", r"ZeroDivisionError: division by zero; see .*loading_broken\.py:1$"),
+        ("\ndef f(:\n", r"SyntaxError: invalid syntax; see .*loading_broken\.py:2$"),
+        ("import no_such_thing\n", r"ModuleNotFoundError: No module named 'no_such_thing'; see .*broken\.py:1$"),
+        ("raise SystemExit(3)\n", r"SystemExit: 3"),
+        ("app = 5\n", r"loading_broken:app is no titanic\.tasks\.Tasks; it is int; make one"),
+    ],
+)
+def test_what_cannot_be_imported(folder: Path, text: str, fault: str) -> None:
+    (folder / "loading_broken.py").write_text(text)
+    with pytest.raises(CallerError, match=fault) as caught:
+        load("loading_broken:app")
+    assert str(folder / "loading_broken.py") in involved("loading_broken:app", caught.value.__cause__)
+
+
+@pytest.mark.parametrize("target", ["no_such_module:app", "no_such_module.inner:app"])
+def test_what_is_not_there(target: str) -> None:
+    with pytest.raises(CallerError, match=r"there is no module no_such_module in .*; start this where it is"):
+        load(target)
+
+
+def test_sources_are_watched(folder: Path) -> None:
+    one, absent = folder / "one.py", folder / "absent.py"
+    one.write_text("1")
+    sources = Sources()
+    sources.watch([str(one), str(absent)])
+    assert sources.changed() == ""
+    one.write_text("22")
+    sources.watch([str(one)])  # a child that starts again tells it once more
+    assert sources.changed() == str(one)
+    assert sources.changed() == ""
+    absent.write_text("")
+    assert sources.changed() == str(absent)
+    one.unlink()
+    assert sources.changed() == str(one)

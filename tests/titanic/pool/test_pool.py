@@ -1,0 +1,164 @@
+"""`titanic worker`, as its users run it: processes that are killed, replaced, stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.cli_titanic import Running, alive, running, titanic
+from support.waiting import until
+
+from broker import Worker
+from titanic import Client, Server
+
+APP = """
+import os
+import time
+from pathlib import Path
+
+from titanic.tasks import Tasks
+
+app = Tasks(name="shop")
+VERSION = 1
+
+
+@app.task
+def whoami() -> tuple[int, int]:
+    return os.getpid(), VERSION
+
+
+@app.task
+def wait_for(folder: str) -> int:
+    Path(folder, f"begun-{os.getpid()}").touch()
+    while not Path(folder, "go").exists():
+        time.sleep(0.01)
+    return os.getpid()
+
+
+@app.task(limit=0.01, max_attempts=1)
+def hang(folder: str) -> int:
+    return wait_for(folder)
+"""
+
+
+@contextmanager
+def pool(folder: Path, server: Server, *options: str) -> Iterator[Running]:
+    (folder / "pool_shop.py").write_text(APP)
+    endpoint = server.endpoints[0]
+    path = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
+    with running(
+        *(folder / "log", "worker", "pool_shop:app", "--endpoint", endpoint, *options),
+        PYTHONPATH=path,
+        PYTHONDONTWRITEBYTECODE="1",
+    ) as worker:
+        worker.says(r"shop.whoami is registered")
+        yield worker
+
+
+def pids(worker: Running) -> list[int]:
+    """Of the children, in the order in which they were started."""
+    return [int(pid) for pid in re.findall(r"process \d+ is pid (\d+)", worker.log.read_text())]
+
+
+def ask(client: Client, task: str, *arguments: object) -> str:
+    texts = ", ".join(f'"{argument}"' for argument in arguments)
+    return client.submit(f"shop.{task}", f'{{"args": [{texts}]}}')
+
+
+def begun(folder: Path) -> list[Path]:
+    return list(folder.glob("begun-*"))
+
+
+def test_a_day_of_a_pool(server: Server, client: Client, tmp_path: Path) -> None:
+    """Requests that one process has had enough of, one that is killed, and a stop that waits for what is in hand."""
+    with pool(tmp_path, server, "--max-requests", "3", "--jobs", "2") as worker:
+        uuids = [ask(client, "whoami") for _ in range(7)]
+        seen = {client.wait(uuid, timeout=50)[0] for uuid in uuids}
+        assert len(seen) >= 2
+        worker.says(r"process 1 has begun 3 requests; another takes its place")
+        until(lambda: not alive(pids(worker)[0]))
+
+        os.kill(killed := pids(worker)[-1], signal.SIGKILL)
+        worker.says(r"was ended by signal 9; another takes its place")
+        until(lambda: pids(worker)[-1] != killed)
+        held = ask(client, "wait_for", tmp_path)
+        until(lambda: begun(tmp_path))
+        worker.send(signal.SIGTERM)
+        worker.says("stopping")
+        assert alive(int(begun(tmp_path)[0].name.partition("-")[2]))
+        (tmp_path / "go").touch()
+        assert worker.ends() == 0
+        assert client.reply(held) is not None
+    assert not [pid for pid in pids(worker) if alive(pid)]
+    assert re.search(r"INFO \[\d+\] broker.worker: shop.whoami is registered", worker.log.read_text())
+    assert "Traceback" not in worker.log.read_text()
+
+
+def test_what_is_not_done_within_the_grace_is_ended(server: Server, client: Client, tmp_path: Path) -> None:
+    with pool(tmp_path, server, "--grace", "1") as worker:
+        ask(client, "wait_for", tmp_path)
+        until(lambda: begun(tmp_path))
+        worker.send(signal.SIGTERM)
+        assert worker.ends() == 1
+        assert "process 1 is killed: its jobs were not done in time" in worker.log.read_text()
+    assert not alive(pids(worker)[0])
+
+
+def test_a_second_signal_ends_it_at_once_and_others_get_the_requests(
+    server: Server, client: Client, tmp_path: Path
+) -> None:
+    with pool(tmp_path, server) as worker:
+        uuid = ask(client, "wait_for", tmp_path)
+        until(lambda: begun(tmp_path))
+        worker.send(signal.SIGTERM)
+        worker.says("stopping")
+        worker.send(signal.SIGTERM)
+        assert worker.ends() == 143
+    assert not alive(pids(worker)[0])
+    with Worker("shop.wait_for", lambda frames: [b"another"], server.endpoints[0]):
+        assert client.wait(uuid, timeout=50) == [b"another"]
+    assert client.show(uuid)["attempts"] == 1
+
+
+def test_children_whose_pool_is_killed_finish_and_end(server: Server, client: Client, tmp_path: Path) -> None:
+    with pool(tmp_path, server) as worker:
+        uuid = ask(client, "wait_for", tmp_path)
+        until(lambda: begun(tmp_path))
+        worker.kill()
+        (child,) = pids(worker)
+        until(lambda: "the process that watches this one is gone" in worker.log.read_text())
+        assert alive(child)
+        (tmp_path / "go").touch()
+        assert client.wait(uuid, timeout=50) == [str(child).encode()]
+        until(lambda: not alive(child))
+
+
+def test_sources_that_change(server: Server, client: Client, tmp_path: Path) -> None:
+    with pool(tmp_path, server, "--reload") as worker:
+        assert client.wait(ask(client, "whoami"), timeout=50)[0].endswith(b",1]")
+        (tmp_path / "pool_shop.py").write_text("def f(:\n")
+        worker.says(r"pool_shop.py has changed; starting again")
+        worker.says(r"SyntaxError: .*; waiting for a change of its source")
+        (tmp_path / "pool_shop.py").write_text(APP.replace("VERSION = 1", "VERSION = 12"))
+        assert client.wait(ask(client, "whoami"), timeout=50)[0].endswith(b",12]")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (None, "cannot import pool_shop; there is no module pool_shop in"),
+        ("raise ValueError('no')\n", "cannot import pool_shop; ValueError: no; see"),
+        ("from titanic.tasks import Tasks\napp = Tasks()\n", "pool_shop:app has no task and no service; declare one"),
+    ],
+)
+def test_an_app_that_cannot_be_worked_for(text: str | None, fault: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "pool_shop.py").write_text(text)
+    ended = titanic("worker", "pool_shop:app", PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    assert ended.code == 2
+    assert f"titanic: {fault}" in ended.err

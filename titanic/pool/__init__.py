@@ -1,0 +1,1 @@
+"""The processes of `titanic worker`: one that watches, and children that work."""

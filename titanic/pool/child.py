@@ -1,0 +1,190 @@
+"""A child of the pool, as a program: `python -m titanic.pool.child DESCRIPTOR`.
+
+Its configuration is the first line of its standard input; when that ends, its pool is gone. It says lines of JSON by
+the descriptor:
+
+    {"ready": true, "files": […]}          it works; these are the sources that it has loaded
+    {"memory": bytes}                      a sign of life of its loop, about once a second
+    {"leaving": "has done 100 requests"}   it ends when its jobs are done
+    {"stuck": "…"}                         a task is far beyond its limit
+    {"fault": "…", "files": […]}           it cannot work
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import itertools
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from broker import Handler, MultiWorker
+from titanic import logs
+from titanic.errors import TitanicError
+from titanic.jobs.context import RequestContext, current
+from titanic.pool.config import ChildConfig
+from titanic.pool.sources import involved, loaded
+
+log = logging.getLogger("titanic.pool")
+
+BEAT = 1.0
+"""Seconds between two signs of life."""
+
+EXIT_FAULT = 2
+
+
+class Reports:
+    """What is said to the pool. Any thread may say something; a pool that does not read holds nobody up."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        os.set_inheritable(descriptor, False)
+
+    def say(self, **message: Any) -> None:
+        """Say one thing."""
+        with suppress(OSError):
+            os.write(self._descriptor, json.dumps(message).encode() + b"\n")
+
+
+class Jobs:
+    """The handlers of a worker, counted; and what they are working on."""
+
+    def __init__(self, config: ChildConfig, reports: Reports) -> None:
+        self._config = config
+        self._reports = reports
+        self._count = itertools.count(1)
+        self._running: dict[int, tuple[str, RequestContext]] = {}
+        self.worker: MultiWorker | None = None
+
+    def counted(self, service: str, handler: Handler) -> Handler:
+        """A handler that counts its calls."""
+        config, running = self._config, self._running
+
+        def handle(frames: list[bytes]) -> Any:
+            number = next(self._count)
+            if number == config.max_requests and self.worker is not None:
+                self._reports.say(leaving=f"has begun {number} requests")
+                self.worker.stop()
+            request = current()
+            if request.deadline is None:
+                return handler(frames)
+            running[number] = service, request
+            try:
+                return handler(frames)
+            finally:
+                del running[number]
+
+        return handle
+
+    def look(self) -> None:
+        """Called in the worker's loop, again and again."""
+        self._reports.say(memory=memory())
+        now = time.time()
+        for service, request in list(self._running.values()):
+            late = now - (request.deadline or now)
+            if late > self._config.overdue:
+                self._reports.say(stuck=f"works on {request.uuid} of {service}, {late:.0f} s beyond its limit")
+
+
+class Orders:
+    """What the pool wants: by its first line, by signals, and by the end of our standard input."""
+
+    def __init__(self) -> None:
+        self._input = os.fdopen(os.dup(0), "rb", buffering=0)
+        with Path(os.devnull).open("rb") as nothing:  # a task is not to read what is meant for us
+            os.dup2(nothing.fileno(), 0)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's business
+        self._asked = False
+
+    def read(self) -> dict[str, Any]:
+        """The configuration."""
+        document: dict[str, Any] = json.loads(self._input.readline())
+        return document
+
+    def obey(self, worker: MultiWorker, grace: float) -> None:
+        """From now on SIGTERM stops the worker, a second one at once, and so does the end of the pool."""
+        self._worker, self._grace = worker, grace
+        signal.signal(signal.SIGTERM, self._handle)
+        threading.Thread(target=self._watch, name="orders", daemon=True).start()
+
+    def _handle(self, *_: object) -> None:
+        if self._asked:
+            self._worker.abandon()
+        else:
+            self._asked = True
+            self._worker.stop()
+
+    def _watch(self) -> None:
+        """End when the pool has ended without a word, as after a kill."""
+        while self._input.read(4096):
+            pass
+        end = threading.Timer(self._grace, os._exit, [1])
+        end.daemon = True
+        end.start()
+        if not self._asked:
+            log.warning("the process that watches this one is gone; ending")
+        self._worker.stop()
+
+
+def memory() -> int:
+    """Bytes of memory of this process; 0 where that is unknown."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def main() -> None:
+    """Work until told to end."""
+    reports = Reports(int(sys.argv[1]))
+    orders = Orders()
+    document: dict[str, Any] = orders.read()
+    number = document.pop("number")
+    config = ChildConfig(**{**document, "endpoint": tuple(document["endpoint"])})
+    logs.begin(config.log_level, config.log_format, process=str(number))
+    with suppress(Exception):  # stderr may be no file
+        faulthandler.enable()  # SIGABRT: every thread says where it is
+    try:
+        handlers, worker = _prepare(config, reports)
+    except (TitanicError, ValueError) as error:
+        reports.say(fault=str(error), files=[*loaded(), *involved(config.target, error.__cause__)])
+        sys.exit(EXIT_FAULT)
+    orders.obey(worker, config.grace)
+    reports.say(ready=True, files=loaded())
+    worker.run()
+    log.debug("%d services; done", len(handlers))
+
+
+def _prepare(config: ChildConfig, reports: Reports) -> tuple[Mapping[str, Handler], MultiWorker]:
+    """The services of the app, and a worker for them. Raises TitanicError or a BrokerError."""
+    try:
+        from titanic.pool.loading import load
+    except ModuleNotFoundError as error:
+        raise TitanicError(
+            f"tasks need {error.name}", "it is not installed", "pip install 'titanic-queue[tasks]'"
+        ) from None
+    app = load(config.target)
+    if config.endpoint:
+        app.endpoint = config.endpoint
+    if config.key_file is not None or config.server_key is not None:
+        app.key, app.server_key = config.key_file, config.server_key
+    jobs = Jobs(config, reports)
+    handlers = {service: jobs.counted(service, handler) for service, handler in app.handlers.items()}
+    if not handlers:
+        raise TitanicError(f"{config.target} has no task and no service", "", "declare one with @app.task")
+    worker = MultiWorker(handlers, app.endpoint, jobs=config.jobs, key=app.key, server_key=app.server_key)
+    jobs.worker = worker
+    worker.every(BEAT, jobs.look)
+    return handlers, worker
+
+
+if __name__ == "__main__":
+    main()

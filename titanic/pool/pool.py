@@ -1,0 +1,196 @@
+"""Starts the children that the core wants, hears what they say, and ends them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+from titanic.pool.config import ChildConfig, PoolConfig
+from titanic.pool.core import PoolCore, Say, Send, Start
+from titanic.pool.sources import Sources
+from titanic.util.sd_notify import VARIABLES, Notifier
+
+log = logging.getLogger("titanic.pool")
+
+LOOK = 0.5
+"""Seconds between two looks at the source files."""
+
+BEATS = 4
+"""Signs of life within the service manager's time."""
+
+MOST_LINE = 1 << 20
+"""Bytes of what a child may say at once."""
+
+
+class _Process:
+    """A child: its process, and what it says."""
+
+    def __init__(self, number: int, config: ChildConfig) -> None:
+        reports, said = os.pipe2(os.O_CLOEXEC)
+        self.reports = reports
+        self._rest = b""
+        environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+        try:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "titanic.pool.child", str(said)],
+                stdin=subprocess.PIPE,
+                pass_fds=(said,),
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the pool
+            )
+        except OSError:
+            os.close(reports)
+            raise
+        finally:
+            os.close(said)
+        os.set_blocking(reports, False)
+        assert self.popen.stdin is not None
+        with suppress(BrokenPipeError):
+            self.popen.stdin.write(json.dumps({**config.document(), "number": number}).encode() + b"\n")
+            self.popen.stdin.flush()
+
+    def read(self) -> list[dict[str, Any]]:
+        """What it has said since the last time."""
+        messages = []
+        while True:
+            try:
+                data = os.read(self.reports, 65_536)
+            except BlockingIOError:
+                break
+            if not data:
+                break
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self._rest = self._rest[-MOST_LINE:]
+            for line in lines:
+                with suppress(ValueError):
+                    message = json.loads(line)
+                    if isinstance(message, dict):
+                        messages.append(message)
+        return messages
+
+    def end(self) -> str:
+        """How it has ended."""
+        code = self.popen.wait()
+        os.close(self.reports)
+        if self.popen.stdin is not None:
+            with suppress(OSError):
+                self.popen.stdin.close()
+        return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+class Pool:
+    """Children that work for one app. `run` it in the main thread."""
+
+    def __init__(self, config: PoolConfig, child: ChildConfig, *, reload: bool = False) -> None:
+        self._core = PoolCore(config)
+        self._child = child
+        self._processes: dict[int, _Process] = {}
+        self._sources = Sources() if reload else None
+        self._asked = 0
+        self._obeyed = 0
+        self._notifier = Notifier()
+        self._was_ready = False
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+
+    @property
+    def fault(self) -> str:
+        """Why the app cannot be worked for; empty: it could."""
+        return self._core.fault
+
+    @property
+    def killed(self) -> int:
+        """Processes that were ended though their jobs were not done."""
+        return self._core.killed
+
+    def stop(self) -> None:
+        """Let the children finish, then end `run`; called again: end them at once. A signal handler may call this."""
+        self._asked += 1
+        self._wake()
+
+    def run(self) -> None:
+        """Have children work until `stop`."""
+        signal.signal(signal.SIGCHLD, self._wake)
+        try:
+            while not self._core.ended:
+                self._round(time.monotonic())
+        finally:
+            for process in self._processes.values():
+                process.popen.kill()
+                process.end()
+            self._selector.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def _wake(self, *_: object) -> None:
+        with suppress(BlockingIOError):
+            os.write(self._wake_write, b".")
+
+    def _round(self, now: float) -> None:
+        core = self._core
+        for number, process in list(self._processes.items()):
+            ended = process.popen.poll() is not None
+            for message in process.read():
+                core.said(number, message, now)
+                if self._sources is not None:
+                    self._sources.watch(message.get("files", ()))
+            if ended:
+                del self._processes[number]
+                self._selector.unregister(process.reports)
+                core.gone(number, process.end(), now)
+        if self._asked > self._obeyed:
+            (core.stop if self._obeyed == 0 else core.stop_at_once)(now)
+            self._notifier.stopping(core.config.grace)
+            self._obeyed += 1
+        elif self._sources is not None and (changed := self._sources.changed()):
+            core.changed(changed, now)
+        core.tick(now)
+        self._do()
+        self._notify()
+        if not core.ended:
+            self._wait(now)
+
+    def _do(self) -> None:
+        for action in self._core.take_actions():
+            if isinstance(action, Say):
+                getattr(log, action.level)("%s", action.text)
+            elif isinstance(action, Start):
+                self._start(action.number)
+            elif isinstance(action, Send) and action.number in self._processes:
+                self._processes[action.number].popen.send_signal(action.signal)
+
+    def _start(self, number: int) -> None:
+        try:
+            process = _Process(number, self._child)
+        except OSError as error:
+            self._core.gone(number, f"could not be started ({error.strerror})", time.monotonic())
+            return
+        self._processes[number] = process
+        self._selector.register(process.reports, selectors.EVENT_READ)
+        log.info("process %d is pid %d", number, process.popen.pid)
+
+    def _notify(self) -> None:
+        self._notifier.alive()
+        ready = self._core.ready > 0
+        if ready and not self._was_ready:
+            self._was_ready = True
+            self._notifier.ready(f"working for {self._child.target}")
+
+    def _wait(self, now: float) -> None:
+        times = [self._core.next_deadline()]
+        if self._sources is not None:
+            times.append(now + LOOK)
+        if self._notifier.watchdog:
+            times.append(now + self._notifier.watchdog / BEATS)
+        due = min((when for when in times if when is not None), default=None)
+        self._selector.select(None if due is None else max(0.0, due - now))
+        with suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
