@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
@@ -41,6 +42,7 @@ CORES = [
 ]
 
 
+@cache
 def tree(source: str) -> ast.Module:
     return ast.parse((ROOT / source).read_text())
 
