@@ -26,6 +26,7 @@ from broker.config import WorkerConfig as WorkerConfig
 from broker.core.client import ClientSession as ClientSession
 from broker.core.client import EventKind as EventKind
 from broker.core.endpoints import named as named
+from broker.core.job import Job as Job
 from broker.core.mdp import CLIENT_QUEUE as CLIENT_QUEUE
 from broker.core.mdp import ErrorReply as ErrorReply
 from broker.core.mdp import error_body as error_body
@@ -41,7 +42,6 @@ from broker.core.throttle import WINDOW as WINDOW
 from broker.core.throttle import Throttle as Throttle
 from broker.core.timers import Timers as Timers
 from broker.core.timers import earliest as earliest
-from broker.core.worker import Job as Job
 from broker.core.worker import WorkerSession as WorkerSession
 from broker.delivery import DELIVERY as DELIVERY
 from broker.delivery import Delivery as Delivery

@@ -8,6 +8,7 @@ handler can say how far it is, and is told when nobody wants the reply any more.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -25,19 +26,18 @@ class Teller(Protocol):
 class Delivery:
     """One delivery of a request to a handler. Any thread may call its methods."""
 
-    __slots__ = ("_callbacks", "_news", "_teller", "context", "is_cancelled", "known", "number")
+    is_cancelled = False
+    """Whether nobody wants the reply any more: the request was closed, or its time is over."""
+    known: object = None
+    """What a program has made of the context, so that it is read once."""
+    _news: bytes | None = None
 
     def __init__(self, context: bytes, teller: Teller | None = None, number: int = 0) -> None:
         """`teller`: None: nobody is told about progress. `number`: the worker's, of the job."""
         self.context = context
         """What the queue has said of the request, a JSON object; empty: nothing."""
         self.number = number
-        self.is_cancelled = False
-        """Whether nobody wants the reply any more: the request was closed, or its time is over."""
-        self.known: object = None
-        """What a program has made of the context, so that it is read once."""
         self._teller = teller
-        self._news: bytes | None = None
         self._callbacks: list[Callable[[], None]] = []
 
     def cancel(self) -> None:
@@ -71,7 +71,8 @@ class Delivery:
                 function = self._callbacks.pop()
             except IndexError:  # another thread was quicker
                 return
-            function()
+            with suppress(Exception):  # whoever wanted to know may be gone; the worker goes on
+                function()
 
 
 DELIVERY: ContextVar[Delivery | None] = ContextVar("DELIVERY", default=None)

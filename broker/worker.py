@@ -9,25 +9,25 @@ and text. A reply that is too large for the broker becomes an error reply 413.
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 import zmq
 
 from broker.config import DEFAULT_ENDPOINT, WorkerConfig
 from broker.core.endpoints import Servers
+from broker.core.job import Job
 from broker.core.mdp import Command, Frames, error_body, service_fault
-from broker.core.worker import Job, SessionState, WorkerSession
+from broker.core.worker import SessionState, WorkerSession
 from broker.delivery import DELIVERY, Delivery
 from broker.errors import OutOfSockets, RemoteError, UsageError
 from broker.hand import Hand, Registration
 from broker.handlers import Handler, HandlerThreads, Measure, TooLarge, error_frames, execute, failure
+from broker.interrupts import interrupts
 from broker.io.channel import Channel
 from broker.io.curve import Curve, Key, credentials
 from broker.io.dealer import Dealer
@@ -219,7 +219,7 @@ class Worker:
 
     def _handle(self, channel: _Registration, job: Job) -> None:
         """Runs in a handler thread. There is always a reply: without one the worker would never be free again."""
-        DELIVERY.set(channel.delivery(job))
+        DELIVERY.set(channel.delivery)
         try:
             body = self._answer(channel, job)
         except TooLarge as fault:
@@ -254,6 +254,8 @@ class _Registration(Registration):
 
     log: WorkerLog
     """What says of it that it is there."""
+    delivery: Delivery | None = None
+    """What is in hand, or was last."""
 
     def __init__(
         self,
@@ -283,9 +285,18 @@ class _Registration(Registration):
         if self._hand is not None:
             self._hand.done(self, time.monotonic())
 
-    def delivery(self, job: Job) -> Delivery:
-        """What the handler of a request may know and say. Any thread may ask."""
-        return Delivery(job.context)
+    def progress(self, delivery: Delivery) -> None:
+        """The handler has said how far it is. Any thread may call this."""
+        self._worker._loop.call(self._tell, delivery)
+
+    def _tell(self, delivery: Delivery) -> None:
+        if (said := delivery.take_progress()) is not None:
+            self.session.progress(delivery.number, said, time.monotonic())
+            self._worker._loop.touch(self)
+
+    def _cancel(self, number: int) -> None:
+        if self.delivery is not None and self.delivery.number == number:
+            self.delivery.cancel()
 
     @property
     def joins_parts(self) -> bool:
@@ -315,6 +326,7 @@ class _Registration(Registration):
     def work(self, job: Job) -> None:
         """Have a thread do a request."""
         worker = self._worker
+        self.delivery = Delivery(job.context, self, job.number)
         if not worker._handlers.call(worker._handle, self, job):
             body = error_body(500, "the worker cannot start a thread; try again later")
             self.session.final(job.number, body, time.monotonic())
@@ -364,28 +376,3 @@ class _Beat(Channel):
 
     def next_deadline(self) -> float:
         return self._at
-
-
-@contextmanager
-def interrupts(stop: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C as a request to end, and not as an exception in the middle of something.
-
-    While the block runs, the first SIGINT calls `stop`; the second raises KeyboardInterrupt, as always.
-
-    A program that has a handler of its own keeps it. Outside the main thread, where Python handles no signals, nothing
-    is changed.
-    """
-    usual = signal.default_int_handler
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not usual:
-        yield
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, usual)
-        stop()
-
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, usual)

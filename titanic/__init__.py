@@ -29,6 +29,7 @@ _MODULES = {
     "titanic.jobs.context": ["RequestContext", "current"],
     "titanic.jobs.ending": ["Cancelled", "Failed", "Retry"],
     "titanic.protocol.answers": ["RequestInfo"],
+    "titanic.protocol.progress": ["Progress"],
     "titanic.server.server": ["Server"],
     "titanic.version": ["__version__"],
 }

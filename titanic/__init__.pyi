@@ -15,5 +15,6 @@ from titanic.jobs.ending import Cancelled as Cancelled
 from titanic.jobs.ending import Failed as Failed
 from titanic.jobs.ending import Retry as Retry
 from titanic.protocol.answers import RequestInfo as RequestInfo
+from titanic.protocol.progress import Progress as Progress
 from titanic.server.server import Server as Server
 from titanic.version import __version__ as __version__

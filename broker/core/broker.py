@@ -31,6 +31,7 @@ from broker.core.mdp import (
     CLIENT_02,
     CLIENT_DIALECTS_02,
     CLIENT_V01,
+    EXTENSION,
     HEADERS,
     MAX_STACK,
     WORKER_DIALECTS,
@@ -62,10 +63,9 @@ class BrokerCore(IntegratedServices):
         self.documents = mmi.Documents()
         self.guard: Guard | None = None
         """Who may do what; None: everybody may do everything."""
-        self.delivered: dict[tuple[Peer, bytes], Request] = {}
-        """Requests that workers have, by their marks."""
         self.draining = False
         self._heard, self._heartbeats = self.registry.heard, self.registry.heartbeats
+        self._take_from = self.registry.take_request
         self._tokens = count(1)
 
     def receive(self, peer: Peer, frames: Frames, now: float, user: User | None = None) -> None:
@@ -209,15 +209,15 @@ class BrokerCore(IntegratedServices):
     def _answer_error(self, request: Request, status: int, text: str) -> None:
         self._output.append((request.peer, request.refusal(error_body(status, text))))
 
-    def cancel(self, peer: Peer, name: bytes, mark: bytes) -> bool:
-        """Take a request back that no worker has yet. `mark` is the last address frame that its peer put in front of
-        it. It is answered with 499, so that every request has its answer. One that a worker has stays there, but
-        should that worker die, no other gets it."""
+    def cancel(self, peer: Peer, name: bytes, mark: bytes, now: float, *, running: bool = False) -> bool:
+        """Take a request back, by its `mark`; it is answered with 499, as every request has an answer. If a worker has
+        it, it stays there, and no other gets it. `running`: that worker is told, if it knows CANCEL."""
         service = self.services.get(name)
         request = self.waiting.remove(service.waiting, peer, mark) if service is not None else None
         if service is None or request is None:
-            if (delivered := self.delivered.get((peer, mark))) is not None and delivered.service == name:
-                delivered.wanted = False
+            worker = self.registry.unwant(peer, name, mark)
+            if running and worker is not None and worker.extended and worker.request is not None:
+                self._send_worker(worker, Command.CANCEL, [worker.request.token, b""], now)
             return False
         self._answer_cancelled(request)
         self._drop_unused(service)
@@ -248,7 +248,8 @@ class BrokerCore(IntegratedServices):
         action(self, worker, rest, now)
 
     def _register(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
-        name = rest[0] if len(rest) == 1 else b""
+        worker.extended = len(rest) == 2 and rest[1] == EXTENSION and worker.dialect.has(Command.CANCEL)
+        name = rest[0] if len(rest) == 1 or worker.extended else b""
         service = self.services.get(name)
         guard = self.guard if worker.user is not None else None
         refused = self.draining or (guard is not None and not guard.may_work(worker, name))
@@ -290,6 +291,14 @@ class BrokerCore(IntegratedServices):
             self._heard(worker, now)
         self._free(worker, now)
 
+    def _progress(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
+        """How far it is, in one small frame. What comes too fast is dropped: nobody waits for it."""
+        request = worker.request
+        if not worker.extended or request is None or rest[:2] != [request.token, b""]:
+            self._malformed(worker.peer, now)
+        elif worker.may_tell(rest[2:], now):
+            self._output += request.progress(rest[2])
+
     def _keep(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
         self.registry.beat(worker, now)
 
@@ -328,7 +337,7 @@ class BrokerCore(IntegratedServices):
     def _deliver(self, worker: WorkerPeer, request: Request, now: float) -> None:
         worker.request = request
         if request.mark is not None:
-            self.delivered[request.mark] = request
+            self.registry.delivered[request.mark] = worker
         request.token = b"%016x%b" % (next(self._tokens), request.context)
         if request.user is not None and self.guard is not None:
             request.token = self.guard.token(request, request.user)
@@ -336,13 +345,6 @@ class BrokerCore(IntegratedServices):
         self._send_worker(worker, Command.REQUEST, [request.token, b"", *request.body], now)
         if worker.dialect.silent_when_busy:
             self._heard(worker, now)
-
-    def _take_from(self, worker: WorkerPeer) -> Request | None:
-        """Take its request from a worker."""
-        request, worker.request = worker.request, None
-        if request is not None and request.mark is not None and self.delivered.get(request.mark) is request:
-            del self.delivered[request.mark]
-        return request
 
     def _send_worker(self, worker: WorkerPeer, command: Command, rest: Sequence[bytes], now: float) -> None:
         self._output.append((worker.peer, worker.dialect.encode(command, rest)))
@@ -393,5 +395,6 @@ TRANSITIONS: dict[tuple[WorkerState, Command], Callable[[BrokerCore, WorkerPeer,
     (WorkerState.BUSY, Command.FINAL): BrokerCore._finish,
     (WorkerState.BUSY, Command.HEARTBEAT): BrokerCore._keep,
     (WorkerState.BUSY, Command.DISCONNECT): BrokerCore._remove,
+    **{(state, word): BrokerCore._progress for state in WorkerState for word in (Command.PROGRESS, Command.CANCEL)},
 }
 """What a worker may say when. A missing key is the protocol error: `refuse` in the table above."""

@@ -62,6 +62,8 @@ class EventKind(Enum):
     GAVE_UP = "gave up"
     ANEW = "anew"
     """Told to a queue: the parts so far don't count."""
+    PROGRESS = "progress"
+    """Told to a queue: how far the worker is. No part of the reply."""
     REFUSED = "refused"
     """Told to a queue: an error of the broker. In other dialects it is a FINAL."""
 
@@ -211,6 +213,9 @@ class ClientSession(RequestSession[_SentRequest]):
             self.unmatched += 1  # the present try may still have an answer, or an error of its own
         elif reply.refused:
             self._finish(ticket, EventKind.REFUSED, reply.body)
+        elif reply.progress:
+            if attempt == pending.tries:
+                self._events.append(ReplyEvent(ticket, EventKind.PROGRESS, reply.body))
         elif reply.anew:
             if attempt == pending.tries:
                 self._begin_anew(ticket, pending)
@@ -302,7 +307,7 @@ class ClientSession(RequestSession[_SentRequest]):
         self._set_deadline(ticket, pending, now)
         stack = [_CORRELATION.pack(ticket, pending.tries), b""] if self.correlated else []
         if pending.context:
-            stack.insert(0, pending.context)
+            stack = [pending.context, *stack]
         self._output.append((self.connection, self.dialect.encode_request(stack, pending.service, pending.body)))
 
     def _begin_anew(self, ticket: int, pending: _SentRequest) -> None:

@@ -14,6 +14,7 @@ Client side for a queue that keeps whole replies: 0.2 with a REQUEST of its own,
     PARTIAL, FINAL      as in 0.2: a worker's words
     ANEW       b → c    […] MDPC02 06 service          its worker is gone, another begins: no part so far counts
     REFUSED    b → c    […] MDPC02 07 service body…    an error reply of the broker itself, in place of a FINAL
+    PROGRESS   b → c    […] MDPC02 08 service json     how far the worker is
 
 Worker side
     message             0.1                            0.2                              majortomo
@@ -23,6 +24,10 @@ Worker side
     FINAL      w → b    '' MDPW01 03 client '' body…   MDPW02 04 client '' body…        '' MDPW02 04 client '' body…
     HEARTBEAT  both     '' MDPW01 04                   MDPW02 05                        '' MDPW02 05
     DISCONNECT both     '' MDPW01 05                   MDPW02 06                        '' MDPW02 06
+
+    between a broker and a worker that know EXTENSION: it stands in READY behind the service
+    CANCEL     b → w                                   MDPW02 07 client ''
+    PROGRESS   w → b                                   MDPW02 08 client '' json
 
 titanic/PROTOCOL.md tells the same, and when what is said, to those who write clients and workers in other languages.
 
@@ -98,6 +103,8 @@ class Command(Enum):
     FINAL = "final"
     HEARTBEAT = "heartbeat"
     DISCONNECT = "disconnect"
+    CANCEL = "cancel"
+    PROGRESS = "progress"
 
     __hash__ = object.__hash__  # Enum's own is written in Python, and commands are looked up for every message
 
@@ -117,6 +124,8 @@ class ClientDialect:
     """Whether replies name the service."""
     anew: tuple[bytes, ...] | None = None
     """None: no word for it, and parts that a client has are not sent again by the next worker."""
+    progress: tuple[bytes, ...] | None = None
+    """None: no word for it."""
     refused: tuple[bytes, ...] | None = None
     """None: what the broker refuses is a FINAL like that of a worker."""
 
@@ -136,7 +145,7 @@ class ClientDialect:
                 return None
         stack = frames[:stack_size]
         head = tuple(frames[stack_size : stack_size + len(self.final)])
-        anew = refused = False
+        anew = refused = progress = False
         if head == self.final:
             final = True
         elif self.partial is not None and head == self.partial:
@@ -145,20 +154,23 @@ class ClientDialect:
             final, anew = False, True
         elif self.refused is not None and head == self.refused:
             final = refused = True
+        elif self.progress is not None and head == self.progress:
+            final, progress = False, True
         else:
             return None
         at = stack_size + len(head)
         if not self.echoes_service:
-            return ReplyMessage(stack, final, None, frames[at:], anew, refused)
+            return ReplyMessage(stack, final, None, frames[at:], anew, refused, progress)
         if len(frames) <= at:
             return None
-        return ReplyMessage(stack, final, frames[at], frames[at + 1 :], anew, refused)
+        return ReplyMessage(stack, final, frames[at], frames[at + 1 :], anew, refused, progress)
 
 
 class ReplyMessage(NamedTuple):
     """A PARTIAL or FINAL as it reached a client. `service` is None in dialects that leave it out.
 
     `anew`: no part, but that those so far don't count. `refused`: the broker's own words, in place of a FINAL.
+    `progress`: no part, but how far the worker is.
     """
 
     stack: Frames
@@ -167,13 +179,19 @@ class ReplyMessage(NamedTuple):
     body: Frames
     anew: bool = False
     refused: bool = False
+    progress: bool = False
 
 
 CLIENT_V01 = ClientDialect("0.1", True, (CLIENT_01,), None, (CLIENT_01,), True)
 CLIENT_V02 = ClientDialect("0.2", False, (CLIENT_02, b"\1"), (CLIENT_02, b"\2"), (CLIENT_02, b"\3"), True)
 CLIENT_MAJORTOMO = ClientDialect("majortomo", True, (CLIENT_02, b"\2"), (CLIENT_02, b"\3"), (CLIENT_02, b"\4"), False)
 CLIENT_QUEUE = replace(
-    CLIENT_V02, name="queue", request=(CLIENT_02, b"\5"), anew=(CLIENT_02, b"\6"), refused=(CLIENT_02, b"\7")
+    CLIENT_V02,
+    name="queue",
+    request=(CLIENT_02, b"\5"),
+    anew=(CLIENT_02, b"\6"),
+    refused=(CLIENT_02, b"\7"),
+    progress=(CLIENT_02, b"\10"),
 )
 
 CLIENT_DIALECTS = (CLIENT_V01, CLIENT_V02, CLIENT_MAJORTOMO, CLIENT_QUEUE)
@@ -246,8 +264,13 @@ _CODES_02 = {
     Command.DISCONNECT: b"\6",
 }
 
+EXTENSION = b"titanic:1"
+"""CANCEL and PROGRESS: a broker tells in mmi.broker that it knows them, and a worker then tells it in READY."""
+
+_EXTENDED_02 = {**_CODES_02, Command.CANCEL: b"\7", Command.PROGRESS: b"\10"}
+
 WORKER_V01 = WorkerDialect("0.1", (b"", WORKER_01), _CODES_01)
-WORKER_V02 = WorkerDialect("0.2", (WORKER_02,), _CODES_02)
+WORKER_V02 = WorkerDialect("0.2", (WORKER_02,), _EXTENDED_02)
 WORKER_MAJORTOMO = WorkerDialect("majortomo", (b"", WORKER_02), _CODES_02, silent_when_busy=True)
 
 WORKER_DIALECTS: dict[tuple[bytes, ...], WorkerDialect] = {

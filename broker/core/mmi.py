@@ -14,11 +14,14 @@ from typing import Any, Protocol
 from broker.access.rules import Guard
 from broker.access.users import User
 from broker.config import BrokerConfig
-from broker.core.mdp import Frames, Peer
+from broker.core.mdp import EXTENSION, Frames, Peer
 from broker.core.requests import WaitingRequests
 from broker.core.services import Service, WorkerPeer
 
 _ACTIONS = (b"mmi.service", b"mmi.cancel")
+
+RUNNING = b"running"
+"""The last frame of an mmi.cancel that is for the worker, too."""
 
 COUNTERS = (
     "requests",
@@ -67,8 +70,9 @@ class ManagedBroker(Protocol):
     documents: Documents
     guard: Guard | None
 
-    def cancel(self, peer: Peer, name: bytes, mark: bytes) -> bool:
-        """Take a request back that no worker has yet; whether that was possible."""
+    def cancel(self, peer: Peer, name: bytes, mark: bytes, now: float, *, running: bool = False) -> bool:
+        """Take a request back that no worker has yet; whether that was possible. `running`: tell a worker that has it,
+        and knows such a word."""
 
 
 Document = Callable[[ManagedBroker, float, User | None], Any]
@@ -117,9 +121,9 @@ def answer(core: ManagedBroker, peer: Peer, name: bytes, body: Frames, now: floa
     if name == b"mmi.service":
         return [_presence(core, body[0], user)]
     if name == b"mmi.cancel":
-        if len(body) != 2:
+        if len(body) != 2 and (len(body) != 3 or body[2] != RUNNING):
             return [b"400"]
-        return [b"200" if core.cancel(peer, *body) else b"404"]
+        return [b"200" if core.cancel(peer, body[0], body[1], now, running=len(body) == 3) else b"404"]
     document = _DOCUMENTS.get(name)
     return [b"501"] if document is None else [core.documents.get(name, document, core, now, user)]
 
@@ -182,7 +186,8 @@ def counters(core: ManagedBroker, now: float, user: User | None = None) -> dict[
 
 
 def _broker(core: ManagedBroker, now: float, user: User | None) -> dict[str, Any]:
-    document = {**asdict(core.about), "uptime": round(now - core.started, 3), "limits": asdict(core.config)}
+    uptime, limits = round(now - core.started, 3), asdict(core.config)
+    document = {**asdict(core.about), "uptime": uptime, "limits": limits, "knows": [EXTENSION.decode()]}
     return document if core.guard is None else {**document, "access": True}
 
 

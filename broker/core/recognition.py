@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from broker.core.client import VERSIONS
-from broker.core.mdp import Frames
+from broker.core.mdp import EXTENSION, Frames
 
 ANSWER = 2.5
 """Seconds that a broker to which there is a connection has for its answer, before it is asked in the next version."""
@@ -17,11 +17,13 @@ _WHO, _ANY = b"mmi.broker", b"mmi.service"
 
 class Kind(NamedTuple):
     """What a broker is: the version of MDP to speak with it, whether it is one of this project, and whether it has
-    access control: then it tells the workers of `titanic.` services who asks."""
+    access control: then it tells the workers of `titanic.` services who asks. `extended`: whether it knows
+    EXTENSION."""
 
     version: str
     ours: bool
     access: bool = False
+    extended: bool = False
 
 
 class Recognition:
@@ -62,9 +64,15 @@ class Recognition:
                 if self._kind is None:
                     about = _about(reply.body) if reply.service == _WHO else {}
                     ours = bool(about.get("software"))
-                    self._kind = Kind(self._best if ours else version, ours, ours and bool(about.get("access")))
+                    access, extended = bool(about.get("access")), _knows(about)
+                    self._kind = Kind(self._best if ours else version, ours, ours and access, ours and extended)
                 return self._kind
         return None
+
+
+def _knows(about: dict[str, Any]) -> bool:
+    known = about.get("knows")
+    return isinstance(known, list) and EXTENSION.decode() in known
 
 
 def _about(body: Frames) -> dict[str, Any]:

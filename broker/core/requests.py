@@ -17,6 +17,7 @@ from broker.core.mdp import (
     MAX_STACK,
     ClientDialect,
     Frames,
+    Output,
     Peer,
     joined,
     read_error,
@@ -133,6 +134,11 @@ class Request:
             self.partials_sent = 0
             return self._message(self.dialect.anew, [])
         return None
+
+    def progress(self, said: bytes) -> list[Output]:
+        """What tells the client how far the worker is; nothing if its dialect has no word for it."""
+        dialect = self.dialect
+        return [] if dialect.progress is None else [(self.peer, self._message(dialect.progress, [said]))]
 
     def refusal(self, error: Frames) -> Frames:
         """The last message for the client, which is the broker's own."""

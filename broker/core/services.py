@@ -11,7 +11,7 @@ from typing import Protocol
 from broker.access.users import User
 from broker.config import BrokerConfig
 from broker.core.heartbeat import Heartbeat
-from broker.core.mdp import Peer, WorkerDialect, service_fault
+from broker.core.mdp import Frames, Peer, WorkerDialect, service_fault
 from broker.core.requests import FairQueue, Request
 from broker.core.timers import Timers
 
@@ -21,6 +21,13 @@ class Inflow(Protocol):
 
     def goes_on(self, now: float, patience: float) -> bool:
         """Whether bytes have come since the last call, `patience` seconds ago."""
+
+
+MOST_PROGRESS = 1024
+"""Bytes of what a worker says about how far it is."""
+
+PROGRESS_EVERY = 0.05
+"""Seconds between two of these that are handed on. Workers of ours leave 0.2 s."""
 
 
 class WorkerState(Enum):
@@ -44,12 +51,23 @@ class WorkerPeer:
     """How often its heartbeats come, from READY on."""
     inflow: Inflow | None = None
     """What the transport knows of its connection."""
+    extended: bool = False
+    """Whether it knows EXTENSION: CANCEL and PROGRESS."""
+    told_at: float = -math.inf
+    """When it said last how far it is."""
     request: Request | None = None
     """What it works on; None while it is free."""
     user: User | None = None
     """Whose it is; None without access control."""
     beat_due: float = -math.inf
     """With access control: when its next heartbeat is due, so that it is not counted."""
+
+    def may_tell(self, said: Frames, now: float) -> bool:
+        """Whether what it says about how far it is goes on to the client: one small frame, and not too often."""
+        if len(said) != 1 or len(said[0]) > MOST_PROGRESS or now < self.told_at + PROGRESS_EVERY:
+            return False
+        self.told_at = now
+        return True
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -108,6 +126,8 @@ class WorkerRegistry:
         """When each is due to be sent one."""
         self.silences: Timers[WorkerPeer] = Timers()
         """When each is gone, unless something comes from it."""
+        self.delivered: dict[tuple[Peer, bytes], WorkerPeer] = {}
+        """Workers that have requests, by the marks of these."""
 
     def admits(self, name: bytes, service: Service | None) -> bool:
         """Whether a worker may register for a service, or for this name, which is none yet."""
@@ -129,6 +149,22 @@ class WorkerRegistry:
         self.silences.cancel(worker)
         worker.service.idle.pop(worker, None)
         worker.service.workers -= 1
+
+    def take_request(self, worker: WorkerPeer) -> Request | None:
+        """Take its request from a worker."""
+        request, worker.request = worker.request, None
+        if request is not None and request.mark is not None and self.delivered.get(request.mark) is worker:
+            del self.delivered[request.mark]
+        return request
+
+    def unwant(self, peer: Peer, name: bytes, mark: bytes) -> WorkerPeer | None:
+        """A peer does not want a request for a service any more: no other worker gets it. The worker that has it; None:
+        there is none."""
+        worker = self.delivered.get((peer, mark))
+        if worker is None or worker.request is None or worker.request.service != name:
+            return None
+        worker.request.wanted = False
+        return worker
 
     def heard(self, worker: WorkerPeer, now: float) -> None:
         """Something came from a worker."""

@@ -19,15 +19,14 @@ Afterwards there is time to see whether the broker is still there.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple
 
 from broker.config import WorkerConfig
 from broker.core.heartbeat import Heartbeat
-from broker.core.mdp import WORKER_DIALECTS, Command, Core, Frames, Peer, WorkerDialect, joined, read_error
+from broker.core.job import Job
+from broker.core.mdp import EXTENSION, WORKER_DIALECTS, Command, Core, Frames, Peer, WorkerDialect, joined, read_error
 from broker.core.recognition import ANSWER, Recognition
 from broker.core.services import Inflow
 from broker.core.timers import Backoff
@@ -38,6 +37,10 @@ VERSIONS: dict[str, WorkerDialect] = {dialect.name: dialect for dialect in WORKE
 REFUSED_MOST = 2.5
 """Seconds until the next try when a broker with access control has refused a READY: its access file can be another one
 at any time, and then the worker is to be back soon. It is no more for a broker than heartbeats are."""
+
+
+TELL_EVERY = 0.2
+"""Seconds between two messages about how far a request is."""
 
 
 class SessionState(Enum):
@@ -51,39 +54,6 @@ class SessionState(Enum):
 
 REGISTERED = (SessionState.IDLE, SessionState.BUSY)
 """READY was said."""
-
-
-class Job(NamedTuple):
-    """A request to be handled. `number` is needed to give the reply back.
-
-    `client` is the frame that says whose it is; a broker of this project gives each delivery one of its own.
-    """
-
-    number: int
-    body: Frames
-    client: bytes = b""
-
-    @property
-    def context(self) -> bytes:
-        """What a queue has said of the request, behind the number of the delivery: a JSON object; empty: nothing."""
-        at = self.client.find(b"{")
-        return self.client[at:] if at >= 0 else b""
-
-    def __str__(self) -> str:
-        context = self.context
-        number = self.client[: len(self.client) - len(context)]
-        client = number.decode() if number.isalnum() else number.hex()
-        where = f"request {self.number} of this worker, delivery {client}, body of {sum(map(len, self.body))} B"
-        return f"{uuid}; {where}" if (uuid := _uuid_in(context)) else where
-
-
-def _uuid_in(context: bytes) -> str:
-    """The UUID that a queue has given a request: its log is to be found by it."""
-    try:
-        uuid = str(json.loads(context or b"{}").get("uuid", ""))
-    except (ValueError, AttributeError, RecursionError):
-        return ""
-    return uuid if uuid.isalnum() and len(uuid) == 32 else ""
 
 
 class WorkerSession(Core):
@@ -126,6 +96,8 @@ class WorkerSession(Core):
         self._recognition = Recognition(versions)
         self._guessing = False
         """Whether READY was said in a version of which the broker has not said anything."""
+        self._extended = False
+        """Whether the broker knows EXTENSION, as it said on the present connection."""
         self._guarded = False
         """Whether the broker has access control, as it said on the present connection."""
         self._linked = True
@@ -143,13 +115,19 @@ class WorkerSession(Core):
         self._job_running = False
         self._leaving = False
         self._jobs: list[Job] = []
+        self._cancelled = 0
+        """The job of which the broker has said that nobody wants its reply."""
+        self._untold: bytes | None = None
+        """How far the request is, and the broker does not know yet."""
+        self._tell_at = 0.0
+        """Not before then may it be told."""
 
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
         if peer != self.connection or self.state is SessionState.AWAY:
             return
         if self.state is SessionState.ASKING:
             if (kind := self._recognition.learn(frames)) is not None:
-                self._guarded = kind.access
+                self._guarded, self._extended = kind.access, kind.extended
                 self._register(VERSIONS[kind.version], now)
             return
         parsed = self.dialect.parse(frames)
@@ -169,7 +147,9 @@ class WorkerSession(Core):
         TRANSITIONS.get((self.state, command), WorkerSession._reconnect)(self, rest, now)
 
     def tick(self, now: float) -> None:
-        """Connect when the wait is over, notice silence, send heartbeats."""
+        """Connect when the wait is over, notice silence, send heartbeats, and how far the request is."""
+        if self._untold is not None and now >= self._tell_at:
+            self._tell(now)
         if self.state is SessionState.AWAY:
             if self._wake_at is not None and now >= self._wake_at and not self._job_running and not self.held:
                 self._connect(now)
@@ -188,6 +168,8 @@ class WorkerSession(Core):
             return None if self._job_running or self.held else self._wake_at  # a handler is to finish first
         silent_at = self._silent_at if self._minds_silence else math.inf
         deadline = min(self._send_by, silent_at) if self._sends_heartbeats else silent_at
+        if self._untold is not None:
+            deadline = min(deadline, self._tell_at)
         return None if deadline == math.inf else deadline
 
     @property
@@ -215,11 +197,30 @@ class WorkerSession(Core):
             else:
                 self._partials += body
 
+    def take_cancelled(self) -> int:
+        """The number of the job that nobody wants any more; 0: there is none, or it was taken."""
+        number, self._cancelled = self._cancelled, 0
+        return number
+
+    def progress(self, job: int, said: bytes, now: float) -> None:
+        """Tell the broker how far a job is, if it knows such a word. Of what is said too fast the last counts."""
+        if job == self._job and self.state is SessionState.BUSY and self._extended:
+            self._untold = said
+            if now >= self._tell_at:
+                self._tell(now)
+
+    def _tell(self, now: float) -> None:
+        said, self._untold = self._untold, None
+        if said is not None and self.state is SessionState.BUSY:
+            self._send(Command.PROGRESS, (*self._envelope, said), now)
+            self._tell_at = now + TELL_EVERY
+
     def final(self, job: int, body: Frames, now: float) -> None:
         """Give the (rest of the) reply; the worker is free again."""
         if job != self._job or not self._job_running:
             return
         self._job_running = False
+        self._untold = None
         if self.state is SessionState.BUSY:
             self._silent_at = now + self.heartbeat.patience
             # An error is told by how a body begins: behind parts it would be taken for one more of them.
@@ -291,7 +292,7 @@ class WorkerSession(Core):
     def _connect(self, now: float) -> None:
         self.connection += 1
         self._wake_at = None
-        self._heard_any = self._guessing = self._guarded = self.refused = False
+        self._heard_any = self._guessing = self._guarded = self._extended = self.refused = False
         if not self._asks:
             self._register(self._dialects[0], now)
             return
@@ -305,7 +306,8 @@ class WorkerSession(Core):
         self.state = SessionState.IDLE
         self.heartbeat = self._new_heartbeat(now)
         self._silent_at = now + self.heartbeat.patience
-        self._send(Command.READY, (self.service,), now)
+        self._extended = self._extended and dialect.has(Command.CANCEL)
+        self._send(Command.READY, (self.service, EXTENSION) if self._extended else (self.service,), now)
 
     def _meet_silence(self, now: float) -> None:
         if not self._linked:  # there is no connection; of several endpoints the next one may be better
@@ -349,6 +351,13 @@ class WorkerSession(Core):
         self._job_running = True
         self._jobs.append(Job(self._job, body, self._envelope[0] if self._envelope else b""))
 
+    def _cancel(self, rest: Frames, now: float) -> None:
+        """Nobody wants the reply to what is in hand; of what was in hand before, nobody wants to know."""
+        if not self._extended:
+            self._reconnect(rest, now)
+        elif self.state is SessionState.BUSY and rest == self._envelope:
+            self._cancelled = self._job
+
     def _new_heartbeat(self, now: float) -> Heartbeat:
         return Heartbeat(self.config.heartbeat_interval, self.config.liveness, now, usual=self.dialect.usual_interval)
 
@@ -375,5 +384,7 @@ TRANSITIONS: dict[tuple[SessionState, Command], Callable[[WorkerSession, Frames,
     (SessionState.IDLE, Command.REQUEST): WorkerSession._work,
     (SessionState.IDLE, Command.HEARTBEAT): WorkerSession._keep,
     (SessionState.BUSY, Command.HEARTBEAT): WorkerSession._keep,
+    (SessionState.IDLE, Command.CANCEL): WorkerSession._cancel,
+    (SessionState.BUSY, Command.CANCEL): WorkerSession._cancel,
 }
 """What a broker may say when. Anything else, DISCONNECT too, ends the connection."""

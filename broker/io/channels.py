@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import Generic, Self, TypeVar
 
 from broker.core.client import ClientSession
+from broker.core.job import Job
 from broker.core.mdp import Core, Output
-from broker.core.worker import Job, SessionState, WorkerSession
+from broker.core.worker import SessionState, WorkerSession
 from broker.errors import OutOfSockets
 from broker.io.channel import Channel, Pollable
 from broker.io.curve import KeyProbe
@@ -159,6 +160,8 @@ class WorkerChannel(SessionChannel[WorkerSession]):
             self._go_on(output, now)
         for job in session.take_jobs():
             self._begin(job)
+        if number := session.take_cancelled():
+            self._cancel(number)
         if session.stopped:
             self._stopped()
 
@@ -174,6 +177,9 @@ class WorkerChannel(SessionChannel[WorkerSession]):
     def _begin(self, job: Job) -> None:
         """A request has come."""
         raise NotImplementedError
+
+    def _cancel(self, number: int) -> None:
+        """Nobody wants the reply to this job any more."""
 
     def _refused(self, now: float) -> None:
         """The broker has sent the worker away."""

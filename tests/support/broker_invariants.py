@@ -46,8 +46,8 @@ def check(core: BrokerCore) -> None:
     in_hand = [worker.request for worker in core.workers.values() if worker.request]
     assert len({id(request) for request in [*in_hand, *waiting]}) == len(in_hand) + len(waiting)
 
-    assert {id(request) for request in core.delivered.values()} <= {id(request) for request in in_hand}
-    assert all(request.mark == mark for mark, request in core.delivered.items())
+    assert {id(worker.request) for worker in core.registry.delivered.values()} <= {id(request) for request in in_hand}
+    assert all(worker.request and worker.request.mark == mark for mark, worker in core.registry.delivered.items())
 
     registered = set(core.workers.values())
     assert set(core.registry.heartbeats) == set(core.registry.silences) == registered
@@ -58,7 +58,7 @@ def check_empty(core: BrokerCore) -> None:
     check(core)
     assert core.services == {}
     assert core.workers == {}
-    assert core.delivered == {}
+    assert core.registry.delivered == {}
     assert (core.waiting.count, core.waiting.bytes) == (0, 0)
     for timers in (core.registry.heartbeats, core.registry.silences):
         assert len(timers) == 0

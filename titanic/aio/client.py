@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Self
@@ -27,6 +27,7 @@ from titanic.client import methods
 from titanic.client.calls import Calls
 from titanic.client.methods import Methods
 from titanic.protocol.answers import Ended
+from titanic.protocol.progress import Progress
 from titanic.protocol.submit_options import Span, seconds
 from titanic.protocol.tsp import Frames
 from titanic.util import ids
@@ -80,7 +81,9 @@ class Client(Methods):
         InvalidRequest."""
         self.calls.wire.close()
 
-    async def wait(self, uuid: str, timeout: Span | None = None) -> Frames:
+    async def wait(
+        self, uuid: str, timeout: Span | None = None, *, on_progress: Callable[[Progress], object] | None = None
+    ) -> Frames:
         """The reply's frames, as soon as they are there. Raises as `reply`, and TimedOut after `timeout` (seconds, or a
         timedelta)."""
         if self._waits >= MOST_WAITS:
@@ -94,7 +97,7 @@ class Client(Methods):
             timeout = None if timeout is None else max(0.0, left)
         self._waits += 1
         try:
-            return await super().wait(uuid, timeout)
+            return await super().wait(uuid, timeout, on_progress=on_progress)
         finally:
             self._waits -= 1
 

@@ -105,12 +105,19 @@ def _row(row: RequestInfo) -> tuple[str, ...]:
     return (
         row["uuid"],
         row["service"],
-        row["state"],
+        _state(row),
         age(row["submitted_at"]),
         str(row["attempts"]),
         size(row["body_bytes"]),
         size(row["reply_bytes"]) if row["state"] in ("done", "failed") else "–",
     )
+
+
+def _state(row: RequestInfo) -> str:
+    """Its state, and of a running one how far it is, if its worker says so."""
+    if (far := row.get("progress")) is None:
+        return row["state"]
+    return f"{row['state']} {100 * far['done'] / far['of']:.0f}%" if far["of"] else f"{row['state']} {far['done']:g}"
 
 
 @command()
@@ -133,6 +140,8 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
                              given, in seconds
     submitted_at, finished_at
     body_frames, body_bytes, reply_frames, reply_bytes
+    progress                 {done, of, text} of a running one, if its
+                             worker says how far it is
     attempts, dispatched_at  how often it was tried, and when last
     due                      when it is tried next
     reason                   why it failed, the last time or for good, with
@@ -164,6 +173,9 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
     if owner := row.get("owner"):
         yield "owner", printable(owner)
     yield "state", row["state"]
+    if far := row.get("progress"):
+        of = f" of {far['of']:g}" if far["of"] is not None else ""
+        yield "progress", f"{far['done']:g}{of}" + (f", {printable(far['text'])}" if far["text"] else "")
     yield "submitted", f"{moment(row['submitted_at'])} ({age(row['submitted_at'])} ago)"
     yield "body", f"{counted(row['body_frames'], 'frame')}, {size(row['body_bytes'])}"
     yield "attempts", str(row["attempts"])

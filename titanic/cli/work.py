@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from broker import Curve, RemoteError, Worker, WorkerConfig
+from broker import DELIVERY, Curve, Delivery, RemoteError, Worker, WorkerConfig
 from titanic import logs
 from titanic.cli.options import (
     broker_version,
@@ -82,8 +82,12 @@ def read_codes(text: Any) -> frozenset[int]:
 class CommandHandler:
     """Runs a command for each request: the body on its stdin, its stdout is the reply."""
 
-    def __init__(self, command: tuple[str, ...], limit: float | None, fatal: Container[int] = ()) -> None:
-        """`fatal`: the exit codes with which a request has failed for good."""
+    def __init__(
+        self, command: tuple[str, ...], limit: float | None, fatal: Container[int] = (), kill_after: float = 10.0
+    ) -> None:
+        """`fatal`: the exit codes with which a request has failed for good. `kill_after`: seconds that a command has to
+        end in when its request is cancelled."""
+        self._kill_after = kill_after
         self._command = command
         self._fatal = fatal
         self._limit = limit
@@ -93,13 +97,19 @@ class CommandHandler:
 
     def __call__(self, body: Frames) -> bytes:
         """The reply. Raises RemoteError when the command fails or takes too long."""
+        delivery = DELIVERY.get() or Delivery(b"")
         with self._start() as process:
+            cancelling = _Cancelling(process, self._kill_after)
+            delivery.on_cancel(cancelling.begin)
             try:
                 output, errors = process.communicate(b"".join(body), timeout=self._limit)
             except subprocess.TimeoutExpired:
                 raise self._failure(f"the command took longer than {self._limit:g} s", self._end(process)) from None
             finally:
+                cancelling.over()
                 self._running.discard(process)
+        if delivery.is_cancelled:
+            raise self._failure("cancelled: the request is closed, or this attempt is beyond its limit", errors)
         if process.returncode < 0:
             raise self._failure(f"the command was ended by signal {-process.returncode}", errors)
         if process.returncode:
@@ -112,7 +122,7 @@ class CommandHandler:
         with self._lock:
             self._over = True
             for process in list(self._running):
-                self._kill(process)
+                signal_all(process, signal.SIGKILL)
 
     def _start(self) -> subprocess.Popen[bytes]:
         with self._lock:
@@ -132,16 +142,11 @@ class CommandHandler:
 
     def _end(self, process: subprocess.Popen[bytes]) -> bytes:
         """Kill a command; returns what it wrote to stderr."""
-        self._kill(process)
+        signal_all(process, signal.SIGKILL)
         try:
             return process.communicate(timeout=LAST_WORDS)[1]
         except subprocess.TimeoutExpired as error:
             return error.stderr or b""
-
-    @staticmethod
-    def _kill(process: subprocess.Popen[bytes]) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
 
     @staticmethod
     def _failure(text: str, errors: bytes, *, fatal: bool = False) -> RemoteError:
@@ -149,6 +154,44 @@ class CommandHandler:
         where = f"{uuid}: " if (uuid := current().uuid) else ""
         log.warning("%s%s%s", where, text, f": {said}" if (said := as_text([kept])) else "")
         return Failed(text, kept) if fatal else RemoteError(500, text, [kept])
+
+
+def signal_all(process: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to a command and to all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+class _Cancelling:
+    """The end of a command whose request nobody wants any more: SIGTERM, and after a while SIGKILL."""
+
+    def __init__(self, process: subprocess.Popen[bytes], kill_after: float) -> None:
+        self._process = process
+        self._kill_after = kill_after
+        self._killing: threading.Timer | None = None
+        self._over = False
+        self._lock = threading.Lock()  # what has ended gets no signal: another process may have its number
+
+    def begin(self) -> None:
+        """It is cancelled. Called in the worker's thread."""
+        with self._lock:
+            if not self._over:
+                signal_all(self._process, signal.SIGTERM)
+                self._killing = threading.Timer(self._kill_after, self._kill)
+                self._killing.daemon = True
+                self._killing.start()
+
+    def over(self) -> None:
+        """The command has ended."""
+        with self._lock:
+            self._over = True
+            if self._killing is not None:
+                self._killing.cancel()
+
+    def _kill(self) -> None:
+        with self._lock:
+            if not self._over:
+                signal_all(self._process, signal.SIGKILL)
 
 
 def _environment(request: RequestContext) -> dict[str, str]:
@@ -192,6 +235,12 @@ def _watch(worker: Worker) -> None:
     default=None,
     help="Exit codes with which a request has failed for good, as in 1,64-78; never 75, which asks for another try.",
 )
+@seconds(
+    "--kill-after",
+    least=0.0,
+    default=10.0,
+    help="When a request is cancelled, its command gets SIGTERM, and SIGKILL so much later.",
+)
 @option("--everywhere", is_flag=True, help="Register at all endpoints, and not only at one that works.")
 @option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests to work on at a time.")
 @log_options
@@ -203,6 +252,7 @@ def work(
     everywhere: bool,
     limit: float | None,
     fatal_exit: Container[int] | None,
+    kill_after: float,
     heartbeat: float,
     mdp: str | None,
     endpoint: tuple[str, ...],
@@ -216,6 +266,9 @@ def work(
     the command does not exit with 0, is killed or takes longer than --limit, the attempt has failed: the end of its
     standard error is kept with the request, which is tried again later. With an exit code of --fatal-exit it is not
     tried again; --fatal-exit 64-78 takes those of sysexits.h, but for 75 (EX_TEMPFAIL), which is always tried again.
+
+    A request that is closed, or whose attempt is beyond the --limit that it was submitted with, is cancelled: its
+    command and all that it started get SIGTERM, and SIGKILL after --kill-after.
 
     Of a request of Titanic the command has in its environment TITANIC_UUID, TITANIC_ATTEMPT (1 is the first),
     TITANIC_ATTEMPTS (at most so many), TITANIC_DEADLINE (seconds since 1970, if there is a limit) and TRACEPARENT (if
@@ -236,7 +289,7 @@ def work(
     logs.begin(log_level, log_format)
     if shutil.which(command[0]) is None:
         raise click.UsageError(f"command not found: {command[0]}")
-    handler = CommandHandler(command, limit, fatal_exit or ())
+    handler = CommandHandler(command, limit, fatal_exit or (), kill_after)
     config = WorkerConfig(heartbeat_interval=heartbeat, versions=(mdp,) if mdp else WorkerConfig().versions)
     worker = Worker(service, handler, endpoint, jobs=jobs, everywhere=everywhere, config=config, key=curve)
 

@@ -22,6 +22,7 @@ from titanic.client.methods import Methods
 from titanic.client.threads import MethodsOfThreads
 from titanic.client.wire import Body
 from titanic.protocol.answers import Ended, RequestInfo
+from titanic.protocol.progress import Progress
 from titanic.protocol.submit_options import Span, SubmitOptions, seconds
 from titanic.protocol.tsp import Frames
 
@@ -120,14 +121,17 @@ class Client:
         """
         return finish(self._own.reply(uuid))
 
-    def wait(self, uuid: str, timeout: Span | None = None) -> Frames:
+    def wait(
+        self, uuid: str, timeout: Span | None = None, *, on_progress: Callable[[Progress], object] | None = None
+    ) -> Frames:
         """The reply's frames, as soon as they are there. Raises as `reply`, and TimedOut after `timeout` (seconds, or a
         timedelta).
 
         With a timeout, a server that is away for some of the time is waited for; with math.inf for ever. Without one,
-        TimedOut is raised when nobody answers at all.
+        TimedOut is raised when nobody answers at all. `on_progress` is told what is new of what the handler says by
+        `titanic.current().progress(…)`, {"done", "of", "text"}; that is looked for once a second.
         """
-        return finish(self._own.wait(uuid, timeout))
+        return finish(self._own.wait(uuid, timeout, on_progress=on_progress))
 
     def close(self, *uuids: str) -> None:
         """Delete requests and their replies. What is not dispatched yet is cancelled; unknown UUIDs are no error."""

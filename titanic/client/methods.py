@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -14,10 +15,12 @@ from typing import Any, Unpack
 from titanic.client import batching
 from titanic.client.batching import POLL_MOST, GeneratedKeys
 from titanic.client.calls import LEAST_LOOK, LONGEST_TRY, Calls
+from titanic.client.progress import LOOK, ProgressWatch
 from titanic.client.wire import Body
 from titanic.errors import InvalidRequest, TimedOut
 from titanic.protocol import tsp
 from titanic.protocol.answers import Ended, RequestInfo, check, read_reply, read_uuids, unknown
+from titanic.protocol.progress import Progress
 from titanic.protocol.submit_options import MOST_UUIDS, Span, SubmitOptions, encode, seconds
 from titanic.protocol.tsp import Frames
 from titanic.util import ids
@@ -66,21 +69,24 @@ class Methods:
         """The reply's frames; None while it is pending."""
         return read_reply(uuid, await self.calls.ask(tsp.REPLY, ids.plain(uuid)))
 
-    async def wait(self, uuid: str, timeout: Span | None = None) -> Frames:
+    async def wait(
+        self, uuid: str, timeout: Span | None = None, *, on_progress: Callable[[Progress], object] | None = None
+    ) -> Frames:
         """The reply's frames, as soon as they are there."""
         timeout = None if timeout is None else seconds("timeout", timeout)
         until = None if timeout is None else time.monotonic() + timeout
         plain = ids.plain(uuid)
         answered = False
+        watch = None if on_progress is None else ProgressWatch(self.calls, plain, on_progress)
         while True:
-            most = self._wait_most()
+            most = self._wait_most() if watch is None else LOOK
             left = most if until is None else max(0.0, until - time.monotonic())
             began = time.monotonic()
             if answered:
                 span = min(left, most)
                 answer = await self.calls.ask_once(tsp.WAIT, b"%g" % span, plain, seconds=span)
             else:  # a short wait tells in any case whether a server is there
-                span = min(left, self.calls.timeout) / 2
+                span = min(left, self.calls.timeout, math.inf if watch is None else 2 * LOOK) / 2
                 try:
                     within = None if until is None else left
                     answer = await self.calls.ask(tsp.WAIT, b"%g" % span, plain, within=within)
@@ -101,6 +107,8 @@ class Methods:
                     raise ended
                 if ended is not None:
                     return ended
+            if answered and watch is not None:
+                await watch.look()
         raise TimedOut(f"no reply to {uuid} yet", f"waited {timeout:g} s", "ask again later: the request lives on")
 
     def _wait_most(self) -> float:

@@ -12,6 +12,7 @@ from broker import TRACEBACK
 from titanic.config import ServerConfig
 from titanic.dispatch.backlogs import HIGHEST, Backlog
 from titanic.protocol.endings import read_ending
+from titanic.protocol.progress import Progress
 from titanic.protocol.submit_options import Policy
 from titanic.protocol.tsp import Frames
 from titanic.store import Status
@@ -48,6 +49,8 @@ class Flight:
     """Whether the broker has said after the close that a worker has it, or that it cannot tell."""
     overdue: bool = False
     """Whether its attempt has passed its limit, and the broker is asked whether a worker has it at all."""
+    progress: Progress | None = None
+    """How far its worker is, as it said last."""
 
 
 class Send(NamedTuple):

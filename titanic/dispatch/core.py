@@ -34,6 +34,7 @@ from titanic.dispatch.backlogs import HIGHEST, Backlog, Backlogs, Fetch
 from titanic.dispatch.outcomes import OutcomeBuffer
 from titanic.dispatch.recalls import Recalls
 from titanic.dispatch.request_context import context_of
+from titanic.protocol.progress import read_progress
 from titanic.protocol.submit_options import Policy, read_policy
 from titanic.protocol.tsp import Frames
 from titanic.store import ReadyRow, Status, priority_in
@@ -194,6 +195,16 @@ class DispatchCore:
                 flight.backlog.in_flight += 1
                 self.backlogs.place(flight.backlog)
         self.outcomes.again(outcomes, now)
+
+    def progressed(self, uuid: bytes, said: bytes) -> None:
+        """The worker of a request says how far it is."""
+        if (flight := self.flights.get(uuid)) is not None and (progress := read_progress(said)) is not None:
+            flight.progress = progress
+
+    def is_unwanted(self, uuid: bytes) -> bool:
+        """Whether nobody wants the reply of a request in flight: its worker is to be told."""
+        flight = self.flights.get(uuid)
+        return flight is not None and (flight.closed or flight.overdue)
 
     def closed(self, uuids: Iterable[bytes]) -> None:
         """These requests have left the store: a reply that still comes is dropped."""

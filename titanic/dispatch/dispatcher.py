@@ -25,11 +25,13 @@ from titanic.dispatch.maintenance import Maintenance, RemoteMaintenance
 from titanic.dispatch.node import ClaimingNode
 from titanic.dispatch.other_nodes import OtherNodes
 from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
+from titanic.dispatch.progress import known_progress
 from titanic.dispatch.read_aside import ReadAside
 from titanic.dispatch.service_log import FailureLog
 from titanic.dispatch.transport import Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters
 from titanic.errors import StoreError
+from titanic.protocol.progress import Progress
 from titanic.protocol.tsp import SERVICES, WAIT
 from titanic.services.ask import Answers, Ask, CloseDoubt, SendAnswers
 from titanic.services.reader import Reader, ReadService
@@ -186,6 +188,11 @@ class Dispatcher(Channel):
 
     def running(self) -> Collection[bytes]:
         return self.core.flights.copy().keys()
+
+    def progress(self, uuids: Collection[bytes]) -> dict[bytes, Progress]:
+        """How far those of these are that are running, as far as their workers have said. Any thread may ask."""
+        elsewhere = None if self._others is None else self._others.progress
+        return known_progress(uuids, self.core.flights, elsewhere)
 
     def in_flight(self) -> dict[bytes, int]:
         """How many requests of each service are in flight, where there are any. Any thread may ask."""

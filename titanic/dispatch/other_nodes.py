@@ -5,6 +5,7 @@
     ended, expired, closed                      wake who waits for the reply
     closed what another node has claimed        take it back from the broker; then settle the recall
     settled a recall                            answer who has closed it
+    a worker says how far it is                 show it
 
 News may be lost. So each node looks every LOOK seconds, in one round trip, and finds the same. It also looks when its
 connection for news is a new one, and when others say that there is more than they could tell.
@@ -28,6 +29,7 @@ from titanic.commit.writer import Write, Writer
 from titanic.dispatch.close_doubts import CloseDoubts
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.node import ClaimingNode
+from titanic.dispatch.progress import ProgressElsewhere
 from titanic.dispatch.read_aside import ReadAside
 from titanic.dispatch.waiters import Waiters
 from titanic.errors import StoreError
@@ -89,6 +91,8 @@ class OtherNodes:
         self._writer = writer
         self._aside = aside
         self._call = call
+        self.progress = ProgressElsewhere(line, core.flights)
+        """How far workers at other nodes are."""
         self._own: set[int] = set()
         """The incarnations that this node has had."""
         self._look_at: float | None = None
@@ -152,6 +156,7 @@ class OtherNodes:
         if self._look_at is None or self._looking or now < self._look_at:
             return
         self._looking, self._hurried, self._began = True, False, now
+        self.progress.tell(now)
         self._know_own()
         flights = self._core.flights
         question = Question(
@@ -173,8 +178,11 @@ class OtherNodes:
     def _heard(self, news: News) -> None:
         if news.arrived:
             self._node.arrived_elsewhere(news.arrived)
+        if news.progress:
+            self.progress.heard(news.progress)
         if news.ended:
             self._waiters.wake(news.ended)
+            self.progress.ended(news.ended)
         if news.closed:
             self._know_own()
             self._take_back_soon([(uuid, one) for uuid, one in news.closed.items() if one in self._own])

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 
 from titanic.dispatch.attempts import Flight
 from titanic.store import ReadyRow
+from titanic.util.ids import text
 
 _GENERATED = b"~"
 """How the keys of clients begin whose callers have given none."""
 
 
-def context_of(row: ReadyRow, flight: Flight, wall_us: int) -> bytes:
-    """The context of an attempt that begins now. `wall_us`: the time of day.
+@lru_cache(maxsize=4096)
+def _numbers(attempt: int, most: int, priority: int) -> bytes:
+    """Most requests have these and nothing more, and most have the same."""
+    return b'","attempt":%d,"of":%d,"priority":%d}' % (attempt, most, priority)
 
-    It is made for each request that is sent, and nearly always of the first four fields."""
-    said = b'{"uuid":"%b","attempt":%d,"of":%d,"priority":%d' % (
-        row.uuid.hex().encode(),
-        flight.attempts + 1,
-        flight.max_attempts,
-        flight.priority,
-    )
-    policy = flight.policy
+
+def context_of(row: ReadyRow, flight: Flight, wall_us: int) -> bytes:
+    """The context of an attempt that begins now. `wall_us`: the time of day."""
+    policy, key = flight.policy, row.idempotency_key
+    said = b'{"uuid":"' + text(row.uuid) + _numbers(flight.attempts + 1, flight.max_attempts, flight.priority)
+    if not (policy.limit or policy.trace or (key and not key.startswith(_GENERATED))):
+        return said
+    said = said[:-1]
     if policy.limit:
         said += b',"deadline":%.3f' % (wall_us / 1e6 + policy.limit)
     if policy.trace:
         said += b',"trace":' + json.dumps(policy.trace).encode()
-    key = row.idempotency_key
     if key and not key.startswith(_GENERATED):
         said += b',"key":' + json.dumps(key.decode(errors="replace")).encode()
     return said + b"}"

@@ -128,6 +128,8 @@ class _OwnBrokerTransport:
         """Tickets of questions to have a request back, and the ticket of that request."""
         self._recalled: set[int] = set()
         """Tickets of what was asked back and is still in flight."""
+        self._tells = True
+        """Whether the broker tells workers that a request in hand is not wanted any more."""
         self._abandoned: dict[int, bytes] = {}
         """Services of what is with a worker and not wanted any more, by ticket."""
 
@@ -173,6 +175,9 @@ class _OwnBrokerTransport:
                 self._parts.add(ticket, body)
             elif kind is EventKind.ANEW:
                 self._parts.drop(ticket)
+            elif kind is EventKind.PROGRESS:
+                if (send := self._sends.get(ticket)) is not None:
+                    self._core.progressed(send.uuid, b"".join(body[:1]))
             elif kind is EventKind.REFUSED:
                 error = read_error(body) or ErrorReply(500, "the broker refused it and did not say why", [])
                 self._refuse(ticket, error, now)
@@ -182,7 +187,10 @@ class _OwnBrokerTransport:
     def _recall(self, ticket: int, now: float) -> None:
         if not self.session.is_pending(ticket):
             return  # its answer is here, and is told next
-        what = [self._sends[ticket].service, self.session.mark(ticket)]
+        send = self._sends[ticket]
+        what = [send.service, self.session.mark(ticket)]
+        if self._tells and self._core.is_unwanted(send.uuid):
+            what.append(b"running")
         question = self.session.request(b"mmi.cancel", what, now, timeout=MMI_TIMEOUT, retries=0)
         self._recalls[question] = ticket
 
@@ -255,6 +263,7 @@ class SocketTransport(_OwnBrokerTransport):
     ) -> None:
         """`wake`: the dispatcher, when something has come."""
         super().__init__(core)
+        self._tells = discovery.kind is not None and discovery.kind.extended
         self._loop = loop
         self._connection = Connection(self.session, endpoint, discovery, watch=True, lost=self._lost, heard=wake)
         loop.add(self._connection)

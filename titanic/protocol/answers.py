@@ -19,6 +19,7 @@ from titanic.errors import (
     UnknownRequest,
 )
 from titanic.protocol import tsp
+from titanic.protocol.progress import Progress
 from titanic.protocol.tsp import Frames
 from titanic.util import ids
 from titanic.util.text import counted
@@ -50,6 +51,8 @@ class RequestInfo(TypedDict):
     """Why it failed, the last time or for good."""
     reply_frames: int
     reply_bytes: int
+    progress: NotRequired[Progress]
+    """How far its worker is; absent unless it is running and has said so."""
     trace: NotRequired[str]
     """The `traceparent` that it was submitted with; absent when there was none."""
     owner: NotRequired[str]

@@ -11,6 +11,7 @@ from broker import User
 from titanic.config import ServiceLimits
 from titanic.errors import OutcomeUnknown, StoreError
 from titanic.protocol import tsp
+from titanic.protocol.progress import Progress
 from titanic.protocol.tsp import Frames
 from titanic.services.ownership import Refusals
 from titanic.util import ids
@@ -76,6 +77,9 @@ class DispatcherInbox(Protocol):
 
     def running(self) -> Collection[bytes]:
         """The requests that are with a worker now, or whose outcome is on its way to the disk."""
+
+    def progress(self, uuids: Collection[bytes]) -> Mapping[bytes, Progress]:
+        """How far those of these requests are that are running, as far as their workers have said."""
 
 
 REASONS = ("invalid", "forbidden", "store_full", "service_full", "user_full", "busy", "stopping", "disk")

@@ -71,7 +71,8 @@ class ServiceHandler:
 
     def _read_list(self, transaction: ReadTransaction, ask: Ask) -> Frames:
         running = None if self._store.remote else self._context.dispatcher.running
-        return list_requests.answer(transaction, ask.body, running, ask.user, self._store.now_us())
+        progress = self._context.dispatcher.progress
+        return list_requests.answer(transaction, ask.body, running, ask.user, self._store.now_us(), progress)
 
     def _read_stats(self, transaction: ReadTransaction, ask: Ask) -> Frames:
         if ask.user is not None and (fault := lacks_stats(ask.user)) is not None:

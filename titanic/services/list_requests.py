@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 from broker import User
 from titanic.errors import Forbidden, RecordCorrupt
 from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks_read
+from titanic.protocol.progress import Progress
 from titanic.protocol.submit_options import MOST_UUIDS, read_policy
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import check_names, read_id, read_object
@@ -24,19 +25,28 @@ Running = Callable[[], Collection[bytes]] | None
 """Gives the requests that workers have, which the store does not know; None: nodes share it, and it knows what they
 have claimed."""
 
+ProgressOf = Callable[[Collection[bytes]], Mapping[bytes, Progress]]
+"""How far the workers of these are, as far as that is known."""
+
 DAMAGED = tsp.failure("not read: a record of the store is damaged; ask who runs the server for a titanic check")
 """For those who must not know whose record."""
 
 
 def answer(
-    transaction: ReadTransaction, body: Frames, running: Running, user: User | None = None, now_us: int = 0
+    transaction: ReadTransaction,
+    body: Frames,
+    running: Running,
+    user: User | None = None,
+    now_us: int = 0,
+    progress: ProgressOf | None = None,
 ) -> Frames:
     """The answer to a titanic.list. `running`: which requests workers have. `user`: who asks, and gets what he may
-    read; None: all. `now_us`: the time, for those who ask for it. Raises Forbidden when that is nothing."""
+    read; None: all. Raises Forbidden when that is nothing. `now_us`: the time, for those who ask for it. `progress`:
+    how far the workers are; None: nobody knows."""
     if user is not None and (fault := lacks_read(user)) is not None:
         raise Forbidden(fault)
     try:
-        return _answer(transaction, read_options(body), running, user, now_us)
+        return _answer(transaction, read_options(body), running, user, now_us, progress)
     except ValueError as error:
         return tsp.bad_request(str(error))
     except RecordCorrupt:
@@ -51,6 +61,7 @@ def _answer(
     running: Running,
     user: User | None,
     now_us: int,
+    progress: ProgressOf | None,
 ) -> Frames:
     owner = None if user is None or user.reads_all else user.owner
     now_running: Collection[bytes] | None = None if running is None else running()
@@ -89,8 +100,10 @@ def _answer(
         now_running = cast(SharedReadTransaction, transaction).running(waiting)
     if options["state"] is State.WAITING and options["uuid"] is None and options["keys"] is None:
         rows = [row for row in rows if row.uuid not in now_running]
+    at_work = [row.uuid for row in rows if row.state is State.WAITING and row.uuid in now_running]
+    far = progress(at_work) if progress is not None and at_work else {}
     document: dict[str, Any] = {
-        "requests": [as_document(row, row.uuid in now_running) for row in rows],
+        "requests": [as_document(row, row.uuid in now_running, far.get(row.uuid)) for row in rows],
         "next": following.hex() if following else None,
     }
     if options["keys"] is not None:
@@ -137,7 +150,7 @@ def read_options(body: Frames) -> dict[str, Any]:
     return options
 
 
-def as_document(row: Description, running: bool) -> dict[str, Any]:
+def as_document(row: Description, running: bool, progress: Progress | None = None) -> dict[str, Any]:
     """What a listing says of a request. `running`: whether a worker may have it."""
     document = row._asdict()
     document["uuid"] = row.uuid.hex()
@@ -147,6 +160,8 @@ def as_document(row: Description, running: bool) -> dict[str, Any]:
     document["options"] = policy.spans
     if policy.trace:
         document["trace"] = policy.trace
+    if progress is not None:
+        document["progress"] = progress
     if not row.owner:
         del document["owner"]
     # A damaged record may have bytes anywhere.

@@ -29,6 +29,7 @@ class News:
     `arrived`: these services have something more to be claimed, the highest priority of which is given. `ended`: these
     requests have ended or are closed, for those who wait for their replies. `closed`: these are closed, and the
     incarnation that had claimed each is to take it back. `certain`: no worker at the node can be given these any more.
+    `progress`: how far the workers at the node are with these, a JSON object each, empty when an attempt is over.
     `look`: there is more about these than is said here. Empty news say that a node is there.
     """
 
@@ -37,6 +38,7 @@ class News:
     closed: dict[bytes, int] = field(default_factory=dict)
     certain: set[bytes] = field(default_factory=set)
     look: set[Topic] = field(default_factory=set)
+    progress: dict[bytes, bytes] = field(default_factory=dict)
 
     def add(self, more: News) -> None:
         """These have happened as well."""
@@ -45,6 +47,7 @@ class News:
         self.closed |= more.closed
         self.certain |= more.certain
         self.look |= more.look
+        self.progress |= more.progress
 
 
 class NewsLine(Protocol):

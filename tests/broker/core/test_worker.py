@@ -6,7 +6,8 @@ import pytest
 from support.transcript import WorkerTranscript
 
 from broker.config import WorkerConfig
-from broker.core.worker import Job, SessionState, WorkerSession
+from broker.core.job import Job
+from broker.core.worker import SessionState, WorkerSession
 
 
 class Work(WorkerTranscript):
@@ -482,3 +483,56 @@ def test_it_need_not_wait_where_there_is_another_endpoint(work: Work) -> None:
         assert work.session.state is SessionState.IDLE
     work.told(b"MDPW02", b"\6")
     assert work.session.next_deadline() == work.now + 1.0, "what was not waited does not count"
+
+
+# -- cancelling and progress ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def extended() -> Work:
+    """At a broker that says that it knows CANCEL and PROGRESS."""
+    work = Work("0.2", "0.1")
+    work.session.take_output()
+    work.told(b"MDPC01", b"mmi.broker", b'{"software": "titanic", "knows": ["titanic:1"]}')
+    work.said(b"MDPW02", b"\1", b"echo", b"titanic:1")
+    work.told(b"MDPW02", b"\5")
+    return work
+
+
+def test_it_learns_that_nobody_wants_the_reply(extended: Work) -> None:
+    job = extended.works()
+    extended.told(b"MDPW02", b"\7", b"another", b"")
+    assert extended.session.take_cancelled() == 0
+    extended.told(b"MDPW02", b"\7", b"client", b"")
+    assert extended.session.take_cancelled() == job.number
+    assert extended.session.take_cancelled() == 0
+    extended.final(job, b"late")
+    extended.said(b"MDPW02", b"\4", b"client", b"", b"late")
+    extended.told(b"MDPW02", b"\7", b"client", b"")  # it crossed the reply
+    extended.said_nothing()
+    assert (extended.session.take_cancelled(), extended.session.state) == (0, SessionState.IDLE)
+
+
+def test_it_says_how_far_it_is_and_of_much_the_last(extended: Work) -> None:
+    job = extended.works()
+    for said in (b"1", b"2", b"3"):
+        extended.session.progress(job.number, said, extended.now)
+    extended.said(b"MDPW02", b"\10", b"client", b"", b"1")
+    extended.said_nothing()
+    extended.later(0.2)
+    extended.said(b"MDPW02", b"\10", b"client", b"", b"3")
+    extended.session.progress(job.number, b"4", extended.now)
+    extended.final(job, b"done")
+    extended.said(b"MDPW02", b"\4", b"client", b"", b"done")
+    extended.later(1)
+    extended.session.progress(job.number, b"5", extended.now)
+    extended.said_nothing()
+
+
+def test_a_broker_that_does_not_know_it_is_told_nothing(work: Work) -> None:
+    job = work.works()
+    work.session.progress(job.number, b"1", work.now)
+    work.said_nothing()
+    work.told(b"MDPW02", b"\7", b"client", b"")
+    assert work.session.take_cancelled() == 0
+    assert work.session.state is SessionState.AWAY

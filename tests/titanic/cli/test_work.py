@@ -93,6 +93,22 @@ def test_killed_by_a_signal(outcome: Outcome) -> None:
     assert outcome("sh", "-c", "kill -9 $$") == (1, b"", said)
 
 
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_request_that_is_closed_ends_its_command(endpoint: str, tmp_path: Path, stubborn: bool) -> None:
+    """By SIGTERM, which it may heed, and soon by SIGKILL: also what it has started."""
+    heed = "trap '' TERM" if stubborn else f"trap 'echo bye >{tmp_path}/said; exit 0' TERM"
+    script = f"{heed}; sleep 1000 & echo $! $$ >{tmp_path}/new && mv {tmp_path}/new {tmp_path}/pids; wait; wait"
+    options = ("--kill-after", "0.2" if stubborn else "60")
+    with working(tmp_path, endpoint, tmp_path.name, "sh", "-c", script, options=options) as worker:
+        uuid = here("submit", tmp_path.name, "x", "--endpoint", endpoint).out.decode().strip()
+        until((tmp_path / "pids").exists)
+        assert here("close", uuid, "--endpoint", endpoint).code == 0
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        until(lambda: not any(map(alive, pids)))
+        worker.says(f"{uuid}: (cancelled|the command was ended by signal 9)")
+    assert (tmp_path / "said").exists() is not stubborn
+
+
 def test_it_need_not_read(outcome: Outcome) -> None:
     assert outcome("true", body=b"x" * 3_000_000) == (0, b"", "")
 

@@ -20,9 +20,9 @@ from support.serving import QUICK, brokering, config
 from support.waiting import until
 
 from broker import RemoteError, Worker
-from titanic import Client, Refused, RequestFailed, Server, UnknownRequest
+from titanic import Client, Refused, RequestFailed, Server, UnknownRequest, current
 from titanic.config import ServiceLimits
-from titanic.dispatch import other_nodes
+from titanic.dispatch import other_nodes, progress
 from titanic.store import LeaseConfig, NodeFacts
 from titanic.store.postgres.store import PostgresStore
 
@@ -394,3 +394,30 @@ def test_of_two_nodes_that_start_together_at_one_broker_one_gives_way(
             with first:
                 assert "another node of this store" in str(until(lambda: first.problem or second.problem))
                 assert (first.alive, second.alive).count(True) == 1
+
+
+def test_a_worker_of_another_node_is_heard_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How far it is can be seen at any node; who closes its request there has it cancelled."""
+    cancelled = threading.Event()
+
+    def work(frames: list[bytes]) -> str:
+        request = current()
+        request.progress(1, 4, frames[0].decode())
+        assert request.delivery is not None
+        request.delivery.on_cancel(cancelled.set)
+        assert cancelled.wait(60)
+        return "done"
+
+    look_often(monkeypatch)
+    monkeypatch.setattr(progress, "TELL_EVERY", 0.0)
+    with cluster(tmp_path, 2) as nodes:
+        heard_of_each_other(nodes)
+        a, b = nodes.clients
+        with Worker("echo", work, nodes[1].endpoints[0], config=QUICK):
+            uuid = a.submit("echo", "closed", key="of its own")
+            until(lambda: a.show(uuid).get("progress") and b.show(uuid).get("progress"))
+            assert a.show(uuid).get("progress") == {"done": 1, "of": 4, "text": "closed"}
+            assert a.list(state="running")[0][0].get("progress") == {"done": 1, "of": 4, "text": "closed"}
+            a.close(uuid)
+            assert cancelled.wait(30)
+            until(lambda: nodes[0].dispatcher.progress([bytes.fromhex(uuid)]) == {})

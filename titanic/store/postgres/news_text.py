@@ -1,9 +1,11 @@
 """News as the text of a NOTIFY, which has less than 8,000 bytes.
 
-    {"v": 1, "arrived": ["echo"], "ended": "…", "closed": {"7": "…"}, "certain": "…", "look": ["ended"]}
+    {"v": 1, "arrived": ["echo"], "ended": "…", "closed": {"7": "…"}, "certain": "…", "look": ["ended"],
+     "progress": {"…": "{…}"}}
 
 Ids are in base64, one behind the other; names are their bytes as characters; `closed` is by incarnation. What is empty
-is left out. Of a topic that is too long for the rest, only its name is said, in `look`. Who finds a text that he does
+is left out. Of a topic that is too long for the rest, only its name is said, in `look`; of progress there
+is as much as has room. Who finds a text that he does
 not understand, of a later version perhaps, looks for himself.
 """
 
@@ -49,6 +51,8 @@ def write(news: News) -> str:
         else:
             left -= size
             said[name] = part
+    if far := _with_room(news.progress, left):
+        said["progress"] = far
     if look:
         said["look"] = sorted(look)
     return _text(said)
@@ -66,9 +70,22 @@ def read(text: bytes) -> News:
             {uuid: int(number) for number, uuids in said.get("closed", {}).items() for uuid in _split(uuids)},
             set(_split(said.get("certain", ""))),
             {Topic(name) for name in said.get("look", ())},
+            {_split(uuid)[0]: text.encode() for uuid, text in said.get("progress", {}).items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return News(look=set(Topic))
+
+
+def _with_room(progress: dict[bytes, bytes], left: int) -> dict[str, str]:
+    found: dict[str, str] = {}
+    left -= len('"progress":{},')
+    for uuid, text in progress.items():
+        one = {_joined([uuid]): text.decode()}
+        left -= len(_text(one))
+        if left < 0:
+            break
+        found |= one
+    return found
 
 
 def _text(said: dict[str, Any]) -> str:
