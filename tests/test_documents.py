@@ -18,6 +18,7 @@ DOCUMENTS = [
     "titanic/README.md",
     "titanic/PROTOCOL.md",
     "titanic/tasks/README.md",
+    "titanic/SCHEDULES.md",
     "broker/README.md",
     "broker/patterns/README.md",
     "data/README.md",

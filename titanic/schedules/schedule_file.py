@@ -37,9 +37,9 @@ def read_schedules(path: Path) -> list[Schedule]:
         raise InvalidSchedule(f"{path}: this is not TOML", str(error)) from error
     shared = {key: value for key, value in document.items() if not isinstance(value, dict)}
     tables = {name: table for name, table in document.items() if isinstance(table, dict)}
+    _check_keys(str(path), shared)
     if not tables:
         raise InvalidSchedule(f"{path}: there are no schedules", "each is a table", "write [NAME] above its keys")
-    _check_keys(str(path), shared)
     found = []
     for name, table in tables.items():
         where = f"{path}: [{name}]"

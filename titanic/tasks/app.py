@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
@@ -15,17 +16,22 @@ from broker import DEFAULT_ENDPOINT, Handler, Key, MultiWorker, credentials, ser
 from titanic.client.client import Client
 from titanic.errors import CallerError
 from titanic.protocol.submit_options import Span
+from titanic.schedules import Missed, Schedule, Scheduler
 from titanic.tasks.definition import Definition
 from titanic.tasks.memory import MemoryQueue, QueueSettings
 from titanic.tasks.middleware import AnyAfter, AnyBefore, AnyOnError, Middleware
 from titanic.tasks.options import TaskOptions
-from titanic.tasks.task import AsyncTask, Task
+from titanic.tasks.task import AsyncTask, Submission, Task
 from titanic.tasks.ticket import Queue
 from titanic.tasks.values import serializer as serializer_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
 AnyHandler = TypeVar("AnyHandler", bound=Handler)
+AnyTask = TypeVar("AnyTask", bound=Submission[..., Any])
+
+UNNAMED = "unnamed"
+"""A schedule until it is known of which task."""
 
 
 class TaskDecorator(Protocol):
@@ -69,6 +75,7 @@ class Tasks:
         self.definitions: dict[str, Definition] = {}
         """Its tasks, by their services."""
         self._services: dict[str, Handler] = {}
+        self._schedules: list[tuple[Schedule, Submission[..., Any], tuple[Any, ...]]] = []
         self._format = serializer_of(serializer)
         self._timeout = timeout
         self._middleware = Middleware()
@@ -148,6 +155,36 @@ class Tasks:
         has several processes of such."""
         return MultiWorker(self.handlers, self.endpoint, jobs=jobs, key=self.key, server_key=self.server_key)
 
+    # -- schedules -------------------------------------------------------------------------------------------
+
+    def cron(
+        self, expression: str, *args: Any, tz: str = "UTC", missed: Missed = "skip", name: str = ""
+    ) -> Callable[[AnyTask], AnyTask]:
+        """Have a task submitted by a cron expression, with these arguments: it stands above `@app.task`.
+
+        `missed`: what becomes of ticks that passed while nobody could submit them, skip, once or all. `name`: that of
+        the schedule; default the task's service. Schedules are run by `scheduler`. Raises InvalidSchedule.
+        """
+        return partial(self._scheduled, args, Schedule(name or UNNAMED, UNNAMED, cron=expression, tz=tz, missed=missed))
+
+    def every(self, span: Span, *args: Any, missed: Missed = "skip", name: str = "") -> Callable[[AnyTask], AnyTask]:
+        """The same at intervals, of seconds or a timedelta: they are counted from 1970, so 3600 is each full hour."""
+        return partial(self._scheduled, args, Schedule(name or UNNAMED, UNNAMED, every=span, missed=missed))
+
+    def _scheduled(self, args: tuple[Any, ...], schedule: Schedule, task: AnyTask) -> AnyTask:
+        name = task.service if schedule.name == UNNAMED else schedule.name
+        self._schedules.append((replace(schedule, name=name, service=task.service), task, args))
+        return task
+
+    @property
+    def schedules(self) -> list[Schedule]:
+        """Those of its tasks. Raises InvalidArguments for arguments that do not fit."""
+        return [task.scheduled(schedule, args) for schedule, task, args in self._schedules]
+
+    def scheduler(self) -> Scheduler:
+        """Submits what is due by its schedules: `run` it in a thread. Any number of processes may do so."""
+        return Scheduler(self._connected(), self.schedules)
+
     # -- middleware ------------------------------------------------------------------------------------------
 
     def before(self, function: AnyBefore) -> AnyBefore:
@@ -172,8 +209,9 @@ class Tasks:
     @property
     def client(self) -> Queue:
         """What its tasks are submitted with: one `titanic.Client`, for all threads of the process."""
-        if self._test is not None:
-            return self._test
+        return self._connected() if self._test is None else self._test
+
+    def _connected(self) -> Client:
         known = self._client
         if known is not None and known[0] == os.getpid():
             return known[1]

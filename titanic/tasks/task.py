@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
 
 from titanic.protocol.submit_options import SubmitOptions
+from titanic.schedules import Schedule
 from titanic.tasks.definition import Definition, traced
 from titanic.tasks.ticket import Queues, Ticket, Tickets
 
@@ -65,6 +67,11 @@ class Submission(Generic[P, R]):
             keys = [key for key in found if key is not None] or None
         uuids = self._queues.client.submit_many(task.service, frames, keys=keys, **options)
         return Tickets(task, self._queues, uuids)
+
+    def scheduled(self, schedule: Schedule, args: tuple[Any, ...]) -> Schedule:
+        """A schedule that submits the task with these arguments. Its ticks have keys of their own."""
+        options: Any = {name: value for name, value in self._options.items() if name not in ("key", "key_for")}
+        return replace(schedule, body=self.definition.values.write(args, {}), options=options)
 
     def ticket(self, uuid: str) -> Ticket[R]:
         """A ticket for what was submitted before, perhaps by another process."""

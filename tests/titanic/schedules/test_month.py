@@ -77,7 +77,10 @@ def test_when_all_are_gone_for_days_the_policy_counts(memory: Path, monkeypatch:
 @pytest.mark.torture
 @pytest.mark.parametrize("faults", [ONE_LIVES, ALL_GONE], ids=["one lives", "all gone"])
 @pytest.mark.parametrize("begin", [BEGIN, AUTUMN], ids=["spring", "autumn"])
-def test_months_of_five_minutes(memory: Path, begin: float, faults: dict[str, float]) -> None:
+def test_months_of_five_minutes(
+    memory: Path, begin: float, faults: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "SLEEP_MOST", DAY / 24)
     rare = {name: often / 30 if often < 1 else often for name, often in faults.items()}
     check(
         run(memory, begin, 31, rare, "*/5 * * * *"),

@@ -1,0 +1,55 @@
+"""The examples of SCHEDULES.md, run as they stand there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from titanic import Client, Server
+from titanic.schedules import Schedule, queue_state
+from titanic.schedules.schedule_file import KEYS, read_schedules
+
+PAGE = (Path(__file__).parents[3] / "titanic/SCHEDULES.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_file(tmp_path: Path) -> None:
+    (text,) = blocks("toml")
+    (tmp_path / "schedules.toml").write_text(text)
+    nightly, news = read_schedules(tmp_path / "schedules.toml")
+    assert (nightly.when, nightly.missed) == ("30 2 * * * Europe/Berlin", "once")
+    assert (news.when, news.options) == ("every 300 s", {"ttl": 300, "max_attempts": 3})
+    assert list(news.frames) == ["https://example.org/news"]
+
+
+def test_every_key_is_explained() -> None:
+    table = PAGE.partition("| key | meaning |")[2].partition("\n\n")[0]
+    explained = re.findall(
+        r"`([a-z-]+)`", "\n".join(row.split("|")[1] for row in table.splitlines() if row.count("|") > 2)
+    )
+    assert sorted(explained) == sorted(KEYS)
+
+
+def test_python(server: Server, client: Client) -> None:
+    names: dict[str, Any] = {"__name__": "shop"}
+    for block in blocks("python"):
+        exec(compile(block, "SCHEDULES.md", "exec"), names)
+    names["run"](client).stop()
+    app = names["app"]
+    app.endpoint = server.endpoints[0]
+    report, poll = app.schedules
+    assert (report.name, report.when, report.missed) == ("shop.report", "0 7 * * MON-FRI Europe/Berlin", "once")
+    assert (poll.name, poll.when, poll.options) == ("shop.poll", "every 300 s", {"ttl": 300})
+    assert app.scheduler().once() == []
+    uuid = queue_state.submit_now(client, report)
+    with app.worker() as worker:
+        assert client.wait(uuid, 20) == [b"null"]
+    assert worker is not None
+
+
+def test_a_key_names_its_tick() -> None:
+    assert Schedule("shop.poll", "x", every=300).key(1_795_377_900) in PAGE
