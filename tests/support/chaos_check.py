@@ -162,6 +162,15 @@ class Troubles:
             return f"{node} was cut off from the store"
         return ""
 
+    def held_up(self, execution: Execution, since: float) -> str:
+        """What kept an execution, which its worker had been given by `since`, from beginning before; or nothing."""
+        worker, _, node = execution.worker.partition("@")
+        for who in (worker, f"{node} workers"):
+            for trouble in self._of[who]:
+                if trouble.began <= since and trouble.ended >= execution.began - ON_ITS_WAY:
+                    return f"{who} {trouble.what}"
+        return ""
+
     def late(self, execution: Execution, since: float) -> bool:
         """Whether something held it up on its way to the worker that began it so long after `since`."""
         worker, _, node = execution.worker.partition("@")
@@ -218,11 +227,12 @@ def _late(life: Life, executions: Sequence[Execution], troubles: Troubles) -> It
 
 
 def _again(executions: Sequence[Execution], troubles: Troubles, excused: Counter[str]) -> Iterator[str]:
-    """Each execution but the first has a reason in one of those before."""
+    """Each execution but the first has a reason in the one before; or was given to its worker before that one, and
+    began later, because the worker stood still meanwhile (or what it was sent stood still on its way)."""
     for before, this in pairwise(executions):
         if before.outcome == "failed" and before.ended is not None and before.ended <= this.began:
             continue
-        reason = troubles.excuse(before, this.began)
+        reason = troubles.excuse(before, this.began) or troubles.held_up(this, before.began)
         if not reason:
             yield "P2: executed again without a reason"
             return
