@@ -284,7 +284,7 @@ def work(
     \b
     Example:
       titanic work upper --jobs 4 -- tr a-z A-Z
-      titanic work mail --fatal-exit 64-78 -- sendmail -t
+      titanic work upper --fatal-exit 64-78 --kill-after 1m -- tr a-z A-Z
     """
     logs.begin(log_level, log_format)
     if shutil.which(command[0]) is None:
