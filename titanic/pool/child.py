@@ -21,7 +21,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from titanic.errors import TitanicError
 from titanic.jobs.context import RequestContext, current
 from titanic.pool.config import ChildConfig
 from titanic.pool.sources import involved, loaded
+from titanic.schedules import Scheduler
 
 log = logging.getLogger("titanic.pool")
 
@@ -153,18 +153,29 @@ def main() -> None:
     with suppress(Exception):  # stderr may be no file
         faulthandler.enable()  # SIGABRT: every thread says where it is
     try:
-        handlers, worker = _prepare(config, reports)
+        worker, scheduler = _prepare(config, reports)
     except (TitanicError, ValueError) as error:
         reports.say(fault=str(error), files=[*loaded(), *involved(config.target, error.__cause__)])
         sys.exit(EXIT_FAULT)
     orders.obey(worker, config.grace)
     reports.say(ready=True, files=loaded())
+    if scheduler is not None:
+        threading.Thread(target=_submit_ticks, args=(scheduler,), name="scheduler", daemon=True).start()
     worker.run()
-    log.debug("%d services; done", len(handlers))
+    if scheduler is not None:
+        scheduler.stop()
 
 
-def _prepare(config: ChildConfig, reports: Reports) -> tuple[Mapping[str, Handler], MultiWorker]:
-    """The services of the app, and a worker for them. Raises TitanicError or a BrokerError."""
+def _submit_ticks(scheduler: Scheduler) -> None:
+    try:
+        scheduler.run()
+    except TitanicError as error:
+        log.error("the schedules of the tasks do not run: %s", error)
+
+
+def _prepare(config: ChildConfig, reports: Reports) -> tuple[MultiWorker, Scheduler | None]:
+    """A worker for the services of the app, and what runs its schedules, if it has some. Raises TitanicError or a
+    BrokerError."""
     try:
         from titanic.pool.loading import load
     except ModuleNotFoundError as error:
@@ -183,7 +194,7 @@ def _prepare(config: ChildConfig, reports: Reports) -> tuple[Mapping[str, Handle
     worker = MultiWorker(handlers, app.endpoint, jobs=config.jobs, key=app.key, server_key=app.server_key)
     jobs.worker = worker
     worker.every(BEAT, jobs.look)
-    return handlers, worker
+    return worker, app.scheduler() if app.schedules else None
 
 
 if __name__ == "__main__":

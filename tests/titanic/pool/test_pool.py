@@ -21,6 +21,7 @@ import os
 import time
 from pathlib import Path
 
+from titanic import current
 from titanic.tasks import Tasks
 
 app = Tasks(name="shop")
@@ -46,9 +47,19 @@ def hang(folder: str) -> int:
 """
 
 
+SCHEDULED = """
+
+@app.every(1, "ticks")
+@app.task
+def note(text: str) -> None:
+    with Path("notes").open("a") as notes:
+        notes.write(f"{text} {current().key}\\n")
+"""
+
+
 @contextmanager
 def pool(folder: Path, server: Server, *options: str) -> Iterator[Running]:
-    (folder / "pool_shop.py").write_text(APP)
+    (folder / "pool_shop.py").write_text(APP + SCHEDULED.replace('"notes"', f'"{folder}/notes"'))
     endpoint = server.endpoints[0]
     path = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
     with running(
@@ -97,6 +108,14 @@ def test_a_day_of_a_pool(server: Server, client: Client, tmp_path: Path) -> None
     assert not [pid for pid in pids(worker) if alive(pid)]
     assert re.search(r"INFO \[\d+\] broker.worker: shop.whoami is registered", worker.log.read_text())
     assert "Traceback" not in worker.log.read_text()
+
+
+def test_schedules_of_tasks_run_with_the_workers_and_each_tick_once(server: Server, tmp_path: Path) -> None:
+    with pool(tmp_path, server, "--processes", "2"):
+        until(lambda: (tmp_path / "notes").exists() and len((tmp_path / "notes").read_text().splitlines()) >= 3)
+    notes = (tmp_path / "notes").read_text().splitlines()
+    assert len(set(notes)) == len(notes)
+    assert all(re.fullmatch(r"ticks cron:shop.note:\S+Z", note) for note in notes)
 
 
 def test_what_is_not_done_within_the_grace_is_ended(server: Server, client: Client, tmp_path: Path) -> None:
