@@ -2,6 +2,7 @@
 
     Tasks        an app: its tasks, its services, how it reaches Titanic      app.py
     Ticket       a submitted task, and its reply                              ticket.py
+    Flow         tasks that follow each other, and `gather`, groups of them   flow.py
     TaskFailed   what a task has failed with                                  failures.py
 
 `Failed` and `Retry`, which a task raises, and `current()`, the request that it works on, are in `titanic` itself.
@@ -9,6 +10,7 @@
 
 from titanic.tasks.app import Tasks
 from titanic.tasks.failures import InvalidArguments, InvalidReply, TaskFailed
+from titanic.tasks.flow import Flow, FlowTicket, gather
 from titanic.tasks.middleware import Call
 from titanic.tasks.options import TaskOptions
 from titanic.tasks.task import AsyncTask, Submission, Task
@@ -17,6 +19,8 @@ from titanic.tasks.ticket import Ticket, Tickets
 __all__ = [
     "AsyncTask",
     "Call",
+    "Flow",
+    "FlowTicket",
     "InvalidArguments",
     "InvalidReply",
     "Submission",
@@ -26,4 +30,5 @@ __all__ = [
     "Tasks",
     "Ticket",
     "Tickets",
+    "gather",
 ]

@@ -18,12 +18,15 @@ from titanic.errors import CallerError
 from titanic.protocol.submit_options import Span
 from titanic.schedules import Missed, Schedule, Scheduler
 from titanic.tasks.definition import Definition
+from titanic.tasks.flow import FlowHost, FlowQueue, FlowReplies, FlowTicket, any_reply
 from titanic.tasks.memory import MemoryQueue, QueueSettings
 from titanic.tasks.middleware import AnyAfter, AnyBefore, AnyOnError, Middleware
 from titanic.tasks.options import TaskOptions
 from titanic.tasks.task import AsyncTask, Submission, Task
-from titanic.tasks.ticket import Queue
 from titanic.tasks.values import serializer as serializer_of
+from titanic.workflows.flow_service import FlowService
+from titanic.workflows.plan import PlanFormat
+from titanic.workflows.steps import Steps
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,6 +86,10 @@ class Tasks:
         """With the process that it belongs to."""
         self._lock = threading.Lock()
         self._test: MemoryQueue | None = None
+        self.flows = FlowHost(f"{name}.flow", self._format, self)
+        """What its flows have in common."""
+        self._steps = Steps(self, PlanFormat(self._format))
+        self._add(self.flows.service, FlowService(self._steps, self.flows.service).handle)
 
     # -- tasks and services ----------------------------------------------------------------------------------
 
@@ -118,7 +125,7 @@ class Tasks:
 
     def _task(self, function: Callable[..., Any], options: TaskOptions) -> Task[Any, Any] | AsyncTask[Any, Any]:
         service = options.get("service") or f"{self.name}.{function.__name__}"
-        definition = Definition(service, function, self._format, self._middleware, options)
+        definition = Definition(service, function, self._format, self._middleware, options, self._steps)
         self._add(service, definition.handle)
         self.definitions[service] = definition
         kind = AsyncTask if definition.is_async else Task
@@ -207,7 +214,7 @@ class Tasks:
     # -- the queue -------------------------------------------------------------------------------------------
 
     @property
-    def client(self) -> Queue:
+    def client(self) -> FlowQueue:
         """What its tasks are submitted with: one `titanic.Client`, for all threads of the process."""
         return self._connected() if self._test is None else self._test
 
@@ -220,6 +227,11 @@ class Tasks:
                 curve = credentials(self.key, self.server_key)
                 self._client = os.getpid(), Client(self.endpoint, timeout=self._timeout, key=curve)
             return self._client[1]
+
+    def flow(self, uuid: str) -> FlowTicket[Any]:
+        """A ticket for a flow that was submitted before, perhaps by another process. `Flow.ticket` gives one that knows
+        the type of the reply."""
+        return FlowTicket(FlowReplies(self.flows.service, any_reply(self._format), ()), self, uuid)
 
     @contextmanager
     def testing(self, **settings: Unpack[QueueSettings]) -> Iterator[MemoryQueue]:

@@ -18,6 +18,8 @@ from titanic.tasks.failures import InvalidArguments, as_raised, describe
 from titanic.tasks.middleware import Call, Middleware
 from titanic.tasks.options import TaskOptions, as_tuple, submit_options
 from titanic.tasks.values import Serializer, Values
+from titanic.workflows.plan import Place
+from titanic.workflows.steps import Steps
 
 log = logging.getLogger("titanic.tasks")
 
@@ -32,7 +34,9 @@ class Definition:
         format: Serializer,
         middleware: Middleware,
         options: TaskOptions,
+        steps: Steps | None = None,
     ) -> None:
+        """`steps`: what is done around steps of flows; without it they fail."""
         self.service = service
         self.function = function
         self.name: str = function.__name__
@@ -40,6 +44,7 @@ class Definition:
         self.options = submit_options(options)
         self._format = format
         self._middleware = middleware
+        self._steps = steps
         self._key = options.get("key")
         self._fatal = as_tuple(options.get("fatal", ()))
         self._retry_on = as_tuple(options["retry_on"]) if "retry_on" in options else None
@@ -85,15 +90,26 @@ class Definition:
     def _named(self, key: str) -> str:
         return f"{self.service}:{key}"
 
+    @property
+    def declared(self) -> tuple[type[Exception], ...]:
+        """Exceptions that a client raises again."""
+        return self._declared
+
     def failure(self, failed: RequestFailed) -> Exception:
         """What a client raises for a request of this task that has failed."""
         return as_raised(failed, self._declared)
+
+    def read_reply(self, frames: list[bytes]) -> Any:
+        """What the task has returned. Raises InvalidReply."""
+        return self.values.read_reply(frames)
 
     # -- for a worker ----------------------------------------------------------------------------------------
 
     def handle(self, frames: list[bytes]) -> bytes:
         """The handler of its worker: the reply to a request. Raises RemoteError."""
-        call = self._call(frames)
+        call, place = self._call(frames)
+        if place is not None and self._steps is not None:
+            self._steps.begin(place)
         try:
             self._middleware.begins(call)
             value = self.function(*call.args, **call.kwargs)
@@ -106,18 +122,26 @@ class Definition:
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
             self._log(f"its reply cannot travel: {error}", None)
             raise Failed(f"the reply of {self.name} cannot travel: {error}") from error
+        if place is not None and self._steps is not None:
+            self._steps.follow(place, reply)
         self._middleware.returned(call, value)
         return reply
 
-    def _call(self, frames: list[bytes]) -> Call:
+    def _call(self, frames: list[bytes]) -> tuple[Call, Place | None]:
+        """The call, and its place if it is a step of a flow."""
         if len(frames) != 1:
             raise Failed(f"a request for {self.service} has {len(frames)} frames; this version knows what one means")
         try:
-            args, kwargs = self.values.read(frames[0])
+            (args, kwargs), flow = self.values.read_step(frames[0])
         except InvalidArguments as error:
             self._log(str(error), None)
             raise Failed(str(error)) from error
-        return Call(self.service, self.name, args, kwargs)
+        call = Call(self.service, self.name, args, kwargs)
+        if not bytes(flow):
+            return call, None
+        if self._steps is None:
+            raise Failed(f"a request for {self.service} is a step of a flow, which is not known here")
+        return call, self._steps.read(flow)
 
     def _ended(self, call: Call, error: Exception) -> RemoteError:
         """The error reply for what the task has raised."""

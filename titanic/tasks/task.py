@@ -10,7 +10,9 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
 from titanic.protocol.submit_options import SubmitOptions
 from titanic.schedules import Schedule
 from titanic.tasks.definition import Definition, traced
-from titanic.tasks.ticket import Queues, Ticket, Tickets
+from titanic.tasks.flow import Flow, FlowApp, Link, stage_options
+from titanic.tasks.ticket import Ticket, Tickets
+from titanic.workflows.plan import Stage
 
 P = ParamSpec("P")
 Rest = ParamSpec("Rest")
@@ -22,7 +24,7 @@ Returned = TypeVar("Returned")
 class Submission(Generic[P, R]):
     """A task with options for its calls."""
 
-    def __init__(self, definition: Definition, queues: Queues, options: SubmitOptions) -> None:
+    def __init__(self, definition: Definition, queues: FlowApp, options: SubmitOptions) -> None:
         self.definition = definition
         self._queues = queues
         self._options = options
@@ -73,6 +75,21 @@ class Submission(Generic[P, R]):
         options: Any = {name: value for name, value in self._options.items() if name not in ("key", "key_for")}
         return replace(schedule, body=self.definition.values.write(args, {}), options=options)
 
+    def step(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R]:
+        """The task with these arguments as a flow, to which others can be added: `resize.step("a.png").then(publish)`.
+
+        Raises InvalidArguments when they do not fit the signature.
+        """
+        link = self.link(args, kwargs, first=True)
+        return Flow(link.host, [link.stage], link.read, link.declared)
+
+    def link(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, first: bool) -> Link:
+        """For flows: the task as a step, the first one or one that has the reply before it as its first argument."""
+        task = self.definition
+        given = task.values.step(args, kwargs, first=first)
+        stage = Stage(task.service, given.args, given.kwargs, stage_options(self._options))
+        return Link(self._queues.flows, stage, task.read_reply, task.declared)
+
     def ticket(self, uuid: str) -> Ticket[R]:
         """A ticket for what was submitted before, perhaps by another process."""
         return Ticket(self.definition, self._queues, uuid)
@@ -84,7 +101,7 @@ class Submission(Generic[P, R]):
 class Task(Submission[P, R]):
     """A function that is a task: called, it is the function; submitted, it is executed by a worker."""
 
-    def __init__(self, function: Callable[P, R], definition: Definition, queues: Queues) -> None:
+    def __init__(self, function: Callable[P, R], definition: Definition, queues: FlowApp) -> None:
         super().__init__(definition, queues, definition.options)
         functools.update_wrapper(self, function)
         self._function = function
@@ -96,7 +113,7 @@ class Task(Submission[P, R]):
 class AsyncTask(Submission[P, R]):
     """An `async def` function that is a task: called, it is awaited as ever; a worker awaits it."""
 
-    def __init__(self, function: Callable[P, Coroutine[Any, Any, R]], definition: Definition, queues: Queues) -> None:
+    def __init__(self, function: Callable[P, Coroutine[Any, Any, R]], definition: Definition, queues: FlowApp) -> None:
         super().__init__(definition, queues, definition.options)
         functools.update_wrapper(self, function)
         self._function = function

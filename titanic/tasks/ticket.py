@@ -8,7 +8,6 @@ from typing import Any, Generic, Protocol, TypeVar, Unpack, overload
 from titanic.errors import RequestFailed
 from titanic.protocol.answers import Ended
 from titanic.protocol.submit_options import Span, SubmitOptions
-from titanic.tasks.definition import Definition
 
 R = TypeVar("R", covariant=True)
 
@@ -53,13 +52,27 @@ class Queues(Protocol):
         """The queue of this thread, now."""
 
 
+class Answering(Protocol):
+    """What knows what replies mean: a task, or a flow."""
+
+    @property
+    def service(self) -> str:
+        """The service of its requests."""
+
+    def read_reply(self, frames: list[bytes]) -> Any:
+        """What was returned."""
+
+    def failure(self, failed: RequestFailed) -> Exception:
+        """What is raised for a request that has failed."""
+
+
 class Ticket(Generic[R]):
     """A submitted task. Keep `uuid` to come back for the reply in another process: `Task.ticket` makes a ticket of
     it."""
 
     __slots__ = ("_queues", "_task", "uuid")
 
-    def __init__(self, task: Definition, queues: Queues, uuid: str) -> None:
+    def __init__(self, task: Answering, queues: Queues, uuid: str) -> None:
         self._task = task
         self._queues = queues
         self.uuid = uuid
@@ -92,7 +105,7 @@ class Ticket(Generic[R]):
             return error
 
     def _read(self, frames: list[bytes]) -> R:
-        value: R = self._task.values.read_reply(frames)
+        value: R = self._task.read_reply(frames)
         return value
 
     def __repr__(self) -> str:
@@ -102,7 +115,7 @@ class Ticket(Generic[R]):
 class Tickets(Sequence[Ticket[R]]):
     """Tickets of one task, in the order in which it was submitted."""
 
-    def __init__(self, task: Definition, queues: Queues, uuids: Iterable[str]) -> None:
+    def __init__(self, task: Answering, queues: Queues, uuids: Iterable[str]) -> None:
         self._queues = queues
         self._tickets: list[Ticket[R]] = [Ticket(task, queues, uuid) for uuid in uuids]
 

@@ -21,6 +21,9 @@ from titanic.util.text import quoted
 
 Decode = Callable[[Any], Any]
 
+NOT_YET = object()
+"""In place of a reply that is not there yet."""
+
 
 class Serializer(NamedTuple):
     """A format of values."""
@@ -56,6 +59,7 @@ class Given(msgspec.Struct, forbid_unknown_fields=True):
 
     args: list[msgspec.Raw] = []
     kwargs: dict[str, msgspec.Raw] = {}
+    flow: msgspec.Raw = msgspec.Raw()
 
 
 class Arguments(NamedTuple):
@@ -75,7 +79,7 @@ class Values:
         self._signature = inspect.signature(function)
         hints = get_type_hints(function, include_extras=True)
         self._encode = format.encode
-        self._given = format.decoder(Given)
+        self._given: Callable[[bytes], Given] = format.decoder(Given)
         self._decoders = {
             parameter.name: self._decoder(format, f"argument '{parameter.name}'", hints.get(parameter.name, Any))
             for parameter in self._signature.parameters.values()
@@ -98,14 +102,45 @@ class Values:
 
     def read(self, frame: bytes) -> Arguments:
         """The arguments in a frame. Raises InvalidArguments when they do not fit."""
+        return self.read_step(frame)[0]
+
+    def read_step(self, frame: bytes) -> tuple[Arguments, msgspec.Raw]:
+        """The arguments in a frame, and its place, if it is that of a step of a flow (titanic/workflows/plan.py); else
+        that is empty. Raises InvalidArguments."""
         try:
             given = self._given(frame)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise self._invalid("the body is not arguments", error) from None
+        bound = self._fit(self._bind(*given.args, **given.kwargs))
+        return Arguments(bound.args, bound.kwargs), given.flow
+
+    def step(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, first: bool) -> Given:
+        """These arguments as a step of a flow has them: all of them if it is the first one, else those behind the
+        reply before it. Raises InvalidArguments when they do not fit."""
         try:
-            bound = self._signature.bind(*given.args, **given.kwargs)
+            given = self._given(self._encode({"args": args, "kwargs": kwargs}))
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:
+            raise self._invalid("an argument cannot travel", error) from None
+        if first:
+            self._fit(self._bind(*given.args, **given.kwargs))
+            return given
+        bound = self._bind(NOT_YET, *given.args, **given.kwargs)
+        name, value = next(iter(bound.arguments.items()))
+        if value is NOT_YET:
+            del bound.arguments[name]
+        elif name in self._rests:
+            bound.arguments[name] = value[1:]
+        self._fit(bound)
+        return given
+
+    def _bind(self, *args: Any, **kwargs: Any) -> inspect.BoundArguments:
+        try:
+            return self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise self._invalid("the arguments do not fit", error) from None
+
+    def _fit(self, bound: inspect.BoundArguments) -> inspect.BoundArguments:
+        """Arguments of the types of the annotations."""
         values = bound.arguments
         for name, value in values.items():
             decode = self._decoders[name]
@@ -118,7 +153,7 @@ class Values:
                     values[name] = {key: decode(one) for key, one in value.items()}
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise self._invalid(f"argument '{name}' does not fit", error) from None
-        return Arguments(bound.args, bound.kwargs)
+        return bound
 
     def write_reply(self, value: object) -> bytes:
         """The frame for what the function has returned. Raises TypeError or ValueError when it cannot travel."""

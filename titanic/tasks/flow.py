@@ -1,0 +1,231 @@
+"""Flows: tasks that follow each other, and groups of them.
+
+flow = resize.step("a.png").then(publish, quality=80)
+album = gather(thumb.step(name) for name in names).then(make_album)
+ticket = flow.submit()
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, Unpack
+
+import msgspec
+
+from titanic.errors import CallerError, RequestFailed
+from titanic.protocol.submit_options import SubmitOptions, encode
+from titanic.tasks.failures import InvalidReply, as_raised
+from titanic.tasks.ticket import Queue, Queues, Ticket
+from titanic.tasks.values import Serializer
+from titanic.workflows import steps
+from titanic.workflows.plan import Plan, PlanFormat, Stage
+from titanic.workflows.sweeping import sweep
+
+P = ParamSpec("P")
+Rest = ParamSpec("Rest")
+R = TypeVar("R", covariant=True)
+Before = TypeVar("Before")
+Item = TypeVar("Item")
+Next = TypeVar("Next")
+
+ReadReply = Callable[[list[bytes]], Any]
+
+
+class FlowQueue(Queue, steps.Queue, Protocol):
+    """What flows want of a queue: some methods of `titanic.Client`."""
+
+
+class FlowQueues(Queues, Protocol):
+    """Where an app's queue is."""
+
+    @property
+    def client(self) -> FlowQueue:
+        """The queue of this thread, now."""
+
+
+class FlowApp(FlowQueues, Protocol):
+    """An app, as its tasks see it."""
+
+    @property
+    def flows(self) -> FlowHost:
+        """What its flows have in common."""
+
+
+class FlowHost(NamedTuple):
+    """What the flows of an app have in common."""
+
+    service: str
+    format: Serializer
+    queues: FlowQueues
+
+
+class Link(NamedTuple):
+    """A task with arguments, as a part of a flow: how its reply is read, and what it may raise."""
+
+    host: FlowHost
+    stage: Stage
+    read: ReadReply
+    declared: tuple[type[Exception], ...]
+
+
+class Linkable(Protocol[P, R]):
+    """A task, perhaps with options."""
+
+    def step(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R]:
+        """The task with its arguments, as the first step of a flow."""
+
+    def link(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, first: bool) -> Link:
+        """The task with arguments; those behind the reply before it, if it is not the first."""
+
+
+class FlowReplies(NamedTuple):
+    """What replies of a flow mean."""
+
+    service: str
+    read_reply: ReadReply
+    declared: tuple[type[Exception], ...]
+
+    def failure(self, failed: RequestFailed) -> Exception:
+        """What is raised for a flow that has failed."""
+        return as_raised(failed, self.declared)
+
+
+class FlowTicket(Ticket[R]):
+    """A submitted flow. Its reply is that of the last step."""
+
+    __slots__ = ("_flows",)
+
+    def __init__(self, replies: FlowReplies, queues: FlowQueues, uuid: str) -> None:
+        super().__init__(replies, queues, uuid)
+        self._flows = queues
+
+    def close(self) -> None:
+        """Delete the flow and its reply; what has not begun is not executed any more."""
+        client = self._flows.client
+        client.close(self.uuid)
+        sweep(client, self.uuid)
+
+    def __repr__(self) -> str:
+        return f"<FlowTicket {self.uuid} of {self._task.service}>"
+
+
+class Flow(Generic[R]):
+    """Tasks that follow each other. It does not change: each method gives another one."""
+
+    def __init__(
+        self,
+        host: FlowHost,
+        stages: Sequence[Stage],
+        read: ReadReply,
+        declared: tuple[type[Exception], ...],
+        on_error: Stage | None = None,
+    ) -> None:
+        self.host = host
+        self.stages = [*stages]
+        self.read = read
+        self.declared = declared
+        self._on_error = on_error
+
+    def then(
+        self: Flow[Before], task: Linkable[Concatenate[Before, Rest], Next], *args: Rest.args, **kwargs: Rest.kwargs
+    ) -> Flow[Next]:
+        """This flow, and then a task: its first argument is the reply of the flow, the others are given here.
+
+        Raises InvalidArguments when they do not fit.
+        """
+        link = task.link(args, kwargs, first=False)
+        return Flow(self.host, [*self.stages, link.stage], link.read, (*self.declared, *link.declared), self._on_error)
+
+    def each(
+        self: Flow[Sequence[Item]],
+        task: Linkable[Concatenate[Item, Rest], Next],
+        *args: Rest.args,
+        **kwargs: Rest.kwargs,
+    ) -> Flow[list[Next]]:
+        """This flow, which replies with a list, and then a task for each item of it, its first argument; the reply is
+        the list of their replies, in the order of the items."""
+        link = task.link(args, kwargs, first=False)
+        host = self.host
+        stage = PlanFormat(host.format).stage_of(host.service, Plan(each=link.stage), {})
+        read = _reads_list(host.format, [link.read])
+        return Flow(host, [*self.stages, stage], read, (*self.declared, *link.declared), self._on_error)
+
+    def on_error(self, task: Linkable[Concatenate[str, Rest], Any], *args: Rest.args, **kwargs: Rest.kwargs) -> Flow[R]:
+        """This flow; if it fails for good, the task is executed once: its first argument is the reason."""
+        stage = task.link(args, kwargs, first=False).stage
+        return Flow(self.host, self.stages, self.read, self.declared, stage)
+
+    def submit(self, **options: Unpack[SubmitOptions]) -> FlowTicket[R]:
+        """Have the flow executed; the ticket is there once it is on disk. The options are those of `Client.submit`, and
+        hold for the flow as a whole: with a `key` it is executed once, with a `ttl` it ends in that time or fails."""
+        stage = Stage(self.host.service, [], {"plan": PlanFormat(self.host.format).raw(self._plan())})
+        body = PlanFormat(self.host.format).body(stage, [], None)
+        return self.ticket(self.host.queues.client.submit(self.host.service, body, **options))
+
+    def ticket(self, uuid: str) -> FlowTicket[R]:
+        """A ticket for what was submitted before, perhaps by another process."""
+        return FlowTicket(FlowReplies(self.host.service, self.read, self.declared), self.host.queues, uuid)
+
+    def _plan(self) -> Plan:
+        return Plan([self.stages], single=True, on_error=self._on_error)
+
+    def as_chain(self) -> list[Stage]:
+        """Its stages, as a chain of another flow."""
+        if self._on_error is None:
+            return self.stages
+        return [PlanFormat(self.host.format).stage_of(self.host.service, self._plan(), {})]
+
+    def __repr__(self) -> str:
+        return f"<Flow {' → '.join(stage.service for stage in self.stages)}>"
+
+
+def gather(flows: Iterable[Flow[Next]]) -> Flow[list[Next]]:
+    """Flows that are executed beside each other: the reply is the list of their replies, in their order. It fails when
+    one of them does. Raises CallerError when there are none."""
+    every = [*flows]
+    if not every:
+        raise CallerError("gather has no flows", "", "leave it out")
+    host = every[0].host
+    stage = PlanFormat(host.format).stage_of(host.service, Plan([flow.as_chain() for flow in every]), {})
+    declared = tuple(dict.fromkeys(kind for flow in every for kind in flow.declared))
+    return Flow(host, [stage], _reads_list(host.format, [flow.read for flow in every]), declared)
+
+
+def stage_options(options: SubmitOptions) -> dict[str, Any]:
+    """Options of a task as a step has them. Raises CallerError for those that a step cannot have."""
+    if "key" in options:
+        raise CallerError("a step of a flow has no key of its own", "", "give the key to Flow.submit")
+    said: dict[str, Any] = json.loads(encode({**options}))
+    said.pop("key_for", None)
+    return said
+
+
+def any_reply(format: Serializer) -> ReadReply:
+    """What reads replies of any type."""
+    decode = format.decoder(Any)
+
+    def read(frames: list[bytes]) -> Any:
+        try:
+            (frame,) = frames
+            return decode(frame)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise InvalidReply("the reply of the flow is not a value", str(error)) from None
+
+    return read
+
+
+def _reads_list(format: Serializer, reads: Sequence[ReadReply]) -> ReadReply:
+    """What reads a list of replies; each by its own, or all by the same."""
+    decode = format.decoder(list[msgspec.Raw])
+
+    def read(frames: list[bytes]) -> list[Any]:
+        try:
+            (frame,) = frames
+            values = decode(frame)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise InvalidReply("the reply of the flow is no list", str(error)) from None
+        own = reads if len(reads) == len(values) else [reads[0]] * len(values)
+        return [one([bytes(value)]) for one, value in zip(own, values, strict=True)]
+
+    return read

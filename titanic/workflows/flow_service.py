@@ -1,0 +1,228 @@
+"""What a worker does for the requests of flows: submit the first step of each chain, look how far they are, reply with
+what the last ones replied.
+
+Between two looks no worker is held: the request is put off, for longer each time, and that counts as no attempt.
+Nothing is kept in between. All that a look needs are the plan, in the body, and the keys of the steps. So it does not
+matter which worker looks, nor whether one died.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import msgspec
+
+from titanic.errors import RequestError, RequestFailed, UnknownRequest
+from titanic.jobs.context import current
+from titanic.jobs.ending import Cancelled, Failed, Retry
+from titanic.protocol.flow_keys import END, ERROR, place, step_key
+from titanic.workflows.plan import FlowBody, Place, Plan, Stage
+from titanic.workflows.steps import GOES_ON, Steps
+from titanic.workflows.sweeping import sweep
+
+FIRST_PAUSE = 0.02
+LONGEST_PAUSE = 60.0
+GROWTH = 1.5
+"""Seconds between two looks."""
+
+MOST_KNOWN = 10_000
+"""Flows whose pauses are remembered."""
+
+AWAY = 1.0
+"""Seconds until it is tried again when the queue takes nothing."""
+
+
+class _Chain(NamedTuple):
+    """How far a chain is: its last step that was submitted, and that one's state; stage -1: none was."""
+
+    stages: list[Stage]
+    stage: int
+    uuid: str
+    state: str
+
+    @property
+    def is_done(self) -> bool:
+        return self.state == "done" and self.stage == len(self.stages) - 1
+
+
+class FlowService:
+    """The handler of the service of an app's flows."""
+
+    def __init__(self, steps: Steps, service: str) -> None:
+        self._steps = steps
+        self._service = service
+        self._pauses: OrderedDict[str, float] = OrderedDict()
+
+    def handle(self, frames: list[bytes]) -> bytes:
+        """The reply to a request. Raises Retry while the flow is not done, Failed when one of its steps has failed."""
+        uuid = current().uuid
+        if not uuid:
+            what = "a flow has to know its UUID, which the broker here does not tell its workers"
+            raise Failed(f"{what}; have titanic serve be its own broker, or use a titanic broker")
+        body = self._read(frames)
+        try:
+            if body.kwargs.plan is None:
+                return self._sweep(body)
+            root = self._begin(uuid, body.flow)
+            return self._look(uuid, root, body, _chains(body.kwargs.plan, body, self._steps))
+        except (RequestFailed, UnknownRequest) as error:  # of a step that was closed between two questions
+            raise Retry(str(error), after=FIRST_PAUSE, count=False) from error
+        except RequestError as error:
+            raise Retry(f"the flow cannot go on now: {error}", after=AWAY, count=False) from error
+
+    def _read(self, frames: list[bytes]) -> FlowBody:
+        try:
+            (frame,) = frames
+            return self._steps.format.read_body(frame)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise Failed(f"this is no flow: {error}; flows are submitted by Flow.submit") from None
+
+    def _begin(self, uuid: str, place: Place | None) -> str:
+        """The UUID of the outermost flow."""
+        if place is not None:
+            self._steps.begin(place)
+            return place.root
+        if not self._steps.state(uuid):
+            advice = 'give it read = "all", or have the same user submit flows and work for them'
+            raise Failed(f"the user of this worker may not see the flow {uuid}; {advice}")
+        return uuid
+
+    # -- a look ----------------------------------------------------------------------------------------------
+
+    def _look(self, uuid: str, root: str, body: FlowBody, chains: list[list[Stage]]) -> bytes:
+        plan, found = body.kwargs.plan or Plan(), self._find(uuid, chains)
+        for chain in found:
+            if chain.stage >= 0 and chain.state in ("failed", "expired", ""):
+                raise self._failure(uuid, root, plan, chain)
+        first = body.args if plan.each is None else []
+        self._submit_heads(uuid, root, first, found)
+        self._go_on(uuid, root, found)
+        if not all(chain.is_done for chain in found):
+            raise Retry("its steps are not done", after=self._pause(uuid), count=False)
+        self._pauses.pop(uuid, None)
+        reply = self._reply(plan, found)
+        if body.flow is not None:
+            self._steps.follow(body.flow, reply)
+        else:
+            end = Stage(self._service)
+            self._steps.submit(end, [], Place(uuid, uuid, END))
+        return reply
+
+    def _find(self, uuid: str, chains: Sequence[list[Stage]]) -> list[_Chain]:
+        """How far each chain is. Later stages are asked for later, so what follows a step that is done is seen."""
+        longest = max(map(len, chains), default=0)
+        keys = {
+            step_key(uuid, place(number, stage)): (number, stage)
+            for stage in range(longest)
+            for number, stages in enumerate(chains)
+            if stage < len(stages)
+        }
+        uuids, states = self._steps.client.find([*keys])
+        last = {number: (stage, uuids[key]) for key, (number, stage) in keys.items() if key in uuids}
+        none = (-1, "")
+        return [
+            _Chain(stages, *last.get(number, none), states.get(last.get(number, none)[1], ""))
+            for number, stages in enumerate(chains)
+        ]
+
+    def _submit_heads(self, uuid: str, root: str, first: list[msgspec.Raw], found: Sequence[_Chain]) -> None:
+        """Submit the first step of each chain that has none."""
+        new = [(number, chain.stages) for number, chain in enumerate(found) if chain.stage < 0]
+        steps = self._steps
+        for _, group in groupby(new, key=_kind):
+            heads = [*group]
+            head = heads[0][1][0]
+            places = [Place(root, uuid, place(number, 0), stages[1:]) for number, stages in heads]
+            bodies = [steps.format.body(stages[0], first, at) for (_, stages), at in zip(heads, places, strict=True)]
+            keys = [at.key for at in places]
+            steps.client.submit_many(head.service, bodies, keys=keys, **steps.options(head))
+
+    def _go_on(self, uuid: str, root: str, found: Sequence[_Chain]) -> None:
+        """Submit what follows steps that are done and were not followed: their workers do not know flows."""
+        left = {
+            chain.uuid: (number, chain)
+            for number, chain in enumerate(found)
+            if chain.state == "done" and not chain.is_done
+        }
+        for one, ended in self._steps.client.replies([*left], 0) if left else ():
+            number, chain = left[one]
+            if isinstance(ended, Exception) or len(ended) != 1:
+                continue  # it is seen at the next look
+            self._steps.follow(Place(root, uuid, place(number, chain.stage), chain.stages[chain.stage + 1 :]), ended[0])
+
+    def _reply(self, plan: Plan, found: Sequence[_Chain]) -> bytes:
+        """The reply of a flow whose chains are done."""
+        replies: dict[str, bytes] = {}
+        for uuid, ended in self._steps.client.replies([chain.uuid for chain in found]) if found else ():
+            if isinstance(ended, Exception):
+                raise ended
+            if len(ended) != 1:
+                raise Failed(f"the reply of step {uuid} has {len(ended)} frames; a step replies with one value")
+            replies[uuid] = ended[0]
+        values = [replies[chain.uuid] for chain in found]
+        return values[0] if plan.single else self._steps.format.encode([msgspec.Raw(value) for value in values])
+
+    def _failure(self, uuid: str, root: str, plan: Plan, chain: _Chain) -> Failed:
+        """How the flow fails because of this step. Has what was to follow in that case executed."""
+        what = f"step {chain.uuid} ({chain.stages[chain.stage].service})"
+        if not chain.state:
+            failed = Failed(f"{what} was closed")
+        else:
+            ((_, ended),) = self._steps.client.replies([chain.uuid])
+            if not isinstance(ended, RequestFailed):
+                raise Retry(f"{what} was retried", after=FIRST_PAUSE, count=False)
+            failed = Failed(str(ended), *ended.detail)
+        if plan.on_error is not None:
+            self._steps.submit(plan.on_error, [self._steps.format.raw(failed.text)], Place(root, uuid, ERROR))
+        return failed
+
+    def _pause(self, uuid: str) -> float:
+        """Seconds until the next look: longer than the last one, and in proportion to the age of the flow, which
+        other workers may have seen."""
+        last = self._pauses.pop(uuid, FIRST_PAUSE / GROWTH)
+        submitted = current().submitted
+        age = 0.0 if submitted is None else time.time() - submitted.timestamp()
+        pause = self._pauses[uuid] = min(max(last * GROWTH, age / 4), LONGEST_PAUSE)
+        if len(self._pauses) > MOST_KNOWN:
+            self._pauses.popitem(last=False)
+        return pause
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def _sweep(self, body: FlowBody) -> bytes:
+        """Close what is left of a flow that is done."""
+        if body.flow is None:
+            raise Failed("this is no flow: it has no plan; flows are submitted by Flow.submit")
+        self._steps.check(body.flow)
+        state = self._steps.state(body.flow.root)
+        if state in GOES_ON and state != "failed":
+            raise Retry("the flow is about to reply", after=FIRST_PAUSE, count=False)
+        sweep(self._steps.client, body.flow.root)
+        raise Cancelled("it has closed itself")
+
+
+def _chains(plan: Plan, body: FlowBody, steps: Steps) -> list[list[Stage]]:
+    """The chains of a flow. Raises Failed when the reply before it is no list."""
+    if plan.each is None:
+        return plan.chains
+    try:
+        (items,) = body.args
+        each = plan.each
+        return [
+            [Stage(each.service, [item, *each.args], each.kwargs, each.options)]
+            for item in steps.format.read_items(items)
+        ]
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise Failed(
+            f"the reply before this is no list, for each item of which there would be a step: {error}"
+        ) from None
+
+
+def _kind(head: tuple[int, list[Stage]]) -> tuple[str, str]:
+    """What first steps have in common that travel together."""
+    stage = head[1][0]
+    return stage.service, repr(sorted(stage.options.items()))
