@@ -62,7 +62,7 @@ TASKS = """
 import asyncio
 from datetime import datetime
 
-from titanic.tasks import Call, Tasks, Ticket
+from titanic.tasks import Call, Flow, Tasks, Ticket, gather
 
 app = Tasks(name="shop")
 
@@ -79,6 +79,25 @@ def nothing() -> None: ...
 @app.task(limit=5)
 async def fetch(url: str, *, since: datetime | None = None) -> bytes:
     return url.encode()
+
+
+@app.task
+def publish(size: tuple[int, int], *, quality: int = 80) -> bytes:
+    return b""
+
+
+@app.task
+def listing(directory: str) -> list[str]:
+    return [directory]
+
+
+@app.task
+async def album(sizes: list[tuple[int, int]], title: str) -> str:
+    return title
+
+
+@app.task
+def complain(why: str) -> None: ...
 
 
 @app.service("raw")
@@ -103,14 +122,28 @@ for one, outcome in fetch.map(["a", "b"]).ended():
     if not isinstance(outcome, Exception):
         outcome.decode()
 nothing.submit().close()
+flow = resize.step("a.png", width=7).then(publish, quality=3).on_error(complain)
+body = flow.submit(ttl=60).reply(timeout=10)
+text: str = gather(resize.step(name) for name in ["a", "b"]).then(album, "title").submit().reply()
+text = listing.step("d").each(resize, 5).then(album.options(priority=9), title="t").submit(key="k").reply()
+nested: Flow[list[bytes]] = gather([flow, resize.step("b").then(publish)])
+body = flow.ticket("uuid").reply()
+resize.step("a").then(album, "title")
+resize.step("a").then(publish, qualty=3)
+listing.step("d").each(publish)
+text = flow.submit().reply()
 resize.submit(5)
 resize.submit("a.png", with_=5)
 resize.map(["a.png"], width="wide")
-text: str = resize.submit("a.png").reply()
+text = resize.submit("a.png").reply()
 resize.options(prority=9)
 """
 
 FAULTS_OF_TASKS = [
+    'Argument 1 to "then" of "Flow" has incompatible type "AsyncTask[[list[tuple[int, int]], str], str]"',
+    'Unexpected keyword argument "qualty" for "then"',
+    'Argument 1 to "each" of "Flow" has incompatible type',
+    'expression has type "bytes", variable has type "str"',
     '"submit" of "Submission" has incompatible type "int"; expected "str"',
     'Unexpected keyword argument "with_" for "submit"',
     '"map" of "Submission" has incompatible type "str"; expected "int"',

@@ -36,6 +36,7 @@ from titanic.protocol.answers import RequestInfo
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.protocol.tsp import Frames
 from titanic.util.text import counted, printable
+from titanic.workflows.tree import SUFFIX, FlowTree, flow_tree
 
 PAGE = 1000
 """Requests on one page of the listing."""
@@ -125,7 +126,7 @@ def _state(row: RequestInfo) -> str:
 @json_flag
 @lookable
 def show(uuid: str, as_json: bool, **where: Any) -> None:
-    """Show all that is known of one request, except its body and reply.
+    """Show all that is known of one request, except its body and reply; of a flow, its steps as a tree.
 
     --json prints one object; what is not set, or left to the server's defaults, is null. Times are microseconds since
     1970.
@@ -146,6 +147,8 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
     due                      when it is tried next
     reason                   why it failed, the last time or for good, with
                              what the worker reported
+    flow                     {steps: [{at, uuid, service, state, flow}],
+                             more: {state: count}} if it is a flow
 
     \b
     Example:
@@ -156,10 +159,12 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
         if row["state"] == "failed":  # what the worker said at the last attempt is the reply
             said = source.last_words(uuid) if isinstance(source, Files) else _last_words(source, uuid)
             row["reason"] = as_text([row["reason"].encode(), *said])
+        steps = flow_tree(source, uuid) if isinstance(source, Client) and row["service"].endswith(SUFFIX) else None
     if as_json:
-        print_json(_document(row))
+        print_json(_document(row) | ({"flow": steps} if steps else {}))
         return
-    for name, value in _lines(row):
+    shown = [*_lines(row), ("steps", "\n".join(_steps(steps)))] if steps and steps["steps"] else _lines(row)
+    for name, value in shown:
         head, *more = value.splitlines() or [""]
         click.echo(f"{name:<12} {head}")
         for line in more:
@@ -205,6 +210,17 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
         yield "reply", f"{counted(row['reply_frames'], 'frame')}, {size(row['reply_bytes'])}"
     if row["reason"]:
         yield "reason" if row["state"] == "expired" else "last error", printable(row["reason"].strip())
+
+
+def _steps(tree: FlowTree, indent: str = "") -> Iterator[str]:
+    """The steps of a flow, those of flows within it further to the right."""
+    for step in tree["steps"]:
+        what = f"{indent}{step['at']:<5} {printable(step['service']) or '–'}"
+        yield f"{what:<40} {step['state'] or 'closed':<8} {step['uuid']}"
+        if step["flow"] is not None:
+            yield from _steps(step["flow"], indent + "  ")
+    if tree["more"]:
+        yield indent + "and " + ", ".join(f"{count} {state}" for state, count in sorted(tree["more"].items()))
 
 
 def _last_words(client: Client, uuid: str) -> Frames:

@@ -175,7 +175,7 @@ class FlowService:
             ((_, ended),) = self._steps.client.replies([chain.uuid])
             if not isinstance(ended, RequestFailed):
                 raise Retry(f"{what} was retried", after=FIRST_PAUSE, count=False)
-            failed = Failed(str(ended), *ended.detail)
+            failed = Failed(str(ended).removeprefix("failed: "), *ended.detail)
         if plan.on_error is not None:
             self._steps.submit(plan.on_error, [self._steps.format.raw(failed.text)], Place(root, uuid, ERROR))
         return failed

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from titanic import InvalidRequest, Retry, UnknownRequest, current
+from titanic import Retry, UnknownRequest, current
 from titanic.errors import CallerError
 from titanic.protocol.flow_keys import step_key
 from titanic.tasks import InvalidArguments, TaskFailed, Tasks, gather
@@ -143,7 +143,7 @@ def test_options_of_steps_and_of_flows(queue: MemoryQueue) -> None:
     assert double.step(7).submit(key="once").uuid == ticket.uuid
     queue.run()
     (row,) = [row for row in queue.requests() if row["service"] == "f.add"]
-    assert (row["priority"], row["state"], row["key"]) == (9, "waiting", step_key(ticket.uuid, "0.1"))
+    assert (row["priority"], row["state"], row["key"]) == (9, "delayed", step_key(ticket.uuid, "0.1"))
     assert ticket.reply() == 3
     ticket = double.step(1).then(later).submit(ttl=60)
     with pytest.raises(TaskFailed) as caught:
@@ -210,7 +210,7 @@ def test_steps_are_what_a_flow_has_submitted(queue: MemoryQueue) -> None:
     place = b'{"root": "%b", "parent": "%b", "at": "0.0", "then": [%b]}' % (root.encode(), root.encode(), stage)
     for forged in (place, place.replace(b'"0.0"', b'"end"'), b"7", b'{"root": 7}'):
         uuid = queue.submit("f.double", b'{"args": [1], "flow": %b}' % forged)
-        with pytest.raises(Exception, match="not the step of a flow|cannot be read"):
+        with pytest.raises(Exception, match=r"not the step of a flow|cannot be read"):
             queue.wait(uuid)
     uuid = queue.submit("f.flow", b'{"args": [], "flow": %b}' % place)
     with pytest.raises(Exception, match="not the step"):
@@ -222,7 +222,7 @@ def test_steps_are_what_a_flow_has_submitted(queue: MemoryQueue) -> None:
 
 
 def test_what_cannot_be_a_flow() -> None:
-    with pytest.raises(InvalidArguments, match="'path'|number"):
+    with pytest.raises(InvalidArguments, match="'number'"):
         double.step("a")  # type: ignore[arg-type]
     with pytest.raises(InvalidArguments, match="do not fit"):
         double.step(1).then(add, 2, 3)  # type: ignore[call-arg]
@@ -234,8 +234,6 @@ def test_what_cannot_be_a_flow() -> None:
         gather([])
     with pytest.raises(CallerError, match="no key"):
         double.options(key="k").step(1)
-    with pytest.raises(InvalidRequest):
-        double.options(delay="x").step(1)  # type: ignore[typeddict-item]
 
 
 def test_any_number_of_arguments(queue: MemoryQueue) -> None:

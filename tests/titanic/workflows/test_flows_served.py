@@ -1,0 +1,95 @@
+"""Flows with servers and workers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.cli_titanic import here
+from support.nodes import cluster
+from support.postgres import needs_postgres
+from support.waiting import until
+
+from broker import Worker
+from titanic import Client, Server
+from titanic.tasks import Tasks, gather
+from titanic.workflows.tree import flow_tree
+
+app = Tasks(name="g", timeout=30)
+others = Tasks(name="h")
+
+
+@app.task
+def double(number: int) -> int:
+    return 2 * number
+
+
+@app.task
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+@others.task(service="elsewhere")
+def elsewhere(number: int) -> int:
+    raise NotImplementedError
+
+
+FLOW = gather(double.step(number).then(double) for number in range(3)).then(total)
+
+
+@pytest.fixture
+def served(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    monkeypatch.setattr(app, "endpoint", server.endpoints[0])
+    monkeypatch.setattr(app, "_client", None)
+    return server
+
+
+def test_a_flow(served: Server, client: Client) -> None:
+    ticket = FLOW.submit()
+    with app.worker(jobs=2):
+        assert ticket.reply(timeout=60) == 12
+        assert app.flow(ticket.uuid).reply() == 12
+        until(lambda: len(client.list()[0]) == 1)
+    ticket.close()
+    assert client.list() == ([], None)
+
+
+def test_a_step_of_another_language_and_what_is_shown(served: Server, client: Client) -> None:
+    """Its worker knows nothing of flows: the flow itself goes on behind it."""
+
+    def other(frames: list[bytes]) -> bytes:
+        return b"%d" % (json.loads(frames[0])["args"][0] + 1)
+
+    ticket = gather([double.step(1).then(elsewhere).then(double), double.step(5)]).submit()
+    with app.worker():
+        tree = until(lambda: (found := flow_tree(client, ticket.uuid))["steps"] and found)
+        (group,) = tree["steps"]
+        assert (group["at"], group["service"]) == ("0.0", "g.flow")
+        until(lambda: _states(client, ticket.uuid) == {"0.0": "done", "0.1": "waiting", "1.0": "done"})
+        said = here("show", ticket.uuid, "--endpoint", served.endpoints[0]).out.decode()
+        shown = [line.split() for line in said.splitlines()]
+        services = [line[-3:-1] for line in shown if len(line[-1]) == 32 and line[0] != "uuid"]
+        assert services[1:] == [["g.double", "done"], ["elsewhere", "waiting"], ["g.double", "done"]]
+        with Worker("elsewhere", other, served.endpoints[0]):
+            assert ticket.reply(timeout=60) == [6, 10]
+
+
+def _states(client: Client, uuid: str) -> dict[str, str]:
+    (group,) = flow_tree(client, uuid)["steps"]
+    return {step["at"]: step["state"] for step in (group["flow"] or {"steps": []})["steps"]}
+
+
+@needs_postgres
+def test_a_flow_at_several_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Submitted at one, executed at both, waited for at the other."""
+    with cluster(tmp_path, 2) as nodes:
+        one, other = nodes[0].endpoints[0], nodes[1].endpoints[0]
+        monkeypatch.setattr(app, "endpoint", one)
+        monkeypatch.setattr(app, "_client", None)
+        ticket = FLOW.submit()
+        with app.worker():
+            monkeypatch.setattr(app, "endpoint", other)
+            with app.worker(), Client(other, timeout=30) as client:
+                assert client.wait(ticket.uuid, timeout=60) == [b"12"]
+                until(lambda: len(client.list()[0]) == 1)
