@@ -193,7 +193,11 @@ class Read:
             size += row.size
             if len(found) >= limit or (found and size > max_bytes):
                 break
-            found.append(made(interface.ReadyRow, row.new, row, key=row.key, body=list(row.new.body)))
+            found.append(
+                made(
+                    interface.ReadyRow, row.new, row, key=row.key, body=list(row.new.body), idempotency_key=row.new.key
+                )
+            )
         return found
 
     def next_due(self, policy=None, skip=(), ahead_us=0):
