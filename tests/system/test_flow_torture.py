@@ -90,7 +90,7 @@ class Cast:
             process.kill()
 
 
-@pytest.mark.torture(short=True)
+@pytest.mark.torture
 def test_flows_outlive_everybody(tmp_path: Path) -> None:
     dice = random.Random(SEED)
     with ExitStack() as stack:
