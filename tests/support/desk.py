@@ -73,6 +73,9 @@ class Desk:
     def running(self) -> set[bytes]:
         return self.at_work
 
+    def progress(self, uuids: Collection[bytes]) -> dict[bytes, Any]:
+        return {}
+
     def work_on(self, *uuids: bytes) -> None:
         """Workers have these now, and no others."""
         self.at_work = set(uuids)

@@ -130,7 +130,7 @@ def test_show_tells_what_a_command_said_while_it_is_tried_again(tmp_path: Path) 
     with serving(tmp_path, "--retry-first", "1000", "--retry-most", "1000") as (_, endpoint):
         uuid = here("submit", "no", "x", "--endpoint", endpoint).line
         with working(tmp_path, endpoint, "no", "sh", "-c", script) as worker:
-            worker.says("WARNING titanic.work: the command exited with 3: oh no\n")
+            worker.says(f"WARNING titanic.work: {uuid}: the command exited with 3: oh no\n")
             until(lambda: here("ls", "--state", "delayed", "--endpoint", endpoint, "--json").json)
             shown = here("show", uuid, "--endpoint", endpoint).out.decode()
         assert re.search(r"tried again +\S+ \S+ \(in \S+\)\n", shown)

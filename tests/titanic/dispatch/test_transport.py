@@ -32,6 +32,9 @@ class Heard:
         self.overdue: set[bytes] = set()
         self.done: list[bytes] = []
 
+    def is_unwanted(self, uuid: bytes) -> bool:
+        return False
+
     def replied(self, uuid: bytes, body: list[bytes], now: float) -> None:
         assert uuid not in self.replies
         self.replies[uuid] = body

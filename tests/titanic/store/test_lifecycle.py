@@ -139,7 +139,7 @@ def test_a_row_says_what_the_dispatcher_needs(store):
     postpone(store, uuid, NOW + 1, attempts=2)
     promote(store, NOW + 1)
     (row,) = queue(store)
-    assert row[1:] == (uuid, 2, [b"a", b"b"], 9, NOW + 5, b"")
+    assert row[1:] == (uuid, 2, [b"a", b"b"], 9, NOW + 5, b"", b"")
 
 
 def test_a_bad_request_in_a_batch_leaves_the_transaction_good(store):
