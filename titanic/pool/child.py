@@ -189,7 +189,7 @@ def _prepare(config: ChildConfig, reports: Reports) -> tuple[MultiWorker, Schedu
         app.key, app.server_key = config.key_file, config.server_key
     jobs = Jobs(config, reports)
     handlers = {service: jobs.counted(service, handler) for service, handler in app.handlers.items()}
-    if not handlers:
+    if handlers.keys() == {app.flows.service}:
         raise TitanicError(f"{config.target} has no task and no service", "", "declare one with @app.task")
     worker = MultiWorker(handlers, app.endpoint, jobs=config.jobs, key=app.key, server_key=app.server_key)
     jobs.worker = worker

@@ -23,7 +23,7 @@ READY_COLUMNS = """q.rank, r.uuid, q.attempts, r.body, r.max_attempts, q.expires
 """What `ready_row` takes, of a request `r` and its row `q` in `ready`."""
 
 _ROWS = f"""
-    SELECT {READY_COLUMNS} FROM (
+    SELECT r.key, {READY_COLUMNS} FROM (
         SELECT q.uuid, row_number() OVER places AS place, sum({REQUEST_SIZE}) OVER places AS size
         FROM unnest(%s::uuid[]) WITH ORDINALITY AS q (uuid, place) JOIN titanic.request r ON r.uuid = q.uuid
         WINDOW places AS (ORDER BY q.place)
@@ -64,7 +64,7 @@ def next_ready(
     if not uuids:
         return []
     rows = tx.fetch(_ROWS, ids(uuids[:limit]), max_bytes)
-    return [ready_row(service, b"", *row) for row in rows]
+    return [ready_row(service, *row) for row in rows]
 
 
 def ready_row(
