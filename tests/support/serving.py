@@ -62,6 +62,18 @@ def brokering(bind: str = "tcp://127.0.0.1:*", **settings: Any) -> Iterator[str]
         yield endpoint
 
 
+@contextmanager
+def with_broker(path: Path, kind: str, **settings: Any) -> Iterator[Server]:
+    """A Titanic that runs with a broker: `integrated`, or `stand-alone`."""
+    if kind == "integrated":
+        with serving(path, **settings) as server:
+            yield server
+        return
+    endpoint = f"ipc://{path}/broker.ipc"
+    with brokering(endpoint), serving(path, broker=endpoint, **settings) as server:
+        yield server
+
+
 def settings_of(request: pytest.FixtureRequest) -> dict[str, Any]:
     mark = request.node.get_closest_marker("settings")
     return mark.kwargs if mark is not None else {}

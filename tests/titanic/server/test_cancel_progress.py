@@ -9,22 +9,16 @@ from typing import Any
 
 import pytest
 from support.raw_mdp import raw_client, raw_worker
-from support.serving import QUICK, brokering, serving
+from support.serving import QUICK, with_broker
 from support.waiting import until
 
-from broker import BrokerConfig, Worker
+from broker import Worker
 from titanic import Cancelled, Client, Progress, RequestFailed, Server, current
 
 
 @pytest.fixture(params=["integrated", "stand-alone"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    settings: dict[str, Any] = {"max_attempts": 3, "presence_most": 0.1}
-    if request.param == "integrated":
-        with serving(tmp_path, wire=BrokerConfig(), **settings) as server:
-            yield server
-        return
-    endpoint = f"ipc://{tmp_path}/broker.ipc"
-    with brokering(endpoint), serving(tmp_path, broker=endpoint, **settings) as server:
+    with with_broker(tmp_path, request.param, max_attempts=3, presence_most=0.1) as server:
         yield server
 
 

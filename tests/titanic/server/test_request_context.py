@@ -7,15 +7,14 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.processes import SUPPORT, Process
 from support.raw_mdp import raw_worker
-from support.serving import QUICK, brokering, serving
+from support.serving import QUICK, serving, with_broker
 from support.waiting import until
 
-from broker import BrokerConfig, Worker
+from broker import Worker
 from titanic import Client, InvalidRequest, RequestContext, Server, current
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -23,13 +22,7 @@ TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 @pytest.fixture(params=["integrated", "stand-alone"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    settings: dict[str, Any] = {"max_attempts": 3, "presence_most": 0.1}
-    if request.param == "integrated":
-        with serving(tmp_path, wire=BrokerConfig(), **settings) as server:
-            yield server
-        return
-    endpoint = f"ipc://{tmp_path}/broker.ipc"
-    with brokering(endpoint), serving(tmp_path, broker=endpoint, **settings) as server:
+    with with_broker(tmp_path, request.param, max_attempts=3, presence_most=0.1) as server:
         yield server
 
 
