@@ -44,7 +44,15 @@ BatchHandler = Callable[[list[Request]], None]
 class LocalPeer:
     """A client in the broker's own process: the same messages as on a socket, without the socket."""
 
-    def __init__(self, broker: Broker, deliver: Callable[[list[Frames]], None], user: User | None = None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        deliver: Callable[[list[Frames]], None],
+        user: User | None,
+        lasts: Callable[[], bool] | None,
+    ) -> None:
+        self.lasts = lasts
+        """Whether workers may begin what it asks for; None: they always may."""
         self.user = user
         """As whom it speaks, with access control; None: it may do everything."""
         self._broker = broker
@@ -131,6 +139,8 @@ class Broker(Shell[BrokerCore]):
         )
         self._handlers: dict[bytes, BatchHandler] = {}
         self._locals: list[LocalPeer] = []
+        self._leased: list[LocalPeer] = []
+        """Those of them that may have nothing begun at times."""
         self.names = NamedConnections()
         """Connections of peers that have given themselves a name."""
         self._ended: deque[int] = deque()
@@ -192,11 +202,20 @@ class Broker(Shell[BrokerCore]):
         """What is queued for all peers."""
         return self._router.outbox
 
-    def connect_local(self, deliver: Callable[[list[Frames]], None], user: User | None = None) -> LocalPeer:
+    def connect_local(
+        self,
+        deliver: Callable[[list[Frames]], None],
+        user: User | None = None,
+        lasts: Callable[[], bool] | None = None,
+    ) -> LocalPeer:
         """A client without a socket. `deliver` gets its replies in batches, in the broker's thread. `user`: as whom it
-        speaks, with access control; None: it may do everything."""
-        peer = LocalPeer(self, deliver, user)
+        speaks, with access control; None: it may do everything. `lasts`: whether workers may begin what it asks for; it
+        is asked in the broker's thread each time before anything is sent. When they may not, what no worker has yet is
+        answered with 499."""
+        peer = LocalPeer(self, deliver, user, lasts)
         self._locals.append(peer)
+        if lasts is not None:
+            self._leased.append(peer)
         return peer
 
     def _end(self) -> None:
@@ -321,6 +340,9 @@ class Broker(Shell[BrokerCore]):
         while more:
             for name, batch in core.take_batches():
                 self._handle(name, batch)
+            for local in self._leased:
+                if local.lasts is not None and not local.lasts():
+                    core.withhold(local, now)
             more = self._send(core.take_output(), now)
         for local in self._locals:
             local.flush()

@@ -12,6 +12,7 @@
 
     [users.prometheus]
     tokens = ["sha256:…"]
+    certificates = ["sha256:…"]
     metrics = true
 
     [endpoints."ipc:///run/titanic/titanic.sock"]
@@ -34,7 +35,7 @@ import stat
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.access.keys import NAME, SECRET_SUFFIX, public_key
 from broker.access.toml_lines import Keys, lines_of
@@ -51,7 +52,7 @@ MOST_UID = (1 << 32) - 2
 PATTERNS = tuple(permission.value for permission in BY_SERVICE)
 FLAGS = (Permission.CLOSE.value, Permission.METRICS.value, Permission.ADMIN.value)
 OF_ROLES = (*PATTERNS, Permission.READ.value, *FLAGS, "limits")
-OF_USERS = ("keys", "tokens", "roles", *OF_ROLES)
+OF_USERS = ("keys", "tokens", "roles", *OF_ROLES, "certificates")
 OF_ENDPOINTS = ("user", "uids")
 TABLES = ("roles", "users", "endpoints")
 
@@ -59,6 +60,20 @@ _LOOPBACK = re.compile(r"tcp://(localhost|127(\.\d{1,3}){3}|\[::1\]):(\d+|\*)")
 """Endpoints that are loopback's by how they are written. Whether they really are is asked when they are bound."""
 
 Table = Mapping[str, Any]
+
+
+class HashKind(NamedTuple):
+    """What a user may be known by that the file has the hash of."""
+
+    field: str
+    noun: str
+    advice: str
+
+
+TOKENS = HashKind("tokens", "token", "`titanic keys token` makes one and prints it")
+CERTIFICATES = HashKind(
+    "certificates", "certificate", "`openssl x509 -in FILE -outform DER | sha256sum` prints the digits"
+)
 
 
 def load_access(path: str | Path) -> Access:
@@ -96,7 +111,7 @@ class AccessFile:
             self._check_name(("users", name), "user")
             self._check(("users", name), user, OF_USERS)
             self._check_roles(("users", name, "roles"), user.get("roles", []))
-        keys, tokens = self._keys(), self._tokens()
+        keys, tokens, certificates = self._keys(), self._hashes(TOKENS), self._hashes(CERTIFICATES)
         uids = {name: self._endpoint(name, endpoint) for name, endpoint in endpoints.items()}
         if self._faults:
             faults = sorted(dict.fromkeys(self._faults))
@@ -110,6 +125,7 @@ class AccessFile:
             {token: users[name] for token, name in tokens.items()},
             {name: users[endpoint["user"]] for name, endpoint in endpoints.items()},
             {name: allowed for name, allowed in uids.items() if allowed is not None},
+            {certificate: users[name] for certificate, name in certificates.items()},
         )
 
     def line(self, path: Keys) -> int:
@@ -215,19 +231,19 @@ class AccessFile:
                     self._take(found, key, name, (*path, number), "key")
         return {key: name for key, (name, _) in found.items()}
 
-    def _tokens(self) -> dict[str, str]:
-        """Names of users by the hashes of their tokens. No fault shows one: it may be the token itself."""
+    def _hashes(self, kind: HashKind) -> dict[str, str]:
+        """Names of users by the hashes of their tokens or certificates. No fault shows a hash: it may be the token
+        itself."""
         found: dict[str, tuple[str, Keys]] = {}
         for name, user in self.users.items():
-            path = ("users", name, "tokens")
-            for number, text in self._texts(path, user.get("tokens", []), '["sha256:…"]'):
+            path = ("users", name, kind.field)
+            for number, text in self._texts(path, user.get(kind.field, []), '["sha256:…"]'):
                 if re.fullmatch("sha256:[0-9a-fA-F]{64}", text):
-                    self._take(found, text.removeprefix("sha256:").lower(), name, (*path, number), "token")
+                    self._take(found, text.removeprefix("sha256:").lower(), name, (*path, number), kind.noun)
                 else:
-                    fact = "a token is given by its hash, sha256: and 64 hexadecimal digits"
-                    advice = "`titanic keys token` makes one and prints it"
-                    self._fault((*path, number), f"{_shown(path)}: {fact}; {advice}")
-        return {token: name for token, (name, _) in found.items()}
+                    fact = f"a {kind.noun} is given by its hash, sha256: and 64 hexadecimal digits"
+                    self._fault((*path, number), f"{_shown(path)}: {fact}; {kind.advice}")
+        return {known: name for known, (name, _) in found.items()}
 
     def _take(self, found: dict[str, tuple[str, Keys]], secret: str, name: str, path: Keys, what: str) -> None:
         """A key or a token is one user's."""

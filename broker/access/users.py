@@ -10,8 +10,9 @@ Permissions, as the access file names them
     metrics   true                   see figures: titanic.stats, mmi.stats, the metrics listener
     admin     true                   everything of everybody, but work and call
 
-What is not named is not allowed. A pattern is that of a shell (`mail.*`). Services that begin with `titanic.` or `mmi.`
-are matched only by patterns that begin so, too: whoever may work for `*` cannot take the queue's own services over.
+What is not named is not allowed. A pattern is that of a shell (`mail.*`). Services that begin with `titanic.`, `mmi.`
+or `web.` are matched only by patterns that begin so, too: whoever may work for `*` cannot take the queue's own services
+over.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ MAX_NAME = 32
 MAX_SERVICE = 255
 """Bytes of a service's name, as in MDP."""
 
-RESERVED = ("titanic.", "mmi.")
-"""How the names of services begin that no pattern matches by chance."""
+RESERVED = ("titanic.", "mmi.", "web.")
+"""How the names of services begin that no pattern matches by chance: those of this software. Who may submit to `web.`
+has signed events told to web hooks."""
 
 
 class Permission(Enum):
@@ -179,12 +181,15 @@ class Access:
         tokens: Mapping[str, User] = MappingProxyType({}),
         endpoints: Mapping[str, User] = MappingProxyType({}),
         uids: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        certificates: Mapping[str, User] = MappingProxyType({}),
     ) -> None:
         """`keys`: users by their public keys, in Z85. `tokens`: by the SHA-256 of a bearer token, in hexadecimal
         digits. `endpoints`: who connects there is this user, without a key; `uids`: and who may connect to such an
-        `ipc://` endpoint, if not all."""
+        `ipc://` endpoint, if not all. `certificates`: users by the SHA-256 of a client's certificate (of TLS, for
+        `titanic web`), in hexadecimal digits."""
         self.users = {user.name: user for user in users}
         self.keys = dict(keys)
         self.tokens = dict(tokens)
         self.endpoints = dict(endpoints)
+        self.certificates = dict(certificates)
         self.uids = {endpoint: tuple(allowed) for endpoint, allowed in uids.items()}

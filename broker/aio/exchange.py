@@ -76,7 +76,8 @@ class Exchange(Conversation):
         """Whose sockets are looked at."""
         self._due = False
         """Whether `_run` will be called in the loop's next round."""
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm: asyncio.Handle | None = None
+        self._alarm_at = 0.0  # uvloop does not say it of an alarm that is due at once
         self._looking: asyncio.Task[None] | None = None
         """Finds out why nobody answers."""
 
@@ -178,9 +179,11 @@ class Exchange(Conversation):
             self._loop.call_soon(self._run)
         if first is not None:
             wait = max(0.0, first - now)
-            if self._alarm is None or self._alarm.when() > self._loop.time() + wait:
+            when = self._loop.time() + wait
+            if self._alarm is None or self._alarm_at > when:
                 if self._alarm is not None:
                     self._alarm.cancel()
+                self._alarm_at = when
                 self._alarm = self._loop.call_later(wait, self._ring)
 
     def _fail(self, fault: BrokerError) -> None:

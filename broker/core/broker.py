@@ -25,7 +25,6 @@ from broker.access.rules import Guard, Review
 from broker.access.users import User
 from broker.config import BrokerConfig
 from broker.core import mmi
-from broker.core.integrated import IntegratedServices
 from broker.core.mdp import (
     CLIENT_01,
     CLIENT_02,
@@ -42,12 +41,13 @@ from broker.core.mdp import (
     error_body,
     service_fault,
 )
-from broker.core.requests import DRAINING, Request, WaitingRequests, as_workers, read_request
+from broker.core.requests import DRAINING, Request, as_workers, read_request
 from broker.core.services import NO_SERVICE, Service, WorkerPeer, WorkerRegistry, WorkerState
 from broker.core.timers import earliest
+from broker.core.unserved import UnservedRequests
 
 
-class BrokerCore(IntegratedServices):
+class BrokerCore(UnservedRequests):
     """Routes between clients and workers. `now` is always monotonic seconds."""
 
     def __init__(self, config: BrokerConfig | None = None, *, now: float = 0.0, about: mmi.About | None = None) -> None:
@@ -58,8 +58,6 @@ class BrokerCore(IntegratedServices):
         self.workers = self.registry.workers
         self.peers = 0
         """Connections, of clients and workers; the shell counts them."""
-        self.waiting = WaitingRequests(self.config)
-        self.stats: dict[str, int] = dict.fromkeys(mmi.COUNTERS, 0)
         self.documents = mmi.Documents()
         self.guard: Guard | None = None
         """Who may do what; None: everybody may do everything."""
@@ -169,6 +167,21 @@ class BrokerCore(IntegratedServices):
                 self._answer_cancelled(request)
             self._drop_unused(service)
 
+    def withhold(self, client: Peer, now: float) -> None:
+        """A client may have nothing begun now. Its requests that wait, or are in the output on their way to a worker,
+        are answered with 499."""
+        for service in [service for service in self.services.values() if service.waiting]:
+            for request in self.waiting.take_all_of(service.waiting, client):
+                self._answer_cancelled(request)
+            self._drop_unused(service)
+        for peer, frames in self.take_output():
+            worker = self.workers.get(peer)
+            if worker is None or frames is None or not worker.is_given(frames, client):
+                self._output.append((peer, frames))
+            elif (given := self._take_from(worker)) is not None:
+                self._answer_cancelled(given)
+                self._free(worker, now)
+
     # -- clients ---------------------------------------------------------------------------------------------
 
     def _request(
@@ -202,13 +215,6 @@ class BrokerCore(IntegratedServices):
                 service = self.services[name] = Service(name, self.config.max_body)
             self.waiting.push(service.waiting, request, now)
 
-    def _refuse(self, request: Request, status: int, text: str) -> None:
-        self.stats["refused"] += 1
-        self._answer_error(request, status, text)
-
-    def _answer_error(self, request: Request, status: int, text: str) -> None:
-        self._output.append((request.peer, request.refusal(error_body(status, text))))
-
     def cancel(self, peer: Peer, name: bytes, mark: bytes, now: float, *, running: bool = False) -> bool:
         """Take a request back, by its `mark`; it is answered with 499, as every request has an answer. If a worker has
         it, it stays there, and no other gets it. `running`: that worker is told, if it knows CANCEL."""
@@ -222,18 +228,6 @@ class BrokerCore(IntegratedServices):
         self._answer_cancelled(request)
         self._drop_unused(service)
         return True
-
-    def _answer_cancelled(self, request: Request) -> None:
-        self.stats["cancelled"] += 1
-        self._answer_error(request, 499, "cancelled by its client")
-
-    def _expire_requests(self, now: float) -> None:
-        for service in list(self.services.values()):
-            for request in self.waiting.take_expired(service.waiting, now):
-                self.stats["requests_expired"] += 1
-                self._answer_error(request, 504, f"no worker took the request within {self.config.request_expiry:g} s")
-            self._drop_unused(service)
-        self.waiting.swept(now)
 
     # -- workers ---------------------------------------------------------------------------------------------
 
@@ -380,10 +374,6 @@ class BrokerCore(IntegratedServices):
             self._refuse(request, 503, DRAINING)
         else:
             self.waiting.push_front(service.waiting, request, now)
-
-    def _drop_unused(self, service: Service) -> None:
-        if service.unused:
-            self.services.pop(service.name, None)
 
 
 TRANSITIONS: dict[tuple[WorkerState, Command], Callable[[BrokerCore, WorkerPeer, Frames, float], None]] = {

@@ -240,6 +240,13 @@ class FairQueue:
             self._length -= 1
         return request
 
+    def take_all_of(self, peer: Peer) -> list[Request]:
+        """Take out all requests of a peer, without a look at the others."""
+        taken = [self._front.pop(key) for key, request in list(self._front.items()) if request.peer == peer]
+        taken += self._queues.pop(peer, {}).values()
+        self._length -= len(taken)
+        return taken
+
     def take_older(self, limit: float) -> Iterator[Request]:
         """Take out the requests that arrived at `limit` or before."""
         # Each queue is in the order of arrival, but for the front, where any may be the oldest.
@@ -341,6 +348,13 @@ class WaitingRequests:
     def take(self, queue: FairQueue, unwanted: Callable[[Request], bool]) -> list[Request]:
         """Take out some requests, after a look at all."""
         taken = queue.take(unwanted)
+        for request in taken:
+            self._subtract(request)
+        return taken
+
+    def take_all_of(self, queue: FairQueue, peer: Peer) -> list[Request]:
+        """Take out all requests of a peer."""
+        taken = queue.take_all_of(peer)
         for request in taken:
             self._subtract(request)
         return taken

@@ -11,7 +11,7 @@ from typing import Protocol
 from broker.access.users import User
 from broker.config import BrokerConfig
 from broker.core.heartbeat import Heartbeat
-from broker.core.mdp import Frames, Peer, WorkerDialect, service_fault
+from broker.core.mdp import Command, Frames, Peer, WorkerDialect, service_fault
 from broker.core.requests import FairQueue, Request
 from broker.core.timers import Timers
 
@@ -61,6 +61,13 @@ class WorkerPeer:
     """Whose it is; None without access control."""
     beat_due: float = -math.inf
     """With access control: when its next heartbeat is due, so that it is not counted."""
+
+    def is_given(self, frames: Frames, client: Peer) -> bool:
+        """Whether this message to it is the request of a client that it has now."""
+        request, said = self.request, self.dialect.parse(frames)
+        if request is None or request.peer != client or said is None:
+            return False
+        return said[0] is Command.REQUEST and said[1][0] == request.token
 
     def may_tell(self, said: Frames, now: float) -> bool:
         """Whether what it says about how far it is goes on to the client: one small frame, and not too often."""

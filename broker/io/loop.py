@@ -2,6 +2,9 @@
 
 A channel is a core with its socket or sockets. The loop asks nothing of it but what `Channel` says. Other
 threads reach the loop's thread with `call`; that and `stop` are the only methods they may use.
+
+It may also live in another loop, which waits in its place: that one calls `turn` when `descriptor` is readable, and
+when the time is over that `turn` has told.
 """
 
 from __future__ import annotations
@@ -52,6 +55,8 @@ class Poller(Generic[Owner]):
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
+        self.descriptor = self._epoll.fileno()
+        """It is readable while some socket may have input: for whoever waits for more than that."""
         self._owners: dict[int, Owner | None] = {}
         self._sockets: dict[Owner, dict[Pollable, int]] = {}
         """With their file descriptors: those of closed sockets can't be asked for any more."""
@@ -188,12 +193,12 @@ class Loop:
 
     def close_unless_running(self) -> None:
         """Close the channels of a loop that was never run; a later `run` returns at once."""
-        if self._begins():
-            self._close()  # without the guard: a channel may wait for a thread of its own, which may be in `call`
+        if self.begin():
+            self.close()  # without the guard: a channel may wait for a thread of its own, which may be in `call`
 
     def run(self) -> None:
         """Run until `stop`, then close all channels."""
-        if not self._begins():
+        if not self.begin():
             return
         # A signal that comes just before a poll, or to another thread, does not interrupt it: the wake-up pipe does.
         here = threading.current_thread() is threading.main_thread()
@@ -206,15 +211,37 @@ class Loop:
             self._thread = 0
             if here:
                 signal.set_wakeup_fd(before)
-            self._close()
+            self.close()
 
-    def _begins(self) -> bool:
+    # -- in another loop -------------------------------------------------------------------------------------
+
+    @property
+    def descriptor(self) -> int:
+        """A file that is readable when there is something to do."""
+        return self._poller.descriptor
+
+    def begin(self) -> bool:
         """Whether this is the first to run or close the loop: nobody else may any more."""
         with self._guard:
             before, self._running = self._running, True
             return not before
 
-    def _close(self) -> None:
+    def turn(self) -> float | None:
+        """Do what can be done now; seconds after which there is more to do, though nothing comes. None: at no time."""
+        self._thread = get_ident()
+        try:
+            self._round(waits=False)
+        finally:
+            self._thread = 0
+        return 0.0 if self._changed or self._unread or self._touched or self._calls else self._timeout()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it is to be closed now."""
+        return self._stopping
+
+    def close(self) -> None:
+        """Close all channels, after the last turn."""
         with self._guard:
             if self._closed:
                 return
@@ -228,7 +255,7 @@ class Loop:
     def _set_stopping(self) -> None:
         self._stopping = True
 
-    def _round(self) -> None:
+    def _round(self, *, waits: bool = True) -> None:
         """Poll once, and do everything that can be done now."""
         for channel in self._changed:
             self._poller.set(channel, channel.sockets())
@@ -236,7 +263,8 @@ class Loop:
                 self._unread[channel] = None
         self._changed = {}
         inputs, self._unread = self._unread, {}
-        for owner in self._poller.wait(0 if inputs or self._touched or self._calls else self._timeout()):
+        at_once = inputs or self._touched or self._calls or not waits
+        for owner in self._poller.wait(0 if at_once else self._timeout()):
             if owner is not None:
                 inputs[owner] = None
                 continue

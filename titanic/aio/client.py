@@ -64,11 +64,14 @@ class Client(Methods):
         connection = BrokerClient(
             endpoint, timeout=tries[0], retries=retries, version=version, key=key, server_key=server_key
         )
-        super().__init__(Calls(AsyncWire(connection, *tries), *tries), deque(), several=len(named(endpoint)) > 1)
+        super().__init__(Calls(self._new_wire(connection, *tries), *tries), deque(), several=len(named(endpoint)) > 1)
         self.endpoint = connection.endpoint
         self._together = Together(self.calls)
         self._waits = 0
         """Coroutines whose waits the server holds."""
+
+    def _new_wire(self, connection: BrokerClient, timeout: float, retries: int) -> AsyncWire:
+        return AsyncWire(connection, timeout, retries)
 
     async def __aenter__(self) -> Self:
         return self

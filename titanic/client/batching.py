@@ -249,12 +249,10 @@ class GeneratedKeys:
 
         They share a key if they can: one row for all of them.
         """
-        keys = [f"{self._call}{self._count + number:08x}" for number in range(requests)]
+        together = requests <= MOST_TOGETHER
+        keys = [f"{self._call}{self._count + number:08x}" for number in range(1 if together else requests)]
         self._count += requests
-        which: dict[str, Any] = {"keys": keys}
-        if requests <= MOST_TOGETHER:
-            del keys[1:]
-            which = {"key": keys[0]}
+        which: dict[str, Any] = {"key": keys[0]} if together else {"keys": keys}
         self._unanswered.append(keys)
         forget: list[str] = []
         with suppress(IndexError):  # there are no more; other threads take some, too

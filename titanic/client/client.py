@@ -21,7 +21,8 @@ from broker import DEFAULT_ENDPOINT, Key, credentials, each, finish
 from titanic.client.methods import Methods
 from titanic.client.threads import MethodsOfThreads
 from titanic.client.wire import Body
-from titanic.protocol.answers import Ended, RequestInfo
+from titanic.protocol.answers import Ended, Look, RequestInfo
+from titanic.protocol.documents import ArchiveInfo, NodeInfo, Stats
 from titanic.protocol.progress import Progress
 from titanic.protocol.submit_options import Span, SubmitOptions, seconds
 from titanic.protocol.tsp import Frames
@@ -103,6 +104,8 @@ class Client:
             retry_first   back-off after the first failure, doubles with each failure; default the server's
             retry_most    the longest back-off; default the server's
             trace         a W3C `traceparent`: the handler finds it in `titanic.current().trace`
+            type          the content type of the body: `titanic.current().type`
+            digest        hexadecimal digits that `show` tells: a hash of what was asked for, say
 
         Times are seconds or a timedelta, ten years at most.
 
@@ -232,7 +235,7 @@ class Client:
         store: str | None = None,
         archive: str | None = None,
         name: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> ArchiveInfo:
         """Register the archive of closed requests, or acknowledge what it has; returns how far it is: {registered,
         archived_upto, first, last, lost, store, archive, name}.
 
@@ -247,28 +250,46 @@ class Client:
 
     # -- looking around --------------------------------------------------------------------------------------
 
-    def stats(self) -> dict[str, Any]:
-        """What is stored, what waits for each service, what is running, what was done since the start."""
-        return finish(self._own.stats())
+    def stats(self, *, services: bool = False) -> Stats:
+        """What is stored, what waits for each service, what is running, what was done since the start. `services`: also
+        all about each service, as `by_service`."""
+        return finish(self._own.stats(services=services))
 
-    def nodes(self) -> builtins.list[dict[str, Any]] | None:
+    def nodes(self) -> builtins.list[NodeInfo] | None:
         """The nodes that share the store, as `titanic nodes --json` prints them; None: it has its store to itself."""
         return finish(self._own.nodes())
 
-    def drain(self, node: str | None = None) -> dict[str, Any]:
+    def drain(self, node: str | None = None) -> NodeInfo:
         """Have a node end when it has nothing left to do, the one that is asked or another; what `nodes` says of it. A
         client of several endpoints has to name it."""
         return finish(self._own.drain(node))
 
+    def set_service(self, service: str, *, paused: bool | None = None, on_end: str | None = None) -> dict[str, Any]:
+        """Pause or resume a service; have a request for the service `on_end` stored whenever one of it has ended ("":
+        none). What is None stays as it is. Returns what holds for it then."""
+        return finish(self._own.set_service(service, paused=paused, on_end=on_end))
+
     def list(
-        self, *, service: str | None = None, state: str | None = None, after: str | None = None, limit: int = 100
+        self,
+        *,
+        service: str | None = None,
+        state: str | None = None,
+        after: str | None = None,
+        limit: int = 100,
+        newest: bool = False,
+        text: str | None = None,
     ) -> tuple[list[RequestInfo], str | None]:
-        """A page of what is stored, oldest first, and what to pass as `after` for the next (None: that was all)."""
-        return finish(self._own.list(service=service, state=state, after=after, limit=limit))
+        """A page of what is stored, oldest first, and what to pass as `after` for the next (None: that was all).
+        `newest`: newest first. `text`: only those whose reason or key contains it; a page may then be short."""
+        return finish(self._own.list(service=service, state=state, after=after, limit=limit, newest=newest, text=text))
 
     def show(self, uuid: str) -> RequestInfo:
         """All that is known of one request. Raises UnknownRequest."""
         return finish(self._own.show(uuid))
+
+    def look(self, uuid: str, most: int = 65536) -> Look:
+        """`show`, and the first `most` bytes (at most 1 MiB) of the body and of the reply. Raises UnknownRequest."""
+        return finish(self._own.look(uuid, most))
 
     def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
         """The requests that were submitted with these keys: the UUID of each key that is remembered, and the state of

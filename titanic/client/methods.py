@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from titanic.client import batching
 from titanic.client.batching import POLL_MOST, GeneratedKeys
@@ -19,7 +19,8 @@ from titanic.client.progress import LOOK, ProgressWatch
 from titanic.client.wire import Body
 from titanic.errors import InvalidRequest, TimedOut
 from titanic.protocol import tsp
-from titanic.protocol.answers import Ended, RequestInfo, check, read_reply, read_uuids, unknown
+from titanic.protocol.answers import Ended, Look, RequestInfo, check, read_reply, read_uuids, unknown
+from titanic.protocol.documents import ArchiveInfo, NodeInfo, Stats
 from titanic.protocol.progress import Progress
 from titanic.protocol.submit_options import MOST_UUIDS, Span, SubmitOptions, encode, seconds
 from titanic.protocol.tsp import Frames
@@ -211,7 +212,7 @@ class Methods:
         store: str | None = None,
         archive: str | None = None,
         name: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> ArchiveInfo:
         """Register the archive of closed requests, or acknowledge what it has; returns how far it is."""
         said = {
             "register": register,
@@ -222,32 +223,54 @@ class Methods:
             "name": name,
         }
         options = {"do": "archive", **{name: value for name, value in said.items() if value is not None}}
-        return await self._document(tsp.ADMIN, options)
+        return cast(ArchiveInfo, await self._document(tsp.ADMIN, options))
 
     # -- looking around --------------------------------------------------------------------------------------
 
-    async def stats(self) -> dict[str, Any]:
+    async def stats(self, *, services: bool = False) -> Stats:
         """What is stored, what waits for each service, what is running, what was done since the start."""
-        return await self._document(tsp.STATS, {})
+        return cast(Stats, await self._document(tsp.STATS, {"services": True} if services else {}))
 
-    async def nodes(self) -> builtins.list[dict[str, Any]] | None:
+    async def nodes(self) -> builtins.list[NodeInfo] | None:
         """The nodes that share the store, as `titanic nodes --json` prints them; None: it has its store to itself."""
         return (await self._document(tsp.STATS, {"nodes": True})).get("nodes")
 
-    async def drain(self, node: str | None = None) -> dict[str, Any]:
+    async def drain(self, node: str | None = None) -> NodeInfo:
         """Have a node end when it has nothing left to do, the one that is asked or another; what `nodes` says of it."""
         if node is None and self._several:
             what, fact = "no node is named", "of several endpoints it is left to chance which one is asked"
             raise InvalidRequest(what, fact, "name the one to drain: `nodes` tells")
         options = {"do": "drain"} if node is None else {"do": "drain", "node": node}
-        row: dict[str, Any] = (await self._document(tsp.ADMIN, options))["nodes"][0]
+        row: NodeInfo = (await self._document(tsp.ADMIN, options))["nodes"][0]
         return row
 
+    async def set_service(
+        self, service: str, *, paused: bool | None = None, on_end: str | None = None
+    ) -> dict[str, Any]:
+        """Pause or resume a service, have its ends told to another one (empty: none); what holds for it then."""
+        options: dict[str, Any] = {"do": "set", "service": service}
+        if paused is not None:
+            options["paused"] = paused
+        if on_end is not None:
+            options["on_end"] = on_end or None
+        return await self._document(tsp.ADMIN, options)
+
     async def list(
-        self, *, service: str | None = None, state: str | None = None, after: str | None = None, limit: int = 100
+        self,
+        *,
+        service: str | None = None,
+        state: str | None = None,
+        after: str | None = None,
+        limit: int = 100,
+        newest: bool = False,
+        text: str | None = None,
     ) -> tuple[list[RequestInfo], str | None]:
         """A page of what is stored, oldest first, and what to pass as `after` for the next (None: that was all)."""
         options = {"service": service, "state": state, "after": after and ids.plain(after), "limit": limit}
+        if newest:  # earlier servers do not know it
+            options["newest"] = newest
+        if text is not None:
+            options["text"] = text
         document = await self._document(tsp.LIST, options)
         return document["requests"], document["next"]
 
@@ -258,6 +281,15 @@ class Methods:
             raise unknown(uuid)
         row: RequestInfo = document["requests"][0]
         return row
+
+    async def look(self, uuid: str, most: int = 65536) -> Look:
+        """All that is known of one request, and the first `most` bytes of its body and of its reply."""
+        text, *frames = check(await self.calls.ask(tsp.LIST, encode({"uuid": ids.plain(uuid), "most": most})))
+        document = json.loads(text)
+        if not document["requests"]:
+            raise unknown(uuid)
+        behind = document["body"]
+        return Look(document["requests"][0], frames[:behind], frames[behind:])
 
     async def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
         """The requests that were submitted with these keys: the UUID of each key that is remembered, and the state of

@@ -42,7 +42,11 @@ WEIGHT = 0.2
 longer it took."""
 
 LIGHT_ITEMS, LIGHT_BYTES = 2000, 1 << 20
-"""Frames or UUIDs or outcomes, and bytes, of which a light write has no more: some 20 ms of work."""
+"""Frames or UUIDs, and bytes, of which a light write has no more: some 20 ms of work."""
+
+LIGHT_OUTCOMES = 16
+"""Outcomes of attempts of which a light write has no more. When so many workers answer at a time, others have something
+to do for the loop: it does not wait for the disk meanwhile."""
 
 TRIES = 3
 """How often a transaction is done that other nodes outrun."""

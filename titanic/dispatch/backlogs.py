@@ -7,7 +7,7 @@ second, any other broker for each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,7 +66,7 @@ class Backlog:
     room: int | None = None
     """How many may be in flight: as many as there are workers, 0 without any; None: not known yet."""
     allowed: int | None = None
-    """How many may begin before its rate is looked at again; None: it has no rate."""
+    """How many may begin before its rate is looked at again; None: it has no rate. 0 while it is paused."""
     ahead: int = 0
     """How many more may be sent, to wait at the broker for the next free worker."""
     late: int = 0
@@ -171,6 +171,8 @@ class Backlogs(dict[bytes, Backlog]):
         """When each of the others is asked for; all of them, at a broker that cannot be asked for all at once."""
         self.overtakes: Timers[bytes] = Timers()
         """When it is looked at whether urgent requests of a service still wait."""
+        self.paused: Collection[bytes] = frozenset()
+        """Services of which nothing is to begin."""
         self.rates = Rates()
         self._surveys = False
         self._survey_at = 0.0
@@ -194,6 +196,13 @@ class Backlogs(dict[bytes, Backlog]):
         for name, backlog in self.items():
             if backlog.allowed is not None or name in config.limits:
                 self.rates.due.set(name, 0.0)  # the next look sees what is allowed now
+
+    def pause_services(self, names: Collection[bytes]) -> None:
+        """Nothing of these services begins from now on, and of no others."""
+        changed = {*self.paused} ^ {*names}
+        self.paused = names
+        for name in changed & self.keys():
+            self.rates.due.set(name, 0.0)  # the next look sees what is allowed now
 
     def of(self, name: bytes) -> Backlog:
         """The backlog of a service, a new one if it has none."""
@@ -345,6 +354,12 @@ class Backlogs(dict[bytes, Backlog]):
             if late or not backlog.late
         ]
 
+    def all_workers(self) -> dict[bytes, int | None]:
+        """How many workers each service has, as far as the broker has said. Any thread may ask."""
+        if self.surveys:
+            return {name: count for name, count in (self.workers or {}).items() if name not in SERVICES}
+        return {name: 0 if backlog.room == 0 else None for name, backlog in self.copy().items()}
+
     def next_deadline(self) -> float | None:
         """When somebody is to be asked for."""
         return earliest(self.questions.next(), self.rates.due.next(), self._survey_at if self._survey_due else None)
@@ -356,6 +371,8 @@ class Backlogs(dict[bytes, Backlog]):
         return self._surveys and (self.shared or bool(self.absent)) and not self._surveying
 
     def _allowed(self, name: bytes, now: float) -> int | None:
+        if name in self.paused:
+            return 0
         limits = self.config.limits.get(name)
         return self.rates.allowed(name, limits.rate, now) if limits is not None and limits.rate else None
 

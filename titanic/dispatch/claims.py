@@ -13,7 +13,8 @@ own, living claim. While the store is away, outcomes are kept, and nothing is di
 
 What may run twice, in one sentence (P2): when a node was killed, stood still, or could not reach the store for longer
 than its lease, other nodes give what it had dispatched to other workers, though its own workers may still be at it; the
-first reply that reaches the store is the reply.
+first reply that reaches the store is the reply. What waits at its own broker then, no worker begins: the broker looks
+at the lease before it sends anything (`Broker.connect_local`), so also first thing after a pause.
 
 *Fair* between nodes: a node claims for its idle workers, and ahead of them only while the queue had more than it asked
 for. So the last requests go to whoever has idle workers. It asks again for a service that had too little when it is

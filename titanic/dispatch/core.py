@@ -25,12 +25,13 @@ twice.
 from __future__ import annotations
 
 import random
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 
 from broker import ErrorReply, earliest
 from titanic.config import ServerConfig
 from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight, Send, after_failure, without_room
 from titanic.dispatch.backlogs import HIGHEST, Backlog, Backlogs, Fetch
+from titanic.dispatch.ended_counts import EndedCounts
 from titanic.dispatch.outcomes import OutcomeBuffer
 from titanic.dispatch.recalls import Recalls
 from titanic.dispatch.request_context import context_of
@@ -63,6 +64,7 @@ class DispatchCore:
         self.given_back: list[bytes] | None = None
         """For requests that have gone back to the queue; None: the store need not be told."""
         self.counts = {"dispatched": 0, "succeeded": 0, "failed": 0, "expired": 0, "retried": 0, "returned": 0}
+        self.ended = EndedCounts()
         # What is told of a service, and of none of its requests, goes straight to the backlogs.
         self.arrived, self.returned, self.emptied = backlogs.arrived, backlogs.returned, backlogs.emptied
         self.present, self.surveyed, self.unreadable = backlogs.present, backlogs.surveyed, backlogs.unreadable
@@ -79,6 +81,12 @@ class DispatchCore:
         """Go on with other settings."""
         self._config = config
         self.backlogs.reconfigure(config)
+
+    def pause_services(self, names: Collection[bytes]) -> None:
+        """Nothing of these services begins from now on. What no worker has begun comes back."""
+        self.backlogs.pause_services(names)
+        if names:
+            self._recalls.add([uuid for uuid, flight in self.flights.items() if flight.backlog.name in names])
 
     # -- what happened ---------------------------------------------------------------------------------------
 
@@ -179,6 +187,8 @@ class DispatchCore:
         requests were closed or had ended already; they do not count."""
         for outcome in unchanged:
             self.counts[_COUNTED_AS[outcome.status] if isinstance(outcome, Finish) else "retried"] -= 1
+            if isinstance(outcome, Finish) and (flight := self.flights.get(outcome.uuid)) is not None:
+                self.ended.add(flight.backlog.name, outcome.status, -1)
         self.outcomes.written([flight for uuid in uuids if (flight := self._forget(uuid)) is not None])
 
     def unsettled(self, outcomes: Sequence[AttemptOutcome], now: float, *, full: bool = False) -> None:
@@ -352,10 +362,13 @@ class DispatchCore:
     def _failed(self, uuid: bytes, flight: Flight, reason: str, detail: Frames) -> None:
         outcome, size = after_failure(uuid, flight, reason, detail, self._config, self._dice)
         self.counts["failed" if isinstance(outcome, Finish) else "retried"] += 1
+        if isinstance(outcome, Finish):
+            self.ended.add(flight.backlog.name, Status.FAILED)
         self.outcomes.add(flight, outcome, size)
 
     def _finish(self, uuid: bytes, flight: Flight, status: Status, frames: Frames, reason: str) -> None:
         self.counts[_COUNTED_AS[status]] += 1
+        self.ended.add(flight.backlog.name, status)
         outcome = Finish(uuid, status, frames, flight.attempts, reason, flight.started)
         self.outcomes.add(flight, outcome, sum(map(len, frames)))
 

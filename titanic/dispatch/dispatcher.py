@@ -28,11 +28,12 @@ from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
 from titanic.dispatch.progress import known_progress
 from titanic.dispatch.read_aside import ReadAside
 from titanic.dispatch.service_log import FailureLog
+from titanic.dispatch.settings_here import SettingsHere
 from titanic.dispatch.transport import Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters
 from titanic.errors import StoreError
 from titanic.protocol.progress import Progress
-from titanic.protocol.tsp import SERVICES, WAIT
+from titanic.protocol.tsp import WAIT
 from titanic.services.ask import Answers, Ask, CloseDoubt, SendAnswers
 from titanic.services.reader import Reader, ReadService
 from titanic.store import SharedStore, Status, Store
@@ -69,6 +70,7 @@ class Dispatcher(Channel):
         self.failures = FailureLog()
         self._refusals = reader.refusals
         self.maintenance: Maintenance
+        self.settings = SettingsHere(store, self.core, self.arrived, self.call)
         self._fetching: Fetching
         self._doubts = CloseDoubts(self.core)
         self.node: ClaimingNode | None = None
@@ -78,15 +80,19 @@ class Dispatcher(Channel):
         if store.remote:
             aside = ReadAside(store, reader.call, self.call)
             self.maintenance = RemoteMaintenance(config, store, writer, self.core, self.call, self._expired, aside)
-            node = ClaimingNode(config, store, writer, self.core, self._send, self._written, aside, self.call)
+            tell = self._send, self._written
+            node = ClaimingNode(config, store, writer, self.core, *tell, aside, self.settings, self.call)
             self._fetching = self.node = node
             self.maintenance.returned = node.returned
             if (line := cast(SharedStore, store).news) is not None:
                 parts = node, self.core, self.waiters, self._doubts
                 self._others = OtherNodes(line, *parts, writer, aside, self.call)
+                self.settings.tell_others = self._others.settings_changed
         else:
             self.maintenance = Maintenance(config, store, writer, self.core, self.call, self._expired)
-            self._fetching = LocalFetch(store, self.core, self._send)
+            self._fetching = LocalFetch(store, self.core, self._send, self.settings.begin)
+        self.maintenance.ends = self.settings.ends
+        self.settings_changed = self.settings.changed
         self._counts_workers = config.broker is not None
         self._count_at = 0.0
         self._fetch_at: float | None = None
@@ -191,22 +197,16 @@ class Dispatcher(Channel):
 
     def progress(self, uuids: Collection[bytes]) -> dict[bytes, Progress]:
         """How far those of these are that are running, as far as their workers have said. Any thread may ask."""
-        elsewhere = None if self._others is None else self._others.progress
-        return known_progress(uuids, self.core.flights, elsewhere)
+        return known_progress(uuids, self.core.flights, None if self._others is None else self._others.progress)
 
     def in_flight(self) -> dict[bytes, int]:
         """How many requests of each service are in flight, where there are any. Any thread may ask."""
-        backlogs = self.core.backlogs.copy()
-        return {name: backlog.in_flight for name, backlog in backlogs.items() if backlog.in_flight}
+        return {name: one.in_flight for name, one in self.core.backlogs.copy().items() if one.in_flight}
 
     def workers(self) -> dict[bytes, int | None]:
         """How many workers each service has, as a broker elsewhere said lately; None: some, it does not tell how many.
         Any thread may ask."""
-        known = self.core.backlogs
-        if known.surveys:
-            return {name: count for name, count in (known.workers or {}).items() if name not in SERVICES}
-        backlogs = known.copy()
-        return {name: 0 if backlog.room == 0 else None for name, backlog in backlogs.items()}
+        return self.core.backlogs.all_workers()
 
     def replies_given(self) -> int:
         return self.waiters.replies_given
@@ -282,8 +282,9 @@ class Dispatcher(Channel):
         for uuid in core.take_recalls():
             transport.recall_request(uuid, now)
         if (node := self.node) is None:
+            told, ends = (partial(self.call, self._written), self._unwritten), self.settings.ends
             for outcomes in core.take_outcomes(now, self.waiters):
-                self._writer.enqueue(OutcomeWrite(outcomes, partial(self.call, self._written), self._unwritten))
+                self._writer.enqueue(OutcomeWrite(outcomes, *told, ends=ends))
         else:
             for outcomes in core.take_outcomes(now, self.waiters):
                 self._writer.enqueue(node.outcome_write(outcomes))
@@ -313,8 +314,7 @@ class Dispatcher(Channel):
 
     def _is_running(self, uuid: bytes) -> bool:
         """Whether an outcome of this request is to be expected that its clients may hear."""
-        flight = self.core.flights.get(uuid)
-        return flight is not None and not flight.closed
+        return (flight := self.core.flights.get(uuid)) is not None and not flight.closed
 
     def _wait(self, asks: Sequence[Ask]) -> None:
         self.waiters.add(asks, time.monotonic())

@@ -49,13 +49,24 @@ class Fetching(Protocol):
         """Something has left the queues of these services: tell the core which are empty now."""
 
 
+def _nothing() -> None:
+    return
+
+
 class LocalFetch:
     """Reads in the loop's thread."""
 
     busy = False
 
-    def __init__(self, store: Store, core: DispatchCore, send: Callable[[Sequence[Send], float], None]) -> None:
-        """`send`: gives requests to the transport."""
+    def __init__(
+        self,
+        store: Store,
+        core: DispatchCore,
+        send: Callable[[Sequence[Send], float], None],
+        read_settings: Callable[[], None] = _nothing,
+    ) -> None:
+        """`send`: gives requests to the transport. `read_settings`: is called before anything is."""
+        self._read_settings = read_settings
         self._store = store
         self._core = core
         self._send = send
@@ -67,6 +78,7 @@ class LocalFetch:
         self._unread = Trouble(log, "read what to dispatch")
 
     def begin(self) -> None:
+        self._read_settings()
         with self._store.read() as transaction:
             self._core.arrived(dict.fromkeys(transaction.waiting(), DEFAULT_PRIORITY), time.monotonic())
 

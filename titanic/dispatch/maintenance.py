@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Sequence
 from titanic.commit.writer import Write, Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.core import DispatchCore
+from titanic.dispatch.end_requests import EndRequests, Stored
 from titanic.dispatch.read_aside import ReadAside
 from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError
 from titanic.logs import Trouble, event
-from titanic.store import ReadTransaction, Store, WriteTransaction
+from titanic.store import ReadTransaction, Status, Store, WriteTransaction
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,8 @@ class Maintenance:
         self.expired = expired
         self.returned: Callable[[Collection[bytes]], None] = core.returned
         """Is told which services have requests again."""
+        self.ends: EndRequests | None = None
+        """Stores what is wanted when requests have ended."""
         self.leaps = writer.leaps
         """The wall clock, as the writer sees it."""
         self._readers_at = 0.0
@@ -218,6 +221,7 @@ class MaintenanceWrite:
         self._services: list[bytes] = []
         self._expired: list[tuple[bytes, bytes]] = []
         self._due: int | None = None
+        self._stored: Stored | None = None
         self._recapped = 0
         self._unchecked: bytes | None = None
 
@@ -231,6 +235,9 @@ class MaintenanceWrite:
         ahead_us = leaps.ahead_us
         self._services = [service for service, _ in transaction.promote(now_us, self._step)]
         self._expired = transaction.expire(now_us, self._step, maintenance.core.flights, ahead_us)
+        self._stored = None
+        if maintenance.ends is not None and self._expired and maintenance.ends.settings.on_end:
+            self._stored = maintenance.ends.store(transaction, [uuid for uuid, _ in self._expired], now_us)
         self._recapped, self._unchecked = 0, None
         trimmed = transaction.trim(now_us, maintenance.config.retention, self._step, ahead_us)
         if leaps.unchecked is not None:
@@ -255,6 +262,8 @@ class MaintenanceWrite:
                 self._recapped,
             )
         self._maintenance.call(self.tell)
+        if self._maintenance.ends is not None and self._stored is not None:
+            self._maintenance.ends.committed(self._stored)
 
     def failed(self, error: StoreError) -> None:
         self._maintenance.call(self._maintenance.set_alarm, self._maintenance.now_us() + pause_us(error))
@@ -264,6 +273,8 @@ class MaintenanceWrite:
         maintenance, core = self._maintenance, self._maintenance.core
         maintenance.returned(self._services)
         core.counts["expired"] += len(self._expired)
+        for _, service in self._expired:
+            core.ended.add(service, Status.EXPIRED)
         if self._expired:
             maintenance.expired(self._expired)
         if not self._moved and self._due is not None:

@@ -30,6 +30,7 @@ from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.lease import Join, LeaseCall, Leave, Renew, Standing
 from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
 from titanic.dispatch.read_aside import ReadAside
+from titanic.dispatch.settings_here import SettingsHere
 from titanic.errors import (
     OtherLease,
     OutcomeUnknown,
@@ -60,6 +61,7 @@ class ClaimingNode:
         send: Callable[[Sequence[Send], float], None],
         written: Callable[[Outcomes, Outcomes, Outcomes], None],
         aside: ReadAside,
+        settings: SettingsHere,
         call: Callable[..., None],
     ) -> None:
         """`send`: gives requests to the transport. `written`: is told of outcomes that are committed, as OutcomeWrite
@@ -82,6 +84,7 @@ class ClaimingNode:
         self._send = send
         self._tell_written = written
         self._aside = aside
+        self.settings = settings
         self._call = call
         self._thread: BatchThread[None] = BatchThread("lease", _nothing)
         self._clock = Leaps()
@@ -144,6 +147,10 @@ class ClaimingNode:
         """The number under which it claims; None: it has none. Any thread may ask, as for the rest."""
         return None if self.has_left else self.claims.lease.incarnation
 
+    def lasts(self) -> bool:
+        """Whether workers may begin what it has dispatched: after it stood still, its lease may be over."""
+        return self.claims.lease.lasts(elapsed())
+
     @property
     def lease_left(self) -> float:
         """Seconds for which it may dispatch if it does not renew its lease."""
@@ -172,6 +179,7 @@ class ClaimingNode:
         store, config = self._store, self.claims.lease.config
         try:
             if isinstance(op, Join):
+                self.settings.read_first()
                 joined = store.join(op.incarnation, op.before, op.held, facts, config)
                 self._call(self._joined, op, joined)
             elif isinstance(op, Renew):
@@ -195,6 +203,7 @@ class ClaimingNode:
 
     def _renewed(self, op: Renew, answer: Renewed) -> None:
         self._unrenewed.over()
+        self.settings.look(self._aside)
         drains = self.claims.draining
         self.claims.renewed(op, answer, elapsed())
         if self.claims.draining and not drains:
@@ -270,10 +279,8 @@ class ClaimingNode:
             told = partial(self._call, self._claimed, claim)
             self._writer.enqueue(ClaimWrite(claim, told, partial(self._call, self._unclaimed, claim)))
         if (release := claims.take_release()) is not None:
-            told, bounded = (
-                partial(self._call, self._released, release),
-                claims.bounded([place.uuid for place in release.places]),
-            )
+            told = partial(self._call, self._released, release)
+            bounded = claims.bounded([place.uuid for place in release.places])
             self._writer.enqueue(ReleaseWrite(release, bounded, told, partial(self._call, self._unclaimed, release)))
         return None if core.backlogs.surveys else self._look_at
 
@@ -347,7 +354,8 @@ class ClaimingNode:
             self.claims.ended(uuid)
         op = self.claims.writing(uuids)
         written, unwritten = partial(self._call, self._written, op), partial(self._call, self._unwritten, op)
-        return OutcomeWrite(outcomes, written, unwritten, op.incarnation, self.claims.bounded(uuids))
+        ends = self.settings.ends
+        return OutcomeWrite(outcomes, written, unwritten, op.incarnation, self.claims.bounded(uuids), ends)
 
     def _written(self, op: Writing, done: Outcomes, unchanged: Outcomes, without_room: Outcomes) -> None:
         claims = self.claims

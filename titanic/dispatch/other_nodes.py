@@ -44,6 +44,7 @@ from titanic.store import (
     SharedReadTransaction,
     SharedWriteTransaction,
     Sight,
+    Topic,
     WriteTransaction,
 )
 
@@ -131,6 +132,11 @@ class OtherNodes:
         if uuids and not self._line.alone:
             self._line.publish(News(ended=set(uuids)))
 
+    def settings_changed(self) -> None:
+        """Something was set for a service."""
+        if not self._line.alone:
+            self._line.publish(News(look={Topic.SETTINGS}))
+
     def closed(self, doubts: Sequence[CloseDoubt]) -> None:
         """Requests were closed at this node. The doubts are handed on as soon as no other node can give a worker any of
         the requests."""
@@ -188,6 +194,8 @@ class OtherNodes:
             self._take_back_soon([(uuid, one) for uuid, one in news.closed.items() if one in self._own])
         for uuid in news.certain:
             self._over(uuid)
+        if Topic.SETTINGS in news.look:
+            self._node.settings.look(self._aside)
         if news.look:
             self.hurry()
 

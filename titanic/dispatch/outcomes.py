@@ -8,8 +8,9 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import cast
 
 from broker import earliest
-from titanic.commit.writer import LIGHT_BYTES, LIGHT_ITEMS, Write, halves
+from titanic.commit.writer import LIGHT_BYTES, LIGHT_OUTCOMES, Write, halves
 from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight
+from titanic.dispatch.end_requests import EndRequests, Stored
 from titanic.errors import StoreError, StoreFull
 from titanic.logs import event
 from titanic.store import NodeTransaction, Place, Status, WriteTransaction
@@ -152,19 +153,22 @@ class OutcomeWrite:
         unwritten: Callable[[Outcomes, StoreError], None],
         incarnation: int | None = None,
         bounded: Sequence[Place] = (),
+        ends: EndRequests | None = None,
     ) -> None:
         """`written` is told of those on disk, of those of them that changed nothing there, because the requests were
         closed or had ended already, and of those for which the store had no room; `unwritten` when the disk did not
         take them. `incarnation`: under which they were claimed, in a store that nodes share; `bounded`: where those of
-        them are that count for bounds."""
+        them are that count for bounds. `ends`: stores what is wanted when requests have ended."""
         self._outcomes = outcomes
         self._written = written
         self._unwritten = unwritten
         self._incarnation = incarnation
         self._bounded = bounded
+        self._ends = ends
+        self._stored: Stored | None = None
         self._unchanged: list[AttemptOutcome] = []
         self._without_room: list[AttemptOutcome] = []
-        self.light = len(outcomes) <= LIGHT_ITEMS and sum(map(_size, outcomes)) <= LIGHT_BYTES
+        self.light = len(outcomes) <= LIGHT_OUTCOMES and sum(map(_size, outcomes)) <= LIGHT_BYTES
 
     def uuids(self) -> Sequence[bytes]:
         return [outcome.uuid for outcome in self._outcomes]
@@ -186,18 +190,25 @@ class OutcomeWrite:
                 extra = event("no-room-for-reply", uuid=outcome.uuid)
                 log.error("no room for the reply to %s: %s", outcome.uuid.hex(), error, extra=extra)
                 self._without_room.append(outcome)
+        self._stored = None
+        if self._ends is not None and self._ends.settings.on_end:
+            not_now = {outcome.uuid for outcome in (*self._unchanged, *self._without_room)}
+            ended = [one.uuid for one in self._outcomes if isinstance(one, Finish) and one.uuid not in not_now]
+            self._stored = self._ends.store(transaction, ended, now_us)
 
     def __len__(self) -> int:
         return len(self._outcomes)
 
     def parts(self) -> list[Write]:
-        tell = self._written, self._unwritten, self._incarnation, self._bounded  # all attempts are over
+        tell = self._written, self._unwritten, self._incarnation, self._bounded, self._ends  # all attempts are over
         return [OutcomeWrite(half, *tell) for half in halves(self._outcomes)]
 
     def committed(self) -> None:
         without_room = {outcome.uuid for outcome in self._without_room}
         outcomes = [outcome for outcome in self._outcomes if outcome.uuid not in without_room]
         self._written(outcomes, self._unchanged, self._without_room)
+        if self._ends is not None and self._stored is not None:
+            self._ends.committed(self._stored)
 
     def failed(self, error: StoreError) -> None:
         self._unwritten(self._outcomes, error)

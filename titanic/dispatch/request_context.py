@@ -23,13 +23,15 @@ def context_of(row: ReadyRow, flight: Flight, wall_us: int) -> bytes:
     """The context of an attempt that begins now. `wall_us`: the time of day."""
     policy, key = flight.policy, row.idempotency_key
     said = b'{"uuid":"' + text(row.uuid) + _numbers(flight.attempts + 1, flight.max_attempts, flight.priority)
-    if not (policy.limit or policy.trace or (key and not key.startswith(_GENERATED))):
+    if not (policy.limit or policy.trace or policy.type or (key and not key.startswith(_GENERATED))):
         return said
     said = said[:-1]
     if policy.limit:
         said += b',"deadline":%.3f' % (wall_us / 1e6 + policy.limit)
     if policy.trace:
         said += b',"trace":' + json.dumps(policy.trace).encode()
+    if policy.type:
+        said += b',"type":' + json.dumps(policy.type).encode()
     if key and not key.startswith(_GENERATED):
         said += b',"key":' + json.dumps(key.decode(errors="replace")).encode()
     return said + b"}"

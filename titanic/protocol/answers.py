@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, NamedTuple, NotRequired, TypedDict
 
 import broker
 from titanic.errors import (
@@ -55,8 +55,22 @@ class RequestInfo(TypedDict):
     """How far its worker is; absent unless it is running and has said so."""
     trace: NotRequired[str]
     """The `traceparent` that it was submitted with; absent when there was none."""
+    type: NotRequired[str]
+    """The content type of its body; absent when none was given."""
+    digest: NotRequired[str]
+    """What its submitter knows it by again; absent when none was given."""
+    paused: NotRequired[bool]
+    """True while it waits, or is delayed, and its service is paused; otherwise absent."""
     owner: NotRequired[str]
     """The user who submitted it; absent when that was nobody."""
+
+
+class Look(NamedTuple):
+    """A request, and the beginning of its body and of its reply (`info` has their whole sizes)."""
+
+    info: RequestInfo
+    body: Frames
+    reply: Frames
 
 
 LOOKS = {tsp.REPLY, tsp.WAIT, tsp.LIST, tsp.STATS}

@@ -68,6 +68,11 @@ def lacks_drain(user: User) -> str | None:
     return None if user.admin else f"{user} may not drain nodes; it needs admin = true"
 
 
+def lacks_set(user: User) -> str | None:
+    """Why a user may not set anything for a service."""
+    return None if user.admin else f"{user} may not change services; it needs admin = true"
+
+
 def _request(user: User, body: Frames) -> str | None:
     if tsp.request_fault(body):  # first: names of any length must not reach the memory of `User.may`
         return None

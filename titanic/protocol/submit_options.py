@@ -34,6 +34,12 @@ MOST_SECONDS = 10 * 366 * 86_400.0
 TRACEPARENT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 """The header of that name, as W3C's Trace Context has it."""
 
+CONTENT_TYPE = re.compile("[!-~][ -~]{0,126}")
+"""What the body is, as a MIME type or whatever client and worker agree on."""
+
+DIGEST = re.compile("[0-9a-fA-F]{1,128}")
+"""A hash of what was asked for, as its submitter makes it."""
+
 
 Span = float | timedelta
 """A time span: seconds, or a timedelta."""
@@ -52,6 +58,8 @@ class SubmitOptions(TypedDict, total=False):
     retry_first: Span
     retry_most: Span
     trace: str
+    type: str
+    digest: str
 
 
 def seconds(name: str, value: Any) -> float:
@@ -71,6 +79,9 @@ def encode(options: dict[str, Any]) -> str:
         return json.dumps({name: _plain(name, value) for name, value in options.items()})
 
 
+_TEXTS = ("key", "keys", "service", "state", "trace", "type", "digest")
+
+
 def _plain(name: str, value: Any) -> Any:
     if isinstance(value, timedelta):
         return value.total_seconds()
@@ -78,9 +89,7 @@ def _plain(name: str, value: Any) -> Any:
         return [_plain(name, one) for one in value]
     if value is None or isinstance(value, (str, int, float)):
         return value
-    kind = (
-        "text" if name in ("key", "keys", "service", "state", "trace") else "a number or, if it is a time, a timedelta"
-    )
+    kind = "text" if name in _TEXTS else "a number or, if it is a time, a timedelta"
     raise InvalidRequest(f"{name} is {quoted(value)}; it must be {kind}")
 
 
@@ -92,6 +101,16 @@ class Policy(NamedTuple):
     retry_most: float = 0.0
     trace: str = ""
     """The `traceparent` for its worker."""
+    type: str = ""
+    """The content type of its body."""
+    digest: str = ""
+    """What its submitter knows it by again."""
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Those of the texts that were given, by their names."""
+        texts = self.trace, self.type, self.digest
+        return {name: value for name, value in zip(_KEPT, texts, strict=True) if value}
 
     @property
     def spans(self) -> dict[str, float]:
@@ -100,6 +119,7 @@ class Policy(NamedTuple):
         return {name: value for name, value in zip(_SPANS, spans, strict=True) if value}
 
 
+_KEPT = ("trace", "type", "digest")
 _SPANS = ("limit", "retry_first", "retry_most")
 
 
@@ -108,7 +128,8 @@ def read_policy(options: bytes) -> Policy:
     """The policy in a record's options; the default when there are no options, or unreadable ones."""
     try:
         document = json.loads(options or b"{}")
-        spans = {name: float(document[name]) for name in _SPANS if name in document}
-        return Policy(**spans, trace=str(document.get("trace", "")))
+        limit, first, most = [float(document.get(name, 0.0)) for name in _SPANS]
+        trace, kind, digest = [str(document.get(name, "")) for name in _KEPT]
+        return Policy(limit, first, most, trace, kind, digest)
     except (ValueError, TypeError, AttributeError):
         return Policy()

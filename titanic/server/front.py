@@ -149,7 +149,9 @@ class IntegratedFront(Front):
         here = self._broker
         for name in tsp.SERVICES:
             here.integrate(name, partial(handle_batch, name), room=tsp.ROOM)
-        dispatcher.connect(LocalTransport(dispatcher.core, here.connect_local, dispatcher.guard))
+        lasts = None if dispatcher.node is None else dispatcher.node.lasts
+        connect = partial(here.connect_local, lasts=lasts)
+        dispatcher.connect(LocalTransport(dispatcher.core, connect, dispatcher.guard))
         here.start()
         if self._gathering is not None:
             self._gathering.start()

@@ -29,7 +29,7 @@ from titanic.server.gather import LAST
 from titanic.server.server_access import ServerAccess
 from titanic.server.snapshot import NodeSnapshot, ServerSnapshot, WorkerCounts, gather, refusals, service_snapshots
 from titanic.server.watchdog import Watchdog
-from titanic.services.ask import ServiceContext
+from titanic.services.ask import ServiceContext, ServiceFigures
 from titanic.services.handler import ServiceHandler
 from titanic.services.ownership import Refusals
 from titanic.services.reader import Reader
@@ -98,8 +98,10 @@ class Server:
             self.front.most_body,
             config.wire.max_waiting_bytes,
             self._refusals,
+            settings=self.dispatcher.settings.known,
             queue=queue,
         )
+        self._context.figures, self._context.forbidden = self._figures, self._forbidden
         self.draining = False
         """Whether it is to end when it has nothing left to do."""
         if (node := self.dispatcher.node) is not None:
@@ -209,8 +211,9 @@ class Server:
         return ServerSnapshot(
             counted={**self._services.counts, **self.dispatcher.core.counts},
             refused=dict(self._context.refused),
-            forbidden=refusals(self._refusals.counts, self.front.refusals()),
+            forbidden=self._forbidden(),
             services=services,
+            paused=sorted(name.decode(errors="replace") for name in self.dispatcher.settings.known.paused),
             store=counts,
             durability=self.store.durability,
             usable=self.store.usable,
@@ -228,6 +231,16 @@ class Server:
         rows = cast(NodesReadTransaction, transaction).nodes()
         draining = sum(row.draining for row in rows)
         return NodeSnapshot(self._facts().name, len(rows), draining, node.lease_left, node.held, node.leases_lost)
+
+    def _figures(self) -> ServiceFigures:
+        """What is known here of services."""
+        dispatcher, workers = self.dispatcher, self.workers
+        told = dispatcher.workers() if workers is None else workers
+        return ServiceFigures(dispatcher.in_flight(), told, dispatcher.core.ended.copy())
+
+    def _forbidden(self) -> dict[tuple[str, str], int]:
+        """What users lacked a permission for."""
+        return refusals(self._refusals.counts, self.front.refusals())
 
     def _facts(self) -> NodeFacts:
         """What this node tells the others."""

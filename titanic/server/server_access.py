@@ -100,7 +100,7 @@ MOST_NAMES = 20
 def _all_about(access: Access) -> dict[str, object]:
     """What a file says about each user: what he may do, and how he is known."""
     found: dict[str, list[object]] = {name: [user.to_json()] for name, user in access.users.items()}
-    for known in (access.keys, access.tokens, access.endpoints):
+    for known in (access.keys, access.tokens, access.certificates, access.endpoints):
         for by, user in sorted(known.items()):
             found[user.name].append((by, access.uids.get(by)))
     return dict(found)

@@ -58,6 +58,8 @@ class ServerSnapshot:
     forbidden: Mapping[tuple[str, str], int]
     """What users lacked a permission for, by user and action."""
     services: Mapping[str, ServiceSnapshot]
+    paused: Sequence[str]
+    """The services that are."""
     store: Counts
     durability: Durability
     """What a commit waits for."""

@@ -13,16 +13,16 @@ from typing import Any, cast
 
 from broker import User, UserLimits
 from titanic.commit.writer import halves
-from titanic.errors import Forbidden, InvalidArchive, StoreError, StoreFull
+from titanic.errors import Forbidden, InvalidArchive, InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
-from titanic.protocol.permissions import lacks_archive, lacks_close, lacks_drain, lacks_read, lacks_submit
+from titanic.protocol.permissions import lacks_archive, lacks_close, lacks_drain, lacks_read, lacks_set, lacks_submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
-from titanic.services import nodes
+from titanic.services import nodes, set_service
 from titanic.services.ask import Ask, ServiceContext, check_names, not_done, read_id, read_object
 from titanic.services.ownership import is_hidden, is_kept, not_his, place_behind
 from titanic.services.request_submit import over_limit
-from titanic.store import Archivist, SharedReadTransaction, State, WriteTransaction
+from titanic.store import Archivist, ServiceSettings, SharedReadTransaction, State, WriteTransaction
 
 KNOWN = ("after", "do", "older_than", "service", "state", "uuids")
 ARCHIVE_KNOWN = ("archive", "do", "name", "register", "store", "upto", "uuid")
@@ -54,6 +54,7 @@ class AdminWrite:
         self._closed: list[bytes] = []
         self._doubtful: list[bytes] = []
         self._services: set[bytes] = set()
+        self._settings: ServiceSettings | None = None
         self._forbidden: list[tuple[User, str, bytes]] = []
 
     def uuids(self) -> Sequence[bytes]:
@@ -71,10 +72,12 @@ class AdminWrite:
                     document = _archive(transaction, options)
                 elif options["do"] == "drain":
                     document = self._drain(transaction, options)
+                elif options["do"] == "set":
+                    self._settings, document = set_service.apply(transaction, options)
                 else:
                     document = self._obey(transaction, options, now_us, ask.user)
                 self._answers.append((ask, [tsp.OK, json.dumps(document).encode()]))
-            except (ValueError, InvalidArchive) as error:
+            except (ValueError, InvalidArchive, InvalidRequest) as error:
                 self._answers.append((ask, tsp.bad_request(str(error))))
             except Forbidden as error:
                 if ask.user is not None:
@@ -171,6 +174,12 @@ class AdminWrite:
             self._context.refusals.add(user, tsp.ADMIN, why, uuid=uuid)
         if self._returned:
             self._context.dispatcher.returned(self._returned)
+        if self._settings is not None:
+            self._context.dispatcher.settings_changed(self._settings, self._answer)
+            return
+        self._answer()
+
+    def _answer(self) -> None:
         if self._closed:  # the answer waits like that of a titanic.close
             self._context.dispatcher.closed(
                 self._closed, self._services, [(self._doubtful, partial(self._context.send_answers, self._answers))]
@@ -189,17 +198,19 @@ def _check(user: User, do: str) -> None:
         raise Forbidden(fault)
 
 
-_LACKS = {"retry": lacks_read, "purge": lacks_close, "archive": lacks_archive, "drain": lacks_drain}
+_LACKS = {"retry": lacks_read, "purge": lacks_close, "archive": lacks_archive, "drain": lacks_drain, "set": lacks_set}
 
 
 def read_options(body: Frames) -> dict[str, Any]:
     given = read_object(b"".join(body[:1]))
-    if given.get("do") not in ("retry", "purge", "archive", "drain"):
-        raise ValueError('options must be a JSON object with "do": "retry", "purge", "archive" or "drain"')
+    if not isinstance(given.get("do"), str) or given["do"] not in _LACKS:
+        raise ValueError('options must be a JSON object with "do": "retry", "purge", "archive", "drain" or "set"')
     if given["do"] == "archive":
         return read_archive_options(given)
     if given["do"] == "drain":
         return nodes.read_drain_options(given)
+    if given["do"] == "set":
+        return set_service.read_options(given)
     check_names(given, KNOWN)
     options: dict[str, Any] = {"do": given["do"], "uuids": None, "after": None, "service": None}
     if "uuids" in given:

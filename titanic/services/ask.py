@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 from broker import User
 from titanic.config import ServiceLimits
@@ -14,6 +15,7 @@ from titanic.protocol import tsp
 from titanic.protocol.progress import Progress
 from titanic.protocol.tsp import Frames
 from titanic.services.ownership import Refusals
+from titanic.store import KnownSettings, ServiceSettings
 from titanic.util import ids
 from titanic.util.clock import Leaps
 from titanic.util.text import quoted
@@ -66,6 +68,9 @@ class DispatcherInbox(Protocol):
     def closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[CloseDoubt]) -> None:
         """These requests are closed: do not dispatch them, drop their replies. `services`: where some waited."""
 
+    def settings_changed(self, settings: ServiceSettings, then: Callable[[], None]) -> None:
+        """This is set for services now, and on disk. `then` is called when it holds here."""
+
     def wait_for_replies(self, asks: Sequence[Ask]) -> None:
         """These asks for titanic.wait have come. The dispatcher answers them."""
 
@@ -80,6 +85,18 @@ class DispatcherInbox(Protocol):
 
     def progress(self, uuids: Collection[bytes]) -> Mapping[bytes, Progress]:
         """How far those of these requests are that are running, as far as their workers have said."""
+
+
+NOTHING: Mapping[bytes, Any] = MappingProxyType({})
+
+
+class ServiceFigures(NamedTuple):
+    """Of services: requests that are in flight here, workers, as far as known, and how many requests have ended here
+    since the start: done, failed, expired."""
+
+    running: Mapping[bytes, int] = NOTHING
+    workers: Mapping[bytes, int | None] = NOTHING
+    ended: Mapping[bytes, Sequence[int]] = NOTHING
 
 
 REASONS = ("invalid", "forbidden", "store_full", "service_full", "user_full", "busy", "stopping", "disk")
@@ -106,6 +123,12 @@ class ServiceContext:
     """What every new request is refused with; None: they are taken. Any thread may set it."""
     incarnation: Callable[[], int | None] | None = None
     """The number under which this node claims requests, if it has one now; None: its server has the store to itself."""
+    settings: KnownSettings = field(default_factory=KnownSettings)
+    """What is set for services. The dispatcher keeps it up to date."""
+    forbidden: Callable[[], Mapping[tuple[str, str], int]] = dict
+    """What users lacked a permission for, by user and action, in the server and its broker."""
+    figures: Callable[[], ServiceFigures] = ServiceFigures
+    """What is known here of services."""
     queue: str = ""
     """Which of the nodes that share the store this is; empty when there can be no others."""
     # What follows is counted in one thread each, because += is not atomic.

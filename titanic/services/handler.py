@@ -18,7 +18,7 @@ from titanic.errors import Forbidden
 from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks_stats
 from titanic.protocol.tsp import Frames
-from titanic.services import list_requests, nodes
+from titanic.services import list_requests, nodes, service_stats, set_service
 from titanic.services.admin import AdminWrite
 from titanic.services.ask import Ask, ServiceContext
 from titanic.services.close import CloseWrite
@@ -71,8 +71,9 @@ class ServiceHandler:
 
     def _read_list(self, transaction: ReadTransaction, ask: Ask) -> Frames:
         running = None if self._store.remote else self._context.dispatcher.running
-        progress = self._context.dispatcher.progress
-        return list_requests.answer(transaction, ask.body, running, ask.user, self._store.now_us(), progress)
+        progress, now_us = self._context.dispatcher.progress, self._store.now_us()
+        paused = self._context.settings.paused
+        return list_requests.answer(transaction, ask.body, running, ask.user, now_us, progress, paused)
 
     def _read_stats(self, transaction: ReadTransaction, ask: Ask) -> Frames:
         if ask.user is not None and (fault := lacks_stats(ask.user)) is not None:
@@ -93,6 +94,17 @@ class ServiceHandler:
         }
         if incarnation is not None:
             document |= nodes.shared(transaction, me, document["running"])
+        if service_stats.wants_services(ask.body):
+            here, limits = self._context.figures, self._context.limits
+            document["by_service"] = service_stats.each(transaction, here, limits, self._context.settings.all)
+            if ask.user is None or ask.user.admin:
+                refused = self._context.forbidden().items()
+                document["refusals"] = [{"user": user, "action": action, "count": n} for (user, action), n in refused]
+                document["refused"] = dict(self._context.refused)
+        if self._context.settings.missed:
+            document["since_start"]["ends_missed"] = self._context.settings.missed
+        if self._context.settings.all:
+            document["settings"] = set_service.document(self._context.settings.all)
         if self._context.queue:
             document["queue"] = self._context.queue
         return [tsp.OK, json.dumps(document).encode()]

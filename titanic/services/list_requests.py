@@ -15,10 +15,16 @@ from titanic.protocol.submit_options import MOST_UUIDS, read_policy
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import check_names, read_id, read_object
 from titanic.services.ownership import is_hidden, place_behind
-from titanic.store import Description, ReadTransaction, SharedReadTransaction, State
+from titanic.store import Description, Outcome, ReadTransaction, SharedReadTransaction, State
 from titanic.util.text import quoted
 
-KNOWN = ("after", "keys", "limit", "now", "service", "state", "uuid")
+KNOWN = ("after", "keys", "limit", "most", "newest", "now", "service", "state", "text", "uuid")
+
+MOST_BYTES = 1 << 20
+"""Bytes of a body, and of a reply, that a look at a request may ask for."""
+
+MOST_FRAMES = 1000
+"""Frames of either that come with it."""
 
 
 Running = Callable[[], Collection[bytes]] | None
@@ -39,14 +45,15 @@ def answer(
     user: User | None = None,
     now_us: int = 0,
     progress: ProgressOf | None = None,
+    paused: Collection[bytes] = (),
 ) -> Frames:
     """The answer to a titanic.list. `running`: which requests workers have. `user`: who asks, and gets what he may
     read; None: all. Raises Forbidden when that is nothing. `now_us`: the time, for those who ask for it. `progress`:
-    how far the workers are; None: nobody knows."""
+    how far the workers are; None: nobody knows. `paused`: the services that are."""
     if user is not None and (fault := lacks_read(user)) is not None:
         raise Forbidden(fault)
     try:
-        return _answer(transaction, read_options(body), running, user, now_us, progress)
+        return _answer(transaction, read_options(body), running, user, now_us, progress, paused)
     except ValueError as error:
         return tsp.bad_request(str(error))
     except RecordCorrupt:
@@ -62,6 +69,7 @@ def _answer(
     user: User | None,
     now_us: int,
     progress: ProgressOf | None,
+    paused: Collection[bytes],
 ) -> Frames:
     owner = None if user is None or user.reads_all else user.owner
     now_running: Collection[bytes] | None = None if running is None else running()
@@ -74,27 +82,16 @@ def _answer(
         rows = _described(transaction, list(holders.values()), user)
     elif (uuid := options["uuid"]) is not None:
         rows = _described(transaction, [uuid], user)
-    elif options["state"] is State.RUNNING and now_running is None:
-        claimed = cast(SharedReadTransaction, transaction).list_running
-        page = claimed(service=options["service"], owner=owner, after=options["after"], limit=options["limit"])
-        rows, following = page, place_behind(page, user)
-        now_running = {row.uuid for row in rows}
-    elif options["state"] is State.RUNNING:
-        behind = options["after"] or b""
-        rows = _described(transaction, sorted(uuid for uuid in now_running or () if uuid > behind), user)
-        rows = [row for row in rows if options["service"] in (None, row.service)]
-        if len(rows) > options["limit"]:
-            rows = rows[: options["limit"]]
-            following = rows[-1].uuid
+    elif options["state"] is State.RUNNING and now_running is not None:
+        rows, following = _at_workers(transaction, now_running, options, user)
     else:
-        page = transaction.list(
-            service=options["service"],
-            state=options["state"],
-            owner=owner,
-            after=options["after"],
-            limit=options["limit"],
-        )
-        rows, following = page, place_behind(page, user)
+        chosen = {name: options[name] for name in ("service", "after", "limit", "newest", "text")}
+        if options["state"] is State.RUNNING:
+            page = cast(SharedReadTransaction, transaction).list_running(owner=owner, **chosen)
+            now_running = {row.uuid for row in page}
+        else:
+            page = transaction.list(state=options["state"], owner=owner, **chosen)
+        rows, following = page, place_behind(page, user, newest=options["newest"])
     if now_running is None:
         waiting = [row.uuid for row in rows if row.state is State.WAITING]
         now_running = cast(SharedReadTransaction, transaction).running(waiting)
@@ -103,14 +100,61 @@ def _answer(
     at_work = [row.uuid for row in rows if row.state is State.WAITING and row.uuid in now_running]
     far = progress(at_work) if progress is not None and at_work else {}
     document: dict[str, Any] = {
-        "requests": [as_document(row, row.uuid in now_running, far.get(row.uuid)) for row in rows],
+        "requests": [
+            as_document(row, row.uuid in now_running, far.get(row.uuid), paused=row.service in paused) for row in rows
+        ],
         "next": following.hex() if following else None,
     }
     if options["keys"] is not None:
         document["uuids"] = {key: uuid.hex() for key, uuid in holders.items()}
     if options["now"]:
         document["now"] = now_us
-    return [tsp.OK, json.dumps(document).encode()]
+    behind: Frames = []
+    if options["most"] is not None:
+        body, reply = _frames(transaction, rows, options["most"])
+        document |= {"body": len(body), "reply": len(reply)}
+        behind = body + reply
+    return [tsp.OK, json.dumps(document).encode(), *behind]
+
+
+def _at_workers(
+    transaction: ReadTransaction, running: Collection[bytes], options: dict[str, Any], user: User | None
+) -> tuple[list[Description], bytes | None]:
+    """A page of the requests that workers have, and where the next one begins."""
+    after, newest, text = options["after"], options["newest"], options["text"]
+    ids = sorted(running, reverse=newest)
+    if after is not None:
+        ids = [uuid for uuid in ids if (uuid < after if newest else uuid > after)]
+    rows = [row for row in _described(transaction, ids, user) if options["service"] in (None, row.service)]
+    if text is not None:
+        rows = [row for row in rows if text in row.reason or text in row.key.decode(errors="replace")]
+    if len(rows) <= options["limit"]:
+        return rows, None
+    rows = rows[: options["limit"]]
+    return rows, rows[-1].uuid
+
+
+def _frames(transaction: ReadTransaction, rows: Collection[Description], most: int) -> tuple[Frames, Frames]:
+    """The beginning of a request's body, and of its reply."""
+    body: Frames = []
+    reply: Frames = []
+    for row in rows:
+        request = transaction.request(row.uuid)
+        body = [] if request is None else cut(request.body, most)
+        outcome = transaction.reply(row.uuid) if row.reply_frames else None
+        reply = cut(outcome.frames, most) if isinstance(outcome, Outcome) else []
+    return body, reply
+
+
+def cut(frames: Frames, most: int) -> Frames:
+    """The first of these frames, with so many bytes together; the last of them may be a beginning only."""
+    found: Frames = []
+    for frame in frames[:MOST_FRAMES]:
+        found.append(frame[:most])
+        most -= len(frame)
+        if most <= 0:
+            break
+    return found
 
 
 def _described(transaction: ReadTransaction, uuids: Collection[bytes], user: User | None) -> list[Description]:
@@ -143,6 +187,16 @@ def read_options(body: Frames) -> dict[str, Any]:
     if (now := given.get("now")) is not None and not isinstance(now, bool):
         raise ValueError("now must be true or false")
     options["now"] = now
+    if type(newest := given.get("newest", False)) is not bool:
+        raise ValueError("newest must be true or false")
+    options["newest"] = newest
+    if (text := given.get("text")) is not None and not isinstance(text, str):
+        raise ValueError("text must be text")
+    options["text"] = text
+    if (most := given.get("most")) is not None:
+        if options["uuid"] is None or type(most) is not int or not 0 <= most <= MOST_BYTES:
+            raise ValueError(f"most must be a number from 0 to {MOST_BYTES}, with the uuid of a request")
+        options["most"] = most
     limit = given.get("limit", 100)
     if type(limit) is not int or not 1 <= limit <= MOST_UUIDS:
         raise ValueError(f"limit must be a number from 1 to {MOST_UUIDS}")
@@ -150,18 +204,21 @@ def read_options(body: Frames) -> dict[str, Any]:
     return options
 
 
-def as_document(row: Description, running: bool, progress: Progress | None = None) -> dict[str, Any]:
-    """What a listing says of a request. `running`: whether a worker may have it."""
+def as_document(
+    row: Description, running: bool, progress: Progress | None = None, *, paused: bool = False
+) -> dict[str, Any]:
+    """What a listing says of a request. `running`: whether a worker may have it. `paused`: whether its service is."""
     document = row._asdict()
     document["uuid"] = row.uuid.hex()
     state = State.RUNNING if running and row.state is State.WAITING else row.state
     document["state"] = state.name.lower()
     policy = read_policy(row.options)
     document["options"] = policy.spans
-    if policy.trace:
-        document["trace"] = policy.trace
+    document |= policy.texts
     if progress is not None:
         document["progress"] = progress
+    if paused and state in (State.WAITING, State.DELAYED):
+        document["paused"] = True
     if not row.owner:
         del document["owner"]
     # A damaged record may have bytes anywhere.

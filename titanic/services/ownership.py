@@ -43,13 +43,14 @@ def is_kept(transaction: ReadTransaction, user: User | None, uuid: bytes) -> boo
     return owner is not None and not user.closes(owner)
 
 
-def place_behind(page: Page, user: User | None) -> bytes | None:
+def place_behind(page: Page, user: User | None, *, newest: bool = False) -> bytes | None:
     """Where the list goes on behind a page; None: it was the last. A page may end at somebody else's request: then its
-    place is given without the last half of its random part, a little before it. It is passed over once more."""
+    place is given without the last half of its random part, a little before it. It is passed over once more. `newest`:
+    the page has the newest first."""
     place = page.next
     if place is None or user is None or user.reads_all or (page and page[-1].uuid == place):
         return place
-    return place[:-BLURRED] + bytes(BLURRED)
+    return place[:-BLURRED] + (b"\xff" if newest else b"\0") * BLURRED
 
 
 class Refusals:

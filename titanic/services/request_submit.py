@@ -4,6 +4,7 @@ table `_CHECKS`. A message is accepted as a whole or not at all."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,9 @@ from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks_submit
 from titanic.protocol.submit_options import (
+    CONTENT_TYPE,
     DEFAULT_PRIORITY,
+    DIGEST,
     KEY_FOR,
     MAX_KEY,
     MAX_PRIORITY,
@@ -306,8 +309,11 @@ def _is_key(value: Any) -> bool:
         return False
 
 
-def _is_trace(value: Any) -> bool:
-    return isinstance(value, str) and TRACEPARENT.fullmatch(value) is not None
+def _is_like(form: re.Pattern[str]) -> Callable[[Any], bool]:
+    def fits(value: Any) -> bool:
+        return isinstance(value, str) and form.fullmatch(value) is not None
+
+    return fits
 
 
 def _is_number(value: Any) -> bool:
@@ -334,7 +340,9 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "limit": _SECONDS,
     "retry_first": _SECONDS,
     "retry_most": _SECONDS,
-    "trace": ("a traceparent, as in 00-<32 hex digits>-<16 hex digits>-01", _is_trace),
+    "trace": ("a traceparent, as in 00-<32 hex digits>-<16 hex digits>-01", _is_like(TRACEPARENT)),
+    "type": ("a content type: 1 to 127 printable characters of ASCII", _is_like(CONTENT_TYPE)),
+    "digest": ("1 to 128 hexadecimal digits", _is_like(DIGEST)),
     "many": ("true or false", lambda v: isinstance(v, bool)),
     "forget": (
         f"a list of at most {MOST_TOGETHER} texts of 1 to 255 bytes",

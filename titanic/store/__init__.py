@@ -43,12 +43,14 @@ from titanic.store.records import (
     Outcome,
     Page,
     Pending,
+    QueueFigures,
     ReadyRow,
     Retention,
     StoredRequest,
     Trimmed,
     priority_in,
 )
+from titanic.store.service_settings import NOTHING_SET, KnownSettings, ServiceSetting, ServiceSettings
 from titanic.store.sharing import Question, Recall, SharedReadTransaction, SharedStore, SharedWriteTransaction, Sight
 from titanic.store.states import ENDED, ENDING, TRANSITIONS, Event, State, Status
 from titanic.util.database_url import is_url
@@ -61,6 +63,7 @@ __all__ = [
     "ENDED",
     "ENDING",
     "MIN_CAPACITY",
+    "NOTHING_SET",
     "TRANSITIONS",
     "UNCLAIMED",
     "Accepted",
@@ -79,6 +82,7 @@ __all__ = [
     "Export",
     "Import",
     "Joined",
+    "KnownSettings",
     "LeaseConfig",
     "Load",
     "NewRequest",
@@ -94,11 +98,14 @@ __all__ = [
     "Pending",
     "Place",
     "Question",
+    "QueueFigures",
     "ReadTransaction",
     "ReadyRow",
     "Recall",
     "Renewed",
     "Retention",
+    "ServiceSetting",
+    "ServiceSettings",
     "SharedReadTransaction",
     "SharedStore",
     "SharedWriteTransaction",
@@ -223,7 +230,7 @@ def open_export(place: str | os.PathLike[str]) -> Export:
     """
     if is_url(place):
         expect_psycopg()
-        from titanic.store.postgres.moving_out import PostgresExport
+        from titanic.store.postgres.tools.moving_out import PostgresExport
 
         return PostgresExport.open(str(place))
     from titanic.store.lmdb.tools.moving import LmdbExport
@@ -238,7 +245,7 @@ def open_import(place: str | os.PathLike[str]) -> Import:
     """
     if is_url(place):
         expect_psycopg()
-        from titanic.store.postgres.moving_in import PostgresImport
+        from titanic.store.postgres.tools.moving_in import PostgresImport
 
         return PostgresImport(str(place))
     from titanic.store.lmdb.tools.moving import LmdbImport

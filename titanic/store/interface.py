@@ -46,11 +46,13 @@ from titanic.store.records import (
     Outcome,
     Page,
     Pending,
+    QueueFigures,
     ReadyRow,
     Retention,
     StoredRequest,
     Trimmed,
 )
+from titanic.store.service_settings import ServiceSetting, ServiceSettings
 from titanic.store.states import State, Status
 
 
@@ -165,7 +167,10 @@ class ReadTransaction(Protocol):
         """
 
     def waiting(self) -> dict[bytes, int]:
-        """How many requests each service has in the queue, without counting. Services without any are absent."""
+        """How many requests each service has in the queue, without counting. Those without any are absent."""
+
+    def queues(self) -> dict[bytes, QueueFigures]:
+        """What each service has to do, of those that have something."""
 
     def oldest(self, service: bytes) -> int | None:
         """When the oldest request in the service's queue was submitted; None when the queue is empty."""
@@ -181,9 +186,12 @@ class ReadTransaction(Protocol):
         owner: bytes | None = None,
         after: bytes | None = None,
         limit: int = 100,
+        newest: bool = False,
+        text: str | None = None,
     ) -> Page:
         """Up to `limit` requests in the order of their ids (oldest first), of these states, this service and this owner
-        if given (`owner` is empty for those that belong to nobody).
+        if given (`owner` is empty for nobody's). `newest` turns the order round. `text`: only those whose reason or key
+        contains it.
 
         `older_than` leaves out those that ended at that time or later or, if they have not ended, were submitted then.
         Begins behind the request `after`. Looks at a bounded number of requests; `next` of what it returns is where to
@@ -204,10 +212,7 @@ class ReadTransaction(Protocol):
         """Whether there is no room for a small request, even after dropping all closed requests that may be dropped."""
 
     def disk_full(self) -> bool:
-        """Whether the disk has no room for what the store is to write next.
-
-        Asks the disk each time, so the answer changes when there is room again.
-        """
+        """Whether the disk has no room for what the store is to write next. Asks the disk each time."""
 
     def identity(self) -> bytes | None:
         """Which store this is: 16 bytes that copies have, too. None: only earlier versions have opened it yet."""
@@ -215,10 +220,8 @@ class ReadTransaction(Protocol):
     # -- closed requests -------------------------------------------------------------------------------------
 
     def closed(self, after_seq: int, limit: int, max_bytes: int) -> list[ClosedRequest]:
-        """The closed requests whose numbers are above `after_seq`, in order.
-
-        Ends at `limit` of them or when their frames come to `max_bytes`; one is returned however large it is.
-        """
+        """The closed requests with numbers above `after_seq`, in order. Ends at `limit` of them or when their frames
+        come to `max_bytes`; one is returned however large it is."""
 
     def closed_range(self) -> tuple[int, int]:
         """The first and the last number that can be read; the first is one above the last when there are none."""
@@ -228,6 +231,9 @@ class ReadTransaction(Protocol):
 
     def archivist(self) -> Archivist | None:
         """The owner of the archive that is registered, or was last; None when it is unknown."""
+
+    def service_settings(self) -> ServiceSettings:
+        """What operators have set for services, by their names."""
 
     # -- reading in bulk -------------------------------------------------------------------------------------
 
@@ -261,6 +267,8 @@ class ReadTransaction(Protocol):
         owner: bytes | None = None,
         after: bytes | None = None,
         limit: int = 100,
+        newest: bool = False,
+        text: str | None = None,
     ) -> Page:
         """`select` of one state, or of all."""
 
@@ -281,8 +289,7 @@ class WriteTransaction(ReadTransaction, Protocol):
         All are stored, or none: raises StoreFull when there is no room for all (its `fitting` says for how many of
         them), InvalidRequest when one cannot be stored. The transaction remains good in both cases.
 
-        A request whose key is taken is not stored again, it gets the id of the first and is not `new`. So do those that
-        share a key.
+        A request whose key is taken gets the id of the first, and is not `new`. So do those that share a key.
         """
 
     def accept_many(self, requests: Sequence[NewRequest], now_us: int) -> list[bytes]:
@@ -293,6 +300,9 @@ class WriteTransaction(ReadTransaction, Protocol):
 
     def forget(self, keys: Sequence[bytes], owner: bytes = b"") -> None:
         """Forget these idempotency keys of an owner before their time; unknown ones are fine."""
+
+    def set_service(self, service: bytes, setting: ServiceSetting) -> ServiceSettings:
+        """Set that for a service, and return what is set for all. Raises InvalidRequest when there are too many."""
 
     # -- from state to state ---------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from titanic.errors import StoreCorrupt
 from titanic.store.records import ArchiveState, Archivist, ClosedRequest, Outcome, StoredRequest
 from titanic.store.rules import LATEST
+from titanic.store.service_settings import ServiceSettings
 from titanic.store.states import State
 
 Progress = Callable[[str, int, int], None]
@@ -87,6 +88,7 @@ class StoreHead(NamedTuple):
     capacity: int
     archive: ArchiveState
     archivist: Archivist | None
+    settings: ServiceSettings
 
 
 class Totals(NamedTuple):

@@ -20,6 +20,7 @@ class Topic(Enum):
     ENDED = "ended"
     CLOSED = "closed"
     CERTAIN = "certain"
+    SETTINGS = "settings"
 
 
 @dataclass(slots=True)

@@ -157,6 +157,16 @@ class Load(NamedTuple):
     bytes: int
 
 
+class QueueFigures(NamedTuple):
+    """What a service has to do: requests in its queue, those that have not ended (delayed ones included), their bytes,
+    and when the oldest in the queue was submitted; None: there is none."""
+
+    ready: int
+    unended: int
+    bytes: int
+    oldest: int | None
+
+
 class Counts(NamedTuple):
     """Totals. `requests` = waiting + delayed + replies; `replies` counts all that ended, however.
 

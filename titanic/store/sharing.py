@@ -60,7 +60,16 @@ class SharedReadTransaction(ReadTransaction, Protocol):
     def running(self, uuids: Collection[bytes]) -> set[bytes]:
         """Those of these requests that a node has claimed."""
 
-    def list_running(self, *, service: bytes | None, owner: bytes | None, after: bytes | None, limit: int) -> Page:
+    def list_running(
+        self,
+        *,
+        service: bytes | None,
+        owner: bytes | None,
+        after: bytes | None,
+        limit: int,
+        newest: bool = False,
+        text: str | None = None,
+    ) -> Page:
         """`list` of those that a node has claimed."""
 
 

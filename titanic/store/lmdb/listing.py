@@ -13,6 +13,7 @@ from titanic.store.lmdb.schema import ready_prefix
 from titanic.store.lmdb.transaction import Reading
 from titanic.store.records import Description, Page
 from titanic.store.states import ENDED, State
+from titanic.util.ids import SIZE
 
 LOOKED_AT = 10_000
 """Requests that one call of `list` looks at, at most: some 20 ms."""
@@ -60,9 +61,12 @@ def list_requests(
     owner: bytes | None = None,
     after: bytes | None = None,
     limit: int = 100,
+    newest: bool = False,
+    text: str | None = None,
 ) -> Page:
     """`select` of one state, or of all."""
-    return select(tx, None if state is None else (state,), service=service, owner=owner, after=after, limit=limit)
+    states = None if state is None else (state,)
+    return select(tx, states, service=service, owner=owner, after=after, limit=limit, newest=newest, text=text)
 
 
 def select(
@@ -74,12 +78,15 @@ def select(
     owner: bytes | None = None,
     after: bytes | None = None,
     limit: int = 100,
+    newest: bool = False,
+    text: str | None = None,
 ) -> Page:
-    """Up to `limit` requests in the order of their ids (oldest first), of these states, service and owner if given."""
+    """Up to `limit` requests in the order of their ids (oldest first), of these states, service and owner if given.
+    `newest`: newest first. `text`: only those whose reason or key contains it."""
     page = Page()
     looked_at = 0
     last = after
-    for uuid in _candidates(tx, states, service, after):
+    for uuid in _candidates(tx, states, service, after, newest):
         if len(page) >= limit or looked_at >= LOOKED_AT:
             page.next = last
             break
@@ -91,6 +98,8 @@ def select(
         if found is None or service not in (None, found.service):
             continue
         if states is not None and found.state not in states:
+            continue
+        if text is not None and text not in found.reason and text not in found.key.decode(errors="replace"):
             continue
         if older_than is None or (found.finished_at or found.submitted_at) < older_than:
             page.append(found)
@@ -129,22 +138,23 @@ def unended(
 
 
 def _candidates(
-    tx: Reading, states: Collection[State] | None, service: bytes | None, after: bytes | None
+    tx: Reading, states: Collection[State] | None, service: bytes | None, after: bytes | None, newest: bool
 ) -> Iterator[bytes]:
-    """Ids above `after`, in order, all of those that can be in these states among them.
+    """Ids behind `after`, in order, all of those that can be in these states among them.
 
     It walks over the smallest database that has them all: `replies` for ended requests, `retries` for delayed ones, and
     the service's queue for those that wait.
     """
     wanted = set(State if states is None else states)
+    walk = _ids_down if newest else _ids
     if wanted <= ENDED:
-        return _ids(tx, tx.db.replies, b"", after)
+        return walk(tx, tx.db.replies, b"", after)
     if wanted == {State.DELAYED}:
-        return _ids(tx, tx.db.retries, b"", after)
+        return walk(tx, tx.db.retries, b"", after)
     if wanted == {State.WAITING} and service is not None:
-        queues = (_ids(tx, tx.db.ready, ready_prefix(service, priority), after) for priority in range(10))
-        return heapq.merge(*queues)
-    return _ids(tx, tx.db.requests, b"", after)
+        queues = (walk(tx, tx.db.ready, ready_prefix(service, priority), after) for priority in range(10))
+        return heapq.merge(*queues, reverse=newest)
+    return walk(tx, tx.db.requests, b"", after)
 
 
 def _ids(tx: Reading, database: lmdb._Database, prefix: bytes, after: bytes | None) -> Iterator[bytes]:
@@ -158,3 +168,16 @@ def _ids(tx: Reading, database: lmdb._Database, prefix: bytes, after: bytes | No
                 break
             if (uuid := key[start:]) != after:
                 yield uuid
+
+
+def _ids_down(tx: Reading, database: lmdb._Database, prefix: bytes, after: bytes | None) -> Iterator[bytes]:
+    """The ids below `after` (None: all) behind `prefix` in a database, the greatest first."""
+    cursor = tx.raw.cursor(database)
+    start = len(prefix)
+    above = prefix + (after or b"\xff" * (SIZE + 1))
+    if cursor.prev() if cursor.set_range(above) else cursor.last():
+        for view in cursor.iterprev(values=False):
+            key = bytes(view)
+            if not key.startswith(prefix):
+                break
+            yield key[start:]

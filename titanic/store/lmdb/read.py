@@ -16,7 +16,7 @@ from titanic.store.lmdb.record import verify
 from titanic.store.lmdb.retry_record import expiry
 from titanic.store.lmdb.schema import PAGE, due_of, odd_row, ready_prefix, unpack, uuid_of
 from titanic.store.lmdb.transaction import Reading
-from titanic.store.records import Counts, Load, Outcome, Pending, ReadyRow, Retention, StoredRequest
+from titanic.store.records import Counts, Load, Outcome, Pending, QueueFigures, ReadyRow, Retention, StoredRequest
 from titanic.store.states import State
 from titanic.util.ids import SIZE, time_of
 
@@ -144,6 +144,23 @@ def oldest(tx: Reading, service: bytes) -> int | None:
     return min(times, default=None)
 
 
+def queues(tx: Reading) -> dict[bytes, QueueFigures]:
+    """What each service has to do, of those that have something."""
+    tx.put_counters()
+    cursor = tx.raw.cursor(tx.db.ready)
+    found = {}
+    for service, (ready, unended, size) in _loads_by_service(tx).items():
+        times, prefix, rank = [], service + b"\0", 0
+        while ready and rank < 10 and cursor.set_range(prefix + bytes((rank,))):
+            key = bytes(cursor.key())
+            if not key.startswith(prefix):
+                break
+            times.append(time_of(uuid_of(key)))
+            rank = key[len(prefix)] + 1
+        found[service] = QueueFigures(ready, unended, size, min(times, default=None))
+    return found
+
+
 def load(tx: Reading, service: bytes) -> Load:
     """What the service has to do, without counting."""
     tx.put_counters()
@@ -205,7 +222,8 @@ def identity(tx: Reading) -> bytes | None:
 def is_untouched(tx: Reading) -> bool:
     """Whether nothing was ever stored, and no archive is to be told of anything."""
     kept = sum(tx.raw.stat(database)["entries"] for database in tx.db if database is not tx.db.meta)
-    return not kept and not tx.last_sequence() and not tx.archived()[0]
+    has_settings = tx.raw.get(schema.SERVICES_KEY, db=tx.db.meta) is not None
+    return not kept and not tx.last_sequence() and not tx.archived()[0] and not has_settings
 
 
 def _loads_by_service(tx: Reading) -> dict[bytes, tuple[int, ...]]:

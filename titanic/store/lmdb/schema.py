@@ -5,6 +5,8 @@
                b"capacity"                                u64, bytes, as the store was last opened
                b"sequence"                                u64, the last number given out in `closed`
                b"identity"                                16 random bytes: which store it is, also as a copy
+               b"services"                                what is set for services: service_settings.py; servers that
+                                                          do not know it ignore it
                b"archive"                                 u8 registered, u64 archived_upto
                b"archivist"                               the archive's owner, 16 bytes + its location, text
                b"lost"                                    u64, closed requests of which no record was kept
@@ -75,6 +77,7 @@ SEQUENCE_KEY = b"sequence"
 ARCHIVE_KEY = b"archive"
 ARCHIVIST_KEY = b"archivist"
 IDENTITY_KEY = b"identity"
+SERVICES_KEY = b"services"
 LOST_KEY = b"lost"
 SETTLED_KEY = b"settled"
 LOAD_PREFIX = b"n"

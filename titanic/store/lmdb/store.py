@@ -43,7 +43,7 @@ import lmdb
 from titanic.errors import NotAStore, StoreError, StoreFailed, StoreReadOnly
 from titanic.store.lmdb import accept as accepting
 from titanic.store.lmdb import close as closing
-from titanic.store.lmdb import closed_ring, free_space, lifecycle, listing, opening, read, timers
+from titanic.store.lmdb import closed_ring, free_space, lifecycle, listing, opening, read, service_rows, timers
 from titanic.store.lmdb.capacity import divide
 from titanic.store.lmdb.durability import expect_memory, rewrite_meta_pages, sync_file
 from titanic.store.lmdb.lmdb_errors import translate
@@ -86,6 +86,7 @@ class LmdbReadTransaction(Reading):
     next_due = method(read.next_due)
     waiting = method(read.waiting)
     oldest = method(read.oldest)
+    queues = method(read.queues)
     load = method(read.load)
     owner_load = method(read.owner_load)
     counts = method(read.counts)
@@ -99,6 +100,7 @@ class LmdbReadTransaction(Reading):
     closed_range = method(closed_ring.closed_range)
     archive = method(closed_ring.archive)
     archivist = method(closed_ring.known_archivist)
+    service_settings = method(service_rows.settings)
     closed_bulk = method(closed_ring.closed_bulk)
     cut_closed = method(closed_ring.cut_closed)
     request_ids = method(listing.request_ids)
@@ -128,6 +130,7 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
     register_archive = method(closed_ring.register_archive)
     unregister_archive = method(closed_ring.unregister_archive)
     acknowledge_archive = method(closed_ring.acknowledge_archive)
+    set_service = method(service_rows.set_service)
 
     def __init__(self, environment: Environment, *, prepared: bool = False) -> None:
         super().__init__(environment)

@@ -7,12 +7,12 @@ import logging
 import psycopg
 
 from titanic.errors import StoreFailed, StoreUnwritable
-from titanic.store.postgres import schema
-from titanic.store.postgres.connection import Session, Unsafe, warn
-from titanic.store.postgres.pool import Pool
-from titanic.store.postgres.postgres_errors import reason_of
-from titanic.store.postgres.transaction import Settings
-from titanic.store.postgres.writing import WriterState
+from titanic.store.postgres.connections.connection import Session, Unsafe, warn
+from titanic.store.postgres.connections.pool import Pool
+from titanic.store.postgres.connections.postgres_errors import reason_of
+from titanic.store.postgres.tables import schema
+from titanic.store.postgres.transactions.transaction import Settings
+from titanic.store.postgres.transactions.writing import WriterState
 from titanic.util.ids import IdMaker
 
 log = logging.getLogger(__name__)

@@ -8,14 +8,14 @@ import psycopg
 
 from titanic.errors import NotAStore, StoreReadOnly, StoreTooNew, StoreTooOld
 from titanic.store.postgres import opening
-from titanic.store.postgres.incarnation import Membership
-from titanic.store.postgres.outage import Outage
-from titanic.store.postgres.pool import Pool
-from titanic.store.postgres.postgres_errors import translate
-from titanic.store.postgres.schema import FORMAT, META, formats
+from titanic.store.postgres.connections.outage import Outage
+from titanic.store.postgres.connections.pool import Pool
+from titanic.store.postgres.connections.postgres_errors import translate
+from titanic.store.postgres.nodes.incarnation import Membership
 from titanic.store.postgres.store import PostgresStore
-from titanic.store.postgres.transaction import Settings
-from titanic.store.postgres.writing import WriterState
+from titanic.store.postgres.tables.schema import FORMAT, META, formats
+from titanic.store.postgres.transactions.transaction import Settings
+from titanic.store.postgres.transactions.writing import WriterState
 from titanic.util.ids import IdMaker
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from titanic.store.postgres import closed_reads, listing, node_rows, queue_reads, request_reads, sharing, totals
-from titanic.store.postgres.looking import Looking
+from titanic.store.postgres import service_rows
+from titanic.store.postgres.closed import reads as closed_reads
+from titanic.store.postgres.nodes import node_rows, sharing
+from titanic.store.postgres.reading import listing, queue_reads, request_reads, totals
+from titanic.store.postgres.transactions.looking import Looking
 
 
 class PostgresReadTransaction(Looking):
@@ -20,6 +23,7 @@ class PostgresReadTransaction(Looking):
     next_due = queue_reads.next_due
     waiting = queue_reads.waiting
     oldest = queue_reads.oldest
+    queues = queue_reads.queues
     select = listing.select
     list = listing.list_requests
     request_ids = listing.request_ids
@@ -40,5 +44,6 @@ class PostgresReadTransaction(Looking):
     cut_closed = closed_reads.cut_closed
     archive = closed_reads.archive
     archivist = closed_reads.archivist
+    service_settings = service_rows.settings
     nodes = node_rows.nodes
     nodes_and_claims = node_rows.nodes_and_claims

@@ -1,8 +1,8 @@
 """A persistent queue in a database of PostgreSQL, which several nodes may share.
 
-The tables are in schema.py. What makes the engine quick is that it says little: a batch of changes decides in Python
-from what one statement has read (`foresee`), gathers its changes, and puts all of them with one statement that takes
-arrays, in one message with COMMIT (writing.py).
+The tables are in tables/schema.py. What makes the engine quick is that it says little: a batch of changes decides in
+Python from what one statement has read (`foresee`), gathers its changes, and puts all of them with one statement that
+takes arrays, in one message with COMMIT (transactions/writing.py).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Self
 from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewed, Silent
 from titanic.store.news import NewsLine
 from titanic.store.postgres import opening
-from titanic.store.postgres.capacity import expect_large_enough
 from titanic.store.postgres.caretaker import Caretaker
-from titanic.store.postgres.closed_partitions import Partitions
-from titanic.store.postgres.connection import expect_durable
-from titanic.store.postgres.incarnation import Membership, forget_dead
-from titanic.store.postgres.news import PostgresNews
-from titanic.store.postgres.outage import Outage
-from titanic.store.postgres.pool import Pool
+from titanic.store.postgres.connections.connection import expect_durable
+from titanic.store.postgres.connections.outage import Outage
+from titanic.store.postgres.connections.pool import Pool
+from titanic.store.postgres.nodes.incarnation import Membership, forget_dead
+from titanic.store.postgres.nodes.news import PostgresNews
 from titanic.store.postgres.read_transaction import PostgresReadTransaction
-from titanic.store.postgres.transaction import Settings
+from titanic.store.postgres.tables.capacity import expect_large_enough
+from titanic.store.postgres.tables.closed_partitions import Partitions
+from titanic.store.postgres.transactions.transaction import Settings
+from titanic.store.postgres.transactions.writing import WriterState
 from titanic.store.postgres.write_transaction import PostgresWriteTransaction
-from titanic.store.postgres.writing import WriterState
 from titanic.store.records import Durability
 
 FORGET_EVERY = 3600.0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from titanic.store.postgres import accept as accepting
-from titanic.store.postgres import archive as archiving
-from titanic.store.postgres import claims, idempotency_keys, lifecycle, node_rows, sharing, timers
-from titanic.store.postgres import close as closing
-from titanic.store.postgres import recap as recapping
+from titanic.store.postgres import service_rows
+from titanic.store.postgres.closed import archive as archiving
+from titanic.store.postgres.nodes import node_rows, sharing
 from titanic.store.postgres.read_transaction import PostgresReadTransaction
-from titanic.store.postgres.writing import Writing
+from titanic.store.postgres.requests import accept as accepting
+from titanic.store.postgres.requests import claims, idempotency_keys, lifecycle, timers
+from titanic.store.postgres.requests import close as closing
+from titanic.store.postgres.requests import recap as recapping
+from titanic.store.postgres.transactions.writing import Writing
 
 
 class PostgresWriteTransaction(Writing, PostgresReadTransaction):
@@ -37,3 +39,4 @@ class PostgresWriteTransaction(Writing, PostgresReadTransaction):
     register_archive = archiving.register_archive
     unregister_archive = archiving.unregister_archive
     acknowledge_archive = archiving.acknowledge_archive
+    set_service = service_rows.set_service

@@ -10,7 +10,7 @@ from functools import partial
 
 import lmdb
 
-from titanic.errors import RecordCorrupt
+from titanic.errors import RecordCorrupt, StoreCorrupt
 from titanic.store.lmdb import blob, idempotency_key, outcome_record, request_record, retry_record, schema
 from titanic.store.lmdb.record import verify
 from titanic.store.lmdb.request_record import RequestHeader
@@ -29,6 +29,7 @@ from titanic.store.lmdb.schema import (
     ready_prefix,
     timer_key,
 )
+from titanic.store.lmdb.service_rows import settings
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools.check_closed import check_closed
 from titanic.store.lmdb.tools.findings import Problem, Progress, Remedy, Verb, Walk
@@ -362,6 +363,11 @@ def _plain_meta(walk: Walk) -> None:
         if value is not None and not least <= len(value) <= most:
             what = f"'{key.decode()}' has {len(value)} bytes"
             walk.report("meta", None, what, Remedy(Verb.SET_ASIDE, "meta", key))
+    try:
+        settings(walk.tx)
+    except StoreCorrupt:
+        what = "'services' makes no sense"
+        walk.report("meta", None, what, Remedy(Verb.SET_ASIDE, "meta", schema.SERVICES_KEY))
     _, fault = walk.meta_number(schema.LOST_KEY, U64)
     if "bytes" in fault:
         walk.report("meta", None, f"'lost' {fault}", Remedy(Verb.SET_ASIDE, "meta", schema.LOST_KEY))

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreFailed
+from titanic.store import service_settings
 from titanic.store.lmdb import closed_record, idempotency_key, opening, outcome_record, request_record, retry_record
 from titanic.store.lmdb.blob import Ref, refer
 from titanic.store.lmdb.capacity import divide
@@ -32,6 +33,7 @@ from titanic.store.lmdb.schema import (
     LOST_KEY,
     REPAIR,
     SEQUENCE_KEY,
+    SERVICES_KEY,
     U64,
     closed_key,
     later_key,
@@ -100,7 +102,7 @@ class LmdbExport:
     def __enter__(self) -> Self:
         tx = self._tx.__enter__()
         counts = tx.counts()
-        self.head = StoreHead(tx.identity(), counts.capacity, tx.archive(), tx.archivist())
+        self.head = StoreHead(tx.identity(), counts.capacity, tx.archive(), tx.archivist(), tx.service_settings())
         self.totals = Totals(counts.requests, int(tx.raw.stat(tx.db.keys)["entries"]), counts.closed)
         return self
 
@@ -214,6 +216,8 @@ class LmdbImport:
                 rows[ARCHIVIST_KEY] = head.archivist.id + head.archivist.name.encode(errors="replace")
             if head.identity is not None:
                 rows[IDENTITY_KEY] = head.identity
+            if head.settings:
+                rows[SERVICES_KEY] = service_settings.encode(head.settings)
             for key, value in rows.items():
                 tx.raw.put(key, value, db=tx.db.meta)
 

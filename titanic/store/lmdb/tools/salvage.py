@@ -32,7 +32,19 @@ from titanic.store.lmdb import (
 from titanic.store.lmdb.outcome_record import OutcomeHeader
 from titanic.store.lmdb.pages import Hole, Pages
 from titanic.store.lmdb.request_record import RequestHeader
-from titanic.store.lmdb.schema import DEAD, EXPIRY, KEY, LOAD, PAGE, REPLIED, TIME_SIZE, U32, Databases, sequence_of
+from titanic.store.lmdb.schema import (
+    DEAD,
+    EXPIRY,
+    KEY,
+    LOAD,
+    PAGE,
+    REPLIED,
+    SERVICES_KEY,
+    TIME_SIZE,
+    U32,
+    Databases,
+    sequence_of,
+)
 from titanic.store.lmdb.tools.findings import Problem
 from titanic.util.ids import SIZE
 
@@ -210,7 +222,7 @@ _LOOKS: dict[str, Callable[[bytes, bytes], bool]] = {
     "ready": lambda key, value: not value and key[-SIZE - 2 : -SIZE - 1] == b"\0" and key[-SIZE - 1] <= 9,
     "timers": lambda key, value: not value and key[:1] in (EXPIRY, REPLIED, DEAD, KEY) and len(key) > 1 + TIME_SIZE,
     "keys": lambda key, value: idempotency_key.fits(value) or idempotency_key.fitted(value),
-    "meta": lambda key, value: len(value) <= LOAD.size,
+    "meta": lambda key, value: len(value) <= LOAD.size or key == SERVICES_KEY,
     "aside": lambda key, value: True,
 }
 """What rows look like, what is easily mistaken last."""

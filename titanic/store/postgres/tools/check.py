@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from titanic.store.postgres.foreseen import REQUEST_SIZE
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools.counted import LOADS, USAGE
-from titanic.store.postgres.transaction import Row
+from titanic.store.postgres.transactions.foreseen import REQUEST_SIZE
+from titanic.store.postgres.transactions.transaction import Row
 
 Progress = Callable[[str, int, int], None]
 """Called with the table that is looked at, how many were looked at, and how many there are."""

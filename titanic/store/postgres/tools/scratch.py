@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from titanic.errors import NotAStore
-from titanic.store.postgres.connection import place_of
-from titanic.store.postgres.moving_out import connected, translated
+from titanic.store.postgres.connections.connection import place_of
+from titanic.store.postgres.tools.moving_out import connected, translated
 
 
 def expect_nothing(url: str) -> None:

@@ -1,0 +1,166 @@
+"""What Titanic tells of itself: the JSON of titanic.stats and titanic.admin. A later version may tell more."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired, TypedDict
+
+
+class StoreStats(TypedDict):
+    """What is stored. `requests` = `waiting` + `delayed` + `replies`, those that have ended."""
+
+    path: str
+    requests: int
+    waiting: int
+    delayed: int
+    replies: int
+    used: int
+    """Bytes, as `capacity`."""
+    capacity: int
+    closed: int
+    """Closed requests that are remembered."""
+    lost: int
+    """Those that were forgotten before the archive had them."""
+
+
+class SinceStart(TypedDict):
+    """What this server was asked for since its start."""
+
+    accepted: int
+    refused: int
+    repeated: int
+    replies_given: int
+    closed: int
+    commits: int
+    ends_missed: NotRequired[int]
+    """Ends that were not told to the service that is set for that; absent when there were none."""
+
+
+class DispatchStats(TypedDict):
+    """What became of attempts since the start of this server."""
+
+    dispatched: int
+    succeeded: int
+    failed: int
+    expired: int
+    retried: int
+    returned: int
+
+
+class AskedNode(TypedDict):
+    """The node that was asked, of several."""
+
+    name: str
+    draining: bool
+    shard: int
+    incarnation: int
+    running: int
+
+
+class OtherNode(TypedDict):
+    """Another one."""
+
+    name: str
+    draining: bool
+    workers: int
+    running: int
+    incarnation: int
+
+
+class ServiceSetting(TypedDict):
+    """What is set for a service."""
+
+    paused: bool
+    on_end: str | None
+    """The service that is told of its ends."""
+
+
+class ServiceStats(ServiceSetting):
+    """All about a service."""
+
+    waiting: int
+    delayed: int
+    running: int
+    bytes: int
+    workers: int
+    oldest: int | None
+    done: int
+    """Since the start of the server, as `failed` and `expired`."""
+    failed: int
+    expired: int
+    limits: dict[str, float | None]
+
+
+class Refusal(TypedDict):
+    """How often a user lacked a permission, and for what."""
+
+    user: str
+    action: str
+    count: int
+
+
+class Stats(TypedDict):
+    """What is stored, what waits for each service, what is running, what was done since the start."""
+
+    store: StoreStats
+    services: dict[str, int]
+    durability: Literal["synced", "relaxed", "memory"]
+    accepting: bool
+    """Whether new requests are taken."""
+    disk_full: bool
+    since_start: SinceStart
+    running: int
+    waiting_clients: int
+    dispatch: DispatchStats
+    node: NotRequired[AskedNode | None]
+    """This and what follows is there when nodes share the store. None: it has no lease at the moment."""
+    other_nodes: NotRequired[list[OtherNode]]
+    workers_elsewhere: NotRequired[dict[str, int]]
+    """The workers of the other nodes, by service."""
+    queue: NotRequired[str]
+    """An id of the process."""
+    settings: NotRequired[dict[str, ServiceSetting]]
+    """What is set for services; absent when nothing is."""
+    by_service: NotRequired[dict[str, ServiceStats]]
+    """All about each service; this and what follows is there when it was asked for."""
+    refused: NotRequired[dict[str, int]]
+    """Refusals by reason."""
+    refusals: NotRequired[list[Refusal]]
+    """Of users: what they lacked a permission for."""
+
+
+class NodeInfo(TypedDict):
+    """A node that shares the store, as it has told of itself."""
+
+    incarnation: int
+    name: str
+    version: str
+    endpoints: list[str]
+    started_at: int
+    """Microseconds since 1970."""
+    lease: float | None
+    """Seconds until it is over unless it is renewed; None: the node has ended."""
+    services: dict[str, list[int]]
+    """Of each service how many workers it has, and how many requests in flight."""
+    draining: bool
+    shard: int
+    claims: int | None
+    """Requests that it has claimed; None: they were not counted."""
+    workers: int
+    running: int
+    asked: bool
+    """Whether it is the one that was asked."""
+
+
+class ArchiveInfo(TypedDict):
+    """The archive of closed requests: it has them up to number `archived_upto`, the store has `first` to `last`."""
+
+    registered: bool
+    archived_upto: int
+    first: int
+    last: int
+    lost: int
+    store: str | None
+    """The id of the store."""
+    archive: str | None
+    """The id of the archive, if it has one, and its place for people."""
+    name: str | None

@@ -1,0 +1,59 @@
+"""What titanic.stats tells of each service, if it is asked for that: see PROTOCOL.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from titanic.config import ServiceLimits
+from titanic.protocol.tsp import SERVICES, Frames
+from titanic.services.ask import ServiceFigures, read_object
+from titanic.store import NOTHING_SET, QueueFigures, ReadTransaction, ServiceSettings
+
+_NO_LIMITS = ServiceLimits()
+_NO_QUEUE = QueueFigures(0, 0, 0, None)
+
+
+def wants_services(body: Frames) -> bool:
+    """Whether a titanic.stats asks for the services."""
+    try:
+        return body[:1] not in ([], [b""]) and read_object(body[0]).get("services") is True
+    except ValueError:
+        return False
+
+
+def each(
+    transaction: ReadTransaction,
+    here: Callable[[], ServiceFigures],
+    limits: Mapping[bytes, ServiceLimits],
+    settings: ServiceSettings,
+) -> dict[str, Any]:
+    """The services that there are, by name."""
+    queues, figures = transaction.queues(), here()
+    running, workers, ended = figures.running, figures.workers, figures.ended
+    names = queues.keys() | running.keys() | workers.keys() | ended.keys() | limits.keys() | settings.keys()
+    found = {}
+    for name in sorted(names.difference(SERVICES)):
+        queue, set_for, limit = queues.get(name, _NO_QUEUE), settings.get(name, NOTHING_SET), limits.get(name)
+        here_running = running.get(name, 0)
+        done, failed, expired = ended.get(name, (0, 0, 0))
+        found[name.decode(errors="replace")] = {
+            "waiting": max(0, queue.ready - here_running),
+            "delayed": max(0, queue.unended - queue.ready),
+            "running": here_running,
+            "bytes": queue.bytes,
+            "workers": workers.get(name, 0),
+            "oldest": queue.oldest,
+            "done": done,
+            "failed": failed,
+            "expired": expired,
+            "paused": set_for.paused,
+            "on_end": set_for.on_end.decode(errors="replace") or None,
+            "limits": _limits(limit or _NO_LIMITS),
+        }
+    return found
+
+
+def _limits(limits: ServiceLimits) -> dict[str, float | None]:
+    given = {"waiting": limits.waiting, "bytes": limits.bytes, "running": limits.running, "rate": limits.rate}
+    return {name: value or None for name, value in given.items()}

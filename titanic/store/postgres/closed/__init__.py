@@ -1,0 +1,1 @@
+"""The ring of closed requests: reading it, dropping the oldest, the agreement with the archive."""

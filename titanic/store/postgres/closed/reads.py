@@ -1,0 +1,184 @@
+"""Reading closed requests, one by one or in bulk, and the agreement with the archive about them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+from zlib import crc32
+
+from titanic.errors import RecordCorrupt
+from titanic.store.postgres.reading.request_reads import expect_frames
+from titanic.store.postgres.transactions.looking import Looking
+from titanic.store.records import CLOSED_LAYOUT, UNCLAIMED, ArchiveState, Archivist, ClosedBulk, ClosedRequest
+from titanic.store.states import Status
+
+AT_ONCE = 5_000
+"""Rows that one query returns to those who want many."""
+
+_CLOSED = """
+    SELECT seq, uuid, service, key, status, attempts, submitted_at, dispatched_at, replied_at, closed_at, request,
+        reply, error, priority, unclaimed, request_bytes, reply_bytes, owner, request_frames, reply_frames
+    FROM (
+        SELECT *, sum(stored) OVER (ORDER BY seq) AS size FROM titanic.closed, LATERAL (
+            SELECT CASE WHEN request IS NULL THEN 0 ELSE request_bytes END
+                + CASE WHEN reply IS NULL THEN 0 ELSE reply_bytes END AS stored
+        ) kept
+        WHERE seq >= (SELECT greatest(closed_first, %s) FROM titanic.meta) AND seq <= %s ORDER BY seq LIMIT %s
+    ) one
+    WHERE size <= greatest(stored, %s) ORDER BY seq"""
+
+_SIZES = """
+    SELECT seq, request_bytes + reply_bytes + 4 * (request_frames + reply_frames) FROM titanic.closed
+    WHERE seq >= greatest(%s, (SELECT closed_first FROM titanic.meta)) AND seq <= %s ORDER BY seq LIMIT %s"""
+
+_RANGE = "SELECT closed_first, closed_last FROM titanic.meta"
+_ARCHIVE = "SELECT registered, archived_upto, closed_first, closed_last, lost FROM titanic.meta"
+_ARCHIVIST = "SELECT archivist_id, archivist_name FROM titanic.meta WHERE archivist_id IS NOT NULL"
+
+_LAST = 2**63 - 1
+_HERE, _LEFT_OUT = 0, 2
+_REST = struct.Struct("<" + "".join(code for _, code in CLOSED_LAYOUT[4:]))
+_PREFIX = struct.Struct("<BBH")
+_CRC = struct.Struct("<I")
+_NUMBER = struct.Struct(">Q")
+_LENGTH = struct.Struct("<I")
+_STATUS = {int(status): status for status in Status}
+
+
+def closed(tx: Looking, after_seq: int, limit: int, max_bytes: int) -> list[ClosedRequest]:
+    """The entries whose numbers are above `after_seq`, in order."""
+    rows = tx.fetch(_CLOSED, after_seq + 1, _LAST, limit, max_bytes)
+    found: list[ClosedRequest] = []
+    try:
+        found.extend(map(decoded, rows))
+    except RecordCorrupt:
+        if not found:
+            raise
+    return found
+
+
+def closed_range(tx: Looking) -> tuple[int, int]:
+    """The first and the last number that can be read; the first is one above the last when there are none."""
+    first, last = tx.fetch_row(_RANGE)
+    return first, last
+
+
+def archive(tx: Looking) -> ArchiveState:
+    """Whether an archive is registered, what it has, and what there is."""
+    return ArchiveState(*tx.fetch_row(_ARCHIVE))
+
+
+def archivist(tx: Looking) -> Archivist | None:
+    """The owner of the archive that is registered, or was last; None when it is unknown."""
+    rows = tx.fetch(_ARCHIVIST)
+    return Archivist(*rows[0]) if rows else None
+
+
+def closed_bulk(tx: Looking, first: int, last: int, max_bytes: int = 16 << 20) -> ClosedBulk:
+    """The closed requests number `first` to `last`, or those of them that come to `max_bytes`; one however large."""
+    parts: list[bytes] = []
+    starts: list[int] = []
+    apart: dict[int, ClosedRequest] = {}
+    at = 0
+    if first >= closed_range(tx)[0]:
+        for number, row in enumerate(_run(tx, first, last, max_bytes), first):
+            if row[0] != number:
+                raise RecordCorrupt(_NUMBER.pack(number), "closed", "it is missing")
+            if at >= max_bytes:
+                break
+            one = decoded(row)
+            record = [_encode(one, *row[-2:])]
+            if one.request_left_out or one.reply_left_out or row[-2] > 1 or row[-1] > 1:
+                apart[number - first] = one
+                record += [*one.request, *one.reply]
+            starts.append(at)
+            parts += record
+            at += sum(map(len, record))
+    return ClosedBulk(first, b"".join(parts), starts, apart)
+
+
+def cut_closed(tx: Looking, first: int, last: int, max_bytes: int) -> int:
+    """The last number, at most `last`, so that the frames from number `first` on come to `max_bytes`; one at least."""
+    size, number = 0, first - 1
+    while rows := tx.fetch(_SIZES, number + 1, last, AT_ONCE):
+        for found, more in rows:
+            size += more
+            if number >= first and size > max_bytes:
+                return number
+            number = found
+    return number
+
+
+def _run(tx: Looking, first: int, last: int, max_bytes: int) -> Iterator[tuple[Any, ...]]:
+    """The rows of these numbers, in order, a part at a time."""
+    while rows := tx.fetch(_CLOSED, first, last, AT_ONCE, max_bytes):
+        yield from rows
+        first = rows[-1][0] + 1
+
+
+def decoded(row: tuple[Any, ...]) -> ClosedRequest:
+    number, uuid, service, key, status, attempts, submitted_at, dispatched_at, replied_at, closed_at = row[:10]
+    request, reply, error, priority, unclaimed, request_bytes, reply_bytes, owner, request_frames, reply_frames = row[
+        10:
+    ]
+    try:
+        if request is not None:
+            expect_frames(uuid, "closed", request, request_frames, request_bytes)
+        if reply is not None:
+            expect_frames(uuid, "closed", reply, reply_frames, reply_bytes)
+        known = _STATUS[status]
+    except (RecordCorrupt, KeyError) as fault:
+        raise RecordCorrupt(_NUMBER.pack(number), "closed", f"it makes no sense: {fault}") from fault
+    return ClosedRequest(
+        number,
+        uuid,
+        service,
+        key,
+        known,
+        attempts,
+        submitted_at,
+        dispatched_at,
+        replied_at,
+        closed_at,
+        request or [],
+        reply or [],
+        error.decode(errors="replace"),
+        priority,
+        unclaimed,
+        request_bytes,
+        reply_bytes,
+        request is None,
+        reply is None,
+        owner,
+    )
+
+
+def _encode(one: ClosedRequest, request_frames: int, reply_frames: int) -> bytes:
+    """Its record in CLOSED_LAYOUT, with the checksum that it would have on a disk."""
+    error = one.error.encode()
+    rest = _REST.pack(
+        one.submitted_at,
+        one.dispatched_at,
+        one.replied_at,
+        one.closed_at,
+        one.uuid,
+        len(one.service),
+        len(one.key),
+        len(error),
+        _LEFT_OUT if one.request_left_out else _HERE,
+        _LEFT_OUT if one.reply_left_out else _HERE,
+        one.priority,
+        len(one.owner),
+        request_frames,
+        one.request_bytes + 4 * request_frames,
+        reply_frames,
+        one.reply_bytes + 4 * reply_frames,
+    )
+    texts = [rest, one.service, one.key, error, one.owner]
+    for frame in (*one.request, *one.reply):
+        texts += (_LENGTH.pack(len(frame)), frame)
+    body = b"".join(texts)
+    kind = int(one.status) | (UNCLAIMED if one.unclaimed else 0)
+    prefix = _PREFIX.pack(2 if one.owner else 1, kind, min(one.attempts, 0xFFFF))
+    return prefix + _CRC.pack(crc32(body, crc32(prefix, crc32(_NUMBER.pack(one.sequence))))) + body

@@ -1,0 +1,194 @@
+"""The connections of a store: those that nobody uses now, and what is known of a server that is away.
+
+A transaction has a connection to itself. When the server is away, one caller a second tries to connect, and all others
+fail at once with the reason; so nobody waits for a server that is not there, and all goes on by itself when it is.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg import Connection
+
+from titanic.errors import StoreAway, StoreError, StoreFailed
+from titanic.store.postgres.connections.connection import Session, Unsafe, connect, parse, place_of
+from titanic.store.postgres.connections.database_clock import ASK, DatabaseClock
+from titanic.store.postgres.connections.outage import Outage
+from titanic.store.postgres.connections.postgres_errors import is_away, reason_of, translate, unreachable
+from titanic.store.postgres.connections.stall_guard import StallGuard
+from titanic.store.records import Durability
+from titanic.util.clock import elapsed
+
+AGAIN = 1.0
+"""Seconds between attempts to reach a server that is away."""
+
+_IDLE = 8
+"""Connections that are kept for later, at most."""
+
+
+class Pool:
+    """Any thread may take a connection and give it back. `place` is the database's, for people. Without a durability it
+    is for reading."""
+
+    def __init__(
+        self,
+        url: str,
+        durability: Durability | None,
+        target: str = "read-write",
+        patience: float | None = None,
+        outage: Outage | None = None,
+    ) -> None:
+        """`patience`: seconds that a server has to answer, also for a connection; None: as usual. `outage`: is told
+        when the server is away."""
+        self.place = place_of(url)
+        self.durability = durability
+        self._parameters = parse(url, target)
+        if patience is not None:
+            self._parameters["connect_timeout"] = str(max(2, int(patience)))  # libpq takes no less
+        self._lock = threading.Lock()
+        self._idle: list[Session] = []
+        self._reason = ""  # why the server is away; empty: it is not, as far as is known
+        self._outage = outage
+        self._lost_at = 0.0  # when a connection was lost that had been well, or the server was away; 0: all is well
+        self._next = 0.0  # when it may be tried again, by the monotonic clock
+        self.closed = False
+        self.guard = StallGuard(patience)
+        self.clock = DatabaseClock()
+
+    def take(self) -> Session:
+        """A connection, which may be broken when it was not used for a while. Raises StoreFailed."""
+        with self._lock:
+            if self.closed:
+                raise StoreFailed(f"the store in {self.place} is closed", "", "open it again")
+            while self._idle:
+                session = self._idle.pop()
+                if not _is_over(session):
+                    return session
+                session.connection.close()
+            if self._reason:
+                if time.monotonic() < self._next:
+                    raise unreachable(self.place, self._reason)
+                self._next = math.inf  # others fail while this one tries
+        return self._connect()
+
+    def connect(self) -> Session:
+        """A new connection, for somebody who keeps it. Raises StoreFailed."""
+        if self.closed:
+            raise StoreFailed(f"the store in {self.place} is closed", "", "open it again")
+        return self._connect()
+
+    def give(self, session: Session) -> None:
+        """Give back a connection that is in no transaction."""
+        if self._lost_at and time.monotonic() > self._lost_at + AGAIN:
+            self._well()
+        with self._lock:
+            if not self.closed and len(self._idle) < _IDLE and not session.connection.closed:
+                self._idle.append(session)
+                return
+        session.connection.close()
+
+    @contextmanager
+    def borrow(self) -> Iterator[Connection]:
+        """A connection for statements that are transactions by themselves. Raises StoreFailed and the like."""
+        session = self.take()
+        broken = True
+        self.guard.begin(session.connection)
+        try:
+            yield session.connection
+            broken = False
+        except psycopg.Error as error:
+            broken = is_away(error)
+            raise self.translate(error) from error
+        finally:
+            self.guard.end(session.connection)
+            if broken:
+                self.drop(session)
+            else:
+                self.give(session)
+
+    def look_at_clock(self) -> None:
+        """Ask the database for its time, if that is due. Raises StoreFailed and the like."""
+        if self.clock.is_due:
+            with self.borrow() as connection:
+                asked = elapsed()
+                row = connection.execute(f"SELECT {ASK}").fetchone()
+                assert row is not None
+                self.clock.heard(int(row[0]), asked)
+
+    def translate(self, error: psycopg.Error) -> StoreError:
+        """The exception to raise in place of `error`, which a transaction has met before its COMMIT was sent."""
+        found = translate(error, self.place)
+        if isinstance(found, StoreAway):
+            self._lost(found)
+        return found
+
+    def drop(self, session: Session) -> None:
+        """This connection is broken, and so may be those that nobody uses."""
+        with self._lock:
+            dropped, self._idle = [session, *self._idle], []
+        for one in dropped:
+            one.connection.close()
+
+    def close(self) -> None:
+        """Close those that nobody uses, and the others when they are given back."""
+        self.guard.stop()
+        if self._outage is not None:
+            self._outage.forget(self)
+        with self._lock:
+            self.closed = True
+            dropped, self._idle = self._idle, []
+        for one in dropped:
+            one.connection.close()
+
+    def _connect(self) -> Session:
+        try:
+            session = connect(self._parameters, self.durability, self.guard)
+        except (psycopg.Error, Unsafe) as error:
+            reason = error.fact if isinstance(error, Unsafe) else reason_of(error)
+            self._note(reason or "it does not answer", time.monotonic() + AGAIN)
+            refused = self._refused(error, reason)
+            self._lost(refused)
+            raise refused from error
+        except BaseException:
+            self._note(self._reason, 0.0)
+            raise
+        self._note("", 0.0)
+        self._well()
+        self.clock.heard(session.told_us, session.asked)
+        return session
+
+    def _note(self, reason: str, next_: float) -> None:
+        with self._lock:
+            self._reason, self._next = reason, next_
+
+    def _lost(self, error: StoreAway) -> None:
+        self._lost_at = time.monotonic()
+        if self._outage is not None:
+            self._outage.met(self, error)
+
+    def _well(self) -> None:
+        if self._lost_at:
+            self._lost_at = 0.0
+            if self._outage is not None:
+                self._outage.over(self)
+
+    def _refused(self, error: Exception, reason: str) -> StoreAway:
+        if isinstance(error, Unsafe):
+            return StoreAway(f"the database {self.place} is not safe to use", reason, error.advice)
+        return unreachable(self.place, reason)
+
+
+def _is_over(session: Session) -> bool:
+    """Whether the server has ended a connection that nobody used. It says nothing otherwise."""
+    connection = session.connection
+    if connection.closed:
+        return True
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))

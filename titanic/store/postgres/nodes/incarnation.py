@@ -1,0 +1,203 @@
+"""This process among those that share the store: the numbers under which it claims, and the lease that tells others
+that it lives. The statements are explained in titanic/store/claiming.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+
+from titanic.errors import OtherLease, StoreError
+from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewed, Silent
+from titanic.store.postgres.connections.arrays import Raw, ids, numbers, texts
+from titanic.store.postgres.connections.outage import Outage
+from titanic.store.postgres.connections.pool import Pool
+from titanic.store.postgres.tables import schema
+from titanic.store.postgres.transactions.transaction import Row
+from titanic.store.records import Durability
+
+SHARDS = 64
+"""Numbers under which nodes count, from 1. Nodes beyond that, and tools, count under 0."""
+
+_LEAVE_PATIENCE = 2.0
+"""Seconds that the store has for an answer when the node ends."""
+
+FREE = """(incarnation IS NULL OR EXISTS (
+    SELECT FROM node AS n WHERE n.incarnation = ready.incarnation AND n.lease_until = '-infinity'))"""
+"""Of a row of `ready`: nobody has claimed it. Not that no living one has: who waits for a lock finds the row as it is
+then, but the nodes as they were before, and would take what a node has claimed that has just come."""
+
+ALIVE = "EXISTS (SELECT FROM node WHERE incarnation = %s AND lease_until > '-infinity')"
+
+_UNTIL = "clock_timestamp() + make_interval(secs => %s::float8)"
+
+_LOCK = 0x7469_7461_6E69_6302
+"""The advisory lock of those who join: each is to get a shard of its own."""
+
+_SHARD = f"""
+SELECT coalesce(min(n), 0) FROM generate_series(1, {SHARDS}) AS n WHERE NOT EXISTS (
+    SELECT FROM node AS o WHERE o.shard = n AND o.lease_until > '-infinity' AND o.incarnation IS DISTINCT FROM %s)"""
+
+_OTHERS = """
+ARRAY(SELECT o.incarnation FROM node AS o WHERE o.lease_until > '-infinity' AND o.incarnation <> %s
+    ORDER BY o.incarnation),
+ARRAY(SELECT (extract(epoch FROM o.lease_until) * 1000000)::bigint FROM node AS o
+    WHERE o.lease_until > '-infinity' AND o.incarnation <> %s ORDER BY o.incarnation)"""
+
+_OTHER_LEASE = """
+SELECT name, lease FROM node WHERE lease <> %s::float8 AND lease_until > clock_timestamp()
+    AND incarnation IS DISTINCT FROM %s LIMIT 1"""
+"""Not of the dead whom nobody has ended: a cluster that was killed may come back with another one."""
+
+_JOIN = f"""
+WITH born AS (
+    INSERT INTO node AS mine (incarnation, name, version, endpoints, services, draining, shard, lease, lease_until)
+    SELECT %s, %s, %s, %s::text[], %s::jsonb,
+        coalesce((SELECT o.draining FROM node AS o WHERE o.incarnation = %s), false), ({_SHARD}), %s::float8, {_UNTIL}
+    FROM meta WHERE {schema.SERVED}
+    ON CONFLICT (incarnation) DO UPDATE
+    SET lease_until = greatest(mine.lease_until + interval '1 microsecond', {_UNTIL})
+    WHERE mine.lease_until > '-infinity' RETURNING mine.xmax = 0 AS now, mine.shard
+), counted AS (
+    INSERT INTO usage (shard) SELECT shard FROM born ON CONFLICT DO NOTHING
+), ended AS (
+    UPDATE node SET lease_until = '-infinity' WHERE incarnation = %s AND (SELECT now FROM born)
+), held AS (
+    SELECT * FROM unnest(%s::bytea[], %s::bigint[], %s::uuid[]) AS held (service, rank, uuid)
+), taken AS (
+    UPDATE ready AS r SET incarnation = %s FROM held AS h
+    WHERE r.service = h.service AND r.rank = h.rank AND r.uuid = h.uuid AND r.incarnation = %s
+        AND (SELECT now FROM born) RETURNING r.uuid
+), counting AS (
+    UPDATE bounded AS b SET incarnation = %s FROM held AS h
+    WHERE b.service = h.service AND b.uuid = h.uuid AND b.incarnation = %s AND (SELECT now FROM born)
+)
+SELECT format, oldest, (SELECT shard FROM born), ARRAY(
+    SELECT uuid FROM taken UNION SELECT r.uuid FROM held AS h
+    JOIN ready AS r ON r.service = h.service AND r.rank = h.rank AND r.uuid = h.uuid WHERE r.incarnation = %s),
+    {_OTHERS} FROM meta"""
+
+_RENEW = f"""
+WITH mine AS (
+    UPDATE node SET services = %s::jsonb, endpoints = %s::text[],
+        lease_until = greatest(lease_until + interval '1 microsecond', {_UNTIL})
+    WHERE incarnation = %s AND lease_until > '-infinity' AND {schema.SERVED} RETURNING draining
+), silent AS (
+    SELECT n.incarnation FROM node AS n JOIN unnest(%s::bigint[], %s::bigint[]) AS s (incarnation, lease)
+        ON n.incarnation = s.incarnation AND (extract(epoch FROM n.lease_until) * 1000000)::bigint = s.lease
+    WHERE n.lease_until > '-infinity' AND EXISTS (SELECT FROM mine) FOR UPDATE OF n SKIP LOCKED
+), ended AS (
+    UPDATE node SET lease_until = '-infinity' WHERE incarnation IN (SELECT incarnation FROM silent)
+)
+SELECT format, oldest, (SELECT draining FROM mine), {_OTHERS} FROM meta"""
+
+_LEAVE = """
+INSERT INTO node (incarnation, name, version, endpoints, lease_until)
+SELECT incarnation, '', '', '{}', '-infinity' FROM unnest(%s::bigint[]) AS gone (incarnation)
+ON CONFLICT (incarnation) DO UPDATE SET lease_until = '-infinity'"""
+
+_FORGET_DEAD = """
+DELETE FROM node WHERE lease_until = '-infinity' AND started_at < now() - interval '1 day'
+    AND incarnation NOT IN (
+        SELECT incarnation FROM ready WHERE incarnation IS NOT NULL UNION ALL SELECT incarnation FROM bounded)"""
+
+_COUNT_NO_MORE = """
+DELETE FROM bounded AS b USING node AS n WHERE n.incarnation = b.incarnation AND n.lease_until = '-infinity'"""
+
+
+class Membership:
+    """The node's row in `node`, by a connection of its own. One thread at a time may call."""
+
+    def __init__(self, url: str, durability: Durability | None, outage: Outage) -> None:
+        self._url = url
+        self._outage = outage
+        self._durability = durability
+        self._pool: Pool | None = None
+        self._patience = _LEAVE_PATIENCE
+        self._joined: set[int] = set()
+        self.shard = 0
+
+    def join(
+        self, incarnation: int, before: int | None, held: Sequence[Place], facts: NodeFacts, config: LeaseConfig
+    ) -> Joined:
+        self._patience = config.renew
+        self._outage.told = True  # only servers join
+        self._joined.add(incarnation)
+        places = places_of(held)
+        who = incarnation, facts.name, facts.version, list(facts.endpoints), _services(facts.services), before
+        moves = incarnation, before, incarnation, before
+        given = *who, before, *[config.lease] * 3, before, *places, *moves, incarnation
+        row = self._ask(_JOIN, (*given, incarnation, incarnation), joins=(config.lease, before))
+        format_, oldest, shard, mine, others, leases = row
+        self._refuse_others(format_, oldest)
+        if shard is None:
+            return Joined(False, (), ())
+        self.shard = shard
+        return Joined(True, {bytes(uuid) for uuid in mine}, _silent(others, leases))
+
+    def renew(self, incarnation: int, silent: Sequence[Silent], facts: NodeFacts, config: LeaseConfig) -> Renewed:
+        self._patience = config.renew
+        ended, leases = [one.incarnation for one in silent], [one.lease_until for one in silent]
+        given = _services(facts.services), list(facts.endpoints), config.lease, incarnation
+        row = self._ask(_RENEW, (*given, numbers(ended), numbers(leases), incarnation, incarnation))
+        format_, oldest, draining, others, leases = row
+        self._refuse_others(format_, oldest)
+        return Renewed(draining is not None, bool(draining), _silent(others, leases))
+
+    def leave(self, incarnations: Sequence[int]) -> None:
+        self._ask(_LEAVE, (numbers(incarnations),))
+        self._joined.difference_update(incarnations)
+
+    def end(self) -> None:
+        """What was joined is over, and so is the connection."""
+        if self._joined:
+            with contextlib.suppress(StoreError):  # others see it when they have not heard of it for a lease
+                self.leave(list(self._joined))
+        if self._pool is not None:
+            self._pool.close()
+
+    def _ask(self, text: str, given: Sequence[object], *, joins: tuple[float, int | None] | None = None) -> Row:
+        """Execute a statement as a transaction of its own. Returns its only row. `joins`: the lease of who joins, and
+        its incarnation before."""
+        if self._pool is None:
+            self._pool = Pool(self._url, self._durability, patience=self._patience, outage=self._outage)
+        with self._pool.borrow() as connection, connection.transaction():
+            if joins is not None:
+                connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+                if (other := connection.execute(_OTHER_LEASE, joins).fetchone()) is not None:
+                    raise _other_lease(joins[0], *other)
+            found = connection.execute(text, given, binary=True)
+            return (found.fetchone() or ()) if found.description else ()
+
+    def _refuse_others(self, format_: int, oldest: int) -> None:
+        assert self._pool is not None
+        schema.refuse_others(format_, oldest, self._pool.place)
+
+
+def forget_dead(pool: Pool) -> None:
+    """Remove the rows of nodes that ended long ago, of which no request is left. Raises StoreFailed and the like."""
+    with pool.borrow() as connection:
+        connection.execute(_COUNT_NO_MORE)
+        connection.execute(_FORGET_DEAD)
+
+
+def places_of(held: Sequence[Place]) -> tuple[Raw, Raw, Raw]:
+    """For `unnest(%s::bytea[], %s::bigint[], %s::uuid[])`."""
+    services, ranks, uuids = zip(*held, strict=True) if held else ((), (), ())
+    return texts(services), numbers(ranks), ids(uuids)
+
+
+def _other_lease(mine: float, name: str, lease: float) -> OtherLease:
+    fact = f"it is {mine:g} s here, and {lease:g} s at {name}"
+    return OtherLease(
+        "the lease is not that of the other nodes", fact, "give all the same; to change it, stop all first"
+    )
+
+
+def _services(services: Mapping[bytes, tuple[int, int]]) -> str:
+    return json.dumps({name.decode(errors="replace").replace("\0", "�"): counts for name, counts in services.items()})
+
+
+def _silent(incarnations: Sequence[int], leases: Sequence[int]) -> list[Silent]:
+    return [Silent(*one) for one in zip(incarnations, leases, strict=True)]

@@ -1,0 +1,1 @@
+"""Reading: single requests, queues, listings, totals."""

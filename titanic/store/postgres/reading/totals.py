@@ -1,0 +1,81 @@
+"""Reading totals, which are counted where they change: what is to be done, how much there is, whether it is full."""
+
+from __future__ import annotations
+
+from titanic.store.postgres.tables.capacity import divide
+from titanic.store.postgres.transactions.looking import Looking
+from titanic.store.records import Counts, Load
+
+SMALL_REQUEST = 4096
+"""Bytes for which there must be room, or the store is full."""
+
+_LOAD = "SELECT coalesce(sum(waiting), 0)::bigint, coalesce(sum(bytes), 0)::bigint FROM titanic.load"
+_SERVICE_LOAD = f"{_LOAD} WHERE kind = 's' AND name = %s"
+_OWNER_LOAD = f"{_LOAD} WHERE kind = 'o' AND name = %s"
+
+_COUNTS = """
+    SELECT u.requests, u.waiting, u.delayed, u.replies, u.used, m.capacity, m.closed_last - m.closed_first + 1, m.lost
+    FROM titanic.meta m, (
+        SELECT coalesce(sum(requests), 0)::bigint AS requests, coalesce(sum(waiting), 0)::bigint AS waiting,
+            coalesce(sum(delayed), 0)::bigint AS delayed, coalesce(sum(replies), 0)::bigint AS replies,
+            coalesce(sum(used), 0)::bigint AS used
+        FROM titanic.usage
+    ) u"""
+
+_USED = "SELECT coalesce(sum(used), 0)::bigint FROM titanic.usage"
+
+_MOST_LOOKED_AT = 50_000
+"""Closed requests that are looked through for room."""
+
+_CAN_MAKE_WAY = """
+    SELECT coalesce(sum(cost), 0)::bigint FROM (
+        SELECT cost FROM titanic.closed WHERE seq >= (SELECT closed_first FROM titanic.meta)
+            AND seq <= (SELECT CASE WHEN registered AND NOT %s THEN archived_upto ELSE closed_last END
+                FROM titanic.meta)
+        ORDER BY seq LIMIT %s
+    ) one"""
+
+
+def load(tx: Looking, service: bytes) -> Load:
+    """What the service has to do, without counting."""
+    return Load(
+        *tx.fetch_row(
+            _SERVICE_LOAD,
+            service,
+        )
+    )
+
+
+def owner_load(tx: Looking, owner: bytes) -> Load:
+    """What is to be done for an owner, and the bytes of all that is his, without counting."""
+    return Load(
+        *tx.fetch_row(
+            _OWNER_LOAD,
+            owner,
+        )
+    )
+
+
+def counts(tx: Looking) -> Counts:
+    """Totals, without counting."""
+    return Counts(*tx.fetch_row(_COUNTS))
+
+
+def disk_full(tx: Looking) -> bool:
+    """Never: the server's disk cannot be seen from here. What it has no room for, it refuses."""
+    return False
+
+
+def identity(tx: Looking) -> bytes | None:
+    """Which store this is: 16 bytes that copies have, too."""
+    (uuid,) = tx.fetch_row("SELECT store_id FROM titanic.meta")
+    return bytes(uuid)
+
+
+def full(tx: Looking) -> bool:
+    """Whether there is no room for a small request, also when all makes way that may."""
+    missing = tx.fetch_row(_USED)[0] + SMALL_REQUEST - divide(tx.settings.capacity).accept
+    if missing <= 0:
+        return False
+    (size,) = tx.fetch_row(_CAN_MAKE_WAY, tx.settings.drop_unarchived, _MOST_LOOKED_AT)
+    return bool(size < missing)

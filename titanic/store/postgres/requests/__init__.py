@@ -1,0 +1,1 @@
+"""Changing requests: accept, claim, finish, postpone, retry, close, and what time does."""

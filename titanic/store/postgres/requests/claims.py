@@ -1,0 +1,187 @@
+"""Claiming what is to be dispatched: a request that a node has claimed, no other node looks at.
+
+A service of which only so many requests may run has a row in `bounded` for each that a node has claimed: until the node
+says that no worker is at it any more, whatever became of the request meanwhile, or the node's incarnation is over. One
+with a rate has a row in `rate`: from when on the next request may be claimed. One node at a time claims for such
+services: who comes second does not wait for the lock, because others may wait for what he has locked before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import floor
+from operator import itemgetter
+from typing import Any
+from zlib import crc32
+
+from titanic.errors import RecordCorrupt
+from titanic.store.claiming import Bound, Claimed, Place
+from titanic.store.postgres.connections.arrays import ids, numbers, texts
+from titanic.store.postgres.nodes.incarnation import ALIVE, FREE, places_of
+from titanic.store.postgres.reading.queue_reads import READY_COLUMNS, damaged_row, ready_row
+from titanic.store.postgres.transactions.foreseen import Seen
+from titanic.store.postgres.transactions.transaction import Statement
+from titanic.store.postgres.transactions.writing import Writing
+from titanic.store.records import ReadyRow
+from titanic.store.states import State
+
+_SIZE_OF_MORE = 7
+_MORE = "r.submitted_at, r.not_before, r.expires_at, r.key, r.owner, q.dispatched_at, q.reason"
+"""What this node relies on when the request ends."""
+
+_CLAIM = f"""
+WITH wanted AS (
+    SELECT * FROM unnest(%s::bytea[], %s::bigint[]) WITH ORDINALITY AS w (service, most, n)
+), free AS (
+    SELECT w.n, f.* FROM wanted AS w CROSS JOIN LATERAL (
+        SELECT service, rank, uuid FROM ready WHERE service = w.service AND {FREE}
+        ORDER BY rank, uuid LIMIT w.most FOR UPDATE SKIP LOCKED) AS f
+), sized AS (
+    SELECT f.*, row_number() OVER places AS place, sum(r.body_bytes) OVER places - r.body_bytes AS before,
+        count(*) OVER () AS found
+    FROM free AS f JOIN request AS r ON r.uuid = f.uuid WINDOW places AS (ORDER BY f.n, f.rank, f.uuid)
+), claimed AS (
+UPDATE ready AS q SET incarnation = %s FROM sized AS s JOIN request AS r ON r.uuid = s.uuid
+WHERE q.service = s.service AND q.rank = s.rank AND q.uuid = s.uuid AND s.before < %s AND {ALIVE}
+RETURNING s.place, s.n, s.found, {_MORE}, {READY_COLUMNS}
+)
+SELECT node.lives, claimed.* FROM (SELECT {ALIVE} AS lives) AS node LEFT JOIN claimed ON true"""
+
+_RELEASE = """
+UPDATE ready AS q SET incarnation = NULL FROM unnest(%s::bytea[], %s::bigint[], %s::uuid[]) AS h (service, rank, uuid)
+WHERE q.service = h.service AND q.rank = h.rank AND q.uuid = h.uuid AND q.incarnation = %s"""
+
+_OWN = f"""
+SELECT q.uuid FROM unnest(%s::uuid[]) AS h (uuid) JOIN request AS r ON r.uuid = h.uuid
+JOIN ready AS q ON q.service = r.service AND q.rank = 9 - r.priority AND q.uuid = r.uuid
+WHERE q.incarnation = %s AND {ALIVE} FOR UPDATE OF q"""
+
+_LOCK = 0x7469_7462 << 32
+_TRY_LOCKS = (
+    "SELECT pg_try_advisory_xact_lock(n) FROM unnest(%s::bigint[]) WITH ORDINALITY AS k (n, place) ORDER BY place"
+)
+
+_COUNT = """
+SELECT b.service, count(*) FROM bounded AS b JOIN node AS n ON n.incarnation = b.incarnation
+WHERE b.service = ANY(%s::bytea[]) AND n.lease_until > '-infinity' GROUP BY b.service"""
+
+_NOTE = """
+INSERT INTO bounded (service, uuid, incarnation) SELECT service, uuid, %s
+FROM unnest(%s::bytea[], %s::uuid[]) AS h (service, uuid) ON CONFLICT DO NOTHING"""
+
+CONTENDED = 0.02
+"""Seconds after which a service with a bound can be asked for again, for which another node was just claiming."""
+
+SPREAD = 0.1
+"""Seconds of its rate that a service may catch up at once."""
+
+_NOW = "extract(epoch FROM now())::float8"
+_FROM = f"least(greatest(coalesce(r.next_at, 0), {_NOW} - {SPREAD}), {_NOW} + 1 / w.rate)"
+"""No later than that: the clock of the next primary may be behind."""
+
+_ALLOWED = f"""
+SELECT ({_NOW} - {_FROM}) * w.rate FROM unnest(%s::bytea[], %s::float8[]) WITH ORDINALITY AS w (service, rate, place)
+LEFT JOIN rate AS r ON r.service = w.service ORDER BY place"""
+
+_BEGAN = f"""
+INSERT INTO rate AS old (service, next_at)
+SELECT w.service, {_FROM} + w.began / w.rate
+FROM unnest(%s::bytea[], %s::float8[], %s::bigint[]) AS w (service, rate, began)
+LEFT JOIN rate AS r ON r.service = w.service ON CONFLICT (service) DO UPDATE SET next_at = excluded.next_at"""
+
+
+def claim(
+    tx: Writing, incarnation: int, wants: Mapping[bytes, int], max_bytes: int, bounds: Mapping[bytes, Bound]
+) -> Claimed | None:
+    """What each of these services is to do next, so many requests at most: this incarnation has claimed them now, or it
+    is over."""
+    again: dict[bytes, float] = {}
+    if bounds:
+        wants, again = _within(tx, wants, bounds)
+    names, limits = list(wants), list(wants.values())
+    given = texts(names), numbers(limits), incarnation, max_bytes, incarnation, incarnation
+    found = tx.fetch_alone(_CLAIM, *given)
+    if not found[0][0]:
+        return None
+    rows = sorted((row[1:] for row in found if row[1] is not None), key=itemgetter(0))
+    claimed: dict[bytes, list[ReadyRow]] = {}
+    damaged: dict[bytes, RecordCorrupt] = {}
+    for _, n, _, *columns in rows:
+        name = names[n - 1]
+        more, columns = columns[:_SIZE_OF_MORE], columns[_SIZE_OF_MORE:]
+        try:
+            row = ready_row(name, more[3], *columns)
+        except RecordCorrupt as damage:
+            row = damaged_row(name, *columns)
+            damaged[row.uuid] = damage
+        claimed.setdefault(name, []).append(row)
+        tx.claimed[row.uuid] = _seen(name, more, columns)
+    _note(tx, incarnation, bounds, claimed)
+    # It ended at `max_bytes`: those behind were not looked at.
+    more = names[rows[-1][1] - 1 :] if rows and len(rows) < rows[0][2] else []
+    return Claimed(claimed, more, again, damaged)
+
+
+def _seen(service: bytes, more: Sequence[Any], columns: Sequence[Any]) -> Seen:
+    """What is known of a request that is claimed."""
+    submitted_at, not_before, expires_at, key, owner, dispatched_at, reason = more
+    rank, uuid, attempts, _, max_attempts, ends_at, options, frames, size = columns
+    asked = submitted_at, not_before, expires_at, max_attempts, options, key, owner, frames, size
+    tried = attempts, dispatched_at, reason
+    return Seen(uuid, service, 9 - rank, *asked, State.WAITING, ends_at, 0, *tried, 0, 0, 0, None)
+
+
+def release(tx: Writing, incarnation: int, places: Sequence[Place]) -> None:
+    """Give back what this incarnation has claimed and does not execute now."""
+    tx.fetch(_RELEASE, *places_of(places), incarnation)
+
+
+def count_no_more(tx: Writing, incarnation: int, places: Sequence[Place]) -> None:
+    """No worker is at these requests any more, which this incarnation has claimed under a bound."""
+    tx.changes.uncounted += [(service, uuid, incarnation) for service, _, uuid in places]
+
+
+def under(tx: Writing, incarnation: int, failed: Sequence[bytes]) -> None:
+    """Outcomes of attempts under this incarnation follow. Those that have `failed` do not count if they are others' by
+    now."""
+    own = {uuid for (uuid,) in tx.fetch_apart(_OWN, ids(failed), incarnation, incarnation)} if failed else ()
+    tx.not_own = {uuid for uuid in failed if uuid not in own}
+
+
+def _within(
+    tx: Writing, wants: Mapping[bytes, int], bounds: Mapping[bytes, Bound]
+) -> tuple[dict[bytes, int], dict[bytes, float]]:
+    """What can be claimed within the bounds; and the services that may have more, in how many seconds."""
+    names = [name for name in bounds if name in wants]
+    rated = [name for name in names if bounds[name].rate]
+    statements = [
+        Statement(_TRY_LOCKS, (numbers([_LOCK | crc32(name) for name in names]),)),
+        Statement(_COUNT, (texts(names),)),
+    ]
+    if rated:
+        statements.append(Statement(_ALLOWED, (texts(rated), [bounds[name].rate for name in rated])))
+    locked, counts, *allowed = tx.fetch_all(*statements)
+    running: dict[bytes, int] = dict(counts)
+    left, again = dict(wants), {}
+    for name, (mine,) in zip(names, locked, strict=True):
+        if bounds[name].running:
+            left[name] = min(left[name], max(0, bounds[name].running - running.get(name, 0)))
+        if not mine:
+            left[name], again[name] = 0, CONTENDED
+    for name, (since,) in zip(rated, allowed[0] if allowed else (), strict=True):
+        may = floor(since) + 1
+        if may < left[name]:
+            left[name], again[name] = may, max(CONTENDED, (may - since) / bounds[name].rate)
+    return {name: most for name, most in left.items() if most > 0}, again
+
+
+def _note(
+    tx: Writing, incarnation: int, bounds: Mapping[bytes, Bound], claimed: Mapping[bytes, Sequence[ReadyRow]]
+) -> None:
+    """What was claimed counts for the bounds."""
+    if noted := [(name, row.uuid) for name in bounds if bounds[name].running for row in claimed.get(name, ())]:
+        services, uuids = zip(*noted, strict=True)
+        tx.fetch(_NOTE, incarnation, texts(services), ids(uuids))
+    if began := [name for name in bounds if bounds[name].rate and name in claimed]:
+        counts = [len(claimed[name]) for name in began]
+        tx.fetch(_BEGAN, texts(began), [bounds[name].rate for name in began], numbers(counts))

@@ -1,0 +1,371 @@
+"""The tables, in the schema `titanic` of a database: one store a database. And how an older store becomes one of today.
+
+The state of a request is *where it is*, as in LMDB: every request that is not closed has one row in `request`, which
+is never updated, and one in `ready`, `later` or `reply`. What changes are narrow rows. Times are µs since the epoch,
+0 = none. Texts of clients and workers are bytea: what came is what is kept.
+
+Counters (`load`, `usage`) are counted per shard, which is a node's number, so that nodes do not wait for each other's
+row; the sum over the shards, of which there are few, is the figure.
+
+Two rules keep transactions of several nodes apart. Who takes a request from one state to another has locked its row in
+`request`, several in the order of their ids. Who gives out numbers of `closed` (which are without gaps, and in the
+order of commits) updates `meta` last of all.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from psycopg import Connection
+
+from titanic.errors import NotAStore, StoreTooNew, StoreTooOld
+from titanic.store.postgres.tables.closed_partitions import make_partitions
+from titanic.store.records import DEFAULT_CAPACITY
+
+FORMAT = 3
+"""Of the tables as this version makes and knows them.
+
+A node serves a store if `meta.oldest` ≤ its FORMAT ≤ `meta.format`. It upgrades a store of an earlier format when it
+opens it. If nodes of earlier versions can go on with the new tables, they do; if not, the upgrade raises `oldest`, and
+they are refused at their next renewal. So nodes can be replaced by those of another version one after another.
+"""
+
+OLDEST = 2
+"""Of nodes that can go on with tables as this version makes them."""
+
+SERVED = f"EXISTS (SELECT FROM titanic.meta WHERE {FORMAT} BETWEEN oldest AND format)"
+"""Of a statement: this version may touch the store."""
+
+META, UNFINISHED = "titanic.meta", "titanic.unfinished_migration"
+"""The table that every store has, and what it is called in one that is being made: without it there is no store."""
+
+_LOCK = 0x7469_7461_6E69_6300
+"""The advisory lock of those who make or change the tables: "titanic" in ASCII."""
+
+_BUSY = "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0"
+"""Rows come and go all the time."""
+_TINY = "fillfactor = 10, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0"
+"""A few rows that change with each commit."""
+
+COMMENTS_2 = """
+COMMENT ON COLUMN titanic.meta.oldest IS 'Nodes that know an earlier format must not touch it';
+COMMENT ON COLUMN titanic.node.services IS 'Of each service that it has workers or requests of: how many of both';
+COMMENT ON COLUMN titanic.node.draining IS 'An operator wants it to end: it reads that when it renews its lease';
+COMMENT ON COLUMN titanic.node.lease IS 'Seconds: all have the same';
+COMMENT ON COLUMN titanic.node.shard IS 'Where it counts: tools, and those for which no number is left, under 0';
+"""
+
+BOUNDED = f"""
+CREATE TABLE titanic.bounded (
+    service         bytea NOT NULL,
+    uuid            uuid NOT NULL,
+    incarnation     bigint NOT NULL,
+    PRIMARY KEY (service, uuid, incarnation)
+) WITH ({_BUSY});
+COMMENT ON TABLE titanic.bounded IS 'Claimed under a bound of the service: a worker may be at it if the node lives';
+"""
+"""Format 1 did not have it."""
+
+RATE = f"""
+CREATE TABLE titanic.rate (
+    service         bytea PRIMARY KEY,
+    next_at         float8 NOT NULL
+) WITH ({_TINY});
+COMMENT ON COLUMN titanic.rate.next_at IS 'When its next request may be claimed, in seconds since the epoch';
+"""
+
+RECALL = f"""
+CREATE TABLE titanic.recall (
+    uuid            uuid PRIMARY KEY,
+    incarnation     bigint NOT NULL,
+    since           timestamptz NOT NULL DEFAULT now()
+) WITH ({_TINY});
+COMMENT ON TABLE titanic.recall IS 'Closed while this node had them: it removes the row when no worker can get them';
+"""
+
+SERVICE = f"""
+CREATE TABLE titanic.service (
+    name            bytea PRIMARY KEY,
+    paused          boolean NOT NULL,
+    on_end          bytea NOT NULL
+) WITH ({_TINY});
+COMMENT ON TABLE titanic.service IS 'What operators have set; nodes of format 2 do not look at it';
+"""
+"""Format 2 did not have it."""
+
+TABLES = f"""
+CREATE SCHEMA titanic;
+
+CREATE TYPE titanic.frames AS (frames bytea[]);
+COMMENT ON TYPE titanic.frames IS 'An element of an array of lists; PostgreSQL has none of its own';
+
+CREATE TABLE titanic.meta (
+    one             boolean PRIMARY KEY DEFAULT true CHECK (one),
+    format          integer NOT NULL,
+    store_id        uuid NOT NULL DEFAULT gen_random_uuid(),
+    made_at         timestamptz NOT NULL DEFAULT now(),
+    capacity        bigint NOT NULL,
+    registered      boolean NOT NULL DEFAULT false,
+    archivist_id    uuid,
+    archivist_name  text NOT NULL DEFAULT '',
+    archived_upto   bigint NOT NULL DEFAULT 0,
+    lost            bigint NOT NULL DEFAULT 0,
+    closed_first    bigint NOT NULL DEFAULT 1,
+    closed_last     bigint NOT NULL DEFAULT 0,
+    oldest          integer NOT NULL
+) WITH ({_TINY});
+
+CREATE TABLE titanic.request (
+    uuid            uuid PRIMARY KEY,
+    service         bytea NOT NULL,
+    body            bytea[] NOT NULL,
+    body_frames     integer NOT NULL,
+    body_bytes      bigint NOT NULL,
+    priority        smallint NOT NULL,
+    submitted_at    bigint NOT NULL,
+    not_before      bigint NOT NULL,
+    expires_at      bigint NOT NULL,
+    max_attempts    integer NOT NULL,
+    options         bytea NOT NULL,
+    key             bytea NOT NULL,
+    owner           bytea NOT NULL
+) WITH ({_BUSY});
+
+CREATE INDEX request_owned ON titanic.request (owner, uuid) WHERE owner <> '';
+
+CREATE TABLE titanic.ready (
+    service         bytea NOT NULL,
+    rank            smallint NOT NULL,
+    uuid            uuid NOT NULL,
+    attempts        integer NOT NULL,
+    dispatched_at   bigint NOT NULL,
+    expires_at      bigint NOT NULL,
+    incarnation     bigint,
+    reason          bytea NOT NULL,
+    PRIMARY KEY (service, rank, uuid)
+) WITH (fillfactor = 50, {_BUSY});
+COMMENT ON COLUMN titanic.ready.rank IS '9 - priority';
+COMMENT ON COLUMN titanic.ready.incarnation IS 'The node that has claimed it: a row of node that must be alive';
+COMMENT ON COLUMN titanic.ready.expires_at IS 'Until when it counts now; the request has what was asked for';
+
+CREATE TABLE titanic.later (
+    uuid            uuid PRIMARY KEY,
+    due             bigint NOT NULL,
+    attempts        integer NOT NULL,
+    dispatched_at   bigint NOT NULL,
+    expires_at      bigint NOT NULL,
+    priority        smallint NOT NULL,
+    service         bytea NOT NULL,
+    reason          bytea NOT NULL
+) WITH ({_BUSY});
+CREATE INDEX later_due ON titanic.later (due, uuid);
+
+CREATE TABLE titanic.expiring (
+    expires_at      bigint NOT NULL,
+    uuid            uuid NOT NULL,
+    PRIMARY KEY (expires_at, uuid)
+) WITH ({_BUSY});
+
+CREATE TABLE titanic.reply (
+    uuid            uuid PRIMARY KEY,
+    status          smallint NOT NULL,
+    attempts        integer NOT NULL,
+    dispatched_at   bigint NOT NULL,
+    finished_at     bigint NOT NULL,
+    frames_count    integer NOT NULL,
+    frames_bytes    bigint NOT NULL,
+    frames          bytea[] NOT NULL,
+    reason          bytea NOT NULL,
+    service         bytea NOT NULL,
+    owner           bytea NOT NULL
+) WITH ({_BUSY});
+COMMENT ON COLUMN titanic.reply.status IS '4 done, 5 failed, 6 expired, 7 cancelled';
+CREATE INDEX reply_replied ON titanic.reply (finished_at, uuid) WHERE status IN (4, 7);
+CREATE INDEX reply_dead ON titanic.reply (finished_at, uuid) WHERE status IN (5, 6);
+CREATE INDEX reply_dead_ids ON titanic.reply (uuid) WHERE status IN (5, 6);
+
+CREATE TABLE titanic.closed (
+    seq             bigint PRIMARY KEY,
+    uuid            uuid NOT NULL,
+    submitted_at    bigint NOT NULL,
+    dispatched_at   bigint NOT NULL,
+    replied_at      bigint NOT NULL,
+    closed_at       bigint NOT NULL,
+    request_bytes   bigint NOT NULL,
+    reply_bytes     bigint NOT NULL,
+    cost            bigint NOT NULL,
+    attempts        integer NOT NULL,
+    request_frames  integer NOT NULL,
+    reply_frames    integer NOT NULL,
+    status          smallint NOT NULL,
+    priority        smallint NOT NULL,
+    unclaimed       boolean NOT NULL,
+    service         bytea NOT NULL,
+    key             bytea NOT NULL,
+    owner           bytea NOT NULL,
+    error           bytea NOT NULL,
+    request         bytea[],
+    reply           bytea[]
+) PARTITION BY RANGE (seq);
+COMMENT ON COLUMN titanic.closed.request IS 'NULL: it was left out';
+COMMENT ON COLUMN titanic.closed.cost IS 'Bytes that count as used';
+COMMENT ON TABLE titanic.closed IS 'Those from meta.closed_first on count; earlier ones go with their partition';
+
+CREATE TABLE titanic.key (
+    owner           bytea NOT NULL,
+    key             bytea NOT NULL,
+    until           bigint NOT NULL,
+    given           bigint NOT NULL,
+    uuids           uuid[] NOT NULL,
+    PRIMARY KEY (owner, key)
+) WITH ({_BUSY});
+CREATE INDEX key_until ON titanic.key (until);
+
+CREATE TABLE titanic.load (
+    kind            "char" NOT NULL,
+    name            bytea NOT NULL,
+    shard           integer NOT NULL,
+    waiting         bigint NOT NULL,
+    bytes           bigint NOT NULL,
+    ready           bigint NOT NULL,
+    PRIMARY KEY (kind, name, shard)
+) WITH ({_TINY});
+COMMENT ON COLUMN titanic.load.kind IS 's: of a service; o: of an owner';
+COMMENT ON COLUMN titanic.load.waiting IS 'Requests that have not ended';
+COMMENT ON COLUMN titanic.load.ready IS 'Rows in ready; 0 for an owner';
+
+CREATE TABLE titanic.usage (
+    shard           integer PRIMARY KEY,
+    requests        bigint NOT NULL DEFAULT 0,
+    waiting         bigint NOT NULL DEFAULT 0,
+    delayed         bigint NOT NULL DEFAULT 0,
+    replies         bigint NOT NULL DEFAULT 0,
+    used            bigint NOT NULL DEFAULT 0
+) WITH ({_TINY});
+
+CREATE TABLE titanic.node (
+    incarnation     bigint PRIMARY KEY,
+    name            text NOT NULL,
+    version         text NOT NULL,
+    endpoints       text[] NOT NULL,
+    started_at      timestamptz NOT NULL DEFAULT now(),
+    lease_until     timestamptz NOT NULL,
+    services        jsonb NOT NULL DEFAULT '{{}}',
+    draining        boolean NOT NULL DEFAULT false,
+    shard           integer NOT NULL DEFAULT 0,
+    lease           float8 NOT NULL DEFAULT 10
+) WITH ({_TINY});
+{BOUNDED}{RATE}{RECALL}{SERVICE}{COMMENTS_2}
+INSERT INTO titanic.meta (format, oldest, capacity) VALUES ({FORMAT}, {OLDEST}, {DEFAULT_CAPACITY});
+"""
+
+
+class Upgrade(NamedTuple):
+    """`text` makes the tables of a format those of the next one. `oldest`: nodes that know this format, or a later one,
+    can go on with them. A column with a default does no harm to nodes that do not know it. What would, gets another
+    name: until its next renewal a node goes on as it did, and its statements must fail."""
+
+    text: str
+    oldest: int
+
+
+UPGRADES: dict[int, Upgrade] = {
+    1: Upgrade(
+        f"""
+DROP SEQUENCE titanic.incarnation;
+ALTER TABLE titanic.meta ADD oldest integer NOT NULL DEFAULT 2;
+ALTER TABLE titanic.meta ALTER oldest DROP DEFAULT;
+ALTER TABLE titanic.node ADD shard integer NOT NULL DEFAULT 0;
+ALTER TABLE titanic.node ADD lease float8 NOT NULL DEFAULT 10;
+{BOUNDED}{RATE}{RECALL}{COMMENTS_2}""",
+        oldest=2,
+    ),
+    2: Upgrade(SERVICE, oldest=2),
+}
+"""By the format that they begin with."""
+
+
+def prepare(connection: Connection, place: str) -> bool:
+    """Make the tables, or bring them to today's format; others wait meanwhile. True when they were made now.
+
+    Raises StoreTooNew, and NotAStore when the schema is somebody else's.
+    """
+    with connection.transaction():
+        for patience in ("statement_timeout", "lock_timeout"):  # an upgrade may take long
+            connection.execute(f"SET LOCAL {patience} = 0")
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        found = connection.execute(
+            "SELECT to_regnamespace('titanic'), to_regclass(%s), to_regclass(%s)", (META, UNFINISHED)
+        ).fetchone()
+        assert found is not None
+        made = found[0] is None
+        if made:
+            connection.execute(TABLES, prepare=False)
+        elif found[2] is not None:
+            what, fact = f"the store in {place} is unfinished", "its migration was interrupted"
+            raise NotAStore(what, fact, "run titanic migrate again, or drop the schema 'titanic'")
+        elif found[1] is None:
+            what = f"the database {place} has a schema 'titanic' that is not Titanic's"
+            raise NotAStore(what, "it has no table 'meta'", "choose another database")
+        else:
+            _upgrade(connection, place)
+        make_partitions(connection)
+    return made
+
+
+def _upgrade(connection: Connection, place: str) -> None:
+    found = formats(connection)
+    if found is None:
+        what = f"the database {place} has a schema 'titanic' that is not Titanic's"
+        raise NotAStore(what, "its table 'meta' is empty", "choose another database")
+    for format_ in range(found[0], FORMAT):
+        if format_ not in UPGRADES:
+            what, fact = (
+                f"the store in {place} can't be upgraded",
+                f"it has format {format_}, which no version has made",
+            )
+            raise NotAStore(what, fact, "restore a backup")
+        text, oldest = UPGRADES[format_]
+        connection.execute(text, prepare=False)
+        connection.execute("UPDATE titanic.meta SET format = %s, oldest = greatest(oldest, %s)", [format_ + 1, oldest])
+    refuse_later(*found, place)
+
+
+def formats(connection: Connection) -> tuple[int, int] | None:
+    """The store's format, and the earliest one that nodes must know to touch it. None: `meta` is empty.
+
+    Format 1 had no column `oldest`, and allowed no other.
+    """
+    row = connection.execute(
+        f"SELECT format, coalesce((to_jsonb(m) ->> 'oldest')::integer, format) FROM {META} AS m"
+    ).fetchone()
+    return (row[0], row[1]) if row is not None else None
+
+
+def refuse_later(format_: int, oldest: int, place: str) -> None:
+    """Raise StoreTooNew if the store is one that this version must not touch."""
+    if oldest > FORMAT:
+        fact = f"it has format {format_}, this version knows {FORMAT}"
+        raise StoreTooNew(f"the store in {place} was written by a later version of Titanic", fact, "use that version")
+
+
+def refuse_others(format_: int, oldest: int, place: str) -> None:
+    """Raise StoreTooNew or StoreTooOld if a node of this version that has opened the store must not go on with it."""
+    refuse_later(format_, oldest, place)
+    if format_ < FORMAT:
+        fact = f"it has format {format_}, this version knows {FORMAT}"
+        raise StoreTooOld(f"the store in {place} was replaced by an earlier one", fact, "start this server again")
+
+
+def remove_untouched(connection: Connection) -> None:
+    """Drop the tables if nothing was ever stored."""
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        touched = connection.execute(
+            "SELECT closed_last > 0 OR registered OR EXISTS (SELECT 1 FROM titanic.request)"
+            " OR EXISTS (SELECT 1 FROM titanic.key)"
+            " OR EXISTS (SELECT 1 FROM titanic.service)"
+            " OR EXISTS (SELECT 1 FROM titanic.node WHERE lease_until > '-infinity') FROM titanic.meta"
+        ).fetchone()
+        if touched is not None and not touched[0]:
+            connection.execute("DROP SCHEMA titanic CASCADE")

@@ -1,0 +1,379 @@
+"""The changes that a transaction has made and the database does not have yet: rows by table, and counters.
+
+A request is changed once in them. Who changes it again puts them into the database first (writing.py). Then they are a
+few statements, each with an array for each column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from titanic.store.postgres.connections.arrays import Raw, ids, lists, numbers, texts
+from titanic.store.postgres.tables.capacity import KEY
+from titanic.store.postgres.transactions.changed_rows import (
+    Agreement,
+    ClosedRow,
+    KeyRow,
+    LaterRow,
+    ReadyRow,
+    ReplyRow,
+    RequestRow,
+)
+from titanic.store.postgres.transactions.foreseen import Seen
+from titanic.store.postgres.transactions.new_request import KEY_TIMES, key_size
+from titanic.store.postgres.transactions.transaction import Row, Statement
+from titanic.store.states import State
+from titanic.util.ids import SIZE
+
+_INSERT_REQUEST = """
+INSERT INTO request (uuid, service, body, body_bytes, body_frames, priority, submitted_at, not_before, expires_at,
+    max_attempts, options, key, owner)
+SELECT * FROM unnest(%s::uuid[], %s::bytea[], %s::titanic.frames[], %s::bigint[], %s::bigint[], %s::bigint[],
+    %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[], %s::bytea[])"""
+
+_INSERT_READY = """
+INSERT INTO ready (uuid, service, rank, attempts, dispatched_at, expires_at, reason)
+SELECT * FROM unnest(%s::uuid[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bytea[])"""
+
+_INSERT_LATER = """
+INSERT INTO later (uuid, due, attempts, dispatched_at, expires_at, priority, service, reason)
+SELECT * FROM unnest(%s::uuid[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bytea[],
+    %s::bytea[])"""
+
+_INSERT_EXPIRING = "INSERT INTO expiring (expires_at, uuid) SELECT * FROM unnest(%s::bigint[], %s::uuid[])"
+
+_INSERT_REPLY = """
+INSERT INTO reply (uuid, status, attempts, dispatched_at, finished_at, frames_bytes, frames_count, frames, reason,
+    service, owner)
+SELECT * FROM unnest(%s::uuid[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
+    %s::titanic.frames[], %s::bytea[], %s::bytea[], %s::bytea[])"""
+
+_INSERT_KEYS = """
+INSERT INTO key (owner, key, until, given, uuids)
+SELECT owner, key, until, given, (%s::uuid[])[first:last]
+FROM unnest(%s::bytea[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
+AS fresh (owner, key, until, given, first, last)"""
+
+_LOCK = "SELECT 1 FROM request WHERE uuid = ANY(%s::uuid[]) ORDER BY uuid FOR UPDATE"
+
+_DELETE_READY = """
+DELETE FROM ready AS r USING unnest(%s::uuid[], %s::bytea[], %s::bigint[]) AS gone (uuid, service, rank)
+WHERE r.service = gone.service AND r.rank = gone.rank AND r.uuid = gone.uuid"""
+
+_WHOSE = " RETURNING r.uuid, r.incarnation"
+
+# Not "that lives": a node that has joined since the statement began is not to be seen, but what it has claimed is.
+_RECALL = """
+INSERT INTO recall (uuid, incarnation)
+SELECT q.uuid, q.incarnation FROM from_ready AS q
+WHERE q.uuid = ANY(%s::uuid[]) AND q.incarnation <> %s
+    AND NOT EXISTS (SELECT FROM node AS n WHERE n.incarnation = q.incarnation AND n.lease_until = '-infinity')"""
+"""What another node has claimed and is closed now (titanic/store/sharing.py)."""
+
+_DELETE_EXPIRING = """
+DELETE FROM expiring AS e USING unnest(%s::bigint[], %s::uuid[]) AS gone (expires_at, uuid)
+WHERE e.expires_at = gone.expires_at AND e.uuid = gone.uuid"""
+
+_COUNT_NO_MORE = """
+DELETE FROM bounded AS b USING unnest(%s::bytea[], %s::uuid[], %s::bigint[]) AS done (service, uuid, incarnation)
+WHERE b.service = done.service AND b.uuid = done.uuid AND b.incarnation = done.incarnation"""
+
+_DELETE = "DELETE FROM {} WHERE uuid = ANY(%s::uuid[])"
+_DELETE_LATER, _DELETE_REPLY, _DELETE_REQUEST = map(_DELETE.format, ("later", "reply", "request"))
+
+FORGET = """
+DELETE FROM key AS k USING unnest(%s::bytea[], %s::bytea[]) AS gone (owner, key)
+WHERE k.owner = gone.owner AND k.key = gone.key
+RETURNING k.owner, length(k.key) AS length, cardinality(k.uuids) AS requests"""
+"""Keys, whatever they stand for."""
+
+_GIVE_NUMBERS = "UPDATE meta SET closed_last = closed_last + %s RETURNING closed_last - %s AS before"
+
+_CLOSE = """
+INSERT INTO closed (seq, uuid, submitted_at, dispatched_at, replied_at, closed_at, request_bytes, reply_bytes, cost,
+    attempts, request_frames, reply_frames, status, priority, unclaimed, service, key, owner, error, request, reply)
+SELECT numbers.before + g.n, g.uuid, r.submitted_at, g.dispatched_at, g.replied_at, g.closed_at, r.body_bytes,
+    coalesce(p.frames_bytes, 0), g.cost, g.attempts, r.body_frames, coalesce(p.frames_count, 0), g.status, r.priority,
+    g.flags & 1 <> 0, r.service, r.key, r.owner, g.error, CASE WHEN g.flags & 2 <> 0 THEN r.body END,
+    CASE WHEN g.flags & 4 <> 0 THEN coalesce(p.frames, '{}') END
+FROM numbers CROSS JOIN unnest(%s::uuid[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
+    %s::bigint[], %s::bigint[], %s::bytea[]) WITH ORDINALITY
+AS g (uuid, status, attempts, dispatched_at, replied_at, closed_at, cost, flags, error, n)
+JOIN request AS r ON r.uuid = g.uuid LEFT JOIN reply AS p ON p.uuid = g.uuid"""
+
+_AGREE = """
+WITH agreed AS (
+    UPDATE meta SET registered = %s <> 0, archived_upto = %s, archivist_id = %s::uuid, archivist_name = %s
+    WHERE registered = (%s <> 0) AND archived_upto = %s AND archivist_id IS NOT DISTINCT FROM %s::uuid
+    RETURNING 1
+)
+SELECT 1 / count(*) FROM agreed"""
+"""It fails when somebody else has changed the agreement meanwhile: by a division by zero."""
+
+_DROP = """
+WITH first AS (
+    SELECT closed_first FROM meta FOR UPDATE
+), dropped AS (
+    SELECT coalesce(sum(cost), 0)::bigint AS size FROM closed
+    WHERE seq >= (SELECT closed_first FROM first) AND seq < %s
+), counted AS (
+    UPDATE meta SET closed_first = greatest(closed_first, %s), lost = lost + CASE WHEN registered
+        THEN greatest(0, %s - 1 - greatest(archived_upto, closed_first - 1)) ELSE 0 END
+)
+UPDATE usage SET used = used - (SELECT size FROM dropped) WHERE shard = %s"""
+
+_LOADS_GIVEN = """
+SELECT encode(kind, 'escape')::"char", name, %s, waiting, bytes, ready
+FROM unnest(%s::bytea[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bigint[])
+AS given (kind, name, waiting, bytes, ready)"""
+
+_LOADS_FORGOTTEN = f"""
+SELECT kind, name, shard, sum(waiting)::bigint, sum(bytes)::bigint, sum(ready)::bigint FROM (
+    {_LOADS_GIVEN} UNION ALL
+    SELECT 'o'::"char", owner, %s, 0, -(2 + length(owner) + length + {KEY_TIMES} + {SIZE} * requests), 0
+    FROM forgotten WHERE owner <> ''
+) AS one (kind, name, shard, waiting, bytes, ready) GROUP BY 1, 2, 3"""
+"""The same with the keys that are forgotten in the statement (`key_size`)."""
+
+_COUNT_LOADS = """
+INSERT INTO load AS l (kind, name, shard, waiting, bytes, ready) {}
+ON CONFLICT (kind, name, shard) DO UPDATE
+SET waiting = l.waiting + excluded.waiting, bytes = l.bytes + excluded.bytes, ready = l.ready + excluded.ready"""
+
+_COUNT_USAGE = """
+UPDATE usage AS u SET requests = requests + %s, waiting = waiting + %s, delayed = delayed + %s, replies = replies + %s,
+    used = used + %s{}{}
+WHERE shard = %s
+RETURNING used + (SELECT coalesce(sum(o.used), 0)::bigint FROM usage AS o WHERE o.shard <> u.shard)"""
+
+
+_AFTER_LOCKS = " AND (SELECT count(*) FROM locked) > 0"
+_COUNTED = " RETURNING 1"
+"""At the end of what deletes rows of requests that are relied on: first they are locked."""
+
+_DELETED = ("locked", "from_ready", "from_expiring", "from_later", "from_reply", "gone")
+_AS_HOPED = " + (SELECT 0 / (count(*) = %s)::integer FROM ({}) AS there)"
+"""Fails, by a division by zero, unless all rows were there that were to be locked and deleted."""
+
+_FORGOTTEN = f" - (SELECT coalesce(sum({KEY} + {SIZE} * requests), 0)::bigint FROM forgotten)"
+
+_Encoder = Callable[[Any], Raw]
+_T, _N, _I = texts, numbers, ids
+_READY = (_I, _T, _N, _N, _N, _N, _T)
+_LATER = (_I, _N, _N, _N, _N, _N, _T, _T)
+_EXPIRING = (_N, _I)
+_PLACES = (_I, _T, _N)
+_CLOSED = (_I, _N, _N, _N, _N, _N, _N, _N, _T)
+_LOADS: tuple[_Encoder, ...] = (_T, _T, _N, _N, _N)
+
+
+_NOTHING = (b"s", b"", 0, 0, 0)
+"""A change of the load of a service that nobody has."""
+
+
+class Changes:
+    """What is to be written. `touched` are the requests in it, `closed` those that get a number."""
+
+    def __init__(self) -> None:
+        self.touched: set[bytes] = set()
+        self.relied: set[bytes] = set()
+        """Those of them of which nobody has asked whether they still are as they were, nor locked them."""
+        self.requests: list[RequestRow] = []
+        self.ready: list[ReadyRow] = []
+        self.later: list[LaterRow] = []
+        self.replies: list[ReplyRow] = []
+        self.expiring: list[tuple[int, bytes]] = []
+        self.closed: list[ClosedRow] = []
+        self.keys: list[KeyRow] = []
+        self.to_forget: set[tuple[bytes, bytes]] = set()
+        """Owners and keys that are forgotten."""
+        self.uncounted: list[tuple[bytes, bytes, int]] = []
+        """Services, requests and incarnations: their rows of `bounded` go."""
+        self._not_ready: list[tuple[bytes, bytes, int]] = []
+        self._not_later: list[bytes] = []
+        self._not_replies: list[bytes] = []
+        self._not_expiring: list[tuple[int, bytes]] = []
+        self._gone: list[bytes] = []
+        self._loads: dict[tuple[bytes, bytes], list[int]] = {}
+        self._usage = [0, 0, 0, 0, 0]
+        self.agreement: tuple[Agreement, Agreement] | None = None
+        """With the archive: that before, and that now."""
+        self.drop_before = 0
+        """Closed requests with lower numbers do not count any more."""
+        self.dropped_bytes = 0
+
+    def leave(self, one: Seen) -> None:
+        """The request leaves the place where it is."""
+        self.touched.add(one.uuid)
+        if one.state is State.WAITING:
+            self._not_ready.append((one.uuid, one.service, 9 - one.priority))
+        elif one.state is State.DELAYED:
+            self._not_later.append(one.uuid)
+        else:
+            self._not_replies.append(one.uuid)
+
+    def expire_no_more(self, one: Seen) -> None:
+        """The request does not expire any more."""
+        if one.ends_at:
+            self._not_expiring.append((one.ends_at, one.uuid))
+
+    def remove(self, uuid: bytes) -> None:
+        """The request is closed."""
+        self._gone.append(uuid)
+
+    def drop_closed(self, before: int, size: int) -> None:
+        """The closed requests with lower numbers, which come to so many bytes, do not count any more."""
+        self.drop_before = max(self.drop_before, before)
+        self.dropped_bytes += size
+
+    # -- counters --------------------------------------------------------------------------------------------
+
+    def count_service(self, service: bytes, *, waiting: int = 0, size: int = 0, ready: int = 0) -> None:
+        """A service has so many more requests that have not ended, their bytes, and rows of `ready`."""
+        self._count(b"s", service, waiting, size, ready)
+
+    def count_owner(self, owner: bytes, *, waiting: int = 0, size: int = 0) -> None:
+        """An owner has so many more requests that have not ended, and so many bytes more of all that is his."""
+        if owner:
+            self._count(b"o", owner, waiting, size, 0)
+
+    def _count(self, kind: bytes, name: bytes, *change: int) -> None:
+        found = self._loads.get((kind, name))
+        self._loads[kind, name] = [*change] if found is None else [a + b for a, b in zip(found, change, strict=True)]
+
+    def count(self, *, requests: int = 0, waiting: int = 0, delayed: int = 0, replies: int = 0, used: int = 0) -> None:
+        """There are so many more in all."""
+        usage = self._usage
+        usage[0] += requests
+        usage[1] += waiting
+        usage[2] += delayed
+        usage[3] += replies
+        usage[4] += used
+
+    def count_keys_gone(self, rows: Sequence[Row]) -> None:
+        """Keys are gone, of which their owner, their length and how many requests they had are in `rows`."""
+        for owner, length, requests in rows:
+            self.count_owner(owner, size=-key_size(owner, length, requests))
+            self.count(used=-KEY - SIZE * requests)
+
+    @property
+    def used(self) -> int:
+        """By how many bytes more is used with them."""
+        return self._usage[4] - self.dropped_bytes
+
+    # -- statements ------------------------------------------------------------------------------------------
+
+    @property
+    def any(self) -> bool:
+        """Whether there are any."""
+        counted = self._loads or any(self._usage)
+        others = self.drop_before or self.to_forget or self.agreement or self.uncounted
+        return bool(self.touched or counted or others)
+
+    def statements(self, lists_type: int, shard: int, own: int = 0) -> list[Statement]:
+        """What puts them into the database. The first one returns how many bytes are used now, but for what is dropped.
+        `own`: the incarnation of this node.
+
+        Its parts are one statement, which saves half of the work of a small commit. They see the tables as these were
+        before it: a request is copied to `closed` and deleted at once. What concerns `meta` comes last, because other
+        nodes wait for that.
+        """
+        parts: list[tuple[str, str]] = []
+        given: list[object] = []
+        after, counted = (_AFTER_LOCKS, _COUNTED) if self.relied else ("", "")
+        if self.relied:
+            parts.append(("locked", _LOCK))
+            given.append(ids(sorted(self.relied)))
+
+        def add(name: str, text: str, rows: Sequence[tuple[Any, ...]], encoders: Sequence[_Encoder]) -> None:
+            if rows:
+                parts.append((name, text))
+                columns = zip(*rows, strict=True)
+                given.extend([encode(one) for encode, one in zip(encoders, columns, strict=True)])
+
+        def bodies(values: Sequence[Sequence[bytes]]) -> Raw:
+            return lists(values, lists_type)
+
+        if self.to_forget:
+            add("forgotten", FORGET, sorted(self.to_forget), (_T, _T))
+        if self.keys:
+            uuids, rows = _key_rows(self.keys)
+            given.append(ids(uuids))
+            add("keys", _INSERT_KEYS, rows, (_T, _T, _N, _N, _N, _N))
+        add("requests", _INSERT_REQUEST, self.requests, (_I, _T, bodies, _N, _N, _N, _N, _N, _N, _N, _T, _T, _T))
+        add("to_ready", _INSERT_READY, self.ready, _READY)
+        add("to_later", _INSERT_LATER, self.later, _LATER)
+        add("to_expiring", _INSERT_EXPIRING, self.expiring, _EXPIRING)
+        add("to_reply", _INSERT_REPLY, self.replies, (_I, _N, _N, _N, _N, _N, _N, bodies, _T, _T, _T))
+        add("no_more", _COUNT_NO_MORE, self.uncounted, (_T, _I, _N))
+        recalls = bool(self._gone and self._not_ready)
+        add("from_ready", _DELETE_READY + after + (_WHOSE if recalls else counted), self._not_ready, _PLACES)
+        add("from_expiring", _DELETE_EXPIRING + after + counted, self._not_expiring, _EXPIRING)
+        for name, text, uuids in (
+            ("from_later", _DELETE_LATER, self._not_later),
+            ("from_reply", _DELETE_REPLY, self._not_replies),
+            ("gone", _DELETE_REQUEST, self._gone),
+        ):
+            if uuids:
+                parts.append((name, text + after + counted))
+                given.append(ids(uuids))
+        if recalls:
+            parts.append(("recalled", _RECALL))
+            given += (ids(self._gone), own)
+        loads = [(*name, *change) for name, change in self._loads.items() if any(change)]
+        owned = any(owner for owner, _ in self.to_forget)
+        if loads or owned:
+            given.append(shard)
+            add("loads", _COUNT_LOADS.format(_LOADS_FORGOTTEN if owned else _LOADS_GIVEN), loads or [_NOTHING], _LOADS)
+            given.extend([shard] if owned else [])
+        if n := len(self.closed):
+            parts.append(("numbers", _GIVE_NUMBERS))
+            given += (n, n)
+            add("closed_now", _CLOSE, self.closed, _CLOSED)
+        given += self._usage
+        if self.relied:
+            gone: tuple[Sequence[object], ...] = (
+                self._not_ready,
+                self._not_expiring,
+                self._not_later,
+                self._not_replies,
+                self._gone,
+            )
+            given.append(len(self.relied) + sum(map(len, gone)))
+        found = [Statement(_joined(tuple(parts)), [*given, shard])]
+        if self.agreement is not None:
+            before, now = self.agreement
+            id_ = None if now.archivist is None else Raw(now.archivist.id)
+            name = "" if now.archivist is None else now.archivist.name
+            known = None if before.archivist is None else Raw(before.archivist.id)
+            given_now = int(now.registered), now.upto, id_, name
+            found.append(Statement(_AGREE, (*given_now, int(before.registered), before.upto, known)))
+        if self.drop_before:
+            found.append(Statement(_DROP, (*[self.drop_before] * 3, shard)))
+        return found
+
+
+@lru_cache(maxsize=256)
+def _joined(parts: tuple[tuple[str, str], ...]) -> str:
+    """The parts as one statement, which counts the usage."""
+    commons = ", ".join(f"{name} AS ({text})" for name, text in parts)
+    names = [name for name, _ in parts]
+    forgotten = _FORGOTTEN if "forgotten" in names else ""
+    hoped = ""
+    if "locked" in names:
+        hoped = _AS_HOPED.format(" UNION ALL ".join(f"SELECT 1 FROM {name}" for name in names if name in _DELETED))
+    counted = _COUNT_USAGE.format(forgotten, hoped)
+    return f"WITH {commons} {counted}" if commons else counted
+
+
+def _key_rows(keys: Sequence[KeyRow]) -> tuple[list[bytes], list[tuple[Any, ...]]]:
+    """The ids of all, and rows that say which of them each has. They are in the order of the keys, in which all nodes
+    take them, so that none waits for another that waits for it."""
+    uuids: list[bytes] = []
+    rows: list[tuple[Any, ...]] = []
+    for row in sorted(keys):
+        rows.append((*row[:-1], len(uuids) + 1, len(uuids) + len(row.uuids)))
+        uuids += row.uuids
+    return uuids, rows

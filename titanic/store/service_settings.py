@@ -1,0 +1,77 @@
+"""What operators have set for single services, which is kept in the store: all who share it go by it, and it survives
+restarts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from titanic.errors import InvalidRequest
+
+MOST = 1000
+"""Services that can have settings."""
+
+
+class ServiceSetting(NamedTuple):
+    """`paused`: its requests are given to no worker. `on_end`: whenever one of its requests has ended, a request for
+    this service is stored; empty: none."""
+
+    paused: bool = False
+    on_end: bytes = b""
+
+
+NOTHING_SET = ServiceSetting()
+
+ServiceSettings = Mapping[bytes, ServiceSetting]
+"""By service; those of which nothing is set are absent."""
+
+
+class KnownSettings:
+    """The settings as this process knows them, in the forms in which they are needed. Any thread may read."""
+
+    def __init__(self) -> None:
+        self.all: ServiceSettings = {}
+        self.missed = 0
+        """Requests for ends that found no room since the start. What had ended has ended all the same."""
+        self.paused: Collection[bytes] = frozenset()
+        self.on_end: Mapping[bytes, bytes] = {}
+        """Where the ends of a service's requests go. What goes there tells nobody of its own end: there are no
+        loops."""
+
+    def know(self, settings: ServiceSettings) -> None:
+        """These hold now."""
+        self.all = settings
+        self.paused = frozenset(name for name, one in settings.items() if one.paused)
+        targets = {one.on_end for one in settings.values()}
+        self.on_end = {name: one.on_end for name, one in settings.items() if one.on_end and name not in targets}
+
+
+def changed(settings: ServiceSettings, service: bytes, setting: ServiceSetting) -> dict[bytes, ServiceSetting]:
+    """The settings with that of one service. Raises InvalidRequest when there are too many."""
+    found = {**settings, service: setting}
+    if setting == NOTHING_SET:
+        del found[service]
+    if len(found) > MOST:
+        raise InvalidRequest("too many services have settings", f"{MOST} may", "take some back")
+    return found
+
+
+def encode(settings: ServiceSettings) -> bytes:
+    """The settings as JSON, in one text."""
+    said = {
+        name.decode(errors="surrogateescape"): [one.paused, one.on_end.decode(errors="surrogateescape")]
+        for name, one in sorted(settings.items())
+    }
+    return json.dumps(said, separators=(",", ":")).encode()
+
+
+def decode(text: bytes) -> dict[bytes, ServiceSetting]:
+    """What `encode` has made. Raises ValueError."""
+    try:
+        return {
+            name.encode(errors="surrogateescape"): ServiceSetting(bool(paused), on_end.encode(errors="surrogateescape"))
+            for name, (paused, on_end) in json.loads(text or b"{}").items()
+        }
+    except (TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"no settings of services: {error}") from None
