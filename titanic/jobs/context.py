@@ -33,6 +33,8 @@ class RequestContext:
     """Its idempotency key, if it has one."""
     trace: str = ""
     """The `traceparent` that it was submitted with."""
+    type: str = ""
+    """The content type that it was submitted with."""
     delivery: Delivery | None = field(default=None, repr=False, compare=False)
 
     def __bool__(self) -> bool:
@@ -87,6 +89,7 @@ def read_context(delivery: Delivery) -> RequestContext:
             int(said.get("priority", 0)),
             str(said.get("key", "")),
             str(said.get("trace", "")),
+            str(said.get("type", "")),
             delivery,
         )
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):

@@ -17,11 +17,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Unpack
 
 from titanic.client.client import Client
+from titanic.client.wire import Body
 from titanic.errors import Forbidden
-from titanic.protocol.submit_options import MOST_SECONDS
+from titanic.protocol.submit_options import MOST_SECONDS, SubmitOptions
 from titanic.schedules.core import LOOK_BACK
 from titanic.schedules.schedule import Schedule, paused_key, resumed_key
 
@@ -30,6 +31,19 @@ PAUSED = "cron.paused"
 
 _NEVER = {"delay": 3600.0, "ttl": 600.0}
 """A request that is closed at once; if that does not come to pass, it expires before it could be executed."""
+
+
+class Queue(Protocol):
+    """What pauses want of a queue: some methods of `titanic.Client`."""
+
+    def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """The UUID of each key, and the state of each of these that is not closed."""
+
+    def submit(self, service: Body, *body: Body, **options: Unpack[SubmitOptions]) -> str:
+        """Have a request executed."""
+
+    def close(self, *uuids: str) -> None:
+        """Delete requests and their replies."""
 
 
 class Past(NamedTuple):
@@ -84,14 +98,14 @@ def last_tick(client: Client, schedule: Schedule, now: float) -> LastTick | None
     return None
 
 
-def paused(client: Client, names: Iterable[str]) -> dict[str, str]:
+def paused(client: Queue, names: Iterable[str]) -> dict[str, str]:
     """Those of these schedules that are paused, with the UUID of what stands for the pause."""
     keys = {paused_key(name): name for name in names}
     uuids, states = client.find(list(keys))
     return {keys[key]: uuid for key, uuid in uuids.items() if uuid in states}
 
 
-def pause(client: Client, name: str) -> None:
+def pause(client: Queue, name: str) -> None:
     """Have no scheduler submit the ticks of this schedule, until it is resumed."""
     key = paused_key(name)
     uuids, states = client.find([key])
@@ -103,7 +117,7 @@ def pause(client: Client, name: str) -> None:
     client.submit(PAUSED, name, **options)
 
 
-def resume(client: Client, name: str) -> bool:
+def resume(client: Queue, name: str) -> bool:
     """End a pause; ticks that passed meanwhile were not missed. Returns whether there was one."""
     uuid = paused(client, [name]).get(name)
     if uuid is None:
@@ -114,7 +128,7 @@ def resume(client: Client, name: str) -> bool:
     return True
 
 
-def _take(client: Client, service: str, key: str, **more: Any) -> str:
+def _take(client: Queue, service: str, key: str, **more: Any) -> str:
     options: Any = {**_NEVER, "key": key, "key_for": MOST_SECONDS, **more}
     uuid = client.submit(service, b"", **options)
     with contextlib.suppress(Forbidden):  # then it stays as expired, until it is deleted for its age

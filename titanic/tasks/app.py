@@ -17,9 +17,11 @@ from titanic.client.client import Client
 from titanic.errors import CallerError
 from titanic.protocol.submit_options import Span
 from titanic.schedules import Missed, Schedule, Scheduler
+from titanic.tasks.aio_ticket import AioClients, AioQueue, Reach
 from titanic.tasks.definition import Definition
 from titanic.tasks.flow import FlowHost, FlowQueue, FlowReplies, FlowTicket, any_reply
 from titanic.tasks.memory import MemoryQueue, QueueSettings
+from titanic.tasks.memory_aio import AioMemory
 from titanic.tasks.middleware import AnyAfter, AnyBefore, AnyOnError, Middleware
 from titanic.tasks.options import TaskOptions
 from titanic.tasks.task import AsyncTask, Submission, Task
@@ -85,6 +87,7 @@ class Tasks:
         self._client: tuple[int, Client] | None = None
         """With the process that it belongs to."""
         self._lock = threading.Lock()
+        self._loop_clients: AioClients | None = None
         self._test: MemoryQueue | None = None
         self.flows = FlowHost(f"{name}.flow", self._format, self)
         """What its flows have in common."""
@@ -218,15 +221,31 @@ class Tasks:
         """What its tasks are submitted with: one `titanic.Client`, for all threads of the process."""
         return self._connected() if self._test is None else self._test
 
+    @property
+    def aio_client(self) -> AioQueue:
+        """What coroutines submit its tasks with: one `titanic.aio.Client` for each event loop."""
+        if self._test is not None:
+            return AioMemory(self._test)
+        if self._loop_clients is None:
+            from titanic.tasks.loop_clients import LoopClients  # asyncio, for those who use it
+
+            with self._lock:
+                self._loop_clients = self._loop_clients or LoopClients(self._reach)
+        return self._loop_clients.client
+
     def _connected(self) -> Client:
         known = self._client
         if known is not None and known[0] == os.getpid():
             return known[1]
         with self._lock:
             if self._client is None or self._client[0] != os.getpid():  # what a fork has inherited is its parent's
-                curve = credentials(self.key, self.server_key)
-                self._client = os.getpid(), Client(self.endpoint, timeout=self._timeout, key=curve)
+                endpoint, timeout, curve = self._reach()
+                self._client = os.getpid(), Client(endpoint, timeout=timeout, key=curve)
             return self._client[1]
+
+    def _reach(self) -> Reach:
+        """How Titanic is reached, with the keys as they are now."""
+        return self.endpoint, self._timeout, credentials(self.key, self.server_key)
 
     def flow(self, uuid: str) -> FlowTicket[Any]:
         """A ticket for a flow that was submitted before, perhaps by another process. `Flow.ticket` gives one that knows

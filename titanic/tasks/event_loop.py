@@ -18,11 +18,17 @@ class EventLoop:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        self._nested: EventLoop | None = None
         self._lock = threading.Lock()
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """What a coroutine returns; this thread waits for it. It is cancelled when nobody wants its reply any more:
         raises Cancelled then."""
+        if threading.get_ident() == self._thread:
+            # In memory, a task that awaits another one executes it here: this loop stands still meanwhile.
+            self._nested = self._nested or EventLoop()
+            return self._nested.run(coroutine)
         future = asyncio.run_coroutine_threadsafe(coroutine, self._running())  # with this thread's context
         delivery = DELIVERY.get()
         if delivery is not None:
@@ -36,7 +42,9 @@ class EventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="event loop", daemon=True).start()
+                thread = threading.Thread(target=self._loop.run_forever, name="event loop", daemon=True)
+                thread.start()
+                self._thread = thread.ident or 0
             return self._loop
 
 

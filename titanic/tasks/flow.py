@@ -15,6 +15,7 @@ import msgspec
 
 from titanic.errors import CallerError, RequestFailed
 from titanic.protocol.submit_options import SubmitOptions, encode
+from titanic.tasks.aio_ticket import AioQueues, AioTicket
 from titanic.tasks.failures import InvalidReply, as_raised
 from titanic.tasks.ticket import Queue, Queues, Ticket
 from titanic.tasks.values import Serializer
@@ -36,7 +37,7 @@ class FlowQueue(Queue, steps.Queue, Protocol):
     """What flows want of a queue: some methods of `titanic.Client`."""
 
 
-class FlowQueues(Queues, Protocol):
+class FlowQueues(Queues, AioQueues, Protocol):
     """Where an app's queue is."""
 
     @property
@@ -107,7 +108,7 @@ class FlowTicket(Ticket[R]):
         sweep(client, self.uuid)
 
     def __repr__(self) -> str:
-        return f"<FlowTicket {self.uuid} of {self._task.service}>"
+        return f"<FlowTicket {self.uuid} of {self.task.service}>"
 
 
 class Flow(Generic[R]):
@@ -159,13 +160,26 @@ class Flow(Generic[R]):
     def submit(self, **options: Unpack[SubmitOptions]) -> FlowTicket[R]:
         """Have the flow executed; the ticket is there once it is on disk. The options are those of `Client.submit`, and
         hold for the flow as a whole: with a `key` it is executed once, with a `ttl` it ends in that time or fails."""
-        stage = Stage(self.host.service, [], {"plan": PlanFormat(self.host.format).raw(self._plan())})
-        body = PlanFormat(self.host.format).body(stage, [], None)
-        return self.ticket(self.host.queues.client.submit(self.host.service, body, **options))
+        return self.ticket(self.host.queues.client.submit(self.host.service, self.body(), **options))
 
     def ticket(self, uuid: str) -> FlowTicket[R]:
         """A ticket for what was submitted before, perhaps by another process."""
-        return FlowTicket(FlowReplies(self.host.service, self.read, self.declared), self.host.queues, uuid)
+        return FlowTicket(self.replies, self.host.queues, uuid)
+
+    @property
+    def aio(self) -> AioFlow[R]:
+        """The same in asyncio: `ticket = await flow.aio.submit()`, `await ticket.reply()`."""
+        return AioFlow(self)
+
+    @property
+    def replies(self) -> FlowReplies:
+        """What its replies mean."""
+        return FlowReplies(self.host.service, self.read, self.declared)
+
+    def body(self) -> bytes:
+        """The body of a request for it."""
+        stage = Stage(self.host.service, [], {"plan": PlanFormat(self.host.format).raw(self._plan())})
+        return PlanFormat(self.host.format).body(stage, [], None)
 
     def _plan(self) -> Plan:
         return Plan([self.stages], single=True, on_error=self._on_error)
@@ -178,6 +192,38 @@ class Flow(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<Flow {' → '.join(stage.service for stage in self.stages)}>"
+
+
+class AioFlowTicket(AioTicket[R]):
+    """As `FlowTicket`; what takes time is awaited."""
+
+    __slots__ = ("_blocking",)
+
+    def __init__(self, blocking: FlowTicket[R], queues: AioQueues) -> None:
+        super().__init__(blocking.task, queues, blocking.uuid)
+        self._blocking = blocking
+
+    async def close(self) -> None:
+        """As of `FlowTicket`."""
+        from asyncio import to_thread  # for those who use it
+
+        await to_thread(self._blocking.close)  # it is many questions, one after another
+
+
+class AioFlow(Generic[R]):
+    """A flow as coroutines submit it."""
+
+    def __init__(self, flow: Flow[R]) -> None:
+        self._flow = flow
+
+    async def submit(self, **options: Unpack[SubmitOptions]) -> AioFlowTicket[R]:
+        """As `Flow.submit`."""
+        host = self._flow.host
+        return self.ticket(await host.queues.aio_client.submit(host.service, self._flow.body(), **options))
+
+    def ticket(self, uuid: str) -> AioFlowTicket[R]:
+        """A ticket for what was submitted before, perhaps by another process."""
+        return AioFlowTicket(self._flow.ticket(uuid), self._flow.host.queues)
 
 
 def gather(flows: Iterable[Flow[Next]]) -> Flow[list[Next]]:

@@ -9,6 +9,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
 
 from titanic.protocol.submit_options import SubmitOptions
 from titanic.schedules import Schedule
+from titanic.tasks.aio_ticket import AioTicket, AioTickets
 from titanic.tasks.definition import Definition, traced
 from titanic.tasks.flow import Flow, FlowApp, Link, stage_options
 from titanic.tasks.ticket import Ticket, Tickets
@@ -44,10 +45,9 @@ class Submission(Generic[P, R]):
 
         Raises InvalidArguments when the arguments do not fit the signature, and as `Client.submit`.
         """
-        task = self.definition
-        frame = task.values.write(args, kwargs)
-        options = task.said(self._options, args, kwargs)
-        return Ticket(task, self._queues, self._queues.client.submit(task.service, frame, **options))
+        task, queues = self.definition, self._queues
+        frame, options = self._written(args, kwargs)
+        return Ticket(task, queues, queues.client.submit(task.service, frame, **options))
 
     def map(
         self: Submission[Concatenate[First, Rest], Returned],
@@ -60,6 +60,24 @@ class Submission(Generic[P, R]):
         Nothing is submitted before all of them are known to fit. Then many travel in each message: of those in a
         message all are accepted, or none.
         """
+        task, queues = self.definition, self._queues
+        frames, keys, options = self._written_each(items, args, kwargs)
+        return Tickets(task, queues, queues.client.submit_many(task.service, frames, keys=keys, **options))
+
+    @property
+    def aio(self) -> AioSubmission[P, R]:
+        """The same in asyncio: `ticket = await resize.aio.submit("a.png")`, `await ticket.reply()`."""
+        return AioSubmission(self)
+
+    def _written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, SubmitOptions]:
+        """The body of a call, and its options."""
+        task = self.definition
+        return task.values.write(args, kwargs), task.said(self._options, args, kwargs)
+
+    def _written_each(
+        self, items: Iterable[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[bytes], list[str] | None, SubmitOptions]:
+        """The bodies of calls, their keys, if they have some, and their options."""
         task = self.definition
         calls = [(item, *args) for item in items]
         frames = [task.values.write(call, kwargs) for call in calls]
@@ -67,8 +85,7 @@ class Submission(Generic[P, R]):
         if "key" not in options:
             found = [task.key_of(call, kwargs) for call in calls]
             keys = [key for key in found if key is not None] or None
-        uuids = self._queues.client.submit_many(task.service, frames, keys=keys, **options)
-        return Tickets(task, self._queues, uuids)
+        return frames, keys, options
 
     def scheduled(self, schedule: Schedule, args: tuple[Any, ...]) -> Schedule:
         """A schedule that submits the task with these arguments. Its ticks have keys of their own."""
@@ -96,6 +113,38 @@ class Submission(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.service}>"
+
+
+class AioSubmission(Generic[P, R]):
+    """A task as coroutines submit it: each method does what that of the task does, and what takes time is awaited."""
+
+    def __init__(self, task: Submission[P, R]) -> None:
+        self._task = task
+
+    async def submit(self, *args: P.args, **kwargs: P.kwargs) -> AioTicket[R]:
+        """As `Submission.submit`."""
+        queues, definition = self._task._queues, self._task.definition
+        frame, options = self._task._written(args, kwargs)
+        return AioTicket(definition, queues, await queues.aio_client.submit(definition.service, frame, **options))
+
+    async def map(
+        self: AioSubmission[Concatenate[First, Rest], Returned],
+        items: Iterable[First],
+        *args: Rest.args,
+        **kwargs: Rest.kwargs,
+    ) -> AioTickets[Returned]:
+        """As `Submission.map`."""
+        queues, definition = self._task._queues, self._task.definition
+        frames, keys, options = self._task._written_each(items, args, kwargs)
+        uuids = await queues.aio_client.submit_many(definition.service, frames, keys=keys, **options)
+        return AioTickets(definition, queues, uuids)
+
+    def ticket(self, uuid: str) -> AioTicket[R]:
+        """A ticket for what was submitted before, perhaps by another process."""
+        return AioTicket(self._task.definition, self._task._queues, uuid)
+
+    def __repr__(self) -> str:
+        return f"<AioSubmission {self._task.service}>"
 
 
 class Task(Submission[P, R]):

@@ -10,6 +10,7 @@ from titanic.protocol.answers import Ended
 from titanic.protocol.submit_options import Span, SubmitOptions
 
 R = TypeVar("R", covariant=True)
+T = TypeVar("T", bound="AnyTicket[Any]", covariant=True)
 
 
 class Queue(Protocol):
@@ -66,16 +67,44 @@ class Answering(Protocol):
         """What is raised for a request that has failed."""
 
 
-class Ticket(Generic[R]):
+class AnyTicket(Generic[R]):
+    """What a ticket is, whether its methods block or are awaited."""
+
+    __slots__ = ("task", "uuid")
+
+    def __init__(self, task: Answering, uuid: str) -> None:
+        self.task = task
+        """What knows what its reply means."""
+        self.uuid = uuid
+
+    def outcome(self, ended: Ended) -> R | Exception:
+        """What `reply` returns or raises for what a queue has said."""
+        if isinstance(ended, RequestFailed):
+            return self.task.failure(ended)
+        if isinstance(ended, Exception):
+            return ended
+        try:
+            return self._read(ended)
+        except Exception as error:
+            return error
+
+    def _read(self, frames: list[bytes]) -> R:
+        value: R = self.task.read_reply(frames)
+        return value
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.uuid} of {self.task.service}>"
+
+
+class Ticket(AnyTicket[R]):
     """A submitted task. Keep `uuid` to come back for the reply in another process: `Task.ticket` makes a ticket of
     it."""
 
-    __slots__ = ("_queues", "_task", "uuid")
+    __slots__ = ("_queues",)
 
     def __init__(self, task: Answering, queues: Queues, uuid: str) -> None:
-        self._task = task
+        super().__init__(task, uuid)
         self._queues = queues
-        self.uuid = uuid
 
     def reply(self, timeout: Span | None = None) -> R:
         """What the task returns, as soon as it is there; `timeout` as of `Client.wait`.
@@ -87,43 +116,24 @@ class Ticket(Generic[R]):
             return self._read(self._queues.client.wait(self.uuid, timeout))
         except RequestFailed as error:
             failed = error
-        raise self._task.failure(failed)
+        raise self.task.failure(failed)
 
     def close(self) -> None:
         """Delete the request and its reply; cancel it if it has not been executed."""
         self._queues.client.close(self.uuid)
 
-    def outcome(self, ended: Ended) -> R | Exception:
-        """What `reply` returns or raises for what a queue has said."""
-        if isinstance(ended, RequestFailed):
-            return self._task.failure(ended)
-        if isinstance(ended, Exception):
-            return ended
-        try:
-            return self._read(ended)
-        except Exception as error:
-            return error
 
-    def _read(self, frames: list[bytes]) -> R:
-        value: R = self._task.read_reply(frames)
-        return value
-
-    def __repr__(self) -> str:
-        return f"<Ticket {self.uuid} of {self._task.service}>"
-
-
-class Tickets(Sequence[Ticket[R]]):
+class AnyTickets(Sequence[T], Generic[R, T]):
     """Tickets of one task, in the order in which it was submitted."""
 
-    def __init__(self, task: Answering, queues: Queues, uuids: Iterable[str]) -> None:
-        self._queues = queues
-        self._tickets: list[Ticket[R]] = [Ticket(task, queues, uuid) for uuid in uuids]
+    def __init__(self, tickets: list[T]) -> None:
+        self._tickets = tickets
 
     @overload
-    def __getitem__(self, index: int) -> Ticket[R]: ...
+    def __getitem__(self, index: int) -> T: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Ticket[R]]: ...
-    def __getitem__(self, index: int | slice) -> Ticket[R] | list[Ticket[R]]:
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
         return self._tickets[index]
 
     def __len__(self) -> int:
@@ -133,6 +143,24 @@ class Tickets(Sequence[Ticket[R]]):
     def uuids(self) -> list[str]:
         """Of all of them."""
         return [ticket.uuid for ticket in self._tickets]
+
+    def _in_order(self, found: dict[str, R | Exception]) -> list[R]:
+        """What was returned, in the order of the tickets. Raises what the first one that has failed has failed with."""
+        values = []
+        for uuid in self.uuids:
+            outcome = found[uuid]
+            if isinstance(outcome, Exception):
+                raise outcome
+            values.append(outcome)
+        return values
+
+
+class Tickets(AnyTickets[R, Ticket[R]]):
+    """Tickets of one task, in the order in which it was submitted."""
+
+    def __init__(self, task: Answering, queues: Queues, uuids: Iterable[str]) -> None:
+        super().__init__([Ticket(task, queues, uuid) for uuid in uuids])
+        self._queues = queues
 
     def ended(self, timeout: Span | None = None) -> Iterator[tuple[Ticket[R], R | Exception]]:
         """Each ticket with what its task has returned, or with the exception that `reply` would raise, as they end.
@@ -146,11 +174,7 @@ class Tickets(Sequence[Ticket[R]]):
     def replies(self, timeout: Span | None = None) -> list[R]:
         """What all of them return, in their order. When some have failed, raises what the first of these failed with,
         after all have ended."""
-        found: dict[str, Any] = {ticket.uuid: outcome for ticket, outcome in self.ended(timeout)}
-        for uuid in self.uuids:
-            if isinstance(found[uuid], Exception):
-                raise found[uuid]
-        return [found[uuid] for uuid in self.uuids]
+        return self._in_order({ticket.uuid: outcome for ticket, outcome in self.ended(timeout)})
 
     def close(self) -> None:
         """Delete all of them."""
