@@ -37,7 +37,8 @@ def check(path: Path, as_json: bool) -> None:
     1 if there is any. A server starts only with a file without mistakes; when it reloads one with mistakes, it keeps
     what it had.
 
-    --json prints {users, roles, keys, tokens, endpoints}, how many there are.
+    --json prints {users, roles, keys, tokens, endpoints}, how many there are, and certificates if there are
+    any.
 
     \b
     Example:
@@ -57,6 +58,8 @@ def check(path: Path, as_json: bool) -> None:
         "tokens": len(found.tokens),
         "endpoints": len(found.endpoints),
     }
+    if found.certificates:
+        counts["certificates"] = len(found.certificates)
     if as_json:
         print_json(counts)
     else:

@@ -268,7 +268,11 @@ def _kind(option: click.Option) -> str:
         return "a text in quotes" + (", or a list of them" if option.multiple else "")
     if isinstance(option.type, click.types.IntParamType):
         return "a whole number"
-    return "a size like 500, 64MiB or 1.5GB" if option.metavar == "SIZE" else "a number"
+    return _KINDS.get(option.metavar or "", "a number")
+
+
+_KINDS = {"SIZE": "a size like 500, 64MiB or 1.5GB", "HOST:PORT": 'a text like "127.0.0.1:8080"'}
+"""What options of a type of their own read."""
 
 
 Keys = tuple[str, ...]

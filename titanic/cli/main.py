@@ -19,7 +19,7 @@ import click
 import broker
 from titanic.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PENDING, EXIT_UNKNOWN, EXIT_UNREAD, EXIT_USAGE
 from titanic.cli.printing import say
-from titanic.entry import leave
+from titanic.entry import interruptible, leave
 from titanic.errors import TimedOut, TitanicError, UnknownRequest
 from titanic.version import __version__
 
@@ -35,9 +35,12 @@ COMMANDS = {
     "work": ("work", "Serve a service with any command."),
     "worker": ("worker", "Execute the tasks of a Python program."),
     "cron": ("cron", "Submit requests by schedules."),
+    "web": ("web", "Pages to look at, and HTTP for programs."),
     "status": ("status", "Show stored and waiting requests, and the workers."),
     "nodes": ("nodes", "List the servers that share the store."),
     "drain": ("nodes", "Have one of them end when it has nothing left to do."),
+    "pause": ("pausing", "Give no request of a service to workers, for now."),
+    "resume": ("pausing", "Give them to workers again."),
     "health": ("status", "Report whether the queue is healthy, for scripts."),
     "ls": ("stored_requests", "List stored requests."),
     "show": ("stored_requests", "Show all about one request."),
@@ -145,7 +148,7 @@ class Titanic(LazyGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         if signal.getsignal(signal.SIGINT) is leave:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # from now on a Ctrl-C has something to end
+            interruptible()  # from now on a Ctrl-C has something to end
         try:
             return super().invoke(ctx)
         except (TimedOut, broker.TimedOut) as error:

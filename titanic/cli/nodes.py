@@ -19,6 +19,7 @@ from titanic.cli.printing import age, print_json, print_table, say
 from titanic.cli.store_files import Files, look, lookable
 from titanic.client.client import Client
 from titanic.errors import InvalidRequest, TimedOut
+from titanic.protocol.documents import NodeInfo
 
 LOOK_EVERY = 0.5
 """Seconds between looks whether nodes have ended."""
@@ -56,7 +57,7 @@ def nodes(as_json: bool, **where: Any) -> None:
     print_table(titles, [_line(row, rows) for row in rows], right=right)
 
 
-def _rows(source: Client | Files) -> list[dict[str, Any]]:
+def _rows(source: Client | Files) -> list[NodeInfo]:
     rows = source.nodes()
     if rows is None:
         what, fact = "there are no nodes", "this store is a directory, which one server has to itself"
@@ -64,13 +65,13 @@ def _rows(source: Client | Files) -> list[dict[str, Any]]:
     return rows
 
 
-def _line(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+def _line(row: NodeInfo, rows: Sequence[NodeInfo]) -> tuple[str, ...]:
     name = row["name"]
     if sum(other["name"] == name for other in rows) > 1:
         name = f"{name} ({row['incarnation']})"
     lease = "over" if row["lease"] is None else f"{max(0.0, row['lease']):.0f}s"
     states = [*(["asked"] if row["asked"] else []), *(["draining"] if row["draining"] else [])]
-    figures = (str(row[name]) for name in ("workers", "running", "claims", "shard"))
+    figures = map(str, (row["workers"], row["running"], row["claims"], row["shard"]))
     return (name, row["version"], " ".join(row["endpoints"]), age(row["started_at"]), lease, *figures, " ".join(states))
 
 
@@ -110,7 +111,7 @@ def drain(node: str | None, wait: float | None, reach: Reach) -> None:
         sys.exit(EXIT_PENDING)
 
 
-def _has_ended(node: dict[str, Any], reach: Reach, wait: float) -> bool:
+def _has_ended(node: NodeInfo, reach: Reach, wait: float) -> bool:
     """Whether a node that drains ends within so many seconds. It may go on under another number meanwhile."""
     end = time.monotonic() + wait
     while True:

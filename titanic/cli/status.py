@@ -51,6 +51,8 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
     accepting        whether there is room for a small request
     disk_full        whether the disk below the store is full
     services         {name: requests that wait}
+    settings         {name: {paused, on_end}} of services for which an
+                     operator has set something; absent without any
     workers          {name: count}; null when the broker does not
                      report them
     running          requests that workers have now
@@ -89,7 +91,7 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
 
 def _ask(where: dict[str, Any]) -> dict[str, Any]:
     with look(**where) as source:
-        document = source.stats()
+        document: dict[str, Any] = {**source.stats()}
         document["workers"] = None if isinstance(source, Files) else _workers(source)
     elsewhere = Counter(document.pop("workers_elsewhere", ()))
     if elsewhere and document["workers"] is not None:
@@ -136,6 +138,8 @@ def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None 
         f" {store['delayed']} delayed, {store['replies']} ended),"
         f" {size(store['used'])} of {size(store['capacity'])} used, {store['closed']} closed remembered{full}{how}"
     )
+    for line in _set(document.get("settings", {})):
+        click.echo(line)
     if "other_nodes" in document:
         click.echo(f"{counted(len(nodes := list(_nodes(document))), 'node')}: {printable(', '.join(nodes))}")
     if done is not None:
@@ -159,6 +163,14 @@ def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None 
     if rows:
         click.echo()
         print_table(("SERVICE", "WAITING", "WORKERS"), rows, right=("WAITING", "WORKERS"))
+
+
+def _set(settings: dict[str, Any]) -> Iterator[str]:
+    """What operators have set for services."""
+    if paused := [name for name, one in sorted(settings.items()) if one["paused"]]:
+        yield f"paused: {printable(', '.join(paused))}"
+    if told := [f"{name} to {one['on_end']}" for name, one in sorted(settings.items()) if one["on_end"]]:
+        yield f"ends are told: {printable(', '.join(told))}"
 
 
 def _nodes(document: dict[str, Any]) -> Iterator[str]:

@@ -18,8 +18,9 @@ from titanic.client.client import Client
 from titanic.config import ServerConfig
 from titanic.errors import StoreUnwritable
 from titanic.protocol.answers import RequestInfo, check, unknown
+from titanic.protocol.documents import NodeInfo
 from titanic.protocol.tsp import Frames
-from titanic.services import list_requests, nodes
+from titanic.services import list_requests, nodes, set_service
 from titanic.store import Outcome, open_read_only
 
 OFFLINE = "Without a server"
@@ -81,24 +82,27 @@ class Files:
     def stats(self) -> dict[str, Any]:
         """What is stored and what waits."""
         with self._store.read() as transaction:
+            settings = transaction.service_settings()
             return {
                 "store": {"path": self._store.place, **transaction.counts()._asdict()},
                 "services": {name.decode(errors="replace"): count for name, count in transaction.waiting().items()},
+                **({"settings": set_service.document(settings)} if settings else {}),
             }
 
-    def nodes(self) -> builtins.list[dict[str, Any]] | None:
+    def nodes(self) -> builtins.list[NodeInfo] | None:
         """The nodes that share the store; None: it is a directory."""
         if not self._store.remote:
             return None
         with self._store.read() as transaction:
-            found: builtins.list[dict[str, Any]] = nodes.listed(transaction, None)["nodes"]
+            found: builtins.list[NodeInfo] = nodes.listed(transaction, None)["nodes"]
             return found
 
     def list(self, **options: Any) -> tuple[list[RequestInfo], str | None]:
         """A page of what is stored, as `Client.list`."""
         with self._store.read() as transaction:
             running = None if self._store.remote else tuple[bytes, ...]
-            answer = list_requests.answer(transaction, [json.dumps(options).encode()], running)
+            paused = {name for name, one in transaction.service_settings().items() if one.paused}
+            answer = list_requests.answer(transaction, [json.dumps(options).encode()], running, paused=paused)
         document = json.loads(check(answer)[0])
         return document["requests"], document["next"]
 

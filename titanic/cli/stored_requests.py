@@ -117,7 +117,7 @@ def _row(row: RequestInfo) -> tuple[str, ...]:
 def _state(row: RequestInfo) -> str:
     """Its state, and of a running one how far it is, if its worker says so."""
     if (far := row.get("progress")) is None:
-        return row["state"]
+        return "paused" if row.get("paused") else row["state"]
     return f"{row['state']} {100 * far['done'] / far['of']:.0f}%" if far["of"] else f"{row['state']} {far['done']:g}"
 
 
@@ -135,11 +135,13 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
     uuid, service
     owner                    the user who submitted it; absent without one
     state                    waiting, delayed, running, done, failed, expired
+    paused                   true while its service is, and it is to run; absent
     key, priority, max_attempts, expires_at, not_before
                              what it was submitted with
     options                  {limit, retry_first, retry_most} as far as
                              given, in seconds
     submitted_at, finished_at
+    trace, type, digest      as submitted; absent without
     body_frames, body_bytes, reply_frames, reply_bytes
     progress                 {done, of, text} of a running one, if its
                              worker says how far it is
@@ -177,7 +179,7 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
     yield "service", printable(row["service"])
     if owner := row.get("owner"):
         yield "owner", printable(owner)
-    yield "state", row["state"]
+    yield "state", row["state"] + ("; its service is paused" if row.get("paused") else "")
     if far := row.get("progress"):
         of = f" of {far['of']:g}" if far["of"] is not None else ""
         yield "progress", f"{far['done']:g}{of}" + (f", {printable(far['text'])}" if far["text"] else "")
@@ -188,6 +190,10 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
         yield "key", printable(row["key"])
     if row["priority"] != DEFAULT_PRIORITY:
         yield "priority", str(row["priority"])
+    if kind := row.get("type"):
+        yield "type", printable(kind)
+    if digest := row.get("digest"):
+        yield "digest", digest
     for name, value in row["options"].items():
         yield name.replace("_", " "), duration(value)
     if row["max_attempts"]:

@@ -12,6 +12,8 @@ from typing import Any, BinaryIO
 import click
 
 import broker
+from titanic.cli import bodies
+from titanic.cli.bodies import body_argument, stdin_flag
 from titanic.cli.connect import TRIES, answers, connect, tell
 from titanic.cli.endpoint import Reach
 from titanic.cli.exit_codes import EXIT_FAILED, EXIT_PENDING, EXIT_UNKNOWN
@@ -33,7 +35,7 @@ from titanic.client.client import Client
 from titanic.client.wire import BlockingWire
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol.answers import RequestInfo
-from titanic.protocol.submit_options import TRACEPARENT
+from titanic.protocol.submit_options import CONTENT_TYPE, TRACEPARENT
 from titanic.protocol.tsp import Frames
 from titanic.util.text import counted
 
@@ -43,9 +45,6 @@ PART_BYTES = 8 << 20
 
 CHOICES = "When and how often"
 """The group of options that a request is stored with."""
-
-body_argument = click.argument("body", nargs=-1, type=os.fsencode)
-stdin_flag = option("--stdin", "from_stdin", is_flag=True, help="Read the body from standard input.")
 
 
 def _no_key_file(context: click.Context, option: click.Parameter, key: str | None) -> str | None:
@@ -61,6 +60,12 @@ def _traceparent(context: click.Context, option: click.Parameter, trace: str | N
     if trace is None or TRACEPARENT.fullmatch(trace):
         return trace
     raise click.UsageError(f"--trace is {trace!r}; it must be a traceparent: 00-<32 hex digits>-<16 hex digits>-01")
+
+
+def _content_type(context: click.Context, option: click.Parameter, kind: str | None) -> str | None:
+    if kind is None or CONTENT_TYPE.fullmatch(kind):
+        return kind
+    raise click.UsageError(f"--type is {kind!r}; it must be 1 to 127 printable characters of ASCII")
 
 
 @command()
@@ -123,6 +128,15 @@ def _traceparent(context: click.Context, option: click.Parameter, trace: str | N
     group=CHOICES,
     help="W3C traceparent for its worker.",
 )
+@option(
+    "--type",
+    envvar="TITANIC_SUBMIT_TYPE",
+    metavar="TYPE",
+    default=None,
+    callback=_content_type,
+    group=CHOICES,
+    help="Content type of the body, for its worker.",
+)
 @reaching(5.0, EACH_TRY, key_options(CONNECTION, names=["--key-file"]))
 def submit(
     service: str,
@@ -134,7 +148,7 @@ def submit(
     reach: Reach,
     **chosen: Any,
 ) -> None:
-    """Store a request for SERVICE and print its UUID. Each BODY is a frame.
+    """Store a request for SERVICE and print its UUID. Each BODY is a frame; - stands for standard input.
 
     When the UUID is printed, the request is on disk and survives any crash. With --wait the UUID goes to standard error
     and the reply to standard output; the exit codes are those of `titanic reply`. Without an answer in time the request
@@ -151,11 +165,13 @@ def submit(
     \b
     Example:
       titanic submit upper hello
-      titanic submit resize --stdin --key 'album: 7' --wait 30 < big.png > small.png
+      titanic submit resize - --key 'album: 7' --wait 30 < big.png > small.png
       titanic submit mail --lines addresses.txt --delay 1h
     """
     if (bool(body) + from_stdin + (lines is not None)) > 1:
         raise click.UsageError("BODY, --stdin and --lines exclude each other")
+    if lines is None and not from_stdin:
+        bodies.check_unread(body)
     if lines is not None and wait is not None:
         raise click.UsageError("--wait takes one request, --lines submits many")
     if lines is not None and chosen["key"] is not None:
@@ -165,7 +181,7 @@ def submit(
         if lines is not None:
             _submit_lines(client, service, lines, as_json, options)
             return
-        uuid = client.submit(service, *(_stdin() if from_stdin else body), **options)
+        uuid = client.submit(service, *bodies.frames(body, from_stdin), **options)
         if not as_json:
             click.echo(uuid, err=wait is not None)  # standard output is the reply's then
         if sys.stderr.isatty():
@@ -191,8 +207,8 @@ def _submit_lines(client: Client, service: str, lines: BinaryIO, as_json: bool, 
     try:
         with Bar("submitting", beside_output=not as_json) as bar:
             for part in _parts(lines):
-                bodies = [line.removesuffix(b"\n").removesuffix(b"\r") for line in part]
-                found = client.submit_batch(service, bodies, **options)
+                stripped = [line.removesuffix(b"\n").removesuffix(b"\r") for line in part]
+                found = client.submit_batch(service, stripped, **options)
                 uuids += found
                 if not as_json:
                     click.echo("\n".join(found))
@@ -225,12 +241,6 @@ def _size(lines: BinaryIO) -> int:
         return os.fstat(lines.fileno()).st_size
     except (OSError, AttributeError):
         return 0
-
-
-def _stdin() -> tuple[bytes]:
-    if sys.stdin is None:
-        raise click.UsageError("there is no standard input")
-    return (sys.stdin.buffer.read(),)
 
 
 @command()
@@ -318,7 +328,7 @@ def close(uuid: tuple[str, ...], as_json: bool, reach: Reach) -> None:
 @stdin_flag
 @endpoint
 def call(service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool, reach: Reach) -> None:
-    """Send a plain MDP request to SERVICE and print the reply. Nothing is stored.
+    """Send a plain MDP request to SERVICE and print the reply. Nothing is stored. A BODY of - is standard input.
 
     `titanic call mmi.services` and the other mmi. services report what the broker knows. Without an answer in time the
     request is sent again, up to twice: raise --timeout for a service that takes longer.
@@ -334,7 +344,7 @@ def call(service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool,
         raise click.UsageError("BODY and --stdin exclude each other")
     tell(reach.endpoint, TRIES * reach.timeout)
     with contextlib.closing(BlockingWire(reach.endpoint, reach.timeout, TRIES - 1, reach.mdp, reach.curve)) as wire:
-        frames = _stdin() if from_stdin else body or (b"",)
+        frames = bodies.frames(body, from_stdin) or (b"",)
         broker.finish(BrokerLimits(wire).check(frames))
         try:
             result = broker.finish(wire.call(service, frames, None, None))

@@ -1,0 +1,159 @@
+"""The application: which handler answers what, and what stands around all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Mount
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from titanic.errors import TitanicError
+from titanic.web import probes, problems
+from titanic.web.answering import tell
+from titanic.web.door import ROUTES as DOOR
+from titanic.web.door.resource import Resource
+from titanic.web.gateway import Gateway
+from titanic.web.hooks.delivery import new_delivery
+from titanic.web.problems import Problem
+from titanic.web.settings import WebSettings
+from titanic.web.visitors.guard import STATUS, Guard
+from titanic.web.window import ROUTES as WINDOW
+
+LOOK = 0.5
+"""Seconds between looks at the access file, the keys and the certificate."""
+
+STATIC = Path(__file__).parent / "static"
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # with no-referrer browsers send the forms of our own pages with `Origin: null`
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Of every answer that does not say otherwise."""
+
+YEAR = 365 * 24 * 3600
+"""Seconds for which browsers come by HTTPS only, once they have."""
+
+
+class Hardened:
+    """Middleware: puts `HEADERS` on every answer."""
+
+    def __init__(self, app: ASGIApp, https: bool) -> None:
+        self._app = app
+        said = HEADERS | ({"Strict-Transport-Security": f"max-age={YEAR}"} if https else {})
+        self._headers = [(name.lower().encode(), value.encode()) for name, value in said.items()]
+        self._names = {name for name, _ in self._headers}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def hardened(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                scope[STATUS] = message["status"]
+                said = message.get("headers", ())
+                names = {name for name, _ in said}  # in small letters, as ASGI has them
+                if self._names.isdisjoint(names):
+                    message["headers"] = [*said, *self._headers]
+                else:
+                    message["headers"] = [*said, *(header for header in self._headers if header[0] not in names)]
+            await send(message)
+
+        await self._app(scope, receive, hardened)
+
+
+class Door:
+    """Middleware: HTTP for programs. In Starlette's table of routes each of their calls, of which there may be
+    thousands a second, would pass three more layers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._resources = [route for route in DOOR if isinstance(route, Resource)]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        for resource in self._resources if scope["type"] == "http" else ():
+            match, found = resource.matches(scope)
+            if match is Match.FULL:
+                scope.update(found)
+                try:
+                    await resource.handle(scope, receive, send)
+                except (Problem, TitanicError, HTTPException) as error:
+                    await (await _told(Request(scope), error))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class _App(Starlette):
+    """What stands around the handlers stands around Starlette's own layers, too: calls of programs never pass them."""
+
+    gateway: Gateway
+
+    def build_middleware_stack(self) -> ASGIApp:
+        gateway, settings = self.gateway, self.gateway.settings
+        guarded = Guard(Door(super().build_middleware_stack()), settings, gateway.identity, gateway.clients)
+        return Hardened(guarded, settings.is_https)
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    """The answer to an error of a handler."""
+    if isinstance(error, TitanicError):
+        return tell(request, problems.of(error))
+    if isinstance(error, HTTPException):
+        detail = error.detail
+        if error.status_code == 404:
+            programs = "there is no such call; /v1/openapi.json describes all of them"
+            detail = programs if problems.is_for_programs(request.scope) else ""
+        elif error.status_code == 405:
+            detail = f"this address does not take {request.method}; open the page, and use the forms there"
+        return tell(request, Problem(error.status_code, detail, headers=dict(error.headers or {})))
+    assert isinstance(error, Problem)
+    return tell(request, error)
+
+
+def new_app(settings: WebSettings) -> _App:
+    """The application. It connects to the server when it is asked for something."""
+    gateway = Gateway(settings)
+    app = _App(
+        routes=[*DOOR, *WINDOW, *probes.ROUTES, Mount("/static", StaticFiles(directory=STATIC), name="static")],
+        exception_handlers={Problem: _told, TitanicError: _told, HTTPException: _told},
+        lifespan=partial(_lifespan, gateway),
+    )
+    app.gateway = gateway
+    app.state.readiness = probes.Readiness()
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(gateway: Gateway, app: Starlette) -> AsyncIterator[None]:
+    looking = asyncio.create_task(_look(gateway))
+    try:
+        async with new_delivery(gateway.settings) if gateway.settings.hooks else nullcontext() as delivery:
+            gateway.hooks = None if delivery is None else delivery.registry
+            yield
+    finally:
+        looking.cancel()
+        gateway.live.close()
+        gateway.works.close()
+        await gateway.leases.end()
+        gateway.clients.close()
+
+
+async def _look(gateway: Gateway) -> None:
+    """Notice what has changed and whose time is over, for as long as it serves."""
+    while True:
+        await asyncio.sleep(LOOK)
+        gateway.look()

@@ -1,0 +1,148 @@
+"""What a request says in its headers and its query: options of a submission, preferences, pages. What is wrong is a
+400, and so is a header of ours that nobody knows: a misspelt option must not go unnoticed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+from starlette.requests import Request
+
+from titanic.protocol.submit_options import MAX_PRIORITY, MOST_SECONDS, TRACEPARENT
+from titanic.util.text import quoted
+from titanic.web.fields import field, fields
+from titanic.web.problems import Problem
+
+PREFIX = "titanic-"
+
+MOST_WAIT = 300.0
+"""Seconds that a request may wait for a reply; more is taken as this."""
+
+LEAST_SPAN = 0.001
+"""Seconds that a time may be, unless it may be none."""
+
+MOST_KEY = 240
+"""Characters of an idempotency key: a batch adds a number to it."""
+
+NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
+WHOLE = re.compile(r"[0-9]{1,10}")
+KEY = re.compile(r"[!#-}](?:[ -~]*[!-~])?")
+QUOTED_KEY = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])+)"')
+"""A string as structured fields (RFC 9651) have them."""
+
+TYPE = re.compile("[!-~](?:[ -~]{0,125}[!-~])?")
+
+
+def number(name: str, text: str, least: float, most: float) -> float:
+    """A number, at least and at most that. Raises Problem."""
+    if NUMBER.fullmatch(text) and least <= (value := float(text)) <= most:
+        return value
+    raise Problem(400, f"{name} is {quoted(text)}; it must be a number of seconds from {least:g} to {most:.0f}")
+
+
+def whole(name: str, text: str, least: int, most: int) -> int:
+    """A whole number, at least and at most that. Raises Problem."""
+    if WHOLE.fullmatch(text) and least <= (value := int(text)) <= most:
+        return value
+    raise Problem(400, f"{name} is {quoted(text)}; it must be a whole number from {least} to {most}")
+
+
+def _span(name: str, text: str) -> float:
+    return number(name, text, LEAST_SPAN, MOST_SECONDS)
+
+
+def _delay(name: str, text: str) -> float:
+    return number(name, text, 0, MOST_SECONDS)
+
+
+def _priority(name: str, text: str) -> int:
+    return whole(name, text, 0, MAX_PRIORITY)
+
+
+def _attempts(name: str, text: str) -> int:
+    return whole(name, text, 1, 65535)
+
+
+OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
+    "titanic-ttl": ("ttl", _span),
+    "titanic-delay": ("delay", _delay),
+    "titanic-priority": ("priority", _priority),
+    "titanic-max-attempts": ("max_attempts", _attempts),
+    "titanic-limit": ("limit", _span),
+}
+"""The option of a submission that a header is, and what reads it."""
+
+
+def submit_options(request: Request) -> dict[str, Any]:
+    """The options of a submission. Raises Problem."""
+    options: dict[str, Any] = {}
+    for raw, value in request.scope["headers"]:
+        if raw.startswith(b"titanic-"):
+            name = raw.decode("latin-1")
+            if name not in OPTIONS:
+                known = ", ".join(map(_title, OPTIONS))
+                raise Problem(400, f"the header {_title(name)} is unknown; known are {known}")
+            option, read = OPTIONS[name]
+            if option in options:
+                raise Problem(400, f"the header {_title(name)} is there twice; give it once")
+            options[option] = read(_title(name), value.decode("latin-1"))
+        elif raw == b"idempotency-key":
+            if "key" in options:
+                raise Problem(400, "the header Idempotency-Key is there twice; give it once")
+            options["key"] = _key(value.decode("latin-1"))
+        elif raw == b"traceparent" and TRACEPARENT.fullmatch(trace := value.decode("latin-1")):
+            options["trace"] = trace
+    return options
+
+
+def _title(name: str) -> str:
+    return name.title().replace("Ttl", "TTL")
+
+
+def _key(text: str) -> str:
+    found = QUOTED_KEY.fullmatch(text)
+    key = re.sub(r"\\(.)", r"\1", found[1]) if found else text if KEY.fullmatch(text) else ""
+    if not key or len(text) > MOST_KEY or key.startswith("~"):
+        fact = f"it must be 1 to {MOST_KEY} printable ASCII characters, in quotes or not, and not begin with ~"
+        raise Problem(400, f"Idempotency-Key is {quoted(text)}; {fact}")
+    return key
+
+
+def content_type(request: Request) -> str | None:
+    """What the body is said to be. Raises Problem."""
+    if b"content-type" not in fields(request.scope):
+        return None
+    text = field(request.scope, b"content-type")
+    if TYPE.fullmatch(text):
+        return text
+    raise Problem(400, f"Content-Type is {quoted(text)}; it must be 1 to 127 printable ASCII characters")
+
+
+def preferred_wait(request: Request) -> int | None:
+    """The seconds in `Prefer: wait=…` (RFC 7240), None without. Preferences that are not understood are ignored, as
+    the RFC has it."""
+    if b"prefer" not in fields(request.scope):
+        return None
+    for header in request.headers.getlist("prefer"):
+        for preference in header.split(","):
+            name, _, value = preference.partition(";")[0].partition("=")
+            value = value.strip().strip('"')
+            if name.strip().lower() == "wait" and WHOLE.fullmatch(value):
+                return min(int(value), int(MOST_WAIT))
+    return None
+
+
+def query(request: Request, names: Collection[str]) -> dict[str, str]:
+    """The query, which may have these names, each once. Raises Problem."""
+    found: dict[str, str] = {}
+    if not request.scope["query_string"]:
+        return found
+    for name, value in request.query_params.multi_items():
+        if name not in names:
+            known = f"known are {', '.join(names)}" if names else "this takes none"
+            raise Problem(400, f"the parameter {quoted(name)} is unknown; {known}")
+        if name in found:
+            raise Problem(400, f"the parameter {name} is there twice; give it once")
+        found[name] = value
+    return found

@@ -1,0 +1,87 @@
+"""What all handlers share, and where they find it."""
+
+from __future__ import annotations
+
+import threading
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from titanic.version import __version__
+from titanic.web import words
+from titanic.web.figures.live import Live
+from titanic.web.figures.looks import Looks
+from titanic.web.hooks.deliverer import check_deliverer, warn_of_deliverer
+from titanic.web.hooks.registry import Registry
+from titanic.web.leases.leases import Leases
+from titanic.web.settings import WebSettings
+from titanic.web.streams.feed import Feed
+from titanic.web.submissions import Submissions
+from titanic.web.tls import Tls
+from titanic.web.visitors.clients import Clients
+from titanic.web.visitors.identity import Identity, Visitor
+from titanic.web.works import Works
+
+
+class Gateway:
+    """The parts of a running `titanic web`."""
+
+    def __init__(self, settings: WebSettings) -> None:
+        self.settings = settings
+        self.clients = Clients(settings)
+        self.identity = Identity(settings)
+        check_deliverer(settings)
+        self.tls = Tls(settings) if settings.tls_certificate is not None else None
+        self.live = Live()
+        self.looks = Looks()
+        self.feed = Feed(self.live)
+        self.leases = Leases(settings)
+        self.submissions = Submissions()
+        self.hooks: Registry | None = None
+        """The web hooks, while they are delivered."""
+        self.reload = threading.Event()
+        """Set when the access file is to be read again."""
+        self.works = Works()
+        self.templates = Environment(
+            loader=PackageLoader("titanic.web"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self.templates.filters.update(words.FILTERS)
+        self.templates.globals["version"] = __version__
+
+    def end_what_waits(self) -> None:
+        """End what would go on for long: the process is about to end."""
+        self.feed.end()
+        self.leases.end_waiting()
+
+    def look(self) -> None:
+        """Notice what has changed and whose time is over. To be called in the loop, often."""
+        always = self.reload.is_set()
+        self.reload.clear()
+        if self.identity.look(always=always):
+            warn_of_deliverer(self.settings)
+        self.clients.sweep()
+        if self.tls is not None:
+            self.tls.look(always=always)
+
+    def page(self, request: Request, template: str, status: int = 200, **values: object) -> HTMLResponse:
+        """A page, with everything escaped that is put into it. It has `visitor`: who asks, None for nobody."""
+        visitor = getattr(request.state, "visitor", None)  # nobody is known where everybody may look
+        made = self.templates.get_template(template).render(visitor=visitor, path=request.url.path, **values)
+        return HTMLResponse(made, status)
+
+
+def gateway_of(request: Request) -> Gateway:
+    """The gateway that a request came to."""
+    gateway: Gateway = request.scope["app"].gateway
+    return gateway
+
+
+def visitor_of(request: Request) -> Visitor:
+    """Who asks."""
+    visitor: Visitor = request.scope["state"]["visitor"]
+    return visitor

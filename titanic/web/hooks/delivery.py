@@ -1,0 +1,185 @@
+"""Delivers web hooks: two workers of the server, in any number of gateways.
+
+For each end (`web.ended`) one makes a request for each hook that wants it (`web.delivery`), with a key, so that a
+second try makes no second one. The other POSTs these. Both close what is done: only what failed for good stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from broker import RemoteError
+from broker.aio import Worker
+from titanic import Failed, Retry, current
+from titanic.aio import Client
+from titanic.errors import TitanicError
+from titanic.logs import Trouble, event
+from titanic.protocol.tsp import Frames
+from titanic.version import __version__
+from titanic.web.hooks.addresses import Network, Unreachable
+from titanic.web.hooks.cloud_event import cloud_event
+from titanic.web.hooks.deliverer import EVENT
+from titanic.web.hooks.hook import Hook
+from titanic.web.hooks.post import Answer, post
+from titanic.web.hooks.registry import DELIVERY, ENDED, Registry
+from titanic.web.settings import WebSettings
+
+log = logging.getLogger("titanic.web.hooks")
+
+JOBS = 16
+"""POSTs at a time, in one gateway."""
+
+EACH = 4
+"""POSTs at a time to one hook: one that is slow does not take the others' places."""
+
+BUSY_PAUSE = 1.0
+"""Seconds until a delivery is looked at again whose hook has so many already."""
+
+RETRIES = {"max_attempts": 20, "retry_first": 5, "retry_most": 3600}
+"""A receiver that is away for ten hours misses nothing."""
+
+MOST_RETRY_AFTER = 3600
+
+KEY_FOR = 7 * 86400.0
+"""Seconds for which an end makes no second delivery."""
+
+
+class Delivery:
+    """Both workers, as one user. As an asynchronous context manager it delivers."""
+
+    def __init__(
+        self,
+        endpoint: Sequence[str],
+        *,
+        key: str | None = None,
+        server_key: str | None = None,
+        allowed: Sequence[Network] = (),
+        timeout: float = 5.0,
+    ) -> None:
+        """`allowed`: networks that hooks may speak to besides the Internet."""
+        self._allowed = allowed
+        self._client = Client(endpoint, key=key, server_key=server_key, timeout=timeout)
+        self.registry = Registry(self._client)
+        self._running: Counter[str] = Counter()
+        self._trouble = Trouble(log, "deliver web hooks")
+        self._unclosed = Trouble(log, "close what tells of web hooks that were delivered")
+        self._workers = [
+            Worker(service, handler, endpoint, jobs=jobs, key=key, server_key=server_key)
+            for service, handler, jobs in ((ENDED, self._spread, 4), (DELIVERY, self._deliver, JOBS))
+        ]
+
+    async def __aenter__(self) -> Delivery:
+        for worker in self._workers:
+            await worker.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.abandon()  # what is on its way to a receiver is tried again by another gateway
+        await asyncio.gather(*(worker.__aexit__(None, None, None) for worker in self._workers))
+        self._client.disconnect()
+
+    async def _spread(self, frames: Frames) -> bytes:
+        """Make a request of an end for each hook that wants it."""
+        end = _read(frames[0])
+        if end is None:
+            raise Failed("this does not tell of the end of a request")
+        hooks: list[Hook] = await self._ask(self.registry.of_service(end["service"]))
+        id_ = current().uuid
+        told = json.dumps(cloud_event(id_, end)).encode()
+        for hook in hooks:
+            if end["state"] not in hook.states:
+                continue
+            key = f"web:delivery:{id_}:{hook.id}"
+            options: Any = {"key": key, "key_for": KEY_FOR, **RETRIES}
+            await self._ask(self._client.submit(DELIVERY, told, hook.id, **options))
+        return await self._close()
+
+    async def _deliver(self, frames: Frames) -> bytes:
+        """Tell one hook of one end."""
+        if len(frames) != 2:
+            raise Failed("this is no delivery")
+        hook: Hook | None = await self._ask(self.registry.find(frames[1].decode(errors="replace")))
+        if hook is not None:  # else it was deleted: nobody wants to know
+            if self._running[hook.id] >= EACH:
+                raise Retry(f"{hook.host} has {EACH} deliveries at the moment", after=BUSY_PAUSE, count=False)
+            self._running[hook.id] += 1
+            try:
+                await self._post(hook, frames[0])
+            finally:
+                self._running[hook.id] -= 1
+        return await self._close()
+
+    async def _post(self, hook: Hook, body: bytes) -> None:
+        headers = {
+            "Content-Type": "application/cloudevents+json; charset=utf-8",
+            "User-Agent": f"titanic/{__version__}",
+            "Titanic-Hook": hook.id,
+            "Titanic-Attempt": str(current().attempt),
+            "Titanic-Signature": hook.signature(body, int(time.time())),
+        }
+        try:
+            answer = await post(hook.url, headers, body, self._allowed)
+        except Unreachable as error:
+            raise RemoteError(500, f"{hook.host}: {error}") from error
+        _judge(hook, answer)
+
+    async def _ask(self, asking: Any) -> Any:
+        """What the server answers. When it does not, the attempt is given back and does not count."""
+        try:
+            answer = await asking
+            self._trouble.over(**event(EVENT))
+            return answer
+        except TitanicError as error:
+            self._trouble.met(error, **event(EVENT))
+            raise Retry(f"the server did not answer: {error}", after=BUSY_PAUSE, count=False) from error
+
+    async def _close(self) -> bytes:
+        """Nobody will ask for this reply. So the request is closed, and with that it has ended."""
+        try:
+            await self._client.close(current().uuid)
+        except TitanicError as error:  # then its reply stays until it is deleted for its age
+            self._unclosed.met(error, **event(EVENT))
+        return b""
+
+
+def new_delivery(settings: WebSettings) -> Delivery:
+    """As the settings have it."""
+    key = settings.key if settings.hooks_user is None else settings.key_of(settings.hooks_user)
+    return Delivery(
+        settings.endpoint,
+        key=key,
+        server_key=settings.server_key,
+        allowed=settings.hooks_allow,
+        timeout=settings.timeout,
+    )
+
+
+def _judge(hook: Hook, answer: Answer) -> None:
+    """Raises what the attempt ends with, unless the receiver has it."""
+    if 200 <= answer.status < 300:
+        return
+    what = f"{hook.host} answered {answer.status}"
+    if answer.status == 410:
+        raise Failed(f"{what}: it wants no more of this", answer.text)
+    if 300 <= answer.status < 400:
+        raise RemoteError(500, f"{what}: redirects are not followed; give the hook the right URL")
+    if answer.retry_after is not None:
+        raise Retry(what, answer.text, after=min(answer.retry_after, MOST_RETRY_AFTER))
+    raise RemoteError(500, what, [answer.text.encode()] if answer.text else [])
+
+
+def _read(frame: bytes) -> dict[str, Any] | None:
+    """What is told of an end; None: nothing."""
+    try:
+        said = json.loads(frame)
+        known = all(isinstance(said[name], str) for name in ("uuid", "service", "state"))
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return said if known else None

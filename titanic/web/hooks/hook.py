@@ -1,0 +1,124 @@
+"""A web hook: which ends are told to which URL."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from titanic.errors import InvalidRequest
+from titanic.protocol.tsp import Frames, request_fault
+from titanic.util.text import quoted
+
+STATES = ("done", "failed", "expired")
+"""How a request may end."""
+
+OWN = "web."
+"""How the names of the services begin that hooks are made of: these have none."""
+
+_PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
+_NAME = "[A-Za-z0-9_-]{1,63}"
+
+URL = rf"^https?://{_NAME}(\.{_NAME}){{0,20}}(:({_PORT}))?([/?][!$-\[\]-~]{{0,1500}})?$"
+"""No name or password, no fragment, no backslash, no number of another kind."""
+
+SECRET = "^[!-~]{16,256}$"
+_ID = re.compile(r"[0-9a-f]{20}")
+
+MARK = 8
+"""Digits of an id that tell its service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """One hook. `id` is the same for the same service and URL."""
+
+    id: str
+    service: str
+    url: str
+    states: tuple[str, ...]
+    secret: str = field(repr=False)
+    uuid: str = ""
+    """The request that keeps it."""
+
+    @property
+    def host(self) -> str:
+        """Whom it tells; the rest of a URL is a secret of some services."""
+        return urlsplit(self.url).netloc
+
+    def public(self) -> dict[str, Any]:
+        """What may be told of it: not the secret."""
+        return {"id": self.id, "service": self.service, "url": self.url, "states": list(self.states)}
+
+    def frames(self) -> list[bytes]:
+        """How it is kept."""
+        return [json.dumps(self.public()).encode(), self.secret.encode()]
+
+    def signature(self, body: bytes, at: int) -> str:
+        """The value of `Titanic-Signature` for a body, at a time in seconds since 1970."""
+        signed = hmac.new(self.secret.encode(), b"%d." % at + body, hashlib.sha256).hexdigest()
+        return f"t={at},v1={signed}"
+
+
+def new_secret() -> str:
+    """A secret that nobody can guess."""
+    return secrets.token_urlsafe(32)
+
+
+def id_of(service: str, url: str) -> str:
+    """The id of a hook: it begins with the mark of its service."""
+    return mark_of_service(service) + hashlib.sha256(f"{service}\0{url}".encode()).hexdigest()[: 20 - MARK]
+
+
+def is_id(text: str) -> bool:
+    """Whether a hook can have this id."""
+    return _ID.fullmatch(text) is not None
+
+
+def mark_of_service(service: str) -> str:
+    """What the ids of a service's hooks begin with; others may begin so, too."""
+    return hashlib.sha256(service.encode()).hexdigest()[:MARK]
+
+
+def mark_of(id_: str) -> str:
+    """The mark in the id of a hook."""
+    return id_[:MARK]
+
+
+def read_hook(frames: Frames, uuid: str) -> Hook | None:
+    """A hook as it is kept; None: it is none of ours."""
+    try:
+        said, secret = json.loads(frames[0]), frames[1].decode()
+        hook = Hook(said["id"], said["service"], said["url"], tuple(said["states"]), secret, uuid)
+        check(hook)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, InvalidRequest):
+        return None
+    return hook
+
+
+def check(hook: Hook) -> None:
+    """Raises InvalidRequest."""
+    if not is_id(hook.id):
+        raise InvalidRequest("the id is none of a hook")
+    if fault := request_fault([hook.service.encode(), b""]):
+        raise InvalidRequest(fault)
+    if hook.service.startswith(OWN):
+        what, fact = f"service is {quoted(hook.service)}", f"what begins with {OWN} is for hooks themselves"
+        raise InvalidRequest(what, fact, "choose another service")
+    if not hook.states or not set(hook.states) <= set(STATES) or len(set(hook.states)) < len(hook.states):
+        fact = f"each may be there once: {', '.join(STATES)}"
+        raise InvalidRequest(f"states is {quoted(str(list(hook.states)))}", fact, "leave it out for all")
+    if not re.fullmatch(SECRET, hook.secret):  # which is not told
+        raise InvalidRequest(
+            "the secret will not do",
+            "it must be 16 to 256 printable ASCII characters without spaces",
+            "leave it out to be given one",
+        )
+    if not re.fullmatch(URL, hook.url):
+        fact = "it must be like https://example.com/hook: a name or an IPv4 address, printable ASCII, no user, no #"
+        raise InvalidRequest(f"the url is {quoted(hook.url)}", fact, "give another one")

@@ -1,0 +1,163 @@
+"""The hooks, kept in the queue itself: each is a request for `web.hook`, which nobody serves, delayed for ten years.
+There is no second store: what is backed up, moved or restored takes the hooks along, and all gateways see the same.
+
+A service has places for hooks, each of them an idempotency key. So the hooks of a service are found by these keys,
+whatever else is stored. All is done as the user who delivers hooks: keys belong to the user who gave them, and what
+others submit for `web.hook` is no hook.
+
+Gateways know nothing of each other. When two put a hook at a place that none has had yet, the server gives it to the
+first, and the other takes another place. At a place that had one, the key must be forgotten, and the server forgets it
+whoever has it at that moment. So a put can displace one that another gateway has made since this one looked. Who is
+displaced notices when it looks after its put, and puts again. If it looked before that happened, its hook is lost, or,
+when both changed the same one, its request stays without a key. That needs two gateways, one service, the same place,
+and a gateway that stands still between its look and its put for as long as a whole put takes.
+
+The secret is the second frame of such a request: whoever may read all requests may read it, and pages do not show it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from titanic.aio import Client
+from titanic.errors import UnknownRequest
+from titanic.protocol.submit_options import MOST_SECONDS
+from titanic.web.hooks.hook import Hook, is_id, mark_of, mark_of_service, read_hook
+
+KEPT = "web.hook"
+"""The service of requests that stand for hooks."""
+
+ENDED = "web.ended"
+"""The service of requests that tell that one has ended."""
+
+DELIVERY = "web.delivery"
+"""The service of requests that tell it to one hook."""
+
+MOST = 10
+"""Hooks of one service."""
+
+MOST_SERVICES = 200
+"""Services that have hooks."""
+
+AT_ONCE = 20
+"""Requests that are looked at at once."""
+
+LARGEST = 16 << 10
+"""Bytes of a hook, at most."""
+
+
+class NoPlace(Exception):
+    """There are as many hooks as there may be."""
+
+
+class Registry:
+    """All hooks, as one user."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._known: dict[str, Hook | None] = {}
+        """Hooks by the UUID of the request that keeps them; None: it is none. What a request is does not change."""
+        self._putting = asyncio.Lock()
+
+    async def find(self, id_: str) -> Hook | None:
+        """A hook by its id."""
+        if not is_id(id_):
+            return None
+        return next((hook for hook in (await self._held([mark_of(id_)])).values() if hook.id == id_), None)
+
+    async def of_service(self, service: str) -> list[Hook]:
+        """The hooks of a service."""
+        return [hook for hook in (await self._held([mark_of_service(service)])).values() if hook.service == service]
+
+    async def all(self) -> list[Hook]:
+        """The hooks of all services whose ends are told to hooks."""
+        return [*(await self._held(map(mark_of_service, await self._services()))).values()]
+
+    async def check_room(self, service: str) -> None:
+        """Raises NoPlace when this service may have no hooks, because so many others have some."""
+        services = await self._services()
+        if service not in services and len(services) >= MOST_SERVICES:
+            raise NoPlace(f"{len(services)} services have hooks, which is the most; delete those of one")
+
+    async def put(self, hook: Hook) -> None:
+        """Keep a hook, in place of the one with the same id. Raises NoPlace."""
+        async with self._putting:
+            while not await self._put(hook):
+                pass
+
+    async def _put(self, hook: Hook) -> bool:
+        """False: something else was there at the same moment; try again. Raises NoPlace."""
+        mark = mark_of(hook.id)
+        held = await self._held([mark])
+        uuids, states = await self._client.find(places(mark))
+        key = next((key for key, one in held.items() if one.id == hook.id), "") or _free(mark, held, uuids)
+        if not key:
+            doubles = _doubles(held)
+            if not doubles:
+                raise NoPlace(f"'{hook.service}' has {len(held)} hooks, which is the most; delete some of them")
+            await self._client.close(*doubles)
+            return False
+        there, before = uuids.get(key), held[key].uuid if key in held else ""
+        if there in states and there != before and self._known.get(there, hook) is not None:
+            return False
+        options: Any = {"key": key, "key_for": MOST_SECONDS, "delay": MOST_SECONDS}
+        if there is not None:
+            options["forget"] = [key]
+        uuid = await self._client.submit(KEPT, *hook.frames(), **options)
+        if before:
+            await self._client.close(before)
+        now = await self._held([mark])
+        if all(one.uuid != uuid for one in now.values()):  # another gateway displaced it: nobody would find it
+            await self._client.close(uuid)
+        await self._client.close(*_doubles(now))
+        # If the key was taken, the UUID is that of another hook, and this one is nowhere.
+        return any(one.id == hook.id for one in now.values())
+
+    async def _services(self) -> list[str]:
+        """The services whose ends are told to hooks."""
+        settings: dict[str, Any] = (await self._client.stats()).get("settings") or {}
+        return [name for name, one in settings.items() if one["on_end"] == ENDED]
+
+    async def _held(self, marks: Iterable[str]) -> dict[str, Hook]:
+        """The hooks by their places, at all places with these marks."""
+        uuids, states = await self._client.find([key for mark in marks for key in places(mark)])
+        kept = {key: uuid for key, uuid in uuids.items() if uuid in states}
+        known = {uuid: self._known[uuid] for uuid in kept.values() if uuid in self._known}
+        new = [uuid for uuid in kept.values() if uuid not in known]
+        for at in range(0, len(new), AT_ONCE):
+            some = new[at : at + AT_ONCE]
+            known.update(zip(some, await asyncio.gather(*map(self._look, some)), strict=True))
+        if len(self._known) > 2 * MOST * MOST_SERVICES:
+            self._known.clear()
+        self._known.update(known)
+        return {key: hook for key, uuid in kept.items() if (hook := known[uuid]) is not None}
+
+    async def _look(self, uuid: str) -> Hook | None:
+        try:
+            look = await self._client.look(uuid, LARGEST)
+        except UnknownRequest:
+            return None
+        return read_hook(look.body, uuid)
+
+
+def _free(mark: str, held: Mapping[str, Hook], uuids: Mapping[str, str]) -> str:
+    """A place that no hook has, if possible one that none has had; empty: there is none. `uuids`: see `Client.find`."""
+    free = [key for key in places(mark) if key not in held]
+    new = [key for key in free if key not in uuids]  # no key need be forgotten there: nobody is displaced
+    return random.choice(new or free or [""])  # two gateways hardly take the same at the same moment
+
+
+def _doubles(held: Mapping[str, Hook]) -> list[str]:
+    """The requests that keep a hook which a later one keeps, too: two gateways have put it at the same moment."""
+    last: dict[str, str] = {}
+    for one in held.values():
+        last[one.id] = max(one.uuid, last.get(one.id, ""))
+    return [one.uuid for one in held.values() if one.uuid != last[one.id]]
+
+
+def places(mark: str) -> list[str]:
+    """The keys of the places of a service."""
+    return [f"web:hook:{mark}:{place}" for place in range(MOST)]

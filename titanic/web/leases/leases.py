@@ -1,0 +1,239 @@
+"""All leases, and those who wait for one.
+
+Whoever takes is a worker of Majordomo of his own, registered while he waits, with the key of his user: so the server
+gives a request only to who can begin it at once. When he leaves, the worker says good-bye; a request that crosses that
+is given to another, and that was no attempt. When this process is killed, its connections break, and the server gives
+what it had to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+from broker import RemoteError, UsageError, WorkerConfig
+from broker.aio import Worker
+from titanic import current
+from titanic.protocol.tsp import Frames
+from titanic.web.leases.lease import Lease
+from titanic.web.problems import Problem
+from titanic.web.settings import WebSettings
+from titanic.web.visitors.places import Places
+
+MOST = 400
+MOST_EACH = 200
+"""Leases, and those who wait for one, at a time: of all users and of one. Each is a connection to the server, and
+ZeroMQ takes a thousand sockets."""
+
+REMEMBERED = 10_000
+"""Leases that are over, of which it is known why."""
+
+LOOK = 0.05
+"""Seconds between looks at whether the server wants nobody to take."""
+
+CONFIG = WorkerConfig(reconnect_first=0.2, reconnect_most=2.0)
+
+UNKNOWN = (
+    "this gateway does not know it: it was started since, another one gave the lease, or it ended long ago; if the "
+    "gateway that gave it has ended, the server gives the request to another worker"
+)
+DONE = "it is :done"
+LOST = "the connection to the server broke, and the server gives the request to another worker"
+
+_SOON = {"Retry-After": "5"}
+
+
+def _key(user: str, id_: str) -> str:
+    return f"{user} {id_}"
+
+
+def _over(why: str) -> Problem:
+    return Problem(410, f"this lease is over: {why}; take the next request", title="Lease over")
+
+
+def _ending() -> Problem:
+    return Problem(503, "this gateway is about to end; try again, perhaps at another one", headers=_SOON)
+
+
+class Leases:
+    """The leases of all users."""
+
+    def __init__(self, settings: WebSettings) -> None:
+        self._settings = settings
+        self._leases: dict[str, Lease] = {}
+        self._over: OrderedDict[str, str] = OrderedDict()
+        """Why they are over."""
+        self._takers: set[_Taker] = set()
+        self._ending = False
+        self.places = Places("leases, and calls that wait for one", MOST, MOST_EACH)
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    async def take(self, user: str, service: str, wait: float, seconds: float) -> Lease | None:
+        """A request of this service, for so many seconds; None: there was none in time. Raises Problem."""
+        if service.startswith(("titanic.", "mmi.")):
+            raise Problem(403, f"'{service}' is a name of the server's own; nobody takes its requests")
+        if self._ending:
+            raise _ending()
+        self.places.take(user)
+        try:
+            taker = _Taker(self, user, service, seconds)
+        except BaseException:
+            self.places.give_back(user)
+            raise
+        self._takers.add(taker)
+        return await taker.take(wait)
+
+    def find(self, user: str, id_: str) -> Lease:
+        """A user's lease, to be ended or extended. Raises Problem 410."""
+        lease = self._leases.get(id_)
+        if lease is not None and lease.user == user:
+            if lease.holds():
+                return lease
+            self._end(lease, LOST, RemoteError(500, LOST))  # nobody is told
+        why = self._over.get(_key(user, id_), UNKNOWN)
+        raise _over(why)
+
+    def is_done(self, user: str, id_: str) -> bool:
+        """Whether this lease ended with a reply: a worker who lost the answer says `:done` again."""
+        return self._over.get(_key(user, id_)) == DONE
+
+    async def done(self, lease: Lease, reply: Frames) -> None:
+        """The request has a reply. Raises Problem 410 when the server did not take it."""
+        await self._tell(lease, DONE, reply)
+
+    async def failed(self, lease: Lease, error: RemoteError) -> None:
+        """The attempt has failed. Raises Problem 410 when the server did not take that."""
+        await self._tell(lease, "it is :failed", error)
+
+    def end_waiting(self) -> None:
+        """Let nobody wait any more: this process is about to end."""
+        self._ending = True
+        for taker in self._takers:
+            taker.send_away()
+
+    async def end(self) -> None:
+        """Give back what there is: the server gives it to other workers."""
+        self.end_waiting()
+        running = [taker.running for taker in self._takers]
+        for taker in self._takers:
+            taker.worker.abandon()
+        if running:
+            await asyncio.wait(running)
+
+    async def _tell(self, lease: Lease, why: str, outcome: Frames | RemoteError) -> None:
+        self._end(lease, why, outcome)
+        if not await lease.told():
+            self._over[_key(lease.user, lease.id)] = LOST
+            raise _over(LOST)
+
+    def _end(self, lease: Lease, why: str, outcome: Frames | RemoteError | None) -> None:
+        lease.end(why, outcome)
+        self._forget(lease)
+
+    def _begin(self, lease: Lease) -> None:
+        self._leases[lease.id] = lease
+
+    def _forget(self, lease: Lease) -> None:
+        if self._leases.pop(lease.id, None) is not None:
+            self._over[_key(lease.user, lease.id)] = lease.over
+            if len(self._over) > REMEMBERED:
+                self._over.popitem(last=False)
+
+
+class _Taker:
+    """One worker of Majordomo for one request."""
+
+    def __init__(self, leases: Leases, user: str, service: str, seconds: float) -> None:
+        self._leases = leases
+        self._user = user
+        self._service = service
+        self._seconds = seconds
+        settings = leases._settings
+        try:
+            self.worker = Worker(
+                service,
+                self._work,
+                settings.endpoint,
+                config=CONFIG,
+                key=settings.key_of(user),
+                server_key=settings.server_key,
+            )
+        except UsageError as error:
+            raise Problem(400, str(error)) from error
+        self._where = " or ".join(settings.endpoint)
+        self._taken: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        self._registered = False
+        self.worker.every(LOOK, self._look)
+        self.running = asyncio.create_task(self.worker.run())
+
+    async def take(self, wait: float) -> Lease | None:
+        """The request that comes within so many seconds."""
+        self.running.add_done_callback(self._ended)
+        try:
+            async with asyncio.timeout(wait):
+                return await self._taken
+        except TimeoutError:
+            if (lease := self._lease()) is not None:  # it came in the last moment
+                return lease
+            self.worker.stop()
+            if not self._registered:
+                detail = f"nobody answered at {self._where}; waited {wait:g} s; try again later"
+                raise Problem(503, detail, headers=_SOON) from None
+            return None
+        except BaseException:  # whoever waited has left, or is sent away
+            self.worker.abandon()
+            raise
+        finally:
+            self._taken.cancel()
+
+    def _lease(self) -> Lease | None:
+        taken = self._taken
+        return taken.result() if taken.done() and not taken.cancelled() and taken.exception() is None else None
+
+    def send_away(self) -> None:
+        """Let nobody wait here any more."""
+        if not self._taken.done():
+            self._taken.set_exception(_ending())
+
+    def _look(self) -> None:
+        """Called now and then while the worker runs."""
+        session = self.worker.sessions[0]
+        self._registered = self._registered or session.registered
+        if session.refused and not self._taken.done():
+            name = self._service
+            what = f"the server lets nobody take requests of '{name}' with the key that is used here"
+            why = f'the user may lack work = ["{name}"], or there are too many workers'
+            self._taken.set_exception(Problem(403, f"{what}; {why}; ask who runs this Titanic"))
+
+    async def _work(self, frames: Frames) -> Frames:
+        if self._taken.done():  # whoever waited has left just now: to another worker with it, as no attempt
+            self.worker.abandon()
+            await asyncio.Event().wait()  # until that has ended this
+        self.worker.stop()  # nothing after this
+        lease = Lease(self._user, current(), frames, self._seconds)
+        lease.holds, lease.told = self._holds, self._told
+        self._leases._begin(lease)
+        self._taken.set_result(lease)
+        try:
+            return await lease.reply
+        except asyncio.CancelledError:
+            why = "the request was closed" if lease.context.cancelled else "it was given back to the server"
+            lease.end(why, None)
+            raise
+        finally:
+            self._leases._forget(lease)
+
+    def _holds(self) -> bool:
+        return not self.worker.sessions[0].stranded
+
+    async def _told(self) -> bool:
+        await asyncio.wait({self.running})
+        return not self.worker.sessions[0].dropped_replies
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._leases._takers.discard(self)
+        self._leases.places.give_back(self._user)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._taken.done():
+            self._taken.set_exception(Problem(503, str(error), headers=_SOON))

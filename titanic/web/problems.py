@@ -1,0 +1,96 @@
+"""What went wrong, as HTTP says it: a problem document (RFC 9457) for programs, a page for people."""
+
+from __future__ import annotations
+
+import json
+
+from starlette.responses import Response
+from starlette.types import Scope
+
+from titanic.errors import (
+    CallerError,
+    Forbidden,
+    InvalidRequest,
+    KeyRefused,
+    Refused,
+    RequestFailed,
+    TimedOut,
+    TitanicError,
+    UnknownRequest,
+)
+
+PROBLEM_JSON = "application/problem+json"
+
+TITLES = {
+    400: "Bad request",
+    401: "Not logged in",
+    403: "Not allowed",
+    404: "Not found",
+    405: "Method not allowed",
+    409: "Conflict",
+    410: "Closed",
+    413: "Too large",
+    415: "Unsupported media type",
+    422: "Another body for a known key",
+    424: "Failed",
+    429: "Too many",
+    500: "Internal error",
+    503: "Not now",
+    504: "No answer",
+}
+
+
+class Problem(Exception):
+    """A request that is answered with an error. `detail` is for people: what, the fact, what to do."""
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        title: str = "",
+        headers: dict[str, str] | None = None,
+        members: dict[str, object] | None = None,
+    ) -> None:
+        """`members`: what the document has beyond these."""
+        super().__init__(detail)
+        self.status = status
+        self.title = title or TITLES.get(status, "Error")
+        self.detail = detail
+        self.headers = headers or {}
+        self.members = members or {}
+
+    def document(self) -> dict[str, object]:
+        """The members of RFC 9457. `type` is left out: it is about:blank."""
+        return {"title": self.title, "status": self.status, "detail": self.detail, **self.members}
+
+
+KINDS: tuple[tuple[type[TitanicError], int], ...] = (
+    (Forbidden, 403),
+    (UnknownRequest, 404),
+    (InvalidRequest, 400),
+    (RequestFailed, 424),
+    (TimedOut, 504),
+    (KeyRefused, 503),
+    (Refused, 503),
+    (CallerError, 400),
+)
+"""The status of an error of Titanic: the first that fits."""
+
+
+def of(error: TitanicError) -> Problem:
+    """The problem that an error of Titanic is."""
+    status = next((status for kind, status in KINDS if isinstance(error, kind)), 500)
+    return Problem(status, str(error), headers={"Retry-After": "5"} if status in (503, 504) else None)
+
+
+def answer(problem: Problem) -> Response:
+    """The problem document."""
+    body = json.dumps(problem.document()).encode()
+    return Response(body, problem.status, problem.headers, PROBLEM_JSON)
+
+
+def is_for_programs(scope: Scope) -> bool:
+    """Whether an error is told as a document and not as a page."""
+    path: str = scope["path"]  # not that of `Request.url`, which is read from a text with Host in it
+    return path.startswith("/v1/") or path == "/v1"

@@ -1,0 +1,1 @@
+"""Server-sent events: what changed, who follows what, and the streams that tell it."""

@@ -1,0 +1,77 @@
+"""TLS by files, which are read again when they change: certificates are renewed every few weeks."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from pathlib import Path
+
+from titanic import logs
+from titanic.errors import CallerError
+from titanic.web.settings import WebSettings
+from titanic.web.visitors.file_state import state_of
+
+log = logging.getLogger("titanic.web")
+
+
+class Tls:
+    """What connections are encrypted with."""
+
+    def __init__(self, settings: WebSettings) -> None:
+        """Raises CallerError for files that cannot be used."""
+        assert settings.tls_certificate is not None
+        assert settings.tls_key is not None
+        self._certificate, self._key = settings.tls_certificate, settings.tls_key
+        self._authorities = settings.client_ca
+        self._state = self._look()
+        self.context = _new_context(self._certificate, self._key, self._authorities)
+
+    def given(self, *_: object) -> ssl.SSLContext:
+        """The context, as uvicorn asks for it."""
+        return self.context
+
+    def look(self, *, always: bool = False) -> None:
+        """Use the certificate that is there now, for new connections, if it is another one than before. One that
+        cannot be used is not. (The authorities of clients stay: others take a restart.)"""
+        state = self._look()
+        if state == self._state and not always:
+            return
+        self._state = state
+        try:
+            _new_context(self._certificate, self._key, self._authorities)  # half of a pair must not get into use
+            self.context.load_cert_chain(self._certificate, self._key)
+        except (CallerError, ssl.SSLError, OSError) as error:
+            text = "not reloaded, the certificate of before stays in use: %s"
+            log.error(text, error, extra=logs.event("reload-refused"))
+            return
+        log.info("%s read again", self._certificate, extra=logs.event("certificate-reloaded"))
+
+    def _look(self) -> tuple[tuple[int, ...], ...]:
+        return state_of(self._certificate), state_of(self._key)
+
+
+def _new_context(certificate: Path, key: Path, authorities: Path | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    what, path, advice = (
+        "cannot use TLS",
+        certificate,
+        "give PEM files that belong together, the key without a password",
+    )
+    try:
+        context.load_cert_chain(certificate, key, password=_no_password)
+        if authorities is not None:
+            path, advice = authorities, "give a PEM file with the certificates of authorities"
+            context.load_verify_locations(authorities)
+            context.verify_mode = ssl.CERT_OPTIONAL
+    except (ssl.SSLError, OSError, ValueError) as error:
+        fact = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        files = f"{path} and {key}" if path == certificate else str(path)
+        raise CallerError(what, f"{files}: {fact}", advice) from error
+    return context
+
+
+def _no_password() -> str:
+    """Instead of asking at a terminal that may not be there."""
+    raise ValueError("the key has a password")
