@@ -11,7 +11,7 @@ SAMPLE ?= 50
 SEED   ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled compiled torture mutants tools java lint format types check bench bench-peers bench-churn bench-nodes bench-calls bench-spark wheel deb clean
+.PHONY: help demo test test-compiled compiled torture mutants tools java lint format types check bench bench-peers bench-churn bench-nodes bench-calls bench-web bench-web-load bench-spark wheel deb clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -83,6 +83,12 @@ bench-nodes: $(TOOLED) ## What one, two and three nodes wait for in PostgreSQL
 bench-calls: $(TOOLED) ## What a request costs: CPU, commits, system calls. ARGS="--tree ../before --tree ." compares
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.calls $(ARGS)
 
+bench-web: $(TOOLED) ## What a request by HTTP costs, beside an empty POST of Starlette. ARGS="--requests 50000"
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.web $(ARGS)
+
+bench-web-load: $(TOOLED) ## titanic web with 100,000 requests and 50 viewers; ARGS="--requests 1000000 --services 1000"
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.web_load $(ARGS)
+
 bench-spark: $(TOOLED) java ## The pipeline beside its limits: rows a second read, archived and written
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.pipeline
 
@@ -128,7 +134,7 @@ $(TOOLED): $(READY)
 # Programs and headers that tests use, and the Debian packages that have them. Without them, and without the right to install them,
 # those tests are skipped.
 TOOLS := strace:strace faketime:faketime promtool:prometheus systemd-nspawn:systemd-container debootstrap:debootstrap \
-  /usr/include/zmq.h:libzmq3-dev $(or $(lastword $(wildcard /usr/lib/postgresql/*/bin/initdb)),initdb):postgresql
+  /usr/include/zmq.h:libzmq3-dev chromium:chromium $(or $(lastword $(wildcard /usr/lib/postgresql/*/bin/initdb)),initdb):postgresql
 torture: TOOLS += patroni:patroni etcd:etcd-server /usr/lib/python3/dist-packages/etcd:python3-etcd
 tools:
 	@missing=; for tool in $(TOOLS); do \

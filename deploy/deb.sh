@@ -31,7 +31,7 @@ machine=$(uname -m)
 
 "$python" -m pip --quiet --disable-pip-version-check install --target "$root/usr/lib/titanic" --no-compile \
     --only-binary=:all: --implementation cp --python-version "$minor" --platform "manylinux_2_28_$machine" \
-    --platform "manylinux2014_$machine" --platform "manylinux_2_17_$machine" --platform "linux_$machine" "$wheel[postgres]"
+    --platform "manylinux2014_$machine" --platform "manylinux_2_17_$machine" --platform "linux_$machine" "$wheel[postgres,web]"
 rm -rf "$root/usr/lib/titanic/bin"
 
 units=$root/lib/systemd/system

@@ -5,7 +5,7 @@ umask 022  # what is installed here is for everybody to read
 
 usage() {
     cat <<'END'
-Usage: install.sh [--prefix DIR] [--wheels DIR] [--python PROGRAM] [--postgres] [--archive] [--no-start]
+Usage: install.sh [--prefix DIR] [--wheels DIR] [--python PROGRAM] [--postgres] [--web] [--archive] [--no-start]
        install.sh --rollback
        install.sh --uninstall [--purge]
 
@@ -15,7 +15,8 @@ Installs Titanic into a virtual environment of its own, with systemd units, and 
   --wheels DIR      install from the wheels in DIR, without a network; else from the folder that this script is in
   --python PROGRAM  the Python to use, 3.11 or newer (default python3)
   --postgres        what a store in PostgreSQL needs, too
-  --archive         what titanic-archive.service needs, too (later upgrades remember both)
+  --web             what titanic-web.service needs, too
+  --archive         what titanic-archive.service needs, too (later upgrades remember all three)
   --no-start        neither enable nor start anything
   --rollback        go back to the version that was there before the last upgrade
   --uninstall       remove the program; settings, data and backups stay
@@ -27,7 +28,7 @@ END
 }
 
 mark=.titanic-environment
-prefix='' wheels='' python=python3 start=yes action=install purge=no archive=no postgres=no
+prefix='' wheels='' python=python3 start=yes action=install purge=no archive=no postgres=no web=no
 fail() { echo "install.sh: $*" >&2; exit 1; }
 wrong() { echo "install.sh: $*; install.sh --help lists the options" >&2; exit 2; }
 
@@ -40,6 +41,7 @@ while [ $# -gt 0 ]; do
         --no-start) start=no ;;
         --archive) archive=yes ;;
         --postgres) postgres=yes ;;
+        --web) web=yes ;;
         --rollback | --uninstall) action=${1#--} ;;
         --purge) purge=yes ;;
         -h | --help) usage; exit 0 ;;
@@ -58,7 +60,7 @@ case $prefix in /*) ;; *) wrong "--prefix must begin with a /" ;; esac
 here=$(cd "$(dirname "$0")" && pwd)
 settings=/etc/titanic/titanic.toml
 services="titanic.service titanic-broker.service titanic-store.service titanic-worker@.service"
-services="$services titanic-backup.service titanic-backup.timer titanic-archive.service titanic-archive.timer"
+services="$services titanic-web.service titanic-backup.service titanic-backup.timer titanic-archive.service titanic-archive.timer"
 notes=/var/lib/systemd  # where a Debian package keeps what of it was enabled, and masked
 
 booted() { [ -d /run/systemd/system ]; }
@@ -116,11 +118,17 @@ make_environment() {  # a new one beside the old: what runs goes on undisturbed 
     pip="$new/bin/python -m pip --quiet --disable-pip-version-check install"
     [ ! -e "$prefix/current/archive" ] || archive=yes
     [ ! -e "$prefix/current/postgres" ] || postgres=yes
+    [ ! -e "$prefix/current/web" ] || web=yes
     more='' extra=''
     if [ $postgres = yes ]; then
-        extra='[postgres]'
+        extra=postgres
         touch "$new/postgres"
     fi
+    if [ $web = yes ]; then
+        extra=${extra:+$extra,}web
+        touch "$new/web"
+    fi
+    [ -z "$extra" ] || extra="[$extra]"
     if [ $archive = yes ]; then
         more="pyarrow>=15 numpy"
         touch "$new/archive"
@@ -245,6 +253,7 @@ do_uninstall() {
     if [ $purge = yes ]; then
         rm -rf /etc/titanic /var/lib/titanic /var/backups/titanic /var/lib/systemd/timers/stamp-titanic-*.timer
         ! id titanic >/dev/null 2>&1 || userdel titanic
+        ! id titanic-web >/dev/null 2>&1 || userdel titanic-web
         echo "Titanic is gone, with its settings, data and backups"
     else
         echo "Titanic is gone; /etc/titanic, /var/lib/titanic, /var/backups/titanic and the user titanic stay"

@@ -14,7 +14,11 @@ from titanic.jobs.context import current as current
 from titanic.jobs.ending import Cancelled as Cancelled
 from titanic.jobs.ending import Failed as Failed
 from titanic.jobs.ending import Retry as Retry
+from titanic.protocol.answers import Look as Look
 from titanic.protocol.answers import RequestInfo as RequestInfo
+from titanic.protocol.documents import ArchiveInfo as ArchiveInfo
+from titanic.protocol.documents import NodeInfo as NodeInfo
+from titanic.protocol.documents import Stats as Stats
 from titanic.protocol.progress import Progress as Progress
 from titanic.server.server import Server as Server
 from titanic.version import __version__ as __version__

@@ -4,15 +4,53 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from importlib import import_module
-from types import FrameType
+from types import FrameType, TracebackType
 
 INTERRUPTED = 130
+
+AGAIN = 0.01
+"""Seconds after which a Ctrl-C that was lost is raised again."""
 
 
 def leave(number: int, frame: FrameType | None) -> None:
     """Exit at once. Nothing is started yet that would have to be ended."""
     os._exit(INTERRUPTED)
+
+
+def interruptible() -> None:
+    """From now on a Ctrl-C raises KeyboardInterrupt, and none is lost.
+
+    Python drops an exception that is raised while something is freed, and pyzmq runs the handlers of signals whenever
+    it frees a frame. Cython has it printed, as if nobody had caught it, and then Python tells that it was dropped.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.excepthook = _print
+    sys.unraisablehook = _insist
+
+
+def _print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if kind is not KeyboardInterrupt:
+        sys.__excepthook__(kind, error, trace)
+
+
+def _insist(lost: sys.UnraisableHookArgs) -> None:
+    """Raise it again, a moment later."""
+    if lost.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(lost)
+        return
+    while True:
+        try:
+            signal.signal(signal.SIGALRM, _raise_again)
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+            return
+        except KeyboardInterrupt:  # another one, or this one already: here it would be lost, too
+            continue
+
+
+def _raise_again(number: int, frame: FrameType | None) -> None:
+    signal.raise_signal(signal.SIGINT)
 
 
 def start(module: str, program: str) -> None:

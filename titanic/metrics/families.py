@@ -120,6 +120,9 @@ def _services(snapshot: ServerSnapshot) -> Iterable[Metric]:
     }
     for name, (text, field) in gauges.items():
         yield _labelled(name, text, "service", {key: getattr(load, field) for key, load in snapshot.services.items()})
+    if snapshot.paused:
+        text = "1 for a service that is paused: nothing of it is given to workers."
+        yield _labelled("titanic_service_paused", text, "service", dict.fromkeys(snapshot.paused, 1))
     yield workers({name: load.workers for name, load in snapshot.services.items()})
 
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import pyarrow.parquet as pq
 
 from broker import DEFAULT_ENDPOINT, Key, credentials
-from titanic import Client, InvalidRequest
+from titanic import ArchiveInfo, Client, InvalidRequest
 from titanic.errors import StoreLocked
 from titanic.store import ArchiveState, Archivist, ReadTransaction, WriteTransaction, open_store
 from titanic_data.archive.engines import Engine
@@ -354,7 +354,7 @@ class Queue:
                     raise ArchiveError(what, str(error), "nothing was changed there") from error
                 self.uncertain = False
 
-    def _expect(self, told: dict[str, Any], identity: str) -> None:
+    def _expect(self, told: ArchiveInfo, identity: str) -> None:
         """Raise ArchiveError unless a server that says this has our store: no other may be changed."""
         if "store" not in told or not identity:
             what = f"the store {self.store} cannot be archived while its server runs"
